@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The seam between the runtime and whatever executes the scoring contract."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from hillinfer_model.channel_statistics import ChannelStatistics
+from hillinfer_model.choices import Scope
+from hillinfer_model.kernel_spec import KernelSpec
+from hillinfer_model.score_block import ScoreBlock
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class SegmentShadow:
+    """The key shadow of one segment of one layer and sequence.
+
+    Parameters
+    ----------
+    base_position
+        Logical position of the segment's first token, a multiple of the segment length.
+    tokens
+        Tokens coded so far; the segments of one call are consecutive, start at position 0, and
+        only the last one may be short.
+    shadow
+        uint8 of shape (segment_beats, 64), in the layout of contract section 5. Groups lie at
+        fixed places, so a short segment is the prefix of a full one, its last group included.
+    statistics
+        The segment's channel statistics.
+    """
+
+    base_position: int
+    tokens: int
+    shadow: NDArray[np.uint8]
+    statistics: ChannelStatistics
+
+
+class Scorer(Protocol):
+    """Makes key shadows and scores them; one implementation per execution of the contract."""
+
+    spec: KernelSpec
+    scope: Scope
+
+    def statistics(
+        self, keys: torch.Tensor, first_position: int, preceding: ChannelStatistics | None
+    ) -> ChannelStatistics:
+        """Take a segment's channel statistics, once (contract, section 2).
+
+        Parameters
+        ----------
+        keys
+            float16 of shape (tokens, kv_heads, head_dim) on the CPU: the segment's tokens so far.
+        first_position
+            Logical position of the first of them; the sinks (positions 0..3) are left out.
+        preceding
+            Statistics of the segment before, None for the first.
+        """
+        ...
+
+    def encode(
+        self,
+        keys: torch.Tensor,
+        statistics: ChannelStatistics,
+        shadow: NDArray[np.uint8],
+        first_token: int,
+    ) -> None:
+        """Write the codes and exponents of `keys` into a segment's shadow, in place.
+
+        Parameters
+        ----------
+        keys
+            float16 of shape (tokens, kv_heads, head_dim) on the CPU.
+        statistics
+            The segment's.
+        shadow
+            uint8 of shape (segment_beats, 64).
+        first_token
+            Index of the first of `keys` within the segment.
+        """
+        ...
+
+    def score(
+        self, query: torch.Tensor, scaling: float, segments: Sequence[SegmentShadow]
+    ) -> Iterator[ScoreBlock]:
+        """Score every token of consecutive segments and yield score blocks as they are ready.
+
+        Parameters
+        ----------
+        query
+            float32 of shape (query_heads, head_dim) on the CPU, after rotary embedding.
+        scaling
+            What the attention function multiplies inner products with.
+        segments
+            All segments of the sequence; their tokens together are N, this step's own included.
+
+        Raises
+        ------
+        hillinfer_model.errors.NonFiniteQueryError
+            Before anything is scored, where the query holds an infinity or a NaN.
+        """
+        ...
