@@ -9,11 +9,12 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+
 from hillinfer_model.channel_statistics import ChannelStatistics
 from hillinfer_model.choices import Scope
 from hillinfer_model.kernel_spec import KernelSpec
 from hillinfer_model.score_block import ScoreBlock
-from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
+"""Small classes with one method to override."""
