@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Errors a user can act on: each message names the value and the fix."""
+
+
+class HillInferError(Exception):
+    """Base of every error that HillInfer raises on purpose."""
+
+
+class SettingsError(HillInferError, ValueError):
+    """A setting is outside what it allows."""
+
+
+class UnsupportedFeatureError(HillInferError):
+    """A model or a way of generating that would give wrong answers, refused with the way out."""
+
+
+class BudgetError(HillInferError):
+    """The DRAM budget cannot hold what it must hold."""
+
+
+class ColdPoolError(HillInferError):
+    """The drive or the directory of the cold pool failed or cannot be used."""
+
+
+class CacheUseError(HillInferError):
+    """A cache was given something that does not continue what it holds."""

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the DRAM budget must hold for a context, before anything is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hillinfer_model.kernel_spec import BEAT_BYTES, GROUP_TOKENS, KernelSpec
+
+from hillinfer.byte_size import format_bytes
+from hillinfer.errors import BudgetError
+from hillinfer.model_shape import ModelShape
+from hillinfer.settings import Settings
+
+PAGE_BYTES = 4096
+SPILL_BUFFERS = 2
+GATHER_BUFFERS = 2
+_WIDENED_ITEM_BYTES = 4
+_STATISTICS_ITEM_BYTES = 5
+_SLOT_TABLE_BYTES = 4
+_SCORED_TOKEN_BYTES = 24
+
+
+def kernel_spec(shape: ModelShape, settings: Settings) -> KernelSpec:
+    """Return the kernel spec of a model's shape under some settings."""
+    return KernelSpec(
+        head_dim=shape.head_dim,
+        kv_heads=shape.kv_heads,
+        group_size=shape.group_size,
+        key_mode=settings.shadow,
+        rule=settings.rule,
+        block_tokens=settings.block_tokens,
+    )
+
+
+@dataclass(frozen=True)
+class BudgetPlan:
+    """The parts of M0 for one context length (design, section 2), all in bytes.
+
+    Parameters
+    ----------
+    budget_bytes
+        M0.
+    kv_bytes
+        Rows of the whole context, for comparison.
+    shadow_bytes
+        Key shadow of all segments.
+    kept_bytes
+        The least hot rows that make sense: the kept tokens and the open group of every layer.
+    staging_bytes
+        Every I/O, gather, spill and prefill buffer, and scoring scratch.
+    other_bytes
+        Statistics, slot tables, scores.
+    """
+
+    budget_bytes: int
+    kv_bytes: int
+    shadow_bytes: int
+    kept_bytes: int
+    staging_bytes: int
+    other_bytes: int
+
+    @classmethod
+    def for_context(
+        cls, shape: ModelShape, settings: Settings, tokens: int, sequences: int = 1
+    ) -> BudgetPlan:
+        """Plan for `tokens` positions in each of `sequences` sequences of their own rows."""
+        spec = kernel_spec(shape, settings)
+        segments = -(-tokens // spec.segment_tokens) * sequences
+        kv_bytes = tokens * sequences * shape.token_bytes
+        statistics = shape.kv_heads * shape.head_dim * _STATISTICS_ITEM_BYTES
+        slots = -(-tokens // GROUP_TOKENS) * GROUP_TOKENS * sequences * _SLOT_TABLE_BYTES
+        scores = tokens * (spec.query_heads * 4 + _SCORED_TOKEN_BYTES)
+        return cls(
+            budget_bytes=settings.dram_budget.resolve(kv_bytes),
+            kv_bytes=kv_bytes,
+            shadow_bytes=segments * shape.layers * spec.segment_bytes,
+            kept_bytes=(settings.kept_tokens + GROUP_TOKENS) * sequences * shape.token_bytes,
+            staging_bytes=staging_bytes(shape, settings),
+            other_bytes=segments * shape.layers * statistics + slots * shape.layers + scores,
+        )
+
+    @property
+    def required_bytes(self) -> int:
+        """The smallest budget this context can run with."""
+        return self.shadow_bytes + self.kept_bytes + self.staging_bytes + self.other_bytes
+
+    @property
+    def hot_bytes(self) -> int:
+        """Bytes left for hot rows, the kept ones included."""
+        return self.budget_bytes - self.required_bytes + self.kept_bytes
+
+    def check(self) -> None:
+        """Raise BudgetError where the budget is too small, naming the parts and the least."""
+        if self.budget_bytes < self.required_bytes:
+            raise BudgetError(
+                f"the DRAM budget of {format_bytes(self.budget_bytes)} is too small: this context "
+                f"needs {format_bytes(self.required_bytes)} (shadow "
+                f"{format_bytes(self.shadow_bytes)}, kept rows {format_bytes(self.kept_bytes)}, "
+                f"staging {format_bytes(self.staging_bytes)}, other "
+                f"{format_bytes(self.other_bytes)}); raise --dram-budget, or shrink the shadow "
+                "with --shadow int4 or int2"
+            )
+
+
+def staging_bytes(shape: ModelShape, settings: Settings) -> int:
+    """Return the bytes of all buffers, which follow from the block size and never the budget."""
+    block = _pages(settings.block_rows * shape.row_bytes)
+    spill_rows = -(-settings.block_rows // GROUP_TOKENS) * GROUP_TOKENS
+    widened = settings.block_rows * 2 * shape.kv_heads * shape.head_dim * _WIDENED_ITEM_BYTES
+    read = block + 2 * PAGE_BYTES
+    spill = spill_rows * shape.row_bytes
+    return (
+        GATHER_BUFFERS * block
+        + read
+        + SPILL_BUFFERS * spill
+        + widened
+        + scoring_bytes(shape, settings)
+    )
+
+
+def scoring_bytes(shape: ModelShape, settings: Settings) -> int:
+    """Return the scratch of scoring one segment: its codes, unpacked to float32 once."""
+    spec = kernel_spec(shape, settings)
+    unpacked = spec.segment_tokens * spec.kv_heads * spec.padded_head_dim * 4
+    return 2 * unpacked + spec.segment_beats * BEAT_BYTES
+
+
+def _pages(count: int) -> int:
+    return -(-count // PAGE_BYTES) * PAGE_BYTES

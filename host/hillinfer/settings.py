@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everything a user can choose about a cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hillinfer_model.choices import KeyMode, Rule, Scope
+
+from hillinfer.byte_size import ByteSize
+from hillinfer.errors import SettingsError
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How tokens are selected, where rows lie and how much memory that may take.
+
+    Only `alpha`, `rule`, `scope`, `shadow`, `kept_sinks`, `kept_recent` and `max_selected` may
+    change the output; everything else changes speed and memory alone.
+
+    Parameters
+    ----------
+    alpha
+        Importance rate α: the share of the current length that is selected, above 0, at most 1.
+    rule, scope
+        How a token is scored and what shares one selected set.
+    shadow
+        Number format of the key shadow; `KeyMode.FP16` needs a device that holds rows.
+    kept_sinks, kept_recent
+        Tokens that are always selected: the first and the most recent ones.
+    max_selected
+        Upper bound of the selected tokens; None for no bound.
+    dram_budget
+        M0, the bound on host memory for hot rows, shadow, statistics, scores and staging; bytes,
+        text like `64MiB`, or a share of the KV cache like `25%`.
+    cold_dir
+        Directory on the drive that holds the cold pool; None for the user's cache directory.
+    device
+        Name in the table of devices: `nvme` or `golden`.
+    block_rows
+        Rows that are read and attended to at a time; never derived from the budget, because it
+        changes output bits.
+    block_tokens
+        Tuples of one score block.
+    io_threads
+        Reads in flight.
+
+    Raises
+    ------
+    SettingsError
+        Where a value is outside its range; the message names it.
+    """
+
+    alpha: float = 0.1
+    rule: Rule = Rule.WEIGHT_SUM
+    scope: Scope = Scope.LAYER
+    shadow: KeyMode = KeyMode.INT4
+    kept_sinks: int = 4
+    kept_recent: int = 32
+    max_selected: int | None = None
+    dram_budget: ByteSize = field(default_factory=lambda: ByteSize(share=0.25))
+    cold_dir: Path | None = None
+    device: str = "nvme"
+    block_rows: int = 1024
+    block_tokens: int = 1024
+    io_threads: int = 8
+
+    def __post_init__(self) -> None:
+        """Refuse values that mean nothing."""
+        if not 0 < self.alpha <= 1:
+            raise SettingsError(f"alpha={self.alpha} must be above 0 and at most 1")
+        if self.shadow is KeyMode.FP16:
+            raise SettingsError("shadow=fp16 keeps no codes on a host: use int8, int4 or int2")
+        if self.kept_sinks < 0 or self.kept_recent < 1:
+            raise SettingsError(
+                f"kept_sinks={self.kept_sinks}, kept_recent={self.kept_recent}: "
+                "the sinks must not be negative and at least the newest token is kept"
+            )
+        if self.max_selected is not None and self.max_selected < 1:
+            raise SettingsError(f"max_selected={self.max_selected} must be at least 1")
+        for name in ("block_rows", "block_tokens", "io_threads"):
+            if getattr(self, name) < 1:
+                raise SettingsError(f"{name}={getattr(self, name)} must be at least 1")
+
+    @property
+    def kept_tokens(self) -> int:
+        """Number of tokens that are always selected."""
+        return self.kept_sinks + self.kept_recent
