@@ -6,10 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hillinfer_model.choices import KeyMode, Rule, Scope
-
 from hillinfer.byte_size import ByteSize
 from hillinfer.errors import SettingsError
+from hillinfer_model.choices import KeyMode, Rule, Scope
 
 
 @dataclass(frozen=True)

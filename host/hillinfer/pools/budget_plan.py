@@ -5,12 +5,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hillinfer_model.kernel_spec import BEAT_BYTES, GROUP_TOKENS, KernelSpec
-
 from hillinfer.byte_size import format_bytes
 from hillinfer.errors import BudgetError
 from hillinfer.model_shape import ModelShape
 from hillinfer.settings import Settings
+from hillinfer_model.kernel_spec import BEAT_BYTES, GROUP_TOKENS, KernelSpec
 
 PAGE_BYTES = 4096
 SPILL_BUFFERS = 2
