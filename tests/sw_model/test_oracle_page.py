@@ -5,6 +5,7 @@ import re
 from fractions import Fraction
 from pathlib import Path
 
+import numpy as np
 import oracle
 import oracle_keys
 import oracle_layout
@@ -55,16 +56,17 @@ def tables():
 
 
 def fp16_code(value):
-    """Find the FP16 code of a value by its meaning."""
-    code = next(c for c in range(0x7C00) if oracle_numbers.fp16_value(c) == abs(value))
-    return code + (0x8000 if value < 0 else 0)
+    """Return the FP16 code of a value that has one."""
+    code = int(np.float16(float(value)).view(np.uint16))
+    assert oracle_numbers.fp16_value(code) == value
+    return code
 
 
 def check_fp16(code, m, e, value):
     code = number(code)
     found = oracle_numbers.fp16_value(code)
-    if value == "NaN":
-        return found is None and number(m) == 0
+    if found is None:
+        return value == "NaN" and number(m) == 0 and e == "—"
     sign = -1 if code & 0x8000 else 1
     m, e = number(m), number(e)
     return found == number(value) and found == sign * m * Fraction(2) ** int(e - 25)
