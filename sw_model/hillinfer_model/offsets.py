@@ -10,8 +10,8 @@ from hillinfer_model.choices import Rule, Scope
 from hillinfer_model.integers import Integers, bit_length
 from hillinfer_model.kernel_spec import KernelSpec
 from hillinfer_model.scores import check_aligned, scope_invalid, scope_sums, weight
+from hillinfer_model.statistics import SINK_TOKENS
 
-SINK_TOKENS = 4
 RECENT_TOKENS = 256
 PROBE_STRIDE = 16
 # Below every L', whose magnitude is less than 2^24.

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The launch format in one place: everything that crosses to a kernel (contract, section 6)."""
+
+from hillinfer_model.beats import Beats, beat_count
+from hillinfer_model.descriptor import (
+    Descriptor,
+    check_score_descriptor,
+    check_shadow_descriptor,
+)
+from hillinfer_model.launch_error import ErrorCode, LaunchError
+from hillinfer_model.query_block import QueryBlock, make_query_block
+from hillinfer_model.score_tuples import (
+    cut_blocks,
+    make_tuples,
+    pack_score_array,
+    ranking_keys,
+    unpack_score_array,
+)
+from hillinfer_model.statistics_block import pack_statistics, unpack_statistics
+from hillinfer_model.status_beat import StatusBeat
+
+__all__ = [
+    "Beats",
+    "Descriptor",
+    "ErrorCode",
+    "LaunchError",
+    "QueryBlock",
+    "StatusBeat",
+    "beat_count",
+    "check_score_descriptor",
+    "check_shadow_descriptor",
+    "cut_blocks",
+    "make_query_block",
+    "make_tuples",
+    "pack_score_array",
+    "pack_statistics",
+    "ranking_keys",
+    "unpack_score_array",
+    "unpack_statistics",
+]

@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a kernel can report instead of scores."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ErrorCode(IntEnum):
+    """The error field of a status beat (contract, section 6)."""
+
+    NONE = 0
+    DESCRIPTOR = 1
+    BUS = 2
+    RESERVED_NOT_ZERO = 3
+
+
+class LaunchError(ValueError):
+    """A launch that a kernel must end in an error status (contract, section 6).
+
+    Parameters
+    ----------
+    code
+        What the status beat says.
+    message
+        What is wrong, with the value found.
+    """
+
+    def __init__(self, code: ErrorCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
