@@ -1,2 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
 """HillInfer: long-context LLM inference with the KV cache on a drive."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hillinfer.byte_size import ByteSize
+from hillinfer.settings import Settings
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from hillinfer.hf.attach import Attachment
+
+__all__ = ["ByteSize", "Settings", "attach"]
+
+
+def attach(model: PreTrainedModel, settings: Settings | None = None, **changes: Any) -> Attachment:
+    """Put HillInfer on a transformers model; `.detach()` or a `with` block takes it off.
+
+    Parameters
+    ----------
+    model
+        A decoder-only model, unmodified.
+    settings
+        How tokens are selected and where rows lie; the defaults where None.
+    changes
+        Single settings by name, like ``alpha=0.1`` or ``dram_budget="2GiB"``.
+
+    Raises
+    ------
+    SettingsError
+        Where a setting is unknown or out of range.
+    UnsupportedFeatureError
+        Where the model cannot work with selected tokens.
+    """
+    # transformers and torch load only when a model is attached; the rest works without them.
+    from hillinfer.hf.attach import Attachment
+
+    return Attachment(model, (settings or Settings()).changed(**changes))

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
+from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 from hillinfer.byte_size import ByteSize
 from hillinfer.errors import SettingsError
@@ -86,3 +88,34 @@ class Settings:
     def kept_tokens(self) -> int:
         """Number of tokens that are always selected."""
         return self.kept_sinks + self.kept_recent
+
+    def changed(self, **changes: Any) -> Settings:
+        """Return these settings with some of them changed, given as values or as text.
+
+        Raises
+        ------
+        SettingsError
+            Where a name or a value is unknown or out of range.
+        """
+        known = {one.name for one in fields(self)}
+        for name, value in changes.items():
+            if name not in known:
+                raise SettingsError(f"{name!r} is no setting: choose one of {', '.join(known)}")
+            if name in _CHOICES:
+                changes[name] = _choice(name, value)
+            elif name == "dram_budget" and not isinstance(value, ByteSize):
+                changes[name] = ByteSize.parse(value)
+            elif name == "cold_dir" and value is not None:
+                changes[name] = Path(value)
+        return replace(self, **changes)
+
+
+_CHOICES: dict[str, type[StrEnum]] = {"rule": Rule, "scope": Scope, "shadow": KeyMode}
+
+
+def _choice(name: str, value: str) -> StrEnum:
+    try:
+        return _CHOICES[name](value)
+    except ValueError as error:
+        names = ", ".join(one.value for one in _CHOICES[name])
+        raise SettingsError(f"{name}={value!r} is unknown: choose one of {names}") from error

@@ -7,17 +7,20 @@ from dataclasses import dataclass
 
 from hillinfer.byte_size import format_bytes
 from hillinfer.errors import BudgetError
+from hillinfer.hie.scratch import score_bytes_per_token, scratch_bytes
 from hillinfer.model_shape import ModelShape
 from hillinfer.settings import Settings
-from hillinfer_model.kernel_spec import BEAT_BYTES, GROUP_TOKENS, KernelSpec
+from hillinfer.storage.aligned_buffer import PAGE_BYTES, round_up
+from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
 
-PAGE_BYTES = 4096
 SPILL_BUFFERS = 2
 GATHER_BUFFERS = 2
 _WIDENED_ITEM_BYTES = 4
+_KEY_ITEM_BYTES = 2
 _STATISTICS_ITEM_BYTES = 5
 _SLOT_TABLE_BYTES = 4
-_SCORED_TOKEN_BYTES = 24
+# Score code and position as one sorted integer each, while score blocks are merged.
+_MERGED_TOKEN_BYTES = 32
 
 
 def kernel_spec(shape: ModelShape, settings: Settings) -> KernelSpec:
@@ -69,7 +72,7 @@ class BudgetPlan:
         kv_bytes = tokens * sequences * shape.token_bytes
         statistics = shape.kv_heads * shape.head_dim * _STATISTICS_ITEM_BYTES
         slots = -(-tokens // GROUP_TOKENS) * GROUP_TOKENS * sequences * _SLOT_TABLE_BYTES
-        scores = tokens * (spec.query_heads * 4 + _SCORED_TOKEN_BYTES)
+        scores = tokens * (score_bytes_per_token(spec) + _MERGED_TOKEN_BYTES)
         return cls(
             budget_bytes=settings.dram_budget.resolve(kv_bytes),
             kv_bytes=kv_bytes,
@@ -104,26 +107,18 @@ class BudgetPlan:
 
 def staging_bytes(shape: ModelShape, settings: Settings) -> int:
     """Return the bytes of all buffers, which follow from the block size and never the budget."""
-    block = _pages(settings.block_rows * shape.row_bytes)
-    spill_rows = -(-settings.block_rows // GROUP_TOKENS) * GROUP_TOKENS
-    widened = settings.block_rows * 2 * shape.kv_heads * shape.head_dim * _WIDENED_ITEM_BYTES
-    read = block + 2 * PAGE_BYTES
-    spill = spill_rows * shape.row_bytes
+    spec = kernel_spec(shape, settings)
+    block = round_up(settings.block_rows * shape.row_bytes, PAGE_BYTES)
+    channels = shape.kv_heads * shape.head_dim
+    read = max(block, shape.row_bytes + 2 * PAGE_BYTES)
+    spill = round_up(settings.block_rows, GROUP_TOKENS) * shape.row_bytes
+    widened = settings.block_rows * 2 * channels * _WIDENED_ITEM_BYTES
+    keys = spec.segment_tokens * channels * _KEY_ITEM_BYTES
     return (
         GATHER_BUFFERS * block
         + read
-        + SPILL_BUFFERS * spill
+        + SPILL_BUFFERS * round_up(spill, PAGE_BYTES)
         + widened
-        + scoring_bytes(shape, settings)
+        + keys
+        + scratch_bytes(spec)
     )
-
-
-def scoring_bytes(shape: ModelShape, settings: Settings) -> int:
-    """Return the scratch of scoring one segment: its codes, unpacked to float32 once."""
-    spec = kernel_spec(shape, settings)
-    unpacked = spec.segment_tokens * spec.kv_heads * spec.padded_head_dim * 4
-    return 2 * unpacked + spec.segment_beats * BEAT_BYTES
-
-
-def _pages(count: int) -> int:
-    return -(-count // PAGE_BYTES) * PAGE_BYTES

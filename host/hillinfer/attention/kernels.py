@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention of some queries to one block of rows, with the log of its denominator."""
+
+from __future__ import annotations
+
+import torch
+
+_CPU_FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+
+
+def attend_block(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attend to every token of a block.
+
+    Query heads that share a KV head are stacked as rows of one matrix, so that no key is copied
+    or read twice.
+
+    Parameters
+    ----------
+    query
+        (query_heads, queries, head_dim) in the type attention computes in.
+    keys, values
+        (kv_heads, tokens, head_dim), the same type and device.
+    scaling
+        Factor on inner products.
+
+    Returns
+    -------
+    The normalised output (query_heads, queries, head_dim), and log-sum-exp of the scaled inner
+    products, float32 (query_heads, queries).
+    """
+    heads, queries, head_dim = query.shape
+    packed = query.reshape(1, keys.shape[0], -1, head_dim)
+    out, log_sum = _attend(packed, keys[None], values[None], scaling)
+    return out.reshape(heads, queries, head_dim), log_sum.reshape(heads, queries)
+
+
+def attend_causal(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attend to a block of the queries' own tokens, each query to itself and those before it.
+
+    Shapes as in `attend_block`, with as many tokens as queries.
+    """
+    group_size = query.shape[0] // keys.shape[0]
+    keys, values = (
+        states.repeat_interleave(group_size, dim=0) if group_size > 1 else states
+        for states in (keys, values)
+    )
+    if query.device.type == "cpu":
+        out, log_sum = _CPU_FLASH(
+            query[None], keys[None], values[None], is_causal=True, scale=scaling
+        )
+        return out[0], log_sum[0]
+    queries = query.shape[1]
+    future = torch.ones(queries, queries, dtype=torch.bool, device=query.device).triu(1)
+    return _from_scores(_scores(query, keys, scaling).masked_fill(future, -torch.inf), values)
+
+
+def _attend(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    if query.device.type == "cpu":
+        out, log_sum = _CPU_FLASH(query, keys, values, scale=scaling)
+        return out, log_sum
+    return _from_scores(_scores(query, keys, scaling), values)
+
+
+def _scores(query: torch.Tensor, keys: torch.Tensor, scaling: float) -> torch.Tensor:
+    return torch.matmul(query, keys.transpose(-1, -2)).float() * scaling
+
+
+def _from_scores(scores: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    weights = torch.softmax(scores, dim=-1).to(values.dtype)
+    return torch.matmul(weights, values), torch.logsumexp(scores, dim=-1)

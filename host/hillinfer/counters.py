@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a runtime counts while it works."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass
+class Counters:
+    """Running totals of one runtime; bytes, rows, seconds or steps as the names say.
+
+    `cold_read_bytes` is what was really read from the drive, `cold_useful_bytes` what was asked
+    for. Hot and cold rows are counted for selected tokens in decode, not for prefill streaming.
+    """
+
+    cold_read_bytes: int = 0
+    cold_useful_bytes: int = 0
+    cold_write_bytes: int = 0
+    hot_rows_read: int = 0
+    cold_rows_read: int = 0
+    host_to_device_bytes: int = 0
+    device_to_host_bytes: int = 0
+    drive_wait_seconds: float = 0.0
+    selected_tokens: int = 0
+    scored_tokens: int = 0
+    fp16_overflows: int = 0

@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The host's table of devices: which execution scores for which `--device`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from hillinfer.devices.golden_scorer import GoldenScorer
+from hillinfer.devices.scorer import Scorer
+from hillinfer.errors import SettingsError
+from hillinfer.hie.torch_scorer import TorchScorer
+from hillinfer_model.choices import Scope
+from hillinfer_model.kernel_spec import KernelSpec
+
+DEVICES: dict[str, Callable[[KernelSpec, Scope], Scorer]] = {
+    "nvme": TorchScorer,
+    "golden": GoldenScorer,
+}
+
+
+def make_scorer(device: str, spec: KernelSpec, scope: Scope) -> Scorer:
+    """Return the scorer of a device, or raise SettingsError naming the devices there are."""
+    if device not in DEVICES:
+        raise SettingsError(f"device={device!r} is unknown: choose one of {', '.join(DEVICES)}")
+    return DEVICES[device](spec, scope)

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Puts HillInfer on a model and takes it off."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from transformers import AttentionInterface, PreTrainedModel
+from transformers.masking_utils import AttentionMaskInterface
+
+from hillinfer.cold_dir import prepared_cold_dir
+from hillinfer.errors import SettingsError, UnsupportedFeatureError
+from hillinfer.hf import attention
+from hillinfer.hf.cache import HillInferCache
+from hillinfer.hf.features import check_model, check_uses_interface, check_versions
+from hillinfer.model_shape import ModelShape
+from hillinfer.pools.budget_plan import BudgetPlan
+from hillinfer.runtime import Runtime
+from hillinfer.settings import Settings
+
+
+class Attachment:
+    """HillInfer on one model; a context manager that takes it off at the end.
+
+    While attached, a forward pass with a `HillInferCache` goes through HillInfer; with any other
+    cache it computes what it always did.
+
+    Parameters
+    ----------
+    model
+        A decoder-only transformers model. Models that share its config object are attached too.
+    settings
+        For the caches made by `new_cache`.
+
+    Raises
+    ------
+    UnsupportedFeatureError
+        Where the model cannot work with selected tokens.
+    """
+
+    def __init__(self, model: PreTrainedModel, settings: Settings) -> None:
+        check_versions()
+        check_model(model)
+        if model.config._attn_implementation == attention.NAME:
+            raise UnsupportedFeatureError("this model is attached already: detach it first")
+        self.model = model
+        self.settings = settings
+        self._previous = model.config._attn_implementation
+        AttentionInterface.register(attention.NAME, attention.attention)
+        AttentionMaskInterface.register(attention.NAME, attention.mask)
+        model.set_attn_implementation(attention.NAME)
+        check_uses_interface(model, attention.NAME)
+        self._hooks = [
+            model.register_forward_pre_hook(_before_forward, with_kwargs=True),
+            model.register_forward_hook(_after_forward, with_kwargs=True, always_call=True),
+        ]
+        model.generate = _guarded(model.generate)
+
+    def new_cache(self, expected_tokens: int | None = None, sequences: int = 1) -> HillInferCache:
+        """Return an empty cache.
+
+        Parameters
+        ----------
+        expected_tokens
+            Longest context expected, prompt and answer; needed where the budget is a share of the
+            KV cache. A budget too small for it is refused here and not in the middle.
+        sequences
+            Sequences of different rows that are expected.
+
+        Raises
+        ------
+        BudgetError, ColdPoolError, SettingsError
+            Where budget, cold directory or settings cannot work.
+        """
+        settings = self.settings
+        shape = ModelShape.from_config(self.model.config, self.model.dtype)
+        if expected_tokens is None:
+            if settings.dram_budget.byte_count is None:
+                raise SettingsError(
+                    "a DRAM budget in percent needs new_cache(expected_tokens=...); or set "
+                    "dram_budget in bytes, like 2GiB"
+                )
+            budget_bytes = settings.dram_budget.byte_count
+        else:
+            plan = BudgetPlan.for_context(shape, settings, expected_tokens, sequences)
+            plan.check()
+            budget_bytes = plan.budget_bytes
+        cold_dir: Path = prepared_cold_dir(settings.cold_dir)
+        return HillInferCache(Runtime(shape, settings, budget_bytes, cold_dir))
+
+    def detach(self) -> None:
+        """Leave the model as it was; harmless when done twice."""
+        if not self._hooks:
+            return
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        del self.model.generate
+        self.model.set_attn_implementation(self._previous)
+
+    def __enter__(self) -> Attachment:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.detach()
+
+
+def _before_forward(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    cache = kwargs.get("past_key_values")
+    if not isinstance(cache, HillInferCache):
+        return
+    if module.training:
+        raise UnsupportedFeatureError(
+            "the model is in training mode, which drops or changes its cache: call model.eval()"
+        )
+    config: Any = module.config
+    if kwargs.get("output_attentions", getattr(config, "output_attentions", False)):
+        attention.refuse_arguments({"output_attentions": True})
+    ids = kwargs.get("input_ids", args[0] if args else None)
+    if ids is None:
+        raise UnsupportedFeatureError(
+            "inputs_embeds: the cache keeps token ids to tell prompts apart; pass input_ids"
+        )
+    cache.begin_forward(ids, kwargs.get("attention_mask"))
+    attention.own_forward.set(True)
+
+
+def _after_forward(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+) -> None:
+    attention.own_forward.set(False)
+
+
+def _guarded(generate: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap `generate`, which slices ids before any forward pass could compare them."""
+
+    @functools.wraps(generate)
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        cache = kwargs.get("past_key_values")
+        if isinstance(cache, HillInferCache):
+            ids = kwargs.get("input_ids", kwargs.get("inputs", args[0] if args else None))
+            if ids is not None:
+                cache.check_continues(ids, kwargs.get("attention_mask"))
+        return generate(*args, **kwargs)
+
+    return guarded

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The attention and mask functions that transformers calls by name."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import causal_mask_function, sdpa_mask
+
+from hillinfer.errors import UnsupportedFeatureError
+
+NAME = "hillinfer"
+
+# Mask functions are not told which cache a forward pass uses, so the model's hooks note it here.
+own_forward: ContextVar[bool] = ContextVar("hillinfer_own_forward", default=False)
+
+_HARMLESS = frozenset(
+    {"dropout", "position_ids", "use_cache", "sliding_window", "output_attentions", "is_causal"}
+)
+_NAMES = {
+    "softcap": "soft-capped attention scores",
+    "s_aux": "attention sinks with a learned logit",
+    "sinks": "attention sinks with a learned logit",
+    "position_bias": "a learned position bias",
+    "indices": "sparse attention with its own indices",
+    "block_indices": "sparse attention with its own indices",
+}
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Attend through the cache that a key came from, or as SDPA does for any other cache.
+
+    Shapes as in transformers' attention interface: query (batch, query_heads, tokens, head_dim),
+    output (batch, tokens, query_heads, head_dim).
+
+    Raises
+    ------
+    UnsupportedFeatureError
+        Where the model asks for something that a selected set of tokens cannot give.
+    """
+    layer = getattr(key, "_hillinfer_layer", None)
+    if layer is None:
+        out: tuple[torch.Tensor, torch.Tensor | None] = sdpa_attention_forward(
+            module, query, key, value, attention_mask, scaling=scaling, **kwargs
+        )
+        return out
+    refuse_arguments(kwargs)
+    if scaling is None:
+        scaling = query.shape[-1] ** -0.5
+    return layer.cache.attend(layer.layer, query, scaling), None
+
+
+def refuse_arguments(arguments: dict[str, Any]) -> None:
+    """Refuse attention arguments that change what attention computes."""
+    if arguments.get("output_attentions"):
+        raise UnsupportedFeatureError(
+            "output_attentions=True: attention weights of tokens that were not selected do not "
+            "exist; detach HillInfer to look at them"
+        )
+    if arguments.get("sliding_window") is not None:
+        raise UnsupportedFeatureError(
+            f"sliding_window={arguments['sliding_window']}: windowed attention needs the ordinary "
+            "cache; set config.sliding_window = None if the model was trained without one"
+        )
+    for name, value in arguments.items():
+        if name not in _HARMLESS and value is not None:
+            feature = _NAMES.get(name, f"the attention argument {name!r}")
+            raise UnsupportedFeatureError(
+                f"{feature} ({name}) is not supported: this model needs its ordinary cache"
+            )
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def mask(
+    *args: Any, attention_mask: torch.Tensor | None = None, **kwargs: Any
+) -> torch.Tensor | None:
+    """Pass the two-dimensional mask on, or build SDPA's for any other cache.
+
+    A mask of queries × keys is never made; the cache reads the padding from the rows of the mask.
+    """
+    if not own_forward.get():
+        built: torch.Tensor | None = sdpa_mask(*args, attention_mask=attention_mask, **kwargs)
+        return built
+    if kwargs.get("mask_function", causal_mask_function) is not causal_mask_function:
+        raise UnsupportedFeatureError(
+            "this model changes its causal mask (windows, images or packed sequences): it needs "
+            "its ordinary cache"
+        )
+    return attention_mask

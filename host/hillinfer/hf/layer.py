@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One decoder layer's side of the cache, as transformers sees it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers.cache_utils import CacheLayerMixin
+
+if TYPE_CHECKING:
+    from hillinfer.hf.cache import HillInferCache
+
+
+class HillInferLayer(CacheLayerMixin):  # type: ignore[misc]
+    """Hands a layer's new keys and values to the cache and returns them unchanged in length.
+
+    Attention modules pass what `update` returns on to the attention function untouched, so the
+    returned key carries the layer it belongs to.
+
+    Parameters
+    ----------
+    cache
+        The cache this layer is part of.
+    layer
+        Index of the decoder layer.
+    """
+
+    is_sliding = False
+    is_compileable = False
+    is_croppable = False
+
+    def __init__(self, cache: HillInferCache, layer: int) -> None:
+        super().__init__()
+        self.cache = cache
+        self.layer = layer
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Do nothing: memory is taken as rows come."""
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Store new keys and values (batch, kv_heads, tokens, head_dim) and return them."""
+        self.cache.store(self.layer, key_states, value_states)
+        key_states._hillinfer_layer = self  # type: ignore[attr-defined]
+        return key_states, value_states
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Return the length of the mask and its offset, before `update`."""
+        return self.get_seq_length() + query_length, 0
+
+    def get_seq_length(self) -> int:
+        """Return the tokens of this layer, padding included."""
+        return self.cache.index_length(self.layer)
+
+    def get_max_length(self) -> int:
+        """Return -1: only the drive bounds the length."""
+        return -1
+
+    def reset(self) -> None:
+        """Do nothing: `HillInferCache.reset` clears all layers at once."""
+
+    def offload(self) -> None:
+        """Do nothing: rows are on the drive already."""
+
+    def prefetch(self) -> None:
+        """Do nothing: rows are fetched when they are selected."""
+
+    def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
+        """Refuse: beams are reordered for all layers at once by `HillInferCache`."""
+        raise RuntimeError("reorder the whole HillInferCache, not one layer")

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Importance evaluation: which tokens one decode step attends to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hillinfer.devices.scorer import Scorer, SegmentShadow
+from hillinfer.hie.top_alpha import TopAlpha
+from hillinfer.settings import Settings
+from hillinfer_model.choices import Scope
+from hillinfer_model.selection import kept_positions, selected_count
+
+
+class ImportanceEvaluation:
+    """Scores all tokens of a sequence where they lie and selects the top α (HIE).
+
+    Parameters
+    ----------
+    scorer
+        Executes the scoring contract.
+    settings
+        α, kept tokens and the upper bound.
+    """
+
+    def __init__(self, scorer: Scorer, settings: Settings) -> None:
+        self._scorer = scorer
+        self._settings = settings
+
+    def select(
+        self, query: torch.Tensor, scaling: float, segments: Sequence[SegmentShadow]
+    ) -> list[NDArray[np.int64]]:
+        """Select tokens for one query of one layer.
+
+        Parameters
+        ----------
+        query
+            float32 (query_heads, head_dim) on the CPU.
+        scaling
+            Factor on inner products.
+        segments
+            All segments of the sequence in this layer.
+
+        Returns
+        -------
+        One ascending int64 array of positions per selected set: one for the layer, or one per KV
+        head.
+        """
+        settings = self._settings
+        length = segments[-1].base_position + segments[-1].tokens
+        kept = kept_positions(length, settings.kept_sinks, settings.kept_recent)
+        count = selected_count(length, settings.alpha, settings.kept_tokens, settings.max_selected)
+        sets = 1 if self._scorer.scope is Scope.LAYER else self._scorer.spec.kv_heads
+        if count == length:
+            return [np.arange(length)] * sets
+        tops = [TopAlpha(count, kept) for _ in range(sets)]
+        for block in self._scorer.score(query, scaling, segments):
+            tops[block.kv_head].merge(block)
+        return [top.positions() for top in tops]

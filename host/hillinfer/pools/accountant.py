@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who holds how many bytes of M0."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+
+from hillinfer.byte_size import format_bytes
+from hillinfer.errors import BudgetError
+
+
+class Part(StrEnum):
+    """The four parts a report shows M0 in."""
+
+    HOT = "hot"
+    SHADOW = "shadow"
+    STAGING = "staging"
+    OTHER = "other"
+
+
+class Accountant:
+    """Knows every byte of M0 and never lets their sum pass the budget (design, section 2).
+
+    Parameters
+    ----------
+    budget_bytes
+        M0.
+    """
+
+    def __init__(self, budget_bytes: int) -> None:
+        self.budget_bytes = budget_bytes
+        self._held = dict.fromkeys(Part, 0)
+        self._peak = dict(self._held)
+        self._make_room: Callable[[], None] | None = None
+
+    def on_shortage(self, make_room: Callable[[], None]) -> None:
+        """Name who gives hot rows up when something else needs their memory.
+
+        `make_room` reads `bytes_for_hot_rows` and shrinks to it.
+        """
+        self._make_room = make_room
+
+    @property
+    def bytes_for_hot_rows(self) -> int:
+        """What is left for hot rows, those already held included."""
+        return self.budget_bytes - sum(self._held.values()) + self._held[Part.HOT]
+
+    def take(self, part: Part, byte_count: int) -> None:
+        """Count bytes that are about to be allocated.
+
+        Raises
+        ------
+        BudgetError
+            Where they do not fit even after hot rows were given up; nothing is counted then.
+        """
+        self._held[part] += byte_count
+        if self._total() > self.budget_bytes and self._make_room is not None:
+            self._make_room()
+        if self._total() > self.budget_bytes:
+            needed = self._total()
+            self._held[part] -= byte_count
+            raise BudgetError(
+                f"the DRAM budget of {format_bytes(self.budget_bytes)} is too small: "
+                f"{format_bytes(needed)} are needed now ({self._describe()}, and "
+                f"{format_bytes(byte_count)} more for {part}); raise --dram-budget"
+            )
+        if self._total() > sum(self._peak.values()):
+            self._peak = dict(self._held)
+
+    def give(self, part: Part, byte_count: int) -> None:
+        """Count bytes that were freed."""
+        self._held[part] -= byte_count
+
+    def peak(self) -> dict[Part, int]:
+        """Return the parts at the moment their sum was largest."""
+        return dict(self._peak)
+
+    def held(self) -> dict[Part, int]:
+        """Return the parts now."""
+        return dict(self._held)
+
+    def _total(self) -> int:
+        return sum(self._held.values())
+
+    def _describe(self) -> str:
+        return ", ".join(f"{part} {format_bytes(count)}" for part, count in self._held.items())

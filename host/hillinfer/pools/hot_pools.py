@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The hot pools of all layers, inside what the budget leaves."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hillinfer.model_shape import ModelShape
+from hillinfer.policies.pool_policy import PoolPolicy
+from hillinfer.pools.accountant import Accountant, Part
+from hillinfer.pools.hot_pool import HotPool
+
+_TABLE_GROWTH_ROWS = 4096
+_SLOT_BYTES = 12
+
+
+class HotPools:
+    """One hot pool per layer, all of the same size, giving way to whatever else M0 must hold.
+
+    Parameters
+    ----------
+    shape
+        The model's.
+    accountant
+        Counts the memory and says how much is left.
+    policy
+        Chooses whom to demote.
+    """
+
+    def __init__(self, shape: ModelShape, accountant: Accountant, policy: PoolPolicy) -> None:
+        self._shape = shape
+        self._accountant = accountant
+        self._tails_bytes = 0
+        self._covered_rows = 0
+        # Two tables belong to every slot; they are counted for the slots there may ever be.
+        most_rows = max(
+            0, accountant.bytes_for_hot_rows // (shape.layers * (shape.row_bytes + _SLOT_BYTES))
+        )
+        accountant.take(Part.OTHER, most_rows * _SLOT_BYTES * shape.layers)
+        self.layers = [HotPool(shape.row_bytes, most_rows, policy) for _ in range(shape.layers)]
+        accountant.on_shortage(self._make_room)
+
+    def capacity(self) -> int:
+        """Slots each layer may use now."""
+        left = self._accountant.bytes_for_hot_rows - self._tails_bytes
+        return max(0, left // self._shape.token_bytes)
+
+    def cover(self, rows: int) -> None:
+        """Make room in all tables for row numbers below `rows`."""
+        if rows <= self._covered_rows:
+            return
+        grown = -(-rows // _TABLE_GROWTH_ROWS) * _TABLE_GROWTH_ROWS
+        added = (grown - self._covered_rows) * np.dtype(np.int32).itemsize
+        self._accountant.take(Part.OTHER, added * self._shape.layers)
+        for pool in self.layers:
+            pool.cover(grown)
+        self._covered_rows = grown
+
+    def take_tail(self) -> None:
+        """Count the open group of one more sequence; it lies beside the slots."""
+        size = 64 * self._shape.token_bytes
+        self._tails_bytes += size
+        try:
+            self._accountant.take(Part.HOT, size)
+        except BaseException:
+            self._tails_bytes -= size
+            raise
+
+    def give_tail(self) -> None:
+        """Count one open group less."""
+        size = 64 * self._shape.token_bytes
+        self._tails_bytes -= size
+        self._accountant.give(Part.HOT, size)
+
+    def admit(
+        self, layer: int, rows: NDArray[np.int64], source: NDArray[np.uint8], step: int
+    ) -> None:
+        """Promote rows of one layer (see HotPool.admit)."""
+        pool = self.layers[layer]
+        before = pool.used_rows
+        pool.admit(rows, source, step, self.capacity())
+        self._accountant.take(Part.HOT, (pool.used_rows - before) * self._shape.row_bytes)
+
+    def forget_group(self, group: int) -> None:
+        """Drop a group's rows from all layers."""
+        for pool in self.layers:
+            pool.forget(group * 64, (group + 1) * 64)
+
+    def _make_room(self) -> None:
+        capacity = self.capacity()
+        for pool in self.layers:
+            before = pool.used_rows
+            pool.shrink(capacity)
+            self._accountant.give(Part.HOT, (before - pool.used_rows) * self._shape.row_bytes)

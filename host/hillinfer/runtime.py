@@ -1,0 +1,344 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everything behind a cache: rows, shadow, pools, drive and attention over them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hillinfer.attention.softmax_merge import SoftmaxMerge
+from hillinfer.counters import Counters
+from hillinfer.devices.table import make_scorer
+from hillinfer.hie.evaluation import ImportanceEvaluation
+from hillinfer.model_shape import ModelShape
+from hillinfer.policies.least_recently_used import LeastRecentlyUsed
+from hillinfer.pools.accountant import Accountant, Part
+from hillinfer.pools.budget_plan import kernel_spec, staging_bytes
+from hillinfer.pools.hot_pools import HotPools
+from hillinfer.settings import Settings
+from hillinfer.statistics import CacheStatistics
+from hillinfer.storage.aligned_buffer import round_up
+from hillinfer.storage.cold_store import ColdStore
+from hillinfer.storage.group_table import GroupTable
+from hillinfer.storage.row_layout import RowLayout
+from hillinfer.storage.row_reader import RowReader
+from hillinfer.storage.sequence import Sequence
+from hillinfer.storage.shadow_keeper import ShadowKeeper
+from hillinfer.storage.spill_queue import SpillQueue
+from hillinfer_model.kernel_spec import GROUP_TOKENS
+
+
+class Runtime:
+    """Stores the rows of sequences and attends to them (design, sections 1 and 6).
+
+    Parameters
+    ----------
+    shape
+        The model's.
+    settings
+        How tokens are selected and where rows lie.
+    budget_bytes
+        M0.
+    cold_dir
+        Directory of the cold pool.
+
+    Raises
+    ------
+    BudgetError
+        Where the budget does not even hold the buffers.
+    ColdPoolError
+        Where the directory cannot hold the cold pool.
+    """
+
+    def __init__(
+        self, shape: ModelShape, settings: Settings, budget_bytes: int, cold_dir: Path
+    ) -> None:
+        self.shape = shape
+        self.settings = settings
+        self.counters = Counters()
+        self.layout = RowLayout(shape)
+        self._accountant = Accountant(budget_bytes)
+        self._accountant.take(Part.STAGING, staging_bytes(shape, settings))
+        scorer = make_scorer(settings.device, kernel_spec(shape, settings), settings.scope)
+        self._pools = HotPools(shape, self._accountant, LeastRecentlyUsed())
+        self._store = ColdStore(
+            cold_dir,
+            shape,
+            settings.block_rows * shape.row_bytes,
+            settings.io_threads,
+            self.counters,
+        )
+        self._reader = RowReader(
+            self._store, self._pools, settings.block_rows, shape.row_bytes, self.counters
+        )
+        self._spill = SpillQueue(
+            self._store,
+            round_up(settings.block_rows, GROUP_TOKENS),
+            shape.row_bytes,
+            self.counters,
+        )
+        self._groups = GroupTable()
+        self._shadow = ShadowKeeper(
+            scorer, shape.layers, self._reader, self.layout, self._accountant
+        )
+        self._evaluation = ImportanceEvaluation(scorer, settings)
+        self._step = 0
+        self._closed = False
+
+    # --- sequences -------------------------------------------------------------------------
+
+    def open_sequence(self) -> Sequence:
+        """Return a new, empty sequence."""
+        self._pools.take_tail()
+        return Sequence(self.shape.layers, self.shape.row_bytes)
+
+    def fork(self, sequence: Sequence) -> Sequence:
+        """Return a sequence with the same tokens; full groups and segments are shared."""
+        copy = self.open_sequence()
+        copy.token_ids = list(sequence.token_ids)
+        copy.lengths = list(sequence.lengths)
+        copy.groups = list(sequence.groups)
+        for group in copy.groups:
+            self._groups.share(group)
+        copy.tails[:] = sequence.tails
+        copy.segments = self._shadow.share(sequence)
+        return copy
+
+    def release(self, sequence: Sequence) -> None:
+        """Free whatever only this sequence owned."""
+        self._shadow.truncate(sequence, 0)
+        self._give_groups(sequence, 0)
+        sequence.lengths = [0] * self.shape.layers
+        sequence.token_ids = []
+        self._pools.give_tail()
+
+    def truncate(self, sequence: Sequence, length: int) -> None:
+        """Forget the tokens from position `length` on, in every layer."""
+        start = length // GROUP_TOKENS * GROUP_TOKENS
+        for layer, old in enumerate(sequence.lengths):
+            if old <= length:
+                continue
+            if sequence.tail_start(layer) != start:
+                reopened = np.arange(start, length)
+                at = 0
+                for rows in self._reader.stream(layer, sequence, reopened):
+                    sequence.tails[layer][at : at + len(rows)] = rows
+                    at += len(rows)
+            sequence.lengths[layer] = length
+        self._give_groups(sequence, start // GROUP_TOKENS)
+        self._shadow.truncate(sequence, length)
+        del sequence.token_ids[length:]
+
+    def begin_step(self) -> None:
+        """Note that a forward pass begins, and raise what went wrong while writing before it."""
+        self._step += 1
+        self._store.check()
+
+    # --- rows ------------------------------------------------------------------------------
+
+    def append(
+        self, layer: int, sequence: Sequence, keys: torch.Tensor, values: torch.Tensor
+    ) -> None:
+        """Store the rows of new tokens.
+
+        Full groups go to the drive in the background, the rest stays in the open group.
+
+        Parameters
+        ----------
+        layer, sequence
+            Where they belong.
+        keys, values
+            Stored type, (kv_heads, tokens, head_dim), on the CPU.
+        """
+        tail = sequence.tails[layer]
+        tokens = keys.shape[1]
+        done = 0
+        while done < tokens:
+            filled = sequence.lengths[layer] % GROUP_TOKENS
+            if filled + tokens - done < GROUP_TOKENS:
+                end = filled + tokens - done
+                self.layout.pack(keys[:, done:], values[:, done:], tail[filled:end])
+                sequence.lengths[layer] += tokens - done
+                break
+            buffer = self._spill.buffer()
+            groups = min((filled + tokens - done) // GROUP_TOKENS, self._spill.buffer_groups)
+            taken = groups * GROUP_TOKENS - filled
+            buffer[:filled] = tail[:filled]
+            self.layout.pack(
+                keys[:, done : done + taken],
+                values[:, done : done + taken],
+                buffer[filled : groups * GROUP_TOKENS],
+            )
+            first = sequence.lengths[layer] // GROUP_TOKENS
+            numbers = self._group_numbers(sequence, first, groups)
+            sequence.lengths[layer] += taken
+            done += taken
+            rows = (numbers[:, None] * GROUP_TOKENS + np.arange(GROUP_TOKENS)).reshape(-1)
+            # The newest rows stay hot: consecutive steps mostly select recent tokens. They go in
+            # latest first, because what does not fit is left out, and in a step of their own, so
+            # that they may take the place of those before them.
+            self._step += 1
+            self._pools.admit(layer, rows[::-1], buffer[: len(rows)][::-1], self._step)
+            self._spill.send(layer, numbers, buffer)
+
+    # --- attention -------------------------------------------------------------------------
+
+    def attend_dense(
+        self,
+        layer: int,
+        sequence: Sequence,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        scaling: float,
+    ) -> torch.Tensor:
+        """Attend to everything: past rows block by block, then the new tokens causally.
+
+        Parameters
+        ----------
+        layer, sequence
+            Where the new tokens were just appended.
+        query
+            (query_heads, tokens, head_dim) on the model's device.
+        keys, values
+            The new tokens', stored type, (kv_heads, tokens, head_dim), on the model's device.
+        scaling
+            Factor on inner products.
+
+        Returns
+        -------
+        (query_heads, tokens, head_dim) in the query's type.
+        """
+        tokens = query.shape[1]
+        block = self.settings.block_rows
+        compute = _compute_type(query)
+        starts = range(0, tokens, block)
+        merges = [
+            SoftmaxMerge(query[:, start : start + block].to(compute), scaling) for start in starts
+        ]
+        past = np.arange(sequence.lengths[layer] - tokens)
+        for rows in self._reader.stream(layer, sequence, past):
+            block_keys, block_values = self._states(rows, query.device, compute)
+            for merge in merges:
+                merge.add_block(block_keys, block_values)
+        for i, start in enumerate(starts):
+            block_keys = keys[:, start : start + block].to(compute)
+            block_values = values[:, start : start + block].to(compute)
+            merges[i].add_causal(block_keys, block_values)
+            for merge in merges[i + 1 :]:
+                merge.add_block(block_keys, block_values)
+        out = torch.cat([merge.result() for merge in merges], dim=1)
+        self._shadow.code_full_segments(layer, sequence, _shadow_keys(keys))
+        return out.to(query.dtype)
+
+    def attend_selected(
+        self,
+        layer: int,
+        sequence: Sequence,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        scaling: float,
+    ) -> torch.Tensor:
+        """Attend to the top α of all tokens, this step's own included.
+
+        Parameters
+        ----------
+        layer, sequence
+            Where the new token was just appended.
+        query
+            (query_heads, 1, head_dim) on the model's device.
+        keys
+            The new token's, stored type, (kv_heads, 1, head_dim).
+        scaling
+            Factor on inner products.
+
+        Returns
+        -------
+        (query_heads, 1, head_dim) in the query's type.
+        """
+        shadows = self._shadow.code_all(layer, sequence, _shadow_keys(keys))
+        selected = self._evaluation.select(query[:, 0].float().cpu(), scaling, shadows)
+        self.counters.scored_tokens += sequence.lengths[layer] * len(selected)
+        self.counters.selected_tokens += sum(len(positions) for positions in selected)
+        wide = query.to(_compute_type(query))
+        heads_per_set = self.shape.query_heads // len(selected)
+        merges = [
+            SoftmaxMerge(wide[i * heads_per_set : (i + 1) * heads_per_set], scaling)
+            for i in range(len(selected))
+        ]
+        union = selected[0] if len(selected) == 1 else np.unique(np.concatenate(selected))
+        for block, rows in self._reader.fetch(layer, sequence, union, self._step):
+            block_keys, block_values = self._states(rows, query.device, wide.dtype)
+            if len(selected) == 1:
+                merges[0].add_block(block_keys, block_values)
+                continue
+            for head, positions in enumerate(selected):
+                inside = np.flatnonzero(np.isin(block, positions, assume_unique=True))
+                if len(inside):
+                    index = torch.from_numpy(inside).to(query.device)
+                    merges[head].add_block(
+                        block_keys[head : head + 1, index], block_values[head : head + 1, index]
+                    )
+        return torch.cat([merge.result() for merge in merges]).to(query.dtype)
+
+    # --- the rest --------------------------------------------------------------------------
+
+    def statistics(self) -> CacheStatistics:
+        """Return memory and traffic so far."""
+        peak = self._accountant.peak()
+        return CacheStatistics(
+            kv_bytes=self._groups.groups_in_use * GROUP_TOKENS * self.shape.token_bytes,
+            dram_budget_bytes=self._accountant.budget_bytes,
+            dram_peak_bytes=sum(peak.values()),
+            hot_bytes=peak[Part.HOT],
+            shadow_bytes=peak[Part.SHADOW],
+            staging_bytes=peak[Part.STAGING],
+            other_bytes=peak[Part.OTHER],
+            io_mode=self._store.io_mode.value,
+            **asdict(self.counters),
+        )
+
+    def close(self) -> None:
+        """Stop all threads and give the drive's space back; harmless when done twice."""
+        if not self._closed:
+            self._closed = True
+            self._reader.close()
+            self._store.close()
+
+    def _group_numbers(self, sequence: Sequence, first: int, count: int) -> NDArray[np.int64]:
+        while len(sequence.groups) < first + count:
+            sequence.groups.append(self._groups.take())
+        self._pools.cover(self._groups.groups * GROUP_TOKENS)
+        return np.asarray(sequence.groups[first : first + count], np.int64)
+
+    def _give_groups(self, sequence: Sequence, keep: int) -> None:
+        for group in sequence.groups[keep:]:
+            if self._groups.give(group):
+                self._pools.forget_group(group)
+        del sequence.groups[keep:]
+
+    def _states(
+        self, rows: NDArray[np.uint8], device: torch.device, dtype: torch.dtype
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        tensor = torch.from_numpy(rows).to(device)
+        if device.type != "cpu":
+            self.counters.host_to_device_bytes += tensor.numel()
+        return (
+            self.layout.keys(tensor).transpose(0, 1).to(dtype),
+            self.layout.values(tensor).transpose(0, 1).to(dtype),
+        )
+
+
+def _compute_type(query: torch.Tensor) -> torch.dtype:
+    """Attention computes in the model's type, but FP16 kernels are slow and coarse on a CPU."""
+    if query.dtype == torch.float16 and query.device.type == "cpu":
+        return torch.float32
+    return query.dtype
+
+
+def _shadow_keys(keys: torch.Tensor) -> torch.Tensor:
+    return keys.transpose(0, 1).to(device="cpu", dtype=torch.float16)

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a cache did and what it took, as one frozen record."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+from hillinfer.counters import Counters
+
+_COUNTING = frozenset(field.name for field in fields(Counters))
+
+
+@dataclass(frozen=True)
+class CacheStatistics:
+    """Memory and traffic of a cache so far; the four parts are those at the peak.
+
+    Bytes unless the name says otherwise. `kv_bytes` counts the rows of every distinct sequence.
+    """
+
+    kv_bytes: int
+    dram_budget_bytes: int
+    dram_peak_bytes: int
+    hot_bytes: int
+    shadow_bytes: int
+    staging_bytes: int
+    other_bytes: int
+    cold_read_bytes: int
+    cold_useful_bytes: int
+    cold_write_bytes: int
+    hot_rows_read: int
+    cold_rows_read: int
+    host_to_device_bytes: int
+    device_to_host_bytes: int
+    drive_wait_seconds: float
+    selected_tokens: int
+    scored_tokens: int
+    fp16_overflows: int
+    io_mode: str
+
+    @property
+    def hot_hit_rate(self) -> float:
+        """Share of the selected rows that lay in DRAM; 1.0 where none was asked for."""
+        rows = self.hot_rows_read + self.cold_rows_read
+        return self.hot_rows_read / rows if rows else 1.0
+
+    @property
+    def selected_share(self) -> float:
+        """Selected tokens over scored tokens; 1.0 where nothing was scored."""
+        return self.selected_tokens / self.scored_tokens if self.scored_tokens else 1.0
+
+    def minus(self, earlier: CacheStatistics) -> CacheStatistics:
+        """Return these statistics with the counts of `earlier` taken away."""
+        return replace(
+            self,
+            **{
+                field.name: getattr(self, field.name) - getattr(earlier, field.name)
+                for field in fields(self)
+                if field.name in _COUNTING
+            },
+        )

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Turns scattered rows into few aligned reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hillinfer.storage.aligned_buffer import PAGE_BYTES
+
+# At about 50,000 random reads a second and 1.2 GB/s, a read costs as much as 24 KB of streaming,
+# so reading through a smaller gap is cheaper than a second read.
+JOIN_GAP_BYTES = 16 * 1024
+MAX_READ_BYTES = 256 * 1024
+
+
+@dataclass(frozen=True)
+class ReadBatch:
+    """Reads that fit one buffer together.
+
+    Parameters
+    ----------
+    file_offsets, buffer_offsets, byte_counts
+        One entry per read, multiples of 4,096.
+    wanted
+        Indices of the rows this batch brings, into the array the plan was made from.
+    row_offsets
+        Where each of them starts in the buffer.
+    """
+
+    file_offsets: NDArray[np.int64]
+    buffer_offsets: NDArray[np.int64]
+    byte_counts: NDArray[np.int64]
+    wanted: NDArray[np.int64]
+    row_offsets: NDArray[np.int64]
+
+
+def plan_reads(rows: NDArray[np.int64], row_bytes: int, buffer_bytes: int) -> Iterator[ReadBatch]:
+    """Plan aligned, joined reads of the rows at the given places of a file.
+
+    Parameters
+    ----------
+    rows
+        int64 row numbers of the file, in any order, each once.
+    row_bytes
+        Bytes of a row; row r starts at r * row_bytes.
+    buffer_bytes
+        Size of the buffer, at least one row and two pages.
+    """
+    order = np.argsort(rows, kind="stable")
+    first = rows[order] * row_bytes
+    start = first // PAGE_BYTES * PAGE_BYTES
+    end = -(-(first + row_bytes) // PAGE_BYTES) * PAGE_BYTES
+    begin = 0
+    while begin < len(order):
+        # The batch's reads, packed one behind the other, must fit the buffer.
+        new_read = np.empty(len(order) - begin, dtype=bool)
+        new_read[0] = True
+        new_read[1:] = start[begin + 1 :] > end[begin:-1] + JOIN_GAP_BYTES
+        grown = np.where(
+            new_read,
+            end[begin:] - start[begin:],
+            np.diff(end[begin:], prepend=end[begin]),
+        )
+        used = np.cumsum(grown)
+        count = max(1, int(np.searchsorted(used, buffer_bytes, side="right")))
+        yield _batch(order, first, start, end, new_read[:count], begin)
+        begin += count
+
+
+def _batch(
+    order: NDArray[np.int64],
+    first: NDArray[np.int64],
+    start: NDArray[np.int64],
+    end: NDArray[np.int64],
+    new_read: NDArray[np.bool_],
+    begin: int,
+) -> ReadBatch:
+    stop = begin + len(new_read)
+    heads = np.flatnonzero(new_read)
+    read_start = start[begin:stop][heads]
+    read_end = end[begin:stop][np.append(heads[1:], len(new_read)) - 1]
+    sizes = read_end - read_start
+    buffer_start = np.cumsum(sizes) - sizes
+    read_of_row = np.cumsum(new_read) - 1
+    row_offsets = first[begin:stop] - read_start[read_of_row] + buffer_start[read_of_row]
+    pieces = -(-sizes // MAX_READ_BYTES)
+    piece = np.arange(int(pieces.sum())) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+    skipped = piece * MAX_READ_BYTES
+    return ReadBatch(
+        file_offsets=np.repeat(read_start, pieces) + skipped,
+        buffer_offsets=np.repeat(buffer_start, pieces) + skipped,
+        byte_counts=np.minimum(np.repeat(sizes, pieces) - skipped, MAX_READ_BYTES),
+        wanted=order[begin:stop],
+        row_offsets=row_offsets,
+    )

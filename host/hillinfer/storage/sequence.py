@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One sequence's tokens and where its rows and shadow lie."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hillinfer.storage.segment import Segment
+from hillinfer_model.kernel_spec import GROUP_TOKENS
+
+
+class Sequence:
+    """State of one sequence; rows by logical position, padding never stored.
+
+    Groups are numbers in the cold pool, one per 64 positions, the same in every layer; full
+    groups may be shared with sequences that have the same prefix. The open group's rows, fewer
+    than 64, lie in `tails`.
+
+    Parameters
+    ----------
+    layers
+        Layers of the model.
+    row_bytes
+        Bytes of a row.
+    """
+
+    def __init__(self, layers: int, row_bytes: int) -> None:
+        self.token_ids: list[int] = []
+        self.lengths = [0] * layers
+        self.groups: list[int] = []
+        self.tails = np.zeros((layers, GROUP_TOKENS, row_bytes), np.uint8)
+        self.segments: list[Segment] = []
+
+    def tail_start(self, layer: int) -> int:
+        """Return the position of the open group's first token in a layer."""
+        return self.lengths[layer] // GROUP_TOKENS * GROUP_TOKENS
+
+    def rows(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the row numbers of positions in full groups, int64 of the same shape."""
+        groups = np.asarray(self.groups, np.int64)
+        return groups[positions // GROUP_TOKENS] * GROUP_TOKENS + positions % GROUP_TOKENS

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Collects new rows into full groups and sends them to the drive while computation goes on."""
+
+from __future__ import annotations
+
+import queue
+import time
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hillinfer.counters import Counters
+from hillinfer.storage.aligned_buffer import aligned_buffer
+from hillinfer.storage.cold_store import ColdStore
+from hillinfer_model.kernel_spec import GROUP_TOKENS
+
+
+class SpillQueue:
+    """Two buffers of whole groups: one is filled while the other is written.
+
+    Parameters
+    ----------
+    store
+        Writes the groups.
+    buffer_rows
+        Rows of one buffer, a multiple of 64.
+    row_bytes
+        Bytes of a row.
+    counters
+        Where waiting is counted.
+    """
+
+    def __init__(
+        self, store: ColdStore, buffer_rows: int, row_bytes: int, counters: Counters
+    ) -> None:
+        self._store = store
+        self._counters = counters
+        self.buffer_groups = buffer_rows // GROUP_TOKENS
+        self._free: queue.SimpleQueue[NDArray[np.uint8]] = queue.SimpleQueue()
+        for _ in range(2):
+            buffer = aligned_buffer(buffer_rows * row_bytes)[: buffer_rows * row_bytes]
+            self._free.put(buffer.reshape(buffer_rows, row_bytes))
+
+    def buffer(self) -> NDArray[np.uint8]:
+        """Return a buffer to fill, uint8 (buffer_rows, row_bytes), waiting until one is free."""
+        started = time.perf_counter()
+        buffer = self._free.get()
+        self._counters.drive_wait_seconds += time.perf_counter() - started
+        return buffer
+
+    def send(self, layer: int, groups: NDArray[np.int64], buffer: NDArray[np.uint8]) -> None:
+        """Queue the first 64 · len(groups) rows of a buffer to be written."""
+        rows = buffer[: len(groups) * GROUP_TOKENS]
+        self._store.write_groups(layer, groups, rows, lambda: self._free.put(buffer))
