@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+# Every target sets up what it needs. `make help` lists them.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+BUILD ?= build
+JOBS ?= auto
+
+QUESTION ?= What does the global statement do?
+
+.DEFAULT_GOAL := help
+.PHONY: help setup model run test test-fast lint format quality doctor clean
+
+help: ## List every target
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(VENV)/installed ## Make the virtual environment with the tested versions
+
+model: $(VENV)/installed ## Fetch the real model of the examples and tests (93 MB, once)
+	$(BIN)/hillinfer fetch
+
+run: model $(BUILD)/document.txt ## Answer a question over a long text with a quarter of its KV cache in DRAM
+	$(BIN)/hillinfer generate --prompt-file $(BUILD)/document.txt --question "$(QUESTION)" \
+		--max-new-tokens 96 --alpha 0.1 --dram-budget 25% --report $(BUILD)/reports/run.json
+
+test: model lint ## Run the whole test suite
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadgroup
+
+test-fast: $(VENV)/installed ## Run the tests that need no real model
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadgroup -m "not model"
+
+lint: $(VENV)/installed ## Check style, types and formatting
+	$(BIN)/ruff check sw_model host tests tools
+	$(BIN)/ruff format --check sw_model host tests tools
+	$(BIN)/mypy
+
+format: $(VENV)/installed ## Format all sources
+	$(BIN)/ruff check --fix sw_model host tests tools
+	$(BIN)/ruff format sw_model host tests tools
+
+quality: model ## Compare selection rules and shadows with the full cache (a quarter of an hour)
+	$(BIN)/hillinfer quality --out $(BUILD)/reports/quality.json
+
+doctor: $(VENV)/installed ## Say what this machine can do and what is missing
+	$(BIN)/hillinfer doctor
+
+clean: ## Remove what the other targets made, but not the fetched model
+	rm -rf $(BUILD) $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(VENV)/installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11 ..."; exit 2; }
+	@$(PYTHON) -c 'import ensurepip, venv' || \
+		{ echo "Python lacks venv: on Debian, apt install python3-venv"; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[run,test,lint]'
+	@touch $@
+
+$(BUILD)/document.txt: tools/pydoc_document.py $(VENV)/installed
+	@mkdir -p $(@D)
+	$(BIN)/python tools/pydoc_document.py > $@
