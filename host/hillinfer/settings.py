@@ -63,7 +63,7 @@ class Settings:
     dram_budget: ByteSize = field(default_factory=lambda: ByteSize(share=0.25))
     cold_dir: Path | None = None
     device: str = "nvme"
-    block_rows: int = 1024
+    block_rows: int = 512
     block_tokens: int = 1024
     io_threads: int = 8
 
