@@ -65,7 +65,7 @@ class Settings:
     device: str = "nvme"
     block_rows: int = 512
     block_tokens: int = 1024
-    io_threads: int = 8
+    io_threads: int = 16
 
     def __post_init__(self) -> None:
         """Refuse values that mean nothing."""
