@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Offsets B and A from the tokens that every host holds (scoring contract, section 3)."""
+
+from __future__ import annotations
+
+import torch
+
+from hillinfer.hie.score_codes import weights_in_place
+
+SINKS = 4
+RECENT_TOKENS = 256
+PROBE_STRIDE = 16
+
+# Below every L', far enough that a weight relative to any of them is 0.
+_LEFT_OUT = -(1 << 27)
+
+
+def offset_tokens(values: torch.Tensor) -> torch.Tensor:
+    """Take the columns of R ∪ Φ out of values of all N tokens (contract, section 3).
+
+    Parameters
+    ----------
+    values
+        Shape (..., N), any type.
+
+    Returns
+    -------
+    torch.Tensor
+        Shape (..., |R| + |Φ|): sinks and most recent tokens, then the probe tokens outside.
+    """
+    tokens = values.shape[-1]
+    recent = max(tokens - RECENT_TOKENS, 0)
+    return torch.cat(
+        [
+            values[..., : min(SINKS, recent)],
+            values[..., recent:],
+            values[..., PROBE_STRIDE : max(recent, PROBE_STRIDE) : PROBE_STRIDE],
+        ],
+        dim=-1,
+    )
+
+
+def weight_sum_offsets(
+    sample: torch.Tensor, invalid: torch.Tensor, all_tokens: int
+) -> torch.Tensor:
+    """Return B: log2 of the estimated sum of a head's weights (contract, section 3).
+
+    Parameters
+    ----------
+    sample
+        L' of R ∪ Φ, int32 of shape (kv_heads, heads, tokens), in the order of `offset_tokens`;
+        overwritten.
+    invalid
+        bool of shape (kv_heads, tokens).
+    all_tokens
+        N.
+
+    Returns
+    -------
+    torch.Tensor
+        int32 of shape (kv_heads, heads).
+    """
+    once = min(SINKS, max(all_tokens - RECENT_TOKENS, 0)) + min(all_tokens, RECENT_TOKENS)
+    counts = torch.full((sample.shape[-1],), PROBE_STRIDE, dtype=torch.float64)
+    counts[:once] = 1
+    sample.masked_fill_(invalid.unsqueeze(1), _LEFT_OUT)
+    largest = sample.amax(-1)
+    weights = weights_in_place(sample.sub_(largest.unsqueeze(-1)))
+    # A sum of integers below 2^53 is exact in float64; its bits are the logarithm asked for.
+    total = weights.to(torch.float64) @ counts
+    logarithm = (total.view(torch.int64) >> 44) - ((1023 + 24) << 8)
+    return torch.where(largest > _LEFT_OUT, largest + logarithm.to(torch.int32), 0)
+
+
+def raw_sum_offsets(sample: torch.Tensor, invalid: torch.Tensor) -> torch.Tensor:
+    """Return A: the floor of the mean of the sums of L' over R ∪ Φ (contract, section 3).
+
+    Parameters
+    ----------
+    sample
+        Sums of L' of R ∪ Φ, int32 of shape (rows, tokens); overwritten.
+    invalid
+        bool of the same shape.
+
+    Returns
+    -------
+    torch.Tensor
+        int32 of shape (rows,).
+    """
+    counted = (~invalid).sum(-1)
+    total = sample.masked_fill_(invalid, 0).sum(-1)
+    return total.div(counted.clamp_(min=1), rounding_mode="floor").to(torch.int32)

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where codes and exponents lie in a segment's shadow (scoring contract, section 5)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hillinfer_model.kernel_spec import BEAT_BYTES, GROUP_TOKENS, SLICE_CHANNELS, KernelSpec
+
+# One token's 16 codes of one slice are 16, 8 or 4 bytes and move as one element.
+_SLICE_TYPES: dict[int, type[np.generic]] = {8: np.complex128, 4: np.int64, 2: np.int32}
+
+
+class ShadowLayout:
+    """Views of a segment's shadow by group, tile, KV head, slice and token (contract, section 5).
+
+    Parameters
+    ----------
+    spec
+        Shape and key mode; FP16 mode has the layout of its INT8 codes.
+
+    Attributes
+    ----------
+    code_bits
+        8, 4 or 2.
+    codes_per_byte
+        1, 2 or 4.
+    slices
+        16-channel slices of one padded head.
+    key_bytes
+        Bytes of the codes of one token and KV head.
+    """
+
+    def __init__(self, spec: KernelSpec) -> None:
+        self.spec = spec
+        self.code_bits = spec.key_mode.code_bits
+        self.codes_per_byte = 8 // self.code_bits
+        self.slices = spec.padded_head_dim // SLICE_CHANNELS
+        self.key_bytes = spec.padded_head_dim // self.codes_per_byte
+        self._slice_type = _SLICE_TYPES[self.code_bits]
+        self._group_shape = (-1, spec.group_beats, BEAT_BYTES)
+        self._shadow_shape = (spec.segment_beats, BEAT_BYTES)
+        self._tile_tokens = spec.tile_tokens
+        tiles = GROUP_TOKENS // spec.tile_tokens
+        self._code_shape = (-1, tiles, spec.kv_heads, self.slices, spec.tile_tokens)
+
+    def check(self, shadow: NDArray[np.uint8]) -> None:
+        """Raise ValueError where an array is no shadow of one segment."""
+        if (
+            shadow.dtype != np.uint8
+            or shadow.shape != self._shadow_shape
+            or not shadow.flags.c_contiguous
+        ):
+            raise ValueError(
+                f"a segment's shadow is contiguous uint8 of shape {self._shadow_shape}, not "
+                f"{shadow.dtype} of shape {shadow.shape}"
+            )
+
+    def exponents(self, shadow: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Return a view of the exponents of whole groups, uint8 (groups, kv_heads, 64)."""
+        return shadow.reshape(self._group_shape)[:, : self.spec.kv_heads]
+
+    def slice_codes(self, shadow: NDArray[np.uint8]) -> NDArray[Any]:
+        """Return a view of the codes of whole groups, one element for 16 codes of one token.
+
+        Elements are complex128, int64 or int32 for INT8, INT4 and INT2: types of the right size,
+        never read as numbers. Shape (groups, tiles, kv_heads, slices, tile_tokens).
+        """
+        groups = shadow.reshape(self._group_shape).view(self._slice_type)
+        return groups[:, self.spec.kv_heads :].reshape(self._code_shape)
+
+    def write(
+        self,
+        shadow: NDArray[np.uint8],
+        first_token: int,
+        codes: torch.Tensor,
+        exponents: torch.Tensor,
+    ) -> None:
+        """Put codes and exponents of consecutive tokens into a shadow, in place.
+
+        Parameters
+        ----------
+        shadow
+            uint8 of shape (segment_beats, 64); what lies around the tokens stays as it is.
+        first_token
+            Index of the first token within the segment.
+        codes
+            int8 of shape (tokens, kv_heads, head_dim).
+        exponents
+            uint8 of shape (tokens, kv_heads).
+        """
+        tokens, kv_heads, _ = codes.shape
+        packed = self._pack(codes).numpy().view(self._slice_type)
+        index = np.arange(first_token, first_token + tokens)
+        group, in_group = index // GROUP_TOKENS, index % GROUP_TOKENS
+        tile, in_tile = in_group // self._tile_tokens, in_group % self._tile_tokens
+        self.slice_codes(shadow)[group, tile, :, :, in_tile] = packed.reshape(
+            tokens, kv_heads, self.slices
+        )
+        self.exponents(shadow)[group, :, in_group] = exponents.numpy()
+
+    def read(
+        self,
+        shadow: NDArray[np.uint8],
+        first_group: int,
+        codes: NDArray[np.uint8],
+        exponents: NDArray[np.uint8],
+    ) -> None:
+        """Copy codes and exponents of consecutive groups out of a shadow, by KV head and token.
+
+        Parameters
+        ----------
+        shadow
+            uint8 of shape (segment_beats, 64).
+        first_group
+            First group; the outputs say how many.
+        codes
+            Filled: uint8 of shape (kv_heads, tokens, bytes of one key), contiguous.
+        exponents
+            Filled: uint8 of shape (kv_heads, groups, 64).
+        """
+        groups = slice(first_group, first_group + exponents.shape[1])
+        stored = self.slice_codes(shadow)[groups].transpose(2, 0, 1, 4, 3)
+        codes.view(self._slice_type).reshape(stored.shape)[...] = stored
+        exponents[...] = self.exponents(shadow)[groups].swapaxes(0, 1)
+
+    def _pack(self, codes: torch.Tensor) -> torch.Tensor:
+        padding = self.spec.padded_head_dim - codes.shape[-1]
+        fields = torch.nn.functional.pad(codes, (0, padding)).contiguous().view(torch.uint8)
+        if self.codes_per_byte == 1:
+            return fields
+        fields = fields.bitwise_and_((1 << self.code_bits) - 1)
+        fields = fields.view(*codes.shape[:2], -1, self.codes_per_byte)
+        packed = fields[..., 0].clone()
+        for place in range(1, self.codes_per_byte):
+            packed |= fields[..., place] << (self.code_bits * place)
+        return packed
