@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`hillinfer generate`: answer from a long text with the KV cache on a drive."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hillinfer.byte_size import ByteSize
+from hillinfer.cli.generate_request import Asking, Compare, GenerateRequest
+from hillinfer.cli.prompt_source import read_document, reads_stdin
+from hillinfer.models.number_type import NumberType
+from hillinfer.models.registry_model import DEFAULT_MODEL
+from hillinfer.prompt import PromptError, PromptStyle
+from hillinfer.question_reading import QuestionReading
+from hillinfer.sampling import Sampling
+from hillinfer.settings import Settings
+
+_AUTO = "auto"
+_AUTO_SHADOW = "int4"
+_DEFAULTS = Settings()
+
+
+def generate(
+    *,
+    model: Annotated[
+        str,
+        typer.Option(help="Registry name, folder, GGUF file, or organisation/name on the hub."),
+    ] = DEFAULT_MODEL,
+    prompt_file: Annotated[
+        Path | None, typer.Option(help="Text to read; - for standard input.")
+    ] = None,
+    prompt: Annotated[str | None, typer.Option(help="The text itself.")] = None,
+    question: Annotated[
+        list[str] | None,
+        typer.Option(help="Question about the text; give it again to ask several."),
+    ] = None,
+    interactive: Annotated[
+        bool, typer.Option("--interactive", help="Ask for questions, a line each, until an end.")
+    ] = False,
+    prompt_style: Annotated[
+        PromptStyle, typer.Option(help="auto uses the model's chat template, plain does not.")
+    ] = PromptStyle.AUTO,
+    max_new_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 128,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    top_p: Annotated[float, typer.Option(help="Probability mass to draw from.")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="Tokens to draw from; 0 for all.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of the random numbers.")] = 0,
+    alpha: Annotated[
+        float, typer.Option(help="Share of the context that each step selects.")
+    ] = _DEFAULTS.alpha,
+    max_selected: Annotated[
+        int | None, typer.Option(help="Most tokens a step selects; unlimited by default.")
+    ] = None,
+    kept_sinks: Annotated[
+        int, typer.Option(help="First tokens that are always selected.")
+    ] = _DEFAULTS.kept_sinks,
+    kept_recent: Annotated[
+        int, typer.Option(help="Newest tokens that are always selected.")
+    ] = _DEFAULTS.kept_recent,
+    rule: Annotated[str, typer.Option(help="weight_sum or raw_sum.")] = _DEFAULTS.rule.value,
+    scope: Annotated[str, typer.Option(help="layer or kv_head.")] = _DEFAULTS.scope.value,
+    shadow: Annotated[str, typer.Option(help="auto, int8, int4 or int2.")] = _AUTO,
+    dram_budget: Annotated[
+        str,
+        typer.Option(
+            help="64MiB, 2GiB, or 25% of the KV cache; auto takes 25% or the least that works."
+        ),
+    ] = _AUTO,
+    cold_dir: Annotated[
+        Path | None, typer.Option(help="Directory on the drive; by default in the user's cache.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="nvme or golden.")] = _DEFAULTS.device,
+    block_rows: Annotated[
+        int, typer.Option(help="Rows read and attended to at a time.")
+    ] = _DEFAULTS.block_rows,
+    prefill_chunk: Annotated[int, typer.Option(help="Prompt tokens of one forward pass.")] = 1024,
+    sparse_question: Annotated[
+        bool,
+        typer.Option("--sparse-question", help="Read the question token by token, as in decode."),
+    ] = False,
+    dtype: Annotated[
+        NumberType, typer.Option(help="auto: the model's own, float32 where a CPU is slow at it.")
+    ] = NumberType.AUTO,
+    threads: Annotated[int | None, typer.Option(help="Compute threads.")] = None,
+    report: Annotated[Path | None, typer.Option(help="Where run.json goes.")] = None,
+    compare: Annotated[
+        Compare | None, typer.Option(help="Also run the ordinary cache, side by side.")
+    ] = None,
+) -> None:
+    """Answer from a long text; the text goes to standard output, all else to standard error."""
+    settings = Settings().changed(
+        alpha=alpha,
+        max_selected=max_selected,
+        kept_sinks=kept_sinks,
+        kept_recent=kept_recent,
+        rule=rule,
+        scope=scope,
+        shadow=_AUTO_SHADOW if shadow == _AUTO else shadow,
+        cold_dir=cold_dir,
+        device=device,
+        block_rows=block_rows,
+    )
+    budget = None if dram_budget == _AUTO else ByteSize.parse(dram_budget)
+    sampling = Sampling(temperature, top_k, top_p, seed)
+    if interactive and reads_stdin(prompt_file, prompt):
+        raise PromptError(
+            "--interactive takes questions from standard input: give the text with --prompt-file"
+        )
+    request = GenerateRequest(
+        model=model,
+        number_type=dtype,
+        document=read_document(prompt_file, prompt),
+        prompt_style=prompt_style,
+        questions=tuple(question or ()),
+        asking=Asking.INTERACTIVE if interactive else Asking.OPTIONS,
+        question_reading=QuestionReading.SINGLY if sparse_question else QuestionReading.CHUNKS,
+        max_new_tokens=max_new_tokens,
+        sampling=sampling,
+        settings=settings,
+        budget=budget,
+        chunk_tokens=prefill_chunk,
+        threads=threads,
+        report=report,
+        compare=compare,
+    )
+    # torch and transformers take seconds to import: help and bad options do not wait for them.
+    from hillinfer.cli.generate_run import run
+
+    run(request)

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `hillinfer generate` was asked for, validated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from hillinfer.byte_size import ByteSize
+from hillinfer.errors import SettingsError
+from hillinfer.models.number_type import NumberType
+from hillinfer.prompt import PromptStyle
+from hillinfer.question_reading import QuestionReading
+from hillinfer.sampling import Sampling
+from hillinfer.settings import Settings
+
+
+class Compare(StrEnum):
+    """What a run is compared with."""
+
+    FULL = "full"
+
+
+class Asking(StrEnum):
+    """Where questions come from."""
+
+    OPTIONS = "options"
+    INTERACTIVE = "interactive"
+
+
+@dataclass(frozen=True)
+class GenerateRequest:
+    """One run of `hillinfer generate`.
+
+    Parameters
+    ----------
+    model, number_type
+        What to load, and in which type.
+    document, prompt_style
+        What to read, and whether it goes through the chat template.
+    questions
+        About the document; empty where it is the whole prompt.
+    asking, question_reading
+        See the enumerations.
+    max_new_tokens, sampling
+        Of every answer.
+    settings
+        Of the cache, without the budget.
+    budget
+        DRAM budget; None for the default.
+    chunk_tokens
+        Tokens of one forward pass of prefill.
+    threads
+        Compute threads; None for torch's own choice.
+    report
+        Where `run.json` goes; None for nowhere.
+    compare
+        None for no comparison.
+
+    Raises
+    ------
+    SettingsError
+        Where a number is out of range.
+    """
+
+    model: str
+    number_type: NumberType
+    document: str
+    prompt_style: PromptStyle
+    questions: tuple[str, ...]
+    asking: Asking
+    question_reading: QuestionReading
+    max_new_tokens: int
+    sampling: Sampling
+    settings: Settings
+    budget: ByteSize | None
+    chunk_tokens: int
+    threads: int | None
+    report: Path | None
+    compare: Compare | None
+
+    def __post_init__(self) -> None:
+        """Refuse values that mean nothing."""
+        for name, value in (
+            ("max_new_tokens", self.max_new_tokens),
+            ("prefill_chunk", self.chunk_tokens),
+            ("threads", 1 if self.threads is None else self.threads),
+        ):
+            if value < 1:
+                raise SettingsError(f"{name}={value} must be at least 1")
+        if self.questions and self.asking is Asking.INTERACTIVE:
+            raise SettingsError("--question and --interactive exclude each other: give one")
+        if self.compare and self.asking is Asking.INTERACTIVE:
+            raise SettingsError("--compare full needs its questions beforehand: use --question")

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One run of `hillinfer generate`, from the prompt to the report."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+import typer
+from rich.console import Console
+
+import hillinfer
+from hillinfer.answering import Answering, AnswerOptions
+from hillinfer.cli.comparison import compare_with_ordinary
+from hillinfer.cli.console import error_console, quiet_transformers
+from hillinfer.cli.generate_request import Asking, GenerateRequest
+from hillinfer.cli.preflight import CheckedRun, check_run
+from hillinfer.cli.progress import answering_view, reading_view
+from hillinfer.cli.report_facts import machine_facts, model_facts, settings_facts, version_facts
+from hillinfer.cli.report_view import show_report
+from hillinfer.generation import Generation
+from hillinfer.machine.memory_peak import peak_rss_bytes, reset_peak_rss
+from hillinfer.models.loader import LoadedModel, ModelOutline
+from hillinfer.models.model_source import ModelSource
+from hillinfer.prompt import DocumentPrompt
+from hillinfer.run_report import Answer, Finish, RunReport
+from hillinfer.statistics import CacheStatistics
+
+EXIT_INTERRUPTED = 130
+_END_WORDS = frozenset({"exit", "quit"})
+
+
+def run(request: GenerateRequest) -> None:
+    """Check, load, read, answer and report.
+
+    Raises
+    ------
+    HillInferError
+        Whatever a user can act on, before weights are loaded where it can be known before.
+    """
+    console = error_console()
+    quiet_transformers()
+    if request.threads is not None:
+        torch.set_num_threads(request.threads)
+    source = ModelSource.locate(request.model, console.print)
+    outline = ModelOutline.read(source, request.number_type)
+    prompt = DocumentPrompt(outline.tokenizer, request.document, request.prompt_style)
+    checked = check_run(request, outline, prompt, console.print)
+    loaded = outline.load()
+    options = _answer_options(request, loaded)
+    report, generating_peak = _answer_all(request, checked, loaded, prompt, options, console)
+    interrupted = any(answer.finish is Finish.INTERRUPTED for answer in report.answers)
+    if request.compare is not None and not interrupted:
+        console.print("running the same prompts with the ordinary cache")
+        comparison = compare_with_ordinary(
+            loaded,
+            prompt,
+            checked.document_ids,
+            report,
+            options,
+            request.chunk_tokens,
+            generating_peak,
+        )
+        report = replace(report, comparison=comparison)
+    show_report(report, console)
+    if request.report is not None:
+        report.write(request.report)
+        console.print(f"report: {request.report}")
+    if interrupted:
+        raise typer.Exit(EXIT_INTERRUPTED)
+
+
+def _answer_all(
+    request: GenerateRequest,
+    checked: CheckedRun,
+    loaded: LoadedModel,
+    prompt: DocumentPrompt,
+    options: AnswerOptions,
+    console: Console,
+) -> tuple[RunReport, int]:
+    """Return the report and the peak of resident memory after loading."""
+    loading_peak = peak_rss_bytes()
+    reset_peak_rss()
+    with hillinfer.attach(loaded.model, checked.settings) as attachment:
+        cache = attachment.new_cache(expected_tokens=checked.context_tokens)
+        generation = Generation(loaded.model, cache, request.chunk_tokens)
+        try:
+            answering = Answering(generation, loaded.tokenizer, prompt, options)
+            with reading_view(console).stage("prefill", len(checked.document_ids)) as advance:
+                document_seconds = answering.read(checked.document_ids, advance)
+            answers = tuple(_answers(request, checked, prompt, answering, console))
+            statistics: CacheStatistics = cache.statistics()
+        finally:
+            generation.close()
+    generating_peak = peak_rss_bytes()
+    contexts = [
+        len(checked.document_ids) + answer.question_tokens + answer.decode_steps
+        for answer in answers
+    ]
+    longest = max(contexts, default=len(checked.document_ids))
+    shape = loaded.shape
+    report = RunReport(
+        model=model_facts(loaded, shape),
+        settings=settings_facts(request, checked),
+        sampling=request.sampling.as_json(),
+        versions=version_facts(),
+        machine=machine_facts(checked.settings.cold_dir),
+        document_tokens=len(checked.document_ids),
+        document_seconds=document_seconds,
+        answers=answers,
+        # Forks are closed by now, so the cache no longer holds the longest context.
+        statistics=replace(statistics, kv_bytes=longest * shape.token_bytes),
+        peak_rss_bytes=max(loading_peak, generating_peak),
+    )
+    return report, generating_peak
+
+
+def _answers(
+    request: GenerateRequest,
+    checked: CheckedRun,
+    prompt: DocumentPrompt,
+    answering: Answering,
+    console: Console,
+) -> Iterator[Answer]:
+    """Answer whatever was asked, the text on standard output, until an interrupt."""
+    view = answering_view(console)
+    interactive = request.asking is Asking.INTERACTIVE
+    if not interactive and not request.questions:
+        with view.stage("decode", request.max_new_tokens) as advance:
+            yield _ended(answering.go_on(_show_text, advance))
+        return
+    for question in _typed_questions(console) if interactive else request.questions:
+        if interactive:
+            count = len(prompt.question_ids(question))
+            if count > checked.question_tokens:
+                console.print(
+                    f"hillinfer: this question has {count} tokens, and there is room for "
+                    f"{checked.question_tokens}: ask a shorter one"
+                )
+                continue
+        elif len(request.questions) > 1:
+            console.print(f"question: {question}")
+        with view.stage("decode", request.max_new_tokens) as advance:
+            answer = _ended(answering.ask(question, _show_text, advance))
+        yield answer
+        if answer.finish is Finish.INTERRUPTED:
+            return
+
+
+def _typed_questions(console: Console) -> Iterator[str]:
+    """Yield a line each from standard input, until its end or one of the words for it."""
+    while True:
+        if sys.stdin.isatty():
+            console.print("question (empty line to end): ", end="")
+        line = sys.stdin.readline().strip()
+        if not line or line in _END_WORDS:
+            return
+        yield line
+
+
+def _show_text(piece: str) -> None:
+    sys.stdout.write(piece)
+    sys.stdout.flush()
+
+
+def _ended(answer: Answer) -> Answer:
+    _show_text("\n")
+    return answer
+
+
+def _answer_options(request: GenerateRequest, loaded: LoadedModel) -> AnswerOptions:
+    return AnswerOptions(
+        sampling=request.sampling,
+        max_new_tokens=request.max_new_tokens,
+        stop_ids=loaded.stop_ids,
+        question_reading=request.question_reading,
+    )

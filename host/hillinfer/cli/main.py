@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The `hillinfer` command: its subcommands, and how every error ends in one line."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from hillinfer.cli.doctor import doctor
+from hillinfer.cli.fetch import fetch
+from hillinfer.cli.generate import generate
+from hillinfer.cli.models import models
+from hillinfer.errors import HillInferError
+
+EXIT_ERROR = 2
+EXIT_INTERRUPTED = 130
+
+app = typer.Typer(
+    help="Long-context LLM inference with the KV cache on a drive.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command()(generate)
+app.command()(doctor)
+app.command()(fetch)
+app.command()(models)
+
+
+@app.callback()
+def _program() -> None:
+    """Long-context LLM inference with the KV cache on a drive."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command and end the process.
+
+    What a user can act on becomes one line on standard error and exit code 2; an interrupt ends
+    with 130. Anything else is a defect and keeps its traceback.
+
+    Parameters
+    ----------
+    arguments
+        Without the program's name; the process's own where None.
+    """
+    try:
+        given = None if arguments is None else list(arguments)
+        code = app(given, prog_name="hillinfer", standalone_mode=False)
+    except KeyboardInterrupt:
+        code = EXIT_INTERRUPTED
+    except HillInferError as error:
+        code = _fail(str(error))
+    except typer.TyperException as error:
+        code = _fail(error.format_message())
+    if code == EXIT_INTERRUPTED:
+        print("hillinfer: interrupted", file=sys.stderr)
+    sys.exit(code)
+
+
+def _fail(message: str) -> int:
+    print(f"hillinfer: error: {' '.join(message.split())}", file=sys.stderr)
+    return EXIT_ERROR

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every check of a run that needs no weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hillinfer.byte_size import format_bytes
+from hillinfer.cli.generate_request import Asking, Compare, GenerateRequest
+from hillinfer.cold_dir import prepared_cold_dir
+from hillinfer.devices.table import make_scorer
+from hillinfer.hf.features import check_model, check_versions
+from hillinfer.machine.drive import DriveFacts
+from hillinfer.models.capacity import Capacity
+from hillinfer.models.context_needs import ContextNeeds
+from hillinfer.models.loader import ModelOutline
+from hillinfer.pools.budget_plan import kernel_spec
+from hillinfer.prompt import DocumentPrompt, PromptError
+from hillinfer.settings import Settings
+
+_INTERACTIVE_QUESTION_TOKENS = 512
+
+
+@dataclass(frozen=True)
+class CheckedRun:
+    """What a run may rely on.
+
+    Parameters
+    ----------
+    document_ids
+        To be read first.
+    question_tokens
+        Longest question that the context has room for.
+    context_tokens
+        Document, longest question and longest answer together.
+    settings
+        With the cold directory and the DRAM budget in bytes.
+    """
+
+    document_ids: list[int]
+    question_tokens: int
+    context_tokens: int
+    settings: Settings
+
+
+def check_run(
+    request: GenerateRequest,
+    outline: ModelOutline,
+    prompt: DocumentPrompt,
+    say: Callable[[str], None],
+) -> CheckedRun:
+    """Check model, device, positions, budget, memory and drive, and say what fits.
+
+    Parameters
+    ----------
+    request, outline, prompt
+        What was asked for.
+    say
+        Called with a line for what a user should know.
+
+    Raises
+    ------
+    UnsupportedFeatureError, SettingsError, PromptError, ColdPoolError, BudgetError, FitError
+        For the first thing that cannot work.
+    """
+    check_versions()
+    check_model(outline.skeleton)
+    make_scorer(
+        request.settings.device,
+        kernel_spec(outline.shape, request.settings),
+        request.settings.scope,
+    )
+    asks = bool(request.questions) or request.asking is Asking.INTERACTIVE
+    document_ids = prompt.document_ids() if asks else prompt.alone()
+    lengths = [len(prompt.question_ids(question)) for question in request.questions]
+    if request.asking is Asking.INTERACTIVE:
+        lengths = [0, _INTERACTIVE_QUESTION_TOKENS]
+    longest, shortest = max(lengths, default=0), min(lengths, default=0)
+    context = len(document_ids) + longest + request.max_new_tokens
+    positions = outline.shape.max_positions
+    if context > positions:
+        raise PromptError(
+            f"{len(document_ids) + longest} prompt tokens and {request.max_new_tokens} new tokens "
+            f"are more than the model's {positions} positions: shorten the prompt to "
+            f"{max(0, positions - request.max_new_tokens)} tokens or lower --max-new-tokens"
+        )
+    drive = DriveFacts.probe(prepared_cold_dir(request.settings.cold_dir))
+    if drive.warning:
+        say(f"hillinfer: warning: {drive.warning}")
+    needs = ContextNeeds.of(
+        outline,
+        request.settings,
+        request.budget,
+        chunk_tokens=request.chunk_tokens,
+        # Each question of a comparison works on a copy of the ordinary cache.
+        ordinary_caches=(1 + asks) if request.compare is Compare.FULL else 0,
+        forks=int(asks),
+        reserved_tokens=context - len(document_ids) - shortest,
+    )
+    capacity = Capacity.measure(drive, outline.device)
+    needs.check(context, capacity)
+    footprint = needs.footprint(context)
+    say(
+        f"{outline.source.name}: {context} tokens of context take about "
+        f"{format_bytes(footprint.memory_bytes)} of {format_bytes(capacity.memory_bytes)} free "
+        f"memory and {format_bytes(footprint.drive_bytes)} of "
+        f"{format_bytes(capacity.drive_bytes)} free drive; largest context that fits: "
+        f"{needs.largest_context(capacity)} tokens (the model has {positions} positions)"
+    )
+    return CheckedRun(
+        document_ids=document_ids,
+        question_tokens=longest,
+        context_tokens=context,
+        settings=needs.settings_for(context),
+    )

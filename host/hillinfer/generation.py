@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A loop of forward calls over one cache: read a prompt in chunks, then decode token by token."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from hillinfer.errors import CacheUseError, SettingsError
+from hillinfer.sampling import Sampling, TokenChooser
+from hillinfer.statistics import CacheStatistics
+
+
+class Generation:
+    """One sequence that grows in a cache, HillInfer's or transformers' own.
+
+    The same tokens as `model.generate` with `prefill_chunk_size`, but every step is the caller's:
+    for progress, for text as it comes, for stopping anywhere, and for several questions about one
+    document.
+
+    Parameters
+    ----------
+    model
+        A causal language model of transformers, attached where the cache is HillInfer's.
+    cache
+        What to pass as `past_key_values`.
+    chunk_tokens
+        Tokens of one forward call while a prompt is read.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        cache: Any,
+        chunk_tokens: int = 1024,
+    ) -> None:
+        if chunk_tokens < 1:
+            raise SettingsError(f"prefill_chunk={chunk_tokens} must be at least 1")
+        self.cache = cache
+        self._model = model
+        self._chunk_tokens = chunk_tokens
+        self._logits: torch.Tensor | None = None
+
+    def read(
+        self, token_ids: Sequence[int], on_progress: Callable[[int], None] = lambda done: None
+    ) -> None:
+        """Read tokens in chunks; every token of a chunk attends to everything before it.
+
+        Parameters
+        ----------
+        token_ids
+            What to read after what the cache holds.
+        on_progress
+            Called after each chunk with the number of tokens read so far.
+        """
+        for start in range(0, len(token_ids), self._chunk_tokens):
+            chunk = token_ids[start : start + self._chunk_tokens]
+            self._forward(chunk)
+            on_progress(start + len(chunk))
+
+    def read_singly(
+        self, token_ids: Sequence[int], on_progress: Callable[[int], None] = lambda done: None
+    ) -> None:
+        """Read tokens one by one as in decode, each with a selected set of its own.
+
+        Parameters as in `read`.
+        """
+        for done, token_id in enumerate(token_ids, start=1):
+            self._forward([token_id])
+            on_progress(done)
+
+    def decode(
+        self, sampling: Sampling, max_new_tokens: int, stop_ids: frozenset[int]
+    ) -> Iterator[int]:
+        """Yield new tokens until one of `stop_ids` (yielded too) or `max_new_tokens`.
+
+        A token enters the cache when the next one is asked for, so afterwards the cache holds
+        everything but the last, as after `model.generate`.
+
+        Raises
+        ------
+        CacheUseError
+            Where nothing was read before.
+        """
+        if self._logits is None:
+            raise CacheUseError("nothing was read yet: call read() with the prompt first")
+        chooser = TokenChooser(sampling, self._logits.device)
+        for count in range(1, max_new_tokens + 1):
+            token_id = chooser.choose(self._logits)
+            yield token_id
+            if token_id in stop_ids or count == max_new_tokens:
+                return
+            self._forward([token_id])
+
+    def fork(self) -> Generation:
+        """Return a generation that goes on from here by itself.
+
+        A HillInfer cache shares its rows with the fork; an ordinary one is copied.
+        """
+        own = getattr(self.cache, "fork", None)
+        twin = Generation(
+            self._model, own() if own else copy.deepcopy(self.cache), self._chunk_tokens
+        )
+        twin._logits = self._logits
+        return twin
+
+    def statistics(self) -> CacheStatistics | None:
+        """Return what the cache counted so far; None for a cache that does not count."""
+        count: Callable[[], CacheStatistics] | None = getattr(self.cache, "statistics", None)
+        return count() if count else None
+
+    def close(self) -> None:
+        """Close the cache where it can be closed."""
+        close = getattr(self.cache, "close", None)
+        if close:
+            close()
+
+    @torch.no_grad()
+    def _forward(self, token_ids: Sequence[int]) -> None:
+        ids = torch.tensor([list(token_ids)], device=self._model.device)
+        output = self._model(
+            input_ids=ids, past_key_values=self.cache, use_cache=True, logits_to_keep=1
+        )
+        self._logits = output.logits[0, -1]

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What this machine can do and what is missing, each with its fix."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from hillinfer.byte_size import format_bytes
+from hillinfer.cold_dir import prepared_cold_dir
+from hillinfer.errors import HillInferError
+from hillinfer.machine.drive import DriveFacts
+from hillinfer.machine.gpu import visible_gpus
+from hillinfer.machine.memory import MemoryFacts
+from hillinfer.machine.processor import ProcessorFacts
+from hillinfer.machine.tools import optional_tools
+from hillinfer.machine.versions import python_version, run_packages
+
+_OLDEST_PYTHON = (3, 11)
+_SPEED_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "asimd", "bf16")
+
+
+class Verdict(StrEnum):
+    """How a finding stands."""
+
+    OK = "ok"
+    WARNING = "warning"
+    MISSING = "missing"
+    OPTIONAL = "not found"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing looked at.
+
+    Parameters
+    ----------
+    name
+        What.
+    verdict
+        MISSING keeps `hillinfer generate` from working; OPTIONAL does not.
+    found
+        What is there.
+    fix
+        What to do; None where nothing is to be done.
+    """
+
+    name: str
+    verdict: Verdict
+    found: str
+    fix: str | None = None
+
+
+def diagnose(cold_dir: Path | None) -> tuple[Finding, ...]:
+    """Look at Python, packages, processor, memory, GPU, drive, model and tools.
+
+    Parameters
+    ----------
+    cold_dir
+        Directory of the cold pool; None for the default one.
+    """
+    return (
+        _python(),
+        *_packages(),
+        _processor(),
+        _memory(),
+        _gpu(),
+        _drive(cold_dir),
+        *_models(),
+        *_tools(),
+    )
+
+
+def _python() -> Finding:
+    if sys.version_info[:2] < _OLDEST_PYTHON:
+        return Finding("python", Verdict.MISSING, python_version(), "install Python 3.11 or newer")
+    return Finding("python", Verdict.OK, python_version())
+
+
+def _packages() -> Iterator[Finding]:
+    for package in run_packages():
+        verdict = Verdict.OK if package.supported else Verdict.MISSING
+        found = package.version or "not installed"
+        if package.version and not package.supported:
+            found += f", outside {package.window}"
+        yield Finding(package.name, verdict, found, package.fix)
+
+
+def _processor() -> Finding:
+    processor = ProcessorFacts.read()
+    flags = [flag for flag in _SPEED_FLAGS if flag in processor.flags]
+    found = f"{processor.name or 'unnamed'}, {processor.cores} cores, {' '.join(flags) or 'plain'}"
+    if not processor.fast_bfloat16:
+        found += "; no bfloat16 in hardware, so --dtype auto takes float32 for bfloat16 models"
+    return Finding("processor", Verdict.OK, found)
+
+
+def _memory() -> Finding:
+    memory = MemoryFacts.read()
+    found = (
+        f"{format_bytes(memory.available_bytes)} free of {format_bytes(memory.total_bytes)}, "
+        + (
+            f"control group limit {format_bytes(memory.limit_bytes)}"
+            if memory.limit_bytes is not None
+            else "no control group limit"
+        )
+    )
+    return Finding("memory", Verdict.OK, found)
+
+
+def _gpu() -> Finding:
+    gpus = visible_gpus()
+    if gpus is None:
+        return Finding("GPU", Verdict.OPTIONAL, "unknown without torch")
+    if not gpus:
+        return Finding("GPU", Verdict.OPTIONAL, "none that torch can use; models run on the CPU")
+    named = (f"{gpu.name}, {format_bytes(gpu.free_bytes)} free" for gpu in gpus)
+    return Finding("GPU", Verdict.OK, "; ".join(named))
+
+
+def _drive(cold_dir: Path | None) -> Finding:
+    try:
+        drive = DriveFacts.probe(prepared_cold_dir(cold_dir))
+    except HillInferError as error:
+        return Finding("cold directory", Verdict.MISSING, "unusable", str(error))
+    found = (
+        f"{drive.directory} on {drive.filesystem}, {format_bytes(drive.free_bytes)} free, "
+        f"{drive.io_mode} I/O"
+    )
+    verdict = Verdict.WARNING if drive.warning else Verdict.OK
+    return Finding("cold directory", verdict, found, drive.warning)
+
+
+def _models() -> Iterator[Finding]:
+    # models/ belongs to no machine fact but uses several of them, hence not at the top.
+    from hillinfer.models.registry_model import REGISTRY_MODELS
+
+    for model in REGISTRY_MODELS.values():
+        if model.present:
+            yield Finding(f"model {model.name}", Verdict.OK, str(model.folder))
+        else:
+            fix = f"hillinfer fetch {model.name}"
+            yield Finding(f"model {model.name}", Verdict.OPTIONAL, "not fetched yet", fix)
+
+
+def _tools() -> Iterator[Finding]:
+    for tool in optional_tools():
+        if tool.place is not None:
+            yield Finding(tool.name, Verdict.OK, tool.place)
+        else:
+            yield Finding(tool.name, Verdict.OPTIONAL, f"needed for {tool.purpose}", tool.fix)

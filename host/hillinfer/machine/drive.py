@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What lies behind a directory: a drive or memory, how much room, direct I/O or not."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from hillinfer.storage.cold_file import IOMode, probe_io_mode
+
+_IN_MEMORY = frozenset({"tmpfs", "ramfs", "devtmpfs", "hugetlbfs"})
+_NETWORK = frozenset({"nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs", "ceph", "glusterfs"})
+
+
+@dataclass(frozen=True)
+class DriveFacts:
+    """What the cold pool's directory stands on.
+
+    Parameters
+    ----------
+    directory
+        The directory asked about.
+    filesystem
+        Type of the file system as the kernel calls it.
+    free_bytes
+        Room that an ordinary user may take.
+    io_mode
+        Result of writing and reading one 4 KiB block: direct or buffered.
+    """
+
+    directory: Path
+    filesystem: str
+    free_bytes: int
+    io_mode: IOMode
+
+    @classmethod
+    def probe(cls, directory: Path) -> DriveFacts:
+        """Look at an existing directory and try one block in it.
+
+        Raises
+        ------
+        ColdPoolError
+            Where the directory cannot hold a file.
+        """
+        room = os.statvfs(directory)
+        return cls(
+            directory=directory,
+            filesystem=filesystem_of(directory),
+            free_bytes=room.f_bavail * room.f_frsize,
+            io_mode=probe_io_mode(directory),
+        )
+
+    @property
+    def warning(self) -> str | None:
+        """Why rows kept here do not do what a drive is for; None where all is well."""
+        if self.filesystem in _IN_MEMORY:
+            return (
+                f"{self.directory} is {self.filesystem}, which is memory and not a drive: the cold "
+                "pool saves nothing there; choose another with --cold-dir"
+            )
+        if self.filesystem in _NETWORK:
+            return (
+                f"{self.directory} is on {self.filesystem}, a network: reads will be slow; choose "
+                "a local drive with --cold-dir"
+            )
+        if self.io_mode is IOMode.BUFFERED:
+            return (
+                f"{self.directory} ({self.filesystem}) does not allow direct I/O: the page cache "
+                "will hold what the DRAM budget does not count; choose another with --cold-dir"
+            )
+        return None
+
+
+def filesystem_of(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> str:
+    """Return the type of the file system that `path` lies on, `unknown` where that is not told."""
+    resolved = path.resolve()
+    best, kind = Path(), "unknown"
+    try:
+        lines = mounts.read_text().splitlines()
+    except OSError:
+        return kind
+    for line in lines:
+        before, _, after = line.partition(" - ")
+        point = Path(_unescape(before.split()[4]))
+        # The last mount on a point hides the earlier ones, hence >=.
+        if point in (resolved, *resolved.parents) and len(point.parts) >= len(best.parts):
+            best, kind = point, after.split()[0]
+    return kind
+
+
+def _unescape(text: str) -> str:
+    return re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal.group(1), 8)), text)

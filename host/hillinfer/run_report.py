@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run did and took, as one frozen record that becomes `run.json`."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from hillinfer.counters import Counters
+from hillinfer.errors import HillInferError
+from hillinfer.statistics import CacheStatistics
+
+
+class ReportError(HillInferError):
+    """A report cannot be written where it should go."""
+
+
+class Finish(StrEnum):
+    """Why an answer ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    INTERRUPTED = "interrupted"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One answer.
+
+    Parameters
+    ----------
+    question
+        None where the document itself was the prompt.
+    text, token_ids
+        What was generated, the stop token included in the ids.
+    question_tokens
+        Tokens read after the document.
+    question_seconds, decode_seconds
+        Time for reading them, and for the forward passes of all new tokens but the first, which
+        comes out of reading.
+    finish
+        Why it ended.
+    decode_counts
+        What the cache counted in those forward passes, by the names of `Counters`; empty for a
+        cache that does not count.
+    """
+
+    question: str | None
+    text: str
+    token_ids: tuple[int, ...]
+    question_tokens: int
+    question_seconds: float
+    decode_seconds: float
+    finish: Finish
+    decode_counts: Mapping[str, float]
+
+    @property
+    def decode_steps(self) -> int:
+        """Forward passes of a single new token."""
+        return max(0, len(self.token_ids) - 1)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The same prompts with transformers' ordinary cache, HillInfer taken off.
+
+    Parameters
+    ----------
+    prefill_seconds, decode_tokens_per_second
+        As in `RunReport`.
+    kv_bytes
+        Bytes of the ordinary cache at its largest, all in memory.
+    peak_rss_bytes
+        Peak of the process while it ran; what HillInfer's part left allocated counts too.
+    hillinfer_peak_rss_bytes
+        The same for HillInfer's part, model loaded before.
+    texts
+        Its answers.
+    equal_tokens
+        Per answer, how many tokens agree before the first that differs.
+    equal_answers
+        Answers that agree in every token.
+    """
+
+    prefill_seconds: float
+    decode_tokens_per_second: float
+    kv_bytes: int
+    peak_rss_bytes: int
+    hillinfer_peak_rss_bytes: int
+    texts: tuple[str, ...]
+    equal_tokens: tuple[int, ...]
+    equal_answers: int
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """One run of `hillinfer generate`.
+
+    Parameters
+    ----------
+    model
+        Name, type and shape of the model.
+    settings, sampling
+        As chosen, the DRAM budget in bytes.
+    versions, machine
+        What it ran on.
+    document_tokens, document_seconds
+        Tokens read once and the time that took.
+    answers
+        In the order asked.
+    statistics
+        Of the whole run.
+    peak_rss_bytes
+        Peak resident memory of the process, loading included, a comparison excluded.
+    comparison
+        None where none was asked for.
+    """
+
+    model: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    sampling: Mapping[str, Any]
+    versions: Mapping[str, str]
+    machine: Mapping[str, Any]
+    document_tokens: int
+    document_seconds: float
+    answers: tuple[Answer, ...]
+    statistics: CacheStatistics
+    peak_rss_bytes: int
+    comparison: Comparison | None = None
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens read: the document once, and every question."""
+        return self.document_tokens + sum(answer.question_tokens for answer in self.answers)
+
+    @property
+    def new_tokens(self) -> int:
+        """Tokens generated."""
+        return sum(len(answer.token_ids) for answer in self.answers)
+
+    @property
+    def prefill_seconds(self) -> float:
+        """Time for reading `prompt_tokens`."""
+        return self.document_seconds + sum(answer.question_seconds for answer in self.answers)
+
+    @property
+    def prefill_tokens_per_second(self) -> float:
+        """Prompt tokens over that time."""
+        return _rate(self.prompt_tokens, self.prefill_seconds)
+
+    @property
+    def decode_tokens_per_second(self) -> float:
+        """Forward passes of a single new token over the time they took; 0 without any."""
+        return decode_rate(self.answers)
+
+    @property
+    def decode_counts(self) -> dict[str, float]:
+        """What the cache counted in decode alone, over all answers."""
+        return {
+            field.name: sum(answer.decode_counts.get(field.name, 0) for answer in self.answers)
+            for field in fields(Counters)
+        }
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the report as `run.json` holds it."""
+        statistics = self.statistics
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "new_tokens": self.new_tokens,
+            "prefill_seconds": self.prefill_seconds,
+            "prefill_tokens_per_second": self.prefill_tokens_per_second,
+            "decode_tokens_per_second": self.decode_tokens_per_second,
+            "peak_rss_bytes": self.peak_rss_bytes,
+            **asdict(statistics),
+            "hot_hit_rate": statistics.hot_hit_rate,
+            "selected_share": statistics.selected_share,
+            "decode": self.decode_counts,
+            "document_tokens": self.document_tokens,
+            "document_seconds": self.document_seconds,
+            "answers": [asdict(answer) for answer in self.answers],
+            "comparison": asdict(self.comparison) if self.comparison else None,
+            "model": dict(self.model),
+            "settings": dict(self.settings),
+            "sampling": dict(self.sampling),
+            "versions": dict(self.versions),
+            "machine": dict(self.machine),
+        }
+
+    def write(self, file: Path) -> None:
+        """Write `run.json`, whole or not at all.
+
+        Raises
+        ------
+        ReportError
+            Where the file cannot be written.
+        """
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            handle, name = tempfile.mkstemp(prefix=".report-", dir=file.parent)
+            with os.fdopen(handle, "w", encoding="utf-8") as text:
+                json.dump(self.as_json(), text, indent=2, ensure_ascii=False)
+                text.write("\n")
+            Path(name).replace(file)
+        except OSError as error:
+            raise ReportError(
+                f"cannot write the report to {file}: {error.strerror}; choose another --report"
+            ) from error
+
+
+def decode_rate(answers: tuple[Answer, ...]) -> float:
+    """Return single-token forward passes per second over all answers; 0 without any."""
+    return _rate(
+        sum(answer.decode_steps for answer in answers),
+        sum(answer.decode_seconds for answer in answers),
+    )
+
+
+def _rate(count: int, seconds: float) -> float:
+    return count / seconds if seconds > 0 else 0.0
