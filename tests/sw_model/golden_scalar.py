@@ -9,11 +9,16 @@ import struct
 from fractions import Fraction
 
 BITS = {"fp16": 8, "int8": 8, "int4": 4, "int2": 2}
-NAN = "nan"
 
 
 def rne(value):
     return round(Fraction(value))
+
+
+def halves_to_even(value, divisor):
+    """rne(value / divisor) of integers; as `rne`, but quick enough for every FP16 code."""
+    floor, rest = divmod(value, divisor)
+    return floor + (2 * rest > divisor or (2 * rest == divisor and floor % 2 == 1))
 
 
 def clamp(value, limit):
@@ -42,7 +47,7 @@ def is_nan(code):
 def channel_statistics(codes):
     """c and M of one channel from its tokens' FP16 codes."""
     values = [sign * m * 2 ** (exponent - 1) for sign, m, exponent in map(parts, codes)]
-    mean = rne(Fraction(sum(values), len(values)))
+    mean = halves_to_even(sum(values), len(values))
     deviation = sum(abs(value - mean) for value in values) // len(values)
     peak = max(abs(value) for value in values)
     c = min(max(deviation.bit_length() - 21, peak.bit_length() - 33, -14), 16)
@@ -66,7 +71,7 @@ def key(codes, cs, means, mode):
     if mode == "int2":
         return t, [min(max(distance >> (t + 1), -2), 1) for distance in distances]
     limit = 7 if mode == "int4" else 127
-    return t, [clamp(rne(Fraction(distance, 2**t)), limit) for distance in distances]
+    return t, [clamp(halves_to_even(distance, 2**t), limit) for distance in distances]
 
 
 def float32(value):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from fractions import Fraction
 
+import golden_scalar as scalar
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -71,13 +72,16 @@ def test_rne_shift_right_refuses_other_shifts(shift):
 @settings(max_examples=300, deadline=None)
 @given(WIDE, st.integers(1, 65_536))
 def test_rne_divide_rounds_half_to_even(value, divisor):
-    assert int(rne_divide(value, divisor)) == round(Fraction(value, divisor))
+    expected = round(Fraction(value, divisor))
+    assert int(rne_divide(value, divisor)) == expected
+    assert scalar.halves_to_even(value, divisor) == expected
 
 
 def test_rne_divide_at_ties():
-    assert rne_divide(np.array([-15, -9, -5, -3, 3, 5, 9, 15]), 6).tolist() == [
-        -2, -2, -1, 0, 0, 1, 2, 2,
-    ]  # fmt: skip
+    values = [-15, -9, -5, -3, 3, 5, 9, 15]
+    expected = [-2, -2, -1, 0, 0, 1, 2, 2]
+    assert rne_divide(np.array(values), 6).tolist() == expected
+    assert [scalar.halves_to_even(value, 6) for value in values] == expected
 
 
 def test_rne_divide_refuses_zero():
