@@ -79,7 +79,7 @@ class Answering:
     def ask(
         self, question: str, on_text: Callable[[str], None], on_progress: Progress = _unseen
     ) -> Answer:
-        """Answer one question on a fork that is closed afterwards.
+        """Answer one question on a fork that is closed afterwards; others may follow.
 
         Parameters
         ----------
@@ -90,22 +90,37 @@ class Answering:
         on_progress
             Called with the number of new tokens so far.
         """
-        ids = self._prompt.question_ids(question)
         fork = self.generation.fork()
         try:
-            started = time.perf_counter()
-            if self._options.question_reading is QuestionReading.SINGLY:
-                fork.read_singly(ids)
-            else:
-                fork.read(ids)
-            seconds = time.perf_counter() - started
-            return self._decode(fork, question, len(ids), seconds, on_text, on_progress)
+            return self._answer(fork, question, on_text, on_progress)
         finally:
             fork.close()
+
+    def ask_last(
+        self, question: str, on_text: Callable[[str], None], on_progress: Progress = _unseen
+    ) -> Answer:
+        """Answer the last question on the document's own cache; parameters as in `ask`."""
+        return self._answer(self.generation, question, on_text, on_progress)
 
     def go_on(self, on_text: Callable[[str], None], on_progress: Progress = _unseen) -> Answer:
         """Go on from the document itself, which was the whole prompt; parameters as in `ask`."""
         return self._decode(self.generation, None, 0, 0.0, on_text, on_progress)
+
+    def _answer(
+        self,
+        generation: Generation,
+        question: str,
+        on_text: Callable[[str], None],
+        on_progress: Progress,
+    ) -> Answer:
+        ids = self._prompt.question_ids(question)
+        started = time.perf_counter()
+        if self._options.question_reading is QuestionReading.SINGLY:
+            generation.read_singly(ids)
+        else:
+            generation.read(ids)
+        seconds = time.perf_counter() - started
+        return self._decode(generation, question, len(ids), seconds, on_text, on_progress)
 
     def _decode(
         self,

@@ -8,7 +8,7 @@ from hillinfer.generation import Generation
 from hillinfer.machine.memory_peak import peak_rss_bytes, reset_peak_rss
 from hillinfer.models.loader import LoadedModel
 from hillinfer.prompt import DocumentPrompt
-from hillinfer.run_report import Answer, Comparison, RunReport, decode_rate
+from hillinfer.run_report import Comparison, RunReport, decode_rate
 
 
 def compare_with_ordinary(
@@ -39,7 +39,13 @@ def compare_with_ordinary(
         Generation(loaded.model, cache, chunk_tokens), loaded.tokenizer, prompt, options
     )
     seconds = answering.read(document_ids)
-    answers = tuple(_again(answering, answer) for answer in report.answers)
+    *others, last = report.answers
+    answers = (
+        *(answering.ask(str(answer.question), _unshown) for answer in others),
+        answering.go_on(_unshown)
+        if last.question is None
+        else answering.ask_last(last.question, _unshown),
+    )
     longest = len(document_ids) + max(
         (answer.question_tokens + answer.decode_steps for answer in answers), default=0
     )
@@ -56,12 +62,6 @@ def compare_with_ordinary(
         equal_tokens=tuple(_agreeing(ours.token_ids, theirs.token_ids) for ours, theirs in pairs),
         equal_answers=sum(ours.token_ids == theirs.token_ids for ours, theirs in pairs),
     )
-
-
-def _again(answering: Answering, answer: Answer) -> Answer:
-    if answer.question is None:
-        return answering.go_on(_unshown)
-    return answering.ask(answer.question, _unshown)
 
 
 def _unshown(piece: str) -> None:

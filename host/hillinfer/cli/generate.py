@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from hillinfer.byte_size import ByteSize
+from hillinfer.cli.console import quiet_transformers
 from hillinfer.cli.generate_request import Asking, Compare, GenerateRequest
 from hillinfer.cli.prompt_source import read_document, reads_stdin
 from hillinfer.models.number_type import NumberType
@@ -127,6 +128,7 @@ def generate(
         compare=compare,
     )
     # torch and transformers take seconds to import: help and bad options do not wait for them.
+    quiet_transformers()
     from hillinfer.cli.generate_run import run
 
     run(request)

@@ -93,3 +93,8 @@ class GenerateRequest:
             raise SettingsError("--question and --interactive exclude each other: give one")
         if self.compare and self.asking is Asking.INTERACTIVE:
             raise SettingsError("--compare full needs its questions beforehand: use --question")
+
+    @property
+    def forks(self) -> int:
+        """Forks of the document's cache alive at a time: the last question needs none."""
+        return int(self.asking is Asking.INTERACTIVE or len(self.questions) > 1)

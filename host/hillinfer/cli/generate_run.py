@@ -4,17 +4,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
 import torch
 import typer
 from rich.console import Console
 
 import hillinfer
-from hillinfer.answering import Answering, AnswerOptions
+from hillinfer.answering import Answering, AnswerOptions, Progress
 from hillinfer.cli.comparison import compare_with_ordinary
-from hillinfer.cli.console import error_console, quiet_transformers
+from hillinfer.cli.console import error_console
 from hillinfer.cli.generate_request import Asking, GenerateRequest
 from hillinfer.cli.preflight import CheckedRun, check_run
 from hillinfer.cli.progress import answering_view, reading_view
@@ -41,7 +42,6 @@ def run(request: GenerateRequest) -> None:
         Whatever a user can act on, before weights are loaded where it can be known before.
     """
     console = error_console()
-    quiet_transformers()
     if request.threads is not None:
         torch.set_num_threads(request.threads)
     source = ModelSource.locate(request.model, console.print)
@@ -125,28 +125,45 @@ def _answers(
     console: Console,
 ) -> Iterator[Answer]:
     """Answer whatever was asked, the text on standard output, until an interrupt."""
-    view = answering_view(console)
-    interactive = request.asking is Asking.INTERACTIVE
-    if not interactive and not request.questions:
-        with view.stage("decode", request.max_new_tokens) as advance:
-            yield _ended(answering.go_on(_show_text, advance))
-        return
-    for question in _typed_questions(console) if interactive else request.questions:
-        if interactive:
-            count = len(prompt.question_ids(question))
-            if count > checked.question_tokens:
-                console.print(
-                    f"hillinfer: this question has {count} tokens, and there is room for "
-                    f"{checked.question_tokens}: ask a shorter one"
-                )
-                continue
-        elif len(request.questions) > 1:
-            console.print(f"question: {question}")
-        with view.stage("decode", request.max_new_tokens) as advance:
-            answer = _ended(answering.ask(question, _show_text, advance))
+    if request.asking is Asking.INTERACTIVE:
+        questions = _fitting(_typed_questions(console), checked, prompt, console)
+        asked: Iterator[Callable[[Progress], Answer]] = (
+            partial(answering.ask, question, _show_text) for question in questions
+        )
+    elif request.questions:
+        *others, last = request.questions
+        asked = iter(
+            [
+                *(partial(answering.ask, question, _show_text) for question in others),
+                partial(answering.ask_last, last, _show_text),
+            ]
+        )
+    else:
+        asked = iter([partial(answering.go_on, _show_text)])
+    for number, answer_next in enumerate(asked):
+        if len(request.questions) > 1:
+            console.print(f"question: {request.questions[number]}")
+        with answering_view(console).stage("decode", request.max_new_tokens) as advance:
+            answer = answer_next(advance)
+            _show_text("\n")
         yield answer
         if answer.finish is Finish.INTERRUPTED:
             return
+
+
+def _fitting(
+    questions: Iterator[str], checked: CheckedRun, prompt: DocumentPrompt, console: Console
+) -> Iterator[str]:
+    """Pass on the questions there is room for, and say which there is not."""
+    for question in questions:
+        count = len(prompt.question_ids(question))
+        if count <= checked.question_tokens:
+            yield question
+        else:
+            console.print(
+                f"hillinfer: this question has {count} tokens and there is room for "
+                f"{checked.question_tokens}: ask a shorter one"
+            )
 
 
 def _typed_questions(console: Console) -> Iterator[str]:
@@ -163,11 +180,6 @@ def _typed_questions(console: Console) -> Iterator[str]:
 def _show_text(piece: str) -> None:
     sys.stdout.write(piece)
     sys.stdout.flush()
-
-
-def _ended(answer: Answer) -> Answer:
-    _show_text("\n")
-    return answer
 
 
 def _answer_options(request: GenerateRequest, loaded: LoadedModel) -> AnswerOptions:

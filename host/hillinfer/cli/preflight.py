@@ -18,6 +18,7 @@ from hillinfer.models.loader import ModelOutline
 from hillinfer.pools.budget_plan import kernel_spec
 from hillinfer.prompt import DocumentPrompt, PromptError
 from hillinfer.settings import Settings
+from hillinfer_model.kernel_spec import GROUP_TOKENS
 
 _INTERACTIVE_QUESTION_TOKENS = 512
 
@@ -93,9 +94,9 @@ def check_run(
         request.settings,
         request.budget,
         chunk_tokens=request.chunk_tokens,
-        # Each question of a comparison works on a copy of the ordinary cache.
-        ordinary_caches=(1 + asks) if request.compare is Compare.FULL else 0,
-        forks=int(asks),
+        # In a comparison each fork is a copy of the ordinary cache.
+        ordinary_caches=(1 + request.forks) if request.compare is Compare.FULL else 0,
+        fork_bytes=request.forks * _fork_bytes(request, outline, len(document_ids)),
         reserved_tokens=context - len(document_ids) - shortest,
     )
     capacity = Capacity.measure(drive, outline.device)
@@ -114,3 +115,13 @@ def check_run(
         context_tokens=context,
         settings=needs.settings_for(context),
     )
+
+
+def _fork_bytes(request: GenerateRequest, outline: ModelOutline, document_tokens: int) -> int:
+    """Return what a fork of the document's cache holds for itself."""
+    shape = outline.shape
+    group = GROUP_TOKENS * shape.token_bytes
+    # An open segment is coded, and then copied by a fork, only when a single token is read.
+    if document_tokens % request.chunk_tokens != 1:
+        return group
+    return group + shape.layers * kernel_spec(shape, request.settings).segment_bytes

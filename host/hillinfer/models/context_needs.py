@@ -12,9 +12,8 @@ from hillinfer.models.capacity import Capacity
 from hillinfer.models.errors import FitError
 from hillinfer.models.footprint import Footprint
 from hillinfer.models.loader import ModelOutline
-from hillinfer.pools.budget_plan import BudgetPlan, kernel_spec
+from hillinfer.pools.budget_plan import BudgetPlan
 from hillinfer.settings import Settings
-from hillinfer_model.kernel_spec import GROUP_TOKENS
 
 DEFAULT_BUDGET_SHARE = 0.25
 
@@ -36,8 +35,8 @@ class ContextNeeds:
         As in `Footprint`.
     ordinary_token_bytes
         Bytes per token of an ordinary cache held beside, 0 without one.
-    forks
-        Forks of the document's cache alive at a time, each with rows of its own.
+    fork_bytes
+        What forks of the document's cache hold for themselves, 0 without forks.
     reserved_tokens
         Tokens of a context that may stay unused, because an answer may end early. A share of the
         KV cache leaves them out, so it holds however the run ends.
@@ -49,7 +48,7 @@ class ContextNeeds:
     loading_bytes: int
     activation_bytes: int
     ordinary_token_bytes: int = 0
-    forks: int = 0
+    fork_bytes: int = 0
     reserved_tokens: int = 0
 
     @classmethod
@@ -60,7 +59,7 @@ class ContextNeeds:
         budget: ByteSize | None,
         chunk_tokens: int,
         ordinary_caches: int,
-        forks: int,
+        fork_bytes: int,
         reserved_tokens: int,
     ) -> ContextNeeds:
         """Take the needs of a model whose prompt is read in chunks of `chunk_tokens`."""
@@ -75,7 +74,7 @@ class ContextNeeds:
                 outline.config, shape, outline.dtype.itemsize, chunk_tokens
             ),
             ordinary_token_bytes=ordinary_caches * states,
-            forks=forks,
+            fork_bytes=fork_bytes,
             reserved_tokens=reserved_tokens,
         )
 
@@ -85,7 +84,7 @@ class ContextNeeds:
         sure_bytes = max(1, tokens - self.reserved_tokens) * self.shape.token_bytes
         if self.budget is None:
             share = ByteSize(share=DEFAULT_BUDGET_SHARE).resolve(sure_bytes)
-            chosen = max(share, least.required_bytes + self._fork_bytes())
+            chosen = max(share, least.required_bytes + self.fork_bytes)
         else:
             chosen = self.budget.resolve(sure_bytes)
         return replace(self.settings, dram_budget=ByteSize(byte_count=chosen))
@@ -93,7 +92,7 @@ class ContextNeeds:
     def plan(self, tokens: int) -> BudgetPlan:
         """Return the budget plan for a context of `tokens`, forks included."""
         plan = BudgetPlan.for_context(self.shape, self.settings_for(tokens), tokens)
-        return replace(plan, kept_bytes=plan.kept_bytes + self._fork_bytes())
+        return replace(plan, kept_bytes=plan.kept_bytes + self.fork_bytes)
 
     def footprint(self, tokens: int) -> Footprint:
         """Return what a context of `tokens` takes."""
@@ -151,9 +150,3 @@ class ContextNeeds:
     def _budget_works(self, tokens: int) -> bool:
         plan = self.plan(tokens)
         return plan.budget_bytes >= plan.required_bytes
-
-    def _fork_bytes(self) -> int:
-        """Return what forks hold for themselves: an open group and an open segment each."""
-        group = GROUP_TOKENS * self.shape.token_bytes
-        segment = self.shape.layers * kernel_spec(self.shape, self.settings).segment_bytes
-        return self.forks * (group + segment)
