@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hillinfer.counters import Counters
+from hillinfer.errors import ColdPoolError
 from hillinfer.model_shape import ModelShape
 from hillinfer.storage.aligned_buffer import PAGE_BYTES, aligned_buffer
 from hillinfer.storage.cold_file import ColdFile, IOMode, probe_io_mode
@@ -55,6 +56,7 @@ class ColdStore:
         self._readers = ThreadPoolExecutor(io_threads, thread_name_prefix="hillinfer-read")
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="hillinfer-write")
         self._pending: list[list[Future[None]]] = [[] for _ in range(shape.layers)]
+        self._failure: Exception | None = None
         self._io_threads = io_threads
         self._counters = counters
 
@@ -89,6 +91,8 @@ class ColdStore:
                         data[begin * self._group_bytes : end * self._group_bytes],
                         int(groups[begin]) * self._group_bytes,
                     )
+            except Exception as error:
+                self._failure = error
             finally:
                 done()
 
@@ -96,21 +100,23 @@ class ColdStore:
 
     def settle(self, layer: int) -> None:
         """Wait until everything queued for a layer is on the drive; raise what went wrong."""
-        if not self._pending[layer]:
-            return
-        started = time.perf_counter()
-        pending, self._pending[layer] = self._pending[layer], []
-        for write in pending:
-            write.result()
-        self._counters.drive_wait_seconds += time.perf_counter() - started
+        if self._pending[layer]:
+            started = time.perf_counter()
+            pending, self._pending[layer] = self._pending[layer], []
+            for write in pending:
+                write.result()
+            self._counters.drive_wait_seconds += time.perf_counter() - started
+        self._raise_failure()
 
     def check(self) -> None:
-        """Raise what went wrong with any write that has ended."""
+        """Raise what went wrong with any write that has ended, ever since.
+
+        Rows that a failed write lost would read as zeros once a later write had made the file
+        longer, so a store that failed once stays failed.
+        """
         for layer, pending in enumerate(self._pending):
-            ended = [write for write in pending if write.done()]
-            self._pending[layer] = [write for write in pending if write not in ended]
-            for write in ended:
-                write.result()
+            self._pending[layer] = [write for write in pending if not write.done()]
+        self._raise_failure()
 
     def read_rows(
         self,
@@ -156,6 +162,12 @@ class ColdStore:
         self._readers.shutdown(cancel_futures=True)
         for file in self._files:
             file.close()
+
+    def _raise_failure(self) -> None:
+        if isinstance(self._failure, ColdPoolError):
+            raise ColdPoolError(str(self._failure)) from self._failure
+        if self._failure is not None:
+            raise self._failure
 
     def _read(self, layer: int, batch: ReadBatch) -> None:
         view = self._buffer.data
