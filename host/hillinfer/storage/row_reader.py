@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,6 +48,7 @@ class RowReader:
             for _ in range(2)
         ]
         self._ahead = ThreadPoolExecutor(1, thread_name_prefix="hillinfer-gather")
+        self._upcoming: Future[NDArray[np.int64]] | None = None
 
     def stream(
         self, layer: int, sequence: Sequence, positions: NDArray[np.int64]
@@ -93,9 +94,12 @@ class RowReader:
         blocks = [positions[start : start + self._block_rows] for start in starts]
         if not blocks:
             return
+        # A stream that was left in the middle may still be gathering into these buffers.
+        if self._upcoming is not None:
+            wait([self._upcoming])
         cold = self._gather(layer, sequence, blocks[0], self._buffers[0])
         for i, block in enumerate(blocks):
-            upcoming = (
+            upcoming = self._upcoming = (
                 self._ahead.submit(
                     self._gather, layer, sequence, blocks[i + 1], self._buffers[(i + 1) % 2]
                 )
@@ -103,9 +107,9 @@ class RowReader:
                 else None
             )
             try:
+                # The consumer may promote rows meanwhile: this step's hot rows keep their slots.
                 yield block, self._buffers[i % 2][: len(block)], cold
             finally:
-                # Nothing may change hot pools while a gather still looks at them.
                 if upcoming is not None:
                     cold = upcoming.result()
 
