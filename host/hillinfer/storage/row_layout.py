@@ -81,6 +81,5 @@ class RowLayout:
         return self._part(rows, self._items)
 
     def _part(self, rows: torch.Tensor, start: int) -> torch.Tensor:
-        items = rows.view(self.stored_type)
-        shape = (len(rows), self._kv_heads, self._head_dim)
-        return items.as_strided(shape, (items.stride(0), self._head_dim, 1), start)
+        items = rows.view(self.stored_type)[:, start : start + self._items]
+        return items.view(len(rows), self._kv_heads, self._head_dim)
