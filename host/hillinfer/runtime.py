@@ -164,26 +164,30 @@ class Runtime:
                 self.layout.pack(keys[:, done:], values[:, done:], tail[filled:end])
                 sequence.lengths[layer] += tokens - done
                 break
-            buffer = self._spill.buffer()
             groups = min((filled + tokens - done) // GROUP_TOKENS, self._spill.buffer_groups)
             taken = groups * GROUP_TOKENS - filled
-            buffer[:filled] = tail[:filled]
-            self.layout.pack(
-                keys[:, done : done + taken],
-                values[:, done : done + taken],
-                buffer[filled : groups * GROUP_TOKENS],
-            )
             first = sequence.lengths[layer] // GROUP_TOKENS
             numbers = self._group_numbers(sequence, first, groups)
+            rows = (numbers[:, None] * GROUP_TOKENS + np.arange(GROUP_TOKENS)).reshape(-1)
+            buffer = self._spill.buffer()
+            try:
+                buffer[:filled] = tail[:filled]
+                self.layout.pack(
+                    keys[:, done : done + taken],
+                    values[:, done : done + taken],
+                    buffer[filled : groups * GROUP_TOKENS],
+                )
+                # The newest rows stay hot: consecutive steps mostly select recent tokens. They go
+                # in latest first, because what does not fit is left out, and in a step of their
+                # own, so that they may take the place of those before them.
+                self._step += 1
+                self._pools.admit(layer, rows[::-1], buffer[: len(rows)][::-1], self._step)
+            except BaseException:
+                self._spill.put_back(buffer)
+                raise
+            self._spill.send(layer, numbers, buffer)
             sequence.lengths[layer] += taken
             done += taken
-            rows = (numbers[:, None] * GROUP_TOKENS + np.arange(GROUP_TOKENS)).reshape(-1)
-            # The newest rows stay hot: consecutive steps mostly select recent tokens. They go in
-            # latest first, because what does not fit is left out, and in a step of their own, so
-            # that they may take the place of those before them.
-            self._step += 1
-            self._pools.admit(layer, rows[::-1], buffer[: len(rows)][::-1], self._step)
-            self._spill.send(layer, numbers, buffer)
 
     # --- attention -------------------------------------------------------------------------
 

@@ -48,6 +48,10 @@ class SpillQueue:
         self._counters.drive_wait_seconds += time.perf_counter() - started
         return buffer
 
+    def put_back(self, buffer: NDArray[np.uint8]) -> None:
+        """Give back a buffer that will not be sent, because filling it went wrong."""
+        self._free.put(buffer)
+
     def send(self, layer: int, groups: NDArray[np.int64], buffer: NDArray[np.uint8]) -> None:
         """Queue the first 64 · len(groups) rows of a buffer to be written."""
         rows = buffer[: len(groups) * GROUP_TOKENS]
