@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -59,6 +60,7 @@ class Attachment:
             model.register_forward_pre_hook(_before_forward, with_kwargs=True),
             model.register_forward_hook(_after_forward, with_kwargs=True, always_call=True),
         ]
+        self._own_generate = model.__dict__.get("generate")
         model.generate = _guarded(model.generate)
 
     def new_cache(self, expected_tokens: int | None = None, sequences: int = 1) -> HillInferCache:
@@ -101,6 +103,8 @@ class Attachment:
             hook.remove()
         self._hooks = []
         del self.model.generate
+        if self._own_generate is not None:
+            self.model.generate = self._own_generate
         self.model.set_attn_implementation(self._previous)
 
     def __enter__(self) -> Attachment:
@@ -116,7 +120,10 @@ class Attachment:
 
 
 def _before_forward(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    cache = kwargs.get("past_key_values")
+    # An interrupted forward pass never told that it ended.
+    attention.own_forward.set(False)
+    arguments = _named(module, args, kwargs)
+    cache = arguments.get("past_key_values")
     if not isinstance(cache, HillInferCache):
         return
     if module.training:
@@ -124,14 +131,15 @@ def _before_forward(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict
             "the model is in training mode, which drops or changes its cache: call model.eval()"
         )
     config: Any = module.config
-    if kwargs.get("output_attentions", getattr(config, "output_attentions", False)):
+    wanted = arguments.get("output_attentions")
+    if getattr(config, "output_attentions", False) if wanted is None else wanted:
         attention.refuse_arguments({"output_attentions": True})
-    ids = kwargs.get("input_ids", args[0] if args else None)
+    ids = arguments.get("input_ids")
     if ids is None:
         raise UnsupportedFeatureError(
             "inputs_embeds: the cache keeps token ids to tell prompts apart; pass input_ids"
         )
-    cache.begin_forward(ids, kwargs.get("attention_mask"))
+    cache.begin_forward(ids, arguments.get("attention_mask"))
     attention.own_forward.set(True)
 
 
@@ -139,6 +147,19 @@ def _after_forward(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
 ) -> None:
     attention.own_forward.set(False)
+    cache = _named(module, args, kwargs).get("past_key_values")
+    # Nothing comes out of a forward pass that raised; the cache then forgets what it brought.
+    if isinstance(cache, HillInferCache) and output is not None:
+        cache.end_forward()
+
+
+def _named(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Any]:
+    """Return all arguments of a forward pass by name."""
+    if not args:
+        return kwargs
+    return dict(zip(inspect.signature(module.forward).parameters, args, strict=False)) | kwargs
 
 
 def _guarded(generate: Callable[..., Any]) -> Callable[..., Any]:

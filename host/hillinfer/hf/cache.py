@@ -46,7 +46,7 @@ class HillInferCache(Cache):  # type: ignore[misc]
         self._fresh: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
         self._users = users or RuntimeUsers(runtime)
         self._users.join()
-        self._closer = weakref.finalize(self, self._users.leave)
+        self._closer = weakref.finalize(self, self._users.leave, self._rows)
 
     # --- what a user calls -----------------------------------------------------------------
 
@@ -62,14 +62,16 @@ class HillInferCache(Cache):  # type: ignore[misc]
         self._recover()
         copy = HillInferCache(self._runtime, self._users)
         forked = {id(row): self._runtime.fork(row) for row in self._distinct()}
-        copy._rows = [forked[id(row)] for row in self._rows]
+        copy._rows[:] = [forked[id(row)] for row in self._rows]
         copy._pads = list(self._pads)
         copy._index_lengths = list(self._index_lengths)
         return copy
 
     def close(self) -> None:
-        """Free the rows; with the last fork the files and threads go too."""
-        self.reset()
+        """Free the rows; with the last fork the files and threads go too.
+
+        Harmless when done twice; dropping the cache does the same.
+        """
         self._closer()
 
     # --- what transformers calls -----------------------------------------------------------
@@ -78,7 +80,8 @@ class HillInferCache(Cache):  # type: ignore[misc]
         """Forget all tokens; the cache can be used for another prompt."""
         for row in self._distinct():
             self._runtime.release(row)
-        self._rows, self._pads = [], []
+        del self._rows[:]
+        self._pads = []
         self._index_lengths = [0] * len(self._index_lengths)
         self._plan = None
         self._fresh = {}
@@ -147,10 +150,13 @@ class HillInferCache(Cache):  # type: ignore[misc]
         CacheUseError
             Where another prompt is given on a used cache.
         """
+        self._recover()
         past = self.get_seq_length()
         if past == 0:
             return
-        if ids.shape[0] != len(self._rows):
+        # `generate` repeats ids for beams and num_return_sequences, whose rows may exist already.
+        copies, rest = divmod(len(self._rows), ids.shape[0])
+        if rest or not copies:
             raise CacheUseError(
                 f"the cache holds {len(self._rows)} sequences but {ids.shape[0]} were given: "
                 "use a new cache"
@@ -162,10 +168,10 @@ class HillInferCache(Cache):  # type: ignore[misc]
                     f"{past + ids.shape[1]}, not {mask.shape[1]}"
                 )
             return
-        pads = left_padding(mask) if mask is not None else [0] * len(self._rows)
+        pads = left_padding(mask) if mask is not None else [0] * ids.shape[0]
         for number, (row, pad) in enumerate(zip(self._rows, self._pads, strict=True)):
-            given = ids[number, pad:past].tolist()
-            if ids.shape[1] <= past or pads[number] != pad or given != row.token_ids:
+            given = ids[number // copies, pad:past].tolist()
+            if ids.shape[1] <= past or pads[number // copies] != pad or given != row.token_ids:
                 raise CacheUseError(
                     "the prompt does not continue what the cache holds "
                     f"(sequence {number}): use a new cache for another prompt, or pass the whole "
@@ -211,6 +217,11 @@ class HillInferCache(Cache):  # type: ignore[misc]
         self._fresh = {}
         for share in self._plan.shares:
             share.sequence.token_ids.extend(new_ids[share.batch_rows[0]])
+
+    def end_forward(self) -> None:
+        """Learn that the forward pass got through, and its tokens count."""
+        self._plan = None
+        self._fresh = {}
 
     def store(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Store a layer's new keys and values, (batch, kv_heads, tokens, head_dim)."""
@@ -285,12 +296,12 @@ class HillInferCache(Cache):  # type: ignore[misc]
                     "the prompt was padded, so every forward pass needs the full attention mask"
                 )
             return [0] * batch
+        pads = left_padding(mask)
         if mask.shape != (batch, start + tokens):
             raise CacheUseError(
                 f"the attention mask has shape {tuple(mask.shape)}, but {batch} rows of {start} "
                 f"cached and {tokens} new tokens need {(batch, start + tokens)}"
             )
-        pads = left_padding(mask)
         for i, row in enumerate(self._rows):
             if row.token_ids and pads[i] != self._pads[i]:
                 raise CacheUseError(
@@ -302,8 +313,12 @@ class HillInferCache(Cache):  # type: ignore[misc]
         opened: dict[tuple[int, tuple[int, ...]], Sequence] = {}
         for row_ids, pad in zip(ids.tolist(), pads, strict=True):
             key = (pad, tuple(row_ids))
-            if key not in opened:
-                opened[key] = self._runtime.open_sequence()
+            try:
+                if key not in opened:
+                    opened[key] = self._runtime.open_sequence()
+            except BaseException:
+                self.reset()
+                raise
             self._rows.append(opened[key])
 
     def _part_ways(self, new_ids: SequenceOf[list[int]]) -> None:
@@ -320,7 +335,7 @@ class HillInferCache(Cache):  # type: ignore[misc]
     def _choose(self, indices: list[int]) -> None:
         self._recover()
         before = self._distinct()
-        self._rows = [self._rows[i] for i in indices]
+        self._rows[:] = [self._rows[i] for i in indices]
         self._pads = [self._pads[i] for i in indices]
         kept = {id(row) for row in self._rows}
         for row in before:
@@ -353,14 +368,15 @@ class HillInferCache(Cache):  # type: ignore[misc]
 
     def _recover(self) -> None:
         """Forget a forward pass that broke off, so that the cache holds whole tokens again."""
+        if not self._closer.alive:
+            raise CacheUseError("this cache is closed: make another with new_cache()")
         if self._plan is None:
             return
-        shortest = self._index_lengths[-1]
-        if shortest == 0:
+        start = self._plan.start
+        if start == 0:
             self.reset()
             return
         for row, pad in self._distinct_with_pads():
-            length = max(0, shortest - pad)
-            if len(row.token_ids) != length or any(own != length for own in row.lengths):
-                self._runtime.truncate(row, length)
-        self._index_lengths = [shortest] * len(self._index_lengths)
+            self._runtime.truncate(row, max(0, start - pad))
+        self._index_lengths = [start] * len(self._index_lengths)
+        self.end_forward()

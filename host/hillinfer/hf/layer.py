@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,8 +33,16 @@ class HillInferLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def __init__(self, cache: HillInferCache, layer: int) -> None:
         super().__init__()
-        self.cache = cache
+        # Without a cycle the cache and its space on the drive go when the last user drops it.
+        self._cache = weakref.ref(cache)
         self.layer = layer
+
+    @property
+    def cache(self) -> HillInferCache:
+        """The cache this layer is part of."""
+        cache = self._cache()
+        assert cache is not None, "a layer is only used through its cache"
+        return cache
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Do nothing: memory is taken as rows come."""

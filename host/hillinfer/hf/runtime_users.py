@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from hillinfer.runtime import Runtime
+from hillinfer.storage.sequence import Sequence
 
 
 class RuntimeUsers:
@@ -23,8 +24,17 @@ class RuntimeUsers:
         """Count one cache more."""
         self._count += 1
 
-    def leave(self) -> None:
-        """Count one cache less and close the runtime after the last."""
+    def leave(self, rows: list[Sequence]) -> None:
+        """Free the sequences of one cache, count it no more and close the runtime after the last.
+
+        Parameters
+        ----------
+        rows
+            The sequence of each batch row; empty afterwards.
+        """
+        for row in {id(row): row for row in rows}.values():
+            self._runtime.release(row)
+        del rows[:]
         self._count -= 1
         if self._count == 0:
             self._runtime.close()
