@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tiny random models of every supported family, and how tests attach to them."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from transformers import AutoModelForCausalLM
+from transformers.models.llama.configuration_llama import LlamaConfig
+from transformers.models.mistral.configuration_mistral import MistralConfig
+from transformers.models.opt.configuration_opt import OPTConfig
+from transformers.models.qwen2.configuration_qwen2 import Qwen2Config
+from transformers.models.qwen3.configuration_qwen3 import Qwen3Config
+
+VOCABULARY = 61
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "opt")
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+# Query heads and KV heads: multi-head, grouped-query and multi-query attention.
+HEADS = {"mha": (4, 4), "gqa": (4, 2), "mqa": (4, 1)}
+# Chosen so that over `prompts([150])` and ten new tokens no two best logits lie closer than a tenth
+# of the logits' spread in any type: greedy tokens then mean something in BF16 too.
+_SPREAD_SEEDS = {
+    ("llama", "mha"): 24,
+    ("llama", "gqa"): 34,
+    ("llama", "mqa"): 44,
+    ("mistral", "mha"): 24,
+    ("mistral", "gqa"): 34,
+    ("mistral", "mqa"): 44,
+    ("qwen2", "mha"): 57,
+    ("qwen2", "gqa"): 116,
+    ("qwen2", "mqa"): 9,
+    ("qwen3", "mha"): 22,
+    ("qwen3", "gqa"): 48,
+    ("qwen3", "mqa"): 6,
+    ("opt", "mha"): 21,
+}
+
+
+@dataclass(frozen=True)
+class TinyModel:
+    """One random model: small enough to run in milliseconds, with attention that matters."""
+
+    family: str = "llama"
+    heads: str = "gqa"
+    dtype: torch.dtype = torch.float32
+    head_dim: int = 8
+    layers: int = 2
+    seed: int | None = None
+
+    def __str__(self):
+        return f"{self.family}-{self.heads}-{str(self.dtype).removeprefix('torch.')}"
+
+    def config(self):
+        query_heads, kv_heads = HEADS[self.heads]
+        common = {
+            "vocab_size": VOCABULARY,
+            "hidden_size": query_heads * self.head_dim,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": query_heads,
+            "max_position_embeddings": 4096,
+            "pad_token_id": 0,
+            "bos_token_id": None,
+            "eos_token_id": None,
+            "tie_word_embeddings": False,
+        }
+        if self.family == "opt":
+            # OPT has a KV head per query head.
+            return OPTConfig(
+                **common,
+                ffn_dim=2 * common["hidden_size"],
+                word_embed_proj_dim=common["hidden_size"],
+                dropout=0.0,
+            )
+        common |= {"num_key_value_heads": kv_heads, "intermediate_size": 2 * common["hidden_size"]}
+        if self.family == "mistral":
+            return MistralConfig(**common, head_dim=self.head_dim, sliding_window=None)
+        if self.family == "qwen3":
+            return Qwen3Config(**common, head_dim=self.head_dim)
+        return {"llama": LlamaConfig, "qwen2": Qwen2Config}[self.family](**common)
+
+    def build(self):
+        """Return a model of its own, with a config that no other model shares."""
+        return copy.deepcopy(_built(self))
+
+
+@cache
+def _built(tiny: TinyModel):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(
+            _SPREAD_SEEDS[tiny.family, tiny.heads] if tiny.seed is None else tiny.seed
+        )
+        model = AutoModelForCausalLM.from_config(tiny.config(), attn_implementation="sdpa")
+        for name, weight in model.named_parameters():
+            # Transformers initialises so small that attention is all but uniform and nearly every
+            # token a tie; these keep activations near 1 and attention scores a few units apart.
+            if weight.ndim == 2:
+                gain = 1.7 if "q_proj" in name or "k_proj" in name else 1.0
+                fan_in = 1 if "embed" in name else weight.shape[1]
+                torch.nn.init.normal_(weight, std=gain * fan_in**-0.5)
+            elif "bias" in name:
+                torch.nn.init.normal_(weight, std=0.2)
+    return model.to(tiny.dtype).eval()
+
+
+def every_model(dtypes=DTYPES):
+    """Return one model per family, head layout and type; OPT has no shared KV heads."""
+    return [TinyModel(family, heads, dtype) for family, heads in _SPREAD_SEEDS for dtype in dtypes]
+
+
+def prompts(lengths, seed=0):
+    """Return left-padded ids and their mask, (batch, longest), all real ids above 0."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.zeros(len(lengths), max(lengths), dtype=torch.long)
+    mask = torch.zeros_like(ids)
+    for row, length in enumerate(lengths):
+        if length:
+            ids[row, -length:] = torch.randint(1, VOCABULARY, (length,), generator=generator)
+            mask[row, -length:] = 1
+    return ids, mask
