@@ -56,12 +56,14 @@ def query_rows(layout: ShadowLayout, queries: QueryCodes) -> QueryRows:
     padded = torch.nn.functional.pad(codes, (0, padding))
     by_place = padded.view(*codes.shape[:3], -1, layout.codes_per_byte).movedim(-1, 0)
     product_exponent = _PRODUCT_EXPONENT[layout.code_bits]
-    sums = codes.sum(-1, keepdim=True).mul_(1 << product_exponent)
+    sums = None
+    if layout.code_bits == 2:
+        sums = codes.sum(-1, keepdim=True).mul_(1 << product_exponent)
     return QueryRows(
         by_place.contiguous(),
         (queries.exponents + (_FLOAT32_BIAS - product_exponent - 6)).unsqueeze(-1),
         queries.offsets.unsqueeze(-1),
-        sums if layout.code_bits == 2 else None,
+        sums,
     )
 
 

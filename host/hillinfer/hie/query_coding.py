@@ -65,7 +65,7 @@ def scale_query(spec: KernelSpec, query: torch.Tensor, scaling: float) -> torch.
     NonFiniteQueryError
         The query, its sum over heads or its scaled value is not finite.
     """
-    heads = query.detach().view(spec.kv_heads, spec.group_size, -1)
+    heads = query.detach().reshape(spec.kv_heads, spec.group_size, -1)
     if spec.rule is Rule.RAW_SUM:
         # Float64 sums of many float32 do round, so the order is part of the contract.
         total = heads[:, 0].to(torch.float64)

@@ -82,8 +82,11 @@ def _pieces(spec: KernelSpec, groups: Sequence[int]) -> Iterator[_Piece]:
         stop = first + 1
         while stop < len(groups) and groups[stop] == full and (stop - first + 1) * full <= limit:
             stop += 1
-        for group in range(0, groups[first], limit):
-            yield _Piece(slice(first, stop), slice(group, min(group + limit, groups[first])))
+        # A long segment in equal parts, rather than the largest possible ones and a rest.
+        parts = -(-groups[first] // limit)
+        for part in range(parts):
+            start, end = part * groups[first] // parts, (part + 1) * groups[first] // parts
+            yield _Piece(slice(first, stop), slice(start, end))
         first = stop
 
 

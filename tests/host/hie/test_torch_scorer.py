@@ -1,0 +1,327 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The torch scorer as a whole against the golden model, over formats, rules, scopes and shapes."""
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scorer_cases import (
+    KEY_KINDS,
+    any_statistics,
+    assert_same_blocks,
+    flip_bit,
+    plain_keys,
+    plain_query,
+    segments_of,
+)
+
+from hillinfer.devices.golden_scorer import GoldenScorer
+from hillinfer.devices.scorer import SegmentShadow
+from hillinfer.hie import scratch
+from hillinfer.hie.torch_scorer import TorchScorer
+from hillinfer_model.choices import KeyMode, Rule, Scope
+from hillinfer_model.errors import NonFiniteQueryError
+from hillinfer_model.kernel_spec import KernelSpec
+from hillinfer_model.score_block import ScoreBlock
+
+SHAPES = [(1, 1, 16), (3, 3, 64), (1, 7, 80), (2, 2, 256), (1, 64, 128), (40, 1, 64), (3, 2, 100)]
+
+
+def assert_scores_equal_golden(spec, scope, segments, query, scaling):
+    mine = list(TorchScorer(spec, scope).score(query, scaling, segments))
+    assert_same_blocks(mine, list(GoldenScorer(spec, scope).score(query, scaling, segments)))
+    return mine
+
+
+def tuples_by_head(blocks):
+    heads = sorted({block.kv_head for block in blocks})
+    return [
+        np.concatenate([block.tuples for block in blocks if block.kv_head == head])
+        for head in heads
+    ]
+
+
+@pytest.mark.parametrize("scope", Scope)
+@pytest.mark.parametrize("rule", Rule)
+@pytest.mark.parametrize("key_mode", KeyMode)
+@pytest.mark.parametrize(("kv_heads", "group_size", "head_dim"), SHAPES)
+def test_equal_golden(key_mode, rule, scope, kv_heads, group_size, head_dim):
+    spec = KernelSpec(
+        head_dim, kv_heads, group_size, key_mode, rule, segment_tokens=512, block_tokens=200
+    )
+    keys = KEY_KINDS["rare"](head_dim, 1100 if kv_heads < 40 else 300, kv_heads, head_dim)
+    segments = segments_of(TorchScorer(spec, scope), keys)
+    distinct = 0
+    for scale in (0.01, 0.1, 3.0):
+        query = plain_query(group_size, spec, scale)
+        mine = assert_scores_equal_golden(spec, scope, segments, query, head_dim**-0.5)
+        tuples = tuples_by_head(mine)
+        assert len(tuples) == (kv_heads if scope is Scope.KV_HEAD else 1)
+        distinct = max(distinct, *(np.unique(own >> 16).size for own in tuples), 0)
+    # Some scale spreads the scores, so equality is not that of a few constants.
+    assert distinct > 40
+
+
+@pytest.mark.parametrize("part", ["shadow", "tuples", "query"])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_flipped_bit_is_noticed(part, seed):
+    """A bit of the result, or one of an input that must reach the result."""
+    # A raw sum, because under a sum of weights the strongest tokens drown the others.
+    spec = KernelSpec(64, 1, 1, KeyMode.INT8, Rule.RAW_SUM, segment_tokens=512)
+    segments = segments_of(TorchScorer(spec, Scope.LAYER), plain_keys(1, 512, 1, 64))
+    query = plain_query(2, spec)
+    golden = list(GoldenScorer(spec, Scope.LAYER).score(query, 0.02, segments))
+    if part == "shadow":
+        # The upper bit of a token's exponent; a low bit of a code may round away.
+        segments[0].shadow[0, seed] ^= 0x80
+    if part == "query":
+        query[0, seed::4] *= -1
+    mine = list(TorchScorer(spec, Scope.LAYER).score(query, 0.02, segments))
+    if part == "tuples":
+        flip_bit(mine[0].tuples, seed)
+    with pytest.raises(AssertionError):
+        assert_same_blocks(mine, golden)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_any_case(data):
+    draw = data.draw
+    kv_heads = draw(st.sampled_from([1, 2, 3, 5]))
+    spec = KernelSpec(
+        draw(st.integers(1, 96)),
+        kv_heads,
+        draw(st.integers(1, 8)),
+        draw(st.sampled_from(KeyMode)),
+        draw(st.sampled_from(Rule)),
+        segment_tokens=512,
+        block_tokens=draw(st.integers(1, 700)),
+    )
+    scope = draw(st.sampled_from(Scope))
+    seed = draw(st.integers(0, 2**20))
+    tokens = draw(st.integers(1, 1200))
+    keys = KEY_KINDS[draw(st.sampled_from(sorted(KEY_KINDS)))](
+        seed, tokens, kv_heads, spec.head_dim
+    )
+    segments = segments_of(TorchScorer(spec, scope), keys)
+    query = plain_query(seed, spec, 2.0 ** draw(st.integers(-10, 4)))
+    scaling = draw(st.floats(-2, 2).filter(lambda value: abs(value) > 1e-3))
+    assert_scores_equal_golden(spec, scope, segments, query, scaling)
+
+
+@pytest.mark.parametrize("scope", Scope)
+@pytest.mark.parametrize("rule", Rule)
+@pytest.mark.parametrize("key_mode", [KeyMode.INT8, KeyMode.INT4, KeyMode.INT2])
+@pytest.mark.parametrize("scale", [1e-30, 1e-2, 1e2, 1e30])
+def test_any_shadow_and_statistics(key_mode, rule, scope, scale):
+    """Every byte a shadow can hold: all exponents, codes that no key has, all shifts."""
+    spec = KernelSpec(64, 2, 3, key_mode, rule, segment_tokens=512)
+    generator = np.random.default_rng(9)
+    segments = [
+        SegmentShadow(
+            base,
+            tokens,
+            generator.integers(0, 256, (spec.segment_beats, 64), dtype=np.uint8),
+            any_statistics(base, 2, 64),
+        )
+        for base, tokens in ((0, 512), (512, 512), (1024, 77))
+    ]
+    assert_scores_equal_golden(spec, scope, segments, plain_query(5, spec, scale), 1.0)
+
+
+@pytest.mark.parametrize("value", [127, -127])
+@pytest.mark.parametrize("rule", Rule)
+def test_largest_products(value, rule):
+    """Every code at its limit over 256 channels: the largest sums the number types must hold."""
+    spec = KernelSpec(256, 2, 2, KeyMode.INT8, rule, segment_tokens=512)
+    shadow = np.full((spec.segment_beats, 64), np.int8(value).view(np.uint8))
+    for exponent in (0, 12, 13, 14, 40):
+        shadow.reshape(-1, spec.group_beats, 64)[:, :2] = exponent
+        segments = [SegmentShadow(0, 500, shadow, any_statistics(1, 2, 256))]
+        query = torch.full((spec.query_heads, spec.head_dim), 5.0)
+        assert_scores_equal_golden(spec, Scope.LAYER, segments, query, 1.0)
+
+
+@pytest.mark.parametrize("scope", Scope)
+@pytest.mark.parametrize("rule", Rule)
+@pytest.mark.parametrize("tokens", [1, 2, 4, 5, 63, 64, 65, 255, 257, 512, 513, 575])
+def test_few_tokens(tokens, rule, scope):
+    spec = KernelSpec(16, 2, 2, rule=rule, segment_tokens=512)
+    segments = segments_of(TorchScorer(spec, scope), KEY_KINDS["rare"](tokens, tokens, 2, 16))
+    assert_scores_equal_golden(spec, scope, segments, plain_query(tokens, spec), 0.02)
+
+
+@pytest.mark.parametrize("scope", Scope)
+@pytest.mark.parametrize("rule", Rule)
+def test_nothing_valid(rule, scope):
+    spec = KernelSpec(16, 2, 2, rule=rule, segment_tokens=512)
+    keys = torch.full((300, 2, 16), float("nan"), dtype=torch.float16)
+    segments = segments_of(TorchScorer(spec, scope), keys)
+    blocks = assert_scores_equal_golden(spec, scope, segments, plain_query(1, spec), 0.02)
+    assert all(not block.codes.any() for block in blocks)
+
+
+def test_an_empty_last_segment_changes_nothing():
+    spec = KernelSpec(16, 2, 2, segment_tokens=512)
+    scorer = TorchScorer(spec, Scope.LAYER)
+    segments = segments_of(scorer, plain_keys(1, 1024, 2, 16))
+    empty = np.zeros((spec.segment_beats, 64), dtype=np.uint8)
+    query = plain_query(1, spec)
+    longer = [*segments, SegmentShadow(1024, 0, empty, segments[-1].statistics)]
+    one, other = (list(scorer.score(query, 0.02, some)) for some in (segments, longer))
+    assert_same_blocks(one, other)
+    only_empty = [SegmentShadow(0, 0, empty, segments[0].statistics)]
+    assert list(scorer.score(query, 0.02, only_empty)) == []
+    assert list(scorer.score(query, 0.02, [])) == []
+
+
+@pytest.mark.parametrize("scope", Scope)
+@pytest.mark.parametrize("segment_tokens", [1024, 65_536])
+def test_beyond_one_window(scope, segment_tokens):
+    spec = KernelSpec(16, 1, 1, segment_tokens=segment_tokens, block_tokens=3000)
+    segments = segments_of(TorchScorer(spec, scope), plain_keys(1, 66_000, 1, 16))
+    blocks = assert_scores_equal_golden(spec, scope, segments, plain_query(1, spec), 0.02)
+    assert {block.window for block in blocks} == {0, 65_536}
+    assert [int(block.positions[0]) for block in blocks][-2:] == [63_000, 65_536]
+    assert np.array_equal(np.concatenate([block.positions for block in blocks]), np.arange(66_000))
+
+
+@pytest.mark.parametrize("scope", Scope)
+def test_block_lengths_cut_the_same_tuples(scope):
+    whole = None
+    for length in [*range(1, 257, 15), 256, 700, 65_536]:
+        spec = KernelSpec(16, 2, 2, segment_tokens=512, block_tokens=length)
+        scorer = TorchScorer(spec, scope)
+        segments = segments_of(scorer, plain_keys(1, 700, 2, 16))
+        blocks = list(scorer.score(plain_query(1, spec), 0.02, segments))
+        sizes = [block.tuples.size for block in blocks if block.kv_head == 0]
+        assert sizes[:-1] == [length] * (len(sizes) - 1)
+        assert sum(sizes) == 700
+        tuples = tuples_by_head(blocks)
+        whole = whole or tuples
+        assert all(np.array_equal(one, other) for one, other in zip(tuples, whole, strict=True))
+
+
+def test_blocks_come_in_position_order():
+    spec = KernelSpec(16, 3, 1, segment_tokens=512, block_tokens=100)
+    scorer = TorchScorer(spec, Scope.KV_HEAD)
+    blocks = list(
+        scorer.score(plain_query(1, spec), 1.0, segments_of(scorer, plain_keys(1, 600, 3, 16)))
+    )
+    places = [(int(block.positions[0]), block.kv_head) for block in blocks]
+    assert places == [(start, head) for start in range(0, 600, 100) for head in range(3)]
+
+
+@pytest.mark.parametrize("rule", Rule)
+@pytest.mark.parametrize("key_mode", [KeyMode.INT8, KeyMode.INT4, KeyMode.INT2])
+def test_threads_do_not_change_bits(key_mode, rule):
+    spec = KernelSpec(64, 3, 3, key_mode, rule)
+    keys = plain_keys(1, 1500, 3, 64)
+    results = []
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            scorer = TorchScorer(spec, Scope.LAYER)
+            segments = segments_of(scorer, keys)
+            results.append((segments, list(scorer.score(plain_query(1, spec), 0.01, segments))))
+    finally:
+        torch.set_num_threads(before)
+    (segments, blocks), (other_segments, other_blocks) = results
+    for one, other in zip(segments, other_segments, strict=True):
+        assert np.array_equal(one.shadow, other.shadow)
+    assert_same_blocks(blocks, other_blocks)
+
+
+@pytest.mark.parametrize("key_mode", [KeyMode.INT8, KeyMode.INT4, KeyMode.INT2])
+def test_piece_sizes_do_not_change_bits(key_mode, monkeypatch):
+    spec = KernelSpec(16, 2, 2, key_mode, segment_tokens=512)
+    keys = KEY_KINDS["rare"](1, 1700, 2, 16)
+    query = plain_query(1, spec)
+    usual = TorchScorer(spec, Scope.LAYER)
+    segments = segments_of(usual, keys)
+    blocks = list(usual.score(query, 0.02, segments))
+    assert scratch.product_tokens(spec) > 1700
+    for limit in (1, 150_000, 1_000_000):
+        for name in ("_CODING_BYTES", "_QUERY_BYTES", "_PRODUCT_BYTES", "_FINAL_BYTES"):
+            monkeypatch.setattr(scratch, name, limit)
+        assert scratch.product_tokens(spec) < 1700
+        scorer = TorchScorer(spec, Scope.LAYER)
+        for one, other in zip(segments, segments_of(scorer, keys), strict=True):
+            assert np.array_equal(one.shadow, other.shadow)
+        assert_same_blocks(list(scorer.score(query, 0.02, segments)), blocks)
+
+
+def test_calls_under_way_at_once_do_not_disturb_each_other():
+    spec = KernelSpec(16, 2, 2, segment_tokens=512)
+    scorer = TorchScorer(spec, Scope.LAYER)
+    segments = segments_of(scorer, plain_keys(1, 2000, 2, 16))
+    queries = [plain_query(seed, spec) for seed in range(4)]
+    alone = [list(scorer.score(query, 0.02, segments)) for query in queries]
+    interleaved = list(
+        zip(*(scorer.score(query, 0.02, segments) for query in queries), strict=True)
+    )
+    for index, blocks in enumerate(alone):
+        assert_same_blocks([row[index] for row in interleaved], blocks)
+
+    together = [[] for _ in queries]
+
+    def score(index):
+        for _ in range(5):
+            together[index] = list(scorer.score(queries[index], 0.02, segments))
+
+    threads = [threading.Thread(target=score, args=(index,)) for index in range(len(queries))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for one, other in zip(together, alone, strict=True):
+        assert_same_blocks(one, other)
+
+
+def test_scoring_under_inference_mode_can_be_read_outside():
+    spec = KernelSpec(16, 2, 2, segment_tokens=512, block_tokens=64)
+    scorer = TorchScorer(spec, Scope.LAYER)
+    segments = segments_of(scorer, plain_keys(1, 600, 2, 16))
+    query = plain_query(1, spec).requires_grad_()
+    usual = list(scorer.score(query, 0.02, segments))
+    with torch.inference_mode():
+        stream = scorer.score(query * 1, 0.02, segments)
+        first = next(stream)
+    assert_same_blocks([first, *stream], usual)
+
+
+def test_non_finite_queries_raise_before_anything_is_scored():
+    spec = KernelSpec(16, 2, 2, segment_tokens=512)
+    scorer = TorchScorer(spec, Scope.LAYER)
+    segments = segments_of(scorer, plain_keys(1, 100, 2, 16))
+    query = plain_query(1, spec)
+    query[3, 15] = float("nan")
+    # At the call: the iterator is never touched.
+    with pytest.raises(NonFiniteQueryError):
+        scorer.score(query, 0.02, segments)
+
+
+def test_refuses_what_does_not_fit():
+    spec = KernelSpec(16, 2, 2, segment_tokens=512)
+    scorer = TorchScorer(spec, Scope.LAYER)
+    first, second, third = segments_of(scorer, plain_keys(1, 1100, 2, 16))
+    query = plain_query(1, spec)
+    for wrong in (query.double(), query[:3], query[:, :8]):
+        with pytest.raises(ValueError, match="a query is float32"):
+            scorer.score(wrong, 0.25, [first])
+    with pytest.raises(ValueError, match="starts at position"):
+        scorer.score(query, 0.02, [first, third])
+    short = SegmentShadow(0, 400, first.shadow, first.statistics)
+    with pytest.raises(ValueError, match="has 400 tokens"):
+        scorer.score(query, 0.02, [short, second])
+    with pytest.raises(ValueError, match="has 513 tokens"):
+        scorer.score(query, 0.02, [SegmentShadow(0, 513, first.shadow, first.statistics)])
+    with pytest.raises(ValueError, match="shadow"):
+        scorer.score(query, 0.02, [SegmentShadow(0, 9, first.shadow[:5], first.statistics)])
+    with pytest.raises(ValueError, match="statistics"):
+        scorer.score(query, 0.02, [SegmentShadow(0, 9, first.shadow, any_statistics(0, 2, 15))])
+    assert all(isinstance(block, ScoreBlock) for block in scorer.score(query, 0.02, [first]))
