@@ -134,14 +134,14 @@ class ContextNeeds:
         shortages = self.footprint(tokens).shortages(capacity)
         if shortages:
             largest = self.largest_context(capacity)
-            fix = (
-                f"the largest context that fits is {largest} tokens: shorten the prompt, lower "
-                "--dram-budget or choose a larger --cold-dir"
-                if largest
-                else "no context fits: close other programs, load the weights with --dtype "
-                "bfloat16, or choose a smaller model"
+            largest_that_fits = (
+                f"the largest context that fits is {largest} tokens" if largest else "none fits"
             )
-            raise FitError(f"a context of {tokens} tokens needs {'; and '.join(shortages)}; {fix}")
+            raise FitError(
+                f"a context of {tokens} tokens needs "
+                f"{' and '.join(shortage.need for shortage in shortages)}; {largest_that_fits}: "
+                f"shorten the prompt, {', or '.join(shortage.fix for shortage in shortages)}"
+            )
 
     def _possible(self, tokens: int, capacity: Capacity) -> bool:
         fixed = self.budget is not None and self.budget.byte_count is not None

@@ -10,6 +10,22 @@ from hillinfer.models.capacity import Capacity
 
 
 @dataclass(frozen=True)
+class Shortage:
+    """One thing that is too small.
+
+    Parameters
+    ----------
+    need
+        What is needed, what of it is free, in words.
+    fix
+        What helps beside a shorter context.
+    """
+
+    need: str
+    fix: str
+
+
+@dataclass(frozen=True)
 class Footprint:
     """What one context takes, in bytes.
 
@@ -47,31 +63,44 @@ class Footprint:
         """Whether memory, GPU and drive are large enough."""
         return not self.shortages(capacity)
 
-    def shortages(self, capacity: Capacity) -> list[str]:
-        """Return what is too small, in words."""
-        found = []
+    def shortages(self, capacity: Capacity) -> list[Shortage]:
+        """Return what is too small."""
         parts = (
             f"weights {format_bytes(self.weight_bytes)}, activations "
             f"{format_bytes(self.activation_bytes)}"
-        ) + (f", ordinary cache {format_bytes(self.ordinary_bytes)}" * bool(self.ordinary_bytes))
-        if capacity.gpu_bytes is not None:
+        )
+        if self.ordinary_bytes:
+            parts += f", ordinary cache {format_bytes(self.ordinary_bytes)}"
+        budget = f"DRAM budget {format_bytes(self.budget_bytes)}"
+        found = []
+        if capacity.gpu_bytes is None:
+            host_bytes, host_parts = self.memory_bytes, f"{parts}, {budget}"
+        else:
+            host_bytes, host_parts = self.budget_bytes, budget
             if self.on_gpu_bytes > capacity.gpu_bytes:
                 found.append(
-                    f"{format_bytes(self.on_gpu_bytes)} of GPU memory ({parts}) but "
-                    f"{format_bytes(capacity.gpu_bytes)} is free"
+                    Shortage(
+                        _need(self.on_gpu_bytes, f"of GPU memory ({parts})", capacity.gpu_bytes),
+                        "load the weights with --dtype bfloat16",
+                    )
                 )
-            host, parts = self.budget_bytes, ""
-        else:
-            host, parts = self.memory_bytes, f"{parts}, "
-        if host > capacity.memory_bytes:
+        if host_bytes > capacity.memory_bytes:
             found.append(
-                f"{format_bytes(host)} of memory ({parts}DRAM budget "
-                f"{format_bytes(self.budget_bytes)}) but {format_bytes(capacity.memory_bytes)} "
-                "is free"
+                Shortage(
+                    _need(host_bytes, f"of memory ({host_parts})", capacity.memory_bytes),
+                    "lower --dram-budget, or close other programs",
+                )
             )
         if self.drive_bytes > capacity.drive_bytes:
+            place = "on the drive of the cold directory"
             found.append(
-                f"{format_bytes(self.drive_bytes)} on the cold directory's drive but "
-                f"{format_bytes(capacity.drive_bytes)} is free"
+                Shortage(
+                    _need(self.drive_bytes, place, capacity.drive_bytes),
+                    "free space there, or choose another drive with --cold-dir",
+                )
             )
         return found
+
+
+def _need(needed: int, what: str, free: int) -> str:
+    return f"{format_bytes(needed)} {what} but {format_bytes(free)} is free"

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs the real command in this process: the same entry point as the installed script."""
+
+import io
+import json
+import sys
+from dataclasses import dataclass
+
+import pytest
+
+from hillinfer.cli.main import main
+
+
+@dataclass(frozen=True)
+class Outcome:
+    code: int
+    out: str
+    err: str
+
+    def error_line(self):
+        """Return the one line of an error that a user can act on; fail on anything else."""
+        assert self.code == 2, self
+        lines = [line for line in self.err.splitlines() if line.startswith("hillinfer: error: ")]
+        assert len(lines) == 1, self.err
+        assert self.err.splitlines()[-1] == lines[0], self.err
+        assert "Traceback" not in self.err
+        return lines[0]
+
+
+class Command:
+    """Calls `main` with arguments and gives back what a shell would see."""
+
+    def __init__(self, monkeypatch, capfd):
+        self._monkeypatch = monkeypatch
+        self._capfd = capfd
+
+    def __call__(self, *arguments, stdin=""):
+        data = stdin if isinstance(stdin, bytes) else stdin.encode()
+        with self._monkeypatch.context() as patch:
+            patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), encoding="utf-8"))
+            self._capfd.readouterr()
+            with pytest.raises(SystemExit) as ended:
+                main([str(argument) for argument in arguments])
+        out, err = self._capfd.readouterr()
+        return Outcome(ended.value.code or 0, out, err)
+
+
+def read_report(file):
+    return json.loads(file.read_text(encoding="utf-8"))
