@@ -12,6 +12,7 @@ from hillinfer.cli.doctor import doctor
 from hillinfer.cli.fetch import fetch
 from hillinfer.cli.generate import generate
 from hillinfer.cli.models import models
+from hillinfer.cli.quality import quality
 from hillinfer.errors import HillInferError
 
 EXIT_ERROR = 2
@@ -28,6 +29,7 @@ app.command()(generate)
 app.command()(doctor)
 app.command()(fetch)
 app.command()(models)
+app.command()(quality)
 
 
 @app.callback()

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The product's own selection: key shadow, score codes, top α."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hillinfer.devices.scorer import Scorer, SegmentShadow
+from hillinfer.hie.evaluation import ImportanceEvaluation
+from hillinfer.policies.layer_queries import LayerQueries
+from hillinfer.policies.selection_policy import SelectionPolicy
+from hillinfer.settings import Settings
+from hillinfer_model.kernel_spec import BEAT_BYTES
+
+
+class ContractSelection(SelectionPolicy):
+    """Selects as a `HillInferCache` does, for a rule, a shadow and a scope (scoring contract).
+
+    Codes of a token are the same whenever they are made, so all tokens are coded once and each
+    query is shown the codes up to its own token.
+
+    Parameters
+    ----------
+    scorer
+        Executes the scoring contract.
+    settings
+        α, kept tokens and the upper bound.
+    """
+
+    def __init__(self, scorer: Scorer, settings: Settings) -> None:
+        super().__init__(settings)
+        self._scorer = scorer
+        self._evaluation = ImportanceEvaluation(scorer, settings)
+
+    def select(self, layer: LayerQueries) -> list[NDArray[np.int64]]:
+        """Score and select one query after the other; see `SelectionPolicy`."""
+        segments = self._segments(layer)
+        return [
+            np.stack(self._evaluation.select(query, layer.scaling, _up_to(segments, length)))
+            for query, length in zip(layer.queries, layer.lengths, strict=True)
+        ]
+
+    def _segments(self, layer: LayerQueries) -> list[SegmentShadow]:
+        """Code all tokens, each segment's statistics taken as in decode (contract, section 2)."""
+        spec = self._scorer.spec
+        keys = layer.keys.half()
+        segments: list[SegmentShadow] = []
+        for base in range(0, len(keys), spec.segment_tokens):
+            own = keys[base : base + spec.segment_tokens]
+            # Statistics are taken once: of a full segment, of what the segment held when the
+            # first query came, or of the one token that opened it later.
+            seen = max(layer.first_length - base, 1)
+            statistics = self._scorer.statistics(
+                own[:seen], base, segments[-1].statistics if segments else None
+            )
+            shadow = np.zeros((spec.segment_beats, BEAT_BYTES), np.uint8)
+            self._scorer.encode(own, statistics, shadow, 0)
+            segments.append(SegmentShadow(base, len(own), shadow, statistics))
+        return segments
+
+
+def _up_to(segments: list[SegmentShadow], length: int) -> list[SegmentShadow]:
+    """Return the segments of the first `length` tokens, the last cut short."""
+    return [
+        SegmentShadow(
+            segment.base_position,
+            min(segment.tokens, length - segment.base_position),
+            segment.shadow,
+            segment.statistics,
+        )
+        for segment in segments
+        if segment.base_position < length
+    ]

@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many threads torch computes with, for a while."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+
+@contextmanager
+def compute_threads(count: int) -> Iterator[None]:
+    """Let torch compute with `count` threads; threads started inside take this number over."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The texts that quality is measured on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hillinfer.prompt import PromptError
+
+DEFAULT_TEXTS = 3
+# More characters than any tokenizer for English puts into one token on average.
+_CHARACTERS_PER_TOKEN = 8
+
+
+@dataclass(frozen=True)
+class TextSample:
+    """Tokens of one text.
+
+    Parameters
+    ----------
+    name
+        Where it comes from.
+    token_ids
+        The context and one more token, the last that is predicted.
+    """
+
+    name: str
+    token_ids: tuple[int, ...]
+
+
+def standard_library_samples(tokenizer: Any, context: int) -> list[TextSample]:
+    """Return disjoint spans of the Python reference, which every machine has.
+
+    The topics of `pydoc_data`, sorted by name and joined, are cut into equal parts, and each part
+    gives its beginning. The text follows the version of Python.
+
+    Parameters
+    ----------
+    tokenizer
+        A transformers tokenizer.
+    context
+        Tokens of context; a sample has one more.
+
+    Raises
+    ------
+    PromptError
+        Where a part is too short.
+    """
+    from pydoc_data.topics import topics
+
+    text = "\n\n".join(topics[name] for name in sorted(topics))
+    part = len(text) // DEFAULT_TEXTS
+    return [
+        _sample(
+            tokenizer,
+            f"pydoc_data.topics, part {number + 1} of {DEFAULT_TEXTS}",
+            text[number * part : (number + 1) * part],
+            context,
+        )
+        for number in range(DEFAULT_TEXTS)
+    ]
+
+
+def file_samples(tokenizer: Any, files: Sequence[Path], context: int) -> list[TextSample]:
+    """Return the beginning of each file.
+
+    Raises
+    ------
+    PromptError
+        Where a file cannot be read, is not UTF-8 or is too short.
+    """
+    samples = []
+    for file in files:
+        try:
+            text = file.read_bytes().decode("utf-8-sig")
+        except OSError as error:
+            raise PromptError(
+                f"cannot read the text {file}: {error.strerror}; check --texts"
+            ) from error
+        except UnicodeDecodeError as error:
+            raise PromptError(
+                f"{file} is not UTF-8 text (byte {error.start}): convert it, for example with iconv"
+            ) from error
+        samples.append(_sample(tokenizer, file.name, text, context))
+    return samples
+
+
+def _sample(tokenizer: Any, name: str, text: str, context: int) -> TextSample:
+    needed = context + 1
+    ids = tokenizer(text[: needed * _CHARACTERS_PER_TOKEN]).input_ids
+    if len(ids) < needed:
+        ids = tokenizer(text).input_ids
+    if len(ids) < needed:
+        raise PromptError(
+            f"{name} has {len(ids)} tokens but --context {context} needs {needed}: give a longer "
+            "text or a smaller --context"
+        )
+    return TextSample(name, tuple(ids[:needed]))
