@@ -4,7 +4,7 @@ import itertools
 import golden_scalar as scalar
 import numpy as np
 import pytest
-from golden_inputs import bit_flipped, random_keys, random_query
+from golden_inputs import bit_flipped, random_keys, random_query, same_statistics
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -202,6 +202,12 @@ def test_codes_do_not_depend_on_how_a_segment_grew(steps, mode):
     assert np.array_equal(
         read_codes(grown, 0, 512, model.spec).codes, model.encode(keys, statistics).codes
     )
+
+
+def test_a_short_segment_takes_the_statistics_of_the_one_before():
+    first, second, third = small().encode_sequence(KEYS[:1100])
+    assert same_statistics(third.statistics, second.statistics)
+    assert not same_statistics(third.statistics, first.statistics)
 
 
 def test_statistics_once_taken_stay():

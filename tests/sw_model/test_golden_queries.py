@@ -86,6 +86,23 @@ def test_the_order_of_summed_heads_is_ascending():
     big = 2.0**60
     assert encode([[big], [-big], [1.0]], [0], [0], UNIT, 3, Rule.RAW_SUM).codes.item() == 64
     assert encode([[1.0], [big], [-big]], [0], [0], UNIT, 3, Rule.RAW_SUM).codes.item() == 0
+    # 2^30 would swallow it in float32, but not in float64.
+    assert encode([[1.0], [2.0**30], [-(2.0**30)]], [0], [0], UNIT, 3, Rule.RAW_SUM).codes.item()
+
+
+def test_the_factor_is_a_float64_product_rounded_once():
+    # Queries whose scaled value lies at a power of two, where one unit of φ moves the exponent.
+    seen = 0
+    for head_dim in range(1, 257):
+        scaling = head_dim**-0.5
+        factor = np.float32(scaling * 1.4426950408889634)
+        rounded_twice = np.float32(scaling) * np.float32(1.4426950408889634)
+        near = np.float32(1) / factor
+        for value in (np.nextafter(near, np.float32(0)), near, np.nextafter(near, np.float32(2))):
+            found = encode([[value]], [0], [0], scaling).exponents.item()
+            assert found == np.frexp(value * factor)[1] - 7
+            seen += found != np.frexp(value * rounded_twice)[1] - 7
+    assert seen > 20
 
 
 def test_a_zero_query():
