@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -202,11 +201,11 @@ class RunReport:
         """
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(prefix=".report-", dir=file.parent)
-            with os.fdopen(handle, "w", encoding="utf-8") as text:
-                json.dump(self.as_json(), text, indent=2, ensure_ascii=False)
-                text.write("\n")
-            Path(name).replace(file)
+            with tempfile.TemporaryDirectory(prefix=".report-", dir=file.parent) as folder:
+                whole = Path(folder) / file.name
+                text = json.dumps(self.as_json(), indent=2, ensure_ascii=False)
+                whole.write_text(f"{text}\n", encoding="utf-8")
+                whole.replace(file)
         except OSError as error:
             raise ReportError(
                 f"cannot write the report to {file}: {error.strerror}; choose another --report"

@@ -10,6 +10,8 @@ from hillinfer.model_shape import ModelShape
 _FLOAT32_BYTES = 4
 _LOGIT_COPIES = 4
 _MERGE_COPIES = 4
+# Freed blocks stay with the allocator and fit the next request only in part.
+_ALLOCATOR_SLACK = 2
 
 
 def activation_bytes(
@@ -32,4 +34,4 @@ def activation_bytes(
     per_token = item_bytes * (4 * hidden + 3 * feed_forward + projections)
     merging = _FLOAT32_BYTES * _MERGE_COPIES * heads
     logits = _FLOAT32_BYTES * _LOGIT_COPIES * int(config.vocab_size)
-    return chunk_tokens * (per_token + merging) + logits
+    return _ALLOCATOR_SLACK * (chunk_tokens * (per_token + merging) + logits)

@@ -18,7 +18,7 @@ REQUIRED_KEYS = {
 
 
 def test_report_has_every_required_number_and_they_agree(ask_tiny, document):
-    outcome, report = ask_tiny("--question", "which cat?")
+    outcome, report = ask_tiny("--question", "which cat?", "--dram-budget", "auto")
     assert report.keys() >= REQUIRED_KEYS
     assert all(isinstance(report[key], (int, float)) for key in REQUIRED_KEYS)
     prompt = DocumentPrompt(character_tokenizer(), document.read_text())

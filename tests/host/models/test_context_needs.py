@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a context takes, and the largest that fits."""
+
+from dataclasses import replace
+
+import pytest
+
+from hillinfer.byte_size import ByteSize
+from hillinfer.errors import BudgetError
+from hillinfer.model_shape import ModelShape, StoredType
+from hillinfer.models.capacity import Capacity
+from hillinfer.models.context_needs import ContextNeeds
+from hillinfer.models.errors import FitError
+from hillinfer.pools.budget_plan import BudgetPlan
+from hillinfer.settings import Settings
+
+MIB = 1 << 20
+SHAPE = ModelShape(
+    layers=30,
+    kv_heads=3,
+    query_heads=9,
+    head_dim=64,
+    stored_type=StoredType.FLOAT16,
+    max_positions=8192,
+)
+ENDLESS = Capacity(memory_bytes=1 << 50, drive_bytes=1 << 50)
+
+
+def needs(budget="25%", **changes):
+    return ContextNeeds(
+        shape=SHAPE,
+        settings=Settings(),
+        budget=ByteSize.parse(budget) if budget else None,
+        loading_bytes=500 * MIB,
+        activation_bytes=50 * MIB,
+        **changes,
+    )
+
+
+def test_everything_fits_a_large_machine():
+    assert needs().largest_context(ENDLESS) == SHAPE.max_positions
+    needs().check(8192, ENDLESS)
+
+
+@pytest.mark.parametrize("budget", [None, "25%", "64MiB", "200MiB"])
+@pytest.mark.parametrize("memory", [600, 615, 640, 10_000])
+@pytest.mark.parametrize("drive", [20, 100, 10_000])
+def test_largest_context_fits_and_one_more_does_not(budget, memory, drive):
+    capacity = Capacity(memory * MIB, drive * MIB)
+    one = needs(budget)
+    largest = one.largest_context(capacity)
+    if largest:
+        one.check(largest, capacity)
+    if largest < SHAPE.max_positions:
+        with pytest.raises((FitError, BudgetError)):
+            one.check(largest + 1, capacity)
+
+
+def test_parts_add_up():
+    footprint = needs(ordinary_token_bytes=1000).footprint(8000)
+    kv_bytes = 8000 * SHAPE.token_bytes
+    assert footprint.budget_bytes == kv_bytes // 4
+    assert footprint.drive_bytes == kv_bytes
+    assert footprint.ordinary_bytes == 8_000_000
+    assert footprint.memory_bytes == 550 * MIB + kv_bytes // 4 + 8_000_000
+
+
+def test_share_leaves_out_tokens_that_may_stay_unused():
+    budget = needs(reserved_tokens=1000).footprint(8000).budget_bytes
+    assert budget == 7000 * SHAPE.token_bytes // 4
+
+
+def test_default_budget_is_a_quarter_or_the_least_that_works():
+    assert needs(None).footprint(8000).budget_bytes == 8000 * SHAPE.token_bytes // 4
+    short = needs(None)
+    least = BudgetPlan.for_context(SHAPE, Settings(), 100).required_bytes
+    assert short.footprint(100).budget_bytes == least > 100 * SHAPE.token_bytes
+    short.check(100, ENDLESS)
+    with pytest.raises(BudgetError, match="raise --dram-budget"):
+        needs("25%").check(100, ENDLESS)
+
+
+def test_forks_count():
+    least = BudgetPlan.for_context(SHAPE, Settings(), 8000).required_bytes
+    exact = f"{least}"
+    needs(exact).check(8000, ENDLESS)
+    with pytest.raises(BudgetError):
+        needs(exact, fork_bytes=1).check(8000, ENDLESS)
+    assert needs(None, fork_bytes=5 * MIB).footprint(100).budget_bytes == (
+        BudgetPlan.for_context(SHAPE, Settings(), 100).required_bytes + 5 * MIB
+    )
+
+
+def test_sentences_name_what_is_short_and_the_fix():
+    with pytest.raises(FitError) as error:
+        needs().check(8000, Capacity(300 * MIB, 1 << 50))
+    assert str(error.value) == (
+        "a context of 8000 tokens needs 593.9 MiB of memory (weights 500.0 MiB, activations "
+        "50.0 MiB, DRAM budget 43.9 MiB) but 300.0 MiB is free; none fits: shorten the prompt, "
+        "lower --dram-budget, or close other programs"
+    )
+    with pytest.raises(FitError, match=r"175.8 MiB on the drive of the cold directory but"):
+        needs().check(8000, Capacity(1 << 50, 170 * MIB))
+
+
+def test_gpu_holds_weights_and_the_host_only_the_budget():
+    small_host = Capacity(memory_bytes=60 * MIB, drive_bytes=1 << 50, gpu_bytes=600 * MIB)
+    needs().check(8000, small_host)
+    with pytest.raises(FitError, match=r"550.0 MiB of GPU memory"):
+        needs().check(8000, replace(small_host, gpu_bytes=500 * MIB))
+    with pytest.raises(FitError, match=r"43.9 MiB of memory \(DRAM budget 43.9 MiB\)"):
+        needs().check(8000, replace(small_host, memory_bytes=40 * MIB))
