@@ -34,8 +34,7 @@ def ask_tiny(command, tiny_folder, cold_dir, document, tmp_path):
         file = tmp_path / "run.json"
         outcome = command(
             *("generate", "--model", tiny_folder, "--prompt-file", document),
-            *("--cold-dir", cold_dir, "--report", file, "--max-new-tokens", 12),
-            *("--dram-budget", "64MiB", *arguments),
+            *("--cold-dir", cold_dir, "--report", file, "--max-new-tokens", 12, *arguments),
         )
         assert outcome.code == 0, outcome.err
         return outcome, read_report(file)
