@@ -9,6 +9,8 @@ from hillinfer.byte_size import format_bytes
 from hillinfer.errors import BudgetError
 from hillinfer.hie.scratch import score_bytes_per_token, scratch_bytes
 from hillinfer.model_shape import ModelShape
+from hillinfer.pools.hot_pool import SLOT_BYTES
+from hillinfer.pools.hot_pools import TABLE_GROWTH_ROWS
 from hillinfer.settings import Settings
 from hillinfer.storage.aligned_buffer import PAGE_BYTES, round_up
 from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
@@ -19,6 +21,7 @@ _WIDENED_ITEM_BYTES = 4
 _KEY_ITEM_BYTES = 2
 _STATISTICS_ITEM_BYTES = 5
 _SLOT_TABLE_BYTES = 4
+_SCORE_GROWTH_TOKENS = 1024
 # Score code and position as one sorted integer each, while score blocks are merged.
 _MERGED_TOKEN_BYTES = 32
 
@@ -71,15 +74,19 @@ class BudgetPlan:
         segments = -(-tokens // spec.segment_tokens) * sequences
         kv_bytes = tokens * sequences * shape.token_bytes
         statistics = shape.kv_heads * shape.head_dim * _STATISTICS_ITEM_BYTES
-        slots = -(-tokens // GROUP_TOKENS) * GROUP_TOKENS * sequences * _SLOT_TABLE_BYTES
-        scores = tokens * (score_bytes_per_token(spec) + _MERGED_TOKEN_BYTES)
+        rows = round_up(round_up(tokens, GROUP_TOKENS) * sequences, TABLE_GROWTH_ROWS)
+        slots = rows * _SLOT_TABLE_BYTES
+        kept_row = shape.layers * (shape.row_bytes + SLOT_BYTES)
         return cls(
             budget_bytes=settings.dram_budget.resolve(kv_bytes),
             kv_bytes=kv_bytes,
             shadow_bytes=segments * shape.layers * spec.segment_bytes,
-            kept_bytes=(settings.kept_tokens + GROUP_TOKENS) * sequences * shape.token_bytes,
+            kept_bytes=(settings.kept_tokens * kept_row + GROUP_TOKENS * shape.token_bytes)
+            * sequences,
             staging_bytes=staging_bytes(shape, settings),
-            other_bytes=segments * shape.layers * statistics + slots * shape.layers + scores,
+            other_bytes=segments * shape.layers * statistics
+            + slots * shape.layers
+            + score_bytes(spec, tokens),
         )
 
     @property
@@ -105,17 +112,24 @@ class BudgetPlan:
             )
 
 
+def score_bytes(spec: KernelSpec, tokens: int) -> int:
+    """Return the bytes of the scores of one call over `tokens`, in steps of 1,024 tokens."""
+    per_token = score_bytes_per_token(spec) + _MERGED_TOKEN_BYTES
+    return round_up(tokens, _SCORE_GROWTH_TOKENS) * per_token
+
+
 def staging_bytes(shape: ModelShape, settings: Settings) -> int:
     """Return the bytes of all buffers, which follow from the block size and never the budget."""
     spec = kernel_spec(shape, settings)
     block = round_up(settings.block_rows * shape.row_bytes, PAGE_BYTES)
     channels = shape.kv_heads * shape.head_dim
-    read = max(block, shape.row_bytes + 2 * PAGE_BYTES)
+    read = round_up(max(block, shape.row_bytes + 2 * PAGE_BYTES), PAGE_BYTES)
     spill = round_up(settings.block_rows, GROUP_TOKENS) * shape.row_bytes
     widened = settings.block_rows * 2 * channels * _WIDENED_ITEM_BYTES
     keys = spec.segment_tokens * channels * _KEY_ITEM_BYTES
     return (
-        GATHER_BUFFERS * block
+        # Each buffer, and what is on its way into it from slots or from the read buffer.
+        2 * GATHER_BUFFERS * block
         + read
         + SPILL_BUFFERS * round_up(spill, PAGE_BYTES)
         + widened

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from hillinfer.policies.pool_policy import PoolPolicy
 from hillinfer.storage.aligned_buffer import PAGE_BYTES, round_up
 
+# What the two tables take for each slot, beside its row.
+SLOT_BYTES = 12
 _NOWHERE = -1
 
 
@@ -31,13 +33,14 @@ class HotPool:
 
     def __init__(self, row_bytes: int, most_rows: int, policy: PoolPolicy) -> None:
         self._row_bytes = row_bytes
-        self._arena = mmap.mmap(-1, round_up(max(most_rows * row_bytes, 1), PAGE_BYTES))
-        self._rows = np.frombuffer(self._arena, np.uint8, most_rows * row_bytes).reshape(
+        self._arenas = [_arena(most_rows * size) for size in (row_bytes, 8, 4)]
+        self._item_bytes = (row_bytes, 8, 4)
+        self._rows = np.frombuffer(self._arenas[0], np.uint8, most_rows * row_bytes).reshape(
             most_rows, row_bytes
         )
+        self._row_of_slot = np.frombuffer(self._arenas[1], np.int64, most_rows)
+        self._last_used = np.frombuffer(self._arenas[2], np.int32, most_rows)
         self._policy = policy
-        self._row_of_slot = np.full(most_rows, _NOWHERE, np.int64)
-        self._last_used = np.zeros(most_rows, np.int32)
         self._slot_of_row = np.full(0, _NOWHERE, np.int32)
         self._used = 0
 
@@ -45,11 +48,6 @@ class HotPool:
     def used_rows(self) -> int:
         """Slots that hold, or have held, a row: the memory this pool takes."""
         return self._used
-
-    @property
-    def table_bytes(self) -> int:
-        """Bytes of the tables that belong to slots and rows."""
-        return self._row_of_slot.nbytes + self._last_used.nbytes + self._slot_of_row.nbytes
 
     def cover(self, rows: int) -> None:
         """Make room in the table for row numbers below `rows`."""
@@ -90,7 +88,7 @@ class HotPool:
         """
         capacity = min(capacity, len(self._rows))
         free = np.flatnonzero(self._row_of_slot[: min(self._used, capacity)] == _NOWHERE)
-        grown = np.arange(self._used, max(self._used, capacity))
+        grown = np.arange(self._used, min(max(self._used, capacity), self._used + len(rows)))
         slots = np.concatenate([free, grown])[: len(rows)]
         if len(slots) < len(rows):
             settled = np.flatnonzero(self._row_of_slot[: min(self._used, capacity)] != _NOWHERE)
@@ -100,12 +98,14 @@ class HotPool:
                 [slots, idle[self._policy.victims(self._last_used[idle], wanted)]]
             )
         rows, source = rows[: len(slots)], source[: len(slots)]
+        used = max(self._used, int(slots.max(initial=-1)) + 1)
+        self._row_of_slot[self._used : used] = _NOWHERE
+        self._used = used
         self._leave(slots)
         self._rows[slots] = source
         self._row_of_slot[slots] = rows
         self._slot_of_row[rows] = slots
         self._last_used[slots] = step
-        self._used = max(self._used, int(slots.max(initial=-1)) + 1)
 
     def shrink(self, capacity: int) -> None:
         """Demote the rows of all slots from `capacity` on and give their memory back."""
@@ -113,9 +113,10 @@ class HotPool:
             return
         self._leave(np.arange(capacity, self._used))
         self._used = capacity
-        first_page = round_up(capacity * self._row_bytes, PAGE_BYTES)
-        if first_page < len(self._arena):
-            self._arena.madvise(mmap.MADV_DONTNEED, first_page, len(self._arena) - first_page)
+        for arena, size in zip(self._arenas, self._item_bytes, strict=True):
+            first_page = round_up(capacity * size, PAGE_BYTES)
+            if first_page < len(arena):
+                arena.madvise(mmap.MADV_DONTNEED, first_page, len(arena) - first_page)
 
     def forget(self, first_row: int, last_row: int) -> None:
         """Drop the rows of first_row <= row < last_row, whose groups are free again."""
@@ -126,3 +127,8 @@ class HotPool:
         rows = self._row_of_slot[slots]
         self._slot_of_row[rows[rows != _NOWHERE]] = _NOWHERE
         self._row_of_slot[slots] = _NOWHERE
+
+
+def _arena(byte_count: int) -> mmap.mmap:
+    """Reserve zeroed address space whose pages take memory only once they are touched."""
+    return mmap.mmap(-1, round_up(max(byte_count, 1), PAGE_BYTES))

@@ -9,10 +9,9 @@ from numpy.typing import NDArray
 from hillinfer.model_shape import ModelShape
 from hillinfer.policies.pool_policy import PoolPolicy
 from hillinfer.pools.accountant import Accountant, Part
-from hillinfer.pools.hot_pool import HotPool
+from hillinfer.pools.hot_pool import SLOT_BYTES, HotPool
 
-_TABLE_GROWTH_ROWS = 4096
-_SLOT_BYTES = 12
+TABLE_GROWTH_ROWS = 4096
 
 
 class HotPools:
@@ -33,24 +32,21 @@ class HotPools:
         self._accountant = accountant
         self._tails_bytes = 0
         self._covered_rows = 0
-        # Two tables belong to every slot; they are counted for the slots there may ever be.
-        most_rows = max(
-            0, accountant.bytes_for_hot_rows // (shape.layers * (shape.row_bytes + _SLOT_BYTES))
-        )
-        accountant.take(Part.OTHER, most_rows * _SLOT_BYTES * shape.layers)
+        self._slot_bytes = shape.row_bytes + SLOT_BYTES
+        most_rows = max(0, accountant.bytes_for_hot_rows // (shape.layers * self._slot_bytes))
         self.layers = [HotPool(shape.row_bytes, most_rows, policy) for _ in range(shape.layers)]
         accountant.on_shortage(self._make_room)
 
     def capacity(self) -> int:
         """Slots each layer may use now."""
         left = self._accountant.bytes_for_hot_rows - self._tails_bytes
-        return max(0, left // self._shape.token_bytes)
+        return max(0, left // (self._shape.layers * self._slot_bytes))
 
     def cover(self, rows: int) -> None:
         """Make room in all tables for row numbers below `rows`."""
         if rows <= self._covered_rows:
             return
-        grown = -(-rows // _TABLE_GROWTH_ROWS) * _TABLE_GROWTH_ROWS
+        grown = -(-rows // TABLE_GROWTH_ROWS) * TABLE_GROWTH_ROWS
         added = (grown - self._covered_rows) * np.dtype(np.int32).itemsize
         self._accountant.take(Part.OTHER, added * self._shape.layers)
         for pool in self.layers:
@@ -80,7 +76,7 @@ class HotPools:
         pool = self.layers[layer]
         before = pool.used_rows
         pool.admit(rows, source, step, self.capacity())
-        self._accountant.take(Part.HOT, (pool.used_rows - before) * self._shape.row_bytes)
+        self._accountant.take(Part.HOT, (pool.used_rows - before) * self._slot_bytes)
 
     def forget_group(self, group: int) -> None:
         """Drop a group's rows from all layers."""
@@ -92,4 +88,4 @@ class HotPools:
         for pool in self.layers:
             before = pool.used_rows
             pool.shrink(capacity)
-            self._accountant.give(Part.HOT, (before - pool.used_rows) * self._shape.row_bytes)
+            self._accountant.give(Part.HOT, (before - pool.used_rows) * self._slot_bytes)
