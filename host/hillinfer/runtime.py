@@ -17,7 +17,7 @@ from hillinfer.hie.evaluation import ImportanceEvaluation
 from hillinfer.model_shape import ModelShape
 from hillinfer.policies.least_recently_used import LeastRecentlyUsed
 from hillinfer.pools.accountant import Accountant, Part
-from hillinfer.pools.budget_plan import kernel_spec, staging_bytes
+from hillinfer.pools.budget_plan import kernel_spec, score_bytes, staging_bytes
 from hillinfer.pools.hot_pools import HotPools
 from hillinfer.settings import Settings
 from hillinfer.statistics import CacheStatistics
@@ -63,7 +63,9 @@ class Runtime:
         self.layout = RowLayout(shape)
         self._accountant = Accountant(budget_bytes)
         self._accountant.take(Part.STAGING, staging_bytes(shape, settings))
-        scorer = make_scorer(settings.device, kernel_spec(shape, settings), settings.scope)
+        self._spec = kernel_spec(shape, settings)
+        scorer = make_scorer(settings.device, self._spec, settings.scope)
+        self._score_bytes = 0
         self._pools = HotPools(shape, self._accountant, LeastRecentlyUsed())
         self._store = ColdStore(
             cold_dir,
@@ -86,6 +88,7 @@ class Runtime:
             scorer, shape.layers, self._reader, self.layout, self._accountant
         )
         self._evaluation = ImportanceEvaluation(scorer, settings)
+        self._sequences: list[Sequence] = []
         self._step = 0
         self._closed = False
 
@@ -94,7 +97,9 @@ class Runtime:
     def open_sequence(self) -> Sequence:
         """Return a new, empty sequence."""
         self._pools.take_tail()
-        return Sequence(self.shape.layers, self.shape.row_bytes)
+        sequence = Sequence(self.shape.layers, self.shape.row_bytes)
+        self._sequences.append(sequence)
+        return sequence
 
     def fork(self, sequence: Sequence) -> Sequence:
         """Return a sequence with the same tokens; full groups and segments are shared."""
@@ -114,6 +119,7 @@ class Runtime:
         self._give_groups(sequence, 0)
         sequence.lengths = [0] * self.shape.layers
         sequence.token_ids = []
+        self._sequences.remove(sequence)
         self._pools.give_tail()
 
     def truncate(self, sequence: Sequence, length: int) -> None:
@@ -264,6 +270,7 @@ class Runtime:
         -------
         (query_heads, 1, head_dim) in the query's type.
         """
+        self._make_room_for_scores(sequence.lengths[layer])
         shadows = self._shadow.code_all(layer, sequence, _shadow_keys(keys))
         selected = self._evaluation.select(query[:, 0].float().cpu(), scaling, shadows)
         self.counters.scored_tokens += sequence.lengths[layer] * len(selected)
@@ -294,8 +301,12 @@ class Runtime:
     def statistics(self) -> CacheStatistics:
         """Return memory and traffic so far."""
         peak = self._accountant.peak()
+        settled = self._groups.groups_in_use * GROUP_TOKENS * self.shape.layers
+        open_rows = sum(
+            length % GROUP_TOKENS for sequence in self._sequences for length in sequence.lengths
+        )
         return CacheStatistics(
-            kv_bytes=self._groups.groups_in_use * GROUP_TOKENS * self.shape.token_bytes,
+            kv_bytes=(settled + open_rows) * self.shape.row_bytes,
             dram_budget_bytes=self._accountant.budget_bytes,
             dram_peak_bytes=sum(peak.values()),
             hot_bytes=peak[Part.HOT],
@@ -312,6 +323,12 @@ class Runtime:
             self._closed = True
             self._reader.close()
             self._store.close()
+
+    def _make_room_for_scores(self, tokens: int) -> None:
+        needed = score_bytes(self._spec, tokens)
+        if needed > self._score_bytes:
+            self._accountant.take(Part.OTHER, needed - self._score_bytes)
+            self._score_bytes = needed
 
     def _group_numbers(self, sequence: Sequence, first: int, count: int) -> NDArray[np.int64]:
         while len(sequence.groups) < first + count:
