@@ -20,8 +20,9 @@ SETTINGS = {
     "io_threads": 2,
 }
 # Largest difference of logits, which spread by about 1, between the ordinary cache and HillInfer at
-# α = 1. Both are right: they add the same terms up in another order, in the model's own type.
-LOGIT_TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 8e-2}
+# α = 1. Both are right: they add the same terms up in another order, in the model's own type, and a
+# value next to a rounding boundary of the stored type may fall to either side.
+LOGIT_TOLERANCE = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 8e-2}
 
 
 class _RoundedLayer(DynamicLayer):

@@ -44,7 +44,7 @@ def test_rounding_of_stored_rows_is_visible_in_fp32(cold_dir):
     ids, _ = prompts([150])
     unrounded = run(model, DynamicCache(config=model.config), ids)
     difference = logits(unrounded) - logits(ordinary(model, ids))
-    assert difference.abs().max() > 2 * LOGIT_TOLERANCE[torch.float32]
+    assert difference.abs().max() > LOGIT_TOLERANCE[torch.float32]
 
 
 def test_fp32_values_beyond_fp16_are_saturated_and_counted(cold_dir):
