@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The real model and real text, loaded once."""
+
+import pytest
+import torch
+
+
+@pytest.fixture(scope="session")
+def real_outline(smollm2_folder):
+    from hillinfer.models.loader import ModelOutline
+    from hillinfer.models.model_source import ModelSource
+    from hillinfer.models.number_type import NumberType
+
+    return ModelOutline.read(ModelSource.locate(str(smollm2_folder), print), NumberType.FLOAT32)
+
+
+@pytest.fixture(scope="session")
+def real_model(real_outline):
+    """SmolLM2-135M in float32, so that figures do not depend on what the processor is good at."""
+    torch.set_num_threads(max(torch.get_num_threads(), 1))
+    return real_outline.load().model
+
+
+@pytest.fixture(scope="session")
+def real_ids(real_outline):
+    """Token ids of three parts of the Python reference, 2,100 each."""
+    from hillinfer.quality.texts import standard_library_samples
+
+    return [
+        list(sample.token_ids) for sample in standard_library_samples(real_outline.tokenizer, 2099)
+    ]
+
+
+@pytest.fixture(scope="session")
+def recorded_layers(real_model, real_ids):
+    """Queries of the last 8 of 2,048 tokens and keys of all of them, in every layer."""
+    from product_decode import Recorded
+
+    from hillinfer.policies.recent_only import RecentOnly
+    from hillinfer.quality.attention import selecting
+    from hillinfer.quality.prefix import Prefix
+    from hillinfer.quality.teacher_forcing import forced_logits
+    from hillinfer.settings import Settings
+
+    ids = real_ids[0][:2048]
+    everything = Recorded(RecentOnly(Settings().changed(alpha=1.0)))
+    prefix = Prefix.read(real_model, ids[:-8])
+    with selecting(real_model):
+        forced_logits(real_model, prefix, ids[-8:], everything)
+    return everything.layers

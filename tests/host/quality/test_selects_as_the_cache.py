@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One forward pass over many tokens selects what the cache selects token by token."""
+
+import numpy as np
+import pytest
+import torch
+from product_decode import Decoded, Recorded, decode_through_cache
+from tiny_models import TinyModel, prompts
+
+from hillinfer.model_shape import ModelShape
+from hillinfer.policies.layer_queries import LayerQueries
+from hillinfer.quality.attention import selecting
+from hillinfer.quality.configurations import contract_configuration
+from hillinfer.quality.prefix import Prefix
+from hillinfer.quality.teacher_forcing import forced_logits
+from hillinfer.settings import Settings
+
+TINY = TinyModel(head_dim=16)
+KEPT = {"kept_sinks": 4, "kept_recent": 6}
+
+
+def assert_same_selection(decoded, configuration, shape):
+    """For the same queries and keys, the policy's sets are the cache's, position by position."""
+    policy = configuration.policy(shape)
+    for layer, expected in zip(decoded.layers, decoded.sets, strict=True):
+        for one, other in zip(policy.select(layer), expected, strict=True):
+            assert np.array_equal(one, other)
+
+
+def tiny_decode(cold_dir, prefix, steps=8, **settings):
+    """Return a record of the cache, the configuration and the shape."""
+    model = TINY.build()
+    chosen = Settings().changed(alpha=0.2, **KEPT, **settings)
+    ids = prompts([prefix + steps])[0][0].tolist()
+    decoded = decode_through_cache(model, ids, prefix, cold_dir, alpha=0.2, **KEPT, **settings)
+    shape = ModelShape.from_config(model.config, model.dtype)
+    return decoded, contract_configuration(chosen), shape
+
+
+# The first queries find: a first segment of fewer than 32 tokens, one that fills up while they go
+# on, a second of less and of more than half its length, and one that is all but full.
+@pytest.mark.parametrize("prefix", [12, 1020, 1400, 1560, 2043])
+@pytest.mark.parametrize("shadow", ["int8", "int2"])
+def test_whatever_the_last_segment_holds(shadow, prefix, cold_dir):
+    assert_same_selection(*tiny_decode(cold_dir, prefix, shadow=shadow))
+
+
+@pytest.mark.parametrize("rule", ["weight_sum", "raw_sum"])
+@pytest.mark.parametrize("scope", ["layer", "kv_head"])
+@pytest.mark.parametrize("device", ["nvme", "golden"])
+def test_every_rule_scope_and_device(rule, scope, device, cold_dir):
+    decoded, configuration, shape = tiny_decode(
+        cold_dir, 700, rule=rule, scope=scope, device=device
+    )
+    assert decoded.sets[0][0].shape == (2 if scope == "kv_head" else 1, 140)
+    assert_same_selection(decoded, configuration, shape)
+
+
+def test_a_flipped_bit_is_noticed(cold_dir):
+    decoded, configuration, shape = tiny_decode(cold_dir, 700)
+    outside = np.setdiff1d(np.arange(700), decoded.sets[1][0])[100]
+    decoded.layers[1].keys.view(torch.int16)[outside] ^= 1 << 14
+    with pytest.raises(AssertionError):
+        assert_same_selection(decoded, configuration, shape)
+
+
+def test_statistics_of_later_tokens_are_noticed(cold_dir):
+    """A segment keeps the statistics it was first scored with, however full it is by now."""
+    decoded, configuration, shape = tiny_decode(cold_dir, 1500, steps=60, shadow="int2")
+    assert_same_selection(decoded, configuration, shape)
+    # Asked alone, the last query finds a segment more than half full, which then has its own.
+    layer = decoded.layers[0]
+    alone = LayerQueries(layer.queries[-1:], layer.keys, layer.scaling)
+    last = Decoded([alone], [decoded.sets[0][-1:]], decoded.logits)
+    with pytest.raises(AssertionError):
+        assert_same_selection(last, configuration, shape)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"rule": "weight_sum", "shadow": "int4"},
+        {"rule": "raw_sum", "shadow": "int8"},
+        {"rule": "weight_sum", "shadow": "int2", "scope": "kv_head"},
+    ],
+    ids=lambda settings: "-".join(settings.values()),
+)
+def test_on_the_real_model(settings, real_model, real_ids, cold_dir):
+    ids, first = real_ids[0][:600], 592
+    decoded = decode_through_cache(real_model, ids, first, cold_dir, **settings)
+    shape = ModelShape.from_config(real_model.config, real_model.dtype)
+    configuration = contract_configuration(Settings().changed(**settings))
+    assert_same_selection(decoded, configuration, shape)
+
+    # From the tokens alone, the activations of one long pass and of many short ones differ in
+    # their last bits, so that a score next to another may change places with it.
+    prefix = Prefix.read(real_model, ids[:first])
+    recorded = Recorded(configuration.policy(shape))
+    with selecting(real_model):
+        logits = forced_logits(real_model, prefix, ids[first:], recorded)
+    shares = [
+        np.isin(one, other).mean()
+        for mine, cached in zip(recorded.sets, decoded.sets, strict=True)
+        for one, other in zip(mine, cached, strict=True)
+    ]
+    print("shared", np.mean(shares), np.min(shares), (logits-decoded.logits).abs().max())
