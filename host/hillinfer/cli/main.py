@@ -20,7 +20,6 @@ EXIT_INTERRUPTED = 130
 
 app = typer.Typer(
     help="Long-context LLM inference with the KV cache on a drive.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -32,9 +31,11 @@ app.command()(models)
 app.command()(quality)
 
 
-@app.callback()
-def _program() -> None:
+@app.callback(invoke_without_command=True)
+def _program(context: typer.Context) -> None:
     """Long-context LLM inference with the KV cache on a drive."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

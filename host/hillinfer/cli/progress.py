@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -77,7 +78,7 @@ class LineProgress:
 
 
 class NoProgress:
-    """Nothing, where the text itself shows the progress on the same terminal."""
+    """Nothing, where the text goes to the same place and shows the progress itself."""
 
     @contextmanager
     def stage(self, name: str, total: int) -> Iterator[Advance]:
@@ -92,9 +93,17 @@ def reading_view(console: Console) -> ProgressView:
 
 def answering_view(console: Console) -> ProgressView:
     """Return the view for decoding, while the text goes to standard output."""
-    if not console.is_terminal:
-        return LineProgress(console)
-    return NoProgress() if sys.stdout.isatty() else BarProgress(console)
+    if _one_place():
+        return NoProgress()
+    return BarProgress(console) if console.is_terminal else LineProgress(console)
+
+
+def _one_place() -> bool:
+    """Whether standard output and standard error end in the same terminal, file or pipe."""
+    try:
+        return os.path.sameopenfile(sys.stdout.fileno(), sys.stderr.fileno())
+    except (OSError, ValueError):
+        return False
 
 
 def _rate(done: int, started: float) -> float:

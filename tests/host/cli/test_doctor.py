@@ -103,6 +103,17 @@ def test_help_names_every_command(command, name):
     assert "Usage: hillinfer" in outcome.out
 
 
+def test_no_command_shows_the_help(command):
+    outcome = command()
+    assert outcome.code == 0
+    assert outcome.out == command("--help").out
+    assert len(outcome.out.splitlines()) > 5
+
+
+def test_unknown_command_is_one_line(command):
+    assert "'nope'" in command("nope").error_line()
+
+
 def test_installed_script_is_this_command():
     script = Path(sys.executable).parent / "hillinfer"
     if not script.exists():

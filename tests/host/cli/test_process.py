@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ctrl-C keeps the text generated so far, writes the report and ends with 130."""
+"""The command as a process of its own: interrupts, readers that leave, shared outputs."""
 
 import signal
 import subprocess
@@ -10,12 +10,11 @@ from command import read_report
 COMMAND = (sys.executable, "-c", "from hillinfer.cli.main import main; main()")
 
 
-def started(*arguments, **pipes):
+def started(*arguments, stderr=subprocess.PIPE):
     return subprocess.Popen(
         [*COMMAND, *(str(argument) for argument in arguments)],
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        **pipes,
+        stderr=stderr,
     )
 
 
@@ -51,3 +50,37 @@ def test_reader_that_leaves_ends_the_command_quietly(tiny_folder, cold_dir, docu
     process.stderr.close()
     assert process.returncode not in (0, 2)
     assert b"Traceback" not in err, err.decode()
+
+
+def test_interrupt_while_reading_ends_in_one_line(tiny_folder, cold_dir, tmp_path):
+    document = tmp_path / "long.txt"
+    document.write_text("a cat sat on a mat. " * 200)
+    process = started(
+        *("generate", "--model", tiny_folder, "--prompt-file", document, "--cold-dir", cold_dir),
+        # A token at a time takes long enough to be interrupted.
+        *("--threads", 1, "--prefill-chunk", 1, "--max-new-tokens", 2),
+    )
+    for line in process.stderr:
+        if line.startswith(b"prefill: "):
+            break
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 130, err.decode()
+    assert out == b""
+    assert b"Traceback" not in err
+    assert err.decode().splitlines()[-1] == "hillinfer: interrupted"
+
+
+def test_progress_does_not_cut_the_text_where_both_go_to_one_place(
+    tiny_folder, cold_dir, document, tmp_path
+):
+    arguments = (
+        *("generate", "--model", tiny_folder, "--prompt-file", document, "--cold-dir", cold_dir),
+        *("--threads", 1, "--max-new-tokens", 12),
+    )
+    apart = started(*arguments)
+    text, err = apart.communicate(timeout=120)
+    assert b"decode: " in err
+    together, _ = started(*arguments, stderr=subprocess.STDOUT).communicate(timeout=120)
+    assert b"decode: " not in together
+    assert text in together
