@@ -40,7 +40,13 @@ def both(spec):
 
 
 def assert_same_codes(keys, statistics, key_mode):
-    codes, exponents = code_keys(keys, statistics, key_mode.code_bits)
+    assert_codes_are_golden(
+        code_keys(keys, statistics, key_mode.code_bits), keys, statistics, key_mode
+    )
+
+
+def assert_codes_are_golden(mine, keys, statistics, key_mode):
+    codes, exponents = mine
     golden = encode_keys(codes_of(keys), statistics, key_mode)
     assert codes.dtype == torch.int8
     assert exponents.dtype == torch.uint8
@@ -65,6 +71,16 @@ def test_every_fp16_code_beside_others(key_mode):
     assert_same_codes(rolled.unsqueeze(1), any_statistics(1, 1, 9), key_mode)
     finite = torch.where(rolled.isnan(), torch.zeros_like(rolled), rolled)
     assert_same_codes(finite.unsqueeze(1), any_statistics(2, 1, 9), key_mode)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("part", [0, 1])
+def test_a_flipped_bit_of_a_code_or_exponent_is_noticed(seed, part):
+    statistics = any_statistics(3, 1, 1)
+    mine = code_keys(EVERY_CODE, statistics, 4)
+    flip_bit(mine[part].numpy(), seed)
+    with pytest.raises(AssertionError):
+        assert_codes_are_golden(mine, EVERY_CODE, statistics, KeyMode.INT4)
 
 
 @pytest.mark.parametrize("key_mode", KeyMode)
@@ -129,6 +145,26 @@ def test_largest_sums_do_not_round(value):
     keys[::3] = 2.0**-24
     mine = TorchScorer(spec, Scope.LAYER).statistics(keys, 65_536, None)
     assert_same_statistics(mine, segment_statistics(codes_of(keys), 65_536, 65_536, None))
+
+
+def test_the_last_unit_of_a_large_sum_counts():
+    """Its 56 bits exceed float64's 53; one unit decides between two means.
+
+    Half of the tokens at the largest value, and a rest that puts ΣX one unit below where μ would
+    round up to a value from which M rounds up as well.
+    """
+    keys = torch.zeros(65_536, 1, 1, dtype=torch.float16)
+    keys[:32_768] = 65504.0
+    keys[32_768:32_780] = 32768.0
+    keys[32_780] = -(2.0**-9)
+    spec = KernelSpec(1, 1, 1, segment_tokens=65_536)
+    means = []
+    for last in (-(2.0**-24), 0.0):
+        keys[-1] = last
+        mine = take_statistics(spec, keys, 65_536, None, 65_536)
+        assert_same_statistics(mine, segment_statistics(codes_of(keys), 65_536, 65_536, None))
+        means.append(mine.means.item())
+    assert means[0] + 1 == means[1]
 
 
 @pytest.mark.parametrize("chunk_tokens", [1, 7, 64, 100_000])

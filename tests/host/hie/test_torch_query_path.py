@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from scorer_cases import any_statistics, flip_bit, plain_query
 
 from hillinfer.hie.query_coding import code_query, scale_query
+from hillinfer_model.channel_statistics import ChannelStatistics
 from hillinfer_model.choices import Rule
 from hillinfer_model.errors import NonFiniteQueryError
 from hillinfer_model.kernel_spec import KernelSpec
@@ -80,12 +81,29 @@ def test_any_query(values, scaling, seed, rule):
 
 
 def test_queries_are_summed_in_ascending_order():
-    """2^60 + 1 - 2^60 is 0 or 1 by order in float64."""
+    """2^60 + 1 - 2^60 is 0 or 1 by order in float64; float32 would lose 2^30 + 1 already."""
     spec = KernelSpec(1, 1, 3, rule=Rule.RAW_SUM)
-    for values, total in (([2.0**60, 1, -(2.0**60)], 0), ([2.0**60, -(2.0**60), 1], 1)):
+    for values, total in (
+        ([2.0**60, 1, -(2.0**60)], 0),
+        ([2.0**60, -(2.0**60), 1], 1),
+        ([2.0**30, 1, -(2.0**30)], 1),
+    ):
         query = torch.tensor(values).reshape(3, 1)
         scaled = scale_query(spec, query, 1.0)
         assert scaled.item() == np.float32(total) * np.float32(1.4426950408889634)
+
+
+def test_exponents_end_where_int8_does():
+    """The largest query and channel exponent ask for 137, the smallest for -169."""
+    spec = KernelSpec(2, 1, 1)
+    for value, exponent, limit in ((3e38, 16, 127), (1e-45, -14, -128)):
+        query = torch.tensor([[value, value / 2]])
+        statistics = [
+            ChannelStatistics(np.full((1, 2), exponent, np.int8), np.ones((1, 2), np.int32))
+        ]
+        mine = my_codes(spec, query, 0.69, statistics)
+        assert mine.exponents.item() == limit
+        assert_same_queries(mine, spec, query, 0.69, statistics)
 
 
 @pytest.mark.parametrize("rule", Rule)

@@ -68,6 +68,7 @@ def test_offset_tokens(tokens):
     recent, probes = reference_positions(tokens)
     mine = offset_tokens(torch.arange(tokens).view(1, -1))[0].numpy()
     assert np.array_equal(mine, np.concatenate([recent, probes]))
+    assert not np.array_equal(mine ^ 1, np.concatenate([recent, probes]))
 
 
 @pytest.mark.parametrize("rule", Rule)

@@ -21,6 +21,7 @@ from scorer_cases import (
 from hillinfer.devices.golden_scorer import GoldenScorer
 from hillinfer.devices.scorer import SegmentShadow
 from hillinfer.hie import scratch
+from hillinfer.hie.key_buffers import KeyBufferPool
 from hillinfer.hie.torch_scorer import TorchScorer
 from hillinfer_model.choices import KeyMode, Rule, Scope
 from hillinfer_model.errors import NonFiniteQueryError
@@ -253,6 +254,15 @@ def test_piece_sizes_do_not_change_bits(key_mode, monkeypatch):
         for one, other in zip(segments, segments_of(scorer, keys), strict=True):
             assert np.array_equal(one.shadow, other.shadow)
         assert_same_blocks(list(scorer.score(query, 0.02, segments)), blocks)
+
+
+def test_buffers_under_way_belong_to_one_call():
+    pool = KeyBufferPool(KernelSpec(16, 1, 1))
+    first, second = pool.take(), pool.take()
+    assert first is not second
+    pool.give_back(first)
+    assert pool.take() is first
+    assert pool.take() is not first
 
 
 def test_calls_under_way_at_once_do_not_disturb_each_other():
