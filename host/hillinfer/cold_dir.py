@@ -1,18 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the cold pool lies when nobody says where."""
+"""Where the cold pool lies."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from hillinfer.errors import ColdPoolError
-
-
-def default_cold_dir() -> Path:
-    """Return the user's cache directory for cold pools, which need not exist yet."""
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "hillinfer" / "cold"
+from hillinfer.user_cache import user_cache_dir
 
 
 def prepared_cold_dir(chosen: Path | None) -> Path:
@@ -22,17 +16,11 @@ def prepared_cold_dir(chosen: Path | None) -> Path:
     ------
     ColdPoolError
         Where a chosen directory does not exist or is none.
+    SettingsError
+        Where the default one cannot be made.
     """
     if chosen is None:
-        directory = default_cold_dir()
-        try:
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
-            raise ColdPoolError(
-                f"cannot make the cold directory {directory}: {error.strerror}; choose one with "
-                "--cold-dir"
-            ) from error
-        return directory
+        return user_cache_dir("cold")
     if not chosen.is_dir():
         raise ColdPoolError(
             f"the cold directory {chosen} does not exist or is no directory: create it, or choose "
