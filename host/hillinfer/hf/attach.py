@@ -119,6 +119,7 @@ class Attachment:
         self.detach()
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _before_forward(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     # An interrupted forward pass never told that it ended.
     attention.own_forward.set(False)
@@ -134,6 +135,11 @@ def _before_forward(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict
     wanted = arguments.get("output_attentions")
     if getattr(config, "output_attentions", False) if wanted is None else wanted:
         attention.refuse_arguments({"output_attentions": True})
+    if arguments.get("use_cache") is False:
+        raise UnsupportedFeatureError(
+            "use_cache=False: all tokens would come again at every step and be stored again; leave "
+            "it out, or leave past_key_values out"
+        )
     ids = arguments.get("input_ids")
     if ids is None:
         raise UnsupportedFeatureError(
@@ -143,6 +149,7 @@ def _before_forward(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict
     attention.own_forward.set(True)
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _after_forward(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
 ) -> None:

@@ -18,7 +18,15 @@ NAME = "hillinfer"
 own_forward: ContextVar[bool] = ContextVar("hillinfer_own_forward", default=False)
 
 _HARMLESS = frozenset(
-    {"dropout", "position_ids", "use_cache", "sliding_window", "output_attentions", "is_causal"}
+    {
+        "dropout",
+        "position_ids",
+        "use_cache",
+        "sliding_window",
+        "output_attentions",
+        "output_hidden_states",
+        "is_causal",
+    }
 )
 _NAMES = {
     "softcap": "soft-capped attention scores",
@@ -73,6 +81,11 @@ def refuse_arguments(arguments: dict[str, Any]) -> None:
         raise UnsupportedFeatureError(
             f"sliding_window={arguments['sliding_window']}: windowed attention needs the ordinary "
             "cache; set config.sliding_window = None if the model was trained without one"
+        )
+    if arguments.get("is_causal") is False:
+        raise UnsupportedFeatureError(
+            "is_causal=False: attention to later tokens needs all of them at once; use the ordinary "
+            "cache"
         )
     for name, value in arguments.items():
         if name not in _HARMLESS and value is not None:

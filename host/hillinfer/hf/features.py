@@ -7,7 +7,7 @@ import re
 from importlib.metadata import version
 
 from transformers import DynamicCache, PreTrainedModel
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from hillinfer.errors import UnsupportedFeatureError
 
@@ -40,6 +40,11 @@ def check_model(model: PreTrainedModel) -> None:
         raise UnsupportedFeatureError(
             f"{kind} are encoder-decoders: HillInfer works with decoder-only models"
         )
+    if config.get_text_config(decoder=True) is not config:
+        raise UnsupportedFeatureError(
+            f"{kind} take more than text (images, sound), whose tokens have no ids to tell prompts "
+            "apart: use a text model, or the ordinary cache"
+        )
     if getattr(config, "kv_lora_rank", None):
         raise UnsupportedFeatureError(
             f"{kind} use latent attention (MLA), whose keys and values have no heads to score: "
@@ -48,10 +53,14 @@ def check_model(model: PreTrainedModel) -> None:
     layers = DynamicCache(config=config).layers
     foreign = sorted({type(layer).__name__ for layer in layers if type(layer) is not DynamicLayer})
     if foreign:
+        way_out = (
+            ", or set config.sliding_window = None if the context fits the window"
+            if {type(layer) for layer in layers} == {DynamicSlidingWindowLayer}
+            else ""
+        )
         raise UnsupportedFeatureError(
             f"this {config.model_type} model has layers of other kinds ({', '.join(foreign)}: "
-            "sliding, chunked, linear or shared attention): use the ordinary cache, or set "
-            "config.sliding_window = None if the context fits the window"
+            f"sliding, chunked, linear or shared attention): use the ordinary cache{way_out}"
         )
 
 
