@@ -2,7 +2,7 @@
 """What transformers and users do to a cache between forward passes."""
 
 import gc
-import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -29,9 +29,9 @@ def feed_singly(model, cache, ids):
 
 def open_cold_files(cold_dir):
     links = []
-    for descriptor in os.listdir("/proc/self/fd"):
+    for descriptor in Path("/proc/self/fd").iterdir():
         try:
-            links.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+            links.append(str(descriptor.readlink()))
         except OSError:
             continue
     return [link for link in links if link.startswith(str(cold_dir))]

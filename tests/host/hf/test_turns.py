@@ -44,14 +44,16 @@ def test_positional_arguments_are_understood(cold_dir):
     ids, mask = prompts([60, 25])
     positions = (mask.cumsum(1) - 1).clamp(min=0)
     with attached(model, cold_dir) as hill, torch.no_grad():
-        first, second = hill.new_cache(), hill.new_cache()
+        caches = [hill.new_cache() for _ in range(3)]
         expected = model(
-            input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=first
+            input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=caches[0]
         )
-        found = model(ids, mask, positions, second)
-        first.close()
-        second.close()
+        found = model(ids, mask, positions, caches[1])
+        mixed = model(ids, mask, positions, past_key_values=caches[2])
+        for cache in caches:
+            cache.close()
     assert torch.equal(found.logits, expected.logits)
+    assert torch.equal(mixed.logits, expected.logits)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models that would give wrong answers are refused when attaching, and stay as they were."""
+
+import pytest
+import torch
+from generation_runs import attached, run
+from refused_models import REFUSED, soft_capped_gemma2_without_sliding_layers
+from tiny_models import prompts
+
+from hillinfer.errors import UnsupportedFeatureError
+
+
+@pytest.mark.parametrize(
+    ("make", "message"), REFUSED.items(), ids=[make.__name__ for make in REFUSED]
+)
+def test_the_model_is_refused_by_name_and_left_alone(make, message, cold_dir):
+    model = make().eval()
+    before = model.config._attn_implementation
+    with pytest.raises(UnsupportedFeatureError, match=message):
+        attached(model, cold_dir)
+    assert model.config._attn_implementation == before
+    assert "generate" not in model.__dict__
+    assert not model._forward_pre_hooks
+    assert not model._forward_hooks
+
+
+def test_a_model_with_another_causal_mask_is_refused_before_its_first_token(cold_dir):
+    """All layers look ordinary, but the mask function of a window gives the model away."""
+    model = soft_capped_gemma2_without_sliding_layers().eval()
+    ids, _ = prompts([40])
+    with attached(model, cold_dir) as hill:
+        cache = hill.new_cache()
+        with pytest.raises(UnsupportedFeatureError, match=r"causal mask \(windows.*ordinary cache"):
+            run(model, cache, ids)
+        assert cache.statistics().kv_bytes == 0
+        cache.close()
+
+
+def test_another_transformers_is_refused(monkeypatch, cold_dir):
+    from hillinfer.hf import features
+    from tiny_models import TinyModel
+
+    monkeypatch.setattr(features, "version", lambda name: "5.24.1")
+    with pytest.raises(UnsupportedFeatureError, match=r"5\.24\.1 is outside.*pip install"):
+        attached(TinyModel().build(), cold_dir)
+
+
+def test_every_supported_family_is_accepted(cold_dir):
+    from hillinfer.hf.features import TESTED_FAMILIES
+    from tiny_models import FAMILIES, TinyModel
+
+    assert FAMILIES == TESTED_FAMILIES
+    for family in FAMILIES:
+        model = TinyModel(family, "mha").build()
+        assert model.config.model_type == family
+        attached(model, cold_dir).detach()
+
+
+def test_the_least_supported_family_beside_the_required_ones(cold_dir):
+    """GPT-NeoX goes the same way through transformers, untested families are not forbidden."""
+    from generation_runs import ordinary
+    from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
+
+    torch.manual_seed(1)
+    config = GPTNeoXConfig(
+        vocab_size=61,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=64,
+        max_position_embeddings=512,
+        eos_token_id=None,
+        initializer_range=0.3,
+    )
+    model = GPTNeoXForCausalLM(config).eval()
+    ids, _ = prompts([150])
+    with attached(model, cold_dir, alpha=1.0) as hill:
+        cache = hill.new_cache()
+        found = run(model, cache, ids, new_tokens=4)
+        cache.close()
+    assert torch.equal(found.sequences, ordinary(model, ids, new_tokens=4).sequences)
