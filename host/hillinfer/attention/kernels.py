@@ -55,7 +55,7 @@ def attend_causal(
         return out[0], log_sum[0]
     queries = query.shape[1]
     future = torch.ones(queries, queries, dtype=torch.bool, device=query.device).triu(1)
-    return _from_scores(_scores(query, keys, scaling).masked_fill(future, -torch.inf), values)
+    return _attend_explicitly(query, keys, values, scaling, future)
 
 
 def _attend(
@@ -64,13 +64,23 @@ def _attend(
     if query.device.type == "cpu":
         out, log_sum = _CPU_FLASH(query, keys, values, scale=scaling)
         return out, log_sum
-    return _from_scores(_scores(query, keys, scaling), values)
+    return _attend_explicitly(query, keys, values, scaling, None)
 
 
-def _scores(query: torch.Tensor, keys: torch.Tensor, scaling: float) -> torch.Tensor:
-    return torch.matmul(query, keys.transpose(-1, -2)).float() * scaling
+def _attend_explicitly(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    scaling: float,
+    hidden: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attend in float32: inner products would overflow FP16, and BF16 would round them coarsely.
 
-
-def _from_scores(scores: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    weights = torch.softmax(scores, dim=-1).to(values.dtype)
-    return torch.matmul(weights, values), torch.logsumexp(scores, dim=-1)
+    `hidden` is bool (queries, tokens), true where a query must not look; None where it may
+    everywhere.
+    """
+    scores = torch.matmul(query.float(), keys.float().transpose(-1, -2)) * scaling
+    if hidden is not None:
+        scores = scores.masked_fill(hidden, -torch.inf)
+    log_sum = torch.logsumexp(scores, dim=-1)
+    return torch.matmul(torch.exp(scores - log_sum[..., None]), values.float()), log_sum

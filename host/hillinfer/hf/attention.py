@@ -84,8 +84,8 @@ def refuse_arguments(arguments: dict[str, Any]) -> None:
         )
     if arguments.get("is_causal") is False:
         raise UnsupportedFeatureError(
-            "is_causal=False: attention to later tokens needs all of them at once; use the ordinary "
-            "cache"
+            "is_causal=False: attention to later tokens needs all of them at once: use the "
+            "ordinary cache"
         )
     for name, value in arguments.items():
         if name not in _HARMLESS and value is not None:
