@@ -7,9 +7,9 @@ import pytest
 import torch
 from generation_runs import attached, bits, run
 from tiny_models import FAMILIES, TinyModel, prompts
-from transformers import DynamicCache, StaticCache
+from transformers import DynamicCache, LlamaForCausalLM, StaticCache
 
-from hillinfer.errors import SettingsError, UnsupportedFeatureError
+from hillinfer.errors import CacheUseError, SettingsError, UnsupportedFeatureError
 
 
 def forward_logits(model, ids):
@@ -128,8 +128,6 @@ def test_the_ordinary_cache_is_right_after_an_interrupted_forward(cold_dir):
 
 def test_models_that_share_a_config_keep_working(cold_dir):
     config = TinyModel().config()
-    from transformers import LlamaForCausalLM
-
     first, second = (LlamaForCausalLM(config).eval() for _ in range(2))
     ids, mask = prompts([70, 31])
     expected = run(second, DynamicCache(config=config), ids, mask)
@@ -149,8 +147,6 @@ def test_a_budget_in_percent_needs_the_expected_length(cold_dir):
 
 
 def test_closed_caches_are_refused(cold_dir):
-    from hillinfer.errors import CacheUseError
-
     model = TinyModel().build()
     ids, _ = prompts([40])
     with attached(model, cold_dir) as hill:

@@ -58,7 +58,7 @@ def cases(draw):
         heads="mha" if family == "opt" else draw(st.sampled_from(["mha", "gqa", "mqa"])),
         dtype=draw(st.sampled_from(DTYPES)),
         # Rows of 64 to 384 bytes, padded or not.
-        head_dim=draw(st.sampled_from([4, 6, 8, 12, 16] if family == "opt" else [4, 6, 8, 12, 16])),
+        head_dim=draw(st.sampled_from([4, 6, 8, 12, 16])),
         seed=draw(st.integers(0, 1000)),
     )
     batch = draw(st.sampled_from([1, 4]))

@@ -3,11 +3,14 @@
 
 import pytest
 import torch
-from generation_runs import attached, run
+from generation_runs import attached, ordinary, run
 from refused_models import REFUSED, soft_capped_gemma2_without_sliding_layers
-from tiny_models import prompts
+from tiny_models import FAMILIES, TinyModel, prompts
+from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
 from hillinfer.errors import UnsupportedFeatureError
+from hillinfer.hf import features
+from hillinfer.hf.features import TESTED_FAMILIES
 
 
 @pytest.mark.parametrize(
@@ -37,18 +40,12 @@ def test_a_model_with_another_causal_mask_is_refused_before_its_first_token(cold
 
 
 def test_another_transformers_is_refused(monkeypatch, cold_dir):
-    from hillinfer.hf import features
-    from tiny_models import TinyModel
-
     monkeypatch.setattr(features, "version", lambda name: "5.24.1")
     with pytest.raises(UnsupportedFeatureError, match=r"5\.24\.1 is outside.*pip install"):
         attached(TinyModel().build(), cold_dir)
 
 
 def test_every_supported_family_is_accepted(cold_dir):
-    from hillinfer.hf.features import TESTED_FAMILIES
-    from tiny_models import FAMILIES, TinyModel
-
     assert FAMILIES == TESTED_FAMILIES
     for family in FAMILIES:
         model = TinyModel(family, "mha").build()
@@ -56,11 +53,8 @@ def test_every_supported_family_is_accepted(cold_dir):
         attached(model, cold_dir).detach()
 
 
-def test_the_least_supported_family_beside_the_required_ones(cold_dir):
-    """GPT-NeoX goes the same way through transformers, untested families are not forbidden."""
-    from generation_runs import ordinary
-    from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
-
+def test_a_family_beside_the_required_ones(cold_dir):
+    """GPT-NeoX goes the same way through transformers; untested families are not forbidden."""
     torch.manual_seed(1)
     config = GPTNeoXConfig(
         vocab_size=61,

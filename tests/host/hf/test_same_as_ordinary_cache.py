@@ -5,6 +5,7 @@ import pytest
 import torch
 from generation_runs import LOGIT_TOLERANCE, attached, logits, ordinary, run
 from tiny_models import TinyModel, every_model, prompts
+from transformers import DynamicCache
 
 
 @pytest.mark.parametrize("tiny", every_model(), ids=str)
@@ -38,8 +39,6 @@ def test_the_tolerance_is_tight_enough_to_see_a_smaller_selection(tiny, cold_dir
 
 def test_rounding_of_stored_rows_is_visible_in_fp32(cold_dir):
     """The reference rounds for a reason: without it the fp32 tolerance would not hold."""
-    from transformers import DynamicCache
-
     model = TinyModel().build()
     ids, _ = prompts([150])
     unrounded = run(model, DynamicCache(config=model.config), ids)

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hand-written loops, second turns and prefill chunks: many ways to the same tokens."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from generation_runs import LOGIT_TOLERANCE, attached, bits, logits, ordinary, run
@@ -116,8 +118,6 @@ def test_a_second_turn_of_a_padded_batch(cold_dir):
 
 
 def test_two_threads_with_a_cache_each_on_one_model(cold_dir):
-    from concurrent.futures import ThreadPoolExecutor
-
     model = TINY.build()
     texts = [prompts([150], seed)[0] for seed in (1, 2)]
 
