@@ -41,7 +41,7 @@ def evaluate_text(
     configurations
         What to measure.
     threads
-        Configurations measured at once, each on one compute thread; no figure depends on it.
+        For reading the prefix, and configurations measured at once, each on one thread.
     on_progress
         Called with the number of configurations done, the full cache first.
 

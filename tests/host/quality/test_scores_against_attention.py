@@ -130,9 +130,7 @@ def test_weight_sum_is_better_than_raw_sum(shadow, measured):
 
 def test_raw_sum_would_not_pass_for_weight_sum(measured):
     with pytest.raises(AssertionError):
-        assert_close_to_attention(
-            measured(TorchScorer, KeyMode.INT8, Rule.RAW_SUM), KeyMode.INT8
-        )
+        assert_close_to_attention(measured(TorchScorer, KeyMode.INT8, Rule.RAW_SUM), KeyMode.INT8)
 
 
 def test_more_bits_are_better(measured):
