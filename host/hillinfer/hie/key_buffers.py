@@ -13,7 +13,7 @@ from hillinfer_model.kernel_spec import KernelSpec
 
 
 class KeyBuffers:
-    """Room for the key codes of one piece: as stored, a byte each, and as float32.
+    """Room for the key codes of one piece: as stored, and one place of every byte at a time.
 
     Parameters
     ----------
@@ -23,19 +23,20 @@ class KeyBuffers:
     Attributes
     ----------
     packed
-        uint8, flat.
+        uint8, flat: the codes as stored.
     spread
-        int64, flat, eight codes each; empty where a stored code has a byte of its own.
+        int64, flat: the bytes with one code each; empty where a byte stores no more than one.
     values
-        float32, flat.
+        float32, flat: those codes as numbers.
     """
 
     def __init__(self, spec: KernelSpec) -> None:
         codes = product_tokens(spec) * spec.kv_heads * spec.padded_head_dim
-        bits = spec.key_mode.code_bits
-        self.packed = np.empty(codes * bits // 8, dtype=np.uint8)
-        self.spread = torch.empty(0 if bits == 8 else codes // 8, dtype=torch.int64)
-        self.values = torch.empty(codes, dtype=torch.float32)
+        packed_bytes = codes * spec.key_mode.code_bits // 8
+        spread_words = 0 if packed_bytes == codes else packed_bytes // 8
+        self.packed = np.empty(packed_bytes, dtype=np.uint8)
+        self.spread = torch.empty(spread_words, dtype=torch.int64)
+        self.values = torch.empty(packed_bytes, dtype=torch.float32)
 
 
 class KeyBufferPool:

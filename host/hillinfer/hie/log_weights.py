@@ -94,11 +94,15 @@ def log_weights(
     places, segments, kv_heads, heads, key_bytes = queries.rows.shape
     tokens = exponents.shape[-1]
     rows = queries.rows.reshape(places, segments * kv_heads, heads, key_bytes)
-    keys = _key_values(layout.code_bits, segments * kv_heads * tokens * key_bytes, buffers)
-    keys = keys.view(places, segments * kv_heads, tokens, key_bytes).mT
-    products = torch.bmm(rows[0], keys[0])
-    for place in range(1, places):
-        torch.baddbmm(products, rows[place], keys[place], out=products)
+    packed_bytes = segments * kv_heads * tokens * key_bytes
+    products = torch.empty(0)
+    for place in range(places):
+        keys = _key_values(layout.code_bits, place, packed_bytes, buffers)
+        keys = keys.view(segments * kv_heads, tokens, key_bytes).mT
+        if place == 0:
+            products = torch.bmm(rows[0], keys)
+        else:
+            products.baddbmm_(rows[place], keys)
     products = products.view(segments, kv_heads, heads, tokens)
     if queries.sums is not None:
         products += queries.sums
@@ -112,22 +116,21 @@ def log_weights(
     return products.add_(queries.offsets)
 
 
-def _key_values(code_bits: int, packed_bytes: int, buffers: KeyBuffers) -> torch.Tensor:
-    """Return codes times 2^(8-bits) as float32, flat, by place in the byte, then by byte.
+def _key_values(code_bits: int, place: int, packed_bytes: int, buffers: KeyBuffers) -> torch.Tensor:
+    """Return the codes at one place of every byte, times 2^(8-bits), as float32.
 
-    Each code gets the upper bits of a byte of its own. Eight bytes move at once; what a shift
-    carries into the neighbouring byte is masked off.
+    A code moved to the upper bits of its byte is an int8 of that value. Eight bytes move at once;
+    what a shift carries into the neighbouring byte is masked off.
     """
-    packed = torch.from_numpy(buffers.packed[:packed_bytes])
-    if code_bits == 8:
-        return buffers.values[:packed_bytes].copy_(packed.view(torch.int8))
-    places = 8 // code_bits
-    words = packed.view(torch.int64)
-    upper_bits = (0xFF << (8 - code_bits)) & 0xFF
-    mask = int.from_bytes(bytes([upper_bits] * 8), "little", signed=True)
-    spread = buffers.spread[: places * words.shape[0]].view(places, -1)
-    for place in range(places - 1):
-        torch.bitwise_left_shift(words, 8 - code_bits * (place + 1), out=spread[place])
-    spread[-1] = words
-    codes = spread.bitwise_and_(mask).view(torch.int8).view(-1)
-    return buffers.values[: places * packed_bytes].copy_(codes)
+    codes = torch.from_numpy(buffers.packed[:packed_bytes])
+    if code_bits < 8:
+        upper_bits = (0xFF << (8 - code_bits)) & 0xFF
+        mask = int.from_bytes(bytes([upper_bits] * 8), "little", signed=True)
+        words, spread = codes.view(torch.int64), buffers.spread[: packed_bytes // 8]
+        shift = 8 - code_bits * (place + 1)
+        if shift:
+            torch.bitwise_left_shift(words, shift, out=spread).bitwise_and_(mask)
+        else:
+            torch.bitwise_and(words, mask, out=spread)
+        codes = spread.view(torch.uint8)
+    return buffers.values[:packed_bytes].copy_(codes.view(torch.int8))

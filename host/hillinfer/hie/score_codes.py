@@ -44,14 +44,14 @@ def weight_sum_codes(sums: torch.Tensor) -> torch.Tensor:
     Parameters
     ----------
     sums
-        float64 of any shape, exact below 2^53.
+        float64 of any shape, exact below 2^53; overwritten.
 
     Returns
     -------
     torch.Tensor
         int64 of the same shape.
     """
-    return _magnitude(sums.clamp(max=_LARGEST_SUM)).add_(1)
+    return _magnitude(sums.clamp_(max=_LARGEST_SUM)).add_(1)
 
 
 def raw_sum_codes(values: torch.Tensor) -> torch.Tensor:
@@ -76,4 +76,5 @@ def raw_sum_codes(values: torch.Tensor) -> torch.Tensor:
 def _magnitude(values: torch.Tensor) -> torch.Tensor:
     """Return mag(v): the bit length and the 10 bits below the first, read off a float64."""
     bits = values.view(torch.int64) >> (_FLOAT64_FRACTION_BITS - 10)
-    return torch.where(values < 1024, values.to(torch.int64), bits - ((_FLOAT64_BIAS + 9) << 10))
+    bits -= (_FLOAT64_BIAS + 9) << 10
+    return torch.where(values < 1024, values.to(torch.int64), bits)

@@ -55,7 +55,7 @@ class ScoreStream:
         """Yield blocks of `block_tokens` tuples; a block ends where its 65,536-window ends."""
         tuples = np.empty((self._invalid.shape[0], self._tokens), dtype=np.uint32)
         length = self._spec.block_tokens
-        step = final_tokens(self._spec)
+        step = final_tokens(self._spec, tuples.shape[0])
         filled = 0
         for window in range(0, self._tokens, _WINDOW):
             window_stop = min(window + _WINDOW, self._tokens)

@@ -15,7 +15,7 @@ _QUERY_BYTES = _MIB // 4
 # Enough to hide most of what a torch call costs: twice as much scored a tenth faster, but took
 # more from hot rows than that is worth.
 _PRODUCT_BYTES = 3 * _MIB
-_FINAL_BYTES = _MIB
+_FINAL_BYTES = 3 * _MIB // 2
 
 
 def coding_tokens(spec: KernelSpec) -> int:
@@ -33,9 +33,9 @@ def segments_coded_at_once(spec: KernelSpec) -> int:
     return max(_QUERY_BYTES // _query_bytes(spec), 1)
 
 
-def final_tokens(spec: KernelSpec) -> int:
-    """Return how many tokens' score codes are made at once: a multiple of a group."""
-    return _tokens_within(_FINAL_BYTES, _final_bytes(spec))
+def final_tokens(spec: KernelSpec, sets: int) -> int:
+    """Return how many tokens' score codes are made at once for so many selected sets."""
+    return _tokens_within(_FINAL_BYTES, _final_bytes(spec, sets))
 
 
 def scratch_bytes(spec: KernelSpec) -> int:
@@ -51,7 +51,7 @@ def scratch_bytes(spec: KernelSpec) -> int:
     coding += 64 * spec.kv_heads * spec.padded_head_dim
     queries = segments_coded_at_once(spec) * _query_bytes(spec)
     products = product_tokens(spec) * _product_bytes(spec)
-    finals = final_tokens(spec) * _final_bytes(spec)
+    finals = max(final_tokens(spec, sets) * _final_bytes(spec, sets) for sets in (1, spec.kv_heads))
     recent = (SINKS + RECENT_TOKENS) * _sample_bytes(spec)
     return keys + max(coding, queries + products, finals, recent)
 
@@ -77,8 +77,9 @@ def _coding_bytes(spec: KernelSpec) -> int:
 
 
 def _key_bytes(spec: KernelSpec) -> int:
-    # Codes as stored, with a byte each, as float32.
-    return spec.kv_heads * spec.padded_head_dim * (1 + 1 + 4)
+    # Codes as stored; those of one place in every byte with a byte each, and as float32.
+    packed = spec.kv_heads * spec.padded_head_dim * spec.key_mode.code_bits // 8
+    return packed * (1 + 1 + 4)
 
 
 def _product_bytes(spec: KernelSpec) -> int:
@@ -90,9 +91,9 @@ def _query_bytes(spec: KernelSpec) -> int:
     return spec.scored_heads * spec.padded_head_dim * QUERY_BYTES_PER_CHANNEL
 
 
-def _final_bytes(spec: KernelSpec) -> int:
-    # Z or w with a float64 of it; then sums, their bits, magnitudes and tuples.
-    return spec.scored_heads * (4 + 8) + spec.kv_heads * (8 * 8)
+def _final_bytes(spec: KernelSpec, sets: int) -> int:
+    # Z, w in its place, a float64 of it; sums, their bits and magnitudes, a mask; tuples.
+    return spec.scored_heads * (4 + 8) + sets * (6 * 8 + 4)
 
 
 def _sample_bytes(spec: KernelSpec) -> int:

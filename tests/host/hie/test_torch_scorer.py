@@ -246,7 +246,7 @@ def test_piece_sizes_do_not_change_bits(key_mode, monkeypatch):
     segments = segments_of(usual, keys)
     blocks = list(usual.score(query, 0.02, segments))
     assert scratch.product_tokens(spec) > 1700
-    for limit in (1, 150_000, 1_000_000):
+    for limit in (1, 100_000, 300_000):
         for name in ("_CODING_BYTES", "_QUERY_BYTES", "_PRODUCT_BYTES", "_FINAL_BYTES"):
             monkeypatch.setattr(scratch, name, limit)
         assert scratch.product_tokens(spec) < 1700

@@ -19,6 +19,7 @@ CASES = [
     (KernelSpec(64, 1, 64, KeyMode.INT8), 2000),
     (KernelSpec(16, 1, 1, KeyMode.INT4, segment_tokens=65_536), 50_000),
     (KernelSpec(64, 2, 2, KeyMode.INT4, Rule.RAW_SUM), 3000),
+    (KernelSpec(80, 16, 16, KeyMode.FP16, segment_tokens=8192), 1500),
 ]
 
 
