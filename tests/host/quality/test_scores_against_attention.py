@@ -19,8 +19,8 @@ pytestmark = [pytest.mark.model, pytest.mark.xdist_group("real-model-quality")]
 
 ALPHA = 0.1
 # At α = 0.1, over all layers: the least share of the ideal set that must be found, and the most
-# attention mass that may be lost against it. Three texts of 2,048 tokens gave .965-.981, .877-.892
-# and .711-.738, and at most .0003, .0024 and .0166 (docs/quality.md).
+# attention mass that may be lost against it. With `fidelity` below, the three default texts gave
+# .965-.981, .877-.892 and .711-.738, and at most .0003, .0024 and .0166.
 LEAST_OVERLAP = {KeyMode.INT8: 0.94, KeyMode.INT4: 0.85, KeyMode.INT2: 0.68}
 MOST_MASS_LOST = {KeyMode.INT8: 0.001, KeyMode.INT4: 0.004, KeyMode.INT2: 0.025}
 
