@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hillinfer.attention.softmax_merge import SoftmaxMerge
+from hillinfer.attention.row_attention import RowAttention
 from hillinfer.counters import Counters
 from hillinfer.devices.table import make_scorer
 from hillinfer.hie.evaluation import ImportanceEvaluation
@@ -86,6 +86,9 @@ class Runtime:
         self._groups = GroupTable()
         self._shadow = ShadowKeeper(
             scorer, shape.layers, self._reader, self.layout, self._accountant
+        )
+        self._attention = RowAttention(
+            self._reader, self.layout, settings.block_rows, self.counters
         )
         self._evaluation = ImportanceEvaluation(scorer, settings)
         self._sequences: list[Sequence] = []
@@ -223,27 +226,9 @@ class Runtime:
         -------
         (query_heads, tokens, head_dim) in the query's type.
         """
-        tokens = query.shape[1]
-        block = self.settings.block_rows
-        compute = _compute_type(query)
-        starts = range(0, tokens, block)
-        merges = [
-            SoftmaxMerge(query[:, start : start + block].to(compute), scaling) for start in starts
-        ]
-        past = np.arange(sequence.lengths[layer] - tokens)
-        for rows in self._reader.stream(layer, sequence, past):
-            block_keys, block_values = self._states(rows, query.device, compute)
-            for merge in merges:
-                merge.add_block(block_keys, block_values)
-        for i, start in enumerate(starts):
-            block_keys = keys[:, start : start + block].to(compute)
-            block_values = values[:, start : start + block].to(compute)
-            merges[i].add_causal(block_keys, block_values)
-            for merge in merges[i + 1 :]:
-                merge.add_block(block_keys, block_values)
-        out = torch.cat([merge.result() for merge in merges], dim=1)
+        out = self._attention.dense(layer, sequence, query, keys, values, scaling)
         self._shadow.code_full_segments(layer, sequence, _shadow_keys(keys))
-        return out.to(query.dtype)
+        return out
 
     def attend_selected(
         self,
@@ -275,26 +260,7 @@ class Runtime:
         selected = self._evaluation.select(query[:, 0].float().cpu(), scaling, shadows)
         self.counters.scored_tokens += sequence.lengths[layer] * len(selected)
         self.counters.selected_tokens += sum(len(positions) for positions in selected)
-        wide = query.to(_compute_type(query))
-        heads_per_set = self.shape.query_heads // len(selected)
-        merges = [
-            SoftmaxMerge(wide[i * heads_per_set : (i + 1) * heads_per_set], scaling)
-            for i in range(len(selected))
-        ]
-        union = selected[0] if len(selected) == 1 else np.unique(np.concatenate(selected))
-        for block, rows in self._reader.fetch(layer, sequence, union, self._step):
-            block_keys, block_values = self._states(rows, query.device, wide.dtype)
-            if len(selected) == 1:
-                merges[0].add_block(block_keys, block_values)
-                continue
-            for head, positions in enumerate(selected):
-                inside = np.flatnonzero(np.isin(block, positions, assume_unique=True))
-                if len(inside):
-                    index = torch.from_numpy(inside).to(query.device)
-                    merges[head].add_block(
-                        block_keys[head : head + 1, index], block_values[head : head + 1, index]
-                    )
-        return torch.cat([merge.result() for merge in merges]).to(query.dtype)
+        return self._attention.selected(layer, sequence, query, selected, scaling, self._step)
 
     # --- the rest --------------------------------------------------------------------------
 
@@ -341,24 +307,6 @@ class Runtime:
             if self._groups.give(group):
                 self._pools.forget_group(group)
         del sequence.groups[keep:]
-
-    def _states(
-        self, rows: NDArray[np.uint8], device: torch.device, dtype: torch.dtype
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        tensor = torch.from_numpy(rows).to(device)
-        if device.type != "cpu":
-            self.counters.host_to_device_bytes += tensor.numel()
-        return (
-            self.layout.keys(tensor).transpose(0, 1).to(dtype),
-            self.layout.values(tensor).transpose(0, 1).to(dtype),
-        )
-
-
-def _compute_type(query: torch.Tensor) -> torch.dtype:
-    """Attention computes in the model's type, but FP16 kernels are slow and coarse on a CPU."""
-    if query.dtype == torch.float16 and query.device.type == "cpu":
-        return torch.float32
-    return query.dtype
 
 
 def _shadow_keys(keys: torch.Tensor) -> torch.Tensor:
