@@ -73,7 +73,7 @@ class ColdFile:
     def _failure(self, verb: str, count: int, offset: int, error: OSError) -> ColdPoolError:
         fix = (
             "free space on the drive or choose another --cold-dir"
-            if error.errno == errno.ENOSPC
+            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
             else "check the drive"
         )
         return ColdPoolError(
