@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""M0 is never passed, and the parts always add up."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hillinfer.errors import BudgetError
+from hillinfer.pools.accountant import Accountant, Part
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    moves=st.lists(
+        st.tuples(st.sampled_from(Part), st.integers(0, 60), st.booleans()), max_size=40
+    ),
+    elastic=st.booleans(),
+)
+def test_against_a_plain_sum(moves, elastic):
+    accountant = Accountant(100)
+    held = dict.fromkeys(Part, 0)
+    peak = 0
+
+    def give_hot_rows_up():
+        surplus = max(0, held[Part.HOT] - max(0, accountant.bytes_for_hot_rows))
+        held[Part.HOT] -= surplus
+        accountant.give(Part.HOT, surplus)
+
+    if elastic:
+        accountant.on_shortage(give_hot_rows_up)
+    for part, count, giving in moves:
+        if giving:
+            count = min(count, held[part])
+            held[part] -= count
+            accountant.give(part, count)
+        else:
+            held[part] += count
+            try:
+                accountant.take(part, count)
+            except BudgetError:
+                assert sum(held.values()) > 100
+                held[part] -= count
+        assert accountant.held() == held
+        assert sum(held.values()) <= 100
+        peak = max(peak, sum(held.values()))
+        assert sum(accountant.peak().values()) == peak
+        assert accountant.bytes_for_hot_rows == 100 - sum(held.values()) + held[Part.HOT]
+
+
+def test_the_message_names_the_parts_and_the_fix():
+    accountant = Accountant(3 << 20)
+    accountant.take(Part.STAGING, 2 << 20)
+    with pytest.raises(
+        BudgetError,
+        match=r"budget of 3\.0 MiB is too small: 4\.0 MiB are needed now \(hot 0 B, shadow 0 B, "
+        r"staging 2\.0 MiB, other 0 B, and 2\.0 MiB more for shadow\); raise --dram-budget",
+    ):
+        accountant.take(Part.SHADOW, 2 << 20)
+    assert accountant.held()[Part.SHADOW] == 0
+
+
+def test_the_peak_shows_the_parts_of_one_moment():
+    accountant = Accountant(100)
+    accountant.take(Part.HOT, 60)
+    accountant.give(Part.HOT, 50)
+    accountant.take(Part.SHADOW, 40)
+    assert accountant.peak() == {Part.HOT: 60, Part.SHADOW: 0, Part.STAGING: 0, Part.OTHER: 0}
+    accountant.take(Part.OTHER, 20)
+    assert accountant.peak() == {Part.HOT: 10, Part.SHADOW: 40, Part.STAGING: 0, Part.OTHER: 20}

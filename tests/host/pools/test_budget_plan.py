@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the plan calls the least budget is enough, for any shape and length, and hardly more."""
+
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hillinfer.errors import BudgetError
+from hillinfer.model_shape import ModelShape, StoredType
+from hillinfer.pools.budget_plan import BudgetPlan, staging_bytes
+from hillinfer.runtime import Runtime
+from hillinfer.settings import Settings
+
+
+@st.composite
+def contexts(draw):
+    kv_heads = draw(st.integers(1, 4))
+    shape = ModelShape(
+        layers=draw(st.integers(1, 3)),
+        kv_heads=kv_heads,
+        query_heads=kv_heads * draw(st.integers(1, 3)),
+        head_dim=draw(st.sampled_from([4, 16, 33, 64])),
+        stored_type=draw(st.sampled_from(StoredType)),
+        max_positions=100_000,
+    )
+    chosen = Settings().changed(
+        alpha=draw(st.sampled_from([0.05, 0.5, 1.0])),
+        rule=draw(st.sampled_from(["weight_sum", "raw_sum"])),
+        scope=draw(st.sampled_from(["layer", "kv_head"])),
+        shadow=draw(st.sampled_from(["int8", "int4", "int2"])),
+        kept_recent=draw(st.integers(1, 40)),
+        block_rows=draw(st.sampled_from([60, 100, 256])),
+        block_tokens=draw(st.sampled_from([1, 64, 1024])),
+        io_threads=2,
+    )
+    tokens = draw(st.integers(1, 200) | st.integers(1000, 1100))
+    return shape, chosen, tokens, draw(st.integers(1, 3))
+
+
+def run_through(runtime, tokens, sequences):
+    """Read a context in two chunks, fork it, and let every sequence take one step."""
+    shape = runtime.shape
+    dtype = runtime.layout.stored_type
+    generator = torch.Generator().manual_seed(tokens)
+    common = max(0, tokens - 1)
+    trunk = runtime.open_sequence()
+    for start, stop in ((0, common // 2), (common // 2, common)):
+        count = stop - start
+        if count:
+            runtime.begin_step()
+        for layer in range(shape.layers if count else 0):
+            states = torch.randn(2, shape.kv_heads, count, shape.head_dim, generator=generator).to(
+                dtype
+            )
+            query = torch.randn(shape.query_heads, count, shape.head_dim, generator=generator)
+            runtime.append(layer, trunk, *states)
+            runtime.attend_dense(layer, trunk, query, *states, 0.3)
+    rows = [trunk, *(runtime.fork(trunk) for _ in range(sequences - 1))]
+    for sequence in rows:
+        runtime.begin_step()
+        for layer in range(shape.layers):
+            states = torch.randn(2, shape.kv_heads, 1, shape.head_dim, generator=generator)
+            query = torch.randn(shape.query_heads, 1, shape.head_dim, generator=generator)
+            states = states.to(dtype)
+            runtime.append(layer, sequence, *states)
+            runtime.attend_selected(layer, sequence, query, states[0], 0.3)
+
+
+def test_the_least_budget_is_enough(cold_dir):
+    @settings(max_examples=25, deadline=None)
+    @given(context=contexts())
+    def check(context):
+        shape, chosen, tokens, sequences = context
+        plan = BudgetPlan.for_context(shape, chosen, tokens, sequences)
+        runtime = Runtime(shape, chosen, plan.required_bytes, cold_dir)
+        try:
+            run_through(runtime, tokens, sequences)
+            statistics = runtime.statistics()
+            # Room for the kept rows was left over, whatever the rest took.
+            assert runtime._pools.capacity() >= min(chosen.kept_tokens, 1) * sequences
+        finally:
+            runtime.close()
+        assert statistics.dram_peak_bytes <= plan.required_bytes
+        assert statistics.shadow_bytes <= plan.shadow_bytes
+        assert statistics.staging_bytes == plan.staging_bytes
+        assert statistics.other_bytes <= plan.other_bytes
+
+    check()
+
+
+def test_much_less_is_refused_on_the_way(cold_dir):
+    shape, chosen, tokens = _example()
+    plan = BudgetPlan.for_context(shape, chosen, tokens)
+    runtime = Runtime(shape, chosen, plan.required_bytes - plan.kept_bytes, cold_dir)
+    with pytest.raises(BudgetError, match="raise --dram-budget"):
+        run_through(runtime, tokens, 1)
+    runtime.close()
+
+
+def _example():
+    shape = ModelShape(
+        layers=2,
+        kv_heads=2,
+        query_heads=4,
+        head_dim=16,
+        stored_type=StoredType.FLOAT16,
+        max_positions=10_000,
+    )
+    return shape, Settings().changed(block_rows=64, dram_budget="64MiB"), 1500
+
+
+def test_the_check_names_the_parts_and_the_ways_out():
+    shape, chosen, tokens = _example()
+    plan = BudgetPlan.for_context(shape, chosen, tokens)
+    plan.check()
+    exact = dataclasses.replace(plan, budget_bytes=plan.required_bytes)
+    exact.check()
+    with pytest.raises(
+        BudgetError,
+        match=r"too small: this context needs .*shadow .*kept rows .*staging .*other .*"
+        r"raise --dram-budget, or shrink the shadow with --shadow",
+    ):
+        dataclasses.replace(plan, budget_bytes=plan.required_bytes - 1).check()
+    parts = plan.shadow_bytes + plan.kept_bytes + plan.staging_bytes + plan.other_bytes
+    assert plan.required_bytes == parts
+    assert plan.hot_bytes == plan.budget_bytes - parts + plan.kept_bytes
+
+
+def test_sizes_that_can_be_worked_out_by_hand():
+    shape, chosen, tokens = _example()
+    plan = BudgetPlan.for_context(shape, chosen, tokens, sequences=3)
+    # K and V of 2 heads of 16 channels in 16 bits.
+    assert shape.row_bytes == 128
+    assert plan.kv_bytes == 1500 * 3 * 2 * 128
+    # Per group of 64 and KV head: a beat of exponents, and 64 padded channels of 4 bits.
+    assert plan.shadow_bytes == 2 * 3 * 2 * 16 * 2 * (64 + 64 * 64 // 2)
+    assert plan.kept_bytes == 3 * 2 * (36 * (128 + 12) + 64 * 128)
+
+
+def test_buffers_follow_from_the_block_size_and_not_from_the_budget():
+    shape, chosen, _ = _example()
+    expected = staging_bytes(shape, chosen)
+    for budget in ("1MiB", "64GiB", "25%"):
+        assert staging_bytes(shape, chosen.changed(dram_budget=budget)) == expected
+    assert staging_bytes(shape, chosen.changed(block_rows=4096)) > expected
+
+
+@pytest.mark.parametrize(("text", "expected"), [("64MiB", 64 << 20), ("25%", 1500 * 2 * 128 // 4)])
+def test_a_share_is_of_the_whole_kv_cache(text, expected):
+    shape, chosen, tokens = _example()
+    plan = BudgetPlan.for_context(shape, chosen.changed(dram_budget=text), tokens)
+    assert plan.budget_bytes == expected

@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Groups written in the background and rows read back, on a real file."""
+
+import os
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hillinfer.counters import Counters
+from hillinfer.errors import ColdPoolError
+from hillinfer.model_shape import ModelShape, StoredType
+from hillinfer.storage import cold_store
+from hillinfer.storage.aligned_buffer import aligned_buffer
+from hillinfer.storage.cold_file import IOMode, probe_io_mode
+from hillinfer.storage.cold_store import ColdStore
+
+
+def shape_of(row_bytes, layers=2):
+    return ModelShape(
+        layers=layers,
+        kv_heads=1,
+        query_heads=1,
+        head_dim=row_bytes // 4,
+        stored_type=StoredType.FLOAT16,
+        max_positions=1000,
+    )
+
+
+def groups_of(seed, count, row_bytes):
+    rows = aligned_buffer(count * 64 * row_bytes)[: count * 64 * row_bytes]
+    rows[:] = np.random.default_rng(seed).integers(0, 256, len(rows), np.uint8)
+    return rows.reshape(count * 64, row_bytes)
+
+
+@pytest.fixture(params=IOMode)
+def mode(request, cold_dir, monkeypatch):
+    if request.param is IOMode.DIRECT and probe_io_mode(cold_dir) is not IOMode.DIRECT:
+        pytest.skip(f"the file system of {cold_dir} has no direct I/O: set --basetemp to a drive")
+    monkeypatch.setattr(cold_store, "probe_io_mode", lambda directory: request.param)
+    return request.param
+
+
+@pytest.fixture
+def make_store(cold_dir):
+    stores = []
+
+    def make(row_bytes=64, read_buffer_bytes=1 << 16, io_threads=2, layers=2):
+        counters = Counters()
+        store = ColdStore(
+            cold_dir, shape_of(row_bytes, layers), read_buffer_bytes, io_threads, counters
+        )
+        stores.append(store)
+        return store, counters
+
+    yield make
+    for store in stores:
+        store.close()
+
+
+def write(store, layer, numbers, rows):
+    store.write_groups(layer, np.asarray(numbers, np.int64), rows, lambda: None)
+
+
+def read(store, layer, rows, row_bytes):
+    out = np.zeros((len(rows), row_bytes), np.uint8)
+    store.read_rows(layer, np.asarray(rows, np.int64), out, np.arange(len(rows)))
+    return out
+
+
+def test_rows_come_back_bit_by_bit(mode, make_store):
+    @settings(max_examples=25, deadline=None)
+    @given(
+        row_bytes=st.sampled_from([64, 192, 768, 4160]),
+        numbers=st.lists(st.integers(0, 12), min_size=1, max_size=8, unique=True),
+        pieces=st.integers(1, 3),
+        seed=st.integers(0, 100),
+        read_buffer_bytes=st.sampled_from([1, 20_000, 1 << 18]),
+        io_threads=st.integers(1, 5),
+    )
+    def check(row_bytes, numbers, pieces, seed, read_buffer_bytes, io_threads):
+        store, counters = make_store(row_bytes, read_buffer_bytes, io_threads)
+        assert store.io_mode is mode
+        content = {}
+        for layer in (0, 1):
+            for part in np.array_split(np.array(numbers), pieces):
+                rows = groups_of(seed + layer * 50 + len(content), len(part), row_bytes)
+                if len(part):
+                    write(store, layer, part, rows)
+                for i, number in enumerate(part.tolist()):
+                    content[layer, number] = rows[i * 64 : (i + 1) * 64]
+        chooser = np.random.default_rng(seed)
+        stored = (np.array(numbers)[:, None] * 64 + np.arange(64)).reshape(-1)
+        for layer in (1, 0):
+            wanted = chooser.choice(stored, chooser.integers(1, len(stored) + 1), replace=False)
+            expected = np.stack([content[layer, row // 64][row % 64] for row in wanted.tolist()])
+            before = counters.cold_read_bytes, counters.cold_useful_bytes
+            np.testing.assert_array_equal(read(store, layer, wanted, row_bytes), expected)
+            assert counters.cold_useful_bytes - before[1] == len(wanted) * row_bytes
+            assert counters.cold_read_bytes - before[0] >= len(wanted) * row_bytes
+        assert counters.cold_write_bytes == 2 * len(numbers) * 64 * row_bytes
+        store.close()
+
+    check()
+
+
+def test_rows_go_to_the_places_asked_for_and_nowhere_else(mode, make_store):
+    store, _ = make_store()
+    rows = groups_of(1, 2, 64)
+    write(store, 0, [0, 1], rows)
+    out = np.full((6, 64), 255, np.uint8)
+    store.read_rows(0, np.array([70, 3]), out, np.array([4, 1]))
+    np.testing.assert_array_equal(out[4], rows[70])
+    np.testing.assert_array_equal(out[1], rows[3])
+    assert (out[[0, 2, 3, 5]] == 255).all()
+
+
+def test_a_bit_that_flips_on_the_drive_is_seen(make_store):
+    store, _ = make_store()
+    rows = groups_of(1, 1, 64)
+    write(store, 0, [0], rows)
+    store.settle(0)
+    descriptor = os.open(f"/proc/self/fd/{store._files[0]._descriptor}", os.O_RDWR)
+    os.pwrite(descriptor, bytes([rows[5, 0] ^ 1]), 5 * 64)
+    os.fsync(descriptor)
+    os.close(descriptor)
+    assert (read(store, 0, np.arange(64), 64) != rows).sum() == 1
+
+
+def test_a_later_write_of_a_group_wins(make_store):
+    store, _ = make_store()
+    for seed in range(8):
+        write(store, 0, [2], groups_of(seed, 1, 64))
+    np.testing.assert_array_equal(read(store, 0, np.arange(128, 192), 64), groups_of(7, 1, 64))
+
+
+def test_buffers_are_given_back_once_written(make_store):
+    store, _ = make_store()
+    done = threading.Event()
+    store.write_groups(0, np.array([0]), groups_of(1, 1, 64), done.set)
+    assert done.wait(10)
+
+
+class FullDrive:
+    """Puts a device that is always full in the place of one layer's file."""
+
+    def __init__(self, store, layer):
+        self.file = store._files[layer]
+
+    def __enter__(self):
+        self.real, self.file._descriptor = self.file._descriptor, os.open("/dev/full", os.O_RDWR)
+
+    def __exit__(self, *_):
+        os.close(self.file._descriptor)
+        self.file._descriptor = self.real
+
+
+def test_a_write_that_failed_is_told_at_the_next_chance_and_for_ever(make_store):
+    store, _ = make_store()
+    done = threading.Event()
+    with FullDrive(store, 0):
+        store.write_groups(0, np.array([0]), groups_of(1, 1, 64), done.set)
+        assert done.wait(10), "the buffer comes back although the write failed"
+        with pytest.raises(ColdPoolError, match="No space left"):
+            store.settle(0)
+    # There is space again, and a later group makes the file long enough: row 0 would read as zeros.
+    write(store, 0, [1], groups_of(2, 1, 64))
+    for use in (
+        lambda: read(store, 0, [0], 64),
+        lambda: read(store, 1, [0], 64),
+        lambda: store.settle(0),
+        store.check,
+        store.check,
+    ):
+        with pytest.raises(ColdPoolError, match="No space left"):
+            use()
+
+
+def test_check_does_not_wait_but_tells(make_store):
+    store, _ = make_store()
+    store.check()
+    with FullDrive(store, 1):
+        write(store, 1, [0], groups_of(1, 1, 64))
+        store._writer.submit(lambda: None).result()
+        with pytest.raises(ColdPoolError, match="No space left"):
+            store.check()
+
+
+def test_a_drive_that_fails_while_reading(make_store):
+    store, _ = make_store()
+    write(store, 0, [0, 1], groups_of(1, 2, 64))
+    store.settle(0)
+    os.ftruncate(store._files[0]._descriptor, 64 * 64)
+    np.testing.assert_array_equal(read(store, 0, np.arange(64), 64), groups_of(1, 2, 64)[:64])
+    with pytest.raises(ColdPoolError, match="file too short"):
+        read(store, 0, [100], 64)
+
+
+def test_closing_gives_the_drives_space_back(make_store):
+    store, _ = make_store()
+    write(store, 0, [0], groups_of(1, 1, 64))
+    descriptors = [file._descriptor for file in store._files]
+    store.close()
+    for descriptor in descriptors:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(descriptor)

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The shadow of a growing, forked or rewound sequence is that of the contract, from its keys."""
+
+import numpy as np
+import pytest
+import torch
+
+from hillinfer.devices.golden_scorer import GoldenScorer
+from hillinfer.errors import BudgetError
+from hillinfer.model_shape import ModelShape, StoredType
+from hillinfer.pools.budget_plan import kernel_spec, staging_bytes
+from hillinfer.runtime import Runtime
+from hillinfer.settings import Settings
+from hillinfer_model.choices import Scope
+
+SEGMENT = 1024
+
+
+def shape_of(stored=StoredType.FLOAT16):
+    return ModelShape(
+        layers=2, kv_heads=2, query_heads=4, head_dim=6, stored_type=stored, max_positions=10_000
+    )
+
+
+class Story:
+    """A runtime, one sequence and the keys it was given, for two layers."""
+
+    def __init__(self, cold_dir, device="nvme", stored=StoredType.FLOAT16, shadow="int4"):
+        self.shape = shape_of(stored)
+        self.settings = Settings().changed(
+            device=device, shadow=shadow, block_rows=100, alpha=0.1, kept_recent=4
+        )
+        budget = staging_bytes(self.shape, self.settings) + (2 << 20)
+        self.runtime = Runtime(self.shape, self.settings, budget, cold_dir)
+        self.sequence = self.runtime.open_sequence()
+        self.generator = torch.Generator().manual_seed(0)
+        self.dtype = torch.bfloat16 if stored is StoredType.BFLOAT16 else torch.float16
+
+    def feed(self, tokens, sequence=None):
+        sequence = sequence or self.sequence
+        states = torch.randn(3, 2, 2, tokens, 6, generator=self.generator).to(self.dtype)
+        query = torch.randn(4, tokens, 6, generator=self.generator)
+        self.runtime.begin_step()
+        for layer in range(2):
+            keys, values = states[0, layer], states[1, layer]
+            self.runtime.append(layer, sequence, keys, values)
+            if tokens > 1:
+                self.runtime.attend_dense(layer, sequence, query, keys, values, 0.4)
+            else:
+                self.runtime.attend_selected(layer, sequence, query, keys, 0.4)
+        sequence.token_ids.extend([0] * tokens)
+        return states[0].transpose(1, 2)
+
+    def expected(self, layer, keys, taken_at):
+        """Code keys (tokens, kv_heads, d) by the golden model; statistics at the given lengths."""
+        spec = kernel_spec(self.shape, self.settings)
+        golden = GoldenScorer(spec, Scope.LAYER)
+        shadows, before = [], None
+        for number, base in enumerate(range(0, len(keys), SEGMENT)):
+            own = keys[base : base + SEGMENT].half()
+            before = golden.statistics(own[: taken_at[number] - base], base, before)
+            shadow = np.zeros((spec.segment_beats, 64), np.uint8)
+            golden.encode(own, before, shadow, 0)
+            shadows.append((shadow, before))
+        return shadows
+
+    def check(self, layer, keys, taken_at, sequence=None):
+        segments = (sequence or self.sequence).segments
+        expected = self.expected(layer, keys, taken_at)
+        assert len(segments) == len(expected)
+        for segment, (shadow, statistics) in zip(segments, expected, strict=True):
+            np.testing.assert_array_equal(segment.statistics[layer].means, statistics.means)
+            np.testing.assert_array_equal(segment.statistics[layer].exponents, statistics.exponents)
+            np.testing.assert_array_equal(segment.shadows[layer], shadow)
+
+
+@pytest.fixture
+def story(cold_dir):
+    made = []
+
+    def tell(**kwargs):
+        made.append(Story(cold_dir, **kwargs))
+        return made[-1]
+
+    yield tell
+    for one in made:
+        one.runtime.close()
+
+
+@pytest.mark.parametrize("device", ["nvme", "golden"])
+@pytest.mark.parametrize("stored", StoredType)
+@pytest.mark.parametrize("shadow", ["int8", "int4", "int2"])
+def test_prefill_and_decode(story, device, stored, shadow):
+    told = story(device=device, stored=stored, shadow=shadow)
+    parts = [told.feed(500), told.feed(400)]
+    assert told.sequence.segments == [], "nothing is coded before it is full or scored"
+    parts += [told.feed(1) for _ in range(3)]
+    keys = torch.cat(parts, dim=1)
+    for layer in range(2):
+        # The first step took the statistics of the 901 tokens there were.
+        told.check(layer, keys[layer], [901])
+
+
+def test_full_segments_are_coded_while_the_prompt_is_read(story):
+    told = story()
+    parts = [told.feed(900), told.feed(900)]
+    assert [segment.coded_tokens for segment in told.sequence.segments] == [[1024, 1024]]
+    for layer in range(2):
+        told.check(layer, torch.cat(parts, dim=1)[layer, :1024], [1024])
+    parts.append(told.feed(1))
+    for layer in range(2):
+        told.check(layer, torch.cat(parts, dim=1)[layer], [1024, 1801])
+
+
+def test_decoding_over_the_end_of_a_segment(story):
+    told = story()
+    parts = [told.feed(1020), *(told.feed(1) for _ in range(8))]
+    for layer in range(2):
+        told.check(layer, torch.cat(parts, dim=1)[layer], [1021, 1025])
+
+
+def test_a_second_turn_codes_what_the_first_left_open(story):
+    told = story()
+    parts = [told.feed(300), told.feed(1), told.feed(300), told.feed(1)]
+    for layer in range(2):
+        told.check(layer, torch.cat(parts, dim=1)[layer], [301])
+
+
+def test_forks_code_for_themselves(story):
+    told = story()
+    common = [told.feed(1100), told.feed(1)]
+    before = [shadow.copy() for shadow in told.sequence.segments[1].shadows]
+    fork = told.runtime.fork(told.sequence)
+    assert fork.segments[1] is told.sequence.segments[1]
+    own = [told.feed(1, fork) for _ in range(3)]
+    assert fork.segments[0] is told.sequence.segments[0], "full segments stay shared"
+    for layer in range(2):
+        np.testing.assert_array_equal(told.sequence.segments[1].shadows[layer], before[layer])
+        told.check(layer, torch.cat(common + own, dim=1)[layer], [1024, 1101], fork)
+    others = [told.feed(1) for _ in range(2)]
+    for layer in range(2):
+        told.check(layer, torch.cat(common + others, dim=1)[layer], [1024, 1101])
+        told.check(layer, torch.cat(common + own, dim=1)[layer], [1024, 1101], fork)
+
+
+def test_a_rewind_keeps_statistics_and_drops_codes(story):
+    told = story()
+    first = told.feed(600)
+    told.feed(1)
+    told.runtime.truncate(told.sequence, 400)
+    assert told.sequence.segments[0].coded_tokens == [400, 400]
+    parts = [first[:, :400], told.feed(50), told.feed(1)]
+    keys = torch.cat(parts, dim=1)
+    for layer in range(2):
+        # Statistics are those of the 601 tokens before the rewind (contract, section 1).
+        statistics = told.sequence.segments[0].statistics[layer]
+        golden = GoldenScorer(kernel_spec(told.shape, told.settings), Scope.LAYER)
+        fresh = golden.statistics(keys[layer].half(), 0, None)
+        assert not np.array_equal(statistics.means, fresh.means)
+        shadow = np.zeros_like(told.sequence.segments[0].shadows[layer])
+        golden.encode(keys[layer].half(), statistics, shadow, 0)
+        # Codes behind the cut were written over up to 451 tokens.
+        beats = 451 // 64 * kernel_spec(told.shape, told.settings).group_beats
+        np.testing.assert_array_equal(
+            told.sequence.segments[0].shadows[layer][:beats], shadow[:beats]
+        )
+        assert told.sequence.segments[0].coded_tokens[layer] == 451
+
+
+def test_a_rewind_of_one_fork_leaves_the_other(story):
+    told = story()
+    told.feed(1100)
+    told.feed(1)
+    fork = told.runtime.fork(told.sequence)
+    before = [list(segment.coded_tokens) for segment in told.sequence.segments]
+    told.runtime.truncate(fork, 300)
+    assert [list(segment.coded_tokens) for segment in told.sequence.segments] == before
+    assert [segment.coded_tokens for segment in fork.segments] == [[300, 300]]
+
+
+def test_memory_of_segments_is_given_back(story):
+    told = story()
+    accountant = told.runtime._accountant
+    before = accountant.held()
+    told.feed(1100)
+    told.feed(1)
+    spec = kernel_spec(told.shape, told.settings)
+    assert accountant.held()["shadow"] == 2 * 2 * spec.segment_bytes
+    fork = told.runtime.fork(told.sequence)
+    assert accountant.held()["shadow"] == 2 * 2 * spec.segment_bytes
+    told.feed(1, fork)
+    assert accountant.held()["shadow"] == 3 * 2 * spec.segment_bytes
+    told.runtime.release(fork)
+    told.runtime.truncate(told.sequence, 1024)
+    assert accountant.held()["shadow"] == 2 * spec.segment_bytes
+    told.runtime.release(told.sequence)
+    assert accountant.held()["shadow"] == before["shadow"] == 0
+
+
+def test_a_shadow_that_does_not_fit_is_an_error_that_leaves_counts_right(cold_dir):
+    told = Story(cold_dir)
+    told.runtime.close()
+    budget = staging_bytes(told.shape, told.settings) + 60_000
+    told.runtime = Runtime(told.shape, told.settings, budget, cold_dir)
+    told.sequence = told.runtime.open_sequence()
+    told.feed(50)
+    before = told.runtime._accountant.held()
+    for _ in range(2):
+        with pytest.raises(BudgetError, match=r"more for (shadow|other)\); raise --dram-budget"):
+            told.feed(1)
+        told.runtime.truncate(told.sequence, 50)
+    held = told.runtime._accountant.held()
+    assert held["shadow"] == before["shadow"] == 0
+    assert sum(held.values()) <= budget
+    told.runtime.close()
