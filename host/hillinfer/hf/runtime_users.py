@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
+from hillinfer.hf.batch import Batch
 from hillinfer.runtime import Runtime
-from hillinfer.storage.sequence import Sequence
 
 
 class RuntimeUsers:
@@ -24,17 +24,15 @@ class RuntimeUsers:
         """Count one cache more."""
         self._count += 1
 
-    def leave(self, rows: list[Sequence]) -> None:
+    def leave(self, batch: Batch) -> None:
         """Free the sequences of one cache, count it no more and close the runtime after the last.
 
         Parameters
         ----------
-        rows
-            The sequence of each batch row; empty afterwards.
+        batch
+            That cache's rows; empty afterwards.
         """
-        for row in {id(row): row for row in rows}.values():
-            self._runtime.release(row)
-        del rows[:]
+        batch.clear()
         self._count -= 1
         if self._count == 0:
             self._runtime.close()

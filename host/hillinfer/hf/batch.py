@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rows of a batch and the sequences they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+
+import torch
+
+from hillinfer.errors import CacheUseError
+from hillinfer.hf.forward_plan import SequenceShare
+from hillinfer.hf.padding import left_padding
+from hillinfer.runtime import Runtime
+from hillinfer.storage.sequence import Sequence
+
+
+class Batch:
+    """Which sequence each batch row continues, and by how much it is padded.
+
+    Rows with the same tokens share one sequence until their tokens differ.
+
+    Parameters
+    ----------
+    runtime
+        Where the sequences live.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._sequences: list[Sequence] = []
+        self._pads: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    def clear(self) -> None:
+        """Free all sequences."""
+        for sequence in _distinct(self._sequences):
+            self._runtime.release(sequence)
+        self._sequences, self._pads = [], []
+
+    def fork(self) -> Batch:
+        """Return a batch of the same rows that goes on independently."""
+        copy = Batch(self._runtime)
+        forked = {id(one): self._runtime.fork(one) for one in _distinct(self._sequences)}
+        copy._sequences = [forked[id(one)] for one in self._sequences]
+        copy._pads = list(self._pads)
+        return copy
+
+    def truncate(self, length: int) -> None:
+        """Forget the tokens of every row from index `length` on, padding counted."""
+        pads = dict(zip(map(id, self._sequences), self._pads, strict=True))
+        for sequence in _distinct(self._sequences):
+            self._runtime.truncate(sequence, max(0, length - pads[id(sequence)]))
+        self._pads = [min(pad, length) for pad in self._pads]
+
+    def choose(self, indices: list[int]) -> None:
+        """Keep the given rows, in the given order, some of them perhaps more than once."""
+        before = _distinct(self._sequences)
+        self._sequences = [self._sequences[i] for i in indices]
+        self._pads = [self._pads[i] for i in indices]
+        kept = set(map(id, self._sequences))
+        for sequence in before:
+            if id(sequence) not in kept:
+                self._runtime.release(sequence)
+
+    def begin_forward(
+        self, ids: torch.Tensor, start: int, mask: torch.Tensor | None
+    ) -> tuple[SequenceShare, ...]:
+        """Take new tokens in and say which sequence gets which.
+
+        Parameters
+        ----------
+        ids
+            (batch, tokens), left-padded.
+        start
+            Index of the first of them, padding counted.
+        mask
+            (batch, start + tokens) of zeros for padding, or None.
+
+        Raises
+        ------
+        CacheUseError
+            Where batch or mask do not continue what is there.
+        """
+        pads = self._padding(ids, start, mask)
+        if not self._sequences:
+            self._open(ids, pads)
+        if len(ids) != len(self._sequences):
+            raise CacheUseError(
+                f"the cache holds {len(self._sequences)} sequences but the forward pass has "
+                f"{len(ids)}"
+            )
+        self._pads = pads
+        new_ids = [ids[i, max(0, pad - start) :].tolist() for i, pad in enumerate(pads)]
+        self._part(new_ids)
+        rows: dict[int, list[int]] = {}
+        for i, sequence in enumerate(self._sequences):
+            rows.setdefault(id(sequence), []).append(i)
+        for first, *_ in rows.values():
+            self._sequences[first].token_ids.extend(new_ids[first])
+        return tuple(
+            SequenceShare(self._sequences[own[0]], tuple(own), len(new_ids[own[0]]))
+            for own in rows.values()
+        )
+
+    def check_continues(self, ids: torch.Tensor, mask: torch.Tensor | None, past: int) -> None:
+        """Refuse full ids that do not start with what the rows hold.
+
+        Parameters
+        ----------
+        ids
+            What `generate` was given, (batch, tokens).
+        mask
+            Its attention mask, (batch, tokens) or longer, or None.
+        past
+            Tokens cached so far, padding counted.
+
+        Raises
+        ------
+        CacheUseError
+            Where another prompt is given on a used cache.
+        """
+        # `generate` repeats ids for beams and num_return_sequences, whose rows may exist already.
+        copies, rest = divmod(len(self._sequences), len(ids))
+        if rest or not copies:
+            raise CacheUseError(
+                f"the cache holds {len(self._sequences)} sequences but {len(ids)} were given: "
+                "use a new cache"
+            )
+        if mask is not None and mask.shape[1] != ids.shape[1]:
+            if mask.shape[1] != past + ids.shape[1]:
+                raise CacheUseError(
+                    f"{ids.shape[1]} new tokens on {past} cached ones need an attention mask of "
+                    f"{past + ids.shape[1]}, not {mask.shape[1]}"
+                )
+            return
+        pads = left_padding(mask) if mask is not None else [0] * len(ids)
+        for i, (sequence, pad) in enumerate(zip(self._sequences, self._pads, strict=True)):
+            given = ids[i // copies, pad:past].tolist()
+            if ids.shape[1] <= past or pads[i // copies] != pad or given != sequence.token_ids:
+                raise CacheUseError(
+                    "the prompt does not continue what the cache holds "
+                    f"(sequence {i}): use a new cache for another prompt, or pass the whole "
+                    "conversation so far"
+                )
+
+    def _padding(self, ids: torch.Tensor, start: int, mask: torch.Tensor | None) -> list[int]:
+        batch, tokens = ids.shape
+        if mask is None:
+            if any(self._pads):
+                raise CacheUseError(
+                    "the prompt was padded, so every forward pass needs the full attention mask"
+                )
+            return [0] * batch
+        pads = left_padding(mask)
+        if mask.shape != (batch, start + tokens):
+            raise CacheUseError(
+                f"the attention mask has shape {tuple(mask.shape)}, but {batch} rows of {start} "
+                f"cached and {tokens} new tokens need {(batch, start + tokens)}"
+            )
+        for i, sequence in enumerate(self._sequences):
+            if sequence.token_ids and pads[i] != self._pads[i]:
+                raise CacheUseError(
+                    f"sequence {i} was padded by {self._pads[i]} tokens, now by {pads[i]}"
+                )
+        return pads
+
+    def _open(self, ids: torch.Tensor, pads: list[int]) -> None:
+        opened: dict[tuple[int, tuple[int, ...]], Sequence] = {}
+        for row_ids, pad in zip(ids.tolist(), pads, strict=True):
+            key = (pad, tuple(row_ids))
+            try:
+                if key not in opened:
+                    opened[key] = self._runtime.open_sequence()
+            except BaseException:
+                self.clear()
+                raise
+            self._sequences.append(opened[key])
+
+    def _part(self, new_ids: SequenceOf[list[int]]) -> None:
+        """Fork sequences whose batch rows bring different tokens from now on."""
+        chosen: dict[tuple[int, tuple[int, ...]], Sequence] = {}
+        taken: set[int] = set()
+        for i, sequence in enumerate(self._sequences):
+            key = (id(sequence), tuple(new_ids[i]))
+            if key not in chosen:
+                first = id(sequence) not in taken
+                chosen[key] = sequence if first else self._runtime.fork(sequence)
+                taken.add(id(sequence))
+            self._sequences[i] = chosen[key]
+
+
+def _distinct(sequences: list[Sequence]) -> list[Sequence]:
+    return list({id(sequence): sequence for sequence in sequences}.values())
