@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -49,6 +50,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     arguments
         Without the program's name; the process's own where None.
     """
+    # Threads that spin while they wait for each other make a busy machine several times slower,
+    # and an idle one hardly faster. OpenMP reads this when torch is loaded, which is later.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
         given = None if arguments is None else list(arguments)
         code = app(given, prog_name="hillinfer", standalone_mode=False)
