@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 BUILD ?= build
 JOBS ?= auto
 
-QUESTION ?= What does the global statement do?
+QUESTION ?= Which statement makes the listed identifiers be interpreted as globals?
 
 .DEFAULT_GOAL := help
 .PHONY: help setup model run test test-fast lint format quality doctor clean
