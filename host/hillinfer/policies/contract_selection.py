@@ -3,15 +3,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 from numpy.typing import NDArray
 
 from hillinfer.devices.scorer import Scorer, SegmentShadow
-from hillinfer.hie.evaluation import ImportanceEvaluation
+from hillinfer.hie.top_alpha import TopAlpha
 from hillinfer.policies.layer_queries import LayerQueries
+from hillinfer.policies.score_each import score_each
 from hillinfer.policies.selection_policy import SelectionPolicy
 from hillinfer.settings import Settings
+from hillinfer_model.choices import Scope
 from hillinfer_model.kernel_spec import BEAT_BYTES
+from hillinfer_model.score_block import ScoreBlock
 
 
 class ContractSelection(SelectionPolicy):
@@ -31,15 +36,20 @@ class ContractSelection(SelectionPolicy):
     def __init__(self, scorer: Scorer, settings: Settings) -> None:
         super().__init__(settings)
         self._scorer = scorer
-        self._evaluation = ImportanceEvaluation(scorer, settings)
 
     def select(self, layer: LayerQueries) -> list[NDArray[np.int64]]:
-        """Score and select one query after the other; see `SelectionPolicy`."""
-        segments = self._segments(layer)
+        """Score each query's tokens and merge the blocks; see `SelectionPolicy`."""
+        scored = score_each(self._scorer, layer, self._segments(layer))
         return [
-            np.stack(self._evaluation.select(query, layer.scaling, _up_to(segments, length)))
-            for query, length in zip(layer.queries, layer.lengths, strict=True)
+            self._top(blocks, length) for blocks, length in zip(scored, layer.lengths, strict=True)
         ]
+
+    def _top(self, blocks: Iterator[ScoreBlock], length: int) -> NDArray[np.int64]:
+        sets = 1 if self._scorer.scope is Scope.LAYER else self._scorer.spec.kv_heads
+        tops = [TopAlpha(self.count(length), self.kept(length)) for _ in range(sets)]
+        for block in blocks:
+            tops[block.kv_head].merge(block)
+        return np.stack([top.positions() for top in tops])
 
     def _segments(self, layer: LayerQueries) -> list[SegmentShadow]:
         """Code all tokens, each segment's statistics taken as in decode (contract, section 2)."""
@@ -58,17 +68,3 @@ class ContractSelection(SelectionPolicy):
             self._scorer.encode(own, statistics, shadow, 0)
             segments.append(SegmentShadow(base, len(own), shadow, statistics))
         return segments
-
-
-def _up_to(segments: list[SegmentShadow], length: int) -> list[SegmentShadow]:
-    """Return the segments of the first `length` tokens, the last cut short."""
-    return [
-        SegmentShadow(
-            segment.base_position,
-            min(segment.tokens, length - segment.base_position),
-            segment.shadow,
-            segment.statistics,
-        )
-        for segment in segments
-        if segment.base_position < length
-    ]

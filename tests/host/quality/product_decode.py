@@ -58,9 +58,15 @@ def decode_through_cache(model, ids, first, cold_dir, **settings):
     )
 
 
+def only_sequence(cache):
+    """Return the one sequence that a cache holds."""
+    (sequence,) = cache._batch._sequences
+    return sequence
+
+
 def _stored_keys(cache, layer):
     """Return the keys of all rows of the only sequence, (tokens, kv_heads, head_dim)."""
-    (sequence,) = cache._distinct()
+    sequence = only_sequence(cache)
     runtime = cache._runtime
     positions = np.arange(sequence.lengths[layer])
     return torch.cat(

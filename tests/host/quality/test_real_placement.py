@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from product_decode import only_sequence
 
 import hillinfer
 from hillinfer.byte_size import ByteSize
@@ -62,7 +63,7 @@ def answer(model, cache, first_logits):
 
 def flip_a_bit(cache):
     """Change the sign of one value of the newest row, which every step attends to."""
-    (sequence,) = cache._distinct()
+    sequence = only_sequence(cache)
     newest = sequence.lengths[0] - 1 - sequence.tail_start(0)
     sequence.tails[0][newest, -1] ^= 0x80
 
