@@ -135,7 +135,8 @@ class Batch:
                     f"{past + ids.shape[1]}, not {mask.shape[1]}"
                 )
             return
-        pads = left_padding(mask) if mask is not None else [0] * len(ids)
+        # Without a mask `generate` finds the padding by itself, and the forward pass checks it.
+        pads = self._pads[::copies] if mask is None else left_padding(mask)
         for i, (sequence, pad) in enumerate(zip(self._sequences, self._pads, strict=True)):
             given = ids[i // copies, pad:past].tolist()
             if ids.shape[1] <= past or pads[i // copies] != pad or given != sequence.token_ids:
