@@ -136,6 +136,34 @@ def test_two_segments_and_almost_nothing_hot(cold_dir):
         assert statistics.cold_rows_read > statistics.hot_rows_read > 0
 
 
+def test_beams_and_turns_wherever_rows_lie(cold_dir):
+    """Sequences that fork, are reordered and go on, with almost nothing hot."""
+    tiny = TinyModel("qwen2")
+    model = tiny.build()
+    ids, mask = prompts([200, 130])
+    question, _ = prompts([30, 30], seed=2)
+    chosen = {"alpha": 0.2, "block_rows": 37, "kept_recent": 5}
+    least = Case(tiny, (300,) * 8, 64, 10, chosen).least_bytes()
+    outputs = []
+    for budget, device in ((ALL_HOT, "nvme"), (least, "nvme"), (least, "golden")):
+        with attached(model, cold_dir, **chosen, dram_budget=budget, device=device) as hill:
+            cache = hill.new_cache()
+            first = run(model, cache, ids, mask)
+            talk = torch.cat([first.sequences, question], dim=1)
+            longer = torch.cat([mask, mask.new_ones(2, 40)], dim=1)
+            branch = cache.fork()
+            second = run(model, cache, talk, longer)
+            branch.crop(-7)
+            branch.batch_repeat_interleave(3)
+            beams = run(model, branch, talk, longer, num_beams=3, output_scores=True, new_tokens=8)
+            outputs.append((bits(first), bits(second), beams.sequences, beams.sequences_scores))
+            cache.close()
+            branch.close()
+    for found in outputs[1:]:
+        for one, other in zip(found, outputs[0], strict=True):
+            assert torch.equal(one, other)
+
+
 def test_other_selections_give_other_bits(cold_dir):
     """What invariance is worth: each setting that may change the output does change it here."""
     case = Case(TinyModel(), (250,), 64, 5, {"alpha": 0.2, "kept_sinks": 2, "kept_recent": 4})

@@ -134,7 +134,7 @@ def test_training_mode(cold_dir):
 
 def test_gradient_checkpointing(cold_dir):
     model = TINY.build().train()
-    model.gradient_checkpointing_enable()
+    model.activation_checkpointing_enable()
     refused(
         r"training mode.*model\.eval\(\)",
         lambda model, cache: model(IDS, past_key_values=cache),

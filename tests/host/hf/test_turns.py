@@ -117,6 +117,22 @@ def test_a_second_turn_of_a_padded_batch(cold_dir):
     assert (logits(found) - logits(expected)).abs().max() <= LOGIT_TOLERANCE[TINY.dtype]
 
 
+def test_padding_that_generate_finds_by_itself(cold_dir):
+    """Ids with padding and no mask: transformers makes the mask from the padding token."""
+    model = TINY.build()
+    ids, mask = prompts([60, 35])
+    question, _ = prompts([20, 20], seed=6)
+    with attached(model, cold_dir, alpha=1.0) as hill:
+        cache = hill.new_cache()
+        answer = run(model, cache, ids).sequences
+        conversation = torch.cat([answer, question], dim=1)
+        found = run(model, cache, conversation)
+        cache.close()
+    longer_mask = torch.cat([mask, mask.new_ones(2, 30)], dim=1)
+    expected = ordinary(model, conversation, longer_mask)
+    assert torch.equal(found.sequences, expected.sequences)
+
+
 def test_two_threads_with_a_cache_each_on_one_model(cold_dir):
     model = TINY.build()
     texts = [prompts([150], seed)[0] for seed in (1, 2)]

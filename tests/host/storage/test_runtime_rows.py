@@ -5,6 +5,7 @@ Whatever happens, every row of every sequence reads back bit by bit, hot rows ar
 has, and M0 holds.
 """
 
+import time
 from itertools import pairwise
 
 import numpy as np
@@ -194,7 +195,7 @@ def test_rows_of_many_sequences(cold_dir):
         pass
 
     Here.cold_dir = cold_dir
-    Here.TestCase.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+    Here.TestCase.settings = settings(max_examples=80, stateful_step_count=25, deadline=None)
     Here.TestCase("runTest").runTest()
 
 
@@ -243,15 +244,43 @@ def test_a_stream_that_was_left_in_the_middle_disturbs_no_later_one(runtime):
     sequence = runtime.open_sequence()
     rows = rows_of(fill(runtime, sequence, 500), 0)
     positions = np.arange(500)
-    for _ in range(20):
-        abandoned = runtime._reader.stream(0, sequence, positions)
-        next(abandoned)
-        kept_alive = abandoned
-        found = [
-            block.copy() for block in runtime._reader.stream(0, sequence, positions[::-1][::-1])
-        ]
-        np.testing.assert_array_equal(np.concatenate(found), rows)
-        del kept_alive
+    gather = runtime._reader._gather
+
+    def slow_gather(layer, sequence, block, out):
+        time.sleep(0.1 if block[0] == 2 * SETTINGS.block_rows else 0)
+        return gather(layer, sequence, block, out)
+
+    abandoned = runtime._reader.stream(0, sequence, positions)
+    next(abandoned)
+    runtime._reader._gather = slow_gather
+    # The third block goes where the first one of the next stream goes.
+    next(abandoned)
+    runtime._reader._gather = gather
+    found = []
+    for block in runtime._reader.stream(0, sequence, positions):
+        time.sleep(0.01)
+        found.append(block.copy())
+    np.testing.assert_array_equal(np.concatenate(found), rows)
+    abandoned.close()
+
+
+def test_errors_while_rows_are_taken_in_use_no_buffer_up(runtime, monkeypatch):
+    """There are two spill buffers; a third error must not wait for one for ever."""
+    sequence = runtime.open_sequence()
+    admit = runtime._pools.admit
+
+    def raises(*_):
+        raise ZeroDivisionError
+
+    for _ in range(3):
+        monkeypatch.setattr(runtime._pools, "admit", raises)
+        with pytest.raises(ZeroDivisionError):
+            fill(runtime, sequence, 70)
+        runtime.truncate(sequence, 0)
+    monkeypatch.setattr(runtime._pools, "admit", admit)
+    rows = rows_of(fill(runtime, sequence, 70), 0)
+    found = [block.copy() for block in runtime._reader.stream(0, sequence, np.arange(70))]
+    np.testing.assert_array_equal(np.concatenate(found), rows)
 
 
 def test_nothing_to_read_is_no_block(runtime):
