@@ -67,7 +67,9 @@ def attention(
     refuse_arguments(kwargs)
     if scaling is None:
         scaling = query.shape[-1] ** -0.5
-    return layer.cache.attend(layer.layer, query, scaling), None
+    # Scoring is exact in the types it chooses; autocast would choose others for it.
+    with torch.autocast("cpu", enabled=False), torch.autocast(query.device.type, enabled=False):
+        return layer.cache.attend(layer.layer, query, scaling), None
 
 
 def refuse_arguments(arguments: dict[str, Any]) -> None:

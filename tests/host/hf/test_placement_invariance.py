@@ -210,7 +210,7 @@ def leave_alone(runtime):
 
 def flip_on_drive(runtime):
     """Flip the lowest bit of the first key value of position 70 in layer 1."""
-    runtime._store.settle(1)
+    runtime._store.settle(1, np.arange(4096))
     # A second, buffered descriptor of the nameless file, because direct I/O moves whole pages.
     path = f"/proc/self/fd/{runtime._store._files[1]._descriptor}"
     descriptor = os.open(path, os.O_RDWR)

@@ -3,7 +3,7 @@
 
 import pytest
 import torch
-from generation_runs import LOGIT_TOLERANCE, attached, logits, ordinary, run
+from generation_runs import LOGIT_TOLERANCE, attached, bits, logits, ordinary, run
 from tiny_models import TinyModel, prompts
 
 from hillinfer.errors import CacheUseError, UnsupportedFeatureError
@@ -318,6 +318,21 @@ def test_classifier_free_guidance(negative, cold_dir):
     expected = ordinary(model, IDS, **options)
     assert torch.equal(found.sequences, expected.sequences)
     assert (logits(found) - logits(expected)).abs().max() < LOGIT_TOLERANCE[TINY.dtype]
+
+
+def test_autocast_changes_the_model_but_not_the_scoring(cold_dir):
+    """Autocast would make BF16 of the float32 in which the host scores exactly."""
+    model = TINY.build()
+    outputs = []
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = ordinary(model, IDS, new_tokens=1)
+        for alpha, device in ((1.0, "nvme"), (0.3, "nvme"), (0.3, "golden")):
+            with attached(model, cold_dir, alpha=alpha, device=device) as hill:
+                cache = hill.new_cache()
+                outputs.append(run(model, cache, IDS, new_tokens=4))
+                cache.close()
+    assert (logits(outputs[0])[0] - logits(expected)[0]).abs().max() < 0.1
+    assert torch.equal(bits(outputs[1]), bits(outputs[2]))
 
 
 def test_a_compiled_model_gives_the_same_tokens(cold_dir):
