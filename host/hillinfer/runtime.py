@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from hillinfer.attention.row_attention import RowAttention
 from hillinfer.counters import Counters
 from hillinfer.devices.table import make_scorer
+from hillinfer.errors import CacheUseError
 from hillinfer.hie.evaluation import ImportanceEvaluation
 from hillinfer.model_shape import ModelShape
 from hillinfer.policies.least_recently_used import LeastRecentlyUsed
@@ -29,6 +30,7 @@ from hillinfer.storage.row_reader import RowReader
 from hillinfer.storage.sequence import Sequence
 from hillinfer.storage.shadow_keeper import ShadowKeeper
 from hillinfer.storage.spill_queue import SpillQueue
+from hillinfer_model.errors import NonFiniteQueryError
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
 
@@ -127,19 +129,20 @@ class Runtime:
 
     def truncate(self, sequence: Sequence, length: int) -> None:
         """Forget the tokens from position `length` on, in every layer."""
+        # Whatever may fail, reading rows back and copying a shared segment, comes before anything
+        # of the sequence changes.
         start = length // GROUP_TOKENS * GROUP_TOKENS
+        reopened: dict[int, list[NDArray[np.uint8]]] = {}
         for layer, old in enumerate(sequence.lengths):
-            if old <= length:
-                continue
-            if sequence.tail_start(layer) != start:
-                reopened = np.arange(start, length)
-                at = 0
-                for rows in self._reader.stream(layer, sequence, reopened):
-                    sequence.tails[layer][at : at + len(rows)] = rows
-                    at += len(rows)
-            sequence.lengths[layer] = length
-        self._give_groups(sequence, start // GROUP_TOKENS)
+            if old > length and sequence.tail_start(layer) != start:
+                stream = self._reader.stream(layer, sequence, np.arange(start, length))
+                reopened[layer] = [rows.copy() for rows in stream]
         self._shadow.truncate(sequence, length)
+        for layer, blocks in reopened.items():
+            if blocks:
+                sequence.tails[layer][: length - start] = np.concatenate(blocks)
+        sequence.lengths = [min(old, length) for old in sequence.lengths]
+        self._give_groups(sequence, start // GROUP_TOKENS)
         del sequence.token_ids[length:]
 
     def begin_step(self) -> None:
@@ -255,12 +258,37 @@ class Runtime:
         -------
         (query_heads, 1, head_dim) in the query's type.
         """
-        self._make_room_for_scores(sequence.lengths[layer])
-        shadows = self._shadow.code_all(layer, sequence, _shadow_keys(keys))
-        selected = self._evaluation.select(query[:, 0].float().cpu(), scaling, shadows)
-        self.counters.scored_tokens += sequence.lengths[layer] * len(selected)
-        self.counters.selected_tokens += sum(len(positions) for positions in selected)
+        length = sequence.lengths[layer]
+        # A segment takes its statistics when it is full or first scored, so where every token is
+        # selected the shadow waits.
+        if self._evaluation.selects_all(length):
+            self._shadow.code_full_segments(layer, sequence, _shadow_keys(keys))
+            selected = self._evaluation.everything(length)
+        else:
+            selected = self._scored(layer, sequence, query, keys, scaling)
         return self._attention.selected(layer, sequence, query, selected, scaling, self._step)
+
+    def _scored(
+        self,
+        layer: int,
+        sequence: Sequence,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        scaling: float,
+    ) -> list[NDArray[np.int64]]:
+        length = sequence.lengths[layer]
+        self._make_room_for_scores(length)
+        shadows = self._shadow.code_all(layer, sequence, _shadow_keys(keys))
+        try:
+            selected = self._evaluation.select(query[:, 0].float().cpu(), scaling, shadows)
+        except NonFiniteQueryError as error:
+            raise CacheUseError(
+                f"layer {layer} made a query that is not finite ({error}): the model's weights or "
+                "its number type are at fault; try --dtype float32"
+            ) from error
+        self.counters.scored_tokens += length * len(selected)
+        self.counters.selected_tokens += sum(len(positions) for positions in selected)
+        return selected
 
     # --- the rest --------------------------------------------------------------------------
 
@@ -291,7 +319,7 @@ class Runtime:
             self._store.close()
 
     def _make_room_for_scores(self, tokens: int) -> None:
-        needed = score_bytes(self._spec, tokens)
+        needed = score_bytes(self._spec, self.settings.scope, tokens)
         if needed > self._score_bytes:
             self._accountant.take(Part.OTHER, needed - self._score_bytes)
             self._score_bytes = needed

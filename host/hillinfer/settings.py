@@ -18,7 +18,8 @@ class Settings:
     """How tokens are selected, where rows lie and how much memory that may take.
 
     Only `alpha`, `rule`, `scope`, `shadow`, `kept_sinks`, `kept_recent` and `max_selected` may
-    change the output; everything else changes speed and memory alone.
+    change which tokens are selected. `block_rows` changes output bits by its order of summing;
+    everything else changes speed and memory alone.
 
     Parameters
     ----------

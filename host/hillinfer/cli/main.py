@@ -18,6 +18,7 @@ from hillinfer.errors import HillInferError
 
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
+_RUN_MODULES = frozenset({"torch", "transformers", "safetensors", "gguf", "accelerate"})
 
 app = typer.Typer(
     help="Long-context LLM inference with the KV cache on a drive.",
@@ -60,6 +61,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = EXIT_INTERRUPTED
     except HillInferError as error:
         code = _fail(str(error))
+    except ModuleNotFoundError as error:
+        if error.name not in _RUN_MODULES:
+            raise
+        code = _fail(f"{error.name} is not installed: pip install 'hillinfer[run]'")
     except typer.TyperException as error:
         code = _fail(error.format_message())
     if code == EXIT_INTERRUPTED:

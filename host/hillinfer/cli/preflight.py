@@ -15,7 +15,7 @@ from hillinfer.machine.drive import DriveFacts
 from hillinfer.models.capacity import Capacity
 from hillinfer.models.context_needs import ContextNeeds
 from hillinfer.models.loader import ModelOutline
-from hillinfer.pools.budget_plan import kernel_spec
+from hillinfer.pools.budget_plan import kernel_spec, segment_statistics_bytes
 from hillinfer.prompt import DocumentPrompt, PromptError
 from hillinfer.settings import Settings
 from hillinfer_model.kernel_spec import GROUP_TOKENS
@@ -122,6 +122,7 @@ def _fork_bytes(request: GenerateRequest, outline: ModelOutline, document_tokens
     shape = outline.shape
     group = GROUP_TOKENS * shape.token_bytes
     # An open segment is coded, and then copied by a fork, only when a single token is read.
-    if document_tokens % request.chunk_tokens != 1:
+    if (document_tokens - 1) % request.chunk_tokens:
         return group
-    return group + shape.layers * kernel_spec(shape, request.settings).segment_bytes
+    spec = kernel_spec(shape, request.settings)
+    return group + shape.layers * (spec.segment_bytes + segment_statistics_bytes(spec))

@@ -30,6 +30,15 @@ class ImportanceEvaluation:
     def __init__(self, scorer: Scorer, settings: Settings) -> None:
         self._scorer = scorer
         self._settings = settings
+        self._sets = 1 if scorer.scope is Scope.LAYER else scorer.spec.kv_heads
+
+    def selects_all(self, length: int) -> bool:
+        """Say whether a sequence of this length is selected whole, so that nothing is scored."""
+        return self._count(length) == length
+
+    def everything(self, length: int) -> list[NDArray[np.int64]]:
+        """Return the sets of a sequence that is selected whole."""
+        return [np.arange(length)] * self._sets
 
     def select(
         self, query: torch.Tensor, scaling: float, segments: Sequence[SegmentShadow]
@@ -52,12 +61,14 @@ class ImportanceEvaluation:
         """
         settings = self._settings
         length = segments[-1].base_position + segments[-1].tokens
+        if self.selects_all(length):
+            return self.everything(length)
         kept = kept_positions(length, settings.kept_sinks, settings.kept_recent)
-        count = selected_count(length, settings.alpha, settings.kept_tokens, settings.max_selected)
-        sets = 1 if self._scorer.scope is Scope.LAYER else self._scorer.spec.kv_heads
-        if count == length:
-            return [np.arange(length)] * sets
-        tops = [TopAlpha(count, kept) for _ in range(sets)]
+        tops = [TopAlpha(self._count(length), kept) for _ in range(self._sets)]
         for block in self._scorer.score(query, scaling, segments):
             tops[block.kv_head].merge(block)
         return [top.positions() for top in tops]
+
+    def _count(self, length: int) -> int:
+        settings = self._settings
+        return selected_count(length, settings.alpha, settings.kept_tokens, settings.max_selected)

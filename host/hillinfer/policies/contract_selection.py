@@ -55,12 +55,15 @@ class ContractSelection(SelectionPolicy):
         """Code all tokens, each segment's statistics taken as in decode (contract, section 2)."""
         spec = self._scorer.spec
         keys = layer.keys.half()
+        # Nothing is scored while every token is selected.
+        scored = (length for length in layer.lengths if self.count(length) < length)
+        first_scored = next(scored, layer.first_length)
         segments: list[SegmentShadow] = []
         for base in range(0, len(keys), spec.segment_tokens):
             own = keys[base : base + spec.segment_tokens]
             # Statistics are taken once: of a full segment, of what the segment held when the
-            # first query came, or of the one token that opened it later.
-            seen = max(layer.first_length - base, 1)
+            # first query was scored, or of the one token that opened it later.
+            seen = max(first_scored - base, 1)
             statistics = self._scorer.statistics(
                 own[:seen], base, segments[-1].statistics if segments else None
             )

@@ -13,6 +13,7 @@ from hillinfer.pools.hot_pool import SLOT_BYTES
 from hillinfer.pools.hot_pools import TABLE_GROWTH_ROWS
 from hillinfer.settings import Settings
 from hillinfer.storage.aligned_buffer import PAGE_BYTES, round_up
+from hillinfer_model.choices import Scope
 from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
 
 SPILL_BUFFERS = 2
@@ -22,8 +23,8 @@ _KEY_ITEM_BYTES = 2
 _STATISTICS_ITEM_BYTES = 5
 _SLOT_TABLE_BYTES = 4
 _SCORE_GROWTH_TOKENS = 1024
-# Score code and position as one sorted integer each, while score blocks are merged.
-_MERGED_TOKEN_BYTES = 32
+_MERGING_TOKEN_BYTES = 48
+_WAITING_TOKEN_BYTES = 16
 
 
 def kernel_spec(shape: ModelShape, settings: Settings) -> KernelSpec:
@@ -73,7 +74,7 @@ class BudgetPlan:
         spec = kernel_spec(shape, settings)
         segments = -(-tokens // spec.segment_tokens) * sequences
         kv_bytes = tokens * sequences * shape.token_bytes
-        statistics = shape.kv_heads * shape.head_dim * _STATISTICS_ITEM_BYTES
+        statistics = segment_statistics_bytes(spec)
         rows = round_up(round_up(tokens, GROUP_TOKENS) * sequences, TABLE_GROWTH_ROWS)
         slots = rows * _SLOT_TABLE_BYTES
         kept_row = shape.layers * (shape.row_bytes + SLOT_BYTES)
@@ -86,7 +87,7 @@ class BudgetPlan:
             staging_bytes=staging_bytes(shape, settings),
             other_bytes=segments * shape.layers * statistics
             + slots * shape.layers
-            + score_bytes(spec, tokens),
+            + score_bytes(spec, settings.scope, tokens),
         )
 
     @property
@@ -112,10 +113,18 @@ class BudgetPlan:
             )
 
 
-def score_bytes(spec: KernelSpec, tokens: int) -> int:
+def score_bytes(spec: KernelSpec, scope: Scope, tokens: int) -> int:
     """Return the bytes of the scores of one call over `tokens`, in steps of 1,024 tokens."""
-    per_token = score_bytes_per_token(spec) + _MERGED_TOKEN_BYTES
+    # Sorted integers of code and position: of the set being merged with their copies, and of every
+    # set while it waits.
+    sets = 1 if scope is Scope.LAYER else spec.kv_heads
+    per_token = score_bytes_per_token(spec) + _MERGING_TOKEN_BYTES + sets * _WAITING_TOKEN_BYTES
     return round_up(tokens, _SCORE_GROWTH_TOKENS) * per_token
+
+
+def segment_statistics_bytes(spec: KernelSpec) -> int:
+    """Return the bytes of one segment's channel statistics in one layer."""
+    return spec.kv_heads * spec.head_dim * _STATISTICS_ITEM_BYTES
 
 
 def staging_bytes(shape: ModelShape, settings: Settings) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hillinfer.policies.pool_policy import PoolPolicy
-from hillinfer.storage.aligned_buffer import PAGE_BYTES, round_up
+from hillinfer.storage.aligned_buffer import PAGE_BYTES, private_memory, round_up
 
 # What the two tables take for each slot, beside its row.
 SLOT_BYTES = 12
@@ -33,7 +33,7 @@ class HotPool:
 
     def __init__(self, row_bytes: int, most_rows: int, policy: PoolPolicy) -> None:
         self._row_bytes = row_bytes
-        self._arenas = [_arena(most_rows * size) for size in (row_bytes, 8, 4)]
+        self._arenas = [private_memory(most_rows * size) for size in (row_bytes, 8, 4)]
         self._item_bytes = (row_bytes, 8, 4)
         self._rows = np.frombuffer(self._arenas[0], np.uint8, most_rows * row_bytes).reshape(
             most_rows, row_bytes
@@ -127,8 +127,3 @@ class HotPool:
         rows = self._row_of_slot[slots]
         self._slot_of_row[rows[rows != _NOWHERE]] = _NOWHERE
         self._row_of_slot[slots] = _NOWHERE
-
-
-def _arena(byte_count: int) -> mmap.mmap:
-    """Reserve zeroed address space whose pages take memory only once they are touched."""
-    return mmap.mmap(-1, round_up(max(byte_count, 1), PAGE_BYTES))

@@ -10,6 +10,7 @@ from hillinfer.model_shape import ModelShape
 from hillinfer.policies.pool_policy import PoolPolicy
 from hillinfer.pools.accountant import Accountant, Part
 from hillinfer.pools.hot_pool import SLOT_BYTES, HotPool
+from hillinfer_model.kernel_spec import GROUP_TOKENS
 
 TABLE_GROWTH_ROWS = 4096
 
@@ -55,7 +56,7 @@ class HotPools:
 
     def take_tail(self) -> None:
         """Count the open group of one more sequence; it lies beside the slots."""
-        size = 64 * self._shape.token_bytes
+        size = GROUP_TOKENS * self._shape.token_bytes
         self._tails_bytes += size
         try:
             self._accountant.take(Part.HOT, size)
@@ -65,7 +66,7 @@ class HotPools:
 
     def give_tail(self) -> None:
         """Count one open group less."""
-        size = 64 * self._shape.token_bytes
+        size = GROUP_TOKENS * self._shape.token_bytes
         self._tails_bytes -= size
         self._accountant.give(Part.HOT, size)
 
@@ -81,7 +82,7 @@ class HotPools:
     def forget_group(self, group: int) -> None:
         """Drop a group's rows from all layers."""
         for pool in self.layers:
-            pool.forget(group * 64, (group + 1) * 64)
+            pool.forget(group * GROUP_TOKENS, (group + 1) * GROUP_TOKENS)
 
     def _make_room(self) -> None:
         capacity = self.capacity()

@@ -21,5 +21,17 @@ def aligned_buffer(byte_count: int) -> NDArray[np.uint8]:
 
     Pages take memory only once they are touched.
     """
-    pages = mmap.mmap(-1, round_up(max(byte_count, 1), PAGE_BYTES))
-    return np.frombuffer(pages, dtype=np.uint8)
+    return np.frombuffer(private_memory(byte_count), dtype=np.uint8)
+
+
+def private_memory(byte_count: int) -> mmap.mmap:
+    """Return anonymous memory of `byte_count` rounded up to whole pages.
+
+    Private, because only then does MADV_DONTNEED give pages back: those of a shared mapping, which
+    is what `mmap` makes by default, stay in memory.
+    """
+    return mmap.mmap(
+        -1,
+        round_up(max(byte_count, 1), PAGE_BYTES),
+        flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS,
+    )

@@ -132,6 +132,11 @@ def _open_nameless(directory: Path, extra_flags: int) -> int:
 
 
 def _unusable(directory: Path, error: OSError) -> ColdPoolError:
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return ColdPoolError(
+            f"cannot open another file of the cold pool: {error.strerror}; a file per layer is "
+            "needed, raise the limit with ulimit -n"
+        )
     return ColdPoolError(
         f"cannot keep the cold pool in {directory}: {error.strerror}; "
         "choose a writable directory on a drive with --cold-dir"

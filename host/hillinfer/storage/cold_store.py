@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -19,6 +21,12 @@ from hillinfer.storage.aligned_buffer import PAGE_BYTES, aligned_buffer
 from hillinfer.storage.cold_file import ColdFile, IOMode, probe_io_mode
 from hillinfer.storage.read_plan import ReadBatch, plan_reads
 from hillinfer_model.kernel_spec import GROUP_TOKENS
+
+
+@dataclass(frozen=True)
+class _PendingWrite:
+    groups: NDArray[np.int64]
+    written: Future[None]
 
 
 class ColdStore:
@@ -49,13 +57,18 @@ class ColdStore:
         counters: Counters,
     ) -> None:
         self.io_mode: IOMode = probe_io_mode(directory)
-        self._files = [ColdFile(directory, self.io_mode) for _ in range(shape.layers)]
+        with ExitStack() as opened:
+            self._files: list[ColdFile] = []
+            for _ in range(shape.layers):
+                self._files.append(ColdFile(directory, self.io_mode))
+                opened.callback(self._files[-1].close)
+            opened.pop_all()
         self._row_bytes = shape.row_bytes
         self._group_bytes = GROUP_TOKENS * shape.row_bytes
         self._buffer = aligned_buffer(max(read_buffer_bytes, shape.row_bytes + 2 * PAGE_BYTES))
         self._readers = ThreadPoolExecutor(io_threads, thread_name_prefix="hillinfer-read")
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="hillinfer-write")
-        self._pending: list[list[Future[None]]] = [[] for _ in range(shape.layers)]
+        self._pending: list[list[_PendingWrite]] = [[] for _ in range(shape.layers)]
         self._failure: Exception | None = None
         self._io_threads = io_threads
         self._counters = counters
@@ -96,16 +109,18 @@ class ColdStore:
             finally:
                 done()
 
-        self._pending[layer].append(self._writer.submit(write))
+        self._pending[layer].append(_PendingWrite(groups, self._writer.submit(write)))
 
-    def settle(self, layer: int) -> None:
-        """Wait until everything queued for a layer is on the drive; raise what went wrong."""
-        if self._pending[layer]:
-            started = time.perf_counter()
-            pending, self._pending[layer] = self._pending[layer], []
-            for write in pending:
-                write.result()
-            self._counters.drive_wait_seconds += time.perf_counter() - started
+    def settle(self, layer: int, groups: NDArray[np.int64]) -> None:
+        """Wait until what is queued of some groups is on the drive; raise what went wrong.
+
+        Writes of other groups go on, so that spilling a chunk overlaps attending to those before.
+        """
+        started = time.perf_counter()
+        for pending in self._pending[layer]:
+            if not pending.written.done() and np.isin(groups, pending.groups).any():
+                pending.written.result()
+        self._counters.drive_wait_seconds += time.perf_counter() - started
         self._raise_failure()
 
     def check(self) -> None:
@@ -115,7 +130,7 @@ class ColdStore:
         longer, so a store that failed once stays failed.
         """
         for layer, pending in enumerate(self._pending):
-            self._pending[layer] = [write for write in pending if not write.done()]
+            self._pending[layer] = [one for one in pending if not one.written.done()]
         self._raise_failure()
 
     def read_rows(
@@ -140,7 +155,7 @@ class ColdStore:
         """
         if not len(rows):
             return
-        self.settle(layer)
+        self.settle(layer, rows // GROUP_TOKENS)
         started = time.perf_counter()
         for batch in plan_reads(rows, self._row_bytes, len(self._buffer)):
             self._read(layer, batch)
@@ -182,5 +197,8 @@ class ColdStore:
             read_share(0)
             return
         shares = min(self._io_threads, len(batch.file_offsets))
-        for finished in [self._readers.submit(read_share, share) for share in range(shares)]:
-            finished.result()
+        reads = [self._readers.submit(read_share, share) for share in range(shares)]
+        # All of them, before any error: a read still under way would fill the buffer of the next.
+        wait(reads)
+        for read in reads:
+            read.result()

@@ -8,6 +8,7 @@ import torch
 
 from hillinfer.devices.scorer import Scorer, SegmentShadow
 from hillinfer.pools.accountant import Accountant, Part
+from hillinfer.pools.budget_plan import segment_statistics_bytes
 from hillinfer.storage.row_layout import RowLayout
 from hillinfer.storage.row_reader import RowReader
 from hillinfer.storage.segment import Segment
@@ -45,7 +46,7 @@ class ShadowKeeper:
         self._layout = layout
         self._accountant = accountant
         self._shadow_bytes = layers * self._spec.segment_bytes
-        self._statistics_bytes = layers * self._spec.kv_heads * self._spec.head_dim * 5
+        self._statistics_bytes = layers * segment_statistics_bytes(self._spec)
 
     def code_full_segments(self, layer: int, sequence: Sequence, fresh: torch.Tensor) -> None:
         """Code every segment that is full and not yet coded.
@@ -88,13 +89,14 @@ class ShadowKeeper:
     def truncate(self, sequence: Sequence, length: int) -> None:
         """Drop codes from position `length` on; a cut segment keeps its statistics."""
         size = self._spec.segment_tokens
-        while len(sequence.segments) * size >= length + size:
-            self._release(sequence.segments.pop())
-        if sequence.segments and length % size:
-            left = length - (len(sequence.segments) - 1) * size
-            if any(coded > left for coded in sequence.segments[-1].coded_tokens):
-                segment = self._own(sequence, len(sequence.segments) - 1)
+        kept = -(-length // size)
+        if length % size and kept <= len(sequence.segments):
+            left = length - (kept - 1) * size
+            if any(coded > left for coded in sequence.segments[kept - 1].coded_tokens):
+                segment = self._own(sequence, kept - 1)
                 segment.coded_tokens = [min(coded, left) for coded in segment.coded_tokens]
+        while len(sequence.segments) > kept:
+            self._release(sequence.segments.pop())
 
     def _code(self, layer: int, sequence: Sequence, fresh: torch.Tensor, stop: int) -> None:
         size = self._spec.segment_tokens

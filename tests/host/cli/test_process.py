@@ -4,6 +4,7 @@
 import signal
 import subprocess
 import sys
+from functools import partial
 
 from command import read_report
 
@@ -15,6 +16,8 @@ def started(*arguments, stderr=subprocess.PIPE):
         [*COMMAND, *(str(argument) for argument in arguments)],
         stdout=subprocess.PIPE,
         stderr=stderr,
+        # A shell that started the tests in the background made every process ignore interrupts.
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     )
 
 

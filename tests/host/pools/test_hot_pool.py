@@ -188,3 +188,6 @@ def test_memory_comes_with_use_and_goes_with_shrinking():
     assert full - empty >= rows * row_bytes * 0.9
     assert full - shrunk >= (rows - 100) * row_bytes * 0.9
     assert row_bytes >= mmap.PAGESIZE
+    # Pages of a shared mapping would leave the process but stay in memory, with what was in them.
+    assert pool._rows[:100].all()
+    assert not pool._rows[100:].any()

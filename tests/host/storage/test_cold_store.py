@@ -14,7 +14,7 @@ from hillinfer.errors import ColdPoolError
 from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.storage import cold_store
 from hillinfer.storage.aligned_buffer import aligned_buffer
-from hillinfer.storage.cold_file import IOMode, probe_io_mode
+from hillinfer.storage.cold_file import ColdFile, IOMode, probe_io_mode
 from hillinfer.storage.cold_store import ColdStore
 
 
@@ -121,7 +121,7 @@ def test_a_bit_that_flips_on_the_drive_is_seen(make_store):
     store, _ = make_store()
     rows = groups_of(1, 1, 64)
     write(store, 0, [0], rows)
-    store.settle(0)
+    store.settle(0, np.arange(4096))
     descriptor = os.open(f"/proc/self/fd/{store._files[0]._descriptor}", os.O_RDWR)
     os.pwrite(descriptor, bytes([rows[5, 0] ^ 1]), 5 * 64)
     os.fsync(descriptor)
@@ -164,13 +164,13 @@ def test_a_write_that_failed_is_told_at_the_next_chance_and_for_ever(make_store)
         store.write_groups(0, np.array([0]), groups_of(1, 1, 64), done.set)
         assert done.wait(10), "the buffer comes back although the write failed"
         with pytest.raises(ColdPoolError, match="No space left"):
-            store.settle(0)
+            store.settle(0, np.arange(4096))
     # There is space again, and a later group makes the file long enough: row 0 would read as zeros.
     write(store, 0, [1], groups_of(2, 1, 64))
     for use in (
         lambda: read(store, 0, [0], 64),
         lambda: read(store, 1, [0], 64),
-        lambda: store.settle(0),
+        lambda: store.settle(0, np.arange(4096)),
         store.check,
         store.check,
     ):
@@ -191,7 +191,7 @@ def test_check_does_not_wait_but_tells(make_store):
 def test_a_drive_that_fails_while_reading(make_store):
     store, _ = make_store()
     write(store, 0, [0, 1], groups_of(1, 2, 64))
-    store.settle(0)
+    store.settle(0, np.arange(4096))
     os.ftruncate(store._files[0]._descriptor, 64 * 64)
     np.testing.assert_array_equal(read(store, 0, np.arange(64), 64), groups_of(1, 2, 64)[:64])
     with pytest.raises(ColdPoolError, match="file too short"):
@@ -206,3 +206,28 @@ def test_closing_gives_the_drives_space_back(make_store):
     for descriptor in descriptors:
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(descriptor)
+
+
+def test_reading_waits_only_for_writes_of_the_groups_it_wants(make_store, monkeypatch):
+    store, _ = make_store()
+    rows = groups_of(5, 1, 64)
+    write(store, 0, [0], rows)
+    store.settle(0, np.arange(1))
+    held = threading.Event()
+    slow = ColdFile.write
+
+    def write_when_let(self, data, offset):
+        held.wait(30)
+        slow(self, data, offset)
+
+    monkeypatch.setattr(ColdFile, "write", write_when_let)
+    later = groups_of(6, 1, 64)
+    write(store, 0, [1], later)
+    out = np.zeros((64, 64), np.uint8)
+    store.read_rows(0, np.arange(64), out, np.arange(64))
+    assert (out == rows).all()
+    assert not held.is_set()
+    threading.Timer(0.1, held.set).start()
+    store.read_rows(0, np.arange(64, 128), out, np.arange(64))
+    assert held.is_set()
+    assert (out == later).all()

@@ -347,3 +347,35 @@ def test_what_the_plan_requires_is_enough(tokens, sequences, device, cold_dir):
     )
     assert parts == statistics.dram_peak_bytes
     runtime.close()
+
+
+def test_a_truncate_that_fails_changes_nothing(runtime, monkeypatch):
+    sequence = runtime.open_sequence()
+    fill(runtime, sequence, 150)
+    before = (list(sequence.lengths), list(sequence.groups), sequence.tails.copy())
+
+    def raises(*_):
+        raise BudgetError("no room for a copy")
+
+    monkeypatch.setattr(runtime._shadow, "truncate", raises)
+    with pytest.raises(BudgetError, match="no room"):
+        runtime.truncate(sequence, 100)
+    assert (sequence.lengths, sequence.groups) == before[:2]
+    assert (sequence.tails == before[2]).all()
+    monkeypatch.undo()
+    runtime.truncate(sequence, 100)
+    assert sequence.lengths == [100] * len(sequence.lengths)
+
+
+def test_statistics_wait_until_something_is_scored(runtime):
+    sequence = runtime.open_sequence()
+    fill(runtime, sequence, 10)
+    kept = runtime.settings.kept_tokens
+    for length in range(11, kept + 4):
+        new = random_states(length, 1)
+        for layer in range(SHAPE.layers):
+            runtime.append(layer, sequence, new[0, layer], new[1, layer])
+            query = torch.randn(SHAPE.query_heads, 1, SHAPE.head_dim)
+            runtime.attend_selected(layer, sequence, query, new[0, layer], 0.4)
+        # All of kept + 1 tokens are selected, so the first score is made one token later.
+        assert bool(sequence.segments) == (length > kept + 1), length
