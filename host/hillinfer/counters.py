@@ -12,6 +12,7 @@ class Counters:
 
     `cold_read_bytes` is what was really read from the drive, `cold_useful_bytes` what was asked
     for. Hot and cold rows are counted for selected tokens in decode, not for prefill streaming.
+    `scored_tokens` counts the tokens that decode steps chose from, also where all were selected.
     """
 
     cold_read_bytes: int = 0

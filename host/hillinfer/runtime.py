@@ -266,6 +266,8 @@ class Runtime:
             selected = self._evaluation.everything(length)
         else:
             selected = self._scored(layer, sequence, query, keys, scaling)
+        self.counters.scored_tokens += length * len(selected)
+        self.counters.selected_tokens += sum(len(positions) for positions in selected)
         return self._attention.selected(layer, sequence, query, selected, scaling, self._step)
 
     def _scored(
@@ -280,15 +282,12 @@ class Runtime:
         self._make_room_for_scores(length)
         shadows = self._shadow.code_all(layer, sequence, _shadow_keys(keys))
         try:
-            selected = self._evaluation.select(query[:, 0].float().cpu(), scaling, shadows)
+            return self._evaluation.select(query[:, 0].float().cpu(), scaling, shadows)
         except NonFiniteQueryError as error:
             raise CacheUseError(
                 f"layer {layer} made a query that is not finite ({error}): the model's weights or "
                 "its number type are at fault; try --dtype float32"
             ) from error
-        self.counters.scored_tokens += length * len(selected)
-        self.counters.selected_tokens += sum(len(positions) for positions in selected)
-        return selected
 
     # --- the rest --------------------------------------------------------------------------
 

@@ -87,12 +87,19 @@ class SelectionLog:
         self.sets = []
         self.lengths = []
         evaluation = cache._runtime._evaluation
-        select = evaluation.select
+        select, everything = evaluation.select, evaluation.everything
 
-        def logged(query, scaling, segments):
-            chosen = select(query, scaling, segments)
+        def noted(chosen, length):
             self.sets.append([positions.tolist() for positions in chosen])
-            self.lengths.append(segments[-1].base_position + segments[-1].tokens)
+            self.lengths.append(length)
             return chosen
 
-        evaluation.select = logged
+        def scored(query, scaling, segments):
+            length = segments[-1].base_position + segments[-1].tokens
+            return noted(select(query, scaling, segments), length)
+
+        def unscored(length):
+            return noted(everything(length), length)
+
+        evaluation.select = scored
+        evaluation.everything = unscored
