@@ -2,7 +2,6 @@
 """The real model and real text, loaded once."""
 
 import pytest
-import torch
 
 
 @pytest.fixture(scope="session")
@@ -17,7 +16,6 @@ def real_outline(smollm2_folder):
 @pytest.fixture(scope="session")
 def real_model(real_outline):
     """SmolLM2-135M in float32, so that figures do not depend on what the processor is good at."""
-    torch.set_num_threads(max(torch.get_num_threads(), 1))
     return real_outline.load().model
 
 

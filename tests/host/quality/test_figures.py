@@ -11,11 +11,10 @@ from hillinfer.quality.measures import Measures, measure
 from hillinfer.quality.report import (
     FULL_CACHE,
     QualityRow,
-    prepare_report,
     table_text,
     write_report,
 )
-from hillinfer.run_report import ReportError
+from hillinfer.run_report import ReportError, prepare_report
 
 
 def logits_of(*probabilities):
@@ -86,7 +85,7 @@ def test_the_table_is_aligned_markdown():
 
 def test_the_report_holds_every_figure(tmp_path):
     file = tmp_path / "reports" / "quality.json"
-    prepare_report(file)
+    prepare_report(file, "--out")
     write_report(file, rows(), {"model": "some"})
     report = json.loads(file.read_text(encoding="utf-8"))
     assert (report["label"], report["model"]) == ("measured", "some")
@@ -99,6 +98,6 @@ def test_a_report_that_cannot_be_written(tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("")
     with pytest.raises(ReportError, match="--out"):
-        prepare_report(blocked / "quality.json")
+        prepare_report(blocked / "quality.json", "--out")
     with pytest.raises(ReportError, match="--out"):
         write_report(tmp_path, rows(), {})
