@@ -20,6 +20,34 @@ class ReportError(HillInferError):
     """A report cannot be written where it should go."""
 
 
+def prepare_report(file: Path, option: str) -> None:
+    """Make the folder of a report, so that a place that cannot be written to shows at once.
+
+    Parameters
+    ----------
+    file
+        Where the report will go.
+    option
+        The option that named it, for the message.
+
+    Raises
+    ------
+    ReportError
+        Where the folder cannot be made.
+    """
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise cannot_write(file, error, option) from error
+
+
+def cannot_write(file: Path, error: OSError, option: str) -> ReportError:
+    """Return the error that says why a report cannot be written and what to do."""
+    return ReportError(
+        f"cannot write the report to {file}: {error.strerror}; choose another {option}"
+    )
+
+
 class Finish(StrEnum):
     """Why an answer ended."""
 
@@ -207,9 +235,7 @@ class RunReport:
                 whole.write_text(f"{text}\n", encoding="utf-8")
                 whole.replace(file)
         except OSError as error:
-            raise ReportError(
-                f"cannot write the report to {file}: {error.strerror}; choose another --report"
-            ) from error
+            raise cannot_write(file, error, "--report") from error
 
 
 def decode_rate(answers: tuple[Answer, ...]) -> float:

@@ -26,7 +26,7 @@ from hillinfer.machine.memory_peak import peak_rss_bytes, reset_peak_rss
 from hillinfer.models.loader import LoadedModel, ModelOutline
 from hillinfer.models.model_source import ModelSource
 from hillinfer.prompt import DocumentPrompt
-from hillinfer.run_report import Answer, Finish, RunReport
+from hillinfer.run_report import Answer, Finish, RunReport, prepare_report
 from hillinfer.statistics import CacheStatistics
 
 EXIT_INTERRUPTED = 130
@@ -44,6 +44,8 @@ def run(request: GenerateRequest) -> None:
     console = error_console()
     if request.threads is not None:
         torch.set_num_threads(request.threads)
+    if request.report is not None:
+        prepare_report(request.report, "--report")
     source = ModelSource.locate(request.model, console.print)
     outline = ModelOutline.read(source, request.number_type)
     prompt = DocumentPrompt(outline.tokenizer, request.document, request.prompt_style)

@@ -12,7 +12,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from hillinfer.quality.measures import Measures
-from hillinfer.run_report import ReportError
+from hillinfer.run_report import cannot_write
 
 FULL_CACHE = "full cache"
 _NAME_COLUMN = 1
@@ -98,20 +98,6 @@ def _aligned(line: Sequence[str], widths: Sequence[int]) -> list[str]:
     ]
 
 
-def prepare_report(file: Path) -> None:
-    """Make the folder of a report, so that a place that cannot be written to shows at once.
-
-    Raises
-    ------
-    ReportError
-        Where it cannot be made.
-    """
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise _cannot_write(file, error) from error
-
-
 def write_report(file: Path, rows: Sequence[QualityRow], facts: dict[str, Any]) -> None:
     """Write the table with what it was measured on as JSON.
 
@@ -148,8 +134,4 @@ def write_report(file: Path, rows: Sequence[QualityRow], facts: dict[str, Any]) 
     try:
         file.write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     except OSError as error:
-        raise _cannot_write(file, error) from error
-
-
-def _cannot_write(file: Path, error: OSError) -> ReportError:
-    return ReportError(f"cannot write the report to {file}: {error.strerror}; choose another --out")
+        raise cannot_write(file, error, "--out") from error

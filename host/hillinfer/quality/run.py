@@ -18,12 +18,12 @@ from hillinfer.quality.evaluation import evaluate_text
 from hillinfer.quality.report import (
     FULL_CACHE,
     QualityRow,
-    prepare_report,
     table_text,
     write_report,
 )
 from hillinfer.quality.request import QualityRequest
 from hillinfer.quality.texts import TextSample, file_samples, standard_library_samples
+from hillinfer.run_report import prepare_report
 
 Stage = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 
@@ -47,7 +47,7 @@ def run(request: QualityRequest, say: Callable[[str], None], stage: Stage) -> st
         Whatever a user can act on, before weights are loaded where it can be known before.
     """
     if request.out is not None:
-        prepare_report(request.out)
+        prepare_report(request.out, "--out")
     outline = ModelOutline.read(ModelSource.locate(request.model, say), request.number_type)
     if request.context > outline.shape.max_positions:
         raise SettingsError(

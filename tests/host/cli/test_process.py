@@ -1,23 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command as a process of its own: interrupts, readers that leave, shared outputs."""
 
+import resource
 import signal
 import subprocess
 import sys
-from functools import partial
 
 from command import read_report
 
 COMMAND = (sys.executable, "-c", "from hillinfer.cli.main import main; main()")
 
 
-def started(*arguments, stderr=subprocess.PIPE):
+def default_interrupts():
+    # A shell that started the tests in the background made every process ignore interrupts.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def files_of_one_page():
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+
+
+def started(*arguments, stderr=subprocess.PIPE, prepare=default_interrupts):
     return subprocess.Popen(
         [*COMMAND, *(str(argument) for argument in arguments)],
         stdout=subprocess.PIPE,
         stderr=stderr,
-        # A shell that started the tests in the background made every process ignore interrupts.
-        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+        preexec_fn=prepare,
     )
 
 
@@ -87,3 +95,31 @@ def test_progress_does_not_cut_the_text_where_both_go_to_one_place(
     together, _ = started(*arguments, stderr=subprocess.STDOUT).communicate(timeout=120)
     assert b"decode: " not in together
     assert text in together
+
+
+def test_a_drive_that_takes_no_more_ends_in_one_line(tiny_folder, cold_dir, document):
+    process = started(
+        *("generate", "--model", tiny_folder, "--prompt-file", document, "--cold-dir", cold_dir),
+        *("--threads", 1, "--max-new-tokens", 3, "--dram-budget", "64MiB"),
+        prepare=files_of_one_page,
+    )
+    _, err = process.communicate(timeout=120)
+    last = err.decode().splitlines()[-1]
+    assert process.returncode == 2, err.decode()
+    assert b"Traceback" not in err
+    assert last.startswith("hillinfer: error: could not write")
+    assert "--cold-dir" in last
+
+
+def test_a_report_that_cannot_be_written_shows_before_anything_is_read(
+    tiny_folder, cold_dir, document
+):
+    process = started(
+        *("generate", "--model", tiny_folder, "--prompt-file", document, "--cold-dir", cold_dir),
+        *("--max-new-tokens", 3, "--report", document / "run.json"),
+    )
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 2
+    assert out == b""
+    assert err.decode().splitlines() == [err.decode().strip()]
+    assert "choose another --report" in err.decode()
