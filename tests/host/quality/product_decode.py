@@ -32,15 +32,14 @@ def decode_through_cache(model, ids, first, cold_dir, **settings):
     asked = []
     with hillinfer.attach(model, cold_dir=cold_dir, dram_budget="256MiB", **settings) as attachment:
         cache = attachment.new_cache()
-        evaluation = cache._runtime._evaluation
-        select = evaluation.select
+        attention = cache._runtime._attention
+        attend = attention.selected
 
-        def recorded(query, scaling, segments):
-            positions = select(query, scaling, segments)
-            asked.append((query.clone(), scaling, np.stack(positions)))
-            return positions
+        def recorded(layer, sequence, query, selected, scaling, step):
+            asked.append((query[:, 0].float().cpu().clone(), scaling, np.stack(selected)))
+            return attend(layer, sequence, query, selected, scaling, step)
 
-        evaluation.select = recorded
+        attention.selected = recorded
         model(torch.tensor([ids[:first]]), past_key_values=cache, logits_to_keep=1)
         logits = [
             model(torch.tensor([[token]]), past_key_values=cache).logits[0, -1]

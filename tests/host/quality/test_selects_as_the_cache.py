@@ -30,9 +30,10 @@ def assert_same_selection(decoded, configuration, shape):
 def tiny_decode(cold_dir, prefix, steps=8, **settings):
     """Return a record of the cache, the configuration and the shape."""
     model = TINY.build()
-    chosen = Settings().changed(alpha=0.2, **KEPT, **settings)
+    settings = {"alpha": 0.2} | KEPT | settings
+    chosen = Settings().changed(**settings)
     ids = prompts([prefix + steps])[0][0].tolist()
-    decoded = decode_through_cache(model, ids, prefix, cold_dir, alpha=0.2, **KEPT, **settings)
+    decoded = decode_through_cache(model, ids, prefix, cold_dir, **settings)
     shape = ModelShape.from_config(model.config, model.dtype)
     return decoded, contract_configuration(chosen), shape
 
@@ -43,6 +44,18 @@ def tiny_decode(cold_dir, prefix, steps=8, **settings):
 @pytest.mark.parametrize("shadow", ["int8", "int2"])
 def test_whatever_the_last_segment_holds(shadow, prefix, cold_dir):
     assert_same_selection(*tiny_decode(cold_dir, prefix, shadow=shadow))
+
+
+@pytest.mark.parametrize("prefix", [12, 30])
+def test_while_all_tokens_are_kept(prefix, cold_dir):
+    """Nothing is scored then, so the first segment's statistics wait and are its own."""
+    decoded, configuration, shape = tiny_decode(
+        cold_dir, prefix, steps=60, shadow="int2", kept_recent=40
+    )
+    counts = [sets.shape[-1] for sets in decoded.sets[0]]
+    assert counts[0] == prefix + 1
+    assert counts[-1] < prefix + 60
+    assert_same_selection(decoded, configuration, shape)
 
 
 @pytest.mark.parametrize("rule", ["weight_sum", "raw_sum"])
