@@ -51,7 +51,7 @@ def test_any_cut_gives_the_one_shot_result():
         for start, stop in blocks:
             merge.add_block(keys[:, start:stop], values[:, start:stop])
         expected, _ = exact_attention(query, keys, values, scaling)
-        assert (merge.result().double() - expected).abs().max() < 1e-5
+        assert (merge.result().double() - expected).abs().max() < 1e-4
 
     check()
 
@@ -71,7 +71,7 @@ def test_past_blocks_and_the_queries_own_tokens(rows, heads, queries, seed):
         merge.add_block(keys[:, start:stop], values[:, start:stop])
     merge.add_causal(keys[:, past:], values[:, past:])
     expected, _ = exact_attention(query, keys, values, 0.3, causal(queries, past + queries))
-    assert (merge.result().double() - expected).abs().max() < 1e-5
+    assert (merge.result().double() - expected).abs().max() < 1e-4
 
 
 def test_a_block_left_out_is_noticed():
