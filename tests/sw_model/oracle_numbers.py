@@ -6,6 +6,7 @@ shares no code with the golden model and never shifts where it can say what a va
 """
 
 from fractions import Fraction
+from functools import cache
 from math import floor
 
 LARGEST_HALF = Fraction(65504)
@@ -27,7 +28,8 @@ def bl(value):
 def floor_log2(value):
     """Return the integer e with 2^e <= value < 2^(e+1), for a positive fraction."""
     assert value > 0
-    exponent = 0
+    # A start within one of the answer; the loops make it exact.
+    exponent = value.numerator.bit_length() - value.denominator.bit_length()
     while power(exponent) > value:
         exponent -= 1
     while power(exponent + 1) <= value:
@@ -35,6 +37,7 @@ def floor_log2(value):
     return exponent
 
 
+@cache
 def power(exponent):
     """Return 2^exponent, exact for either sign of the exponent."""
     return Fraction(2**exponent) if exponent >= 0 else Fraction(1, 2**-exponent)
