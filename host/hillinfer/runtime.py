@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -12,14 +13,19 @@ from numpy.typing import NDArray
 
 from hillinfer.attention.row_attention import RowAttention
 from hillinfer.counters import Counters
+from hillinfer.devices.scorer import SegmentShadow
 from hillinfer.devices.table import make_scorer
 from hillinfer.errors import CacheUseError
 from hillinfer.hie.evaluation import ImportanceEvaluation
 from hillinfer.model_shape import ModelShape
-from hillinfer.policies.least_recently_used import LeastRecentlyUsed
+from hillinfer.policies.pool_policies import make_pool_policy
 from hillinfer.pools.accountant import Accountant, Part
-from hillinfer.pools.budget_plan import kernel_spec, score_bytes, staging_bytes
+from hillinfer.pools.budget_plan import kernel_spec, observed_bytes, score_bytes, staging_bytes
+from hillinfer.pools.hit_rate_table import HitRateTable
 from hillinfer.pools.hot_pools import HotPools
+from hillinfer.pools.layer_shares import LayerShares
+from hillinfer.pools.layer_step import LayerStep
+from hillinfer.pools.pool_keeper import PoolKeeper
 from hillinfer.settings import Settings
 from hillinfer.statistics import CacheStatistics
 from hillinfer.storage.aligned_buffer import round_up
@@ -32,6 +38,10 @@ from hillinfer.storage.shadow_keeper import ShadowKeeper
 from hillinfer.storage.spill_queue import SpillQueue
 from hillinfer_model.errors import NonFiniteQueryError
 from hillinfer_model.kernel_spec import GROUP_TOKENS
+
+
+def _unseen(entry: LayerStep) -> None:
+    """Record nothing."""
 
 
 class Runtime:
@@ -47,6 +57,8 @@ class Runtime:
         M0.
     cold_dir
         Directory of the cold pool.
+    observe
+        Called with what happened to the pools of each layer and step, from any thread.
 
     Raises
     ------
@@ -57,7 +69,12 @@ class Runtime:
     """
 
     def __init__(
-        self, shape: ModelShape, settings: Settings, budget_bytes: int, cold_dir: Path
+        self,
+        shape: ModelShape,
+        settings: Settings,
+        budget_bytes: int,
+        cold_dir: Path,
+        observe: Callable[[LayerStep], None] = _unseen,
     ) -> None:
         self.shape = shape
         self.settings = settings
@@ -68,7 +85,11 @@ class Runtime:
         self._spec = kernel_spec(shape, settings)
         scorer = make_scorer(settings.device, self._spec, settings.scope)
         self._score_bytes = 0
-        self._pools = HotPools(shape, self._accountant, LeastRecentlyUsed())
+        policy = make_pool_policy(settings.pool_policy)
+        self._pools = HotPools(
+            shape, self._accountant, policy, LayerShares(shape.layers, settings.pool_sizes)
+        )
+        self._keeper = PoolKeeper(self._pools, policy, settings, self.counters)
         self._store = ColdStore(
             cold_dir,
             shape,
@@ -77,7 +98,13 @@ class Runtime:
             self.counters,
         )
         self._reader = RowReader(
-            self._store, self._pools, settings.block_rows, shape.row_bytes, self.counters
+            self._store,
+            self._pools,
+            self._keeper,
+            settings.block_rows,
+            shape.row_bytes,
+            self.counters,
+            observe,
         )
         self._spill = SpillQueue(
             self._store,
@@ -102,6 +129,7 @@ class Runtime:
     def open_sequence(self) -> Sequence:
         """Return a new, empty sequence."""
         self._pools.take_tail()
+        self._take_observed()
         sequence = Sequence(self.shape.layers, self.shape.row_bytes)
         self._sequences.append(sequence)
         return sequence
@@ -116,6 +144,8 @@ class Runtime:
             self._groups.share(group)
         copy.tails[:] = sequence.tails
         copy.segments = self._shadow.share(sequence)
+        copy.hits = self._pools.copy_hits(sequence.hits)
+        copy.observed = list(sequence.observed)
         return copy
 
     def release(self, sequence: Sequence) -> None:
@@ -125,6 +155,9 @@ class Runtime:
         sequence.lengths = [0] * self.shape.layers
         sequence.token_ids = []
         self._sequences.remove(sequence)
+        self._pools.give_hits(sequence.hits)
+        sequence.hits = HitRateTable(self.shape.layers)
+        self._accountant.give(Part.OTHER, self._observed_bytes)
         self._pools.give_tail()
 
     def truncate(self, sequence: Sequence, length: int) -> None:
@@ -143,11 +176,14 @@ class Runtime:
                 sequence.tails[layer][: length - start] = np.concatenate(blocks)
         sequence.lengths = [min(old, length) for old in sequence.lengths]
         self._give_groups(sequence, start // GROUP_TOKENS)
+        sequence.hits.forget(length)
+        sequence.observed = [None] * self.shape.layers
         del sequence.token_ids[length:]
 
     def begin_step(self) -> None:
         """Note that a forward pass begins, and raise what went wrong while writing before it."""
         self._step += 1
+        self._keeper.begin_step(self._step)
         self._store.check()
 
     # --- rows ------------------------------------------------------------------------------
@@ -180,7 +216,7 @@ class Runtime:
             taken = groups * GROUP_TOKENS - filled
             first = sequence.lengths[layer] // GROUP_TOKENS
             numbers = self._group_numbers(sequence, first, groups)
-            rows = (numbers[:, None] * GROUP_TOKENS + np.arange(GROUP_TOKENS)).reshape(-1)
+            positions = np.arange(first * GROUP_TOKENS, (first + groups) * GROUP_TOKENS)
             buffer = self._spill.buffer()
             try:
                 buffer[:filled] = tail[:filled]
@@ -189,11 +225,7 @@ class Runtime:
                     values[:, done : done + taken],
                     buffer[filled : groups * GROUP_TOKENS],
                 )
-                # The newest rows stay hot: consecutive steps mostly select recent tokens. They go
-                # in latest first, because what does not fit is left out, and in a step of their
-                # own, so that they may take the place of those before them.
-                self._step += 1
-                self._pools.admit(layer, rows[::-1], buffer[: len(rows)][::-1], self._step)
+                self._keeper.offer_written(layer, sequence, positions, buffer, self._step)
             except BaseException:
                 self._spill.put_back(buffer)
                 raise
@@ -231,6 +263,9 @@ class Runtime:
         """
         out = self._attention.dense(layer, sequence, query, keys, values, scaling)
         self._shadow.code_full_segments(layer, sequence, _shadow_keys(keys))
+        if self._keeper.observed_queries:
+            last = query[:, -self._keeper.observed_queries :]
+            sequence.observed[layer] = last.transpose(0, 1).float().cpu().contiguous()
         return out
 
     def attend_selected(
@@ -282,12 +317,22 @@ class Runtime:
         self._make_room_for_scores(length)
         shadows = self._shadow.code_all(layer, sequence, _shadow_keys(keys))
         try:
+            self._count_observed(layer, sequence, scaling, shadows)
             return self._evaluation.select(query[:, 0].float().cpu(), scaling, shadows)
         except NonFiniteQueryError as error:
             raise CacheUseError(
                 f"layer {layer} made a query that is not finite ({error}): the model's weights or "
                 "its number type are at fault; try --dtype float32"
             ) from error
+
+    def _count_observed(
+        self, layer: int, sequence: Sequence, scaling: float, shadows: list[SegmentShadow]
+    ) -> None:
+        """Count what the last prefill queries would select as the first hits, once."""
+        observed, sequence.observed[layer] = sequence.observed[layer], None
+        for query in () if observed is None else observed:
+            sets = self._evaluation.select(query, scaling, shadows)
+            self._keeper.tally(layer, sequence, np.unique(np.concatenate(sets)))
 
     # --- the rest --------------------------------------------------------------------------
 
@@ -315,7 +360,19 @@ class Runtime:
         if not self._closed:
             self._closed = True
             self._reader.close()
+            self._pools.close()
             self._store.close()
+
+    @property
+    def _observed_bytes(self) -> int:
+        return observed_bytes(self.shape, self._keeper.observed_queries)
+
+    def _take_observed(self) -> None:
+        try:
+            self._accountant.take(Part.OTHER, self._observed_bytes)
+        except BaseException:
+            self._pools.give_tail()
+            raise
 
     def _make_room_for_scores(self, tokens: int) -> None:
         needed = score_bytes(self._spec, self.settings.scope, tokens)

@@ -10,6 +10,7 @@ from typing import Any
 
 from hillinfer.byte_size import ByteSize
 from hillinfer.errors import SettingsError
+from hillinfer.pools.layer_shares import PoolSizes
 from hillinfer_model.choices import KeyMode, Rule, Scope
 
 
@@ -36,6 +37,10 @@ class Settings:
     dram_budget
         M0, the bound on host memory for hot rows, shadow, statistics, scores and staging; bytes,
         text like `64MiB`, or a share of the KV cache like `25%`.
+    pool_policy
+        Name in the table of pool policies: which rows are hot.
+    pool_sizes
+        Hot pools of one size, or by each layer's measured misses.
     cold_dir
         Directory on the drive that holds the cold pool; None for the user's cache directory.
     device
@@ -62,6 +67,8 @@ class Settings:
     kept_recent: int = 32
     max_selected: int | None = None
     dram_budget: ByteSize = field(default_factory=lambda: ByteSize(share=0.25))
+    pool_policy: str = "lru"
+    pool_sizes: PoolSizes = PoolSizes.EQUAL
     cold_dir: Path | None = None
     device: str = "nvme"
     block_rows: int = 512
@@ -111,7 +118,12 @@ class Settings:
         return replace(self, **changes)
 
 
-_CHOICES: dict[str, type[StrEnum]] = {"rule": Rule, "scope": Scope, "shadow": KeyMode}
+_CHOICES: dict[str, type[StrEnum]] = {
+    "rule": Rule,
+    "scope": Scope,
+    "shadow": KeyMode,
+    "pool_sizes": PoolSizes,
+}
 
 
 def _choice(name: str, value: str) -> StrEnum:

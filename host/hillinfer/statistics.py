@@ -24,11 +24,14 @@ class CacheStatistics:
     shadow_bytes: int
     staging_bytes: int
     other_bytes: int
+    cold_reads: int
     cold_read_bytes: int
     cold_useful_bytes: int
     cold_write_bytes: int
     hot_rows_read: int
     cold_rows_read: int
+    promoted_rows: int
+    demoted_rows: int
     host_to_device_bytes: int
     device_to_host_bytes: int
     drive_wait_seconds: float

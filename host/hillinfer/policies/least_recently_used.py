@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Demote what was not selected for longest."""
+"""Keep what was selected last."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hillinfer.policies.pool_policy import PoolPolicy
+from hillinfer.policies.row_history import RowHistory
 
 
 class LeastRecentlyUsed(PoolPolicy):
-    """Keeps the rows that were selected last; consecutive steps share most of their sets."""
+    """Demotes what was not selected for longest; consecutive steps share most of their sets."""
 
-    def victims(self, last_used: NDArray[np.int32], count: int) -> NDArray[np.int64]:
-        """Return the `count` slots with the smallest stamps, the lower slot first among equals."""
-        return np.argsort(last_used, kind="stable")[:count]
+    def worth(self, rows: RowHistory) -> NDArray[np.int64]:
+        """Return the step each row was last selected or written in."""
+        return rows.last_selected.astype(np.int64)

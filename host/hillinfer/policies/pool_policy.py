@@ -1,29 +1,45 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which hot rows are demoted when cold ones are promoted."""
+"""Which rows are worth their place in DRAM."""
 
 from __future__ import annotations
-
-from abc import ABC, abstractmethod
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hillinfer.policies.row_history import RowHistory
 
-class PoolPolicy(ABC):
-    """Ranks hot rows; subclasses override one method (HillInfer section 4.2, BKP)."""
+PIN = 1 << 31
+MOST_HITS = np.iinfo(np.uint16).max
 
-    @abstractmethod
-    def victims(self, last_used: NDArray[np.int32], count: int) -> NDArray[np.int64]:
-        """Choose slots to demote.
+
+class PoolPolicy:
+    """Counts how often each token was selected and ranks rows by it.
+
+    Subclasses override one of its methods. Kept tokens are no matter of a policy: they stay hot
+    whatever it says, as far as the pool goes.
+    """
+
+    observed_queries: int = 0
+    """Last prefill queries whose selected sets count as first hits; 0 for none."""
+
+    def tally(self, counts: NDArray[np.uint16], selected: NDArray[np.int64]) -> None:
+        """Bring one layer's hit-rate table up to date after a step, in place.
 
         Parameters
         ----------
-        last_used
-            int32 of shape (slots,): the step each slot's row was last selected or written in.
-        count
-            How many to choose, at most the number of slots.
-
-        Returns
-        -------
-        int64 of shape (count,): slots, each once.
+        counts
+            uint16 of shape (N,): 2 bytes per token, which saturate (HillInfer section 5.4).
+        selected
+            int64 positions, each once.
         """
+        hits = counts[selected]
+        counts[selected] = hits + (hits < MOST_HITS)
+
+    def worth(self, rows: RowHistory) -> NDArray[np.int64]:
+        """Return what each row is worth, int64 of shape (rows,), from 0 to less than 2 · PIN.
+
+        A cold row is promoted in place of a hot one that is worth less; among equals what was
+        selected later is worth more. A row worth PIN or more is pinned: it is not demoted as long
+        as the pool has room for all that are.
+        """
+        return rows.counts.astype(np.int64)

@@ -9,8 +9,10 @@ from hillinfer.byte_size import format_bytes
 from hillinfer.errors import BudgetError
 from hillinfer.hie.scratch import score_bytes_per_token, scratch_bytes
 from hillinfer.model_shape import ModelShape
-from hillinfer.pools.hot_pool import SLOT_BYTES
+from hillinfer.policies.pool_policies import make_pool_policy
+from hillinfer.pools.hit_rate_table import HIT_BYTES, room_for
 from hillinfer.pools.hot_pools import TABLE_GROWTH_ROWS
+from hillinfer.pools.slot_table import SLOT_BYTES
 from hillinfer.settings import Settings
 from hillinfer.storage.aligned_buffer import PAGE_BYTES, round_up
 from hillinfer_model.choices import Scope
@@ -20,6 +22,7 @@ SPILL_BUFFERS = 2
 GATHER_BUFFERS = 2
 _WIDENED_ITEM_BYTES = 4
 _KEY_ITEM_BYTES = 2
+_QUERY_ITEM_BYTES = 4
 _STATISTICS_ITEM_BYTES = 5
 _SLOT_TABLE_BYTES = 4
 _SCORE_GROWTH_TOKENS = 1024
@@ -56,7 +59,7 @@ class BudgetPlan:
     staging_bytes
         Every I/O, gather, spill and prefill buffer, and scoring scratch.
     other_bytes
-        Statistics, slot tables, scores.
+        Statistics, slot tables, hit-rate tables, observed queries, scores.
     """
 
     budget_bytes: int
@@ -87,6 +90,9 @@ class BudgetPlan:
             staging_bytes=staging_bytes(shape, settings),
             other_bytes=segments * shape.layers * statistics
             + slots * shape.layers
+            + hit_bytes(shape, tokens) * sequences
+            + observed_bytes(shape, make_pool_policy(settings.pool_policy).observed_queries)
+            * sequences
             + score_bytes(spec, settings.scope, tokens),
         )
 
@@ -122,6 +128,16 @@ def score_bytes(spec: KernelSpec, scope: Scope, tokens: int) -> int:
     return round_up(tokens, _SCORE_GROWTH_TOKENS) * per_token
 
 
+def hit_bytes(shape: ModelShape, tokens: int) -> int:
+    """Return the bytes of one sequence's hit-rate table, one layer of it twice while it grows."""
+    return (shape.layers + 1) * HIT_BYTES * room_for(tokens)
+
+
+def observed_bytes(shape: ModelShape, queries: int) -> int:
+    """Return the bytes of the last prefill queries of one sequence."""
+    return shape.layers * queries * shape.query_heads * shape.head_dim * _QUERY_ITEM_BYTES
+
+
 def segment_statistics_bytes(spec: KernelSpec) -> int:
     """Return the bytes of one segment's channel statistics in one layer."""
     return spec.kv_heads * spec.head_dim * _STATISTICS_ITEM_BYTES
@@ -137,8 +153,9 @@ def staging_bytes(shape: ModelShape, settings: Settings) -> int:
     widened = settings.block_rows * 2 * channels * _WIDENED_ITEM_BYTES
     keys = spec.segment_tokens * channels * _KEY_ITEM_BYTES
     return (
-        # Each buffer, and what is on its way into it from slots or from the read buffer.
-        2 * GATHER_BUFFERS * block
+        # Each buffer, what is on its way into it from slots or from the read buffer, and out of it
+        # into slots.
+        (2 * GATHER_BUFFERS + 1) * block
         + read
         + SPILL_BUFFERS * round_up(spill, PAGE_BYTES)
         + widened

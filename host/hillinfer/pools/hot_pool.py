@@ -3,17 +3,15 @@
 
 from __future__ import annotations
 
-import mmap
-
 import numpy as np
 from numpy.typing import NDArray
 
 from hillinfer.policies.pool_policy import PoolPolicy
-from hillinfer.storage.aligned_buffer import PAGE_BYTES, private_memory, round_up
-
-# What the two tables take for each slot, beside its row.
-SLOT_BYTES = 12
-_NOWHERE = -1
+from hillinfer.policies.row_history import RowHistory
+from hillinfer.pools.candidates import Candidates
+from hillinfer.pools.pool_moment import PoolMoment
+from hillinfer.pools.ranking import rank
+from hillinfer.pools.slot_table import NOWHERE, SlotTable
 
 
 class HotPool:
@@ -26,33 +24,32 @@ class HotPool:
     row_bytes
         Bytes of a row.
     most_rows
-        Slots that address space is reserved for; memory is taken as slots are used.
+        Slots that address space is reserved for.
     policy
-        Chooses whom to demote.
+        Ranks rows.
     """
 
     def __init__(self, row_bytes: int, most_rows: int, policy: PoolPolicy) -> None:
-        self._row_bytes = row_bytes
-        self._arenas = [private_memory(most_rows * size) for size in (row_bytes, 8, 4)]
-        self._item_bytes = (row_bytes, 8, 4)
-        self._rows = np.frombuffer(self._arenas[0], np.uint8, most_rows * row_bytes).reshape(
-            most_rows, row_bytes
-        )
-        self._row_of_slot = np.frombuffer(self._arenas[1], np.int64, most_rows)
-        self._last_used = np.frombuffer(self._arenas[2], np.int32, most_rows)
+        self._slots = SlotTable(most_rows, row_bytes)
         self._policy = policy
-        self._slot_of_row = np.full(0, _NOWHERE, np.int32)
+        self._slot_of_row = np.full(0, NOWHERE, np.int32)
         self._used = 0
 
     @property
     def used_rows(self) -> int:
-        """Slots that hold, or have held, a row: the memory this pool takes."""
+        """Slots this pool takes memory for."""
         return self._used
+
+    @property
+    def hot_rows(self) -> NDArray[np.int64]:
+        """Row numbers of all rows in the pool, in no order."""
+        rows = self._slots.rows[: self._used]
+        return np.asarray(rows[rows != NOWHERE])
 
     def cover(self, rows: int) -> None:
         """Make room in the table for row numbers below `rows`."""
         if rows > len(self._slot_of_row):
-            grown = np.full(rows, _NOWHERE, np.int32)
+            grown = np.full(rows, NOWHERE, np.int32)
             grown[: len(self._slot_of_row)] = self._slot_of_row
             self._slot_of_row = grown
 
@@ -64,66 +61,120 @@ class HotPool:
         self, slots: NDArray[np.int32], out: NDArray[np.uint8], places: NDArray[np.int64]
     ) -> None:
         """Copy rows from slots to places of `out`, uint8 of shape (any, row_bytes)."""
-        out[places] = self._rows[slots]
+        out[places] = self._slots.data[slots]
 
-    def touch(self, slots: NDArray[np.int32], step: int) -> None:
-        """Note that these slots were selected in this step."""
-        self._last_used[slots] = step
+    def note_hits(self, slots: NDArray[np.int32], counts: NDArray[np.uint16], step: int) -> None:
+        """Note that these slots were selected in this step, and what their hits are now."""
+        self._slots.last_selected[slots] = step
+        self._slots.counts[slots] = counts
 
-    def admit(
-        self, rows: NDArray[np.int64], source: NDArray[np.uint8], step: int, capacity: int
-    ) -> None:
-        """Promote rows, demoting as many as do not fit; rows used in this step stay.
+    def growth(self, candidates: int, capacity: int) -> int:
+        """Return by how many slots the pool would grow for so many candidates."""
+        room = min(capacity, len(self._slots.rows)) - self._used
+        free = int((self._slots.rows[: self._used] == NOWHERE).sum())
+        return max(0, min(room, candidates - free))
+
+    def grow(self, slots: int) -> None:
+        """Take more slots, free at first."""
+        self._slots.rows[self._used : self._used + slots] = NOWHERE
+        self._used += slots
+
+    def promote(
+        self, candidates: Candidates, moment: PoolMoment, settled_before: int
+    ) -> tuple[int, int]:
+        """Promote candidates into free slots and in place of rows that are worth less.
 
         Parameters
         ----------
-        rows
-            int64 row numbers, none of them hot; where they are too many, the last ones stay out.
-        source
-            uint8 of shape (rows, row_bytes).
-        step
-            The current step.
-        capacity
-            Slots this pool may use now.
-        """
-        capacity = min(capacity, len(self._rows))
-        free = np.flatnonzero(self._row_of_slot[: min(self._used, capacity)] == _NOWHERE)
-        grown = np.arange(self._used, min(max(self._used, capacity), self._used + len(rows)))
-        slots = np.concatenate([free, grown])[: len(rows)]
-        if len(slots) < len(rows):
-            settled = np.flatnonzero(self._row_of_slot[: min(self._used, capacity)] != _NOWHERE)
-            idle = settled[self._last_used[settled] < step]
-            wanted = min(len(rows) - len(slots), len(idle))
-            slots = np.concatenate(
-                [slots, idle[self._policy.victims(self._last_used[idle], wanted)]]
-            )
-        rows, source = rows[: len(slots)], source[: len(slots)]
-        used = max(self._used, int(slots.max(initial=-1)) + 1)
-        self._row_of_slot[self._used : used] = _NOWHERE
-        self._used = used
-        self._leave(slots)
-        self._rows[slots] = source
-        self._row_of_slot[slots] = rows
-        self._slot_of_row[rows] = slots
-        self._last_used[slots] = step
+        candidates
+            Rows of this layer; those that became hot meanwhile are left alone.
+        moment
+            For the ranking.
+        settled_before
+            Rows selected or written in this step or later stay: someone may be about to read
+            them.
 
-    def shrink(self, capacity: int) -> None:
-        """Demote the rows of all slots from `capacity` on and give their memory back."""
+        Returns
+        -------
+        How many rows were promoted, and how many were demoted for them.
+        """
+        slots = self._slots
+        cold = np.flatnonzero(self._slot_of_row[candidates.rows] == NOWHERE)
+        positions, counts = candidates.positions[cold], candidates.counts[cold]
+        stamps = np.full(len(cold), moment.step, np.int32)
+        keys = self._rank(positions, counts, stamps, moment)
+        best = np.argsort(keys)[::-1]
+        into = np.flatnonzero(slots.rows[: self._used] == NOWHERE)[: len(best)]
+        demoted = self._worse_than(keys[best[len(into) :]], moment, settled_before)
+        into = np.concatenate([into, demoted])
+        chosen = cold[best[: len(into)]]
+        self._leave(demoted)
+        slots.data[into] = candidates.source[candidates.places[chosen]]
+        slots.rows[into] = candidates.rows[chosen]
+        slots.positions[into] = candidates.positions[chosen]
+        slots.counts[into] = candidates.counts[chosen]
+        slots.last_selected[into] = moment.step
+        self._slot_of_row[candidates.rows[chosen]] = into
+        return len(into), len(demoted)
+
+    def shrink(self, capacity: int, moment: PoolMoment) -> int:
+        """Demote all but the best `capacity` rows, give their memory back, and say how many."""
         if capacity >= self._used:
-            return
-        self._leave(np.arange(capacity, self._used))
+            return 0
+        slots = self._slots
+        settled = np.flatnonzero(slots.rows[: self._used] != NOWHERE)
+        keys = self._keys(settled, moment)
+        demoted = settled[np.argsort(keys)[: max(0, len(settled) - capacity)]]
+        self._leave(demoted)
+        # Those that stay move together below the new end.
+        occupied = slots.rows[: self._used] != NOWHERE
+        sources = capacity + np.flatnonzero(occupied[capacity:])
+        targets = np.flatnonzero(~occupied[:capacity])[: len(sources)]
+        slots.move(sources, targets)
+        self._slot_of_row[slots.rows[targets]] = targets
         self._used = capacity
-        for arena, size in zip(self._arenas, self._item_bytes, strict=True):
-            first_page = round_up(capacity * size, PAGE_BYTES)
-            if first_page < len(arena):
-                arena.madvise(mmap.MADV_DONTNEED, first_page, len(arena) - first_page)
+        slots.give_back(capacity)
+        return len(demoted)
 
     def forget(self, first_row: int, last_row: int) -> None:
         """Drop the rows of first_row <= row < last_row, whose groups are free again."""
         slots = self._slot_of_row[first_row:last_row]
-        self._leave(slots[slots != _NOWHERE])
+        self._leave(slots[slots != NOWHERE])
+
+    def _worse_than(
+        self, keys: NDArray[np.int64], moment: PoolMoment, settled_before: int
+    ) -> NDArray[np.int64]:
+        """Return the slots that give way to rows of the given keys, which fall."""
+        slots = self._slots
+        if not len(keys):
+            return np.zeros(0, np.int64)
+        at_rest = np.flatnonzero(
+            (slots.rows[: self._used] != NOWHERE)
+            & (slots.last_selected[: self._used] < settled_before)
+        )
+        own = self._keys(at_rest, moment)
+        worst = np.argsort(own)[: len(keys)]
+        giving_way = own[worst] < keys[: len(worst)]
+        # Own keys rise and the others fall, so once one stays all after it do.
+        return at_rest[worst[giving_way]]
+
+    def _keys(self, slots: NDArray[np.int64], moment: PoolMoment) -> NDArray[np.int64]:
+        table = self._slots
+        return self._rank(
+            table.positions[slots], table.counts[slots], table.last_selected[slots], moment
+        )
+
+    def _rank(
+        self,
+        positions: NDArray[np.int32],
+        counts: NDArray[np.uint16],
+        last_selected: NDArray[np.int32],
+        moment: PoolMoment,
+    ) -> NDArray[np.int64]:
+        rows = RowHistory(positions, counts, last_selected, moment.length, moment.alpha)
+        return rank(self._policy, rows, moment)
 
     def _leave(self, slots: NDArray[np.integer]) -> None:
-        rows = self._row_of_slot[slots]
-        self._slot_of_row[rows[rows != _NOWHERE]] = _NOWHERE
-        self._row_of_slot[slots] = _NOWHERE
+        rows = self._slots.rows[slots]
+        self._slot_of_row[rows[rows != NOWHERE]] = NOWHERE
+        self._slots.rows[slots] = NOWHERE

@@ -3,20 +3,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
 import numpy as np
 from numpy.typing import NDArray
 
 from hillinfer.model_shape import ModelShape
 from hillinfer.policies.pool_policy import PoolPolicy
 from hillinfer.pools.accountant import Accountant, Part
-from hillinfer.pools.hot_pool import SLOT_BYTES, HotPool
+from hillinfer.pools.candidates import Candidates
+from hillinfer.pools.hit_rate_table import HitRateTable
+from hillinfer.pools.hot_pool import HotPool
+from hillinfer.pools.layer_shares import LayerShares
+from hillinfer.pools.pool_moment import PoolMoment
+from hillinfer.pools.slot_table import SLOT_BYTES
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
 TABLE_GROWTH_ROWS = 4096
+Exchange = Future[tuple[int, int]]
 
 
 class HotPools:
-    """One hot pool per layer, all of the same size, giving way to whatever else M0 must hold.
+    """One hot pool per layer, giving way to whatever else M0 must hold.
+
+    Promotion runs in a thread of its own, a layer at a time; `settle` waits for it.
 
     Parameters
     ----------
@@ -25,23 +36,35 @@ class HotPools:
     accountant
         Counts the memory and says how much is left.
     policy
-        Chooses whom to demote.
+        Ranks rows.
+    shares
+        How the memory is divided among the layers.
     """
 
-    def __init__(self, shape: ModelShape, accountant: Accountant, policy: PoolPolicy) -> None:
+    def __init__(
+        self,
+        shape: ModelShape,
+        accountant: Accountant,
+        policy: PoolPolicy,
+        shares: LayerShares,
+    ) -> None:
         self._shape = shape
         self._accountant = accountant
+        self._shares = shares
         self._tails_bytes = 0
         self._covered_rows = 0
         self._slot_bytes = shape.row_bytes + SLOT_BYTES
-        most_rows = max(0, accountant.bytes_for_hot_rows // (shape.layers * self._slot_bytes))
+        most_rows = int(self._slots_in_all() / shape.layers * shares.largest)
         self.layers = [HotPool(shape.row_bytes, most_rows, policy) for _ in range(shape.layers)]
+        self._moments = [PoolMoment(0, 0, 1.0, 0, 0)] * shape.layers
+        self._background = ThreadPoolExecutor(1, thread_name_prefix="hillinfer-pool")
+        self._under_way: list[list[Exchange]] = [[] for _ in range(shape.layers)]
         accountant.on_shortage(self._make_room)
 
-    def capacity(self) -> int:
-        """Slots each layer may use now."""
-        left = self._accountant.bytes_for_hot_rows - self._tails_bytes
-        return max(0, left // (self._shape.layers * self._slot_bytes))
+    def capacity(self, layer: int) -> int:
+        """Slots a layer may use now."""
+        # An equal share of a multiple is whole, whatever division made of it.
+        return int(self._slots_in_all() * self._shares.share(layer) + 1e-6)
 
     def cover(self, rows: int) -> None:
         """Make room in all tables for row numbers below `rows`."""
@@ -50,9 +73,29 @@ class HotPools:
         grown = -(-rows // TABLE_GROWTH_ROWS) * TABLE_GROWTH_ROWS
         added = (grown - self._covered_rows) * np.dtype(np.int32).itemsize
         self._accountant.take(Part.OTHER, added * self._shape.layers)
+        self.settle_all()
         for pool in self.layers:
             pool.cover(grown)
         self._covered_rows = grown
+
+    def cover_hits(self, hits: HitRateTable, layer: int, tokens: int) -> None:
+        """Make room in a hit-rate table for a layer's positions below `tokens`."""
+        added = hits.growth_bytes(layer, tokens)
+        if added:
+            # While it grows the old one is there as well.
+            old = hits.counts[layer].nbytes
+            self._accountant.take(Part.OTHER, added + old)
+            hits.cover(layer, tokens)
+            self._accountant.give(Part.OTHER, old)
+
+    def copy_hits(self, hits: HitRateTable) -> HitRateTable:
+        """Return a copy of a hit-rate table for a fork."""
+        self._accountant.take(Part.OTHER, hits.byte_count)
+        return hits.copy()
+
+    def give_hits(self, hits: HitRateTable) -> None:
+        """Count a hit-rate table as freed."""
+        self._accountant.give(Part.OTHER, hits.byte_count)
 
     def take_tail(self) -> None:
         """Count the open group of one more sequence; it lies beside the slots."""
@@ -70,23 +113,82 @@ class HotPools:
         self._tails_bytes -= size
         self._accountant.give(Part.HOT, size)
 
-    def admit(
-        self, layer: int, rows: NDArray[np.int64], source: NDArray[np.uint8], step: int
-    ) -> None:
-        """Promote rows of one layer (see HotPool.admit)."""
+    def promote(
+        self,
+        layer: int,
+        candidates: Candidates,
+        moment: PoolMoment,
+        settled_before: int,
+        done: Callable[[tuple[int, int]], None],
+    ) -> Exchange:
+        """Promote rows of one layer in the background (see HotPool.promote).
+
+        Parameters
+        ----------
+        layer, candidates, moment, settled_before
+            As there; the candidates' bytes must stay until it is done.
+        done
+            Called from the background thread with the rows promoted and demoted.
+        """
         pool = self.layers[layer]
-        before = pool.used_rows
-        pool.admit(rows, source, step, self.capacity())
-        self._accountant.take(Part.HOT, (pool.used_rows - before) * self._slot_bytes)
+        self._moments[layer] = moment
+        # The pool grows here, so that no other thread takes memory. How many slots are free is
+        # known once nothing is under way.
+        self.settle(layer)
+        grown = pool.growth(len(candidates), self.capacity(layer))
+        if grown:
+            self._accountant.take(Part.HOT, grown * self._slot_bytes)
+            pool.grow(grown)
+
+        def exchange() -> tuple[int, int]:
+            moved = pool.promote(candidates, moment, settled_before)
+            done(moved)
+            return moved
+
+        under_way = self._background.submit(exchange)
+        self._under_way[layer].append(under_way)
+        return under_way
+
+    def settle(self, layer: int) -> None:
+        """Wait until a layer's promotions are done; raise what went wrong."""
+        under_way, self._under_way[layer] = self._under_way[layer], []
+        for exchange in under_way:
+            exchange.result()
+
+    def when_settled(self, layer: int, done: Callable[[], None]) -> None:
+        """Call `done` from the background thread after what is under way in a layer."""
+        if self._under_way[layer]:
+            self._background.submit(done)
+        else:
+            done()
+
+    def settle_all(self) -> None:
+        """Wait until all promotions are done; raise what went wrong."""
+        for layer in range(len(self.layers)):
+            self.settle(layer)
+
+    def redistribute(self, misses: NDArray[np.int64]) -> None:
+        """Divide the memory anew after so many cold rows were wanted in each layer."""
+        self._shares.note_misses(misses)
+        self._make_room()
 
     def forget_group(self, group: int) -> None:
         """Drop a group's rows from all layers."""
+        self.settle_all()
         for pool in self.layers:
             pool.forget(group * GROUP_TOKENS, (group + 1) * GROUP_TOKENS)
 
+    def close(self) -> None:
+        """Stop the background thread."""
+        self._background.shutdown(cancel_futures=True)
+
+    def _slots_in_all(self) -> int:
+        left = self._accountant.bytes_for_hot_rows - self._tails_bytes
+        return max(0, left // self._slot_bytes)
+
     def _make_room(self) -> None:
-        capacity = self.capacity()
-        for pool in self.layers:
+        self.settle_all()
+        for layer, pool in enumerate(self.layers):
             before = pool.used_rows
-            pool.shrink(capacity)
+            pool.shrink(self.capacity(layer), self._moments[layer])
             self._accountant.give(Part.HOT, (before - pool.used_rows) * self._slot_bytes)

@@ -167,6 +167,7 @@ class ColdStore:
                 writeable=False,
             )
             out[places[batch.wanted]] = at_64[batch.row_offsets // 64]
+            self._counters.cold_reads += len(batch.byte_counts)
             self._counters.cold_read_bytes += int(batch.byte_counts.sum())
         self._counters.cold_useful_bytes += len(rows) * self._row_bytes
         self._counters.drive_wait_seconds += time.perf_counter() - started

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import numpy as np
@@ -11,44 +12,58 @@ from numpy.typing import NDArray
 
 from hillinfer.counters import Counters
 from hillinfer.pools.hot_pools import HotPools
+from hillinfer.pools.layer_step import LayerStep
+from hillinfer.pools.pool_keeper import PoolKeeper
 from hillinfer.storage.aligned_buffer import aligned_buffer
 from hillinfer.storage.cold_store import ColdStore
 from hillinfer.storage.sequence import Sequence
+
+_Gathered = tuple[NDArray[np.uint8], NDArray[np.int64]]
 
 
 class RowReader:
     """Gathers rows by position from tail, hot pool and drive, in blocks of a fixed size.
 
-    The next block is gathered while the caller computes on the one before.
+    The next block is gathered while the caller computes on the one before, and cold rows are
+    promoted from a block's buffer meanwhile.
 
     Parameters
     ----------
     store, pools
         Where full groups lie.
+    keeper
+        Promotes rows that were read.
     block_rows, row_bytes
         Size of a block.
     counters
         Where hot and cold rows are counted.
+    observe
+        Called with the entry of each layer and step, from any thread.
     """
 
     def __init__(
         self,
         store: ColdStore,
         pools: HotPools,
+        keeper: PoolKeeper,
         block_rows: int,
         row_bytes: int,
         counters: Counters,
+        observe: Callable[[LayerStep], None],
     ) -> None:
         self._store = store
         self._pools = pools
+        self._keeper = keeper
         self._block_rows = block_rows
         self._counters = counters
+        self._observe = observe
         self._buffers = [
             aligned_buffer(block_rows * row_bytes)[: block_rows * row_bytes].reshape(-1, row_bytes)
             for _ in range(2)
         ]
+        self._promoting: list[Future[tuple[int, int]] | None] = [None, None]
         self._ahead = ThreadPoolExecutor(1, thread_name_prefix="hillinfer-gather")
-        self._upcoming: Future[NDArray[np.int64]] | None = None
+        self._upcoming: Future[_Gathered] | None = None
 
     def stream(
         self, layer: int, sequence: Sequence, positions: NDArray[np.int64]
@@ -62,7 +77,8 @@ class RowReader:
         positions
             int64 logical positions, ascending.
         """
-        for _, rows, _ in self._blocks(layer, sequence, positions):
+        self._pools.settle(layer)
+        for _, _, (rows, _) in self._blocks(layer, sequence, positions):
             yield rows
 
     def fetch(
@@ -72,16 +88,25 @@ class RowReader:
 
         Parameters as in `stream`; `step` is the decode step, which hot rows are stamped with.
         """
-        settled = positions[positions < sequence.tail_start(layer)]
-        pool = self._pools.layers[layer]
-        slots = pool.slots(sequence.rows(settled))
-        pool.touch(slots[slots >= 0], step)
-        for block, rows, cold in self._blocks(layer, sequence, positions):
-            self._counters.hot_rows_read += len(block) - len(cold)
-            self._counters.cold_rows_read += len(cold)
-            yield block, rows
+        self._keeper.begin_reading(layer, sequence, positions, step)
+        entry = LayerStep(step, layer, sequence.lengths[layer])
+        reads, read_bytes = self._counters.cold_reads, self._counters.cold_read_bytes
+        started = time.perf_counter()
+        for which, block, (rows, cold) in self._blocks(layer, sequence, positions):
+            entry.wait_seconds += time.perf_counter() - started
+            entry.hot_rows += len(block) - len(cold)
+            entry.cold_rows += len(cold)
             if len(cold):
-                self._pools.admit(layer, sequence.rows(block[cold]), rows[cold], step)
+                self._promoting[which] = self._keeper.offer_read(
+                    entry, sequence, block[cold], rows, cold
+                )
+            yield block, rows
+            started = time.perf_counter()
+        self._counters.hot_rows_read += entry.hot_rows
+        self._counters.cold_rows_read += entry.cold_rows
+        entry.reads = self._counters.cold_reads - reads
+        entry.read_bytes = self._counters.cold_read_bytes - read_bytes
+        self._pools.when_settled(layer, lambda: self._observe(entry))
 
     def close(self) -> None:
         """Stop the gathering thread."""
@@ -89,7 +114,7 @@ class RowReader:
 
     def _blocks(
         self, layer: int, sequence: Sequence, positions: NDArray[np.int64]
-    ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.uint8], NDArray[np.int64]]]:
+    ) -> Iterator[tuple[int, NDArray[np.int64], _Gathered]]:
         starts = range(0, len(positions), self._block_rows)
         blocks = [positions[start : start + self._block_rows] for start in starts]
         if not blocks:
@@ -97,37 +122,35 @@ class RowReader:
         # A stream that was left in the middle may still be gathering into these buffers.
         if self._upcoming is not None:
             wait([self._upcoming])
-        cold = self._gather(layer, sequence, blocks[0], self._buffers[0])
+        gathered = self._gather(layer, sequence, blocks[0], 0)
         for i, block in enumerate(blocks):
             upcoming = self._upcoming = (
-                self._ahead.submit(
-                    self._gather, layer, sequence, blocks[i + 1], self._buffers[(i + 1) % 2]
-                )
+                self._ahead.submit(self._gather, layer, sequence, blocks[i + 1], (i + 1) % 2)
                 if i + 1 < len(blocks)
                 else None
             )
             try:
-                # The consumer may promote rows meanwhile: this step's hot rows keep their slots.
-                yield block, self._buffers[i % 2][: len(block)], cold
+                # Rows may be promoted meanwhile: this step's hot rows keep their slots.
+                yield i % 2, block, gathered
             finally:
                 if upcoming is not None:
-                    cold = upcoming.result()
+                    gathered = upcoming.result()
 
     def _gather(
-        self,
-        layer: int,
-        sequence: Sequence,
-        positions: NDArray[np.int64],
-        out: NDArray[np.uint8],
-    ) -> NDArray[np.int64]:
-        """Copy rows into `out` and return which of them came from the drive."""
+        self, layer: int, sequence: Sequence, positions: NDArray[np.int64], which: int
+    ) -> _Gathered:
+        """Copy rows into a buffer and return it and which of them came from the drive."""
+        promoting, self._promoting[which] = self._promoting[which], None
+        if promoting is not None:
+            wait([promoting])
+        out = self._buffers[which][: len(positions)]
         tail_start = sequence.tail_start(layer)
         settled = int(np.searchsorted(positions, tail_start))
-        out[settled : len(positions)] = sequence.tails[layer][positions[settled:] - tail_start]
+        out[settled:] = sequence.tails[layer][positions[settled:] - tail_start]
         rows = sequence.rows(positions[:settled])
         slots = self._pools.layers[layer].slots(rows)
         hot = np.flatnonzero(slots >= 0)
         self._pools.layers[layer].copy_out(slots[hot], out, hot)
         cold = np.flatnonzero(slots < 0)
         self._store.read_rows(layer, rows[cold], out, cold)
-        return cold
+        return out, cold

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from hillinfer.pools.hit_rate_table import HitRateTable
 from hillinfer.storage.segment import Segment
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
@@ -31,6 +33,10 @@ class Sequence:
         self.groups: list[int] = []
         self.tails = np.zeros((layers, GROUP_TOKENS, row_bytes), np.uint8)
         self.segments: list[Segment] = []
+        self.hits = HitRateTable(layers)
+        # Queries of the last prefill tokens, float32 (queries, query_heads, head_dim), until what
+        # they select is counted.
+        self.observed: list[torch.Tensor | None] = [None] * layers
 
     def tail_start(self, layer: int) -> int:
         """Return the position of the open group's first token in a layer."""

@@ -26,7 +26,7 @@ from hillinfer.errors import BudgetError
 from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.pools.accountant import Part
 from hillinfer.pools.budget_plan import BudgetPlan, staging_bytes
-from hillinfer.pools.hot_pool import SLOT_BYTES
+from hillinfer.pools.slot_table import SLOT_BYTES
 from hillinfer.runtime import Runtime
 from hillinfer.settings import Settings
 

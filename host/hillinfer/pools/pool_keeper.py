@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bidirectional KV pools: what is promoted, what is demoted, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hillinfer.counters import Counters
+from hillinfer.policies.pool_policy import PoolPolicy
+from hillinfer.pools.candidates import Candidates
+from hillinfer.pools.hot_pools import HotPools
+from hillinfer.pools.layer_step import LayerStep
+from hillinfer.pools.pool_moment import PoolMoment
+from hillinfer.settings import Settings
+
+if TYPE_CHECKING:
+    from hillinfer.storage.sequence import Sequence
+
+REDISTRIBUTION_STEPS = 16
+
+
+class PoolKeeper:
+    """Keeps hit-rate tables and moves rows between the pools (HillInfer section 4.2, BKP).
+
+    Every row in a full group is on the drive, so a cold row is promoted by keeping the copy that
+    attention has just read, and a hot one demoted by forgetting its copy.
+
+    Parameters
+    ----------
+    pools
+        The hot pools.
+    policy
+        Tallies hits and ranks rows.
+    settings
+        α and the kept tokens.
+    counters
+        Where moves are counted.
+    """
+
+    def __init__(
+        self, pools: HotPools, policy: PoolPolicy, settings: Settings, counters: Counters
+    ) -> None:
+        self._pools = pools
+        self._policy = policy
+        self._settings = settings
+        self._counters = counters
+        self._misses = np.zeros(len(pools.layers), np.int64)
+        self._redistributed_in = 0
+
+    @property
+    def observed_queries(self) -> int:
+        """How many of the last prefill queries the policy wants to see selections of."""
+        return self._policy.observed_queries
+
+    def begin_step(self, step: int) -> None:
+        """Divide the memory among layers anew, every 16 steps."""
+        if step - self._redistributed_in >= REDISTRIBUTION_STEPS:
+            self._pools.redistribute(self._misses)
+            self._misses[:] = 0
+            self._redistributed_in = step
+
+    def tally(self, layer: int, sequence: Sequence, selected: NDArray[np.int64]) -> None:
+        """Bring the hit-rate table up to date with a selected set, int64 positions."""
+        self._pools.cover_hits(sequence.hits, layer, sequence.lengths[layer])
+        self._policy.tally(sequence.hits.counts[layer], selected)
+
+    def begin_reading(
+        self, layer: int, sequence: Sequence, selected: NDArray[np.int64], step: int
+    ) -> None:
+        """Count a selected set as hits, and keep its hot rows where they are until they are read.
+
+        Parameters
+        ----------
+        layer, sequence
+            Whose rows.
+        selected
+            int64 positions, ascending.
+        step
+            The current step.
+        """
+        self.tally(layer, sequence, selected)
+        self._pools.settle(layer)
+        settled = selected[selected < sequence.tail_start(layer)]
+        pool = self._pools.layers[layer]
+        slots = pool.slots(sequence.rows(settled))
+        hot = slots >= 0
+        pool.note_hits(slots[hot], sequence.hits.counts[layer][settled[hot]], step)
+
+    def offer_read(
+        self,
+        entry: LayerStep,
+        sequence: Sequence,
+        positions: NDArray[np.int64],
+        source: NDArray[np.uint8],
+        places: NDArray[np.int64],
+    ) -> Future[tuple[int, int]]:
+        """Let rows that were cold become hot, in the background.
+
+        Parameters
+        ----------
+        entry
+            Of the timeline; learns how many rows were moved.
+        sequence
+            Whose rows.
+        positions
+            int64, in full groups.
+        source, places
+            uint8 of shape (any, row_bytes), and where in it each row lies; to be left alone until
+            the returned future is done.
+        """
+
+        def note(moved: tuple[int, int]) -> None:
+            entry.promoted += moved[0]
+            entry.demoted += moved[1]
+            self._counters.promoted_rows += moved[0]
+            self._counters.demoted_rows += moved[1]
+
+        self._misses[entry.layer] += len(positions)
+        return self._offer(
+            entry.layer, sequence, positions, source, places, entry.step, entry.step, note
+        )
+
+    def offer_written(
+        self,
+        layer: int,
+        sequence: Sequence,
+        positions: NDArray[np.int64],
+        source: NDArray[np.uint8],
+        step: int,
+    ) -> None:
+        """Let rows of groups that have just become full be hot, before their buffer is reused.
+
+        Consecutive steps mostly select recent tokens, so these are worth offering. They were in
+        DRAM all the time and are not counted as promoted.
+
+        Parameters as in `offer_read`.
+        """
+        places = np.arange(len(positions))
+        self._pools.cover_hits(sequence.hits, layer, int(positions[-1]) + 1)
+        # Nobody reads now, so rows of this very step may give way too.
+        self._offer(layer, sequence, positions, source, places, step, step + 1, _ignore).result()
+
+    def _offer(
+        self,
+        layer: int,
+        sequence: Sequence,
+        positions: NDArray[np.int64],
+        source: NDArray[np.uint8],
+        places: NDArray[np.int64],
+        step: int,
+        settled_before: int,
+        done: Callable[[tuple[int, int]], None],
+    ) -> Future[tuple[int, int]]:
+        settings = self._settings
+        candidates = Candidates(
+            rows=sequence.rows(positions),
+            positions=positions.astype(np.int32),
+            counts=sequence.hits.counts[layer][positions],
+            source=source,
+            places=places,
+        )
+        moment = PoolMoment(
+            step=step,
+            length=max(sequence.lengths[layer], int(positions[-1]) + 1),
+            alpha=settings.alpha,
+            kept_sinks=settings.kept_sinks,
+            kept_recent=settings.kept_recent,
+        )
+        return self._pools.promote(layer, candidates, moment, settled_before, done)
+
+
+def _ignore(moved: tuple[int, int]) -> None:
+    """Count nothing."""
