@@ -24,7 +24,9 @@ from hillinfer.settings import Settings
 from hillinfer.statistics import CacheStatistics
 from hillinfer.storage.aligned_buffer import round_up
 from hillinfer.storage.cold_store import ColdStore
+from hillinfer.storage.drive_calls import DriveCalls
 from hillinfer.storage.group_table import GroupTable
+from hillinfer.storage.leftovers import sweep
 from hillinfer.storage.row_layout import RowLayout
 from hillinfer.storage.row_reader import RowReader
 from hillinfer.storage.sequence import Sequence
@@ -47,6 +49,8 @@ class Runtime:
         M0.
     cold_dir
         Directory of the cold pool.
+    calls
+        How the drive is reached; the operating system itself where None.
 
     Raises
     ------
@@ -57,7 +61,12 @@ class Runtime:
     """
 
     def __init__(
-        self, shape: ModelShape, settings: Settings, budget_bytes: int, cold_dir: Path
+        self,
+        shape: ModelShape,
+        settings: Settings,
+        budget_bytes: int,
+        cold_dir: Path,
+        calls: DriveCalls | None = None,
     ) -> None:
         self.shape = shape
         self.settings = settings
@@ -69,12 +78,14 @@ class Runtime:
         scorer = make_scorer(settings.device, self._spec, settings.scope)
         self._score_bytes = 0
         self._pools = HotPools(shape, self._accountant, LeastRecentlyUsed())
+        sweep(cold_dir, calls)
         self._store = ColdStore(
             cold_dir,
             shape,
             settings.block_rows * shape.row_bytes,
             settings.io_threads,
             self.counters,
+            calls,
         )
         self._reader = RowReader(
             self._store, self._pools, settings.block_rows, shape.row_bytes, self.counters
