@@ -30,7 +30,9 @@ from hillinfer.settings import Settings
 from hillinfer.statistics import CacheStatistics
 from hillinfer.storage.aligned_buffer import round_up
 from hillinfer.storage.cold_store import ColdStore
+from hillinfer.storage.drive_calls import DriveCalls
 from hillinfer.storage.group_table import GroupTable
+from hillinfer.storage.leftovers import sweep
 from hillinfer.storage.row_layout import RowLayout
 from hillinfer.storage.row_reader import RowReader
 from hillinfer.storage.sequence import Sequence
@@ -59,6 +61,8 @@ class Runtime:
         Directory of the cold pool.
     observe
         Called with what happened to the pools of each layer and step, from any thread.
+    calls
+        How the drive is reached; the operating system itself where None.
 
     Raises
     ------
@@ -75,6 +79,7 @@ class Runtime:
         budget_bytes: int,
         cold_dir: Path,
         observe: Callable[[LayerStep], None] = _unseen,
+        calls: DriveCalls | None = None,
     ) -> None:
         self.shape = shape
         self.settings = settings
@@ -90,12 +95,14 @@ class Runtime:
             shape, self._accountant, policy, LayerShares(shape.layers, settings.pool_sizes)
         )
         self._keeper = PoolKeeper(self._pools, policy, settings, self.counters)
+        sweep(cold_dir, calls)
         self._store = ColdStore(
             cold_dir,
             shape,
             settings.block_rows * shape.row_bytes,
             settings.io_threads,
             self.counters,
+            calls,
         )
         self._reader = RowReader(
             self._store,

@@ -5,12 +5,18 @@ from __future__ import annotations
 
 import errno
 import os
-import tempfile
+from collections.abc import Callable
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
+from typing import TypeVar
 
 from hillinfer.errors import ColdPoolError
 from hillinfer.storage.aligned_buffer import PAGE_BYTES, aligned_buffer
+from hillinfer.storage.drive_calls import DriveCalls
+from hillinfer.storage.leftovers import ScratchPath
+
+Result = TypeVar("Result")
 
 
 class IOMode(StrEnum):
@@ -29,6 +35,10 @@ class ColdFile:
         An existing directory on the drive.
     mode
         Direct or buffered I/O; direct needs offsets, lengths and buffers aligned to 4,096 bytes.
+    label
+        What the file holds, for errors: `rows of layer 3`.
+    calls
+        How the drive is reached; the operating system itself where None.
 
     Raises
     ------
@@ -36,53 +46,104 @@ class ColdFile:
         Where the directory cannot hold a file.
     """
 
-    def __init__(self, directory: Path, mode: IOMode) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        mode: IOMode,
+        label: str = "rows",
+        calls: DriveCalls | None = None,
+    ) -> None:
         self._directory = directory
-        self._descriptor = _open_nameless(directory, os.O_DIRECT if mode is IOMode.DIRECT else 0)
+        self._label = label
+        self._mode = mode
+        self._calls = calls or DriveCalls()
+        self._unit = PAGE_BYTES if mode is IOMode.DIRECT else 1
+        self._length = 0
+        self._descriptor = _open_nameless(
+            directory, os.O_DIRECT if mode is IOMode.DIRECT else 0, self._calls
+        )
 
     def write(self, data: memoryview, offset: int) -> None:
-        """Write all of `data` at `offset`, or raise ColdPoolError naming what failed."""
-        done = 0
-        while done < len(data):
-            try:
-                written = os.pwrite(self._descriptor, data[done:], offset + done)
-            except OSError as error:
-                raise self._failure("write", len(data), offset, error) from error
-            if written == 0:
-                raise self._failure("write", len(data), offset, OSError(errno.EIO, "no progress"))
-            done += written
+        """Write all of `data` at `offset`, or raise ColdPoolError naming what failed.
+
+        One thread at a time.
+        """
+        # A file that was cut short and then written on would read as zeros in between.
+        self._check_length("write", len(data), offset)
+        self._transfer("write", self._calls.pwrite, data, offset)
+        if self._mode is IOMode.BUFFERED:
+            # A page that the kernel fails to write later is dropped, and would read as zeros.
+            self._attempt("write", len(data), offset, self._calls.fdatasync)
+        self._length = max(self._length, offset + len(data))
 
     def read(self, into: memoryview, offset: int) -> None:
         """Fill all of `into` from `offset`, or raise ColdPoolError naming what failed."""
-        done = 0
-        while done < len(into):
-            try:
-                count = os.preadv(self._descriptor, [into[done:]], offset + done)
-            except OSError as error:
-                raise self._failure("read", len(into), offset, error) from error
-            if count == 0:
-                raise self._failure("read", len(into), offset, OSError(errno.EIO, "file too short"))
-            done += count
+        self._transfer("read", self._calls.preadv, into, offset)
 
     def close(self) -> None:
         """Give the file's space back; harmless when done twice."""
         if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+            descriptor, self._descriptor = self._descriptor, -1
+            # The descriptor is gone even where closing fails, and so is all that it stood for.
+            with suppress(OSError):
+                self._calls.close(descriptor)
 
-    def _failure(self, verb: str, count: int, offset: int, error: OSError) -> ColdPoolError:
+    def _transfer(
+        self,
+        verb: str,
+        call: Callable[[int, memoryview, int], int],
+        data: memoryview,
+        offset: int,
+    ) -> None:
+        done = reached = 0
+        while done < len(data):
+            try:
+                count = call(self._descriptor, data[done:], offset + done)
+            except InterruptedError:
+                continue
+            except OSError as error:
+                raise self._failure(verb, len(data), offset, reached, error) from error
+            if done + count <= reached:
+                self._check_length(verb, len(data), offset, reached)
+                stuck = OSError(errno.EIO, "no progress")
+                raise self._failure(verb, len(data), offset, reached, stuck)
+            reached = done + count
+            # Direct I/O may stop anywhere but must go on at a multiple of 4,096.
+            done = reached if reached == len(data) else reached // self._unit * self._unit
+
+    def _check_length(self, verb: str, count: int, offset: int, done: int = 0) -> None:
+        """Refuse to go on with a file that lost its end."""
+        is_read = verb == "read"
+        expected = max(self._length, offset + count) if is_read else self._length
+        length = self._attempt(verb, count, offset, self._calls.size)
+        if length < expected:
+            short = OSError(errno.EIO, f"the file is {length} bytes long and should be {expected}")
+            raise self._failure(verb, count, offset, done, short)
+
+    def _attempt(self, verb: str, count: int, offset: int, call: Callable[[int], Result]) -> Result:
+        while True:
+            try:
+                return call(self._descriptor)
+            except InterruptedError:
+                continue
+            except OSError as error:
+                raise self._failure(verb, count, offset, 0, error) from error
+
+    def _failure(
+        self, verb: str, count: int, offset: int, done: int, error: OSError
+    ) -> ColdPoolError:
         fix = (
             "free space on the drive or choose another --cold-dir"
             if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-            else "check the drive"
+            else "check the drive or choose another --cold-dir"
         )
         return ColdPoolError(
-            f"could not {verb} {count} bytes at {offset} of the cold pool in "
-            f"{self._directory}: {error.strerror}; {fix}"
+            f"could not {verb} {count} bytes at {offset} of {self._label} of the cold pool in "
+            f"{self._directory} ({done} bytes done): {error.strerror}; {fix}"
         )
 
 
-def probe_io_mode(directory: Path) -> IOMode:
+def probe_io_mode(directory: Path, calls: DriveCalls | None = None) -> IOMode:
     """Write and read one block with direct I/O and say whether the directory allows it.
 
     Raises
@@ -94,7 +155,7 @@ def probe_io_mode(directory: Path) -> IOMode:
     block[:4] = b"HILL"
     for mode in IOMode:
         try:
-            file = ColdFile(directory, mode)
+            file = ColdFile(directory, mode, "a block to try", calls)
         except ColdPoolError:
             if mode is IOMode.BUFFERED:
                 raise
@@ -112,21 +173,20 @@ def probe_io_mode(directory: Path) -> IOMode:
     raise AssertionError("unreachable: buffered I/O either works or raises")
 
 
-def _open_nameless(directory: Path, extra_flags: int) -> int:
-    flags = os.O_RDWR | os.O_CLOEXEC | extra_flags
+def _open_nameless(directory: Path, extra_flags: int, calls: DriveCalls) -> int:
+    flags = os.O_RDWR | extra_flags
     try:
-        return os.open(directory, flags | os.O_TMPFILE, 0o600)
+        return calls.open(directory, flags | os.O_TMPFILE)
     except OSError as error:
         if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
             raise _unusable(directory, error) from error
     # Some file systems know no nameless files: name one and take the name away at once.
     try:
-        named, name = tempfile.mkstemp(prefix="hillinfer-", dir=directory)
+        named = ScratchPath.make_file(directory, calls)
         try:
-            return os.open(name, flags)
+            return calls.open(named.path, flags | os.O_NOFOLLOW)
         finally:
-            Path(name).unlink()
-            os.close(named)
+            named.remove()
     except OSError as error:
         raise _unusable(directory, error) from error
 

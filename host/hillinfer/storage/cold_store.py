@@ -19,6 +19,7 @@ from hillinfer.errors import ColdPoolError
 from hillinfer.model_shape import ModelShape
 from hillinfer.storage.aligned_buffer import PAGE_BYTES, aligned_buffer
 from hillinfer.storage.cold_file import ColdFile, IOMode, probe_io_mode
+from hillinfer.storage.drive_calls import DriveCalls
 from hillinfer.storage.read_plan import ReadBatch, plan_reads
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
@@ -46,6 +47,8 @@ class ColdStore:
         Reads in flight.
     counters
         Where bytes and waits are counted.
+    calls
+        How the drive is reached; the operating system itself where None.
     """
 
     def __init__(
@@ -55,12 +58,14 @@ class ColdStore:
         read_buffer_bytes: int,
         io_threads: int,
         counters: Counters,
+        calls: DriveCalls | None = None,
     ) -> None:
-        self.io_mode: IOMode = probe_io_mode(directory)
+        self.io_mode: IOMode = probe_io_mode(directory, calls)
         with ExitStack() as opened:
             self._files: list[ColdFile] = []
-            for _ in range(shape.layers):
-                self._files.append(ColdFile(directory, self.io_mode))
+            for layer in range(shape.layers):
+                label = f"rows of layer {layer}"
+                self._files.append(ColdFile(directory, self.io_mode, label, calls))
                 opened.callback(self._files[-1].close)
             opened.pop_all()
         self._row_bytes = shape.row_bytes

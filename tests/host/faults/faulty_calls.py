@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Drives that fail on purpose: at one call, or at every call of a kind."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from hillinfer.storage.drive_calls import DriveCalls
+
+KINDS = tuple(name for name in vars(DriveCalls) if not name.startswith("_"))
+
+
+class Fault(StrEnum):
+    """How a call goes wrong."""
+
+    EIO = "EIO"
+    ENOSPC = "ENOSPC"
+    EDQUOT = "EDQUOT"
+    EINTR = "EINTR"
+    SHORT = "short"
+    ODD = "odd"
+    NOTHING = "nothing"
+    DELAY = "delay"
+
+
+# What a file system may do to each call.
+_ERRORS = (Fault.EIO, Fault.EINTR, Fault.DELAY)
+_SPACE = (Fault.ENOSPC, Fault.EDQUOT)
+_PARTS = (Fault.SHORT, Fault.ODD, Fault.NOTHING)
+FAULTS: dict[str, tuple[Fault, ...]] = {
+    "open": (Fault.EIO, *_SPACE, Fault.DELAY),
+    "close": (Fault.EIO, Fault.ENOSPC, Fault.DELAY),
+    "pwrite": (*_ERRORS, *_SPACE, *_PARTS),
+    "preadv": (*_ERRORS, *_PARTS),
+    "size": (Fault.EIO, Fault.DELAY),
+    "fsync": (*_ERRORS, *_SPACE),
+    "fdatasync": (*_ERRORS, *_SPACE),
+    "lock": (Fault.EIO, Fault.DELAY),
+    "mkdir": (Fault.EIO, *_SPACE, Fault.DELAY),
+    "link": (Fault.EIO, *_SPACE, Fault.DELAY),
+    "rename": (Fault.EIO, *_SPACE, Fault.DELAY),
+    "unlink": (Fault.EIO, Fault.DELAY),
+    "rmdir": (Fault.EIO, Fault.DELAY),
+}
+# After these a run must give the right tokens; after the others it may end with a clear error.
+HARMLESS = frozenset({Fault.EINTR, Fault.SHORT, Fault.ODD, Fault.DELAY})
+
+
+@dataclass(frozen=True)
+class Injection:
+    """One fault at one call.
+
+    Parameters
+    ----------
+    kind
+        Name of a method of `DriveCalls`.
+    index
+        Which call of that kind, from 0; every one where None.
+    fault
+        What happens to it.
+    """
+
+    kind: str
+    index: int | None
+    fault: Fault
+
+
+class FaultyCalls(DriveCalls):
+    """The operating system, with one thing that goes wrong; counts the calls of each kind.
+
+    Parameters
+    ----------
+    injection
+        What goes wrong; None only counts.
+    delay_seconds
+        How long a delayed call takes.
+    """
+
+    def __init__(self, injection: Injection | None = None, delay_seconds: float = 0.05) -> None:
+        self.counts: Counter[str] = Counter()
+        self.hits = 0
+        self._injection = injection
+        self._delay_seconds = delay_seconds
+        self._counting = threading.Lock()
+
+    def _goes_wrong(self, kind: str) -> Fault | None:
+        with self._counting:
+            index = self.counts[kind]
+            self.counts[kind] += 1
+            injection = self._injection
+            if injection is None or injection.kind != kind:
+                return None
+            # An interrupted call is made again: every one at once would go on for ever.
+            if injection.index is None and injection.fault is Fault.EINTR and index % 2:
+                return None
+            if injection.index not in (None, index):
+                return None
+            self.hits += 1
+            return injection.fault
+
+
+def _with_faults(kind: str) -> Callable[..., Any]:
+    real = getattr(DriveCalls, kind)
+
+    @functools.wraps(real)
+    def call(self: FaultyCalls, *args: Any) -> Any:
+        fault = self._goes_wrong(kind)
+        if fault is None:
+            return real(self, *args)
+        if fault is Fault.DELAY:
+            time.sleep(self._delay_seconds)
+            return real(self, *args)
+        if fault is Fault.NOTHING:
+            return 0
+        if fault in (Fault.SHORT, Fault.ODD):
+            descriptor, data, offset = args
+            # Where every transfer is short, each must still get a page further.
+            unit = 512 if self._injection.index is not None else 4096
+            half = max(unit, len(data) // 2 // unit * unit)
+            return _part(kind, descriptor, data, offset, half - (fault is Fault.ODD))
+        if kind == "close":
+            # The system closes the descriptor and tells of an earlier failure.
+            real(self, *args)
+        number = getattr(errno, fault.value)
+        raise OSError(number, os.strerror(number))
+
+    return call
+
+
+def _part(kind: str, descriptor: int, data: memoryview, offset: int, count: int) -> int:
+    """Move the first bytes only, through the page cache, which takes any count."""
+    own = os.open(f"/proc/self/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
+    try:
+        if kind == "pwrite":
+            return os.pwrite(own, data[:count], offset)
+        return os.preadv(own, [data[:count]], offset)
+    finally:
+        if kind == "pwrite":
+            os.fsync(own)
+        os.close(own)
+
+
+for _kind in KINDS:
+    setattr(FaultyCalls, _kind, _with_faults(_kind))
