@@ -24,3 +24,7 @@ class ColdPoolError(HillInferError):
 
 class CacheUseError(HillInferError):
     """A cache was given something that does not continue what it holds."""
+
+
+class HillInferWarning(UserWarning):
+    """Something works, but not as well as a user may expect."""

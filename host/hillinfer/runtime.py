@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -37,6 +38,8 @@ from hillinfer.storage.row_layout import RowLayout
 from hillinfer.storage.row_reader import RowReader
 from hillinfer.storage.sequence import Sequence
 from hillinfer.storage.shadow_keeper import ShadowKeeper
+from hillinfer.storage.shadow_memory import ShadowMemory
+from hillinfer.storage.shadow_store import ShadowStore
 from hillinfer.storage.spill_queue import SpillQueue
 from hillinfer_model.errors import NonFiniteQueryError
 from hillinfer_model.kernel_spec import GROUP_TOKENS
@@ -63,6 +66,8 @@ class Runtime:
         Called with what happened to the pools of each layer and step, from any thread.
     calls
         How the drive is reached; the operating system itself where None.
+    shadow_limit_bytes
+        Most bytes of full shadows in DRAM; the others are on the drive.
 
     Raises
     ------
@@ -80,6 +85,7 @@ class Runtime:
         cold_dir: Path,
         observe: Callable[[LayerStep], None] = _unseen,
         calls: DriveCalls | None = None,
+        shadow_limit_bytes: int = sys.maxsize,
     ) -> None:
         self.shape = shape
         self.settings = settings
@@ -120,9 +126,13 @@ class Runtime:
             self.counters,
         )
         self._groups = GroupTable()
-        self._shadow = ShadowKeeper(
-            scorer, shape.layers, self._reader, self.layout, self._accountant
+        self._shadow_store = ShadowStore(
+            cold_dir, self._store.io_mode, self._spec, settings.io_threads, calls
         )
+        shadow_memory = ShadowMemory(
+            self._shadow_store, self._spec, shadow_limit_bytes, self._accountant, self.counters
+        )
+        self._shadow = ShadowKeeper(scorer, shape.layers, self._reader, self.layout, shadow_memory)
         self._attention = RowAttention(
             self._reader, self.layout, settings.block_rows, self.counters
         )
@@ -369,6 +379,7 @@ class Runtime:
             self._reader.close()
             self._pools.close()
             self._store.close()
+            self._shadow_store.close()
 
     @property
     def _observed_bytes(self) -> int:

@@ -13,6 +13,8 @@ from hillinfer.errors import SettingsError
 from hillinfer.pools.layer_shares import PoolSizes
 from hillinfer_model.choices import KeyMode, Rule, Scope
 
+AUTO = "auto"
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -29,7 +31,8 @@ class Settings:
     rule, scope
         How a token is scored and what shares one selected set.
     shadow
-        Number format of the key shadow; `KeyMode.FP16` needs a device that holds rows.
+        Number format of the key shadow; None (text: `auto`) for the widest that leaves half the
+        budget for rows. `KeyMode.FP16` needs a device that holds rows.
     kept_sinks, kept_recent
         Tokens that are always selected: the first and the most recent ones.
     max_selected
@@ -62,7 +65,7 @@ class Settings:
     alpha: float = 0.1
     rule: Rule = Rule.WEIGHT_SUM
     scope: Scope = Scope.LAYER
-    shadow: KeyMode = KeyMode.INT4
+    shadow: KeyMode | None = KeyMode.INT4
     kept_sinks: int = 4
     kept_recent: int = 32
     max_selected: int | None = None
@@ -93,6 +96,22 @@ class Settings:
                 raise SettingsError(f"{name}={getattr(self, name)} must be at least 1")
 
     @property
+    def key_mode(self) -> KeyMode:
+        """The shadow's format.
+
+        Raises
+        ------
+        SettingsError
+            Where it is still to be chosen.
+        """
+        if self.shadow is None:
+            raise SettingsError(
+                "shadow=auto needs the length of the context: call new_cache(expected_tokens=...), "
+                "or name a format: int8, int4 or int2"
+            )
+        return self.shadow
+
+    @property
     def kept_tokens(self) -> int:
         """Number of tokens that are always selected."""
         return self.kept_sinks + self.kept_recent
@@ -109,7 +128,9 @@ class Settings:
         for name, value in changes.items():
             if name not in known:
                 raise SettingsError(f"{name!r} is no setting: choose one of {', '.join(known)}")
-            if name in _CHOICES:
+            if name == "shadow" and value == AUTO:
+                changes[name] = None
+            elif name in _CHOICES and value is not None:
                 changes[name] = _choice(name, value)
             elif name == "dram_budget" and not isinstance(value, ByteSize):
                 changes[name] = ByteSize.parse(value)

@@ -28,6 +28,8 @@ class CacheStatistics:
     cold_read_bytes: int
     cold_useful_bytes: int
     cold_write_bytes: int
+    shadow_read_bytes: int
+    shadow_write_bytes: int
     hot_rows_read: int
     cold_rows_read: int
     promoted_rows: int

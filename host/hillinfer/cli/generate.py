@@ -20,7 +20,6 @@ from hillinfer.sampling import Sampling
 from hillinfer.settings import Settings
 
 _AUTO = "auto"
-_AUTO_SHADOW = "int4"
 _DEFAULTS = Settings()
 
 
@@ -99,7 +98,7 @@ def generate(
         kept_recent=kept_recent,
         rule=rule,
         scope=scope,
-        shadow=_AUTO_SHADOW if shadow == _AUTO else shadow,
+        shadow=shadow,
         cold_dir=cold_dir,
         device=device,
         block_rows=block_rows,

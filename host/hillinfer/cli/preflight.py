@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hillinfer.byte_size import format_bytes
 from hillinfer.cli.generate_request import Asking, Compare, GenerateRequest
@@ -15,9 +15,13 @@ from hillinfer.machine.drive import DriveFacts
 from hillinfer.models.capacity import Capacity
 from hillinfer.models.context_needs import ContextNeeds
 from hillinfer.models.loader import ModelOutline
-from hillinfer.pools.budget_plan import kernel_spec, segment_statistics_bytes
+from hillinfer.policies.pool_policies import make_pool_policy
+from hillinfer.pools.budget_plan import hit_bytes, kernel_spec, observed_bytes
 from hillinfer.prompt import DocumentPrompt, PromptError
 from hillinfer.settings import Settings
+from hillinfer.storage.shadow_memory import statistics_bytes
+from hillinfer.storage.shadow_store import shadow_bytes
+from hillinfer_model.choices import KeyMode
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
 _INTERACTIVE_QUESTION_TOKENS = 512
@@ -69,7 +73,7 @@ def check_run(
     check_model(outline.skeleton)
     make_scorer(
         request.settings.device,
-        kernel_spec(outline.shape, request.settings),
+        kernel_spec(outline.shape, _named(request.settings)),
         request.settings.scope,
     )
     asks = bool(request.questions) or request.asking is Asking.INTERACTIVE
@@ -109,20 +113,33 @@ def check_run(
         f"{format_bytes(capacity.drive_bytes)} free drive; largest context that fits: "
         f"{needs.largest_context(capacity)} tokens (the model has {positions} positions)"
     )
+    choice = needs.choice(context)
+    if request.settings.shadow is None:
+        say(f"key shadow: {choice.settings.key_mode.value}, chosen for this budget")
+    if choice.warning:
+        say(f"hillinfer: warning: {choice.warning}")
     return CheckedRun(
         document_ids=document_ids,
         question_tokens=longest,
         context_tokens=context,
-        settings=needs.settings_for(context),
+        settings=choice.settings,
     )
 
 
 def _fork_bytes(request: GenerateRequest, outline: ModelOutline, document_tokens: int) -> int:
     """Return what a fork of the document's cache holds for itself."""
     shape = outline.shape
-    group = GROUP_TOKENS * shape.token_bytes
+    policy = make_pool_policy(request.settings.pool_policy)
+    own = GROUP_TOKENS * shape.token_bytes + observed_bytes(shape, policy.observed_queries)
+    # The fork's hit-rate table; it grows with what the fork reads, a step at most.
+    own += hit_bytes(shape, document_tokens + 1)
     # An open segment is coded, and then copied by a fork, only when a single token is read.
     if (document_tokens - 1) % request.chunk_tokens:
-        return group
-    spec = kernel_spec(shape, request.settings)
-    return group + shape.layers * (spec.segment_bytes + segment_statistics_bytes(spec))
+        return own
+    spec = kernel_spec(shape, _named(request.settings))
+    return own + shape.layers * (shadow_bytes(spec) + statistics_bytes(spec))
+
+
+def _named(settings: Settings) -> Settings:
+    """Return settings with the widest shadow where none is named."""
+    return replace(settings, shadow=settings.shadow or KeyMode.INT8)

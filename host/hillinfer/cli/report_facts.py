@@ -41,7 +41,7 @@ def settings_facts(request: GenerateRequest, checked: CheckedRun) -> dict[str, A
         "alpha": settings.alpha,
         "rule": settings.rule.value,
         "scope": settings.scope.value,
-        "shadow": settings.shadow.value,
+        "shadow": settings.key_mode.value,
         "kept_sinks": settings.kept_sinks,
         "kept_recent": settings.kept_recent,
         "max_selected": settings.max_selected,

@@ -40,6 +40,11 @@ class SegmentShadow:
     shadow: NDArray[np.uint8]
     statistics: ChannelStatistics
 
+    @property
+    def on_drive(self) -> bool:
+        """Whether `shadow` is read when it is asked for, and valid until the next one is."""
+        return False
+
 
 class Scorer(Protocol):
     """Makes key shadows and scores them; one implementation per execution of the contract."""
@@ -98,6 +103,7 @@ class Scorer(Protocol):
             What the attention function multiplies inner products with.
         segments
             All segments of the sequence; their tokens together are N, this step's own included.
+            Shadows on the drive are to be asked for in this order and copied from at once.
 
         Raises
         ------

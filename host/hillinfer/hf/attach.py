@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -15,12 +16,13 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 
 from hillinfer.cold_dir import prepared_cold_dir
-from hillinfer.errors import SettingsError, UnsupportedFeatureError
+from hillinfer.errors import HillInferWarning, SettingsError, UnsupportedFeatureError
 from hillinfer.hf import attention
 from hillinfer.hf.cache import HillInferCache
 from hillinfer.hf.features import check_model, check_uses_interface, check_versions
 from hillinfer.model_shape import ModelShape
-from hillinfer.pools.budget_plan import BudgetPlan
+from hillinfer.pools.budget_plan import staging_bytes
+from hillinfer.pools.shadow_choice import ShadowChoice
 from hillinfer.runtime import Runtime
 from hillinfer.settings import Settings
 
@@ -79,21 +81,32 @@ class Attachment:
         BudgetError, ColdPoolError, SettingsError
             Where budget, cold directory or settings cannot work.
         """
-        settings = self.settings
         shape = ModelShape.from_config(self.model.config, self.model.dtype)
         if expected_tokens is None:
-            if settings.dram_budget.byte_count is None:
-                raise SettingsError(
-                    "a DRAM budget in percent needs new_cache(expected_tokens=...); or set "
-                    "dram_budget in bytes, like 2GiB"
-                )
-            budget_bytes = settings.dram_budget.byte_count
+            settings, budget_bytes, limit = self._without_length(shape)
         else:
-            plan = BudgetPlan.for_context(shape, settings, expected_tokens, sequences)
-            plan.check()
-            budget_bytes = plan.budget_bytes
+            choice = ShadowChoice.of(shape, self.settings, expected_tokens, sequences)
+            choice.plan.check()
+            if choice.warning:
+                warnings.warn(choice.warning, HillInferWarning, stacklevel=2)
+            settings, budget_bytes = choice.settings, choice.plan.budget_bytes
+            limit = choice.limit_bytes
         cold_dir: Path = prepared_cold_dir(settings.cold_dir)
-        return HillInferCache(Runtime(shape, settings, budget_bytes, cold_dir))
+        return HillInferCache(
+            Runtime(shape, settings, budget_bytes, cold_dir, shadow_limit_bytes=limit)
+        )
+
+    def _without_length(self, shape: ModelShape) -> tuple[Settings, int, int]:
+        """Return settings, budget and shadow limit of a cache of unknown length."""
+        settings = self.settings
+        if settings.dram_budget.byte_count is None:
+            raise SettingsError(
+                "a DRAM budget in percent needs new_cache(expected_tokens=...); or set "
+                "dram_budget in bytes, like 2GiB"
+            )
+        budget_bytes = settings.dram_budget.byte_count
+        # Half is left for rows, however long the context gets.
+        return settings, budget_bytes, max(0, budget_bytes // 2 - staging_bytes(shape, settings))
 
     def detach(self) -> None:
         """Leave the model as it was; harmless when done twice."""

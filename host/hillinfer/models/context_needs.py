@@ -13,6 +13,7 @@ from hillinfer.models.errors import FitError
 from hillinfer.models.footprint import Footprint
 from hillinfer.models.loader import ModelOutline
 from hillinfer.pools.budget_plan import BudgetPlan
+from hillinfer.pools.shadow_choice import WIDEST_FIRST, ShadowChoice
 from hillinfer.settings import Settings
 
 DEFAULT_BUDGET_SHARE = 0.25
@@ -29,8 +30,8 @@ class ContextNeeds:
     settings
         The budget in it is replaced by `budget`.
     budget
-        DRAM budget; None takes a quarter of the KV cache, or the least that works where that is
-        more.
+        DRAM budget; None takes a quarter of the KV cache, or the least that keeps the key shadow in
+        DRAM where that is more.
     loading_bytes, activation_bytes
         As in `Footprint`.
     ordinary_token_bytes
@@ -78,21 +79,16 @@ class ContextNeeds:
             reserved_tokens=reserved_tokens,
         )
 
-    def settings_for(self, tokens: int) -> Settings:
-        """Return the settings with the budget for a context of `tokens` in bytes."""
-        least = BudgetPlan.for_context(self.shape, self.settings, tokens)
-        sure_bytes = max(1, tokens - self.reserved_tokens) * self.shape.token_bytes
-        if self.budget is None:
-            share = ByteSize(share=DEFAULT_BUDGET_SHARE).resolve(sure_bytes)
-            chosen = max(share, least.required_bytes + self.fork_bytes)
-        else:
-            chosen = self.budget.resolve(sure_bytes)
-        return replace(self.settings, dram_budget=ByteSize(byte_count=chosen))
+    def choice(self, tokens: int) -> ShadowChoice:
+        """Return the settings for a context of `tokens`, budget in bytes and shadow named."""
+        chosen = ByteSize(byte_count=self._budget_bytes(tokens))
+        choice = ShadowChoice.of(self.shape, replace(self.settings, dram_budget=chosen), tokens)
+        plan = replace(choice.plan, kept_bytes=choice.plan.kept_bytes + self.fork_bytes)
+        return replace(choice, plan=plan)
 
     def plan(self, tokens: int) -> BudgetPlan:
         """Return the budget plan for a context of `tokens`, forks included."""
-        plan = BudgetPlan.for_context(self.shape, self.settings_for(tokens), tokens)
-        return replace(plan, kept_bytes=plan.kept_bytes + self.fork_bytes)
+        return self.choice(tokens).plan
 
     def footprint(self, tokens: int) -> Footprint:
         """Return what a context of `tokens` takes."""
@@ -142,6 +138,18 @@ class ContextNeeds:
                 f"{' and '.join(shortage.need for shortage in shortages)}; {largest_that_fits}: "
                 f"shorten the prompt, {', or '.join(shortage.fix for shortage in shortages)}"
             )
+
+    def _budget_bytes(self, tokens: int) -> int:
+        sure_bytes = max(1, tokens - self.reserved_tokens) * self.shape.token_bytes
+        if self.budget is not None:
+            return self.budget.resolve(sure_bytes)
+        share = ByteSize(share=DEFAULT_BUDGET_SHARE).resolve(sure_bytes)
+        if self.settings.shadow is None:
+            narrowest = replace(self.settings, shadow=WIDEST_FIRST[-1])
+            plan = BudgetPlan.with_whole_shadow(self.shape, narrowest, tokens)
+            return max(share, plan.comfortable_bytes + self.fork_bytes)
+        plan = BudgetPlan.with_whole_shadow(self.shape, self.settings, tokens)
+        return max(share, plan.required_bytes + self.fork_bytes)
 
     def _possible(self, tokens: int, capacity: Capacity) -> bool:
         fixed = self.budget is not None and self.budget.byte_count is not None

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hillinfer.byte_size import format_bytes
 from hillinfer.errors import BudgetError
@@ -15,6 +15,9 @@ from hillinfer.pools.hot_pools import TABLE_GROWTH_ROWS
 from hillinfer.pools.slot_table import SLOT_BYTES
 from hillinfer.settings import Settings
 from hillinfer.storage.aligned_buffer import PAGE_BYTES, round_up
+from hillinfer.storage.shadow_memory import LEAVING_SHADOWS, statistics_bytes
+from hillinfer.storage.shadow_store import shadow_bytes
+from hillinfer.storage.shadow_stream import STREAM_BUFFERS
 from hillinfer_model.choices import Scope
 from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
 
@@ -23,7 +26,6 @@ GATHER_BUFFERS = 2
 _WIDENED_ITEM_BYTES = 4
 _KEY_ITEM_BYTES = 2
 _QUERY_ITEM_BYTES = 4
-_STATISTICS_ITEM_BYTES = 5
 _SLOT_TABLE_BYTES = 4
 _SCORE_GROWTH_TOKENS = 1024
 _MERGING_TOKEN_BYTES = 48
@@ -31,12 +33,18 @@ _WAITING_TOKEN_BYTES = 16
 
 
 def kernel_spec(shape: ModelShape, settings: Settings) -> KernelSpec:
-    """Return the kernel spec of a model's shape under some settings."""
+    """Return the kernel spec of a model's shape under some settings.
+
+    Raises
+    ------
+    SettingsError
+        Where the shadow's format is still to be chosen.
+    """
     return KernelSpec(
         head_dim=shape.head_dim,
         kv_heads=shape.kv_heads,
         group_size=shape.group_size,
-        key_mode=settings.shadow,
+        key_mode=settings.key_mode,
         rule=settings.rule,
         block_tokens=settings.block_tokens,
     )
@@ -53,9 +61,13 @@ class BudgetPlan:
     kv_bytes
         Rows of the whole context, for comparison.
     shadow_bytes
-        Key shadow of all segments.
+        Key shadow in DRAM.
+    streamed_shadow_bytes
+        Key shadow on the drive, read for every new token.
     kept_bytes
         The least hot rows that make sense: the kept tokens and the open group of every layer.
+    all_rows_bytes
+        Hot rows if none were cold.
     staging_bytes
         Every I/O, gather, spill and prefill buffer, and scoring scratch.
     other_bytes
@@ -65,7 +77,9 @@ class BudgetPlan:
     budget_bytes: int
     kv_bytes: int
     shadow_bytes: int
+    streamed_shadow_bytes: int
     kept_bytes: int
+    all_rows_bytes: int
     staging_bytes: int
     other_bytes: int
 
@@ -73,49 +87,95 @@ class BudgetPlan:
     def for_context(
         cls, shape: ModelShape, settings: Settings, tokens: int, sequences: int = 1
     ) -> BudgetPlan:
-        """Plan for `tokens` positions in each of `sequences` sequences of their own rows."""
+        """Plan for `tokens` positions in each of `sequences` sequences of their own rows.
+
+        The whole shadow stays in DRAM where the budget allows. Where it does not, half the budget
+        is left for rows and the rest of the shadow is streamed.
+        """
+        whole = cls.with_whole_shadow(shape, settings, tokens, sequences)
+        if whole.budget_bytes >= whole.required_bytes:
+            return whole
+        return whole.streamed(kernel_spec(shape, settings), shape.layers, sequences)
+
+    @classmethod
+    def with_whole_shadow(
+        cls, shape: ModelShape, settings: Settings, tokens: int, sequences: int = 1
+    ) -> BudgetPlan:
+        """Plan with the whole shadow in DRAM, whatever the budget."""
         spec = kernel_spec(shape, settings)
         segments = -(-tokens // spec.segment_tokens) * sequences
         kv_bytes = tokens * sequences * shape.token_bytes
-        statistics = segment_statistics_bytes(spec)
         rows = round_up(round_up(tokens, GROUP_TOKENS) * sequences, TABLE_GROWTH_ROWS)
-        slots = rows * _SLOT_TABLE_BYTES
-        kept_row = shape.layers * (shape.row_bytes + SLOT_BYTES)
+        row = shape.layers * (shape.row_bytes + SLOT_BYTES)
+        tails = GROUP_TOKENS * shape.token_bytes * sequences
+        observed = make_pool_policy(settings.pool_policy).observed_queries
         return cls(
             budget_bytes=settings.dram_budget.resolve(kv_bytes),
             kv_bytes=kv_bytes,
-            shadow_bytes=segments * shape.layers * spec.segment_bytes,
-            kept_bytes=(settings.kept_tokens * kept_row + GROUP_TOKENS * shape.token_bytes)
-            * sequences,
+            shadow_bytes=segments * shape.layers * shadow_bytes(spec),
+            streamed_shadow_bytes=0,
+            kept_bytes=settings.kept_tokens * row * sequences + tails,
+            all_rows_bytes=tokens * row * sequences + tails,
             staging_bytes=staging_bytes(shape, settings),
-            other_bytes=segments * shape.layers * statistics
-            + slots * shape.layers
-            + hit_bytes(shape, tokens) * sequences
-            + observed_bytes(shape, make_pool_policy(settings.pool_policy).observed_queries)
-            * sequences
+            other_bytes=segments * shape.layers * statistics_bytes(spec)
+            + rows * _SLOT_TABLE_BYTES * shape.layers
+            + (hit_bytes(shape, tokens) + observed_bytes(shape, observed)) * sequences
             + score_bytes(spec, settings.scope, tokens),
         )
 
+    def streamed(self, spec: KernelSpec, layers: int, sequences: int) -> BudgetPlan:
+        """Return the plan with so much of the shadow on the drive that half is left for rows."""
+        one = shadow_bytes(spec)
+        in_dram = (layers * sequences + LEAVING_SHADOWS) * one
+        staging = self.staging_bytes + STREAM_BUFFERS * one
+        rows = max(self.kept_bytes, self.budget_bytes // 2)
+        left = (self.budget_bytes - rows - staging - self.other_bytes) // one * one
+        resident = min(max(left, in_dram), self.shadow_bytes)
+        return replace(
+            self,
+            shadow_bytes=resident,
+            streamed_shadow_bytes=self.shadow_bytes - resident,
+            staging_bytes=staging,
+        )
+
+    def shadow_limit(self, spec: KernelSpec, layers: int, sequences: int) -> int:
+        """Return the most bytes of full shadows in DRAM that this plan has room for."""
+        if not self.streamed_shadow_bytes:
+            return self.shadow_bytes
+        moving = (layers * sequences + LEAVING_SHADOWS) * shadow_bytes(spec)
+        return max(0, self.shadow_bytes - moving)
+
     @property
     def required_bytes(self) -> int:
-        """The smallest budget this context can run with."""
+        """The smallest budget this plan can run with."""
         return self.shadow_bytes + self.kept_bytes + self.staging_bytes + self.other_bytes
+
+    @property
+    def comfortable_bytes(self) -> int:
+        """The smallest budget of which half, or room for all rows, is left for hot rows."""
+        fixed = self.shadow_bytes + self.staging_bytes + self.other_bytes
+        return fixed + min(fixed, self.all_rows_bytes)
 
     @property
     def hot_bytes(self) -> int:
         """Bytes left for hot rows, the kept ones included."""
         return self.budget_bytes - self.required_bytes + self.kept_bytes
 
+    @property
+    def leaves_half_for_rows(self) -> bool:
+        """Whether half the budget, or room for all rows there are, is left for hot rows."""
+        return self.hot_bytes >= min(self.budget_bytes / 2, self.all_rows_bytes)
+
     def check(self) -> None:
         """Raise BudgetError where the budget is too small, naming the parts and the least."""
         if self.budget_bytes < self.required_bytes:
             raise BudgetError(
                 f"the DRAM budget of {format_bytes(self.budget_bytes)} is too small: this context "
-                f"needs {format_bytes(self.required_bytes)} (shadow "
-                f"{format_bytes(self.shadow_bytes)}, kept rows {format_bytes(self.kept_bytes)}, "
-                f"staging {format_bytes(self.staging_bytes)}, other "
-                f"{format_bytes(self.other_bytes)}); raise --dram-budget, or shrink the shadow "
-                "with --shadow int4 or int2"
+                f"needs {format_bytes(self.required_bytes)} even with the key shadow on the drive "
+                f"(open shadow {format_bytes(self.shadow_bytes)}, kept rows "
+                f"{format_bytes(self.kept_bytes)}, staging {format_bytes(self.staging_bytes)}, "
+                f"other {format_bytes(self.other_bytes)}); raise --dram-budget, or lower "
+                "--block-rows, which sets most of the staging"
             )
 
 
@@ -136,11 +196,6 @@ def hit_bytes(shape: ModelShape, tokens: int) -> int:
 def observed_bytes(shape: ModelShape, queries: int) -> int:
     """Return the bytes of the last prefill queries of one sequence."""
     return shape.layers * queries * shape.query_heads * shape.head_dim * _QUERY_ITEM_BYTES
-
-
-def segment_statistics_bytes(spec: KernelSpec) -> int:
-    """Return the bytes of one segment's channel statistics in one layer."""
-    return spec.kv_heads * spec.head_dim * _STATISTICS_ITEM_BYTES
 
 
 def staging_bytes(shape: ModelShape, settings: Settings) -> int:

@@ -45,7 +45,7 @@ class Configuration:
 
 def contract_configuration(settings: Settings) -> Configuration:
     """Return the product's own selection under some settings."""
-    name = f"{settings.rule.value} {settings.shadow.value.upper()}"
+    name = f"{settings.rule.value} {settings.key_mode.value.upper()}"
     if settings.scope is not Scope.LAYER:
         name += f" {settings.scope.value}"
     return Configuration(name, _contract, settings)

@@ -3,37 +3,51 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 import numpy as np
 from numpy.typing import NDArray
 
 from hillinfer_model.channel_statistics import ChannelStatistics
-from hillinfer_model.kernel_spec import BEAT_BYTES, KernelSpec
 
 
-class Segment:
-    """Codes and statistics of 1,024 positions in every layer (contract, section 1).
+@dataclass
+class SegmentLayer:
+    """Codes and statistics of one segment in one layer (contract, section 1).
 
     Parameters
     ----------
-    spec
-        Fixes the layout.
+    shadow
+        uint8 of shape (segment_beats, 64) in DRAM; None where it is on the drive or not made yet.
+    slot
+        Where it lies in the `ShadowStore`; None where it was not written.
+    statistics
+        None until it is full or first scored.
+    coded_tokens
+        Tokens coded so far.
+    """
+
+    shadow: NDArray[np.uint8] | None = None
+    slot: int | None = None
+    statistics: ChannelStatistics | None = None
+    coded_tokens: int = 0
+
+
+class Segment:
+    """1,024 positions in every layer.
+
+    Parameters
+    ----------
     layers
         Layers of the model.
     """
 
-    def __init__(self, spec: KernelSpec, layers: int) -> None:
-        self.shadows: list[NDArray[np.uint8]] = [
-            np.zeros((spec.segment_beats, BEAT_BYTES), np.uint8) for _ in range(layers)
-        ]
-        self.statistics: list[ChannelStatistics | None] = [None] * layers
-        self.coded_tokens = [0] * layers
+    def __init__(self, layers: int) -> None:
+        self.layers = [SegmentLayer() for _ in range(layers)]
         self.owners = 1
 
     def clone(self) -> Segment:
-        """Return a copy that one sequence owns alone."""
-        copy = object.__new__(Segment)
-        copy.shadows = [shadow.copy() for shadow in self.shadows]
-        copy.statistics = list(self.statistics)
-        copy.coded_tokens = list(self.coded_tokens)
-        copy.owners = 1
+        """Return a segment that one sequence owns alone; its shadows are still the same arrays."""
+        copy = Segment(0)
+        copy.layers = [replace(layer) for layer in self.layers]
         return copy

@@ -7,12 +7,11 @@ import numpy as np
 import torch
 
 from hillinfer.devices.scorer import Scorer, SegmentShadow
-from hillinfer.pools.accountant import Accountant, Part
-from hillinfer.pools.budget_plan import segment_statistics_bytes
 from hillinfer.storage.row_layout import RowLayout
 from hillinfer.storage.row_reader import RowReader
 from hillinfer.storage.segment import Segment
 from hillinfer.storage.sequence import Sequence
+from hillinfer.storage.shadow_memory import ShadowMemory
 from hillinfer_model.kernel_spec import KernelSpec
 
 
@@ -27,8 +26,8 @@ class ShadowKeeper:
         Layers of the model.
     reader, layout
         Bring back the keys of rows that were stored before.
-    accountant
-        Counts shadows and statistics.
+    memory
+        Holds shadows, in DRAM or on the drive.
     """
 
     def __init__(
@@ -37,16 +36,14 @@ class ShadowKeeper:
         layers: int,
         reader: RowReader,
         layout: RowLayout,
-        accountant: Accountant,
+        memory: ShadowMemory,
     ) -> None:
         self._scorer = scorer
         self._spec: KernelSpec = scorer.spec
         self._layers = layers
         self._reader = reader
         self._layout = layout
-        self._accountant = accountant
-        self._shadow_bytes = layers * self._spec.segment_bytes
-        self._statistics_bytes = layers * segment_statistics_bytes(self._spec)
+        self._memory = memory
 
     def code_full_segments(self, layer: int, sequence: Sequence, fresh: torch.Tensor) -> None:
         """Code every segment that is full and not yet coded.
@@ -65,20 +62,7 @@ class ShadowKeeper:
     def code_all(self, layer: int, sequence: Sequence, fresh: torch.Tensor) -> list[SegmentShadow]:
         """Code every token, because scoring follows, and return the shadow of all segments."""
         self._code(layer, sequence, fresh, sequence.lengths[layer])
-        shadows = []
-        for number, segment in enumerate(sequence.segments):
-            statistics = segment.statistics[layer]
-            if statistics is None:
-                break
-            shadows.append(
-                SegmentShadow(
-                    base_position=number * self._spec.segment_tokens,
-                    tokens=segment.coded_tokens[layer],
-                    shadow=segment.shadows[layer],
-                    statistics=statistics,
-                )
-            )
-        return shadows
+        return self._memory.shadows(layer, sequence.segments)
 
     def share(self, sequence: Sequence) -> list[Segment]:
         """Return the sequence's segments, owned once more each, for a fork of it."""
@@ -92,32 +76,35 @@ class ShadowKeeper:
         kept = -(-length // size)
         if length % size and kept <= len(sequence.segments):
             left = length - (kept - 1) * size
-            if any(coded > left for coded in sequence.segments[kept - 1].coded_tokens):
-                segment = self._own(sequence, kept - 1)
-                segment.coded_tokens = [min(coded, left) for coded in segment.coded_tokens]
+            if any(one.coded_tokens > left for one in sequence.segments[kept - 1].layers):
+                self._memory.cut(self._own(sequence, kept - 1), left)
         while len(sequence.segments) > kept:
-            self._release(sequence.segments.pop())
+            self._memory.release(sequence.segments.pop())
 
     def _code(self, layer: int, sequence: Sequence, fresh: torch.Tensor, stop: int) -> None:
         size = self._spec.segment_tokens
         for number in range(-(-stop // size)):
             base, end = number * size, min((number + 1) * size, stop)
             if number < len(sequence.segments) and (
-                sequence.segments[number].coded_tokens[layer] >= end - base
+                sequence.segments[number].layers[layer].coded_tokens >= end - base
             ):
                 continue
-            segment = self._own(sequence, number)
-            coded = segment.coded_tokens[layer]
-            statistics = segment.statistics[layer]
+            own = self._own(sequence, number).layers[layer]
+            coded = own.coded_tokens
+            # Whatever may fail comes before anything of the segment changes.
+            keys = self._keys(layer, sequence, fresh, base + coded, end)
+            statistics = own.statistics
             if statistics is None:
-                keys = self._keys(layer, sequence, fresh, base, end)
-                preceding = sequence.segments[number - 1].statistics[layer] if number else None
-                statistics = self._scorer.statistics(keys, base, preceding)
-                segment.statistics[layer] = statistics
-            else:
-                keys = self._keys(layer, sequence, fresh, base + coded, end)
-            self._scorer.encode(keys, statistics, segment.shadows[layer], coded)
-            segment.coded_tokens[layer] = end - base
+                before = sequence.segments[number - 1].layers[layer] if number else None
+                statistics = self._scorer.statistics(
+                    keys, base, before.statistics if before else None
+                )
+            shadow = self._memory.writable(own)
+            own.statistics = statistics
+            self._scorer.encode(keys, statistics, shadow, coded)
+            own.coded_tokens = end - base
+            if end - base == size:
+                self._memory.note_full(own)
 
     def _keys(
         self, layer: int, sequence: Sequence, fresh: torch.Tensor, start: int, end: int
@@ -138,25 +125,10 @@ class ShadowKeeper:
     def _own(self, sequence: Sequence, number: int) -> Segment:
         """Return a segment that nobody else sees, made or copied as needed."""
         if number == len(sequence.segments):
-            self._take()
-            sequence.segments.append(Segment(self._spec, self._layers))
+            sequence.segments.append(Segment(self._layers))
         segment = sequence.segments[number]
         if segment.owners > 1:
-            self._take()
+            own = self._memory.clone(segment)
             segment.owners -= 1
-            segment = sequence.segments[number] = segment.clone()
+            segment = sequence.segments[number] = own
         return segment
-
-    def _take(self) -> None:
-        self._accountant.take(Part.SHADOW, self._shadow_bytes)
-        try:
-            self._accountant.take(Part.OTHER, self._statistics_bytes)
-        except BaseException:
-            self._accountant.give(Part.SHADOW, self._shadow_bytes)
-            raise
-
-    def _release(self, segment: Segment) -> None:
-        segment.owners -= 1
-        if segment.owners == 0:
-            self._accountant.give(Part.SHADOW, self._shadow_bytes)
-            self._accountant.give(Part.OTHER, self._statistics_bytes)

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which number format the key shadow takes, and whether it fits in DRAM."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from hillinfer.byte_size import format_bytes
+from hillinfer.model_shape import ModelShape
+from hillinfer.pools.budget_plan import BudgetPlan, kernel_spec
+from hillinfer.settings import Settings
+from hillinfer_model.choices import KeyMode
+
+WIDEST_FIRST = (KeyMode.INT8, KeyMode.INT4, KeyMode.INT2)
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class ShadowChoice:
+    """Settings whose shadow format is named, and the plan of M0 under them.
+
+    Parameters
+    ----------
+    settings
+        With a named format.
+    plan
+        For the context and sequences that were given.
+    limit_bytes
+        Most bytes of full shadows in DRAM.
+    """
+
+    settings: Settings
+    plan: BudgetPlan
+    limit_bytes: int
+
+    @classmethod
+    def of(
+        cls, shape: ModelShape, settings: Settings, tokens: int, sequences: int = 1
+    ) -> ShadowChoice:
+        """Take the format that was named, or the widest that leaves half the budget for rows.
+
+        Where none does, INT2 is taken and as much of it streamed from the drive as half the
+        budget for rows asks for.
+        """
+        if settings.shadow is not None:
+            plan = BudgetPlan.for_context(shape, settings, tokens, sequences)
+            return cls._made(shape, settings, plan, sequences)
+        for mode in WIDEST_FIRST:
+            named = replace(settings, shadow=mode)
+            plan = BudgetPlan.for_context(shape, named, tokens, sequences)
+            if not plan.streamed_shadow_bytes and plan.leaves_half_for_rows:
+                return cls._made(shape, named, plan, sequences)
+        if not plan.streamed_shadow_bytes:
+            plan = plan.streamed(kernel_spec(shape, named), shape.layers, sequences)
+        return cls._made(shape, named, plan, sequences)
+
+    @property
+    def warning(self) -> str | None:
+        """What streaming costs, or None where the whole shadow is in DRAM."""
+        streamed = self.plan.streamed_shadow_bytes
+        if not streamed:
+            return None
+        return (
+            f"{format_bytes(streamed)} of the {self.settings.key_mode.value} key shadow do not fit "
+            f"in a DRAM budget of {format_bytes(self.plan.budget_bytes)}: they are read from the "
+            f"drive for every new token, {streamed / _GIB:.2f} s at 1 GiB/s; raise --dram-budget "
+            "to keep them in memory"
+        )
+
+    @classmethod
+    def _made(
+        cls, shape: ModelShape, settings: Settings, plan: BudgetPlan, sequences: int
+    ) -> ShadowChoice:
+        limit = plan.shadow_limit(kernel_spec(shape, settings), shape.layers, sequences)
+        return cls(settings, plan, limit)

@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where shadows lie: in DRAM as far as the budget goes, on the drive from there on."""
+
+from __future__ import annotations
+
+from collections import deque
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hillinfer.counters import Counters
+from hillinfer.devices.scorer import SegmentShadow
+from hillinfer.errors import ColdPoolError
+from hillinfer.pools.accountant import Accountant, Part
+from hillinfer.storage.segment import Segment, SegmentLayer
+from hillinfer.storage.shadow_store import ShadowStore
+from hillinfer.storage.shadow_stream import STREAM_BUFFERS, ShadowStream
+from hillinfer.storage.streamed_shadow import StreamedShadow
+from hillinfer_model.kernel_spec import KernelSpec
+
+# Full shadows on their way to the drive, which DRAM still holds.
+LEAVING_SHADOWS = 4
+_STATISTICS_ITEM_BYTES = 5
+
+
+class ShadowMemory:
+    """Gives shadows room and sends those that the budget has none for to the drive, once each.
+
+    Open segments are always in DRAM: they are written to at every step.
+
+    Parameters
+    ----------
+    store
+        The drive's side.
+    spec
+        Fixes sizes.
+    limit_bytes
+        Most bytes of full shadows in DRAM.
+    accountant
+        Counts shadows, statistics and buffers.
+    counters
+        Where bytes are counted.
+    """
+
+    def __init__(
+        self,
+        store: ShadowStore,
+        spec: KernelSpec,
+        limit_bytes: int,
+        accountant: Accountant,
+        counters: Counters,
+    ) -> None:
+        self._store = store
+        self._size = spec.segment_tokens
+        self._limit_bytes = limit_bytes
+        self._statistics_bytes = statistics_bytes(spec)
+        self._accountant = accountant
+        self._counters = counters
+        self._full_bytes = 0
+        self._stream: ShadowStream | None = None
+        self._leaving: deque[tuple[SegmentLayer, Future[None]]] = deque()
+
+    def shadows(self, layer: int, segments: list[Segment]) -> list[SegmentShadow]:
+        """Return what is coded of a layer, to be scored in this order."""
+        made: list[SegmentShadow] = []
+        on_drive: list[int] = []
+        for number, segment in enumerate(segments):
+            own, base = segment.layers[layer], number * self._size
+            if own.statistics is None:
+                break
+            if own.shadow is not None:
+                made.append(SegmentShadow(base, own.coded_tokens, own.shadow, own.statistics))
+                continue
+            assert own.slot is not None
+            on_drive.append(own.slot)
+            read = partial(self._streaming().shadow, own.slot)
+            made.append(StreamedShadow(base, own.coded_tokens, own.statistics, read))
+        if on_drive:
+            self._streaming().begin(on_drive)
+        return made
+
+    def writable(self, own: SegmentLayer) -> NDArray[np.uint8]:
+        """Return a segment's shadow in DRAM, made where it is missing."""
+        if own.statistics is None:
+            self._accountant.take(Part.OTHER, self._statistics_bytes)
+        if own.shadow is None:
+            try:
+                own.shadow = self._buffer()
+            except BaseException:
+                if own.statistics is None:
+                    self._accountant.give(Part.OTHER, self._statistics_bytes)
+                raise
+        return own.shadow
+
+    def note_full(self, own: SegmentLayer) -> None:
+        """Learn that a shadow is complete: it stays, or goes to the drive."""
+        self._full_bytes += self._store.slot_bytes
+        if self._full_bytes <= self._limit_bytes:
+            return
+        assert own.shadow is not None
+        self._streaming()
+        while len(self._leaving) >= LEAVING_SHADOWS:
+            self._drop_written()
+        own.slot = self._store.take()
+        self._leaving.append((own, self._store.write(own.slot, own.shadow)))
+        self._counters.shadow_write_bytes += self._store.slot_bytes
+        while self._leaving and self._leaving[0][1].done():
+            self._drop_written()
+
+    def clone(self, segment: Segment) -> Segment:
+        """Return a copy of a segment that one sequence owns alone, all of it in DRAM."""
+        self._settle()
+        copy = segment.clone()
+        done: list[SegmentLayer] = []
+        try:
+            for own in copy.layers:
+                shadow, slot = own.shadow, own.slot
+                own.shadow, own.slot = None, None
+                if own.statistics is None:
+                    continue
+                self._accountant.take(Part.OTHER, self._statistics_bytes)
+                done.append(own)
+                own.shadow = self._copied(shadow, slot)
+        except BaseException:
+            for own in done:
+                self._free(own)
+            raise
+        for own in copy.layers:
+            if own.coded_tokens == self._size:
+                self._full_bytes += self._store.slot_bytes
+        return copy
+
+    def cut(self, segment: Segment, tokens: int) -> None:
+        """Drop the codes from `tokens` on of a segment that one sequence owns alone."""
+        self._settle()
+        # Whatever may fail comes first: an open segment lies in DRAM.
+        for own in segment.layers:
+            if own.slot is not None:
+                own.shadow = self._copied(None, own.slot)
+                self._store.give(own.slot)
+                own.slot = None
+                self._full_bytes += self._store.slot_bytes
+        for own in segment.layers:
+            if own.coded_tokens == self._size and tokens < self._size:
+                self._full_bytes -= self._store.slot_bytes
+            own.coded_tokens = min(own.coded_tokens, tokens)
+
+    def release(self, segment: Segment) -> None:
+        """Let go of a segment, which is freed with its last owner."""
+        segment.owners -= 1
+        if segment.owners:
+            return
+        # What was not written is told by whoever still needs it.
+        while self._leaving:
+            with suppress(ColdPoolError):
+                self._drop_written()
+        for own in segment.layers:
+            if own.shadow is not None and own.coded_tokens == self._size:
+                self._full_bytes -= self._store.slot_bytes
+            if own.statistics is not None:
+                self._free(own)
+
+    def _buffer(self) -> NDArray[np.uint8]:
+        self._accountant.take(Part.SHADOW, self._store.slot_bytes)
+        return self._store.buffer()
+
+    def _copied(self, shadow: NDArray[np.uint8] | None, slot: int | None) -> NDArray[np.uint8]:
+        copy = self._buffer()
+        try:
+            if shadow is not None:
+                copy[:] = shadow
+            elif slot is not None:
+                self._store.read(slot, copy).result()
+        except BaseException:
+            self._accountant.give(Part.SHADOW, self._store.slot_bytes)
+            raise
+        return copy
+
+    def _free(self, own: SegmentLayer) -> None:
+        self._accountant.give(Part.OTHER, self._statistics_bytes)
+        if own.shadow is not None:
+            self._accountant.give(Part.SHADOW, self._store.slot_bytes)
+            own.shadow = None
+        if own.slot is not None:
+            self._store.give(own.slot)
+            own.slot = None
+
+    def _streaming(self) -> ShadowStream:
+        if self._stream is None:
+            self._accountant.take(Part.STAGING, STREAM_BUFFERS * self._store.slot_bytes)
+            self._stream = ShadowStream(self._store, self._counters)
+        return self._stream
+
+    def _drop_written(self) -> None:
+        own, writing = self._leaving.popleft()
+        try:
+            writing.result()
+        except BaseException:
+            # Its codes stay in DRAM, so nothing is lost but the room that was hoped for.
+            assert own.slot is not None
+            self._store.give(own.slot)
+            own.slot = None
+            raise
+        own.shadow = None
+        self._full_bytes -= self._store.slot_bytes
+        self._accountant.give(Part.SHADOW, self._store.slot_bytes)
+
+    def _settle(self) -> None:
+        while self._leaving:
+            self._drop_written()
+
+
+def statistics_bytes(spec: KernelSpec) -> int:
+    """Return the bytes of one segment's channel statistics in one layer."""
+    return spec.kv_heads * spec.head_dim * _STATISTICS_ITEM_BYTES

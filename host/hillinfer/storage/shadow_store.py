@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Key shadows that do not fit in DRAM, on the drive."""
+
+from __future__ import annotations
+
+import heapq
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hillinfer.storage.aligned_buffer import PAGE_BYTES, aligned_buffer, round_up
+from hillinfer.storage.cold_file import ColdFile, IOMode
+from hillinfer.storage.drive_calls import DriveCalls
+from hillinfer_model.kernel_spec import BEAT_BYTES, KernelSpec
+
+
+class ShadowStore:
+    """Slots of one shadow each, of one segment in one layer, in a file that is made when needed.
+
+    Parameters
+    ----------
+    directory
+        Where the file lies.
+    mode
+        Direct or buffered I/O.
+    spec
+        Fixes the size of a shadow.
+    readers
+        Reads in flight.
+    calls
+        How the drive is reached.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        mode: IOMode,
+        spec: KernelSpec,
+        readers: int,
+        calls: DriveCalls | None = None,
+    ) -> None:
+        self._directory = directory
+        self._mode = mode
+        self._calls = calls
+        self._shape = (spec.segment_beats, BEAT_BYTES)
+        self.slot_bytes = shadow_bytes(spec)
+        self._file: ColdFile | None = None
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="hillinfer-shadow-write")
+        self._readers = ThreadPoolExecutor(readers, thread_name_prefix="hillinfer-shadow-read")
+        self._free: list[int] = []
+        self._slots = 0
+
+    def buffer(self) -> NDArray[np.uint8]:
+        """Return page-aligned zeros that a shadow fits in, uint8 (segment_beats, 64)."""
+        return self._view(aligned_buffer(self.slot_bytes))
+
+    def take(self) -> int:
+        """Return a slot that nobody owns."""
+        if self._free:
+            return heapq.heappop(self._free)
+        self._slots += 1
+        return self._slots - 1
+
+    def give(self, slot: int) -> None:
+        """Let a slot be used for another shadow."""
+        heapq.heappush(self._free, slot)
+
+    def write(self, slot: int, shadow: NDArray[np.uint8]) -> Future[None]:
+        """Write a shadow that `buffer` made, in the background; leave it alone until it is done."""
+        file = self._opened()
+        return self._writer.submit(file.write, _whole(shadow, self.slot_bytes), self._offset(slot))
+
+    def read(self, slot: int, into: NDArray[np.uint8]) -> Future[None]:
+        """Read a shadow into what `buffer` made, in the background."""
+        file = self._opened()
+        return self._readers.submit(file.read, _whole(into, self.slot_bytes), self._offset(slot))
+
+    def close(self) -> None:
+        """Stop the threads and give the drive's space back; harmless when done twice."""
+        self._writer.shutdown(cancel_futures=True)
+        self._readers.shutdown(cancel_futures=True)
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _opened(self) -> ColdFile:
+        if self._file is None:
+            self._file = ColdFile(self._directory, self._mode, "key shadow", self._calls)
+        return self._file
+
+    def _offset(self, slot: int) -> int:
+        return slot * self.slot_bytes
+
+    def _view(self, memory: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        return memory[: self._shape[0] * self._shape[1]].reshape(self._shape)
+
+
+def shadow_bytes(spec: KernelSpec) -> int:
+    """Return the bytes that the shadow of one segment in one layer takes, whole pages."""
+    return round_up(spec.segment_bytes, PAGE_BYTES)
+
+
+def _whole(shadow: NDArray[np.uint8], byte_count: int) -> memoryview:
+    """Return a shadow's memory with the rest of its last page."""
+    base = shadow
+    while isinstance(base.base, np.ndarray):
+        base = base.base
+    return base.data[:byte_count]

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A segment whose shadow comes from the drive when it is scored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hillinfer.devices.scorer import SegmentShadow
+from hillinfer_model.channel_statistics import ChannelStatistics
+
+
+class StreamedShadow(SegmentShadow):
+    """A `SegmentShadow` that is read when it is asked for.
+
+    Parameters
+    ----------
+    base_position, tokens, statistics
+        As there.
+    read
+        Returns the shadow, valid until another segment's is asked for.
+    """
+
+    def __init__(
+        self,
+        base_position: int,
+        tokens: int,
+        statistics: ChannelStatistics,
+        read: Callable[[], NDArray[np.uint8]],
+    ) -> None:
+        for name, value in (
+            ("base_position", base_position),
+            ("tokens", tokens),
+            ("statistics", statistics),
+            ("_read", read),
+        ):
+            object.__setattr__(self, name, value)
+
+    @property
+    def shadow(self) -> NDArray[np.uint8]:
+        """Read the shadow, uint8 of shape (segment_beats, 64)."""
+        read: Callable[[], NDArray[np.uint8]] = self._read  # type: ignore[attr-defined]
+        return read()
+
+    @property
+    def on_drive(self) -> bool:
+        """Say that it is."""
+        return True
