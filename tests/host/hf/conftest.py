@@ -16,6 +16,6 @@ def least_budget():
     def least(tiny, tokens, sequences=1, **changes):
         shape = ModelShape.from_config(tiny.config(), tiny.dtype)
         settings = Settings().changed(**(SETTINGS | changes))
-        return BudgetPlan.for_context(shape, settings, tokens, sequences).required_bytes
+        return BudgetPlan.with_whole_shadow(shape, settings, tokens, sequences).required_bytes
 
     return least

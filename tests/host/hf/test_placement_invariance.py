@@ -47,7 +47,7 @@ class Case:
         shape = ModelShape.from_config(self.tiny.config(), self.tiny.dtype)
         chosen = Settings().changed(**self.selection, **placement)
         tokens = max(self.lengths) + self.new_tokens
-        return BudgetPlan.for_context(shape, chosen, tokens, len(self.lengths)).required_bytes
+        return BudgetPlan.with_whole_shadow(shape, chosen, tokens, len(self.lengths)).required_bytes
 
 
 @st.composite

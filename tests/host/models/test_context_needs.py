@@ -73,7 +73,7 @@ def test_share_leaves_out_tokens_that_may_stay_unused():
 def test_default_budget_is_a_quarter_or_the_least_that_works():
     assert needs(None).footprint(8000).budget_bytes == 8000 * SHAPE.token_bytes // 4
     short = needs(None)
-    least = BudgetPlan.for_context(SHAPE, Settings(), 100).required_bytes
+    least = BudgetPlan.with_whole_shadow(SHAPE, Settings(), 100).required_bytes
     assert short.footprint(100).budget_bytes == least > 100 * SHAPE.token_bytes
     short.check(100, ENDLESS)
     with pytest.raises(BudgetError, match="raise --dram-budget"):
@@ -81,13 +81,13 @@ def test_default_budget_is_a_quarter_or_the_least_that_works():
 
 
 def test_forks_count():
-    least = BudgetPlan.for_context(SHAPE, Settings(), 8000).required_bytes
+    least = BudgetPlan.with_whole_shadow(SHAPE, Settings(), 8000).required_bytes
     exact = f"{least}"
     needs(exact).check(8000, ENDLESS)
     with pytest.raises(BudgetError):
         needs(exact, fork_bytes=1).check(8000, ENDLESS)
     assert needs(None, fork_bytes=5 * MIB).footprint(100).budget_bytes == (
-        BudgetPlan.for_context(SHAPE, Settings(), 100).required_bytes + 5 * MIB
+        BudgetPlan.with_whole_shadow(SHAPE, Settings(), 100).required_bytes + 5 * MIB
     )
 
 

@@ -8,8 +8,8 @@ from hillinfer.errors import BudgetError
 from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.policies.least_recently_used import LeastRecentlyUsed
 from hillinfer.pools.accountant import Accountant, Part
-from hillinfer.pools.slot_table import SLOT_BYTES
 from hillinfer.pools.hot_pools import TABLE_GROWTH_ROWS, HotPools
+from hillinfer.pools.slot_table import SLOT_BYTES
 
 SHAPE = ModelShape(
     layers=3,

@@ -34,7 +34,7 @@ def least_bytes(model):
     """The smallest budget: what must be in DRAM and no row more."""
     shape = ModelShape.from_config(model.config, model.dtype)
     context = PROMPT_TOKENS + NEW_TOKENS
-    return BudgetPlan.for_context(shape, Settings(), context).required_bytes
+    return BudgetPlan.with_whole_shadow(shape, Settings(), context).required_bytes
 
 
 def whole_bytes(model):

@@ -6,14 +6,17 @@ import pytest
 import torch
 
 from hillinfer.devices.golden_scorer import GoldenScorer
-from hillinfer.errors import BudgetError
+from hillinfer.errors import BudgetError, ColdPoolError
 from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.pools.budget_plan import kernel_spec, staging_bytes
 from hillinfer.runtime import Runtime
 from hillinfer.settings import Settings
+from hillinfer.storage.shadow_store import shadow_bytes
 from hillinfer_model.choices import Scope
 
 SEGMENT = 1024
+# Full shadows that DRAM has room for, of two layers.
+PLACEMENTS = {"dram": 1000, "split": 3, "streamed": 0}
 
 
 def shape_of(stored=StoredType.FLOAT16):
@@ -25,13 +28,24 @@ def shape_of(stored=StoredType.FLOAT16):
 class Story:
     """A runtime, one sequence and the keys it was given, for two layers."""
 
-    def __init__(self, cold_dir, device="nvme", stored=StoredType.FLOAT16, shadow="int4"):
+    def __init__(
+        self,
+        cold_dir,
+        device="nvme",
+        stored=StoredType.FLOAT16,
+        shadow="int4",
+        placement="dram",
+        mib=2,
+    ):
         self.shape = shape_of(stored)
         self.settings = Settings().changed(
             device=device, shadow=shadow, block_rows=100, alpha=0.1, kept_recent=4
         )
-        budget = staging_bytes(self.shape, self.settings) + (2 << 20)
-        self.runtime = Runtime(self.shape, self.settings, budget, cold_dir)
+        budget = staging_bytes(self.shape, self.settings) + (mib << 20)
+        limit = PLACEMENTS[placement] * shadow_bytes(kernel_spec(self.shape, self.settings))
+        self.runtime = Runtime(
+            self.shape, self.settings, budget, cold_dir, shadow_limit_bytes=limit
+        )
         self.sequence = self.runtime.open_sequence()
         self.generator = torch.Generator().manual_seed(0)
         self.dtype = torch.bfloat16 if stored is StoredType.BFLOAT16 else torch.float16
@@ -68,10 +82,23 @@ class Story:
         segments = (sequence or self.sequence).segments
         expected = self.expected(layer, keys, taken_at)
         assert len(segments) == len(expected)
-        for segment, (shadow, statistics) in zip(segments, expected, strict=True):
-            np.testing.assert_array_equal(segment.statistics[layer].means, statistics.means)
-            np.testing.assert_array_equal(segment.statistics[layer].exponents, statistics.exponents)
-            np.testing.assert_array_equal(segment.shadows[layer], shadow)
+        found = self.runtime._shadow._memory.shadows(layer, segments)
+        for segment, (shadow, statistics) in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(segment.statistics.means, statistics.means)
+            np.testing.assert_array_equal(segment.statistics.exponents, statistics.exponents)
+            np.testing.assert_array_equal(segment.shadow, shadow)
+
+    def shadow(self, number, layer, sequence=None):
+        segments = (sequence or self.sequence).segments
+        return self.runtime._shadow._memory.shadows(layer, segments)[number].shadow.copy()
+
+
+def coded(sequence):
+    return [[one.coded_tokens for one in segment.layers] for segment in sequence.segments]
+
+
+def on_drive(sequence):
+    return [[one.shadow is None for one in segment.layers] for segment in sequence.segments]
 
 
 @pytest.fixture
@@ -104,7 +131,7 @@ def test_prefill_and_decode(story, device, stored, shadow):
 def test_full_segments_are_coded_while_the_prompt_is_read(story):
     told = story()
     parts = [told.feed(900), told.feed(900)]
-    assert [segment.coded_tokens for segment in told.sequence.segments] == [[1024, 1024]]
+    assert coded(told.sequence) == [[1024, 1024]]
     for layer in range(2):
         told.check(layer, torch.cat(parts, dim=1)[layer, :1024], [1024])
     parts.append(told.feed(1))
@@ -129,13 +156,13 @@ def test_a_second_turn_codes_what_the_first_left_open(story):
 def test_forks_code_for_themselves(story):
     told = story()
     common = [told.feed(1100), told.feed(1)]
-    before = [shadow.copy() for shadow in told.sequence.segments[1].shadows]
+    before = [told.shadow(1, layer) for layer in range(2)]
     fork = told.runtime.fork(told.sequence)
     assert fork.segments[1] is told.sequence.segments[1]
     own = [told.feed(1, fork) for _ in range(3)]
     assert fork.segments[0] is told.sequence.segments[0], "full segments stay shared"
     for layer in range(2):
-        np.testing.assert_array_equal(told.sequence.segments[1].shadows[layer], before[layer])
+        np.testing.assert_array_equal(told.shadow(1, layer), before[layer])
         told.check(layer, torch.cat(common + own, dim=1)[layer], [1024, 1101], fork)
     others = [told.feed(1) for _ in range(2)]
     for layer in range(2):
@@ -148,23 +175,22 @@ def test_a_rewind_keeps_statistics_and_drops_codes(story):
     first = told.feed(600)
     told.feed(1)
     told.runtime.truncate(told.sequence, 400)
-    assert told.sequence.segments[0].coded_tokens == [400, 400]
+    assert coded(told.sequence) == [[400, 400]]
     parts = [first[:, :400], told.feed(50), told.feed(1)]
     keys = torch.cat(parts, dim=1)
     for layer in range(2):
         # Statistics are those of the 601 tokens before the rewind (contract, section 1).
-        statistics = told.sequence.segments[0].statistics[layer]
+        statistics = told.sequence.segments[0].layers[layer].statistics
         golden = GoldenScorer(kernel_spec(told.shape, told.settings), Scope.LAYER)
         fresh = golden.statistics(keys[layer].half(), 0, None)
         assert not np.array_equal(statistics.means, fresh.means)
-        shadow = np.zeros_like(told.sequence.segments[0].shadows[layer])
+        found = told.shadow(0, layer)
+        shadow = np.zeros_like(found)
         golden.encode(keys[layer].half(), statistics, shadow, 0)
         # Codes behind the cut were written over up to 451 tokens.
         beats = 451 // 64 * kernel_spec(told.shape, told.settings).group_beats
-        np.testing.assert_array_equal(
-            told.sequence.segments[0].shadows[layer][:beats], shadow[:beats]
-        )
-        assert told.sequence.segments[0].coded_tokens[layer] == 451
+        np.testing.assert_array_equal(found[:beats], shadow[:beats])
+        assert coded(told.sequence)[0][layer] == 451
 
 
 def test_a_rewind_of_one_fork_leaves_the_other(story):
@@ -172,10 +198,10 @@ def test_a_rewind_of_one_fork_leaves_the_other(story):
     told.feed(1100)
     told.feed(1)
     fork = told.runtime.fork(told.sequence)
-    before = [list(segment.coded_tokens) for segment in told.sequence.segments]
+    before = coded(told.sequence)
     told.runtime.truncate(fork, 300)
-    assert [list(segment.coded_tokens) for segment in told.sequence.segments] == before
-    assert [segment.coded_tokens for segment in fork.segments] == [[300, 300]]
+    assert coded(told.sequence) == before
+    assert coded(fork) == [[300, 300]]
 
 
 def test_memory_of_segments_is_given_back(story):
@@ -184,20 +210,113 @@ def test_memory_of_segments_is_given_back(story):
     before = accountant.held()
     told.feed(1100)
     told.feed(1)
-    spec = kernel_spec(told.shape, told.settings)
-    assert accountant.held()["shadow"] == 2 * 2 * spec.segment_bytes
+    one = shadow_bytes(kernel_spec(told.shape, told.settings))
+    assert accountant.held()["shadow"] == 2 * 2 * one
     fork = told.runtime.fork(told.sequence)
-    assert accountant.held()["shadow"] == 2 * 2 * spec.segment_bytes
+    assert accountant.held()["shadow"] == 2 * 2 * one
     told.feed(1, fork)
-    assert accountant.held()["shadow"] == 3 * 2 * spec.segment_bytes
+    assert accountant.held()["shadow"] == 3 * 2 * one
     told.runtime.release(fork)
     told.runtime.truncate(told.sequence, 1024)
-    assert accountant.held()["shadow"] == 2 * spec.segment_bytes
+    assert accountant.held()["shadow"] == 2 * one
     told.runtime.release(told.sequence)
     assert accountant.held()["shadow"] == before["shadow"] == 0
 
 
-def test_a_shadow_that_does_not_fit_is_an_error_that_leaves_counts_right(cold_dir):
+@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("device", ["nvme", "golden"])
+def test_full_segments_are_the_same_wherever_they_lie(story, placement, device):
+    told = story(device=device, placement=placement)
+    parts = [told.feed(2500), told.feed(700)]
+    told.runtime._shadow._memory._settle()
+    parts += [told.feed(1) for _ in range(3)]
+    keys = torch.cat(parts, dim=1)
+    for layer in range(2):
+        told.check(layer, keys[layer], [1024, 2048, 3072, 3201])
+    room = PLACEMENTS[placement]
+    # Layers become full one after the other, both segments of the first chunk in the first layer.
+    full = {1000: [[0, 0]] * 3, 3: [[0, 0], [0, 1], [1, 1]], 0: [[1, 1]] * 3}[room]
+    assert on_drive(told.sequence) == [*full, [0, 0]], "an open segment is always in DRAM"
+    counters = told.runtime.counters
+    one = shadow_bytes(kernel_spec(told.shape, told.settings))
+    on = sum(map(sum, full))
+    assert counters.shadow_write_bytes == on * one, "each is written once"
+    # Each step has read what is on the drive, and so have the checks.
+    assert counters.shadow_read_bytes == 4 * on * one
+
+
+def test_a_flipped_bit_on_the_drive_shows(story):
+    told = story(placement="streamed")
+    parts = [told.feed(2048), told.feed(1)]
+    keys = torch.cat(parts, dim=1)
+    told.runtime._shadow._memory._settle()
+    store = told.runtime._shadow_store
+    slot = told.sequence.segments[1].layers[0].slot
+    flipped = store.buffer()
+    store.read(slot, flipped).result()
+    flipped[5, 7] ^= 16
+    store.write(slot, flipped).result()
+    told.check(1, keys[1], [1024, 2048, 2049])
+    with pytest.raises(AssertionError, match="not equal"):
+        told.check(0, keys[0], [1024, 2048, 2049])
+
+
+@pytest.mark.parametrize("placement", ["split", "streamed"])
+def test_rewinds_and_forks_of_shadows_on_the_drive(story, placement):
+    told = story(placement=placement)
+    accountant = told.runtime._accountant
+    first = told.feed(3000)
+    told.feed(1)
+    fork = told.runtime.fork(told.sequence)
+    told.runtime.truncate(fork, 1500)
+    own = [told.feed(1000, fork), told.feed(1, fork)]
+    keys = torch.cat([first[:, :1500], *own], dim=1)
+    for layer in range(2):
+        # The cut segment keeps the statistics that it took when it was full.
+        statistics = fork.segments[1].layers[layer].statistics
+        spec = kernel_spec(told.shape, told.settings)
+        shadow = np.zeros((spec.segment_beats, 64), np.uint8)
+        GoldenScorer(spec, Scope.LAYER).encode(keys[layer, 1024:2048].half(), statistics, shadow, 0)
+        np.testing.assert_array_equal(told.shadow(1, layer, fork), shadow)
+        told.check(layer, first[layer, :2048], [1024, 2048], _Cut(told, 2))
+    told.runtime.release(fork)
+    told.runtime.release(told.sequence)
+    assert accountant.held()["shadow"] == 0
+    assert told.runtime._shadow._memory._full_bytes == 0
+    store = told.runtime._shadow_store
+    assert len(store._free) == store._slots, "all slots are free again"
+
+
+class _Cut:
+    """The first segments of a story's sequence."""
+
+    def __init__(self, told, segments):
+        self.segments = told.sequence.segments[:segments]
+
+
+def test_a_failed_write_stays_in_memory_and_is_told(story, monkeypatch):
+    told = story(placement="streamed")
+    told.feed(1000)
+    store = told.runtime._shadow_store
+    file = store._opened()
+    monkeypatch.setattr(file, "write", _fail)
+
+    def fill():
+        told.feed(1024)
+        told.runtime._shadow._memory._settle()
+
+    with pytest.raises(ColdPoolError, match="no space"):
+        fill()
+    assert not any(on_drive(told.sequence)[0])
+    told.runtime.release(told.sequence)
+    assert told.runtime._accountant.held()["shadow"] == 0
+
+
+def _fail(data, offset):
+    raise ColdPoolError("no space")
+
+
+def test_a_budget_too_small_for_an_open_shadow_is_an_error_that_leaves_counts_right(cold_dir):
     told = Story(cold_dir)
     told.runtime.close()
     budget = staging_bytes(told.shape, told.settings) + 60_000
