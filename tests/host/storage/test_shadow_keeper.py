@@ -98,7 +98,10 @@ def coded(sequence):
 
 
 def on_drive(sequence):
-    return [[one.shadow is None for one in segment.layers] for segment in sequence.segments]
+    return [
+        [one.shadow is None and one.slot is not None for one in segment.layers]
+        for segment in sequence.segments
+    ]
 
 
 @pytest.fixture
