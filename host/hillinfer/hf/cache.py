@@ -58,6 +58,15 @@ class HillInferCache(Cache):  # type: ignore[misc]
         """Return memory and traffic so far, of this cache and its forks together."""
         return self._runtime.statistics()
 
+    @property
+    def token_ids(self) -> list[list[int]]:
+        """The tokens given to the model so far, a list per batch row, padding left out.
+
+        Those of a forward pass that failed are the last of them: what was generated is not lost
+        when a drive fails. Needs no drive.
+        """
+        return self._batch.token_ids
+
     def fork(self) -> HillInferCache:
         """Return a cache with the same tokens that shares all full groups and segments.
 
