@@ -103,14 +103,15 @@ class Runtime:
             shape, self._accountant, policy, LayerShares(shape.layers, settings.pool_sizes)
         )
         self._keeper = PoolKeeper(self._pools, policy, settings, self.counters)
-        sweep(cold_dir, calls)
+        self.calls = calls or DriveCalls()
+        sweep(cold_dir, self.calls)
         self._store = ColdStore(
             cold_dir,
             shape,
             settings.block_rows * shape.row_bytes,
             settings.io_threads,
             self.counters,
-            calls,
+            self.calls,
         )
         if self._store.io_mode is IOMode.BUFFERED:
             warnings.warn(buffered_warning(cold_dir), BufferedDriveWarning, stacklevel=2)

@@ -174,13 +174,14 @@ class HillInferCache(Cache):  # type: ignore[misc]
             (batch, past + tokens) of zeros for padding, or None.
         """
         self._recover()
-        self._runtime.begin_step()
         start = self.get_seq_length()
         shares = self._batch.begin_forward(ids, start, mask)
         self._plan = ForwardPlan(
             start=start, tokens=ids.shape[1], batch=ids.shape[0], shares=shares
         )
         self._fresh = {}
+        # Last, so that the ids are kept even where the drive failed since the step before.
+        self._runtime.begin_step()
 
     def end_forward(self) -> None:
         """Learn that the forward pass got through, and its tokens count."""
