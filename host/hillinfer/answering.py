@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from hillinfer.counters import Counters
+from hillinfer.errors import HillInferError
 from hillinfer.generation import Generation
 from hillinfer.prompt import DocumentPrompt
 from hillinfer.question_reading import QuestionReading
@@ -56,6 +57,11 @@ class Answering:
         The document; its questions follow.
     options
         See `AnswerOptions`.
+
+    Attributes
+    ----------
+    document_tokens, document_seconds
+        Tokens of the document read so far and the time that took; right even after reading failed.
     """
 
     def __init__(
@@ -69,17 +75,35 @@ class Answering:
         self._tokenizer = tokenizer
         self._prompt = prompt
         self._options = options
+        self.document_tokens = 0
+        self.document_seconds = 0.0
 
     def read(self, token_ids: list[int], on_progress: Progress = _unseen) -> float:
-        """Read the document's ids in chunks and return the seconds that took."""
+        """Read the document's ids in chunks and return the seconds that took.
+
+        Raises
+        ------
+        HillInferError
+            Where it fails in the middle.
+        """
         started = time.perf_counter()
-        self.generation.read(token_ids, on_progress)
-        return time.perf_counter() - started
+
+        def advance(done: int) -> None:
+            self.document_tokens = done
+            self.document_seconds = time.perf_counter() - started
+            on_progress(done)
+
+        self.generation.read(token_ids, advance)
+        self.document_seconds = time.perf_counter() - started
+        return self.document_seconds
 
     def ask(
         self, question: str, on_text: Callable[[str], None], on_progress: Progress = _unseen
     ) -> Answer:
         """Answer one question on a fork that is closed afterwards; others may follow.
+
+        An error in the middle ends the answer as `Finish.FAILED` and is told in it, so that what
+        was generated until then is not lost.
 
         Parameters
         ----------
@@ -90,7 +114,10 @@ class Answering:
         on_progress
             Called with the number of new tokens so far.
         """
-        fork = self.generation.fork()
+        try:
+            fork = self.generation.fork()
+        except HillInferError as error:
+            return _unread(question, 0, 0.0, error)
         try:
             return self._answer(fork, question, on_text, on_progress)
         finally:
@@ -115,10 +142,19 @@ class Answering:
     ) -> Answer:
         ids = self._prompt.question_ids(question)
         started = time.perf_counter()
-        if self._options.question_reading is QuestionReading.SINGLY:
-            generation.read_singly(ids)
-        else:
-            generation.read(ids)
+        read = 0
+
+        def advance(done: int) -> None:
+            nonlocal read
+            read = done
+
+        try:
+            if self._options.question_reading is QuestionReading.SINGLY:
+                generation.read_singly(ids, advance)
+            else:
+                generation.read(ids, advance)
+        except HillInferError as error:
+            return _unread(question, read, time.perf_counter() - started, error)
         seconds = time.perf_counter() - started
         return self._decode(generation, question, len(ids), seconds, on_text, on_progress)
 
@@ -135,6 +171,7 @@ class Answering:
         ids: list[int] = []
         pieces: list[str] = []
         finish = Finish.LENGTH
+        error: str | None = None
 
         def show(piece: str) -> None:
             if piece:
@@ -155,6 +192,8 @@ class Answering:
         except KeyboardInterrupt:
             # What was generated stays: the caller shows it, reports it and then ends.
             finish = Finish.INTERRUPTED
+        except HillInferError as caught:
+            finish, error = Finish.FAILED, str(caught)
         seconds = time.perf_counter() - started
         show(stream.finish())
         after = generation.statistics()
@@ -167,7 +206,23 @@ class Answering:
             decode_seconds=seconds,
             finish=finish,
             decode_counts=_counts(before, after),
+            error=error,
         )
+
+
+def _unread(question: str, tokens: int, seconds: float, error: HillInferError) -> Answer:
+    """Return the answer to a question that could not be read to its end."""
+    return Answer(
+        question=question,
+        text="",
+        token_ids=(),
+        question_tokens=tokens,
+        question_seconds=seconds,
+        decode_seconds=0.0,
+        finish=Finish.FAILED,
+        decode_counts={},
+        error=str(error),
+    )
 
 
 def _counts(before: CacheStatistics | None, after: CacheStatistics | None) -> dict[str, float]:

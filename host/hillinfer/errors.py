@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors a user can act on: each message names the value and the fix."""
+"""Errors and warnings a user can act on: each names the value and the fix."""
 
 
 class HillInferError(Exception):
@@ -26,5 +26,13 @@ class CacheUseError(HillInferError):
     """A cache was given something that does not continue what it holds."""
 
 
+class BrokenRunError(HillInferError):
+    """A run failed in the middle; what it had done until then was shown and reported."""
+
+
 class HillInferWarning(UserWarning):
     """Something works, but not as well as a user may expect."""
+
+
+class BufferedDriveWarning(HillInferWarning):
+    """The cold pool's drive does not allow direct I/O."""

@@ -54,6 +54,7 @@ class Finish(StrEnum):
     STOP = "stop"
     LENGTH = "length"
     INTERRUPTED = "interrupted"
+    FAILED = "failed"
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,8 @@ class Answer:
     decode_counts
         What the cache counted in those forward passes, by the names of `Counters`; empty for a
         cache that does not count.
+    error
+        What failed in the middle, None where nothing did.
     """
 
     question: str | None
@@ -86,6 +89,7 @@ class Answer:
     decode_seconds: float
     finish: Finish
     decode_counts: Mapping[str, float]
+    error: str | None = None
 
     @property
     def decode_steps(self) -> int:
@@ -147,6 +151,8 @@ class RunReport:
         Peak resident memory of the process, loading included, a comparison excluded.
     comparison
         None where none was asked for.
+    document_error
+        What failed while the document was read, None where nothing did.
     """
 
     model: Mapping[str, Any]
@@ -160,6 +166,20 @@ class RunReport:
     statistics: CacheStatistics
     peak_rss_bytes: int
     comparison: Comparison | None = None
+    document_error: str | None = None
+
+    @property
+    def error(self) -> str | None:
+        """What ended the run in the middle, None where nothing did."""
+        last = self.answers[-1].error if self.answers else None
+        return self.document_error or last
+
+    @property
+    def finish(self) -> Finish | None:
+        """Why the run ended: as its last answer did; None where nothing was asked."""
+        if self.error is not None:
+            return Finish.FAILED
+        return self.answers[-1].finish if self.answers else None
 
     @property
     def prompt_tokens(self) -> int:
@@ -198,6 +218,8 @@ class RunReport:
         """Return the report as `run.json` holds it."""
         statistics = self.statistics
         return {
+            "finish": self.finish,
+            "error": self.error,
             "prompt_tokens": self.prompt_tokens,
             "new_tokens": self.new_tokens,
             "prefill_seconds": self.prefill_seconds,

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -16,7 +17,7 @@ from hillinfer.attention.row_attention import RowAttention
 from hillinfer.counters import Counters
 from hillinfer.devices.scorer import SegmentShadow
 from hillinfer.devices.table import make_scorer
-from hillinfer.errors import CacheUseError
+from hillinfer.errors import BufferedDriveWarning, CacheUseError
 from hillinfer.hie.evaluation import ImportanceEvaluation
 from hillinfer.model_shape import ModelShape
 from hillinfer.policies.pool_policies import make_pool_policy
@@ -30,6 +31,7 @@ from hillinfer.pools.pool_keeper import PoolKeeper
 from hillinfer.settings import Settings
 from hillinfer.statistics import CacheStatistics
 from hillinfer.storage.aligned_buffer import round_up
+from hillinfer.storage.cold_file import IOMode, buffered_warning
 from hillinfer.storage.cold_store import ColdStore
 from hillinfer.storage.drive_calls import DriveCalls
 from hillinfer.storage.group_table import GroupTable
@@ -101,15 +103,18 @@ class Runtime:
             shape, self._accountant, policy, LayerShares(shape.layers, settings.pool_sizes)
         )
         self._keeper = PoolKeeper(self._pools, policy, settings, self.counters)
-        sweep(cold_dir, calls)
+        self.calls = calls or DriveCalls()
+        sweep(cold_dir, self.calls)
         self._store = ColdStore(
             cold_dir,
             shape,
             settings.block_rows * shape.row_bytes,
             settings.io_threads,
             self.counters,
-            calls,
+            self.calls,
         )
+        if self._store.io_mode is IOMode.BUFFERED:
+            warnings.warn(buffered_warning(cold_dir), BufferedDriveWarning, stacklevel=2)
         self._reader = RowReader(
             self._store,
             self._pools,

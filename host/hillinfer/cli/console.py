@@ -5,8 +5,14 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TextIO
 
 from rich.console import Console
+
+from hillinfer.errors import BufferedDriveWarning, HillInferWarning
 
 _FILE_COLUMNS = 100
 
@@ -17,6 +23,38 @@ def error_console() -> Console:
     if not console.is_terminal:
         console.width = _FILE_COLUMNS
     return console
+
+
+@contextmanager
+def shown_warnings() -> Iterator[None]:
+    """Show each of HillInfer's own warnings once, as a line, for the time of a command."""
+    shown = warnings.showwarning
+
+    def show(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        if issubclass(category, HillInferWarning):
+            error_console().print(f"hillinfer: warning: {message}")
+        else:
+            shown(message, category, filename, lineno, file, line)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("default", HillInferWarning)
+        warnings.showwarning = show
+        yield
+
+
+@contextmanager
+def drive_warning_shown() -> Iterator[None]:
+    """Keep the warning about a drive without direct I/O quiet, because it was shown before."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", BufferedDriveWarning)
+        yield
 
 
 def quiet_transformers() -> None:

@@ -15,18 +15,19 @@ from rich.console import Console
 import hillinfer
 from hillinfer.answering import Answering, AnswerOptions, Progress
 from hillinfer.cli.comparison import compare_with_ordinary
-from hillinfer.cli.console import error_console
+from hillinfer.cli.console import drive_warning_shown, error_console
 from hillinfer.cli.generate_request import Asking, GenerateRequest
 from hillinfer.cli.preflight import CheckedRun, check_run
 from hillinfer.cli.progress import answering_view, reading_view
 from hillinfer.cli.report_facts import machine_facts, model_facts, settings_facts, version_facts
 from hillinfer.cli.report_view import show_report
+from hillinfer.errors import BrokenRunError, HillInferError
 from hillinfer.generation import Generation
 from hillinfer.machine.memory_peak import peak_rss_bytes, reset_peak_rss
 from hillinfer.models.loader import LoadedModel, ModelOutline
 from hillinfer.models.model_source import ModelSource
 from hillinfer.prompt import DocumentPrompt
-from hillinfer.run_report import Answer, Finish, RunReport, prepare_report
+from hillinfer.run_report import Answer, Finish, ReportError, RunReport, prepare_report
 from hillinfer.statistics import CacheStatistics
 
 EXIT_INTERRUPTED = 130
@@ -38,6 +39,8 @@ def run(request: GenerateRequest) -> None:
 
     Raises
     ------
+    BrokenRunError
+        Where reading or answering failed in the middle, after the report was written.
     HillInferError
         Whatever a user can act on, before weights are loaded where it can be known before.
     """
@@ -52,9 +55,10 @@ def run(request: GenerateRequest) -> None:
     checked = check_run(request, outline, prompt, console.print)
     loaded = outline.load()
     options = _answer_options(request, loaded)
-    report, generating_peak = _answer_all(request, checked, loaded, prompt, options, console)
-    interrupted = any(answer.finish is Finish.INTERRUPTED for answer in report.answers)
-    if request.compare is not None and not interrupted:
+    with drive_warning_shown():
+        report, generating_peak = _answer_all(request, checked, loaded, prompt, options, console)
+    ended_early = report.finish in (Finish.INTERRUPTED, Finish.FAILED)
+    if request.compare is not None and not ended_early:
         console.print("running the same prompts with the ordinary cache")
         comparison = compare_with_ordinary(
             loaded,
@@ -67,10 +71,17 @@ def run(request: GenerateRequest) -> None:
         )
         report = replace(report, comparison=comparison)
     show_report(report, console)
-    if request.report is not None:
-        report.write(request.report)
-        console.print(f"report: {request.report}")
-    if interrupted:
+    try:
+        if request.report is not None:
+            report.write(request.report)
+            console.print(f"report: {request.report}")
+    except ReportError as error:
+        if report.error is None:
+            raise
+        raise BrokenRunError(f"{report.error}; and then: {error}") from error
+    if report.error is not None:
+        raise BrokenRunError(report.error)
+    if report.finish is Finish.INTERRUPTED:
         raise typer.Exit(EXIT_INTERRUPTED)
 
 
@@ -90,18 +101,22 @@ def _answer_all(
         generation = Generation(loaded.model, cache, request.chunk_tokens)
         try:
             answering = Answering(generation, loaded.tokenizer, prompt, options)
-            with reading_view(console).stage("prefill", len(checked.document_ids)) as advance:
-                document_seconds = answering.read(checked.document_ids, advance)
-            answers = tuple(_answers(request, checked, prompt, answering, console))
+            answers: tuple[Answer, ...] = ()
+            document_error: str | None = None
+            try:
+                with reading_view(console).stage("prefill", len(checked.document_ids)) as advance:
+                    answering.read(checked.document_ids, advance)
+            except HillInferError as error:
+                document_error = str(error)
+            else:
+                answers = tuple(_answers(request, checked, prompt, answering, console))
             statistics: CacheStatistics = cache.statistics()
         finally:
             generation.close()
     generating_peak = peak_rss_bytes()
-    contexts = [
-        len(checked.document_ids) + answer.question_tokens + answer.decode_steps
-        for answer in answers
-    ]
-    longest = max(contexts, default=len(checked.document_ids))
+    read = answering.document_tokens
+    contexts = [read + answer.question_tokens + answer.decode_steps for answer in answers]
+    longest = max(contexts, default=read)
     shape = loaded.shape
     report = RunReport(
         model=model_facts(loaded, shape),
@@ -109,12 +124,13 @@ def _answer_all(
         sampling=request.sampling.as_json(),
         versions=version_facts(),
         machine=machine_facts(checked.settings.cold_dir),
-        document_tokens=len(checked.document_ids),
-        document_seconds=document_seconds,
+        document_tokens=read,
+        document_seconds=answering.document_seconds,
         answers=answers,
         # Forks are closed by now, so the cache no longer holds the longest context.
         statistics=replace(statistics, kv_bytes=longest * shape.token_bytes),
         peak_rss_bytes=max(loading_peak, generating_peak),
+        document_error=document_error,
     )
     return report, generating_peak
 
@@ -126,7 +142,7 @@ def _answers(
     answering: Answering,
     console: Console,
 ) -> Iterator[Answer]:
-    """Answer whatever was asked, the text on standard output, until an interrupt."""
+    """Answer whatever was asked, the text on standard output, until an interrupt or an error."""
     if request.asking is Asking.INTERACTIVE:
         questions = _fitting(_typed_questions(console), checked, prompt, console)
         asked: Iterator[Callable[[Progress], Answer]] = (
@@ -149,7 +165,7 @@ def _answers(
             answer = answer_next(advance)
             _show_text("\n")
         yield answer
-        if answer.finish is Finish.INTERRUPTED:
+        if answer.finish in (Finish.INTERRUPTED, Finish.FAILED):
             return
 
 

@@ -9,13 +9,15 @@ from collections.abc import Sequence
 
 import typer
 
+from hillinfer.cli.console import shown_warnings
 from hillinfer.cli.doctor import doctor
 from hillinfer.cli.fetch import fetch
 from hillinfer.cli.generate import generate
 from hillinfer.cli.models import models
 from hillinfer.cli.quality import quality
-from hillinfer.errors import HillInferError
+from hillinfer.errors import BrokenRunError, HillInferError
 
+EXIT_BROKEN = 1
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
 _RUN_MODULES = frozenset({"torch", "transformers", "safetensors", "gguf", "accelerate"})
@@ -43,8 +45,9 @@ def _program(context: typer.Context) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command and end the process.
 
-    What a user can act on becomes one line on standard error and exit code 2; an interrupt ends
-    with 130. Anything else is a defect and keeps its traceback.
+    What a user can act on becomes one line on standard error and exit code 2, or 1 where a run
+    broke in the middle and was reported; an interrupt ends with 130. Anything else is a defect and
+    keeps its traceback.
 
     Parameters
     ----------
@@ -56,9 +59,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
         given = None if arguments is None else list(arguments)
-        code = app(given, prog_name="hillinfer", standalone_mode=False)
+        with shown_warnings():
+            code = app(given, prog_name="hillinfer", standalone_mode=False)
     except KeyboardInterrupt:
         code = EXIT_INTERRUPTED
+    except BrokenRunError as error:
+        code = _fail(str(error), EXIT_BROKEN)
     except HillInferError as error:
         code = _fail(str(error))
     except ModuleNotFoundError as error:
@@ -72,6 +78,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(code)
 
 
-def _fail(message: str) -> int:
+def _fail(message: str, code: int = EXIT_ERROR) -> int:
     print(f"hillinfer: error: {' '.join(message.split())}", file=sys.stderr)
-    return EXIT_ERROR
+    return code

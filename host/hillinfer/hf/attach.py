@@ -16,7 +16,12 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 
 from hillinfer.cold_dir import prepared_cold_dir
-from hillinfer.errors import HillInferWarning, SettingsError, UnsupportedFeatureError
+from hillinfer.errors import (
+    ColdPoolError,
+    HillInferWarning,
+    SettingsError,
+    UnsupportedFeatureError,
+)
 from hillinfer.hf import attention
 from hillinfer.hf.cache import HillInferCache
 from hillinfer.hf.features import check_model, check_uses_interface, check_versions
@@ -192,6 +197,12 @@ def _guarded(generate: Callable[..., Any]) -> Callable[..., Any]:
             ids = kwargs.get("input_ids", kwargs.get("inputs", args[0] if args else None))
             if ids is not None:
                 cache.check_continues(ids, kwargs.get("attention_mask"))
+            try:
+                return generate(*args, **kwargs)
+            except ColdPoolError as error:
+                raise ColdPoolError(
+                    f"{error}; the tokens generated until then are in the cache's token_ids"
+                ) from error
         return generate(*args, **kwargs)
 
     return guarded

@@ -33,6 +33,11 @@ class Batch:
     def __len__(self) -> int:
         return len(self._sequences)
 
+    @property
+    def token_ids(self) -> list[list[int]]:
+        """The tokens of each row so far, padding left out."""
+        return [list(sequence.token_ids) for sequence in self._sequences]
+
     def clear(self) -> None:
         """Free all sequences."""
         for sequence in _distinct(self._sequences):

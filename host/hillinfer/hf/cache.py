@@ -58,6 +58,15 @@ class HillInferCache(Cache):  # type: ignore[misc]
         """Return memory and traffic so far, of this cache and its forks together."""
         return self._runtime.statistics()
 
+    @property
+    def token_ids(self) -> list[list[int]]:
+        """The tokens given to the model so far, a list per batch row, padding left out.
+
+        Those of a forward pass that failed are the last of them: what was generated is not lost
+        when a drive fails. Needs no drive.
+        """
+        return self._batch.token_ids
+
     def fork(self) -> HillInferCache:
         """Return a cache with the same tokens that shares all full groups and segments.
 
@@ -165,13 +174,14 @@ class HillInferCache(Cache):  # type: ignore[misc]
             (batch, past + tokens) of zeros for padding, or None.
         """
         self._recover()
-        self._runtime.begin_step()
         start = self.get_seq_length()
         shares = self._batch.begin_forward(ids, start, mask)
         self._plan = ForwardPlan(
             start=start, tokens=ids.shape[1], batch=ids.shape[0], shares=shares
         )
         self._fresh = {}
+        # Last, so that the ids are kept even where the drive failed since the step before.
+        self._runtime.begin_step()
 
     def end_forward(self) -> None:
         """Learn that the forward pass got through, and its tokens count."""

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from hillinfer.storage.cold_file import IOMode, probe_io_mode
+from hillinfer.storage.cold_file import IOMode, buffered_warning, probe_io_mode
 
 _IN_MEMORY = frozenset({"tmpfs", "ramfs", "devtmpfs", "hugetlbfs"})
 _NETWORK = frozenset({"nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs", "ceph", "glusterfs"})
@@ -66,10 +66,7 @@ class DriveFacts:
                 "a local drive with --cold-dir"
             )
         if self.io_mode is IOMode.BUFFERED:
-            return (
-                f"{self.directory} ({self.filesystem}) does not allow direct I/O: the page cache "
-                "will hold what the DRAM budget does not count; choose another with --cold-dir"
-            )
+            return f"{self.filesystem}: {buffered_warning(self.directory)}"
         return None
 
 

@@ -173,6 +173,15 @@ def probe_io_mode(directory: Path, calls: DriveCalls | None = None) -> IOMode:
     raise AssertionError("unreachable: buffered I/O either works or raises")
 
 
+def buffered_warning(directory: Path) -> str:
+    """Return what it costs that a directory does not allow direct I/O, and the way out."""
+    return (
+        f"{directory} does not allow direct I/O: rows are read and written through the page cache, "
+        "which holds memory that the DRAM budget does not count, and every write waits for the "
+        "drive; choose another directory with --cold-dir (cold_dir in Python)"
+    )
+
+
 def _open_nameless(directory: Path, extra_flags: int, calls: DriveCalls) -> int:
     flags = os.O_RDWR | extra_flags
     try:

@@ -20,6 +20,10 @@ def files_of_one_page():
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
 
 
+def files_of_320_rows():
+    resource.setrlimit(resource.RLIMIT_FSIZE, (320 * 128, 320 * 128))
+
+
 def started(*arguments, stderr=subprocess.PIPE, prepare=default_interrupts):
     return subprocess.Popen(
         [*COMMAND, *(str(argument) for argument in arguments)],
@@ -97,18 +101,65 @@ def test_progress_does_not_cut_the_text_where_both_go_to_one_place(
     assert text in together
 
 
-def test_a_drive_that_takes_no_more_ends_in_one_line(tiny_folder, cold_dir, document):
+def test_a_drive_that_takes_no_more_ends_in_one_line(tiny_folder, cold_dir, document, tmp_path):
+    report = tmp_path / "run.json"
     process = started(
         *("generate", "--model", tiny_folder, "--prompt-file", document, "--cold-dir", cold_dir),
         *("--threads", 1, "--max-new-tokens", 3, "--dram-budget", "64MiB"),
+        *("--prefill-chunk", 50, "--report", report),
         prepare=files_of_one_page,
     )
-    _, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=120)
     last = err.decode().splitlines()[-1]
-    assert process.returncode == 2, err.decode()
+    # The run broke in the middle: 1, and 2 only for what could be refused before.
+    assert process.returncode == 1, err.decode()
     assert b"Traceback" not in err
+    assert out == b""
     assert last.startswith("hillinfer: error: could not write")
+    assert "rows of layer" in last
     assert "--cold-dir" in last
+    # One page is what the limit lets any file have, the report too.
+    assert "cannot write the report" in last or read_report(report)["finish"] == "failed"
+
+
+def test_a_drive_that_fills_up_while_answering_costs_no_text(
+    tiny_folder, cold_dir, document, tmp_path
+):
+    report = tmp_path / "run.json"
+    arguments = (
+        *("generate", "--model", tiny_folder, "--prompt-file", document, "--cold-dir", cold_dir),
+        *("--threads", 1, "--max-new-tokens", 600, "--dram-budget", "64MiB", "--report", report),
+        *("--temperature", 5, "--question", "who sat? ", "--question", "where? "),
+    )
+    process = started(*arguments, prepare=files_of_320_rows)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 1, err.decode()
+    assert b"Traceback" not in err
+    last = err.decode().splitlines()[-1]
+    assert last.startswith("hillinfer: error: could not write")
+    assert "File too large" in last
+    told = read_report(report)
+    assert told["finish"] == "failed"
+    assert f"hillinfer: error: {told['error']}" == last
+    # The second question is not asked any more.
+    (answer,) = told["answers"]
+    assert answer["finish"] == "failed"
+    assert answer["error"] == told["error"]
+    assert out.decode() == answer["text"] + "\n"
+    assert 50 < len(answer["token_ids"]) < 600
+    rows = told["document_tokens"] + answer["question_tokens"] + len(answer["token_ids"])
+    assert rows >= 384
+    # On a drive with room the same tokens come, and more.
+    process = started(*arguments)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err.decode()
+    whole = read_report(report)
+    assert (whole["finish"], whole["error"]) == ("stop", None)
+    ids = whole["answers"][0]["token_ids"]
+    assert len(whole["answers"]) == 2
+    assert ids[: len(answer["token_ids"])] == answer["token_ids"]
+    assert len(ids) > len(answer["token_ids"])
+    assert list(cold_dir.iterdir()) == []
 
 
 def test_a_report_that_cannot_be_written_shows_before_anything_is_read(

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 from hillinfer.storage.drive_calls import DriveCalls
@@ -106,6 +107,16 @@ class FaultyCalls(DriveCalls):
                 return None
             self.hits += 1
             return injection.fault
+
+
+class WithoutDirectIO(DriveCalls):
+    """A file system that refuses direct I/O."""
+
+    def open(self, path: Path, flags: int, mode: int = 0o600) -> int:
+        """Open as the system does, but only through the page cache."""
+        if flags & os.O_DIRECT:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return super().open(path, flags, mode)
 
 
 def _with_faults(kind: str) -> Callable[..., Any]:
