@@ -255,6 +255,20 @@ class Runtime:
             sequence.lengths[layer] += taken
             done += taken
 
+    def code_full_segments(self, layer: int, sequence: Sequence, keys: torch.Tensor) -> None:
+        """Code the key shadow of segments that the newest tokens made full.
+
+        Attention does it too; for rows that nothing attends to.
+
+        Parameters
+        ----------
+        layer, sequence
+            Where the tokens were just appended.
+        keys
+            Theirs, stored type, (kv_heads, tokens, head_dim).
+        """
+        self._shadow.code_full_segments(layer, sequence, _shadow_keys(keys))
+
     # --- attention -------------------------------------------------------------------------
 
     def attend_dense(
@@ -284,7 +298,7 @@ class Runtime:
         (query_heads, tokens, head_dim) in the query's type.
         """
         out = self._attention.dense(layer, sequence, query, keys, values, scaling)
-        self._shadow.code_full_segments(layer, sequence, _shadow_keys(keys))
+        self.code_full_segments(layer, sequence, keys)
         if self._keeper.observed_queries:
             last = query[:, -self._keeper.observed_queries :]
             sequence.observed[layer] = last.transpose(0, 1).float().cpu().contiguous()
@@ -319,7 +333,7 @@ class Runtime:
         # A segment takes its statistics when it is full or first scored, so where every token is
         # selected the shadow waits.
         if self._evaluation.selects_all(length):
-            self._shadow.code_full_segments(layer, sequence, _shadow_keys(keys))
+            self.code_full_segments(layer, sequence, keys)
             selected = self._evaluation.everything(length)
         else:
             selected = self._scored(layer, sequence, query, keys, scaling)

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A child process: generate over a long random prompt, and print tokens and peak memory as JSON.
+
+Its argument is `hillinfer` or `ordinary`.
+"""
+
+import json
+import resource
+import sys
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig
+
+import hillinfer
+
+# A little computation and a large KV cache: 128 KiB per token in fp32, 64 KiB as stored.
+CONFIG = {
+    "vocab_size": 101,
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "head_dim": 256,
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": False,
+    "eos_token_id": None,
+    "bos_token_id": None,
+}
+PROMPT, NEW = 2400, 6
+
+
+@torch.no_grad()
+def main(kind, cold_dir):
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(LlamaConfig(**CONFIG)).eval()
+    # Large enough weights that attention decides about tokens.
+    for name, weight in model.named_parameters():
+        if weight.ndim == 2:
+            torch.nn.init.normal_(weight, std=1.0 if "embed" in name else weight.shape[1] ** -0.5)
+    ids = torch.randint(1, 101, (1, PROMPT))
+    options = {"max_new_tokens": NEW, "do_sample": False, "prefill_chunk_size": 256}
+    if kind == "ordinary":
+        cache = DynamicCache(config=model.config)
+        out = model.generate(ids, past_key_values=cache, pad_token_id=0, **options)
+    else:
+        with hillinfer.attach(
+            model, alpha=0.1, shadow="int4", block_rows=128, dram_budget="48MiB", cold_dir=cold_dir
+        ) as attached:
+            cache = attached.new_cache(expected_tokens=PROMPT + NEW)
+            out = model.generate(ids, past_key_values=cache, pad_token_id=0, **options)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    print(json.dumps({"tokens": out[0, PROMPT:].tolist(), "peak_rss_bytes": peak}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Under a hard memory limit the ordinary cache is killed and HillInfer answers as without it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from memory_cgroup import memory_cgroup
+
+SCRIPT = Path(__file__).parent / "limited_run.py"
+# What a process needs beyond its own peak, for page tables and pages of files.
+SLACK = 64 << 20
+
+
+def run(kind, cold_dir, entered=None):
+    # Whatever else this machine does, threads that wait must not take its time.
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(SCRIPT), kind, str(cold_dir)]
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=900,
+        preexec_fn=entered,
+        env=environment,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def free_run(cold_dir):
+    done = run("hillinfer", cold_dir)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.fixture
+def limited(free_run):
+    with memory_cgroup(free_run["peak_rss_bytes"] + SLACK) as entered:
+        yield entered
+
+
+def test_hillinfer_finishes_with_the_same_tokens(limited, free_run, cold_dir):
+    done = run("hillinfer", cold_dir, limited)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["tokens"] == free_run["tokens"]
+    assert len(set(free_run["tokens"])) > 2, "tokens that say something"
+
+
+def test_the_ordinary_cache_is_killed(limited, cold_dir):
+    done = run("ordinary", cold_dir, limited)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert done.stdout == ""
+
+
+def test_without_the_limit_the_ordinary_cache_finishes(cold_dir, free_run):
+    """The twin: it is the limit that kills, and the cache that takes what it does not have."""
+    done = run("ordinary", cold_dir)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["peak_rss_bytes"] > free_run["peak_rss_bytes"] + SLACK
