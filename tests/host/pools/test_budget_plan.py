@@ -10,7 +10,18 @@ from hypothesis import strategies as st
 
 from hillinfer.errors import BudgetError
 from hillinfer.model_shape import ModelShape, StoredType
-from hillinfer.pools.budget_plan import BudgetPlan, staging_bytes
+from hillinfer.policies.pool_policies import POOL_POLICIES
+from hillinfer.pools.budget_plan import (
+    BudgetPlan,
+    hit_bytes,
+    kernel_spec,
+    observed_bytes,
+    score_bytes,
+    segment_statistics_bytes,
+    staging_bytes,
+)
+from hillinfer.pools.layer_shares import PoolSizes
+from hillinfer.pools.slot_table import SLOT_BYTES
 from hillinfer.runtime import Runtime
 from hillinfer.settings import Settings
 
@@ -35,6 +46,8 @@ def contexts(draw):
         block_rows=draw(st.sampled_from([60, 100, 256])),
         block_tokens=draw(st.sampled_from([1, 64, 1024])),
         io_threads=2,
+        pool_policy=draw(st.sampled_from(list(POOL_POLICIES))),
+        pool_sizes=draw(st.sampled_from(PoolSizes)),
     )
     tokens = draw(st.integers(1, 200) | st.integers(1000, 1100))
     return shape, chosen, tokens, draw(st.integers(1, 3))
@@ -80,7 +93,8 @@ def test_the_least_budget_is_enough(cold_dir):
             run_through(runtime, tokens, sequences)
             statistics = runtime.statistics()
             # Room for the kept rows was left over, whatever the rest took.
-            assert runtime._pools.capacity() >= min(chosen.kept_tokens, 1) * sequences
+            slots = sum(runtime._pools.capacity(layer) for layer in range(shape.layers))
+            assert slots >= chosen.kept_tokens * sequences
         finally:
             runtime.close()
         assert statistics.dram_peak_bytes <= plan.required_bytes
@@ -137,7 +151,32 @@ def test_sizes_that_can_be_worked_out_by_hand():
     assert plan.kv_bytes == 1500 * 3 * 2 * 128
     # Per group of 64 and KV head: a beat of exponents, and 64 padded channels of 4 bits.
     assert plan.shadow_bytes == 2 * 3 * 2 * 16 * 2 * (64 + 64 * 64 // 2)
-    assert plan.kept_bytes == 3 * 2 * (36 * (128 + 12) + 64 * 128)
+    assert plan.kept_bytes == 3 * 2 * (36 * (128 + 22) + 64 * 128)
+    # Hits take 2 bytes for 2 layers and one that grows, in steps of 1,024 tokens.
+    assert hit_bytes(shape, tokens) == 3 * 2 * 2048
+    # The paper's policy sees 16 queries of 4 heads of 16 channels in 32 bits, in each layer.
+    assert observed_bytes(shape, 16) == 2 * 16 * 4 * 16 * 4
+    assert SLOT_BYTES == 22
+
+
+def test_what_a_policy_observes_is_planned_for_every_sequence():
+    shape, chosen, tokens = _example()
+    plain = BudgetPlan.for_context(shape, chosen, tokens, sequences=3)
+    paper = BudgetPlan.for_context(shape, chosen.changed(pool_policy="paper"), tokens, sequences=3)
+    assert paper.other_bytes - plain.other_bytes == 3 * observed_bytes(shape, 16)
+    assert dataclasses.replace(paper, other_bytes=plain.other_bytes) == plain
+
+
+def test_hits_are_planned_for_every_sequence_and_token():
+    shape, chosen, _ = _example()
+    plans = [BudgetPlan.for_context(shape, chosen, 2048, sequences=count) for count in (1, 2)]
+    longer = BudgetPlan.for_context(shape, chosen, 4096, sequences=1)
+    hits = hit_bytes(shape, 2048)
+    statistics = 2 * 2 * segment_statistics_bytes(kernel_spec(shape, chosen))
+    assert plans[1].other_bytes - plans[0].other_bytes == hits + statistics
+    scores = [score_bytes(kernel_spec(shape, chosen), chosen.scope, n) for n in (2048, 4096)]
+    growth = hits + statistics + scores[1] - scores[0]
+    assert longer.other_bytes - plans[0].other_bytes == growth
 
 
 def test_buffers_follow_from_the_block_size_and_not_from_the_budget():
