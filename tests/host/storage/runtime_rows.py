@@ -93,7 +93,7 @@ def check_slots(runtime, known):
     runtime._pools.settle_all()
     for layer, pool in enumerate(runtime._pools.layers):
         hot = pool.hot_rows
-        assert len(np.unique(hot)) == len(hot) <= pool.used_rows <= runtime._pools.capacity(layer)
+        assert len(np.unique(hot)) == len(hot) <= pool.used_rows
         slots = pool.slots(hot)
         assert len(np.unique(slots)) == len(hot)
         assert ((slots >= 0) & (slots < pool.used_rows)).all()
