@@ -49,17 +49,17 @@ def cases(draw):
 
 
 @settings(
-    max_examples=8,
+    max_examples=6,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(case=cases(), others=st.permutations(list(PLACEMENTS)), share=st.floats(0, 1))
 def test_every_placement_gives_the_same_bits(case, others, share, cold_dir):
-    """Half of the placements each time, and one with a budget anywhere in between."""
+    """A third of the placements each time, and one with a budget anywhere in between."""
     model = case.tiny.build()
     expected, hot = case.run(model, cold_dir, dram_budget=ALL_HOT)
     assert hot.cold_read_bytes == 0
-    drawn = {name: PLACEMENTS[name] for name in others[: len(PLACEMENTS) // 2]}
+    drawn = {name: PLACEMENTS[name] for name in others[: len(PLACEMENTS) // 3]}
     anywhere = replace(PLACEMENTS[others[-1]], share=share)
     for name, placement in (drawn | {f"{others[-1]} at {share}": anywhere}).items():
         found, statistics = case.run(model, cold_dir, **placement.for_case(case, hot.kv_bytes))
@@ -89,7 +89,7 @@ def long_run(tmp_path_factory):
     return model, *LONG.run(model, tmp_path_factory.mktemp("long"), dram_budget=ALL_HOT)
 
 
-@pytest.mark.parametrize("name", PLACEMENTS)
+@pytest.mark.parametrize("name", ["golden-least", "lru", "decayed-misses", "paper"])
 def test_two_segments_and_almost_nothing_hot(name, long_run, cold_dir):
     model, expected, hot = long_run
     least = replace(PLACEMENTS[name], share=0.0)
@@ -99,14 +99,14 @@ def test_two_segments_and_almost_nothing_hot(name, long_run, cold_dir):
     assert statistics.cold_rows_read > statistics.hot_rows_read > 0
 
 
-@pytest.mark.parametrize("name", ["lru", "decayed-misses", "paper", "counts", "recent-misses"])
+@pytest.mark.parametrize("name", ["lru", "decayed", "paper-misses"])
 def test_pools_that_hold_half_move_rows_and_change_no_bit(name, long_run, cold_dir):
     model, expected, hot = long_run
     half = replace(PLACEMENTS[name], share=0.3)
     found, statistics = LONG.run(model, cold_dir, **half.for_case(LONG, hot.kv_bytes))
     assert torch.equal(bits(found), bits(expected))
     assert statistics.cold_rows_read > 0
-    assert statistics.demoted_rows > 0 or name == "recent-misses"
+    assert statistics.demoted_rows > 0
 
 
 BEAMS = Case(
