@@ -221,6 +221,14 @@ def test_a_candidate_worth_no_more_stays_out():
     assert hot_rows(pool) == [1, 3]
 
 
+def test_a_candidate_that_is_equal_in_everything_stays_out():
+    pool = new_pool("counts", slots=1)
+    moment = at(1)
+    pool.promote(candidates([3], ROW_BYTES, 5, positions=[7]), moment, 1)
+    # The same position of another sequence.
+    assert pool.promote(candidates([43], ROW_BYTES, 5, positions=[7]), moment, 2) == (0, 0)
+
+
 def test_the_best_candidates_are_taken_when_not_all_fit():
     pool = new_pool("counts", slots=2)
     assert promote(pool, [10, 11, 12, 13], at(1), counts=[3, 9, 1, 8]) == (2, 0)
