@@ -158,7 +158,12 @@ class Runtime:
 
     def fork(self, sequence: Sequence) -> Sequence:
         """Return a sequence with the same tokens; full groups and segments are shared."""
-        copy = self.open_sequence()
+        hits = self._pools.copy_hits(sequence.hits)
+        try:
+            copy = self.open_sequence()
+        except BaseException:
+            self._pools.give_hits(hits)
+            raise
         copy.token_ids = list(sequence.token_ids)
         copy.lengths = list(sequence.lengths)
         copy.groups = list(sequence.groups)
@@ -166,7 +171,7 @@ class Runtime:
             self._groups.share(group)
         copy.tails[:] = sequence.tails
         copy.segments = self._shadow.share(sequence)
-        copy.hits = self._pools.copy_hits(sequence.hits)
+        copy.hits = hits
         copy.observed = list(sequence.observed)
         return copy
 
@@ -196,10 +201,11 @@ class Runtime:
         for layer, blocks in reopened.items():
             if blocks:
                 sequence.tails[layer][: length - start] = np.concatenate(blocks)
+        if max(sequence.lengths) > length:
+            sequence.observed = [None] * self.shape.layers
         sequence.lengths = [min(old, length) for old in sequence.lengths]
         self._give_groups(sequence, start // GROUP_TOKENS)
         sequence.hits.forget(length)
-        sequence.observed = [None] * self.shape.layers
         del sequence.token_ids[length:]
 
     def begin_step(self) -> None:

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -23,5 +21,6 @@ class PinnedCounts(PoolPolicy):
 
     def worth(self, rows: RowHistory) -> NDArray[np.int64]:
         """Return hits, and a pin for the most recent α·N tokens."""
-        recent = rows.positions >= rows.length - math.ceil(rows.alpha * rows.length)
-        return rows.counts.astype(np.int64) + PIN * recent
+        pinned = rows.positions >= rows.lengths - np.ceil(rows.alpha * rows.lengths)
+        worth: NDArray[np.int64] = rows.counts.astype(np.int64) + PIN * pinned
+        return worth

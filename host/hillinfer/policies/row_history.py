@@ -21,8 +21,9 @@ class RowHistory:
         uint16, the hit-rate table's entries.
     last_selected
         int32, the step each row was last selected or written in.
-    length
-        Context length N.
+    lengths
+        int32, context length N of the sequence each row belongs to, at its last step; of a row
+        that several sequences share, that of the one that went on last.
     alpha
         Importance rate α.
     """
@@ -30,5 +31,5 @@ class RowHistory:
     positions: NDArray[np.int32]
     counts: NDArray[np.uint16]
     last_selected: NDArray[np.int32]
-    length: int
+    lengths: NDArray[np.int32]
     alpha: float

@@ -56,7 +56,11 @@ class Accountant:
         """
         self._held[part] += byte_count
         if self._total() > self.budget_bytes and self._make_room is not None:
-            self._make_room()
+            try:
+                self._make_room()
+            except BaseException:
+                self._held[part] -= byte_count
+                raise
         if self._total() > self.budget_bytes:
             needed = self._total()
             self._held[part] -= byte_count

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -63,10 +65,36 @@ class HotPool:
         """Copy rows from slots to places of `out`, uint8 of shape (any, row_bytes)."""
         out[places] = self._slots.data[slots]
 
-    def note_hits(self, slots: NDArray[np.int32], counts: NDArray[np.uint16], step: int) -> None:
-        """Note that these slots were selected in this step, and what their hits are now."""
+    def note_hits(self, slots: NDArray[np.int32], step: int) -> None:
+        """Note that these slots were selected in this step."""
         self._slots.last_selected[slots] = step
-        self._slots.counts[slots] = counts
+
+    def refresh(
+        self,
+        rows_at: Callable[[NDArray[np.int64]], NDArray[np.int64]],
+        settled: int,
+        counts: NDArray[np.uint16],
+        length: int,
+    ) -> None:
+        """Learn what a sequence's hits are now, of its hot rows that were not selected as well.
+
+        Parameters
+        ----------
+        rows_at
+            Returns the row numbers of the sequence's positions, all below `settled`.
+        settled
+            Its tokens in full groups.
+        counts
+            uint16, its hit-rate table in this layer.
+        length
+            Its context length N.
+        """
+        slots = self._slots
+        inside = np.flatnonzero(slots.positions[: self._used] < settled)
+        positions = slots.positions[inside].astype(np.int64)
+        own = slots.rows[inside] == rows_at(positions)
+        slots.counts[inside[own]] = counts[positions[own]]
+        slots.lengths[inside[own]] = length
 
     def growth(self, candidates: int, capacity: int) -> int:
         """Return by how many slots the pool would grow for so many candidates."""
@@ -102,7 +130,8 @@ class HotPool:
         cold = np.flatnonzero(self._slot_of_row[candidates.rows] == NOWHERE)
         positions, counts = candidates.positions[cold], candidates.counts[cold]
         stamps = np.full(len(cold), moment.step, np.int32)
-        keys = self._rank(positions, counts, stamps, moment)
+        lengths = np.full(len(cold), moment.length, np.int32)
+        keys = self._rank(positions, counts, stamps, lengths, moment)
         best = np.argsort(keys)[::-1]
         into = np.flatnonzero(slots.rows[: self._used] == NOWHERE)[: len(best)]
         demoted = self._worse_than(keys[best[len(into) :]], moment, settled_before)
@@ -114,6 +143,7 @@ class HotPool:
         slots.positions[into] = candidates.positions[chosen]
         slots.counts[into] = candidates.counts[chosen]
         slots.last_selected[into] = moment.step
+        slots.lengths[into] = moment.length
         self._slot_of_row[candidates.rows[chosen]] = into
         return len(into), len(demoted)
 
@@ -161,7 +191,11 @@ class HotPool:
     def _keys(self, slots: NDArray[np.int64], moment: PoolMoment) -> NDArray[np.int64]:
         table = self._slots
         return self._rank(
-            table.positions[slots], table.counts[slots], table.last_selected[slots], moment
+            table.positions[slots],
+            table.counts[slots],
+            table.last_selected[slots],
+            table.lengths[slots],
+            moment,
         )
 
     def _rank(
@@ -169,9 +203,10 @@ class HotPool:
         positions: NDArray[np.int32],
         counts: NDArray[np.uint16],
         last_selected: NDArray[np.int32],
+        lengths: NDArray[np.int32],
         moment: PoolMoment,
     ) -> NDArray[np.int64]:
-        rows = RowHistory(positions, counts, last_selected, moment.length, moment.alpha)
+        rows = RowHistory(positions, counts, last_selected, lengths, moment.alpha)
         return rank(self._policy, rows, moment)
 
     def _leave(self, slots: NDArray[np.integer]) -> None:

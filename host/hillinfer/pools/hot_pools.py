@@ -59,6 +59,7 @@ class HotPools:
         self._moments = [PoolMoment(0, 0, 1.0, 0, 0)] * shape.layers
         self._background = ThreadPoolExecutor(1, thread_name_prefix="hillinfer-pool")
         self._under_way: list[list[Exchange]] = [[] for _ in range(shape.layers)]
+        self._failure: BaseException | None = None
         accountant.on_shortage(self._make_room)
 
     def capacity(self, layer: int) -> int:
@@ -73,7 +74,7 @@ class HotPools:
         grown = -(-rows // TABLE_GROWTH_ROWS) * TABLE_GROWTH_ROWS
         added = (grown - self._covered_rows) * np.dtype(np.int32).itemsize
         self._accountant.take(Part.OTHER, added * self._shape.layers)
-        self.settle_all()
+        self._wait()
         for pool in self.layers:
             pool.cover(grown)
         self._covered_rows = grown
@@ -150,10 +151,9 @@ class HotPools:
         return under_way
 
     def settle(self, layer: int) -> None:
-        """Wait until a layer's promotions are done; raise what went wrong."""
-        under_way, self._under_way[layer] = self._under_way[layer], []
-        for exchange in under_way:
-            exchange.result()
+        """Wait until a layer's promotions are done; raise what went wrong, once."""
+        self._wait_for(layer)
+        self._raise_failure()
 
     def when_settled(self, layer: int, done: Callable[[], None]) -> None:
         """Call `done` from the background thread after what is under way in a layer."""
@@ -163,9 +163,9 @@ class HotPools:
             done()
 
     def settle_all(self) -> None:
-        """Wait until all promotions are done; raise what went wrong."""
-        for layer in range(len(self.layers)):
-            self.settle(layer)
+        """Wait until all promotions are done; raise what went wrong, once."""
+        self._wait()
+        self._raise_failure()
 
     def redistribute(self, misses: NDArray[np.int64]) -> None:
         """Divide the memory anew after so many cold rows were wanted in each layer."""
@@ -174,7 +174,7 @@ class HotPools:
 
     def forget_group(self, group: int) -> None:
         """Drop a group's rows from all layers."""
-        self.settle_all()
+        self._wait()
         for pool in self.layers:
             pool.forget(group * GROUP_TOKENS, (group + 1) * GROUP_TOKENS)
 
@@ -186,8 +186,24 @@ class HotPools:
         left = self._accountant.bytes_for_hot_rows - self._tails_bytes
         return max(0, left // self._slot_bytes)
 
+    def _wait(self) -> None:
+        # Whoever gives groups or memory up must not stop half-way, so what went wrong waits for
+        # the next who settles.
+        for layer in range(len(self.layers)):
+            self._wait_for(layer)
+
+    def _wait_for(self, layer: int) -> None:
+        under_way, self._under_way[layer] = self._under_way[layer], []
+        for exchange in under_way:
+            self._failure = self._failure or exchange.exception()
+
+    def _raise_failure(self) -> None:
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
     def _make_room(self) -> None:
-        self.settle_all()
+        self._wait()
         for layer, pool in enumerate(self.layers):
             before = pool.used_rows
             pool.shrink(self.capacity(layer), self._moments[layer])

@@ -56,5 +56,9 @@ class LayerShares:
         layers = len(self._misses)
         by_misses = self._misses / total if total else np.full(layers, 1 / layers)
         shares = self._EQUAL_PART / layers + (1 - self._EQUAL_PART) * by_misses
-        shares = np.minimum(shares, self._MOST / layers)
-        self._shares = shares + (1 - float(shares.sum())) / layers
+        most = min(self._MOST / layers, 1.0)
+        shares = np.minimum(shares, most)
+        # What was cut off goes to the others, as far as each is from the most.
+        room = most - shares
+        left = 1 - float(shares.sum())
+        self._shares = shares + room * (left / float(room.sum()) if left > 0 else 0)

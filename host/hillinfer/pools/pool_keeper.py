@@ -83,13 +83,13 @@ class PoolKeeper:
         step
             The current step.
         """
-        self.tally(layer, sequence, selected)
         self._pools.settle(layer)
+        self.tally(layer, sequence, selected)
+        self._refresh(layer, sequence, sequence.tail_start(layer), sequence.lengths[layer])
         settled = selected[selected < sequence.tail_start(layer)]
         pool = self._pools.layers[layer]
         slots = pool.slots(sequence.rows(settled))
-        hot = slots >= 0
-        pool.note_hits(slots[hot], sequence.hits.counts[layer][settled[hot]], step)
+        pool.note_hits(slots[slots >= 0], step)
 
     def offer_read(
         self,
@@ -141,9 +141,17 @@ class PoolKeeper:
         Parameters as in `offer_read`.
         """
         places = np.arange(len(positions))
-        self._pools.cover_hits(sequence.hits, layer, int(positions[-1]) + 1)
+        length = int(positions[-1]) + 1
+        self._pools.settle(layer)
+        self._pools.cover_hits(sequence.hits, layer, length)
+        self._refresh(layer, sequence, length, length)
         # Nobody reads now, so rows of this very step may give way too.
-        self._offer(layer, sequence, positions, source, places, step, step + 1, _ignore).result()
+        self._offer(layer, sequence, positions, source, places, step, step + 1, _ignore)
+        self._pools.settle(layer)
+
+    def _refresh(self, layer: int, sequence: Sequence, settled: int, length: int) -> None:
+        counts = sequence.hits.counts[layer]
+        self._pools.layers[layer].refresh(sequence.rows, settled, counts, length)
 
     def _offer(
         self,

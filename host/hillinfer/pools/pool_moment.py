@@ -15,7 +15,7 @@ class PoolMoment:
     step
         The current step.
     length
-        Context length N.
+        Context length N of the sequence whose rows are offered.
     alpha
         Importance rate α.
     kept_sinks, kept_recent

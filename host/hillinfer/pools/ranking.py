@@ -23,10 +23,11 @@ def rank(policy: PoolPolicy, rows: RowHistory, moment: PoolMoment) -> NDArray[np
     Kept tokens come first, then the policy's worth, then what was selected later, then what is
     newer.
     """
-    recent = moment.length - moment.kept_recent
+    recent = rows.lengths - moment.kept_recent
     kept = (rows.positions < moment.kept_sinks) | (rows.positions >= recent)
     worth = policy.worth(rows) + _KEPT * kept
-    age = np.minimum(moment.step - rows.last_selected.astype(np.int64), _STEPS - 1)
+    # A pool that must shrink ranks by the moment of its last promotion; hits may be later.
+    age = np.clip(moment.step - rows.last_selected.astype(np.int64), 0, _STEPS - 1)
     newer = np.minimum(rows.positions, _POSITIONS - 1)
     keys: NDArray[np.int64] = (worth * _STEPS + (_STEPS - 1 - age)) * _POSITIONS + newer
     return keys

@@ -1,53 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which tokens come out does not depend on where rows lie nor on what scored them.
 
-Everything that may change the output is drawn at random and kept; budget, device, block size and
-reads in flight vary, and every bit of every logit must stay.
+Everything that may change the output is drawn at random and kept; budget, pool policy, device,
+score blocks and reads in flight vary, and every bit of every logit must stay.
 """
 
-import os
-from dataclasses import dataclass, field
+from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from generation_runs import attached, bits, run
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tiny_models import DTYPES, FAMILIES, VOCABULARY, TinyModel, prompts
-
-from hillinfer.model_shape import ModelShape
-from hillinfer.pools.budget_plan import BudgetPlan
-from hillinfer.settings import Settings
-
-ALL_HOT = "32MiB"
-
-
-@dataclass(frozen=True)
-class Case:
-    """A model, prompts and every setting that may change what comes out."""
-
-    tiny: TinyModel
-    lengths: tuple[int, ...]
-    chunk: int | None
-    new_tokens: int
-    selection: dict = field(default_factory=dict)
-
-    def run(self, model, cold_dir, **placement):
-        ids, mask = prompts(list(self.lengths), seed=len(self.lengths))
-        with attached(model, cold_dir, **self.selection, **placement) as hill:
-            cache = hill.new_cache()
-            output = run(model, cache, ids, mask, self.new_tokens, prefill_chunk_size=self.chunk)
-            statistics = cache.statistics()
-            cache.close()
-        assert statistics.dram_peak_bytes <= statistics.dram_budget_bytes
-        return output, statistics
-
-    def least_bytes(self, **placement):
-        shape = ModelShape.from_config(self.tiny.config(), self.tiny.dtype)
-        chosen = Settings().changed(**self.selection, **placement)
-        tokens = max(self.lengths) + self.new_tokens
-        return BudgetPlan.with_whole_shadow(shape, chosen, tokens, len(self.lengths)).required_bytes
+from placement_cases import ALL_HOT, PLACEMENTS, Case
+from tiny_models import DTYPES, FAMILIES, TinyModel, prompts
 
 
 @st.composite
@@ -83,37 +49,28 @@ def cases(draw):
 
 
 @settings(
-    max_examples=15,
+    max_examples=6,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-@given(
-    case=cases(),
-    share=st.floats(0, 1),
-    block_tokens=st.integers(1, 256),
-    io_threads=st.integers(1, 4),
-)
-def test_every_placement_gives_the_same_bits(case, share, block_tokens, io_threads, cold_dir):
+@given(case=cases(), others=st.permutations(list(PLACEMENTS)), share=st.floats(0, 1))
+def test_every_placement_gives_the_same_bits(case, others, share, cold_dir):
+    """A third of the placements each time, and one with a budget anywhere in between."""
     model = case.tiny.build()
     expected, hot = case.run(model, cold_dir, dram_budget=ALL_HOT)
     assert hot.cold_read_bytes == 0
-    least = case.least_bytes()
-    between = int(least + share * hot.kv_bytes)
-    placements = [
-        {"dram_budget": least},
-        {"dram_budget": between, "block_tokens": block_tokens, "io_threads": io_threads},
-        {"dram_budget": ALL_HOT, "device": "golden"},
-        {"dram_budget": least, "device": "golden", "block_tokens": block_tokens},
-    ]
-    for placement in placements:
-        found, statistics = case.run(model, cold_dir, **placement)
-        assert torch.equal(found.sequences, expected.sequences), placement
-        assert torch.equal(bits(found), bits(expected)), placement
+    drawn = {name: PLACEMENTS[name] for name in others[: len(PLACEMENTS) // 3]}
+    anywhere = replace(PLACEMENTS[others[-1]], share=share)
+    for name, placement in (drawn | {f"{others[-1]} at {share}": anywhere}).items():
+        found, statistics = case.run(model, cold_dir, **placement.for_case(case, hot.kv_bytes))
+        assert torch.equal(found.sequences, expected.sequences), name
+        assert torch.equal(bits(found), bits(expected)), name
         assert statistics.cold_write_bytes == hot.cold_write_bytes
         assert statistics.selected_tokens == hot.selected_tokens
         assert (statistics.hot_rows_read + statistics.cold_rows_read) == (
             hot.hot_rows_read + hot.cold_rows_read
         )
+        assert statistics.demoted_rows <= statistics.promoted_rows <= statistics.cold_rows_read
 
 
 LONG = Case(
@@ -125,43 +82,73 @@ LONG = Case(
 )
 
 
-def test_two_segments_and_almost_nothing_hot(cold_dir):
+@pytest.fixture(scope="module")
+def long_run(tmp_path_factory):
+    """The model and what comes out while all rows are hot."""
     model = LONG.tiny.build()
-    expected, _ = LONG.run(model, cold_dir, dram_budget=ALL_HOT)
-    for device in ("nvme", "golden"):
-        placement = {"dram_budget": LONG.least_bytes(), "device": device, "block_tokens": 100}
-        found, statistics = LONG.run(model, cold_dir, **placement)
-        assert torch.equal(bits(found), bits(expected))
-        # Selected rows really came from the drive, not only the past that prefill streams.
-        assert statistics.cold_rows_read > statistics.hot_rows_read > 0
+    return model, *LONG.run(model, tmp_path_factory.mktemp("long"), dram_budget=ALL_HOT)
 
 
-def test_beams_and_turns_wherever_rows_lie(cold_dir):
-    """Sequences that fork, are reordered and go on, with almost nothing hot."""
-    tiny = TinyModel("qwen2")
-    model = tiny.build()
+@pytest.mark.parametrize("name", ["golden-least", "lru", "decayed-misses", "paper"])
+def test_two_segments_and_almost_nothing_hot(name, long_run, cold_dir):
+    model, expected, hot = long_run
+    least = replace(PLACEMENTS[name], share=0.0)
+    found, statistics = LONG.run(model, cold_dir, **least.for_case(LONG, hot.kv_bytes))
+    assert torch.equal(bits(found), bits(expected))
+    # Selected rows really came from the drive, not only the past that prefill streams.
+    assert statistics.cold_rows_read > statistics.hot_rows_read > 0
+
+
+@pytest.mark.parametrize("name", ["lru", "decayed", "paper-misses"])
+def test_pools_that_hold_half_move_rows_and_change_no_bit(name, long_run, cold_dir):
+    model, expected, hot = long_run
+    half = replace(PLACEMENTS[name], share=0.3)
+    found, statistics = LONG.run(model, cold_dir, **half.for_case(LONG, hot.kv_bytes))
+    assert torch.equal(bits(found), bits(expected))
+    assert statistics.cold_rows_read > 0
+    assert statistics.demoted_rows > 0
+
+
+BEAMS = Case(
+    TinyModel("qwen2"), (300,) * 8, 64, 10, {"alpha": 0.2, "block_rows": 37, "kept_recent": 5}
+)
+
+
+def beams_and_turns(model, cold_dir, **placement):
+    """Return what comes out of sequences that fork, are cut, are reordered and go on."""
     ids, mask = prompts([200, 130])
     question, _ = prompts([30, 30], seed=2)
-    chosen = {"alpha": 0.2, "block_rows": 37, "kept_recent": 5}
-    least = Case(tiny, (300,) * 8, 64, 10, chosen).least_bytes()
-    outputs = []
-    for budget, device in ((ALL_HOT, "nvme"), (least, "nvme"), (least, "golden")):
-        with attached(model, cold_dir, **chosen, dram_budget=budget, device=device) as hill:
-            cache = hill.new_cache()
-            first = run(model, cache, ids, mask)
-            talk = torch.cat([first.sequences, question], dim=1)
-            longer = torch.cat([mask, mask.new_ones(2, 40)], dim=1)
-            branch = cache.fork()
-            second = run(model, cache, talk, longer)
-            branch.crop(-7)
-            branch.batch_repeat_interleave(3)
-            beams = run(model, branch, talk, longer, num_beams=3, output_scores=True, new_tokens=8)
-            outputs.append((bits(first), bits(second), beams.sequences, beams.sequences_scores))
-            cache.close()
-            branch.close()
-    for found in outputs[1:]:
-        for one, other in zip(found, outputs[0], strict=True):
-            assert torch.equal(one, other)
+    with attached(model, cold_dir, **BEAMS.selection, **placement) as hill:
+        cache = hill.new_cache()
+        first = run(model, cache, ids, mask)
+        talk = torch.cat([first.sequences, question], dim=1)
+        longer = torch.cat([mask, mask.new_ones(2, 40)], dim=1)
+        branch = cache.fork()
+        second = run(model, cache, talk, longer)
+        branch.crop(-7)
+        branch.batch_repeat_interleave(3)
+        beams = run(model, branch, talk, longer, num_beams=3, output_scores=True, new_tokens=8)
+        statistics = cache.statistics()
+        assert statistics.dram_peak_bytes <= statistics.dram_budget_bytes
+        cache.close()
+        branch.close()
+    return bits(first), bits(second), beams.sequences, beams.sequences_scores
+
+
+@pytest.fixture(scope="module")
+def beams_run(tmp_path_factory):
+    """The model and what comes out while all rows are hot."""
+    model = BEAMS.tiny.build()
+    return model, beams_and_turns(model, tmp_path_factory.mktemp("beams"), dram_budget=ALL_HOT)
+
+
+@pytest.mark.parametrize("name", PLACEMENTS)
+def test_beams_and_turns_wherever_rows_lie(name, beams_run, cold_dir):
+    model, expected = beams_run
+    placement = PLACEMENTS[name].for_case(BEAMS, 100_000)
+    found = beams_and_turns(model, cold_dir, **placement)
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one, other)
 
 
 def test_other_selections_give_other_bits(cold_dir):
@@ -181,92 +168,3 @@ def test_other_selections_give_other_bits(cold_dir):
         other = Case(case.tiny, case.lengths, 64, 5, case.selection | changes)
         found, _ = other.run(model, cold_dir, dram_budget=ALL_HOT)
         assert not torch.equal(bits(found), bits(expected)), changes
-
-
-# --- mutation twins ------------------------------------------------------------------------
-
-# All but a token or two are selected, so that nearly every stored row counts; almost nothing is
-# hot, or all is.
-TWIN = Case(TinyModel(), (200,), 64, 3, {"alpha": 0.99, "block_rows": 64})
-
-
-def disturbed(cold_dir, disturb, case=TWIN, **placement):
-    """Read the prompt, disturb what is stored, and return the logits that follow."""
-    model = case.tiny.build()
-    ids, _ = prompts(list(case.lengths))
-    with attached(model, cold_dir, **case.selection, **placement) as hill, torch.no_grad():
-        cache = hill.new_cache()
-        for part in torch.split(ids, 64, dim=1):
-            out = model(part, past_key_values=cache)
-        model(out.logits[:, -1:].argmax(-1), past_key_values=cache)
-        disturb(cache._runtime)
-        out = model(torch.tensor([[VOCABULARY - 1]]), past_key_values=cache)
-        cache.close()
-    return out.logits
-
-
-def leave_alone(runtime):
-    pass
-
-
-def flip_on_drive(runtime):
-    """Flip the lowest bit of the first key value of position 70 in layer 1."""
-    runtime._store.settle(1, np.arange(4096))
-    # A second, buffered descriptor of the nameless file, because direct I/O moves whole pages.
-    path = f"/proc/self/fd/{runtime._store._files[1]._descriptor}"
-    descriptor = os.open(path, os.O_RDWR)
-    offset = 70 * runtime.shape.row_bytes
-    byte = os.pread(descriptor, 1, offset)[0]
-    os.pwrite(descriptor, bytes([byte ^ 1]), offset)
-    os.fsync(descriptor)
-    os.close(descriptor)
-
-
-def flip_in_hot_pool(runtime):
-    pool = runtime._pools.layers[1]
-    slot = int(pool.slots(np.array([70]))[0])
-    assert slot >= 0
-    pool._rows[slot, 0] ^= 1
-
-
-def flip_in_tail(runtime):
-    runtime._sequences[0].tails[1, 3, 0] ^= 1
-
-
-@pytest.mark.parametrize(
-    ("disturb", "hot"),
-    [(flip_on_drive, False), (flip_in_hot_pool, True), (flip_in_tail, False)],
-)
-def test_one_flipped_bit_of_a_row_changes_the_logits(disturb, hot, cold_dir):
-    budget = ALL_HOT if hot else TWIN.least_bytes()
-    expected = disturbed(cold_dir, leave_alone, dram_budget=budget)
-    assert torch.equal(disturbed(cold_dir, leave_alone, dram_budget=budget), expected)
-    assert not torch.equal(disturbed(cold_dir, disturb, dram_budget=budget), expected)
-
-
-def test_a_bit_on_the_drive_is_not_read_while_its_row_is_hot(cold_dir):
-    expected = disturbed(cold_dir, leave_alone, dram_budget=ALL_HOT)
-    assert torch.equal(disturbed(cold_dir, flip_on_drive, dram_budget=ALL_HOT), expected)
-
-
-@pytest.mark.parametrize("device", ["nvme", "golden"])
-def test_one_flipped_bit_of_a_shadow_changes_the_logits(device, cold_dir):
-    case = Case(TinyModel(), (200,), 64, 3, {"alpha": 0.2, "kept_recent": 6})
-
-    def flip(position):
-        def disturb(runtime):
-            # Contract, section 5: a group is a beat of exponents per KV head, then codes.
-            group, token = divmod(position, 64)
-            at = group * runtime._spec.group_beats
-            runtime._sequences[0].segments[0].shadows[1][at, token] ^= 16
-
-        return disturb
-
-    expected = disturbed(cold_dir, leave_alone, case, dram_budget=ALL_HOT, device=device)
-    changed = [
-        not torch.equal(
-            disturbed(cold_dir, flip(position), case, dram_budget=ALL_HOT, device=device), expected
-        )
-        for position in (70, 71, 72, 73)
-    ]
-    assert any(changed)

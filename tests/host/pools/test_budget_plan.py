@@ -10,9 +10,21 @@ from hypothesis import strategies as st
 
 from hillinfer.errors import BudgetError
 from hillinfer.model_shape import ModelShape, StoredType
-from hillinfer.pools.budget_plan import BudgetPlan, staging_bytes
+from hillinfer.policies.pool_policies import POOL_POLICIES
+from hillinfer.pools.budget_plan import (
+    BudgetPlan,
+    hit_bytes,
+    kernel_spec,
+    observed_bytes,
+    score_bytes,
+    staging_bytes,
+)
+from hillinfer.pools.layer_shares import PoolSizes
+from hillinfer.pools.slot_table import SLOT_BYTES
 from hillinfer.runtime import Runtime
 from hillinfer.settings import Settings
+from hillinfer.storage.aligned_buffer import round_up
+from hillinfer.storage.shadow_memory import statistics_bytes
 
 
 @st.composite
@@ -35,6 +47,8 @@ def contexts(draw):
         block_rows=draw(st.sampled_from([60, 100, 256])),
         block_tokens=draw(st.sampled_from([1, 64, 1024])),
         io_threads=2,
+        pool_policy=draw(st.sampled_from(list(POOL_POLICIES))),
+        pool_sizes=draw(st.sampled_from(PoolSizes)),
     )
     tokens = draw(st.integers(1, 200) | st.integers(1000, 1100))
     return shape, chosen, tokens, draw(st.integers(1, 3))
@@ -70,22 +84,29 @@ def run_through(runtime, tokens, sequences):
 
 
 def test_the_least_budget_is_enough(cold_dir):
-    @settings(max_examples=25, deadline=None)
-    @given(context=contexts())
-    def check(context):
+    @settings(max_examples=20, deadline=None)
+    @given(context=contexts(), streams=st.booleans())
+    def check(context, streams):
         shape, chosen, tokens, sequences = context
-        plan = BudgetPlan.for_context(shape, chosen, tokens, sequences)
-        runtime = Runtime(shape, chosen, plan.required_bytes, cold_dir)
+        plan = BudgetPlan.with_whole_shadow(shape, chosen, tokens, sequences)
+        spec = kernel_spec(shape, chosen)
+        if streams:
+            plan = plan.streamed(spec, shape.layers, sequences)
+        limit = plan.shadow_limit(spec, shape.layers, sequences)
+        runtime = Runtime(shape, chosen, plan.required_bytes, cold_dir, shadow_limit_bytes=limit)
         try:
             run_through(runtime, tokens, sequences)
             statistics = runtime.statistics()
             # Room for the kept rows was left over, whatever the rest took.
-            assert runtime._pools.capacity() >= min(chosen.kept_tokens, 1) * sequences
+            slots = sum(runtime._pools.capacity(layer) for layer in range(shape.layers))
+            assert slots >= chosen.kept_tokens * sequences
         finally:
             runtime.close()
         assert statistics.dram_peak_bytes <= plan.required_bytes
         assert statistics.shadow_bytes <= plan.shadow_bytes
-        assert statistics.staging_bytes == plan.staging_bytes
+        # Buffers to stream through are made when something is streamed.
+        assert statistics.staging_bytes <= plan.staging_bytes
+        assert statistics.staging_bytes == plan.staging_bytes or streams
         assert statistics.other_bytes <= plan.other_bytes
 
     check()
@@ -93,7 +114,7 @@ def test_the_least_budget_is_enough(cold_dir):
 
 def test_much_less_is_refused_on_the_way(cold_dir):
     shape, chosen, tokens = _example()
-    plan = BudgetPlan.for_context(shape, chosen, tokens)
+    plan = BudgetPlan.with_whole_shadow(shape, chosen, tokens)
     runtime = Runtime(shape, chosen, plan.required_bytes - plan.kept_bytes, cold_dir)
     with pytest.raises(BudgetError, match="raise --dram-budget"):
         run_through(runtime, tokens, 1)
@@ -114,14 +135,14 @@ def _example():
 
 def test_the_check_names_the_parts_and_the_ways_out():
     shape, chosen, tokens = _example()
-    plan = BudgetPlan.for_context(shape, chosen, tokens)
+    plan = BudgetPlan.with_whole_shadow(shape, chosen, tokens)
     plan.check()
     exact = dataclasses.replace(plan, budget_bytes=plan.required_bytes)
     exact.check()
     with pytest.raises(
         BudgetError,
         match=r"too small: this context needs .*shadow .*kept rows .*staging .*other .*"
-        r"raise --dram-budget, or shrink the shadow with --shadow",
+        r"raise --dram-budget, or lower --block-rows",
     ):
         dataclasses.replace(plan, budget_bytes=plan.required_bytes - 1).check()
     parts = plan.shadow_bytes + plan.kept_bytes + plan.staging_bytes + plan.other_bytes
@@ -131,13 +152,41 @@ def test_the_check_names_the_parts_and_the_ways_out():
 
 def test_sizes_that_can_be_worked_out_by_hand():
     shape, chosen, tokens = _example()
-    plan = BudgetPlan.for_context(shape, chosen, tokens, sequences=3)
+    plan = BudgetPlan.with_whole_shadow(shape, chosen, tokens, sequences=3)
     # K and V of 2 heads of 16 channels in 16 bits.
     assert shape.row_bytes == 128
     assert plan.kv_bytes == 1500 * 3 * 2 * 128
     # Per group of 64 and KV head: a beat of exponents, and 64 padded channels of 4 bits.
-    assert plan.shadow_bytes == 2 * 3 * 2 * 16 * 2 * (64 + 64 * 64 // 2)
-    assert plan.kept_bytes == 3 * 2 * (36 * (128 + 12) + 64 * 128)
+    # In pages, because a shadow may go to the drive.
+    assert plan.shadow_bytes == 2 * 3 * 2 * round_up(16 * 2 * (64 + 64 * 64 // 2), 4096)
+    assert plan.kept_bytes == 3 * 2 * (36 * (128 + 22) + 64 * 128)
+    # Hits take 2 bytes for 2 layers and one that grows, in steps of 1,024 tokens.
+    assert hit_bytes(shape, tokens) == 3 * 2 * 2048
+    # The paper's policy sees 16 queries of 4 heads of 16 channels in 32 bits, in each layer.
+    assert observed_bytes(shape, 16) == 2 * 16 * 4 * 16 * 4
+    assert SLOT_BYTES == 22
+
+
+def test_what_a_policy_observes_is_planned_for_every_sequence():
+    shape, chosen, tokens = _example()
+    plain = BudgetPlan.with_whole_shadow(shape, chosen, tokens, sequences=3)
+    paper = BudgetPlan.with_whole_shadow(
+        shape, chosen.changed(pool_policy="paper"), tokens, sequences=3
+    )
+    assert paper.other_bytes - plain.other_bytes == 3 * observed_bytes(shape, 16)
+    assert dataclasses.replace(paper, other_bytes=plain.other_bytes) == plain
+
+
+def test_hits_are_planned_for_every_sequence_and_token():
+    shape, chosen, _ = _example()
+    plans = [BudgetPlan.with_whole_shadow(shape, chosen, 2048, sequences=count) for count in (1, 2)]
+    longer = BudgetPlan.with_whole_shadow(shape, chosen, 4096, sequences=1)
+    hits = hit_bytes(shape, 2048)
+    statistics = 2 * 2 * statistics_bytes(kernel_spec(shape, chosen))
+    assert plans[1].other_bytes - plans[0].other_bytes == hits + statistics
+    scores = [score_bytes(kernel_spec(shape, chosen), chosen.scope, n) for n in (2048, 4096)]
+    growth = hits + statistics + scores[1] - scores[0]
+    assert longer.other_bytes - plans[0].other_bytes == growth
 
 
 def test_buffers_follow_from_the_block_size_and_not_from_the_budget():
@@ -151,5 +200,5 @@ def test_buffers_follow_from_the_block_size_and_not_from_the_budget():
 @pytest.mark.parametrize(("text", "expected"), [("64MiB", 64 << 20), ("25%", 1500 * 2 * 128 // 4)])
 def test_a_share_is_of_the_whole_kv_cache(text, expected):
     shape, chosen, tokens = _example()
-    plan = BudgetPlan.for_context(shape, chosen.changed(dram_budget=text), tokens)
+    plan = BudgetPlan.with_whole_shadow(shape, chosen.changed(dram_budget=text), tokens)
     assert plan.budget_bytes == expected
