@@ -95,7 +95,9 @@ class BudgetPlan:
         whole = cls.with_whole_shadow(shape, settings, tokens, sequences)
         if whole.budget_bytes >= whole.required_bytes:
             return whole
-        return whole.streamed(kernel_spec(shape, settings), shape.layers, sequences)
+        streamed = whole.streamed(kernel_spec(shape, settings), shape.layers, sequences)
+        # The buffers of streaming may be more than a small shadow.
+        return streamed if streamed.required_bytes < whole.required_bytes else whole
 
     @classmethod
     def with_whole_shadow(
@@ -169,13 +171,15 @@ class BudgetPlan:
     def check(self) -> None:
         """Raise BudgetError where the budget is too small, naming the parts and the least."""
         if self.budget_bytes < self.required_bytes:
+            needs = format_bytes(self.required_bytes)
+            if self.streamed_shadow_bytes:
+                needs += " even with the key shadow on the drive"
             raise BudgetError(
                 f"the DRAM budget of {format_bytes(self.budget_bytes)} is too small: this context "
-                f"needs {format_bytes(self.required_bytes)} even with the key shadow on the drive "
-                f"(open shadow {format_bytes(self.shadow_bytes)}, kept rows "
+                f"needs {needs} (shadow {format_bytes(self.shadow_bytes)}, kept rows "
                 f"{format_bytes(self.kept_bytes)}, staging {format_bytes(self.staging_bytes)}, "
-                f"other {format_bytes(self.other_bytes)}); raise --dram-budget, or lower "
-                "--block-rows, which sets most of the staging"
+                f"other {format_bytes(self.other_bytes)}); raise --dram-budget, shrink the shadow "
+                "with --shadow int4 or int2, or lower --block-rows, which sets most of the staging"
             )
 
 

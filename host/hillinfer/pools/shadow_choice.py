@@ -51,7 +51,9 @@ class ShadowChoice:
             if not plan.streamed_shadow_bytes and plan.leaves_half_for_rows:
                 return cls._made(shape, named, plan, sequences)
         if not plan.streamed_shadow_bytes:
-            plan = plan.streamed(kernel_spec(shape, named), shape.layers, sequences)
+            streamed = plan.streamed(kernel_spec(shape, named), shape.layers, sequences)
+            # The buffers of streaming may be more than a small shadow.
+            plan = streamed if streamed.hot_bytes > plan.hot_bytes else plan
         return cls._made(shape, named, plan, sequences)
 
     @property

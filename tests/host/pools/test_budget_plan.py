@@ -142,7 +142,7 @@ def test_the_check_names_the_parts_and_the_ways_out():
     with pytest.raises(
         BudgetError,
         match=r"too small: this context needs .*shadow .*kept rows .*staging .*other .*"
-        r"raise --dram-budget, or lower --block-rows",
+        r"raise --dram-budget, shrink the shadow .*or lower --block-rows",
     ):
         dataclasses.replace(plan, budget_bytes=plan.required_bytes - 1).check()
     parts = plan.shadow_bytes + plan.kept_bytes + plan.staging_bytes + plan.other_bytes

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which tokens come out does not depend on where the key shadow lies, for each named format."""
+
+import pytest
+import torch
+from generation_runs import attached, bits, run
+from tiny_models import TinyModel, prompts
+
+from hillinfer.errors import HillInferWarning
+from hillinfer.hf.cache import HillInferCache
+from hillinfer.model_shape import ModelShape
+from hillinfer.policies.pool_policies import POOL_POLICIES
+from hillinfer.pools.budget_plan import BudgetPlan, kernel_spec
+from hillinfer.runtime import Runtime
+from hillinfer.settings import Settings
+from hillinfer.storage.shadow_store import shadow_bytes
+
+LENGTHS = (2300, 1400)
+NEW = 4
+SELECTION = {"alpha": 0.1, "kept_recent": 6, "block_rows": 100}
+# Full shadows that DRAM has room for; two layers and three full segments want six.
+SHADOWS_IN_DRAM = {"dram": 100, "split": 2, "streamed": 0}
+
+
+@pytest.fixture(scope="module")
+def model():
+    return TinyModel("llama", "gqa", torch.float32).build()
+
+
+def go(model, cold_dir, room, **changes):
+    """Return bits and statistics of a batch, and of a fork that goes on after a rewind."""
+    ids, mask = prompts(list(LENGTHS))
+    with attached(model, cold_dir, **(SELECTION | {"dram_budget": "16MiB"} | changes)) as hill:
+        shape = ModelShape.from_config(model.config, model.dtype)
+        one = shadow_bytes(kernel_spec(shape, hill.settings))
+        cache = HillInferCache(
+            Runtime(shape, hill.settings, 8 << 20, cold_dir, shadow_limit_bytes=room * one)
+        )
+        first = run(model, cache, ids, mask, NEW, prefill_chunk_size=700)
+        fork = cache.fork()
+        fork.crop(-500)
+        again = torch.cat([first.sequences[:, : 2300 + NEW - 501], ids[:, -40:]], dim=1)
+        longer = torch.cat([mask, mask.new_ones(2, 40)], dim=1)[:, : again.shape[1]]
+        second = run(model, fork, again, longer, NEW)
+        fork.close()
+        statistics = cache.statistics()
+        cache.close()
+    assert statistics.dram_peak_bytes <= statistics.dram_budget_bytes
+    return (bits(first), bits(second)), statistics
+
+
+@pytest.mark.parametrize("device", ["nvme", "golden"])
+@pytest.mark.parametrize("shadow", ["int8", "int4", "int2"])
+def test_dram_split_and_streamed_give_the_same_bits(model, cold_dir, shadow, device):
+    found = {
+        name: go(model, cold_dir, room, shadow=shadow, device=device)
+        for name, room in SHADOWS_IN_DRAM.items()
+    }
+    (expected, in_dram), (_, split), (_, streamed) = found.values()
+    for outputs, _ in found.values():
+        assert all(torch.equal(one, other) for one, other in zip(outputs, expected, strict=True))
+    assert in_dram.shadow_read_bytes == in_dram.shadow_write_bytes == 0
+    assert 0 < split.shadow_read_bytes < streamed.shadow_read_bytes
+    assert streamed.shadow_bytes < split.shadow_bytes < in_dram.shadow_bytes
+
+
+@pytest.mark.parametrize("policy", POOL_POLICIES)
+def test_streamed_with_every_pool_policy(model, cold_dir, policy):
+    (expected, other), _ = go(model, cold_dir, 100, shadow="int4")
+    (first, second), statistics = go(model, cold_dir, 1, shadow="int4", pool_policy=policy)
+    assert torch.equal(first, expected)
+    assert torch.equal(second, other)
+    assert statistics.shadow_read_bytes > 0
+
+
+def test_a_bit_that_flips_on_the_drive_changes_what_comes_out(model, cold_dir, monkeypatch):
+    """The twin: the shadow that is read from the drive decides."""
+    (expected, _), _ = go(model, cold_dir, 0, shadow="int4")
+    write = Runtime.append
+
+    def flipping(runtime, *arguments):
+        store = runtime._shadow_store
+        read = store.read
+
+        def flipped(slot, into):
+            read(slot, into).result()
+            into[:, ::3] ^= 0x77
+            return store._writer.submit(int)
+
+        store.read = flipped
+        Runtime.append = write
+        write(runtime, *arguments)
+
+    monkeypatch.setattr(Runtime, "append", flipping)
+    (found, _), _ = go(model, cold_dir, 0, shadow="int4")
+    assert not torch.equal(found, expected)
+
+
+def test_a_budget_that_cannot_hold_the_shadow_warns_and_gives_the_same_bits(cold_dir):
+    # Large enough that the shadow is more than the buffers of streaming it.
+    model = TinyModel("llama", "gqa", torch.float32, layers=6).build()
+    ids, _ = prompts([2300])
+    shape = ModelShape.from_config(model.config, model.dtype)
+    chosen = Settings().changed(**SELECTION, shadow="int8", io_threads=2, kept_sinks=2)
+    plan = BudgetPlan.with_whole_shadow(shape, chosen, 2300 + NEW)
+    outputs = []
+    for budget in (plan.required_bytes, plan.required_bytes - 1):
+        with attached(model, cold_dir, **SELECTION, shadow="int8", dram_budget=budget) as hill:
+            if budget < plan.required_bytes:
+                with pytest.warns(HillInferWarning, match="int8 key shadow do not fit"):
+                    cache = hill.new_cache(expected_tokens=2300 + NEW)
+            else:
+                cache = hill.new_cache(expected_tokens=2300 + NEW)
+            outputs.append(bits(run(model, cache, ids, None, NEW)))
+            statistics = cache.statistics()
+            assert (statistics.shadow_read_bytes > 0) == (budget < plan.required_bytes)
+            assert statistics.dram_peak_bytes <= budget
+            cache.close()
+    assert torch.equal(*outputs)

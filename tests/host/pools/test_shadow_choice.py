@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`auto` takes the widest shadow that leaves half the budget for rows, and says what it costs."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hillinfer.byte_size import ByteSize
+from hillinfer.errors import BudgetError, SettingsError
+from hillinfer.model_shape import ModelShape, StoredType
+from hillinfer.pools.budget_plan import BudgetPlan, kernel_spec
+from hillinfer.pools.shadow_choice import WIDEST_FIRST, ShadowChoice
+from hillinfer.settings import Settings
+from hillinfer.storage.shadow_store import shadow_bytes
+from hillinfer_model.choices import KeyMode
+
+# Llama-3.2-3B at 32k tokens: 3.5 GiB of rows.
+SHAPE = ModelShape(
+    layers=28,
+    kv_heads=8,
+    query_heads=24,
+    head_dim=128,
+    stored_type=StoredType.BFLOAT16,
+    max_positions=131_072,
+)
+TOKENS = 32_768
+MIB = 1 << 20
+
+
+def settings_of(mib, shadow="auto"):
+    return Settings().changed(shadow=shadow, dram_budget=ByteSize(byte_count=int(mib * MIB)))
+
+
+def chosen(mib, shadow="auto"):
+    return ShadowChoice.of(SHAPE, settings_of(mib, shadow), TOKENS)
+
+
+# Codes are 1/4, 1/8 and 1/16 of the rows (896, 448 and 224 MiB), and staging 27 MiB.
+@pytest.mark.parametrize(
+    ("mib", "expected"),
+    [
+        (4096, KeyMode.INT8),
+        (1920, KeyMode.INT8),
+        (1800, KeyMode.INT4),
+        (1024, KeyMode.INT4),
+        (960, KeyMode.INT2),
+        (580, KeyMode.INT2),
+    ],
+)
+def test_the_widest_that_leaves_half(mib, expected):
+    choice = chosen(mib)
+    assert choice.settings.shadow is expected
+    assert choice.warning is None
+    assert choice.plan.hot_bytes >= choice.plan.budget_bytes / 2
+    wider = WIDEST_FIRST[: WIDEST_FIRST.index(expected)]
+    for mode in wider:
+        plan = BudgetPlan.for_context(SHAPE, settings_of(mib, mode.value), TOKENS)
+        assert plan.streamed_shadow_bytes or plan.hot_bytes < plan.budget_bytes / 2
+
+
+@given(mib=st.integers(80, 5000))
+def test_whatever_the_budget(mib):
+    choice = chosen(mib)
+    plan = choice.plan
+    plan.check()
+    assert plan.required_bytes <= plan.budget_bytes
+    spec = kernel_spec(SHAPE, choice.settings)
+    segments = TOKENS // 1024
+    total = plan.shadow_bytes + plan.streamed_shadow_bytes
+    assert total == segments * SHAPE.layers * shadow_bytes(spec)
+    assert choice.limit_bytes <= plan.shadow_bytes
+    assert (choice.warning is None) == (plan.streamed_shadow_bytes == 0)
+    if plan.streamed_shadow_bytes:
+        assert choice.settings.shadow is KeyMode.INT2
+    else:
+        # Streaming would leave less where the shadow is smaller than its buffers.
+        assert plan.leaves_half_for_rows
+
+
+def test_streaming_leaves_half_for_rows_and_says_what_it_costs():
+    choice = chosen(400)
+    assert choice.plan.streamed_shadow_bytes > 0
+    assert choice.plan.hot_bytes >= choice.plan.budget_bytes / 2
+    assert 0 < choice.limit_bytes < choice.plan.shadow_bytes
+    assert "int2 key shadow do not fit in a DRAM budget of 400.0 MiB" in choice.warning
+    assert "read from the drive for every new token" in choice.warning
+    assert "raise --dram-budget" in choice.warning
+
+
+def test_room_for_all_rows_is_enough():
+    """A short context need not leave half of a large budget for rows it does not have."""
+    small = ShadowChoice.of(SHAPE, settings_of(400), 1024)
+    assert small.settings.shadow is KeyMode.INT8
+    assert small.warning is None
+
+
+@pytest.mark.parametrize("mode", ["int8", "int4", "int2"])
+def test_a_named_format_is_taken_and_stays_in_dram_while_it_can(mode):
+    whole = BudgetPlan.with_whole_shadow(SHAPE, settings_of(1, mode), TOKENS)
+    enough = chosen(whole.required_bytes / MIB, mode)
+    assert enough.settings.shadow is KeyMode(mode)
+    assert enough.plan.streamed_shadow_bytes == 0
+    less = chosen((whole.required_bytes - 1) / MIB, mode)
+    assert less.settings.shadow is KeyMode(mode)
+    assert less.plan.streamed_shadow_bytes > 0
+    assert mode in less.warning
+
+
+def test_too_small_even_with_the_shadow_on_the_drive():
+    with pytest.raises(BudgetError, match="even with the key shadow on the drive"):
+        chosen(50).plan.check()
+
+
+def test_a_format_still_to_be_chosen_has_no_kernel_spec():
+    with pytest.raises(SettingsError, match="needs the length of the context"):
+        kernel_spec(SHAPE, settings_of(400))
