@@ -28,7 +28,7 @@ class Case:
     def run(self, model, cold_dir, **placement):
         ids, mask = prompts(list(self.lengths), seed=len(self.lengths))
         with attached(model, cold_dir, **self.selection, **placement) as hill:
-            cache = hill.new_cache()
+            cache = hill.new_cache(self.tokens, len(self.lengths))
             output = run(model, cache, ids, mask, self.new_tokens, prefill_chunk_size=self.chunk)
             statistics = cache.statistics()
             cache.close()
@@ -38,8 +38,12 @@ class Case:
     def least_bytes(self, **placement):
         shape = ModelShape.from_config(self.tiny.config(), self.tiny.dtype)
         chosen = Settings().changed(**self.selection, **placement)
-        tokens = max(self.lengths) + self.new_tokens
-        return BudgetPlan.with_whole_shadow(shape, chosen, tokens, len(self.lengths)).required_bytes
+        sequences = len(self.lengths)
+        return BudgetPlan.with_whole_shadow(shape, chosen, self.tokens, sequences).required_bytes
+
+    @property
+    def tokens(self):
+        return max(self.lengths) + self.new_tokens
 
 
 @dataclass(frozen=True)
