@@ -10,7 +10,7 @@ JOBS ?= auto
 QUESTION ?= Which statement makes the listed identifiers be interpreted as globals?
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model run test test-fast lint format quality doctor clean
+.PHONY: help setup model run test test-fast lint format quality pools doctor clean
 
 help: ## List every target
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -42,6 +42,9 @@ format: $(VENV)/installed ## Format all sources
 quality: model ## Compare selection rules and shadows with the full cache (a quarter of an hour)
 	$(BIN)/hillinfer quality --out $(BUILD)/reports/quality.json
 
+pools: model ## Replay selections of the real model with every pool policy (eight minutes)
+	$(BIN)/hillinfer pools --out $(BUILD)/reports/pools.json
+
 doctor: $(VENV)/installed ## Say what this machine can do and what is missing
 	$(BIN)/hillinfer doctor
 
@@ -54,7 +57,7 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import ensurepip, venv' || \
 		{ echo "Python lacks venv: on Debian, apt install python3-venv"; exit 2; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[run,test,lint]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[run,figures,test,lint]'
 	@touch $@
 
 $(BUILD)/document.txt: tools/pydoc_document.py $(VENV)/installed

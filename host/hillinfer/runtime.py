@@ -25,6 +25,7 @@ from hillinfer.pools.accountant import Accountant, Part
 from hillinfer.pools.budget_plan import kernel_spec, observed_bytes, score_bytes, staging_bytes
 from hillinfer.pools.hit_rate_table import HitRateTable
 from hillinfer.pools.hot_pools import HotPools
+from hillinfer.pools.layer_hits import LayerHits
 from hillinfer.pools.layer_shares import LayerShares
 from hillinfer.pools.layer_step import LayerStep
 from hillinfer.pools.pool_keeper import PoolKeeper
@@ -43,6 +44,7 @@ from hillinfer.storage.shadow_keeper import ShadowKeeper
 from hillinfer.storage.shadow_memory import ShadowMemory
 from hillinfer.storage.shadow_store import ShadowStore
 from hillinfer.storage.spill_queue import SpillQueue
+from hillinfer.timeline.pool_timeline import PoolTimeline
 from hillinfer_model.errors import NonFiniteQueryError
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
@@ -92,6 +94,9 @@ class Runtime:
         self.shape = shape
         self.settings = settings
         self.counters = Counters()
+        self._observe = observe
+        self._layer_hits = LayerHits(shape.layers)
+        self._timeline = PoolTimeline(settings.pool_timeline) if settings.pool_timeline else None
         self.layout = RowLayout(shape)
         self._accountant = Accountant(budget_bytes)
         self._accountant.take(Part.STAGING, staging_bytes(shape, settings))
@@ -122,7 +127,8 @@ class Runtime:
             settings.block_rows,
             shape.row_bytes,
             self.counters,
-            observe,
+            self._layer_hits,
+            self._note,
         )
         self._spill = SpillQueue(
             self._store,
@@ -379,7 +385,8 @@ class Runtime:
     # --- the rest --------------------------------------------------------------------------
 
     def statistics(self) -> CacheStatistics:
-        """Return memory and traffic so far."""
+        """Return memory and traffic so far, promotions that are under way included."""
+        self._pools.wait()
         peak = self._accountant.peak()
         settled = self._groups.groups_in_use * GROUP_TOKENS * self.shape.layers
         open_rows = sum(
@@ -394,6 +401,7 @@ class Runtime:
             staging_bytes=peak[Part.STAGING],
             other_bytes=peak[Part.OTHER],
             io_mode=self._store.io_mode.value,
+            layer_hit_rates=self._layer_hits.rates(),
             **asdict(self.counters),
         )
 
@@ -405,6 +413,13 @@ class Runtime:
             self._pools.close()
             self._store.close()
             self._shadow_store.close()
+            if self._timeline is not None:
+                self._timeline.close()
+
+    def _note(self, entry: LayerStep) -> None:
+        if self._timeline is not None:
+            self._timeline.observe(entry)
+        self._observe(entry)
 
     @property
     def _observed_bytes(self) -> int:

@@ -44,6 +44,9 @@ class Settings:
         Name in the table of pool policies: which rows are hot.
     pool_sizes
         Hot pools of one size, or by each layer's measured misses.
+    pool_timeline
+        File that what happens to the pools is written to, a line per layer and step; None for
+        none. Each cache begins it anew.
     cold_dir
         Directory on the drive that holds the cold pool; None for the user's cache directory.
     device
@@ -70,8 +73,9 @@ class Settings:
     kept_recent: int = 32
     max_selected: int | None = None
     dram_budget: ByteSize = field(default_factory=lambda: ByteSize(share=0.25))
-    pool_policy: str = "lru"
+    pool_policy: str = "decayed"
     pool_sizes: PoolSizes = PoolSizes.EQUAL
+    pool_timeline: Path | None = None
     cold_dir: Path | None = None
     device: str = "nvme"
     block_rows: int = 512
@@ -134,11 +138,12 @@ class Settings:
                 changes[name] = _choice(name, value)
             elif name == "dram_budget" and not isinstance(value, ByteSize):
                 changes[name] = ByteSize.parse(value)
-            elif name == "cold_dir" and value is not None:
+            elif name in _PATHS and value is not None:
                 changes[name] = Path(value)
         return replace(self, **changes)
 
 
+_PATHS = frozenset({"cold_dir", "pool_timeline"})
 _CHOICES: dict[str, type[StrEnum]] = {
     "rule": Rule,
     "scope": Scope,

@@ -15,6 +15,7 @@ class CacheStatistics:
     """Memory and traffic of a cache so far; the four parts are those at the peak.
 
     Bytes unless the name says otherwise. `kv_bytes` counts the rows of every distinct sequence.
+    `layer_hit_rates` is `hot_hit_rate` of each layer, of the whole run.
     """
 
     kv_bytes: int
@@ -41,6 +42,7 @@ class CacheStatistics:
     scored_tokens: int
     fp16_overflows: int
     io_mode: str
+    layer_hit_rates: tuple[float, ...]
 
     @property
     def hot_hit_rate(self) -> float:

@@ -14,6 +14,7 @@ from hillinfer.cli.generate_request import Asking, Compare, GenerateRequest
 from hillinfer.cli.prompt_source import read_document, reads_stdin
 from hillinfer.models.number_type import NumberType
 from hillinfer.models.registry_model import DEFAULT_MODEL
+from hillinfer.policies.pool_policies import POOL_POLICIES, make_pool_policy
 from hillinfer.prompt import PromptError, PromptStyle
 from hillinfer.question_reading import QuestionReading
 from hillinfer.sampling import Sampling
@@ -69,6 +70,16 @@ def generate(
             help="64MiB, 2GiB, or 25% of the KV cache; auto takes 25% or the least that works."
         ),
     ] = _AUTO,
+    pool_policy: Annotated[
+        str, typer.Option(help=f"Which rows are hot: {', '.join(POOL_POLICIES)}.")
+    ] = _DEFAULTS.pool_policy,
+    pool_sizes: Annotated[
+        str, typer.Option(help="Hot pools of layers: equal, or by measured misses.")
+    ] = _DEFAULTS.pool_sizes.value,
+    pool_timeline: Annotated[
+        Path | None,
+        typer.Option(help="CSV of what happens to the pools; see hillinfer pool-picture."),
+    ] = None,
     cold_dir: Annotated[
         Path | None, typer.Option(help="Directory on the drive; by default in the user's cache.")
     ] = None,
@@ -99,10 +110,14 @@ def generate(
         rule=rule,
         scope=scope,
         shadow=shadow,
+        pool_policy=pool_policy,
+        pool_sizes=pool_sizes,
+        pool_timeline=pool_timeline,
         cold_dir=cold_dir,
         device=device,
         block_rows=block_rows,
     )
+    make_pool_policy(pool_policy)
     budget = None if dram_budget == _AUTO else ByteSize.parse(dram_budget)
     sampling = Sampling(temperature, top_k, top_p, seed)
     if interactive and reads_stdin(prompt_file, prompt):

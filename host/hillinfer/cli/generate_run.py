@@ -49,6 +49,8 @@ def run(request: GenerateRequest) -> None:
         torch.set_num_threads(request.threads)
     if request.report is not None:
         prepare_report(request.report, "--report")
+    if request.settings.pool_timeline is not None:
+        prepare_report(request.settings.pool_timeline, "--pool-timeline")
     source = ModelSource.locate(request.model, console.print)
     outline = ModelOutline.read(source, request.number_type)
     prompt = DocumentPrompt(outline.tokenizer, request.document, request.prompt_style)

@@ -14,6 +14,8 @@ from hillinfer.cli.doctor import doctor
 from hillinfer.cli.fetch import fetch
 from hillinfer.cli.generate import generate
 from hillinfer.cli.models import models
+from hillinfer.cli.pool_picture import pool_picture
+from hillinfer.cli.pools import pools
 from hillinfer.cli.quality import quality
 from hillinfer.errors import BrokenRunError, HillInferError
 
@@ -33,6 +35,8 @@ app.command()(doctor)
 app.command()(fetch)
 app.command()(models)
 app.command()(quality)
+app.command()(pools)
+app.command()(pool_picture)
 
 
 @app.callback(invoke_without_command=True)

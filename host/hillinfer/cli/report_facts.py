@@ -46,6 +46,8 @@ def settings_facts(request: GenerateRequest, checked: CheckedRun) -> dict[str, A
         "kept_recent": settings.kept_recent,
         "max_selected": settings.max_selected,
         "dram_budget_bytes": settings.dram_budget.byte_count,
+        "pool_policy": settings.pool_policy,
+        "pool_sizes": settings.pool_sizes.value,
         "device": settings.device,
         "block_rows": settings.block_rows,
         "block_tokens": settings.block_tokens,

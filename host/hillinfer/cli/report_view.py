@@ -64,11 +64,13 @@ def report_lines(report: RunReport) -> list[tuple[str, str]]:
             f"{statistics.selected_share:.1%} of the context per step; "
             f"{statistics.hot_hit_rate:.1%} of selected rows were hot",
         ),
+        ("hot pools", _pools_text(report)),
         (
             "drive",
             f"{format_bytes(statistics.cold_write_bytes)} written, "
             f"{format_bytes(statistics.cold_read_bytes)} read for "
-            f"{format_bytes(statistics.cold_useful_bytes)} asked for ({statistics.io_mode} I/O), "
+            f"{format_bytes(statistics.cold_useful_bytes)} asked for ({statistics.io_mode} I/O, "
+            f"{statistics.cold_reads} reads), "
             f"waited {statistics.drive_wait_seconds:.1f} s",
         ),
         (
@@ -91,6 +93,17 @@ def report_lines(report: RunReport) -> list[tuple[str, str]]:
             ("FP16", f"{statistics.fp16_overflows} values were too large and became the largest")
         )
     return lines
+
+
+def _pools_text(report: RunReport) -> str:
+    statistics, settings = report.statistics, report.settings
+    rates = statistics.layer_hit_rates
+    lowest, highest = rates.index(min(rates)), rates.index(max(rates))
+    return (
+        f"{settings['pool_policy']}, sizes {settings['pool_sizes']}; "
+        f"{statistics.promoted_rows} rows promoted, {statistics.demoted_rows} demoted; hit rate "
+        f"{rates[lowest]:.1%} in layer {lowest} to {rates[highest]:.1%} in layer {highest}"
+    )
 
 
 def _comparison_table(report: RunReport) -> Table:

@@ -15,8 +15,8 @@ from hillinfer.policies.pool_policy import PoolPolicy
 
 POOL_POLICIES: Mapping[str, type[PoolPolicy]] = MappingProxyType(
     {
-        "lru": LeastRecentlyUsed,
         "decayed": DecayedCounts,
+        "lru": LeastRecentlyUsed,
         "paper": PinnedCounts,
         "counts": PoolPolicy,
         "recent": MostRecent,

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,6 +66,11 @@ class HotPools:
         """Slots a layer may use now."""
         # An equal share of a multiple is whole, whatever division made of it.
         return int(self._slots_in_all() * self._shares.share(layer) + 1e-6)
+
+    def wait(self) -> None:
+        """Wait until all promotions are done, whatever became of them."""
+        for under_way in self._under_way:
+            wait(under_way)
 
     def cover(self, rows: int) -> None:
         """Make room in all tables for row numbers below `rows`."""
@@ -158,7 +163,8 @@ class HotPools:
     def when_settled(self, layer: int, done: Callable[[], None]) -> None:
         """Call `done` from the background thread after what is under way in a layer."""
         if self._under_way[layer]:
-            self._background.submit(done)
+            # Also called where `close` cancels it.
+            self._under_way[layer][-1].add_done_callback(lambda exchange: done())
         else:
             done()
 

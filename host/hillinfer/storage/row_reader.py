@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from hillinfer.counters import Counters
 from hillinfer.pools.hot_pools import HotPools
+from hillinfer.pools.layer_hits import LayerHits
 from hillinfer.pools.layer_step import LayerStep
 from hillinfer.pools.pool_keeper import PoolKeeper
 from hillinfer.storage.aligned_buffer import aligned_buffer
@@ -37,6 +38,8 @@ class RowReader:
         Size of a block.
     counters
         Where hot and cold rows are counted.
+    layer_hits
+        Where they are counted by layer.
     observe
         Called with the entry of each layer and step, from any thread.
     """
@@ -49,6 +52,7 @@ class RowReader:
         block_rows: int,
         row_bytes: int,
         counters: Counters,
+        layer_hits: LayerHits,
         observe: Callable[[LayerStep], None],
     ) -> None:
         self._store = store
@@ -56,6 +60,7 @@ class RowReader:
         self._keeper = keeper
         self._block_rows = block_rows
         self._counters = counters
+        self._layer_hits = layer_hits
         self._observe = observe
         self._buffers = [
             aligned_buffer(block_rows * row_bytes)[: block_rows * row_bytes].reshape(-1, row_bytes)
@@ -104,6 +109,7 @@ class RowReader:
             started = time.perf_counter()
         self._counters.hot_rows_read += entry.hot_rows
         self._counters.cold_rows_read += entry.cold_rows
+        self._layer_hits.add(entry)
         entry.reads = self._counters.cold_reads - reads
         entry.read_bytes = self._counters.cold_read_bytes - read_bytes
         self._pools.when_settled(layer, lambda: self._observe(entry))

@@ -19,11 +19,16 @@ STATISTICS = CacheStatistics(
     shadow_bytes=120 << 20,
     staging_bytes=15 << 20,
     other_bytes=5 << 20,
+    cold_reads=77,
     cold_read_bytes=3 << 30,
     cold_useful_bytes=1 << 30,
     cold_write_bytes=1000 << 20,
+    shadow_read_bytes=0,
+    shadow_write_bytes=0,
     hot_rows_read=30,
     cold_rows_read=10,
+    promoted_rows=9,
+    demoted_rows=8,
     host_to_device_bytes=0,
     device_to_host_bytes=0,
     drive_wait_seconds=2.5,
@@ -31,6 +36,7 @@ STATISTICS = CacheStatistics(
     scored_tokens=400,
     fp16_overflows=7,
     io_mode="direct",
+    layer_hit_rates=(0.75, 0.5, 1.0),
 )
 
 
@@ -56,6 +62,8 @@ def report(**changes):
             "scope": "layer",
             "shadow": "int4",
             "device": "nvme",
+            "pool_policy": "decayed",
+            "pool_sizes": "equal",
         },
         "sampling": {"temperature": 0.0},
         "versions": {"python": "3.11"},

@@ -71,8 +71,10 @@ class Placement:
 PLACEMENTS = {
     "golden-all-hot": Placement(None, {"device": "golden"}),
     "golden-least": Placement(0.0, {"device": "golden", "block_tokens": 77}),
-    "lru": Placement(0.0),
-    "lru-misses": Placement(0.3, {"pool_sizes": "misses", "block_tokens": 16}),
+    "lru": Placement(0.0, {"pool_policy": "lru"}),
+    "lru-misses": Placement(
+        0.3, {"pool_policy": "lru", "pool_sizes": "misses", "block_tokens": 16}
+    ),
     "decayed": Placement(0.3, {"pool_policy": "decayed", "io_threads": 1}),
     "decayed-misses": Placement(0.1, {"pool_policy": "decayed", "pool_sizes": "misses"}),
     "paper": Placement(0.2, {"pool_policy": "paper"}),

@@ -24,7 +24,7 @@ class PoolPolicyCase:
 
 CASES = {
     "lru": PoolPolicyCase(0, (1, 2, 3), learns=False),
-    "decayed": PoolPolicyCase(0, (8192, 15360, 21632), learns=True),
+    "decayed": PoolPolicyCase(0, (16384, 28672, 37888), learns=True),
     "paper": PoolPolicyCase(16, (1, 2, 3), learns=True),
     "counts": PoolPolicyCase(0, (1, 2, 3), learns=True),
     "recent": PoolPolicyCase(0, (1, 2, 3), learns=False),

@@ -105,7 +105,7 @@ def test_same_tokens_and_bits(budget, device, answers):
 def test_the_budgets_differ_in_what_is_hot(device, answers):
     hot, cold = (answers[budget, device].statistics for budget in BUDGETS)
     assert hot.hot_hit_rate == 1.0
-    assert cold.hot_hit_rate < 0.6
+    assert cold.hot_hit_rate < 0.9
     assert cold.selected_share == pytest.approx(0.1, abs=0.001)
 
 
