@@ -120,6 +120,17 @@ class Scenario:
             fork.close()
         return tokens + self.answer(generation, SECOND_QUESTION, on_token)
 
+    def answer_again(self, generation: Generation) -> list[int]:
+        """Answer both questions on forks of a document that was read, which may be done again."""
+        tokens = []
+        for question in (QUESTION, SECOND_QUESTION):
+            fork = generation.fork()
+            try:
+                tokens += self.answer(fork, question)
+            finally:
+                fork.close()
+        return tokens
+
     def answer(
         self, generation: Generation, question: list[int], on_token: OnToken = unseen
     ) -> list[int]:

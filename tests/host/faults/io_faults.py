@@ -19,10 +19,13 @@ from fault_scenarios import Scenario
 from faulty_calls import FAULTS, HARMLESS, FaultyCalls, Injection
 
 from hillinfer.errors import HillInferError
+from hillinfer.storage.drive_calls import DriveCalls
 
 HANG_SECONDS = 120
 # How an error names what failed: the file, the place and bytes of a transfer, and the directory.
-_TRANSFER = r"could not (read|write) \d+ bytes at \d+ of .+ in {directory}.* \(\d+ bytes done\): .+; "
+_TRANSFER = (
+    r"could not (read|write) \d+ bytes at \d+ of .+ in {directory}.* \(\d+ bytes done\): .+; "
+)
 _OTHER = r".*{directory}.*: .+; "
 # A new cache in the same process, quickly.
 AGAIN = Scenario("again", document_tokens=130, new_tokens=3)
@@ -82,6 +85,7 @@ def run_io_faults(
     cold_dir: Path,
     per_call: int,
     most: int,
+    below: DriveCalls,
     on_run: Callable[[int, int], None] = lambda done, total: None,
 ) -> Tally:
     """Run a scenario once per fault and count how each ended.
@@ -92,18 +96,20 @@ def run_io_faults(
         What runs, and where.
     per_call, most
         As in `injections`.
+    below
+        The file system under the faults.
     on_run
         Called with the number of runs so far and in all.
     """
     model, again = scenario.model(), AGAIN.model()
-    clean = FaultyCalls()
+    clean = FaultyCalls(below=below)
     expected = scenario.run(model, cold_dir, clean)
     expected_again = AGAIN.run(again, cold_dir, FaultyCalls())
     tally = Tally(scenario.name, calls=dict(clean.counts))
     plan = injections(clean.counts, per_call, most)
     for number, injection in enumerate(plan, start=1):
         open_before = _open_files()
-        calls = FaultyCalls(injection)
+        calls = FaultyCalls(injection, below=below)
         # A hang is no outcome: it ends the harness with the place where it hangs.
         faulthandler.dump_traceback_later(HANG_SECONDS, exit=True)
         started = time.perf_counter()
