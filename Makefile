@@ -10,7 +10,7 @@ JOBS ?= auto
 QUESTION ?= Which statement makes the listed identifiers be interpreted as globals?
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model run test test-fast lint format quality doctor clean
+.PHONY: help setup model run test test-fast lint format quality faults doctor clean
 
 help: ## List every target
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,6 +41,10 @@ format: $(VENV)/installed ## Format all sources
 
 quality: model ## Compare selection rules and shadows with the full cache (a quarter of an hour)
 	$(BIN)/hillinfer quality --out $(BUILD)/reports/quality.json
+
+faults: $(VENV)/installed ## Let every I/O call fail and kill 200 processes; no token may be wrong (minutes)
+	OMP_NUM_THREADS=1 $(BIN)/python tools/faults.py --out $(BUILD)/reports/faults.json \
+		--drive $(BUILD)/faults
 
 doctor: $(VENV)/installed ## Say what this machine can do and what is missing
 	$(BIN)/hillinfer doctor

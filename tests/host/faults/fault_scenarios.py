@@ -36,8 +36,6 @@ class Scenario:
 
     Parameters
     ----------
-    name
-        For the report.
     document_tokens, new_tokens
         Length of the document and of each of the two answers.
     head_dim
@@ -48,7 +46,6 @@ class Scenario:
         Whether the budget is too small for the key shadow.
     """
 
-    name: str
     document_tokens: int
     new_tokens: int
     head_dim: int = 32

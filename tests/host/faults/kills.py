@@ -147,9 +147,9 @@ def run_kills(
     seconds = time.perf_counter() - started
     expected = first.result
     assert expected
-    _remove_session(places)
+    places.remove_session()
     calls = _count_calls(life, model, places)
-    _remove_session(places)
+    places.remove_session()
     neighbour = Neighbour(life, model, places)
     try:
         _expect(neighbour.answers(expected), "the neighbour's first answer is wrong")
@@ -269,7 +269,7 @@ def _start_again(
     after = places.names()
     deaths.swept += before - len(after)
     deaths.leftovers += len(set(after) - set(neighbour.held))
-    _remove_session(places)
+    places.remove_session()
 
 
 def _count_calls(life: Life, model: Any, places: Places) -> int:
@@ -282,13 +282,6 @@ def _count_calls(life: Life, model: Any, places: Places) -> int:
     _expect(child.wait() == 0 and child.result is not None, child.error)
     assert child.result is not None
     return child.result[0]
-
-
-def _remove_session(places: Places) -> None:
-    if places.session.exists():
-        for file in places.session.iterdir():
-            file.unlink()
-        places.session.rmdir()
 
 
 def _as_child(work: Callable[[Callable[[int], None]], list[int]], into: int) -> None:

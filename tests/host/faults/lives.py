@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -10,6 +11,7 @@ from typing import Any, Protocol
 from fault_scenarios import CHUNK, QUESTION, SECOND_QUESTION, OnToken, Scenario
 
 from hillinfer.generation import Generation
+from hillinfer.hf.cache import HillInferCache
 from hillinfer.storage.drive_calls import DriveCalls
 from hillinfer.storage.leftovers import sweep
 
@@ -38,6 +40,11 @@ class Places:
         """Return the names of everything in both directories, but of a complete session."""
         found = [*self.cold_dir.iterdir(), *self.sessions.iterdir()]
         return sorted(path.name for path in found if path != self.session)
+
+    def remove_session(self) -> None:
+        """Remove the session where there is one."""
+        if self.session.exists():
+            shutil.rmtree(self.session)
 
 
 class Life(Protocol):
@@ -116,3 +123,8 @@ class SessionLife:
             return self.scenario.answer(generation, question, on_token)
         finally:
             generation.close()
+
+
+def sessions_exist() -> bool:
+    """Say whether caches can be saved as sessions."""
+    return hasattr(HillInferCache, "save_session")
