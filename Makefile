@@ -10,7 +10,7 @@ JOBS ?= auto
 QUESTION ?= Which statement makes the listed identifiers be interpreted as globals?
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model run test test-fast lint format quality pools doctor clean
+.PHONY: help setup model run test test-fast lint format quality pools faults space doctor clean
 
 help: ## List every target
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,6 +44,13 @@ quality: model ## Compare selection rules and shadows with the full cache (a qua
 
 pools: model ## Replay selections of the real model with every pool policy (eight minutes)
 	$(BIN)/hillinfer pools --out $(BUILD)/reports/pools.json
+
+faults: $(VENV)/installed ## Let every I/O call fail and kill 200 processes; no token may be wrong (minutes)
+	OMP_NUM_THREADS=1 $(BIN)/python tools/faults.py --out $(BUILD)/reports/faults.json \
+		--drive $(BUILD)/faults
+
+space: $(VENV)/installed ## Store 128k tokens of a 3B model's shape (14 GiB of drive) with memory flat at M0
+	$(BIN)/python tools/space.py --out $(BUILD)/reports/space.json
 
 doctor: $(VENV)/installed ## Say what this machine can do and what is missing
 	$(BIN)/hillinfer doctor

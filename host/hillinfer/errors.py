@@ -34,5 +34,5 @@ class HillInferWarning(UserWarning):
     """Something works, but not as well as a user may expect."""
 
 
-class BufferedDriveWarning(HillInferWarning):
-    """The cold pool's drive does not allow direct I/O."""
+class SetupWarning(HillInferWarning):
+    """Drive and budget allow less than they should; the command says so before it starts."""

@@ -17,7 +17,7 @@ from hillinfer.attention.row_attention import RowAttention
 from hillinfer.counters import Counters
 from hillinfer.devices.scorer import SegmentShadow
 from hillinfer.devices.table import make_scorer
-from hillinfer.errors import BufferedDriveWarning, CacheUseError
+from hillinfer.errors import CacheUseError, SetupWarning
 from hillinfer.hie.evaluation import ImportanceEvaluation
 from hillinfer.model_shape import ModelShape
 from hillinfer.policies.pool_policies import make_pool_policy
@@ -119,7 +119,7 @@ class Runtime:
             self.calls,
         )
         if self._store.io_mode is IOMode.BUFFERED:
-            warnings.warn(buffered_warning(cold_dir), BufferedDriveWarning, stacklevel=2)
+            warnings.warn(buffered_warning(cold_dir), SetupWarning, stacklevel=2)
         self._reader = RowReader(
             self._store,
             self._pools,
@@ -138,7 +138,7 @@ class Runtime:
         )
         self._groups = GroupTable()
         self._shadow_store = ShadowStore(
-            cold_dir, self._store.io_mode, self._spec, settings.io_threads, calls
+            cold_dir, self._store.io_mode, self._spec, settings.io_threads, self.calls
         )
         shadow_memory = ShadowMemory(
             self._shadow_store, self._spec, shadow_limit_bytes, self._accountant, self.counters

@@ -12,7 +12,7 @@ from typing import TextIO
 
 from rich.console import Console
 
-from hillinfer.errors import BufferedDriveWarning, HillInferWarning
+from hillinfer.errors import HillInferWarning, SetupWarning
 
 _FILE_COLUMNS = 100
 
@@ -50,10 +50,10 @@ def shown_warnings() -> Iterator[None]:
 
 
 @contextmanager
-def drive_warning_shown() -> Iterator[None]:
-    """Keep the warning about a drive without direct I/O quiet, because it was shown before."""
+def setup_warnings_shown() -> Iterator[None]:
+    """Keep warnings about drive and budget quiet, because the checks of a run showed them."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", BufferedDriveWarning)
+        warnings.simplefilter("ignore", SetupWarning)
         yield
 
 

@@ -15,7 +15,7 @@ from rich.console import Console
 import hillinfer
 from hillinfer.answering import Answering, AnswerOptions, Progress
 from hillinfer.cli.comparison import compare_with_ordinary
-from hillinfer.cli.console import drive_warning_shown, error_console
+from hillinfer.cli.console import error_console, setup_warnings_shown
 from hillinfer.cli.generate_request import Asking, GenerateRequest
 from hillinfer.cli.preflight import CheckedRun, check_run
 from hillinfer.cli.progress import answering_view, reading_view
@@ -57,7 +57,7 @@ def run(request: GenerateRequest) -> None:
     checked = check_run(request, outline, prompt, console.print)
     loaded = outline.load()
     options = _answer_options(request, loaded)
-    with drive_warning_shown():
+    with setup_warnings_shown():
         report, generating_peak = _answer_all(request, checked, loaded, prompt, options, console)
     ended_early = report.finish in (Finish.INTERRUPTED, Finish.FAILED)
     if request.compare is not None and not ended_early:

@@ -18,8 +18,8 @@ from transformers.masking_utils import AttentionMaskInterface
 from hillinfer.cold_dir import prepared_cold_dir
 from hillinfer.errors import (
     ColdPoolError,
-    HillInferWarning,
     SettingsError,
+    SetupWarning,
     UnsupportedFeatureError,
 )
 from hillinfer.hf import attention
@@ -30,6 +30,7 @@ from hillinfer.pools.budget_plan import staging_bytes
 from hillinfer.pools.shadow_choice import ShadowChoice
 from hillinfer.runtime import Runtime
 from hillinfer.settings import Settings
+from hillinfer.storage.drive_calls import DriveCalls
 
 
 class Attachment:
@@ -44,6 +45,8 @@ class Attachment:
         A decoder-only transformers model. Models that share its config object are attached too.
     settings
         For the caches made by `new_cache`.
+    calls
+        How the drive is reached; the operating system itself where None.
 
     Raises
     ------
@@ -51,13 +54,16 @@ class Attachment:
         Where the model cannot work with selected tokens.
     """
 
-    def __init__(self, model: PreTrainedModel, settings: Settings) -> None:
+    def __init__(
+        self, model: PreTrainedModel, settings: Settings, calls: DriveCalls | None = None
+    ) -> None:
         check_versions()
         check_model(model)
         if model.config._attn_implementation == attention.NAME:
             raise UnsupportedFeatureError("this model is attached already: detach it first")
         self.model = model
         self.settings = settings
+        self.calls = calls or DriveCalls()
         self._previous = model.config._attn_implementation
         AttentionInterface.register(attention.NAME, attention.attention)
         AttentionMaskInterface.register(attention.NAME, attention.mask)
@@ -93,12 +99,19 @@ class Attachment:
             choice = ShadowChoice.of(shape, self.settings, expected_tokens, sequences)
             choice.plan.check()
             if choice.warning:
-                warnings.warn(choice.warning, HillInferWarning, stacklevel=2)
+                warnings.warn(choice.warning, SetupWarning, stacklevel=2)
             settings, budget_bytes = choice.settings, choice.plan.budget_bytes
             limit = choice.limit_bytes
         cold_dir: Path = prepared_cold_dir(settings.cold_dir)
         return HillInferCache(
-            Runtime(shape, settings, budget_bytes, cold_dir, shadow_limit_bytes=limit)
+            Runtime(
+                shape,
+                settings,
+                budget_bytes,
+                cold_dir,
+                calls=self.calls,
+                shadow_limit_bytes=limit,
+            )
         )
 
     def _without_length(self, shape: ModelShape) -> tuple[Settings, int, int]:

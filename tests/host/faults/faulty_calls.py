@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import functools
 import os
+import signal
 import threading
 import time
 from collections import Counter
@@ -84,13 +85,21 @@ class FaultyCalls(DriveCalls):
         What goes wrong; None only counts.
     delay_seconds
         How long a delayed call takes.
+    below
+        The file system that is reached where nothing goes wrong.
     """
 
-    def __init__(self, injection: Injection | None = None, delay_seconds: float = 0.05) -> None:
+    def __init__(
+        self,
+        injection: Injection | None = None,
+        delay_seconds: float = 0.05,
+        below: DriveCalls | None = None,
+    ) -> None:
         self.counts: Counter[str] = Counter()
         self.hits = 0
         self._injection = injection
         self._delay_seconds = delay_seconds
+        self._below = below or DriveCalls()
         self._counting = threading.Lock()
 
     def _goes_wrong(self, kind: str) -> Fault | None:
@@ -119,17 +128,53 @@ class WithoutDirectIO(DriveCalls):
         return super().open(path, flags, mode)
 
 
+class PlainFileSystem(WithoutDirectIO):
+    """A file system that knows neither direct I/O nor nameless files."""
+
+    def open(self, path: Path, flags: int, mode: int = 0o600) -> int:
+        """Open as the system does, but only what has a name."""
+        if flags & os.O_TMPFILE == os.O_TMPFILE:
+            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+        return super().open(path, flags, mode)
+
+
+class KillingCalls(DriveCalls):
+    """The operating system, under a process that dies right before or after one of its calls.
+
+    Parameters
+    ----------
+    index
+        Which call, of any kind.
+    moment
+        `before` or `after` it.
+    """
+
+    def __init__(self, index: int, moment: str) -> None:
+        self._left = index
+        self._moment = moment
+        self._counting = threading.Lock()
+
+    def die(self, moment: str) -> None:
+        """End the process if its moment has come."""
+        with self._counting:
+            if moment == "before":
+                self._left -= 1
+            if self._left < 0 and moment == self._moment:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
 def _with_faults(kind: str) -> Callable[..., Any]:
     real = getattr(DriveCalls, kind)
 
     @functools.wraps(real)
     def call(self: FaultyCalls, *args: Any) -> Any:
         fault = self._goes_wrong(kind)
+        reached = getattr(self._below, kind)
         if fault is None:
-            return real(self, *args)
+            return reached(*args)
         if fault is Fault.DELAY:
             time.sleep(self._delay_seconds)
-            return real(self, *args)
+            return reached(*args)
         if fault is Fault.NOTHING:
             return 0
         if fault in (Fault.SHORT, Fault.ODD):
@@ -140,9 +185,22 @@ def _with_faults(kind: str) -> Callable[..., Any]:
             return _part(kind, descriptor, data, offset, half - (fault is Fault.ODD))
         if kind == "close":
             # The system closes the descriptor and tells of an earlier failure.
-            real(self, *args)
+            reached(*args)
         number = getattr(errno, fault.value)
         raise OSError(number, os.strerror(number))
+
+    return call
+
+
+def _deadly(kind: str) -> Callable[..., Any]:
+    real = getattr(DriveCalls, kind)
+
+    @functools.wraps(real)
+    def call(self: KillingCalls, *args: Any) -> Any:
+        self.die("before")
+        result = real(self, *args)
+        self.die("after")
+        return result
 
     return call
 
@@ -162,3 +220,4 @@ def _part(kind: str, descriptor: int, data: memoryview, offset: int, count: int)
 
 for _kind in KINDS:
     setattr(FaultyCalls, _kind, _with_faults(_kind))
+    setattr(KillingCalls, _kind, _deadly(_kind))

@@ -10,9 +10,9 @@ from faulty_calls import WithoutDirectIO
 from tiny_models import TinyModel
 
 import hillinfer
-from hillinfer import runtime as runtime_module
 from hillinfer.cli.console import shown_warnings
-from hillinfer.errors import BufferedDriveWarning, HillInferWarning
+from hillinfer.errors import HillInferWarning, SetupWarning
+from hillinfer.hf import attach
 from hillinfer.storage import cold_file
 from hillinfer.storage.cold_file import IOMode, probe_io_mode
 
@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "cli"))
 
 @pytest.fixture
 def no_direct_io(monkeypatch):
-    for module in (runtime_module, cold_file):
+    for module in (attach, cold_file):
         monkeypatch.setattr(module, "DriveCalls", WithoutDirectIO)
 
 
@@ -39,7 +39,7 @@ def new_cache_warnings(cold_dir):
 def test_it_warns_with_the_directory_and_the_price(no_direct_io, cold_dir):
     mode, (warning,) = new_cache_warnings(cold_dir)
     assert mode == "buffered"
-    assert warning.category is BufferedDriveWarning
+    assert warning.category is SetupWarning
     said = str(warning.message)
     assert said.startswith(f"{cold_dir} does not allow direct I/O: ")
     assert "the DRAM budget does not count" in said

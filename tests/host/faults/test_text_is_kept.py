@@ -11,14 +11,15 @@ from tiny_folder import character_tokenizer
 from tiny_models import TinyModel, prompts
 
 import hillinfer
-from hillinfer import runtime as runtime_module
 from hillinfer.answering import Answering, AnswerOptions
 from hillinfer.errors import ColdPoolError
 from hillinfer.generation import Generation
+from hillinfer.hf.attach import Attachment
 from hillinfer.prompt import DocumentPrompt, PromptStyle
 from hillinfer.question_reading import QuestionReading
 from hillinfer.run_report import Finish
 from hillinfer.sampling import Sampling
+from hillinfer.settings import Settings
 
 SETTINGS = {"alpha": 0.2, "kept_sinks": 2, "kept_recent": 6, "block_rows": 48, "io_threads": 2}
 
@@ -37,17 +38,15 @@ class BreaksLater(FaultyCalls):
 
 
 @pytest.fixture
-def drive(monkeypatch):
-    drive = BreaksLater()
-    monkeypatch.setattr(runtime_module, "DriveCalls", lambda: drive)
-    return drive
+def drive():
+    return BreaksLater()
 
 
 @pytest.fixture
 def attachment(drive, cold_dir):
     model = TinyModel().build()
-    settings = SETTINGS | {"dram_budget": "8MiB", "cold_dir": cold_dir}
-    with hillinfer.attach(model, **settings) as attachment:
+    settings = Settings().changed(**SETTINGS, dram_budget="8MiB", cold_dir=cold_dir)
+    with Attachment(model, settings, drive) as attachment:
         yield attachment
 
 
@@ -93,7 +92,6 @@ def test_an_answer_that_breaks_keeps_its_text_and_says_why(attachment, drive, co
     assert re.match(r"could not write .* of rows of layer \d .*Input/output error", answer.error)
     assert 5 <= len(answer.token_ids) < 200
     assert answer.text == shown != ""
-    drive.repair()
     assert list(answer.token_ids) == reference(ids, len(answer.token_ids), cold_dir)
     assert answer.decode_counts["selected_tokens"] > 0
 
@@ -149,7 +147,6 @@ class TestInPython:
         kept = cache.token_ids
         # Every token that generate chose, the one whose forward pass failed included.
         assert [len(row) for row in kept] == [steps[-1], steps[-1] - 60]
-        drive.repair()
         plain = TinyModel().build()
         with hillinfer.attach(plain, **SETTINGS, dram_budget="8MiB", cold_dir=cold_dir) as other:
             expected = plain.generate(

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A short selection of `make faults`, and proof that the harness sees what must not happen."""
+
+import json
+import subprocess
+import sys
+import textwrap
+from collections import Counter
+from pathlib import Path
+
+import io_faults
+import pytest
+from fault_scenarios import Scenario
+from faulty_calls import FAULTS, HARMLESS, KINDS, Fault, Injection, PlainFileSystem
+from io_faults import Outcome, injections, is_clear, run_io_faults
+from lives import DocumentLife, Places, SessionLife, sessions_exist
+
+from hillinfer.storage.cold_store import ColdStore
+from hillinfer.storage.drive_calls import DriveCalls
+
+HERE = Path(__file__).parent
+FAULTS_TOOL = HERE.parents[2] / "tools" / "faults.py"
+SMALL = Scenario(document_tokens=600, new_tokens=3, alpha=0.05)
+
+
+@pytest.fixture
+def places(tmp_path):
+    places = Places(tmp_path / "cold", tmp_path / "sessions")
+    places.cold_dir.mkdir()
+    places.sessions.mkdir()
+    return places
+
+
+def assert_all_is_right(tally, runs):
+    assert tally.wrong == []
+    assert tally.runs == tally.outcomes.total() == runs
+    assert set(tally.outcomes) == {Outcome.RIGHT, Outcome.REFUSED}
+    assert tally.reached >= runs * 0.9
+    assert (tally.leftovers, tally.open_files) == (0, 0)
+
+
+@pytest.mark.parametrize("below", [DriveCalls, PlainFileSystem])
+def test_faults_give_right_tokens_or_clear_errors(places, below):
+    tally = run_io_faults(DocumentLife(SMALL), places, 1, 20, below())
+    assert_all_is_right(tally, 20)
+    assert tally.possible > tally.runs
+    # The budget is small enough that rows are read back.
+    assert tally.calls["preadv"] > 20
+
+
+def test_faults_while_a_session_is_saved_and_used(places):
+    if not sessions_exist():
+        pytest.skip("caches cannot be saved as sessions yet")
+    assert_all_is_right(run_io_faults(SessionLife(SMALL), places, 1, 20, DriveCalls()), 20)
+
+
+def test_a_store_that_ignores_a_failed_write_is_seen(places, monkeypatch):
+    monkeypatch.setattr(ColdStore, "_raise_failure", lambda self: None)
+    # The first write only tries the drive.
+    failed = [Injection("pwrite", index, Fault.EIO) for index in (1, 2, 3)]
+    monkeypatch.setattr(io_faults, "injections", lambda *_: failed)
+    tally = run_io_faults(DocumentLife(SMALL), places, 1, 3, DriveCalls())
+    assert tally.outcomes[Outcome.WRONG] > 0
+    assert len(tally.wrong) >= tally.outcomes[Outcome.WRONG]
+
+
+def test_a_leftover_and_an_open_file_are_seen(places):
+    class Leaking(DriveCalls):
+        def close(self, descriptor):
+            (places.cold_dir / "left").write_bytes(b"1")
+
+    tally = run_io_faults(DocumentLife(SMALL), places, 1, 2, Leaking())
+    assert tally.leftovers >= 2
+    assert tally.open_files > 0
+
+
+def test_an_error_that_is_no_error_of_ours_is_seen(places):
+    life = DocumentLife(SMALL)
+
+    class Broken(DocumentLife):
+        def live(self, model, places, calls, on_token):
+            if calls._injection is not None:
+                raise RuntimeError("a defect")
+            return life.live(model, places, calls, on_token)
+
+    tally = run_io_faults(Broken(SMALL), places, 1, 3, DriveCalls())
+    assert tally.outcomes == {Outcome.UNCLEAR: 3}
+    assert "a defect" in tally.wrong[0]
+
+
+def test_every_call_has_a_turn_and_every_kind_its_faults():
+    assert set(FAULTS) == set(KINDS)
+    counts = Counter(pwrite=5, preadv=100, close=2)
+    every = injections(counts, 1, 10_000)
+    assert {(one.kind, one.index) for one in every} == {
+        (kind, index) for kind, count in counts.items() for index in range(count)
+    }
+    assert {one.fault for one in every if one.kind == "pwrite"} == set(FAULTS["pwrite"])
+    assert {one.fault for one in every if one.kind == "preadv"} == set(FAULTS["preadv"])
+    assert len(injections(counts, 1, 50)) == 50
+    assert {one.kind for one in injections(counts, 1, 50)} == set(counts)
+
+
+CLEAR = "could not read 4096 bytes at 8192 of rows in {}: Input/output error; check the drive"
+
+
+@pytest.mark.parametrize(
+    ("message", "clear"),
+    [
+        (CLEAR, True),
+        (CLEAR.replace("4096 bytes at 8192 of rows", "something"), False),
+        (CLEAR.replace("{}", "somewhere"), False),
+        (CLEAR.replace("Input/output error", "failed"), False),
+        (CLEAR.replace("; check the drive", ""), False),
+    ],
+)
+def test_clear_errors(places, message, clear):
+    said = message.format(places.cold_dir)
+    assert is_clear(said, Injection("preadv", 0, Fault.EIO), places) is clear
+    # What a drive may do at any time is no reason to refuse.
+    assert not any(is_clear(said, Injection("preadv", 0, fault), places) for fault in HARMLESS)
+
+
+def test_processes_killed_at_random_moments(tmp_path):
+    """In a process of its own, because only one without other threads may fork."""
+    out = tmp_path / "kills.json"
+    subprocess.run(
+        [
+            *(sys.executable, FAULTS_TOOL, "--part", "kills", "--kills", "8"),
+            *("--drive", tmp_path / "drive", "--out", out),
+        ],
+        check=True,
+        timeout=300,
+    )
+    lives = json.loads(out.read_text())["lives"]
+    assert sum(one["kills"] for one in lives) == 8
+    for one in lives:
+        assert (one["wrong_tokens"], one["leftovers"], one["failures"]) == (0, 0, [])
+        assert one["ended_before"] < one["kills"]
+    assert list((tmp_path / "drive").iterdir()) == []
+
+
+def test_what_must_not_be_after_a_kill_is_seen(tmp_path):
+    program = textwrap.dedent(
+        """
+        import json, sys
+        from pathlib import Path
+        sys.path[:0] = sys.argv[1:3]
+        import torch
+        torch.set_num_threads(1)
+        from fault_scenarios import Scenario
+        from kills import run_kills
+        from lives import DocumentLife, Places
+
+        class Careless(DocumentLife):
+            def restart(self, model, places, on_token):
+                (places.cold_dir / "left").write_bytes(b"1")
+                return [(one + 1) % 61 for one in super().restart(model, places, on_token)]
+
+        places = Places(Path(sys.argv[3]), Path(sys.argv[4]))
+        scenario = Scenario(document_tokens=130, new_tokens=3)
+        deaths = run_kills(Careless(scenario), scenario.model(), places, 2, 1)
+        print(json.dumps([deaths.wrong_tokens, deaths.leftovers]))
+        """
+    )
+    for name in ("cold", "sessions"):
+        (tmp_path / name).mkdir()
+    done = subprocess.run(
+        [
+            *(sys.executable, "-c", program, HERE.parent, HERE),
+            *(tmp_path / "cold", tmp_path / "sessions"),
+        ],
+        stdout=subprocess.PIPE,
+        check=True,
+        timeout=300,
+    )
+    wrong, leftovers = json.loads(done.stdout)
+    assert wrong == 2
+    assert leftovers >= 2

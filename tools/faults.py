@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`make faults`: drives that fail and processes that are killed, into one report."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+HARNESS = Path(__file__).parents[1] / "tests" / "host"
+PARTS = ("io", "kills")
+SEED = 4
+KILLS = 200
+# Enough for every call of the plainest life; the others are sampled evenly.
+FAULTS = 340
+
+
+def _progress(what: str) -> Callable[[int, int], None]:
+    started = time.monotonic()
+    said = started
+
+    def show(done: int, total: int) -> None:
+        nonlocal said
+        if time.monotonic() - said > 5 or done == total:
+            said = time.monotonic()
+            print(f"{what}: {done}/{total}, {said - started:.0f} s", file=sys.stderr, flush=True)
+
+    return show
+
+
+def _lives() -> dict[str, object]:
+    from fault_scenarios import Scenario
+    from lives import DocumentLife, SessionLife, sessions_exist
+
+    rows = Scenario(document_tokens=600, new_tokens=8, alpha=0.05)
+    streamed = Scenario(document_tokens=1200, new_tokens=8, alpha=0.05, streams_shadow=True)
+    lives: dict[str, object] = {
+        "rows": DocumentLife(rows, "rows"),
+        "streamed shadow": DocumentLife(streamed, "streamed shadow"),
+    }
+    if sessions_exist():
+        lives["session"] = SessionLife(rows, "session")
+    return lives
+
+
+@contextmanager
+def _places(drive: Path) -> Iterator[object]:
+    """Make the directories of one life on the drive, and remove them afterwards."""
+    from lives import Places
+
+    drive.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="faults-", dir=drive) as folder:
+        places = Places(Path(folder) / "cold", Path(folder) / "sessions")
+        places.cold_dir.mkdir()
+        places.sessions.mkdir()
+        yield places
+
+
+def _io(drive: Path, most: int) -> dict[str, object]:
+    from faulty_calls import PlainFileSystem
+    from io_faults import run_io_faults, totals
+
+    from hillinfer.storage.drive_calls import DriveCalls
+
+    lives = _lives()
+    plan = [
+        (lives["rows"], DriveCalls(), 1, most),
+        (lives["streamed shadow"], DriveCalls(), 1, most // 4),
+        (lives["rows"], PlainFileSystem(), 1, most // 4),
+    ]
+    if "session" in lives:
+        plan.append((lives["session"], DriveCalls(), 1, most // 2))
+    tallies = []
+    for life, below, per_call, most in plan:
+        name = f"{life.name} on {type(below).__name__}"
+        with _places(drive) as places:
+            tallies.append(
+                run_io_faults(life, places, per_call, most, below, _progress(f"faults, {name}"))
+            )
+    return {"totals": dict(totals(tallies)), "lives": [vars(tally) for tally in tallies]}
+
+
+def _kills(drive: Path, count: int) -> dict[str, object]:
+    from kills import run_kills
+
+    lives = _lives()
+    chosen = [lives["session"], lives["rows"]] if "session" in lives else [lives["rows"]]
+    shares = [count - count // 4, count // 4] if len(chosen) == 2 else [count]
+    deaths = []
+    for life, kills in zip(chosen, shares, strict=True):
+        model = life.scenario.model()
+        with _places(drive) as places:
+            progress = _progress(f"kills, {life.name}")
+            deaths.append(run_kills(life, model, places, kills, SEED, progress))
+    return {"lives": [vars(death) for death in deaths]}
+
+
+def _part(name: str, drive: Path, count: int, out: Path) -> None:
+    """Run one part in this process; a part forks or counts open files and wants its own."""
+    sys.path[:0] = [str(HARNESS), str(HARNESS / "faults")]
+    import warnings
+
+    import torch
+
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    out.write_text(json.dumps({"io": _io, "kills": _kills}[name](drive, count)), encoding="utf-8")
+
+
+def summary(io: dict, kills: dict) -> dict[str, object]:
+    """Return the report of both parts, the sums first."""
+    faults, deaths = io["totals"], kills["lives"]
+    return {
+        "kills": sum(one["kills"] for one in deaths),
+        "io_faults": faults["io_faults"],
+        "wrong_tokens": faults["wrong"] + sum(one["wrong_tokens"] for one in deaths),
+        "leftovers": faults["leftovers"] + sum(one["leftovers"] for one in deaths),
+        "longest_seconds": max(
+            one["longest_seconds"] for part in (io, kills) for one in part["lives"]
+        ),
+        "unclear": faults["unclear"],
+        "failures": sum(len(one["failures"]) for one in deaths),
+        "open_files": faults["open_files"],
+        "faults": io,
+        "deaths": kills,
+    }
+
+
+def main() -> None:
+    """Run both parts side by side, write the report, and fail on anything that is not right."""
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--out", type=Path, default=Path("build/reports/faults.json"))
+    arguments.add_argument(
+        "--drive", type=Path, default=Path("build/faults"), help="directory on the drive to use"
+    )
+    arguments.add_argument("--kills", type=int, default=KILLS, help="how many processes to kill")
+    arguments.add_argument("--faults", type=int, default=FAULTS, help="most faults of one life")
+    arguments.add_argument("--part", choices=PARTS, help="one part only, as the other half runs")
+    given = arguments.parse_args()
+    if given.part:
+        count = {"io": given.faults, "kills": given.kills}[given.part]
+        _part(given.part, given.drive, count, given.out)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        outs = {name: Path(folder) / name for name in PARTS}
+        command = [sys.executable, __file__, "--drive", str(given.drive)]
+        command += ["--kills", str(given.kills), "--faults", str(given.faults)]
+        running = [
+            subprocess.Popen([*command, "--part", name, "--out", str(out)])
+            for name, out in outs.items()
+        ]
+        codes = [process.wait() for process in running]
+        if any(codes):
+            sys.exit("a part of the fault harness broke: see above")
+        parts = {name: json.loads(out.read_text(encoding="utf-8")) for name, out in outs.items()}
+    report = summary(parts["io"], parts["kills"])
+    given.out.parent.mkdir(parents=True, exist_ok=True)
+    given.out.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    figures = {key: value for key, value in report.items() if isinstance(value, int | float)}
+    print(json.dumps(figures, indent=2))
+    bad = ("wrong_tokens", "leftovers", "unclear", "failures", "open_files")
+    sys.exit(1 if any(figures[name] for name in bad) else 0)
+
+
+if __name__ == "__main__":
+    main()
