@@ -96,7 +96,7 @@ def _draw_map(figure: Figure, axes: Axes, panel: _Panel) -> None:
 def _draw_means(axes: Axes, panel: _Panel) -> None:
     counts = np.isfinite(panel.values).sum(axis=1)
     means = np.nansum(panel.values, axis=1) / np.maximum(counts, 1)
-    axes.barh(np.arange(len(means)), means, height=0.9, color="0.45")
+    axes.barh(np.arange(len(means)), means, height=1.0, color="0.45")
     axes.set_title("mean of a layer", fontsize=9)
     axes.grid(axis="x", alpha=0.3)
     axes.tick_params(labelsize=8)
