@@ -22,7 +22,7 @@ model: $(VENV)/installed ## Fetch the real model of the examples and tests (93 M
 
 run: model $(BUILD)/document.txt ## Answer a question over a long text with a quarter of its KV cache in DRAM
 	$(BIN)/hillinfer generate --prompt-file $(BUILD)/document.txt --question "$(QUESTION)" \
-		--max-new-tokens 96 --alpha 0.1 --dram-budget 25% --report $(BUILD)/reports/run.json
+		--max-new-tokens 96 --alpha 0.1 --shadow int4 --dram-budget 25% --report $(BUILD)/reports/run.json
 
 test: model lint ## Run the whole test suite
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadgroup
