@@ -88,8 +88,11 @@ class SavedSession:
 
     def token_ids(self) -> list[int]:
         """Return the ids of all tokens."""
-        ids: list[int] = self.array(Part.TOKENS, "<i4", (self.tokens,)).tolist()
-        return ids
+        ids = self.array(Part.TOKENS, "<i4", (self.tokens,))
+        if ids.min() < 0:
+            raise damaged(self.directory, f"{Part.TOKENS.value} holds numbers that are no tokens")
+        listed: list[int] = ids.tolist()
+        return listed
 
     def array(self, part: Part, item_type: str, shape: tuple[int, ...]) -> NDArray[Any]:
         """Return a part that is small enough to be read whole."""
