@@ -63,7 +63,7 @@ class SessionWriter:
                 sha256.update(piece)
                 offset += len(piece)
             try:
-                self._calls.fsync(descriptor)
+                self._sync(descriptor)
             except OSError as error:
                 raise cannot_save(self._target, f"cannot write {name}", error) from error
         finally:
@@ -114,7 +114,7 @@ class SessionWriter:
         """Write the manifest and move everything to its place, at one moment."""
         self.add(MANIFEST_FILE, [memoryview(manifest.as_bytes())])
         try:
-            self._calls.fsync(self._scratch.descriptor)
+            self._sync(self._scratch.descriptor)
             self._calls.rename(self._scratch.path, self._target.absolute())
         except OSError as error:
             raise cannot_save(self._target, "cannot move it to its place", error) from error
@@ -150,15 +150,23 @@ class SessionWriter:
                 )
             done += count
 
+    def _sync(self, descriptor: int) -> None:
+        while True:
+            try:
+                return self._calls.fsync(descriptor)
+            except InterruptedError:
+                continue
+
     def _sync_parent(self) -> None:
         try:
             descriptor = self._calls.open(
                 self._target.absolute().parent, os.O_RDONLY | os.O_DIRECTORY
             )
             try:
-                self._calls.fsync(descriptor)
+                self._sync(descriptor)
             finally:
-                self._calls.close(descriptor)
+                with suppress(OSError):
+                    self._calls.close(descriptor)
         except OSError as error:
             raise cannot_save(
                 self._target, "it is whole but may not outlast a power failure", error

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+# Drives that fail on purpose.
+sys.path.insert(0, str(Path(__file__).parent.parent / "faults"))
 
 
 @pytest.fixture(scope="session")
