@@ -48,8 +48,8 @@ from hillinfer.storage.shadow_keeper import ShadowKeeper
 from hillinfer.storage.shadow_memory import ShadowMemory
 from hillinfer.storage.shadow_store import ShadowStore
 from hillinfer.storage.spill_queue import SpillQueue
-from hillinfer.timeline.pool_timeline import PoolTimeline
 from hillinfer.storage.stored_base import StoredBase
+from hillinfer.timeline.pool_timeline import PoolTimeline
 from hillinfer_model.errors import NonFiniteQueryError
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
