@@ -39,8 +39,6 @@ class SavedShadow:
         self._spec = manifest.spec
         shape = (manifest.extent.segments, manifest.shape.layers)
         self.coded: NDArray[np.int32] = session.array(Part.CODED, "<i4", shape)
-        channels = self._spec.kv_heads * self._spec.head_dim
-        self._statistics = session.array(Part.STATISTICS, "u1", (*shape, CHANNEL_BYTES * channels))
         begun = np.arange(shape[0])[:, None] * self._spec.segment_tokens
         room = np.minimum(session.tokens - begun, self._spec.segment_tokens)
         if ((self.coded < UNCODED) | (self.coded > room)).any():
@@ -52,7 +50,9 @@ class SavedShadow:
             return None
         shape = (self._spec.kv_heads, self._spec.head_dim)
         channels = shape[0] * shape[1]
-        packed = self._statistics[segment, layer]
+        packed = np.empty(channels * CHANNEL_BYTES, np.uint8)
+        place = segment * self.coded.shape[1] + layer
+        self._session.read_into(Part.STATISTICS, packed, place * len(packed))
         exponents = packed[:channels].view(np.int8).reshape(shape).copy()
         means = packed[channels:].copy().view("<i4").astype(np.int32).reshape(shape)
         low, high = _EXPONENTS

@@ -13,7 +13,13 @@ from numpy.typing import NDArray
 from hillinfer.model_shape import ModelShape
 from hillinfer.sessions.errors import damaged
 from hillinfer.sessions.saved_session import SavedSession
-from hillinfer.sessions.session_files import CHANNEL_BYTES, Part, SessionExtent, slot_bytes
+from hillinfer.sessions.session_files import (
+    CHANNEL_BYTES,
+    HIT_BYTES,
+    Part,
+    SessionExtent,
+    slot_bytes,
+)
 from hillinfer.storage.sequence import Sequence
 
 if TYPE_CHECKING:
@@ -74,13 +80,15 @@ def fill_sequence(saved: SavedSession, sequence: Sequence, tokens: int, most_que
         Last prefill queries of a layer that there is room for.
     """
     extent, shape = saved.manifest.extent, saved.manifest.shape
-    hits = saved.array(Part.HITS, "<u2", (shape.layers, extent.tokens))
-    for counts, own in zip(sequence.hits.counts, hits, strict=True):
-        counts[:tokens] = own[:tokens]
+    for layer, counts in enumerate(sequence.hits.counts):
+        own = np.empty(tokens, "<u2")
+        saved.read_into(Part.HITS, own.view(np.uint8), layer * extent.tokens * HIT_BYTES)
+        counts[:tokens] = own
     if tokens < extent.tokens:
         return
-    tails = (shape.layers, extent.open_rows, shape.row_bytes)
-    sequence.tails[:, : extent.open_rows] = saved.array(Part.TAILS, "u1", tails)
+    for layer, tail in enumerate(sequence.tails):
+        open_rows = tail[: extent.open_rows]
+        saved.read_into(Part.TAILS, open_rows, layer * open_rows.nbytes)
     if extent.observed_queries and most_queries:
         size = (shape.layers, extent.observed_queries, shape.query_heads, shape.head_dim)
         queries = saved.array(Part.OBSERVED, "<f4", size)

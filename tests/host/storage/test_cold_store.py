@@ -243,7 +243,7 @@ def test_frozen_groups_are_read_and_never_written(mode, make_store):
         seed=st.integers(0, 100),
     )
     def check(row_bytes, frozen, later, read_buffer_bytes, seed):
-        store, counters = make_store(row_bytes, read_buffer_bytes)
+        store, _ = make_store(row_bytes, read_buffer_bytes)
         rows = groups_of(seed, frozen + later, row_bytes)
         for layer in (0, 1):
             write(store, layer, np.arange(frozen), rows[: frozen * 64])
