@@ -11,7 +11,7 @@ from typing import Any
 from hillinfer.counters import Counters
 from hillinfer.errors import HillInferError
 from hillinfer.generation import Generation
-from hillinfer.prompt import DocumentPrompt
+from hillinfer.prompt import QuestionPrompt
 from hillinfer.question_reading import QuestionReading
 from hillinfer.run_report import Answer, Finish
 from hillinfer.sampling import Sampling
@@ -54,7 +54,7 @@ class Answering:
     tokenizer
         The model's.
     prompt
-        The document; its questions follow.
+        Makes ids of questions about the document.
     options
         See `AnswerOptions`.
 
@@ -68,7 +68,7 @@ class Answering:
         self,
         generation: Generation,
         tokenizer: Any,
-        prompt: DocumentPrompt,
+        prompt: QuestionPrompt,
         options: AnswerOptions,
     ) -> None:
         self.generation = generation

@@ -24,7 +24,77 @@ class PromptStyle(StrEnum):
     PLAIN = "plain"
 
 
-class DocumentPrompt:
+class PromptForm(StrEnum):
+    """What a prompt was made as: a style, once it is known whether there is a chat template."""
+
+    CHAT = "chat"
+    PLAIN = "plain"
+
+    @classmethod
+    def of(cls, tokenizer: Any, style: PromptStyle) -> PromptForm:
+        """Return the form that a style takes with a tokenizer."""
+        chat = style is PromptStyle.AUTO and bool(getattr(tokenizer, "chat_template", None))
+        return cls.CHAT if chat else cls.PLAIN
+
+
+class QuestionPrompt:
+    """Questions about a document that was read before, which itself is not needed.
+
+    Parameters
+    ----------
+    tokenizer
+        A transformers tokenizer.
+    form
+        How the document became a prompt.
+
+    Raises
+    ------
+    PromptError
+        Where the chat template does not keep the user's text.
+    """
+
+    def __init__(self, tokenizer: Any, form: PromptForm) -> None:
+        self._tokenizer = tokenizer
+        self.form = form
+        # What follows a question depends on no document, so any will do.
+        self._after = self._around_question("text")[1]
+
+    def question_ids(self, question: str) -> list[int]:
+        """Return the ids that follow the document's.
+
+        Raises
+        ------
+        PromptError
+            Where the question is empty.
+        """
+        if not question.strip():
+            raise PromptError("a question is empty: write it after --question")
+        text = question.strip() + self._after
+        return list(self._tokenizer(text, add_special_tokens=False).input_ids)
+
+    def _around_question(self, document: str) -> tuple[str, str]:
+        if self.form is PromptForm.PLAIN:
+            return f"{document}{_SEPARATOR}Question: ", "\nAnswer:"
+        text = self._rendered(f"{document}{_SEPARATOR}{_QUESTION_PLACE}")
+        parts = text.split(_QUESTION_PLACE)
+        if len(parts) != 2:
+            raise PromptError(
+                "the chat template of this model does not keep the user's text: use "
+                "--prompt-style plain"
+            )
+        return parts[0], parts[1]
+
+    def _rendered(self, content: str) -> str:
+        return str(
+            self._tokenizer.apply_chat_template(
+                [{"role": "user", "content": content}],
+                tokenize=False,
+                add_generation_prompt=True,
+            )
+        )
+
+
+class DocumentPrompt(QuestionPrompt):
     """One document, and any number of questions about it.
 
     With a chat template document and question share one user turn. The text is cut where the
@@ -54,53 +124,20 @@ class DocumentPrompt:
     ) -> None:
         if not document.strip():
             raise PromptError("the prompt is empty: give a text with --prompt-file or --prompt")
-        self._tokenizer = tokenizer
+        super().__init__(tokenizer, PromptForm.of(tokenizer, style))
         self._document = document
-        self._chat = style is PromptStyle.AUTO and bool(getattr(tokenizer, "chat_template", None))
-        self._before, self._after = self._around_question()
+        self._before, self._after = self._around_question(document)
 
     def alone(self) -> list[int]:
         """Return the ids of the document as the whole prompt."""
-        return self._start_ids(self._rendered(self._document) if self._chat else self._document)
+        chat = self.form is PromptForm.CHAT
+        return self._start_ids(self._rendered(self._document) if chat else self._document)
 
     def document_ids(self) -> list[int]:
         """Return the ids that every question's prompt starts with."""
         return self._start_ids(self._before)
 
-    def question_ids(self, question: str) -> list[int]:
-        """Return the ids that follow the document's.
-
-        Raises
-        ------
-        PromptError
-            Where the question is empty.
-        """
-        if not question.strip():
-            raise PromptError("a question is empty: write it after --question")
-        text = question.strip() + self._after
-        return list(self._tokenizer(text, add_special_tokens=False).input_ids)
-
-    def _around_question(self) -> tuple[str, str]:
-        if not self._chat:
-            return f"{self._document}{_SEPARATOR}Question: ", "\nAnswer:"
-        text = self._rendered(f"{self._document}{_SEPARATOR}{_QUESTION_PLACE}")
-        parts = text.split(_QUESTION_PLACE)
-        if len(parts) != 2:
-            raise PromptError(
-                "the chat template of this model does not keep the user's text: use "
-                "--prompt-style plain"
-            )
-        return parts[0], parts[1]
-
-    def _rendered(self, content: str) -> str:
-        return str(
-            self._tokenizer.apply_chat_template(
-                [{"role": "user", "content": content}],
-                tokenize=False,
-                add_generation_prompt=True,
-            )
-        )
-
     def _start_ids(self, text: str) -> list[int]:
         # A chat template writes its special tokens itself; plain text needs the tokenizer's own.
-        return list(self._tokenizer(text, add_special_tokens=not self._chat).input_ids)
+        special = self.form is PromptForm.PLAIN
+        return list(self._tokenizer(text, add_special_tokens=special).input_ids)

@@ -130,6 +130,36 @@ class Comparison:
 
 
 @dataclass(frozen=True)
+class SessionFacts:
+    """What a run had to do with sessions.
+
+    Parameters
+    ----------
+    path
+        Of the session used; None without one.
+    reused_tokens
+        Tokens of the document that were not read again.
+    open_seconds
+        Time to check that session, weights included, and to take it over.
+    saved_path
+        Of the session saved; None without one.
+    saved_bytes, copied_row_bytes, save_seconds
+        Size of its files, how much of that are rows written again, and the time that took.
+    save_error
+        Why it was not saved, None where it was or none was wanted.
+    """
+
+    path: str | None
+    reused_tokens: int
+    open_seconds: float
+    saved_path: str | None
+    saved_bytes: int = 0
+    copied_row_bytes: int = 0
+    save_seconds: float = 0.0
+    save_error: str | None = None
+
+
+@dataclass(frozen=True)
 class RunReport:
     """One run of `hillinfer generate`.
 
@@ -153,6 +183,8 @@ class RunReport:
         None where none was asked for.
     document_error
         What failed while the document was read, None where nothing did.
+    session
+        None where no session was used or saved.
     """
 
     model: Mapping[str, Any]
@@ -167,6 +199,7 @@ class RunReport:
     peak_rss_bytes: int
     comparison: Comparison | None = None
     document_error: str | None = None
+    session: SessionFacts | None = None
 
     @property
     def error(self) -> str | None:
@@ -198,8 +231,9 @@ class RunReport:
 
     @property
     def prefill_tokens_per_second(self) -> float:
-        """Prompt tokens over that time."""
-        return _rate(self.prompt_tokens, self.prefill_seconds)
+        """Prompt tokens over that time, those left out that a session brought."""
+        reused = self.session.reused_tokens if self.session else 0
+        return _rate(self.prompt_tokens - reused, self.prefill_seconds)
 
     @property
     def decode_tokens_per_second(self) -> float:
@@ -234,6 +268,7 @@ class RunReport:
             "document_seconds": self.document_seconds,
             "answers": [asdict(answer) for answer in self.answers],
             "comparison": asdict(self.comparison) if self.comparison else None,
+            "session": asdict(self.session) if self.session else None,
             "model": dict(self.model),
             "settings": dict(self.settings),
             "sampling": dict(self.sampling),

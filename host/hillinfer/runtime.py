@@ -29,6 +29,10 @@ from hillinfer.pools.layer_hits import LayerHits
 from hillinfer.pools.layer_shares import LayerShares
 from hillinfer.pools.layer_step import LayerStep
 from hillinfer.pools.pool_keeper import PoolKeeper
+from hillinfer.sessions.saved_session import SavedSession
+from hillinfer.sessions.saved_shadow import SavedShadow
+from hillinfer.sessions.saving import RowOwner, SavedBytes, SessionOrigin, save_sequence
+from hillinfer.sessions.sequence_parts import fill_sequence, parts_of
 from hillinfer.settings import Settings
 from hillinfer.statistics import CacheStatistics
 from hillinfer.storage.aligned_buffer import round_up
@@ -44,6 +48,7 @@ from hillinfer.storage.shadow_keeper import ShadowKeeper
 from hillinfer.storage.shadow_memory import ShadowMemory
 from hillinfer.storage.shadow_store import ShadowStore
 from hillinfer.storage.spill_queue import SpillQueue
+from hillinfer.storage.stored_base import StoredBase
 from hillinfer.timeline.pool_timeline import PoolTimeline
 from hillinfer_model.errors import NonFiniteQueryError
 from hillinfer_model.kernel_spec import GROUP_TOKENS
@@ -72,6 +77,8 @@ class Runtime:
         How the drive is reached; the operating system itself where None.
     shadow_limit_bytes
         Most bytes of full shadows in DRAM; the others are on the drive.
+    base
+        What a saved session holds, for `resume`; the runtime closes it.
 
     Raises
     ------
@@ -90,6 +97,7 @@ class Runtime:
         observe: Callable[[LayerStep], None] = _unseen,
         calls: DriveCalls | None = None,
         shadow_limit_bytes: int = sys.maxsize,
+        base: StoredBase | None = None,
     ) -> None:
         self.shape = shape
         self.settings = settings
@@ -117,8 +125,9 @@ class Runtime:
             settings.io_threads,
             self.counters,
             self.calls,
+            base.rows if base else None,
         )
-        if self._store.io_mode is IOMode.BUFFERED:
+        if self._store.own_io_mode is IOMode.BUFFERED:
             warnings.warn(buffered_warning(cold_dir), SetupWarning, stacklevel=2)
         self._reader = RowReader(
             self._store,
@@ -138,7 +147,12 @@ class Runtime:
         )
         self._groups = GroupTable()
         self._shadow_store = ShadowStore(
-            cold_dir, self._store.io_mode, self._spec, settings.io_threads, self.calls
+            cold_dir,
+            self._store.own_io_mode,
+            self._spec,
+            settings.io_threads,
+            self.calls,
+            base.shadow if base else None,
         )
         shadow_memory = ShadowMemory(
             self._shadow_store, self._spec, shadow_limit_bytes, self._accountant, self.counters
@@ -192,6 +206,50 @@ class Runtime:
         sequence.hits = HitRateTable(self.shape.layers)
         self._accountant.give(Part.OTHER, self._observed_bytes)
         self._pools.give_tail()
+
+    def resume(self, saved: SavedSession, tokens: int) -> Sequence:
+        """Return a sequence of the first tokens of a saved session, whose rows are the base.
+
+        Parameters
+        ----------
+        saved
+            Verified.
+        tokens
+            How many to take: all of them, with everything as it was, or fewer, with whole segments
+            as they were and nothing else but rows.
+        """
+        groups, whole = tokens // GROUP_TOKENS, tokens == saved.tokens
+        sequence = self.open_sequence()
+        sequence.token_ids = saved.token_ids()[:tokens]
+        self._groups.fix(self._store.base_groups)
+        self._pools.cover(self._groups.groups * GROUP_TOKENS)
+        for group in range(groups):
+            self._groups.share(group)
+        sequence.groups = list(range(groups))
+        open_rows = np.arange(groups * GROUP_TOKENS, tokens)
+        for layer, tail in enumerate(sequence.tails):
+            if not whole:
+                self._store.read_rows(layer, open_rows, tail, open_rows % GROUP_TOKENS)
+            self._pools.cover_hits(sequence.hits, layer, tokens)
+        segments = saved.manifest.extent.segments if whole else tokens // self._spec.segment_tokens
+        self._shadow.adopt(sequence, SavedShadow(saved), segments)
+        fill_sequence(saved, sequence, tokens, self._keeper.observed_queries)
+        sequence.lengths = [tokens] * self.shape.layers
+        return sequence
+
+    def save(self, sequence: Sequence, target: Path, origin: SessionOrigin) -> SavedBytes:
+        """Save a sequence of whole tokens; see `save_sequence`."""
+        self._reader.settle()
+        self._store.check()
+        return save_sequence(
+            sequence,
+            RowOwner(self._store, self._groups),
+            parts_of(sequence, self.shape, self._shadow),
+            self.shape,
+            target,
+            origin,
+            self.calls,
+        )
 
     def truncate(self, sequence: Sequence, length: int) -> None:
         """Forget the tokens from position `length` on, in every layer."""

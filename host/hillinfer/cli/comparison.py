@@ -7,13 +7,13 @@ from hillinfer.answering import Answering, AnswerOptions
 from hillinfer.generation import Generation
 from hillinfer.machine.memory_peak import peak_rss_bytes, reset_peak_rss
 from hillinfer.models.loader import LoadedModel
-from hillinfer.prompt import DocumentPrompt
+from hillinfer.prompt import QuestionPrompt
 from hillinfer.run_report import Comparison, RunReport, decode_rate
 
 
 def compare_with_ordinary(
     loaded: LoadedModel,
-    prompt: DocumentPrompt,
+    prompt: QuestionPrompt,
     document_ids: list[int],
     report: RunReport,
     options: AnswerOptions,

@@ -97,6 +97,20 @@ def generate(
     ] = NumberType.AUTO,
     threads: Annotated[int | None, typer.Option(help="Compute threads.")] = None,
     report: Annotated[Path | None, typer.Option(help="Where run.json goes.")] = None,
+    save_session: Annotated[
+        Path | None,
+        typer.Option(
+            help="Directory, not there yet, to keep the read document in; without a question "
+            "nothing else is done."
+        ),
+    ] = None,
+    session: Annotated[
+        Path | None,
+        typer.Option(
+            help="Directory of a saved document to answer from; with --prompt-file only what "
+            "differs is read."
+        ),
+    ] = None,
     compare: Annotated[
         Compare | None, typer.Option(help="Also run the ordinary cache, side by side.")
     ] = None,
@@ -120,14 +134,15 @@ def generate(
     make_pool_policy(pool_policy)
     budget = None if dram_budget == _AUTO else ByteSize.parse(dram_budget)
     sampling = Sampling(temperature, top_k, top_p, seed)
-    if interactive and reads_stdin(prompt_file, prompt):
+    from_session = session is not None and prompt_file is None and prompt is None
+    if interactive and not from_session and reads_stdin(prompt_file, prompt):
         raise PromptError(
             "--interactive takes questions from standard input: give the text with --prompt-file"
         )
     request = GenerateRequest(
         model=model,
         number_type=dtype,
-        document=read_document(prompt_file, prompt),
+        document=None if from_session else read_document(prompt_file, prompt),
         prompt_style=prompt_style,
         questions=tuple(question or ()),
         asking=Asking.INTERACTIVE if interactive else Asking.OPTIONS,
@@ -140,6 +155,8 @@ def generate(
         threads=threads,
         report=report,
         compare=compare,
+        session=session,
+        save_session=save_session,
     )
     # torch and transformers take seconds to import: help and bad options do not wait for them.
     quiet_transformers()

@@ -38,7 +38,7 @@ class GenerateRequest:
     model, number_type
         What to load, and in which type.
     document, prompt_style
-        What to read, and whether it goes through the chat template.
+        What to read, None where a session holds it, and whether it goes through the chat template.
     questions
         About the document; empty where it is the whole prompt.
     asking, question_reading
@@ -57,6 +57,8 @@ class GenerateRequest:
         Where `run.json` goes; None for nowhere.
     compare
         None for no comparison.
+    session, save_session
+        Directories of the session to use and of the one to save; None for none.
 
     Raises
     ------
@@ -66,7 +68,7 @@ class GenerateRequest:
 
     model: str
     number_type: NumberType
-    document: str
+    document: str | None
     prompt_style: PromptStyle
     questions: tuple[str, ...]
     asking: Asking
@@ -79,6 +81,8 @@ class GenerateRequest:
     threads: int | None
     report: Path | None
     compare: Compare | None
+    session: Path | None = None
+    save_session: Path | None = None
 
     def __post_init__(self) -> None:
         """Refuse values that mean nothing."""
@@ -93,6 +97,25 @@ class GenerateRequest:
             raise SettingsError("--question and --interactive exclude each other: give one")
         if self.compare and self.asking is Asking.INTERACTIVE:
             raise SettingsError("--compare full needs its questions beforehand: use --question")
+
+        if self.document is None and not self.asks:
+            raise SettingsError("--session needs something to answer: add --question")
+        if self.document is None and self.save_session is not None:
+            raise SettingsError(
+                "--save-session needs a document to read: give it with --prompt-file"
+            )
+        if self.compare and self.only_saves:
+            raise SettingsError("--compare full needs something to answer: add --question")
+
+    @property
+    def asks(self) -> bool:
+        """Whether questions follow the document."""
+        return bool(self.questions) or self.asking is Asking.INTERACTIVE
+
+    @property
+    def only_saves(self) -> bool:
+        """Whether the document is read and saved and nothing is generated."""
+        return self.save_session is not None and not self.asks
 
     @property
     def forks(self) -> int:

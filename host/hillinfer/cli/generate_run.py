@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 
@@ -21,13 +22,16 @@ from hillinfer.cli.preflight import CheckedRun, check_run
 from hillinfer.cli.progress import answering_view, reading_view
 from hillinfer.cli.report_facts import machine_facts, model_facts, settings_facts, version_facts
 from hillinfer.cli.report_view import show_report
+from hillinfer.cli.session_run import make_prompt, open_cache, save_cache
 from hillinfer.errors import BrokenRunError, HillInferError
 from hillinfer.generation import Generation
 from hillinfer.machine.memory_peak import peak_rss_bytes, reset_peak_rss
 from hillinfer.models.loader import LoadedModel, ModelOutline
 from hillinfer.models.model_source import ModelSource
-from hillinfer.prompt import DocumentPrompt
+from hillinfer.prompt import QuestionPrompt
 from hillinfer.run_report import Answer, Finish, ReportError, RunReport, prepare_report
+from hillinfer.sessions.saved_session import SavedSession
+from hillinfer.sessions.session_writer import prepare_target
 from hillinfer.statistics import CacheStatistics
 
 EXIT_INTERRUPTED = 130
@@ -51,14 +55,20 @@ def run(request: GenerateRequest) -> None:
         prepare_report(request.report, "--report")
     if request.settings.pool_timeline is not None:
         prepare_report(request.settings.pool_timeline, "--pool-timeline")
-    source = ModelSource.locate(request.model, console.print)
-    outline = ModelOutline.read(source, request.number_type)
-    prompt = DocumentPrompt(outline.tokenizer, request.document, request.prompt_style)
-    checked = check_run(request, outline, prompt, console.print)
-    loaded = outline.load()
-    options = _answer_options(request, loaded)
-    with setup_warnings_shown():
-        report, generating_peak = _answer_all(request, checked, loaded, prompt, options, console)
+    if request.save_session is not None:
+        prepare_target(request.save_session)
+    with ExitStack() as opened:
+        saved = opened.enter_context(SavedSession(request.session)) if request.session else None
+        source = ModelSource.locate(request.model, console.print)
+        outline = ModelOutline.read(source, request.number_type)
+        prompt = make_prompt(request, outline.tokenizer, saved)
+        checked = check_run(request, outline, prompt, saved, console.print)
+        loaded = outline.load()
+        options = _answer_options(request, loaded)
+        with setup_warnings_shown():
+            report, generating_peak = _answer_all(
+                request, checked, loaded, prompt, saved, options, console
+            )
     ended_early = report.finish in (Finish.INTERRUPTED, Finish.FAILED)
     if request.compare is not None and not ended_early:
         console.print("running the same prompts with the ordinary cache")
@@ -83,6 +93,8 @@ def run(request: GenerateRequest) -> None:
         raise BrokenRunError(f"{report.error}; and then: {error}") from error
     if report.error is not None:
         raise BrokenRunError(report.error)
+    if report.session is not None and report.session.save_error is not None:
+        raise BrokenRunError(report.session.save_error)
     if report.finish is Finish.INTERRUPTED:
         raise typer.Exit(EXIT_INTERRUPTED)
 
@@ -91,7 +103,8 @@ def _answer_all(
     request: GenerateRequest,
     checked: CheckedRun,
     loaded: LoadedModel,
-    prompt: DocumentPrompt,
+    prompt: QuestionPrompt,
+    saved: SavedSession | None,
     options: AnswerOptions,
     console: Console,
 ) -> tuple[RunReport, int]:
@@ -99,24 +112,28 @@ def _answer_all(
     loading_peak = peak_rss_bytes()
     reset_peak_rss()
     with hillinfer.attach(loaded.model, checked.settings) as attachment:
-        cache = attachment.new_cache(expected_tokens=checked.context_tokens)
+        cache, session = open_cache(attachment, request, checked, saved, loaded.tokenizer)
         generation = Generation(loaded.model, cache, request.chunk_tokens)
         try:
             answering = Answering(generation, loaded.tokenizer, prompt, options)
             answers: tuple[Answer, ...] = ()
             document_error: str | None = None
             try:
-                with reading_view(console).stage("prefill", len(checked.document_ids)) as advance:
-                    answering.read(checked.document_ids, advance)
+                unread = checked.document_ids[checked.reused_tokens :]
+                with reading_view(console).stage("prefill", len(unread)) as advance:
+                    answering.read(unread, advance)
             except HillInferError as error:
                 document_error = str(error)
             else:
-                answers = tuple(_answers(request, checked, prompt, answering, console))
+                if session is not None and request.save_session is not None:
+                    session = save_cache(cache, request, prompt, loaded.tokenizer, session, console)
+                if not request.only_saves:
+                    answers = tuple(_answers(request, checked, prompt, answering, console))
             statistics: CacheStatistics = cache.statistics()
         finally:
             generation.close()
     generating_peak = peak_rss_bytes()
-    read = answering.document_tokens
+    read = checked.reused_tokens + answering.document_tokens
     contexts = [read + answer.question_tokens + answer.decode_steps for answer in answers]
     longest = max(contexts, default=read)
     shape = loaded.shape
@@ -133,6 +150,7 @@ def _answer_all(
         statistics=replace(statistics, kv_bytes=longest * shape.token_bytes),
         peak_rss_bytes=max(loading_peak, generating_peak),
         document_error=document_error,
+        session=session,
     )
     return report, generating_peak
 
@@ -140,7 +158,7 @@ def _answer_all(
 def _answers(
     request: GenerateRequest,
     checked: CheckedRun,
-    prompt: DocumentPrompt,
+    prompt: QuestionPrompt,
     answering: Answering,
     console: Console,
 ) -> Iterator[Answer]:
@@ -172,7 +190,7 @@ def _answers(
 
 
 def _fitting(
-    questions: Iterator[str], checked: CheckedRun, prompt: DocumentPrompt, console: Console
+    questions: Iterator[str], checked: CheckedRun, prompt: QuestionPrompt, console: Console
 ) -> Iterator[str]:
     """Pass on the questions there is room for, and say which there is not."""
     for question in questions:

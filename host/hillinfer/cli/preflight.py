@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -17,7 +18,10 @@ from hillinfer.models.context_needs import ContextNeeds
 from hillinfer.models.loader import ModelOutline
 from hillinfer.policies.pool_policies import make_pool_policy
 from hillinfer.pools.budget_plan import hit_bytes, kernel_spec, observed_bytes
-from hillinfer.prompt import DocumentPrompt, PromptError
+from hillinfer.prompt import DocumentPrompt, PromptError, QuestionPrompt
+from hillinfer.sessions.fingerprint import Fingerprint
+from hillinfer.sessions.prefix import reusable_tokens
+from hillinfer.sessions.saved_session import SavedSession
 from hillinfer.settings import Settings
 from hillinfer.storage.shadow_memory import statistics_bytes
 from hillinfer.storage.shadow_store import shadow_bytes
@@ -41,32 +45,40 @@ class CheckedRun:
         Document, longest question and longest answer together.
     settings
         With the cold directory and the DRAM budget in bytes.
+    reused_tokens
+        First tokens of the document that a session brings.
+    session_seconds
+        Time that checking the session took.
     """
 
     document_ids: list[int]
     question_tokens: int
     context_tokens: int
     settings: Settings
+    reused_tokens: int = 0
+    session_seconds: float = 0.0
 
 
 def check_run(
     request: GenerateRequest,
     outline: ModelOutline,
-    prompt: DocumentPrompt,
+    prompt: QuestionPrompt,
+    saved: SavedSession | None,
     say: Callable[[str], None],
 ) -> CheckedRun:
-    """Check model, device, positions, budget, memory and drive, and say what fits.
+    """Check model, device, session, positions, budget, memory and drive, and say what fits.
 
     Parameters
     ----------
-    request, outline, prompt
-        What was asked for.
+    request, outline, prompt, saved
+        What was asked for; the session is None where none is used.
     say
         Called with a line for what a user should know.
 
     Raises
     ------
-    UnsupportedFeatureError, SettingsError, PromptError, ColdPoolError, BudgetError, FitError
+    UnsupportedFeatureError, SessionError, SettingsError, PromptError, ColdPoolError, BudgetError,
+    FitError
         For the first thing that cannot work.
     """
     check_versions()
@@ -76,32 +88,37 @@ def check_run(
         kernel_spec(outline.shape, _named(request.settings)),
         request.settings.scope,
     )
-    asks = bool(request.questions) or request.asking is Asking.INTERACTIVE
-    document_ids = prompt.document_ids() if asks else prompt.alone()
+    started = time.perf_counter()
+    settings = request.settings if saved is None else _fitting(request, outline, saved)
+    document_ids = _document_ids(request, prompt, saved)
+    reused = 0 if saved is None else _reused(request, document_ids, saved, say)
+    session_seconds = time.perf_counter() - started
     lengths = [len(prompt.question_ids(question)) for question in request.questions]
     if request.asking is Asking.INTERACTIVE:
         lengths = [0, _INTERACTIVE_QUESTION_TOKENS]
     longest, shortest = max(lengths, default=0), min(lengths, default=0)
-    context = len(document_ids) + longest + request.max_new_tokens
+    new_tokens = 0 if request.only_saves else request.max_new_tokens
+    context = len(document_ids) + longest + new_tokens
     positions = outline.shape.max_positions
     if context > positions:
         raise PromptError(
-            f"{len(document_ids) + longest} prompt tokens and {request.max_new_tokens} new tokens "
+            f"{len(document_ids) + longest} prompt tokens and {new_tokens} new tokens "
             f"are more than the model's {positions} positions: shorten the prompt to "
-            f"{max(0, positions - request.max_new_tokens)} tokens or lower --max-new-tokens"
+            f"{max(0, positions - new_tokens)} tokens or lower --max-new-tokens"
         )
     drive = DriveFacts.probe(prepared_cold_dir(request.settings.cold_dir))
     if drive.warning:
         say(f"hillinfer: warning: {drive.warning}")
     needs = ContextNeeds.of(
         outline,
-        request.settings,
+        settings,
         request.budget,
         chunk_tokens=request.chunk_tokens,
         # In a comparison each fork is a copy of the ordinary cache.
         ordinary_caches=(1 + request.forks) if request.compare is Compare.FULL else 0,
-        fork_bytes=request.forks * _fork_bytes(request, outline, len(document_ids)),
+        fork_bytes=request.forks * _fork_bytes(request, outline, len(document_ids), reused),
         reserved_tokens=context - len(document_ids) - shortest,
+        stored_tokens=reused,
     )
     capacity = Capacity.measure(drive, outline.device)
     needs.check(context, capacity)
@@ -114,7 +131,7 @@ def check_run(
         f"{needs.largest_context(capacity)} tokens (the model has {positions} positions)"
     )
     choice = needs.choice(context)
-    if request.settings.shadow is None:
+    if settings.shadow is None:
         say(f"key shadow: {choice.settings.key_mode.value}, chosen for this budget")
     if choice.warning:
         say(f"hillinfer: warning: {choice.warning}")
@@ -123,10 +140,73 @@ def check_run(
         question_tokens=longest,
         context_tokens=context,
         settings=choice.settings,
+        reused_tokens=reused,
+        session_seconds=session_seconds,
     )
 
 
-def _fork_bytes(request: GenerateRequest, outline: ModelOutline, document_tokens: int) -> int:
+def _fitting(request: GenerateRequest, outline: ModelOutline, saved: SavedSession) -> Settings:
+    """Refuse a session of another model as far as that shows without weights, and take its shadow.
+
+    Then all of it is read and checked: nothing else needs to be done where it is damaged.
+    """
+    own = saved.manifest
+    settings = replace(request.settings, shadow=request.settings.shadow or own.shadow)
+    found = Fingerprint.of(outline.config, outline.dtype, settings.key_mode, outline.tokenizer)
+    own.fingerprint.check(found, saved.directory)
+    saved.verify()
+    return settings
+
+
+def _document_ids(
+    request: GenerateRequest, prompt: QuestionPrompt, saved: SavedSession | None
+) -> list[int]:
+    if isinstance(prompt, DocumentPrompt):
+        # What is saved is what every question's prompt starts with.
+        saves = request.save_session is not None
+        return prompt.document_ids() if request.asks or saves else prompt.alone()
+    assert saved is not None
+    return saved.token_ids()
+
+
+def _reused(
+    request: GenerateRequest,
+    document_ids: list[int],
+    saved: SavedSession,
+    say: Callable[[str], None],
+) -> int:
+    """Return how many tokens need not be read, and say so."""
+    own = saved.manifest
+    if request.document is None:
+        say(f"session: {saved.tokens} tokens of {saved.directory}")
+        return saved.tokens
+    reused = reusable_tokens(
+        saved.token_ids(),
+        document_ids,
+        request.chunk_tokens,
+        own.fingerprint.segment_tokens,
+        # Without a question or a session to save the last token's output starts the answer.
+        unread_tokens=0 if request.asks or request.only_saves else 1,
+    )
+    if not reused:
+        say(
+            f"session: {saved.directory} has no whole segment of "
+            f"{own.fingerprint.segment_tokens} tokens in common with this document, which is read "
+            "from its start"
+        )
+        return 0
+    say(f"session: {reused} of {len(document_ids)} tokens are reused from {saved.directory}")
+    if own.chunk_tokens not in (None, request.chunk_tokens):
+        say(
+            f"session: it was read with --prefill-chunk {own.chunk_tokens}; other chunks may round "
+            "otherwise"
+        )
+    return reused
+
+
+def _fork_bytes(
+    request: GenerateRequest, outline: ModelOutline, document_tokens: int, reused_tokens: int
+) -> int:
     """Return what a fork of the document's cache holds for itself."""
     shape = outline.shape
     policy = make_pool_policy(request.settings.pool_policy)
@@ -134,7 +214,8 @@ def _fork_bytes(request: GenerateRequest, outline: ModelOutline, document_tokens
     # The fork's hit-rate table; it grows with what the fork reads, a step at most.
     own += hit_bytes(shape, document_tokens + 1)
     # An open segment is coded, and then copied by a fork, only when a single token is read.
-    if (document_tokens - 1) % request.chunk_tokens:
+    # What a session's open segment is, is not asked.
+    if (document_tokens - 1) % request.chunk_tokens and not reused_tokens:
         return own
     spec = kernel_spec(shape, _named(request.settings))
     return own + shape.layers * (shadow_bytes(spec) + statistics_bytes(spec))

@@ -80,6 +80,14 @@ def report_lines(report: RunReport) -> list[tuple[str, str]]:
             f"{decode['drive_wait_seconds'] / steps * 1e3:.1f} ms",
         ),
     ]
+    if report.session is not None and report.session.path is not None:
+        lines.append(
+            (
+                "session",
+                f"{report.session.reused_tokens} tokens of {report.session.path} reused, opened in "
+                f"{report.session.open_seconds:.1f} s",
+            )
+        )
     if report.machine["gpu"]:
         lines.append(
             (

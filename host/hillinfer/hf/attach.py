@@ -7,6 +7,7 @@ import functools
 import inspect
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -29,8 +30,13 @@ from hillinfer.model_shape import ModelShape
 from hillinfer.pools.budget_plan import staging_bytes
 from hillinfer.pools.shadow_choice import ShadowChoice
 from hillinfer.runtime import Runtime
+from hillinfer.sessions.manifest import Manifest
+from hillinfer.sessions.model_identity import ModelIdentity
+from hillinfer.sessions.saved_session import SavedSession
 from hillinfer.settings import Settings
 from hillinfer.storage.drive_calls import DriveCalls
+from hillinfer.storage.stored_base import StoredBase
+from hillinfer_model.kernel_spec import GROUP_TOKENS
 
 
 class Attachment:
@@ -64,6 +70,7 @@ class Attachment:
         self.model = model
         self.settings = settings
         self.calls = calls or DriveCalls()
+        self._identity = ModelIdentity(model)
         self._previous = model.config._attn_implementation
         AttentionInterface.register(attention.NAME, attention.attention)
         AttentionMaskInterface.register(attention.NAME, attention.mask)
@@ -92,31 +99,106 @@ class Attachment:
         BudgetError, ColdPoolError, SettingsError
             Where budget, cold directory or settings cannot work.
         """
-        shape = ModelShape.from_config(self.model.config, self.model.dtype)
-        if expected_tokens is None:
-            settings, budget_bytes, limit = self._without_length(shape)
-        else:
-            choice = ShadowChoice.of(shape, self.settings, expected_tokens, sequences)
-            choice.plan.check()
-            if choice.warning:
-                warnings.warn(choice.warning, SetupWarning, stacklevel=2)
-            settings, budget_bytes = choice.settings, choice.plan.budget_bytes
-            limit = choice.limit_bytes
-        cold_dir: Path = prepared_cold_dir(settings.cold_dir)
         return HillInferCache(
-            Runtime(
-                shape,
-                settings,
-                budget_bytes,
-                cold_dir,
-                calls=self.calls,
-                shadow_limit_bytes=limit,
-            )
+            self._runtime(self._made(expected_tokens, sequences)), identity=self._identity
         )
 
-    def _without_length(self, shape: ModelShape) -> tuple[Settings, int, int]:
+    def load_session(
+        self,
+        directory: str | Path,
+        expected_tokens: int | None = None,
+        tokenizer: Any = None,
+    ) -> HillInferCache:
+        """Return a cache that holds what a session was saved with.
+
+        Every file is read and checked first. Rows are read where they lie from then on, so the
+        directory must stay as it is while the cache lives.
+
+        Parameters
+        ----------
+        directory
+            As given to `HillInferCache.save_session`.
+        expected_tokens
+            As in `new_cache`, the session's tokens included.
+        tokenizer
+            Compared with the session's where both are known.
+
+        Raises
+        ------
+        SessionError
+            Where the session was damaged, or saved with another model or other settings.
+        BudgetError, ColdPoolError, SettingsError
+            As in `new_cache`.
+        """
+        with SavedSession(Path(directory)) as saved:
+            shadow = self._with_shadow_of(saved.manifest).key_mode
+            found = self._identity.without_weights(shadow, tokenizer)
+            saved.manifest.fingerprint.check(found, saved.directory)
+            saved.verify()
+            return self.resume(saved, saved.tokens, expected_tokens, tokenizer)
+
+    def resume(
+        self,
+        saved: SavedSession,
+        tokens: int,
+        expected_tokens: int | None = None,
+        tokenizer: Any = None,
+    ) -> HillInferCache:
+        """Return a cache that holds the first tokens of a session.
+
+        Parameters
+        ----------
+        saved
+            Opened and verified; its row files belong to the cache afterwards.
+        tokens
+            How many to take, at least 1. Fewer than all come back as rows and whole segments of
+            shadow; all of them with everything as it was.
+        expected_tokens, tokenizer
+            As in `load_session`, which see for errors.
+        """
+        manifest = saved.manifest
+        settings = self._with_shadow_of(manifest)
+        found = self._identity.fingerprint(settings.key_mode, tokenizer)
+        manifest.fingerprint.check(found, saved.directory)
+        if expected_tokens is not None:
+            expected_tokens = max(expected_tokens, tokens)
+        made = self._made(expected_tokens, 1, settings)
+        base = saved.take_base(-(-tokens // GROUP_TOKENS))
+        try:
+            runtime = self._runtime(made, base)
+        except BaseException:
+            base.close()
+            raise
+        try:
+            sequence = runtime.resume(saved, tokens)
+        except BaseException:
+            runtime.close()
+            raise
+        return HillInferCache.resumed(runtime, sequence, self._identity)
+
+    @property
+    def _shape(self) -> ModelShape:
+        return ModelShape.from_config(self.model.config, self.model.dtype)
+
+    def _with_shadow_of(self, manifest: Manifest) -> Settings:
+        """Return the settings, with the session's shadow where none is named."""
+        return replace(self.settings, shadow=self.settings.shadow or manifest.shadow)
+
+    def _made(
+        self, expected_tokens: int | None, sequences: int, settings: Settings | None = None
+    ) -> tuple[Settings, int, int]:
+        """Return settings, budget and shadow limit of a cache."""
+        wanted = settings or self.settings
+        if expected_tokens is None:
+            return self._without_length(wanted)
+        choice = ShadowChoice.of(self._shape, wanted, expected_tokens, sequences)
+        choice.plan.check()
+        if choice.warning:
+            warnings.warn(choice.warning, SetupWarning, stacklevel=3)
+        return choice.settings, choice.plan.budget_bytes, choice.limit_bytes
+
+    def _without_length(self, settings: Settings) -> tuple[Settings, int, int]:
         """Return settings, budget and shadow limit of a cache of unknown length."""
-        settings = self.settings
         if settings.dram_budget.byte_count is None:
             raise SettingsError(
                 "a DRAM budget in percent needs new_cache(expected_tokens=...); or set "
@@ -124,7 +206,21 @@ class Attachment:
             )
         budget_bytes = settings.dram_budget.byte_count
         # Half is left for rows, however long the context gets.
-        return settings, budget_bytes, max(0, budget_bytes // 2 - staging_bytes(shape, settings))
+        staging = staging_bytes(self._shape, settings)
+        return settings, budget_bytes, max(0, budget_bytes // 2 - staging)
+
+    def _runtime(self, made: tuple[Settings, int, int], base: StoredBase | None = None) -> Runtime:
+        settings, budget_bytes, limit = made
+        cold_dir: Path = prepared_cold_dir(settings.cold_dir)
+        return Runtime(
+            self._shape,
+            settings,
+            budget_bytes,
+            cold_dir,
+            calls=self.calls,
+            shadow_limit_bytes=limit,
+            base=base,
+        )
 
     def detach(self) -> None:
         """Leave the model as it was; harmless when done twice."""

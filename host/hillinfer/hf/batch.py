@@ -30,6 +30,34 @@ class Batch:
         self._sequences: list[Sequence] = []
         self._pads: list[int] = []
 
+    @classmethod
+    def of(cls, runtime: Runtime, sequence: Sequence) -> Batch:
+        """Return a batch of one row that continues a sequence."""
+        batch = cls(runtime)
+        batch._sequences, batch._pads = [sequence], [0]
+        return batch
+
+    def only_sequence(self) -> Sequence:
+        """Return the one sequence that all rows hold, without padding.
+
+        Raises
+        ------
+        CacheUseError
+            Where there is none, more than one, or padding.
+        """
+        distinct = _distinct(self._sequences)
+        if len(distinct) != 1:
+            raise CacheUseError(
+                f"a session holds one sequence and this cache holds {len(distinct)}: save one "
+                "document at a time"
+            )
+        if any(self._pads):
+            raise CacheUseError(
+                f"a session holds no padding and this prompt has {max(self._pads)} tokens of it: "
+                "read the document by itself"
+            )
+        return distinct[0]
+
     def __len__(self) -> int:
         return len(self._sequences)
 

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import weakref
+from pathlib import Path
+from typing import Any
 
 import torch
 from transformers.cache_utils import Cache
@@ -13,8 +15,12 @@ from hillinfer.hf.batch import Batch
 from hillinfer.hf.forward_plan import ForwardPlan
 from hillinfer.hf.layer import HillInferLayer
 from hillinfer.hf.runtime_users import RuntimeUsers
+from hillinfer.prompt import PromptForm
 from hillinfer.runtime import Runtime
+from hillinfer.sessions.model_identity import ModelIdentity
+from hillinfer.sessions.saving import SavedBytes, SessionOrigin
 from hillinfer.statistics import CacheStatistics
+from hillinfer.storage.sequence import Sequence
 
 
 class HillInferCache(Cache):  # type: ignore[misc]
@@ -32,6 +38,8 @@ class HillInferCache(Cache):  # type: ignore[misc]
         The caches that share this runtime, None for the first.
     batch
         The rows to start with, None for an empty cache.
+    identity
+        Of the model, for saving sessions; without one none can be saved.
     """
 
     def __init__(
@@ -39,6 +47,7 @@ class HillInferCache(Cache):  # type: ignore[misc]
         runtime: Runtime,
         users: RuntimeUsers | None = None,
         batch: Batch | None = None,
+        identity: ModelIdentity | None = None,
     ) -> None:
         super().__init__(
             layers=[HillInferLayer(self, layer) for layer in range(runtime.shape.layers)]
@@ -46,6 +55,7 @@ class HillInferCache(Cache):  # type: ignore[misc]
         self._runtime = runtime
         self._batch = Batch(runtime) if batch is None else batch
         self._index_lengths = [0] * runtime.shape.layers
+        self._identity = identity
         self._plan: ForwardPlan | None = None
         self._fresh: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
         self._users = users or RuntimeUsers(runtime)
@@ -73,9 +83,56 @@ class HillInferCache(Cache):  # type: ignore[misc]
         Both may go on independently; nothing is read or written for it.
         """
         self._recover()
-        copy = HillInferCache(self._runtime, self._users, self._batch.fork())
+        copy = HillInferCache(self._runtime, self._users, self._batch.fork(), self._identity)
         copy._index_lengths = list(self._index_lengths)
         return copy
+
+    def save_session(
+        self,
+        directory: str | Path,
+        tokenizer: Any = None,
+        chunk_tokens: int | None = None,
+        prompt_form: PromptForm | None = None,
+    ) -> SavedBytes:
+        """Save what this cache holds, to go on from it in another process.
+
+        The cache goes on as before. Rows are not written again where the directory is on the cold
+        pool's file system and nothing else lies in the pool.
+
+        Parameters
+        ----------
+        directory
+            Must not exist, or be empty; appears whole or not at all.
+        tokenizer
+            Kept as a digest, so that a session is refused with another one.
+        chunk_tokens
+            Tokens of one forward pass that read the document, to be kept with it.
+        prompt_form
+            How the document became a prompt, to be kept with it.
+
+        Raises
+        ------
+        SessionError
+            Where it cannot be saved there; nothing is left then.
+        CacheUseError
+            Where the cache holds several sequences, or padding.
+        """
+        self._recover()
+        if self._identity is None:
+            raise CacheUseError("this cache knows no model: make it with attachment.new_cache()")
+        sequence = self._batch.only_sequence()
+        fingerprint = self._identity.fingerprint(self._runtime.settings.key_mode, tokenizer)
+        origin = SessionOrigin(fingerprint, chunk_tokens, prompt_form)
+        return self._runtime.save(sequence, Path(directory), origin)
+
+    @classmethod
+    def resumed(
+        cls, runtime: Runtime, sequence: Sequence, identity: ModelIdentity
+    ) -> HillInferCache:
+        """Return a cache of one row that continues a sequence of a runtime of its own."""
+        cache = cls(runtime, batch=Batch.of(runtime, sequence), identity=identity)
+        cache._index_lengths = list(sequence.lengths)
+        return cache
 
     def close(self) -> None:
         """Free the rows; with the last fork the files and threads go too.

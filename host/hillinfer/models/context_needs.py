@@ -41,6 +41,8 @@ class ContextNeeds:
     reserved_tokens
         Tokens of a context that may stay unused, because an answer may end early. A share of the
         KV cache leaves them out, so it holds however the run ends.
+    stored_tokens
+        Tokens whose rows lie on a drive already, in a session.
     """
 
     shape: ModelShape
@@ -51,6 +53,7 @@ class ContextNeeds:
     ordinary_token_bytes: int = 0
     fork_bytes: int = 0
     reserved_tokens: int = 0
+    stored_tokens: int = 0
 
     @classmethod
     def of(
@@ -62,6 +65,7 @@ class ContextNeeds:
         ordinary_caches: int,
         fork_bytes: int,
         reserved_tokens: int,
+        stored_tokens: int = 0,
     ) -> ContextNeeds:
         """Take the needs of a model whose prompt is read in chunks of `chunk_tokens`."""
         shape = outline.shape
@@ -77,6 +81,7 @@ class ContextNeeds:
             ordinary_token_bytes=ordinary_caches * states,
             fork_bytes=fork_bytes,
             reserved_tokens=reserved_tokens,
+            stored_tokens=stored_tokens,
         )
 
     def choice(self, tokens: int) -> ShadowChoice:
@@ -98,7 +103,7 @@ class ContextNeeds:
             activation_bytes=self.activation_bytes,
             budget_bytes=plan.budget_bytes,
             ordinary_bytes=tokens * self.ordinary_token_bytes,
-            drive_bytes=plan.kv_bytes,
+            drive_bytes=max(0, plan.kv_bytes - self.stored_tokens * self.shape.token_bytes),
         )
 
     def largest_context(self, capacity: Capacity) -> int:

@@ -62,11 +62,12 @@ class ShadowChoice:
         streamed = self.plan.streamed_shadow_bytes
         if not streamed:
             return None
+        milliseconds = streamed / _GIB * 1e3
         return (
             f"{format_bytes(streamed)} of the {self.settings.key_mode.value} key shadow do not fit "
             f"in a DRAM budget of {format_bytes(self.plan.budget_bytes)}: they are read from the "
-            f"drive for every new token, {streamed / _GIB * 1e3:.1f} ms at 1 GiB/s; raise --dram-budget "
-            "to keep them in memory"
+            f"drive for every new token, {milliseconds:.1f} ms at 1 GiB/s; raise --dram-budget to "
+            "keep them in memory"
         )
 
     @classmethod

@@ -80,6 +80,11 @@ class ColdFile:
         """Fill all of `into` from `offset`, or raise ColdPoolError naming what failed."""
         self._transfer("read", self._calls.preadv, into, offset)
 
+    def publish(self, path: Path) -> None:
+        """Give the file a name, its content on the drive; OSError where that cannot be."""
+        self._calls.fsync(self._descriptor)
+        self._calls.link(self._descriptor, path)
+
     def close(self) -> None:
         """Give the file's space back; harmless when done twice."""
         if self._descriptor >= 0:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -21,6 +21,7 @@ from hillinfer.storage.aligned_buffer import PAGE_BYTES, aligned_buffer
 from hillinfer.storage.cold_file import ColdFile, IOMode, probe_io_mode
 from hillinfer.storage.drive_calls import DriveCalls
 from hillinfer.storage.read_plan import ReadBatch, plan_reads
+from hillinfer.storage.stored_base import ReadFile, RowBase
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
 
@@ -33,7 +34,8 @@ class _PendingWrite:
 class ColdStore:
     """Writes groups of rows once and reads rows in batches, one file per layer.
 
-    Row r of a layer is row r % 64 of group r // 64.
+    Row r of a layer is row r % 64 of group r // 64. The first groups may lie in a base, files that
+    are read and never written; the store's own files then start with the group after them.
 
     Parameters
     ----------
@@ -49,6 +51,8 @@ class ColdStore:
         Where bytes and waits are counted.
     calls
         How the drive is reached; the operating system itself where None.
+    base
+        Where the first groups lie already; the store closes it.
     """
 
     def __init__(
@@ -59,15 +63,14 @@ class ColdStore:
         io_threads: int,
         counters: Counters,
         calls: DriveCalls | None = None,
+        base: RowBase | None = None,
     ) -> None:
-        self.io_mode: IOMode = probe_io_mode(directory, calls)
-        with ExitStack() as opened:
-            self._files: list[ColdFile] = []
-            for layer in range(shape.layers):
-                label = f"rows of layer {layer}"
-                self._files.append(ColdFile(directory, self.io_mode, label, calls))
-                opened.callback(self._files[-1].close)
-            opened.pop_all()
+        self._directory = directory
+        self._layers = shape.layers
+        self._calls = calls
+        self.own_io_mode: IOMode = probe_io_mode(directory, calls)
+        self._files: list[ColdFile] = self.fresh_files()
+        self._base = base
         self._row_bytes = shape.row_bytes
         self._group_bytes = GROUP_TOKENS * shape.row_bytes
         self._buffer = aligned_buffer(max(read_buffer_bytes, shape.row_bytes + 2 * PAGE_BYTES))
@@ -77,6 +80,53 @@ class ColdStore:
         self._failure: Exception | None = None
         self._io_threads = io_threads
         self._counters = counters
+
+    @property
+    def io_mode(self) -> IOMode:
+        """Buffered where any of the files is read or written so."""
+        modes = {self.own_io_mode, self._base.io_mode if self._base else self.own_io_mode}
+        return IOMode.BUFFERED if IOMode.BUFFERED in modes else IOMode.DIRECT
+
+    @property
+    def base_groups(self) -> int:
+        """Groups that are never written: they lie in the base."""
+        return self._base.groups if self._base else 0
+
+    def fresh_files(self) -> list[ColdFile]:
+        """Return an empty file for each layer, for this store or to `freeze` it with."""
+        with ExitStack() as opened:
+            files = []
+            for layer in range(self._layers):
+                label = f"rows of layer {layer}"
+                files.append(ColdFile(self._directory, self.own_io_mode, label, self._calls))
+                opened.callback(files[-1].close)
+            opened.pop_all()
+        return files
+
+    def publish(self, layer: int, path: Path) -> None:
+        """Give a layer's own file a name; the store goes on with it.
+
+        Raises
+        ------
+        OSError
+            Where the name lies on another file system, or the file cannot have one.
+        """
+        self._files[layer].publish(path)
+
+    def freeze(self, groups: int, fresh: list[ColdFile]) -> None:
+        """Make the files written so far the base and go on with fresh ones.
+
+        Parameters
+        ----------
+        groups
+            What the files hold, settled: groups 0 up to this number.
+        fresh
+            From `fresh_files`.
+        """
+        if self._base is not None:
+            raise ValueError("this cold pool has a base already")
+        self._base = RowBase(self._files, groups, self.own_io_mode)
+        self._files = fresh
 
     def write_groups(
         self,
@@ -98,6 +148,10 @@ class ColdStore:
         done
             Called from the writing thread when `rows` may be used again.
         """
+        first_group = self.base_groups
+        if len(groups) and int(groups.min()) < first_group:
+            raise ValueError(f"groups below {first_group} of this cold pool are never written")
+        file = self._files[layer]
         data = rows.reshape(-1).data
         self._counters.cold_write_bytes += len(data)
 
@@ -105,9 +159,9 @@ class ColdStore:
             try:
                 breaks = np.flatnonzero(np.diff(groups) != 1) + 1
                 for begin, end in pairwise([0, *breaks.tolist(), len(groups)]):
-                    self._files[layer].write(
+                    file.write(
                         data[begin * self._group_bytes : end * self._group_bytes],
-                        int(groups[begin]) * self._group_bytes,
+                        (int(groups[begin]) - first_group) * self._group_bytes,
                     )
             except Exception as error:
                 self._failure = error
@@ -126,6 +180,12 @@ class ColdStore:
             if not pending.written.done() and np.isin(groups, pending.groups).any():
                 pending.written.result()
         self._counters.drive_wait_seconds += time.perf_counter() - started
+        self._raise_failure()
+
+    def settle_all(self, layer: int) -> None:
+        """Wait until everything queued of a layer is on the drive; raise what went wrong."""
+        for pending in self._pending[layer]:
+            pending.written.result()
         self._raise_failure()
 
     def check(self) -> None:
@@ -162,8 +222,69 @@ class ColdStore:
             return
         self.settle(layer, rows // GROUP_TOKENS)
         started = time.perf_counter()
+        first_row = self.base_groups * GROUP_TOKENS
+        own = rows >= first_row
+        if self._base is not None and not own.all():
+            self._read_rows(self._base.files[layer], rows[~own], out, places[~own])
+        if own.any():
+            self._read_rows(self._files[layer], rows[own] - first_row, out, places[own])
+        self._counters.cold_useful_bytes += len(rows) * self._row_bytes
+        self._counters.drive_wait_seconds += time.perf_counter() - started
+
+    def groups_in_order(self, layer: int, groups: list[int]) -> Iterator[memoryview]:
+        """Yield the bytes of whole groups, one behind the other, in pieces valid until the next.
+
+        They go through the buffer that reads go through.
+
+        Parameters
+        ----------
+        layer
+            Which file.
+        groups
+            Group numbers, in the order wanted.
+        """
+        numbers = np.asarray(groups, np.int64)
+        self.settle(layer, numbers)
+        most = len(self._buffer) // PAGE_BYTES * PAGE_BYTES
+        first = self.base_groups
+        in_base = numbers < first
+        breaks = np.flatnonzero((np.diff(numbers) != 1) | np.diff(in_base)) + 1
+        for begin, end in pairwise([0, *breaks.tolist(), len(numbers)]):
+            if begin == end:
+                continue
+            file: ReadFile = self._files[layer]
+            at = int(numbers[begin]) - first
+            if self._base is not None and in_base[begin]:
+                file, at = self._base.files[layer], int(numbers[begin])
+            offset, last = at * self._group_bytes, (at + end - begin) * self._group_bytes
+            while offset < last:
+                piece = self._buffer.data[: min(most, last - offset)]
+                file.read(piece, offset)
+                yield piece
+                offset += len(piece)
+
+    def close(self) -> None:
+        """Stop the threads and give the drive's space back."""
+        self._writer.shutdown(cancel_futures=True)
+        self._readers.shutdown(cancel_futures=True)
+        for file in [*self._files, *(self._base.files if self._base else ())]:
+            file.close()
+
+    def _raise_failure(self) -> None:
+        if isinstance(self._failure, ColdPoolError):
+            raise ColdPoolError(str(self._failure)) from self._failure
+        if self._failure is not None:
+            raise self._failure
+
+    def _read_rows(
+        self,
+        file: ReadFile,
+        rows: NDArray[np.int64],
+        out: NDArray[np.uint8],
+        places: NDArray[np.int64],
+    ) -> None:
         for batch in plan_reads(rows, self._row_bytes, len(self._buffer)):
-            self._read(layer, batch)
+            self._read(file, batch)
             # Rows start at multiples of 64 bytes, so a view of all such places has them as rows.
             at_64 = np.lib.stride_tricks.as_strided(
                 self._buffer,
@@ -174,25 +295,9 @@ class ColdStore:
             out[places[batch.wanted]] = at_64[batch.row_offsets // 64]
             self._counters.cold_reads += len(batch.byte_counts)
             self._counters.cold_read_bytes += int(batch.byte_counts.sum())
-        self._counters.cold_useful_bytes += len(rows) * self._row_bytes
-        self._counters.drive_wait_seconds += time.perf_counter() - started
 
-    def close(self) -> None:
-        """Stop the threads and give the drive's space back."""
-        self._writer.shutdown(cancel_futures=True)
-        self._readers.shutdown(cancel_futures=True)
-        for file in self._files:
-            file.close()
-
-    def _raise_failure(self) -> None:
-        if isinstance(self._failure, ColdPoolError):
-            raise ColdPoolError(str(self._failure)) from self._failure
-        if self._failure is not None:
-            raise self._failure
-
-    def _read(self, layer: int, batch: ReadBatch) -> None:
+    def _read(self, file: ReadFile, batch: ReadBatch) -> None:
         view = self._buffer.data
-        file = self._files[layer]
 
         def read_share(share: int) -> None:
             for i in range(share, len(batch.file_offsets), self._io_threads):

@@ -114,6 +114,11 @@ class RowReader:
         entry.read_bytes = self._counters.cold_read_bytes - read_bytes
         self._pools.when_settled(layer, lambda: self._observe(entry))
 
+    def settle(self) -> None:
+        """Wait for a stream that was left in the middle: it shares the buffer of all reads."""
+        if self._upcoming is not None:
+            wait([self._upcoming])
+
     def close(self) -> None:
         """Stop the gathering thread."""
         self._ahead.shutdown(cancel_futures=True)

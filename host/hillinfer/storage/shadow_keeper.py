@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import torch
 
 from hillinfer.devices.scorer import Scorer, SegmentShadow
+from hillinfer.sessions.saved_shadow import SavedShadow
 from hillinfer.storage.row_layout import RowLayout
 from hillinfer.storage.row_reader import RowReader
 from hillinfer.storage.segment import Segment
@@ -39,7 +42,7 @@ class ShadowKeeper:
         memory: ShadowMemory,
     ) -> None:
         self._scorer = scorer
-        self._spec: KernelSpec = scorer.spec
+        self.spec: KernelSpec = scorer.spec
         self._layers = layers
         self._reader = reader
         self._layout = layout
@@ -56,8 +59,8 @@ class ShadowKeeper:
             Keys of the newest tokens, float16 (tokens, kv_heads, head_dim) on the CPU; saves
             reading them back.
         """
-        full = sequence.lengths[layer] // self._spec.segment_tokens
-        self._code(layer, sequence, fresh, full * self._spec.segment_tokens)
+        full = sequence.lengths[layer] // self.spec.segment_tokens
+        self._code(layer, sequence, fresh, full * self.spec.segment_tokens)
 
     def code_all(self, layer: int, sequence: Sequence, fresh: torch.Tensor) -> list[SegmentShadow]:
         """Code every token, because scoring follows, and return the shadow of all segments."""
@@ -70,9 +73,28 @@ class ShadowKeeper:
             segment.owners += 1
         return list(sequence.segments)
 
+    def adopt(self, sequence: Sequence, saved: SavedShadow, segments: int) -> None:
+        """Give an empty sequence the first segments of a saved shadow, as they were."""
+        for number in range(segments):
+            segment = self._own(sequence, number)
+            for layer, own in enumerate(segment.layers):
+                statistics = saved.statistics(number, layer)
+                if statistics is not None:
+                    self._memory.adopt(
+                        own,
+                        statistics,
+                        int(saved.coded[number, layer]),
+                        saved.slot(number, layer),
+                        partial(saved.read_codes, number, layer),
+                    )
+
+    def shadows(self, layer: int, sequence: Sequence) -> list[SegmentShadow]:
+        """Return what is coded of a layer already, to be read in this order."""
+        return self._memory.shadows(layer, sequence.segments)
+
     def truncate(self, sequence: Sequence, length: int) -> None:
         """Drop codes from position `length` on; a cut segment keeps its statistics."""
-        size = self._spec.segment_tokens
+        size = self.spec.segment_tokens
         kept = -(-length // size)
         if length % size and kept <= len(sequence.segments):
             left = length - (kept - 1) * size
@@ -82,7 +104,7 @@ class ShadowKeeper:
             self._memory.release(sequence.segments.pop())
 
     def _code(self, layer: int, sequence: Sequence, fresh: torch.Tensor, stop: int) -> None:
-        size = self._spec.segment_tokens
+        size = self.spec.segment_tokens
         for number in range(-(-stop // size)):
             base, end = number * size, min((number + 1) * size, stop)
             if number < len(sequence.segments) and (

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
@@ -19,6 +20,7 @@ from hillinfer.storage.segment import Segment, SegmentLayer
 from hillinfer.storage.shadow_store import ShadowStore
 from hillinfer.storage.shadow_stream import STREAM_BUFFERS, ShadowStream
 from hillinfer.storage.streamed_shadow import StreamedShadow
+from hillinfer_model.channel_statistics import ChannelStatistics
 from hillinfer_model.kernel_spec import KernelSpec
 
 # Full shadows on their way to the drive, which DRAM still holds.
@@ -94,6 +96,40 @@ class ShadowMemory:
                     self._accountant.give(Part.OTHER, self._statistics_bytes)
                 raise
         return own.shadow
+
+    def adopt(
+        self,
+        own: SegmentLayer,
+        statistics: ChannelStatistics,
+        coded_tokens: int,
+        slot: int,
+        read: Callable[[NDArray[np.uint8]], None],
+    ) -> None:
+        """Take over a shadow that a saved session holds.
+
+        Parameters
+        ----------
+        own
+            Empty.
+        statistics, coded_tokens
+            As saved.
+        slot
+            Where the shadow lies in the store's base; there it stays where DRAM has no room.
+        read
+            Fills memory with it.
+        """
+        full = coded_tokens == self._size
+        fits = self._full_bytes + self._store.slot_bytes <= self._limit_bytes
+        if full and not fits and self._store.has_base:
+            self._streaming()
+            self._accountant.take(Part.OTHER, self._statistics_bytes)
+            own.slot = slot
+            own.statistics, own.coded_tokens = statistics, coded_tokens
+            return
+        read(self.writable(own))
+        own.statistics, own.coded_tokens = statistics, coded_tokens
+        if full:
+            self.note_full(own)
 
     def note_full(self, own: SegmentLayer) -> None:
         """Learn that a shadow is complete: it stays, or goes to the drive."""

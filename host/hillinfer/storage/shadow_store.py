@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from hillinfer.storage.aligned_buffer import PAGE_BYTES, aligned_buffer, round_up
 from hillinfer.storage.cold_file import ColdFile, IOMode
 from hillinfer.storage.drive_calls import DriveCalls
+from hillinfer.storage.stored_base import ShadowBase
 from hillinfer_model.kernel_spec import BEAT_BYTES, KernelSpec
 
 
@@ -31,6 +32,8 @@ class ShadowStore:
         Reads in flight.
     calls
         How the drive is reached.
+    base
+        Holds the first slots, which are read and never written; the store closes it.
     """
 
     def __init__(
@@ -40,6 +43,7 @@ class ShadowStore:
         spec: KernelSpec,
         readers: int,
         calls: DriveCalls | None = None,
+        base: ShadowBase | None = None,
     ) -> None:
         self._directory = directory
         self._mode = mode
@@ -50,7 +54,14 @@ class ShadowStore:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="hillinfer-shadow-write")
         self._readers = ThreadPoolExecutor(readers, thread_name_prefix="hillinfer-shadow-read")
         self._free: list[int] = []
-        self._slots = 0
+        self._base = base
+        self._base_slots = base.slots if base else 0
+        self._slots = self._base_slots
+
+    @property
+    def has_base(self) -> bool:
+        """Whether there is a base whose slots are laid out as this store's."""
+        return self._base is not None and self._base.slot_bytes == self.slot_bytes
 
     def buffer(self) -> NDArray[np.uint8]:
         """Return page-aligned zeros that a shadow fits in, uint8 (segment_beats, 64)."""
@@ -64,8 +75,9 @@ class ShadowStore:
         return self._slots - 1
 
     def give(self, slot: int) -> None:
-        """Let a slot be used for another shadow."""
-        heapq.heappush(self._free, slot)
+        """Let a slot be used for another shadow; one of the base stays as it is."""
+        if slot >= self._base_slots:
+            heapq.heappush(self._free, slot)
 
     def write(self, slot: int, shadow: NDArray[np.uint8]) -> Future[None]:
         """Write a shadow that `buffer` made, in the background; leave it alone until it is done."""
@@ -74,8 +86,10 @@ class ShadowStore:
 
     def read(self, slot: int, into: NDArray[np.uint8]) -> Future[None]:
         """Read a shadow into what `buffer` made, in the background."""
-        file = self._opened()
-        return self._readers.submit(file.read, _whole(into, self.slot_bytes), self._offset(slot))
+        whole = _whole(into, self.slot_bytes)
+        if self._base is not None and slot < self._base_slots:
+            return self._readers.submit(self._base.file.read, whole, slot * self.slot_bytes)
+        return self._readers.submit(self._opened().read, whole, self._offset(slot))
 
     def close(self) -> None:
         """Stop the threads and give the drive's space back; harmless when done twice."""
@@ -84,6 +98,8 @@ class ShadowStore:
         if self._file is not None:
             self._file.close()
             self._file = None
+        if self._base is not None:
+            self._base.file.close()
 
     def _opened(self) -> ColdFile:
         if self._file is None:
@@ -91,7 +107,7 @@ class ShadowStore:
         return self._file
 
     def _offset(self, slot: int) -> int:
-        return slot * self.slot_bytes
+        return (slot - self._base_slots) * self.slot_bytes
 
     def _view(self, memory: NDArray[np.uint8]) -> NDArray[np.uint8]:
         return memory[: self._shape[0] * self._shape[1]].reshape(self._shape)

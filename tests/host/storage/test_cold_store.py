@@ -231,3 +231,60 @@ def test_reading_waits_only_for_writes_of_the_groups_it_wants(make_store, monkey
     store.read_rows(0, np.arange(64, 128), out, np.arange(64))
     assert held.is_set()
     assert (out == later).all()
+
+
+def test_frozen_groups_are_read_and_never_written(mode, make_store):
+    @settings(max_examples=20, deadline=None)
+    @given(
+        row_bytes=st.sampled_from([64, 768, 4160]),
+        frozen=st.integers(1, 5),
+        later=st.integers(1, 5),
+        read_buffer_bytes=st.sampled_from([1, 20_000, 1 << 18]),
+        seed=st.integers(0, 100),
+    )
+    def check(row_bytes, frozen, later, read_buffer_bytes, seed):
+        store, _ = make_store(row_bytes, read_buffer_bytes)
+        rows = groups_of(seed, frozen + later, row_bytes)
+        for layer in (0, 1):
+            write(store, layer, np.arange(frozen), rows[: frozen * 64])
+            store.settle_all(layer)
+        store.freeze(frozen, store.fresh_files())
+        assert store.base_groups == frozen
+        files = [os.fstat(file._descriptor) for file in store._base.files]
+        later_rows = aligned_buffer(later * 64 * row_bytes)[: later * 64 * row_bytes]
+        later_rows[:] = rows[frozen * 64 :].reshape(-1)
+        for layer in (0, 1):
+            write(
+                store, layer, np.arange(frozen, frozen + later), later_rows.reshape(-1, row_bytes)
+            )
+        chooser = np.random.default_rng(seed)
+        wanted = chooser.permutation(len(rows))[: chooser.integers(1, len(rows) + 1)]
+        np.testing.assert_array_equal(read(store, 1, wanted, row_bytes), rows[wanted])
+        order = chooser.permutation(frozen + later)
+        whole = b"".join(bytes(piece) for piece in store.groups_in_order(0, order.tolist()))
+        expected = rows.reshape(frozen + later, -1)[order].tobytes()
+        assert whole == expected
+        for before, file in zip(files, store._base.files, strict=True):
+            assert os.fstat(file._descriptor).st_mtime_ns == before.st_mtime_ns
+        for group in (0, frozen - 1):
+            with pytest.raises(ValueError, match="never written"):
+                write(store, 0, [group], rows[:64])
+        with pytest.raises(ValueError, match="has a base already"):
+            store.freeze(frozen, [])
+        store.close()
+
+    check()
+
+
+def test_a_frozen_file_that_changes_is_seen(make_store):
+    store, _ = make_store()
+    rows = groups_of(1, 1, 64)
+    write(store, 0, [0], rows)
+    store.settle_all(0)
+    store.freeze(1, store.fresh_files())
+    descriptor = os.open(f"/proc/self/fd/{store._base.files[0]._descriptor}", os.O_RDWR)
+    os.pwrite(descriptor, bytes([rows[5, 0] ^ 1]), 5 * 64)
+    os.fsync(descriptor)
+    os.close(descriptor)
+    assert (read(store, 0, np.arange(64), 64) != rows).sum() == 1
+    assert b"".join(map(bytes, store.groups_in_order(0, [0]))) != rows.tobytes()

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a session's rows and codes depend on: it is used with the same or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from hillinfer.model_shape import ModelShape
+from hillinfer.sessions.errors import SessionError
+from hillinfer_model.choices import KeyMode
+from hillinfer_model.kernel_spec import CONTRACT_VERSION, KernelSpec
+
+_OWN_MODEL = "load the model that the session was saved with, --model"
+_ROTARY = (
+    "rope_parameters",
+    "rope_theta",
+    "rope_scaling",
+    "partial_rotary_factor",
+    "rotary_pct",
+    "rotary_dim",
+    "max_position_embeddings",
+)
+# Of a config, what says nothing about how keys and values are computed.
+_NO_MATTER = frozenset(
+    {
+        *("transformers_version", "architectures", "dtype", "torch_dtype", "use_cache"),
+        *("output_hidden_states", "output_attentions", "return_dict", "id2label", "label2id"),
+        *("problem_type", "initializer_range", "chunk_size_feed_forward", "pretraining_tp"),
+        *("pad_token_id", "bos_token_id", "eos_token_id", "unk_token_id", "sep_token_id"),
+        *("quantization_config", "tie_word_embeddings"),
+    }
+)
+FIXES = {
+    "contract_version": "read the document again with --save-session",
+    "segment_tokens": "read the document again with --save-session",
+    "layers": _OWN_MODEL,
+    "kv_heads": _OWN_MODEL,
+    "query_heads": _OWN_MODEL,
+    "head_dim": _OWN_MODEL,
+    "compute_type": "choose the session's type with --dtype",
+    "stored_type": "choose the session's type with --dtype",
+    "rotary": _OWN_MODEL,
+    "config": _OWN_MODEL,
+    "tokenizer": "use the tokenizer and chat template that the session was saved with",
+    "shadow": "choose the session's shadow with --shadow, or leave --shadow out",
+    "weights": _OWN_MODEL,
+}
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """Everything that must be equal where a session is used again.
+
+    Parameters
+    ----------
+    contract_version, segment_tokens
+        Of the scoring contract: what codes mean and what shares statistics.
+    layers, kv_heads, query_heads, head_dim
+        The model's shape.
+    compute_type, stored_type
+        The model's number type, and that of rows.
+    rotary
+        Position settings of the model's config, as canonical JSON.
+    config
+        SHA-256 of what else the config says about computing.
+    shadow
+        Number format of the key shadow.
+    tokenizer
+        SHA-256 of tokenizer and chat template; None where none was named.
+    weights
+        SHA-256 of all weights; None where they are not loaded yet.
+    """
+
+    contract_version: int
+    segment_tokens: int
+    layers: int
+    kv_heads: int
+    query_heads: int
+    head_dim: int
+    compute_type: str
+    stored_type: str
+    rotary: str
+    config: str
+    shadow: str
+    tokenizer: str | None
+    weights: str | None
+
+    @classmethod
+    def of(cls, config: Any, dtype: Any, shadow: KeyMode, tokenizer: Any = None) -> Fingerprint:
+        """Take all that needs no weights.
+
+        Parameters
+        ----------
+        config
+            The model's, of transformers.
+        dtype
+            torch type that the model computes in.
+        shadow
+            Number format of the key shadow.
+        tokenizer
+            A transformers tokenizer, or None.
+        """
+        shape = ModelShape.from_config(config, dtype)
+        settings = config.to_dict()
+        rotary = {name: settings.pop(name) for name in _ROTARY if name in settings}
+        computing = {
+            name: value
+            for name, value in settings.items()
+            if name not in _NO_MATTER and not name.startswith("_")
+        }
+        return cls(
+            contract_version=CONTRACT_VERSION,
+            segment_tokens=_spec(shape, shadow).segment_tokens,
+            layers=shape.layers,
+            kv_heads=shape.kv_heads,
+            query_heads=shape.query_heads,
+            head_dim=shape.head_dim,
+            compute_type=str(dtype).removeprefix("torch."),
+            stored_type=shape.stored_type.value,
+            rotary=_canonical(rotary),
+            config=_sha256(_canonical(computing)),
+            shadow=shadow.value,
+            tokenizer=None if tokenizer is None else tokenizer_digest(tokenizer),
+            weights=None,
+        )
+
+    def with_weights(self, digest: str) -> Fingerprint:
+        """Return this fingerprint with the digest of the weights."""
+        return replace(self, weights=digest)
+
+    def check(self, found: Fingerprint, directory: Path) -> None:
+        """Refuse to use a session with something else than it was saved with.
+
+        What either side does not know, a tokenizer or weights, is not compared.
+
+        Parameters
+        ----------
+        found
+            Of the model at hand.
+        directory
+            The session's, whose fingerprint this is; for the message.
+
+        Raises
+        ------
+        SessionError
+            For the first field that differs, with both values and the fix.
+        """
+        for field in fields(self):
+            own, other = getattr(self, field.name), getattr(found, field.name)
+            if own is not None and other is not None and own != other:
+                raise SessionError(
+                    f"the session {directory} does not fit: {field.name.replace('_', ' ')} is "
+                    f"{own} in the session and {other} here; {FIXES[field.name]}"
+                )
+
+
+def tokenizer_digest(tokenizer: Any) -> str:
+    """Return the SHA-256 of what turns text into ids: the tokenizer and its chat template."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        content: Any = {"class": type(tokenizer).__name__, "vocabulary": tokenizer.get_vocab()}
+    else:
+        content = json.loads(backend.to_str())
+        # How the last call padded and cut, which belongs to the call.
+        content.pop("padding", None)
+        content.pop("truncation", None)
+    template = getattr(tokenizer, "chat_template", None)
+    return _sha256(_canonical({"tokenizer": content, "chat_template": template}))
+
+
+def _spec(shape: ModelShape, shadow: KeyMode) -> KernelSpec:
+    return KernelSpec(
+        head_dim=shape.head_dim,
+        kv_heads=shape.kv_heads,
+        group_size=shape.group_size,
+        key_mode=shadow,
+    )
+
+
+def _canonical(content: Any) -> str:
+    return json.dumps(content, sort_keys=True, separators=(",", ":"), default=str)
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

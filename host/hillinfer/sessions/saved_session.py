@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A session in its directory, opened and checked."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hillinfer.sessions.errors import SessionError, damaged
+from hillinfer.sessions.manifest import MOST_BYTES, Manifest
+from hillinfer.sessions.session_file import SessionFile
+from hillinfer.sessions.session_files import MANIFEST_FILE, Part, rows_file, slot_bytes
+from hillinfer.storage.cold_file import IOMode
+from hillinfer.storage.drive_calls import DriveCalls
+from hillinfer.storage.stored_base import RowBase, ShadowBase, StoredBase
+
+_MOST_THREADS = 8
+
+
+class SavedSession:
+    """The files of a session, open for reading; a context manager that closes them.
+
+    Opening reads the manifest and looks at names and sizes; `verify` reads everything. What is
+    used afterwards comes from the same open files.
+
+    Parameters
+    ----------
+    directory
+        The session's.
+    calls
+        How the drive is reached; the operating system itself where None.
+
+    Raises
+    ------
+    SessionError
+        Where this is no session, or one whose files are missing, foreign, or of another size.
+    """
+
+    def __init__(self, directory: Path, calls: DriveCalls | None = None) -> None:
+        self.directory = directory
+        reached = calls or DriveCalls()
+        with ExitStack() as opened:
+            self.manifest = _manifest(directory, reached)
+            sizes = self.manifest.file_bytes
+            _check_names(directory, {MANIFEST_FILE, *sizes})
+            self._files: dict[str, SessionFile] = {}
+            self._taken: set[str] = set()
+            for name, byte_count in sizes.items():
+                file = SessionFile.open(directory, name, byte_count, reached)
+                opened.callback(file.close)
+                self._files[name] = file
+            opened.pop_all()
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that the session holds."""
+        return self.manifest.extent.tokens
+
+    @property
+    def byte_count(self) -> int:
+        """Bytes of all files but the manifest."""
+        return sum(file.byte_count for file in self._files.values())
+
+    def verify(self) -> None:
+        """Read every file and compare its checksum.
+
+        Raises
+        ------
+        SessionError
+            For the first file that was changed or cannot be read.
+        """
+        for layer in range(self.manifest.shape.layers):
+            self._files[rows_file(layer)].go_direct()
+        self._files[Part.SHADOW.value].go_direct()
+        files = list(self._files.values())
+        with ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1)) as threads:
+            digests = list(threads.map(SessionFile.digest, files))
+        for file, digest in zip(files, digests, strict=True):
+            if digest != self.manifest.digests[file.name]:
+                raise damaged(self.directory, f"{file.name} was changed: its checksum does not fit")
+
+    def token_ids(self) -> list[int]:
+        """Return the ids of all tokens."""
+        ids = self.array(Part.TOKENS, "<i4", (self.tokens,))
+        if ids.min() < 0:
+            raise damaged(self.directory, f"{Part.TOKENS.value} holds numbers that are no tokens")
+        listed: list[int] = ids.tolist()
+        return listed
+
+    def array(self, part: Part, item_type: str, shape: tuple[int, ...]) -> NDArray[Any]:
+        """Return a part that is small enough to be read whole."""
+        content = bytearray(self._files[part.value].content())
+        return np.frombuffer(content, item_type).reshape(shape)
+
+    def read_into(self, part: Part, into: NDArray[np.uint8], offset: int) -> None:
+        """Fill contiguous memory from a place of a part."""
+        self._files[part.value].read(into.reshape(-1).data, offset)
+
+    def take_base(self, groups: int) -> StoredBase:
+        """Hand the files of rows and shadow over, to be closed by whoever reads them from now on.
+
+        Parameters
+        ----------
+        groups
+            How many of the session's groups will be read.
+        """
+        manifest = self.manifest
+        names = [rows_file(layer) for layer in range(manifest.shape.layers)]
+        files = [self._files[name] for name in names]
+        self._taken = {*names, Part.SHADOW.value}
+        direct = all(file.io_mode is IOMode.DIRECT for file in files if file.byte_count)
+        return StoredBase(
+            RowBase(files, groups, IOMode.DIRECT if direct else IOMode.BUFFERED),
+            ShadowBase(
+                self._files[Part.SHADOW.value],
+                manifest.extent.segments * manifest.shape.layers,
+                slot_bytes(manifest.spec),
+            ),
+        )
+
+    def close(self) -> None:
+        """Close all files that were not handed over; harmless when done twice."""
+        for name, file in self._files.items():
+            if name not in self._taken:
+                file.close()
+
+    def __enter__(self) -> SavedSession:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _manifest(directory: Path, calls: DriveCalls) -> Manifest:
+    if not directory.is_dir():
+        raise SessionError(
+            f"there is no session {directory}: save one with --save-session, or check the path"
+        )
+    file = SessionFile.open(directory, MANIFEST_FILE, None, calls)
+    try:
+        if file.byte_count > MOST_BYTES:
+            raise damaged(directory, f"its manifest of {file.byte_count} bytes is too large")
+        return Manifest.parse(file.content(), directory)
+    finally:
+        file.close()
+
+
+def _check_names(directory: Path, expected: set[str]) -> None:
+    try:
+        found = set(os.listdir(directory))  # noqa: PTH208  (names as they are, no paths)
+    except OSError as error:
+        raise damaged(directory, f"it cannot be listed: {error.strerror}") from error
+    if found - expected:
+        raise damaged(directory, f"it holds a file that is not its own, {min(found - expected)!a}")
+    if expected - found:
+        raise damaged(directory, f"{min(expected - found)} is missing")

@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`hillinfer generate --save-session` and `--session`."""
+
+import subprocess
+
+import pytest
+import torch
+from command import read_report
+from test_process import files_of_one_page, started
+from tiny_folder import save_tiny
+from tiny_models import TinyModel
+
+import hillinfer
+from hillinfer.models.loader import load_model
+from hillinfer.prompt import DocumentPrompt, PromptForm, PromptStyle, QuestionPrompt
+from hillinfer.sessions.saved_session import SavedSession
+
+QUESTIONS = ("--question", "which cat?", "--question", "what is on a mat?")
+SHADOW = ("--shadow", "int4")
+
+
+@pytest.fixture
+def long_document(tmp_path):
+    file = tmp_path / "long.txt"
+    file.write_text("".join(f"cat {i} sat on mat {i * 7 % 61}. " for i in range(150)))
+    return file
+
+
+@pytest.fixture
+def generate(command, tiny_folder, cold_dir, tmp_path):
+    """Run the command and return its outcome and report; `code` is what is expected."""
+
+    def run(*arguments, code=0, stdin=""):
+        report = tmp_path / "run.json"
+        report.unlink(missing_ok=True)
+        outcome = command(
+            *("generate", "--model", tiny_folder, "--cold-dir", cold_dir, "--report", report),
+            *("--max-new-tokens", 12, *arguments),
+            stdin=stdin,
+        )
+        assert outcome.code == code, outcome.err
+        return outcome, read_report(report) if report.exists() else None
+
+    return run
+
+
+@pytest.mark.parametrize("style", ["auto", "plain"])
+def test_a_saved_document_answers_as_one_just_read(generate, long_document, tmp_path, style):
+    asked = ("--prompt-file", long_document, "--prompt-style", style, *SHADOW)
+    saving, report = generate(*asked, "--save-session", tmp_path / "session")
+    assert saving.out == ""
+    assert "session saved: " in saving.err
+    assert report["answers"] == []
+    assert report["session"]["saved_bytes"] > report["kv_bytes"]
+    assert report["session"]["copied_row_bytes"] == 0
+    fresh, expected = generate(*asked, *QUESTIONS)
+    answered, own = generate("--session", tmp_path / "session", *QUESTIONS)
+    assert answered.out == fresh.out
+    assert own["document_tokens"] == own["session"]["reused_tokens"] == expected["document_tokens"]
+    assert own["prompt_tokens"] == expected["prompt_tokens"]
+    assert [one["token_ids"] for one in own["answers"]] == [
+        one["token_ids"] for one in expected["answers"]
+    ]
+    assert own["cold_write_bytes"] < expected["cold_write_bytes"] / 4
+    typed, _ = generate("--session", tmp_path / "session", "--interactive", stdin="which cat?\n")
+    assert typed.out == fresh.out.splitlines(keepends=True)[0]
+
+
+def test_saving_does_not_change_the_answers(generate, long_document, tmp_path):
+    asked = ("--prompt-file", long_document, *QUESTIONS, *SHADOW)
+    plain, _ = generate(*asked)
+    saving, report = generate(*asked, "--save-session", tmp_path / "session")
+    assert saving.out == plain.out
+    assert report["session"]["save_error"] is None
+    again, _ = generate("--session", tmp_path / "session", *QUESTIONS)
+    assert again.out == plain.out
+
+
+def test_a_document_that_starts_the_same_is_read_on(generate, long_document, tmp_path):
+    generate("--prompt-file", long_document, *SHADOW, "--save-session", tmp_path / "session")
+    other = tmp_path / "other.txt"
+    other.write_text(long_document.read_text()[:2500] + "a dog came. " * 60)
+    asked = ("--prompt-file", other, "--question", "which dog?", *SHADOW)
+    fresh, expected = generate(*asked)
+    used, report = generate(*asked, "--session", tmp_path / "session")
+    assert used.out == fresh.out
+    assert report["session"]["reused_tokens"] == 2048
+    assert f"2048 of {expected['document_tokens']} tokens are reused" in used.err
+    assert report["document_tokens"] == expected["document_tokens"]
+    # The whole prompt again, without a question: what starts the answer must be computed.
+    asked = ("--prompt-file", other, *SHADOW)
+    fresh, _ = generate(*asked)
+    used, report = generate(*asked, "--session", tmp_path / "session")
+    assert used.out == fresh.out
+    assert report["session"]["reused_tokens"] == 2048
+    # And the very same document: nothing is read.
+    asked = ("--prompt-file", long_document, *QUESTIONS, *SHADOW)
+    fresh, expected = generate(*asked)
+    used, report = generate(*asked, "--session", tmp_path / "session")
+    assert used.out == fresh.out
+    assert report["session"]["reused_tokens"] == expected["document_tokens"]
+    _, report = generate(
+        *("--prompt-file", other, *SHADOW, "--session", tmp_path / "session"),
+        *("--save-session", tmp_path / "second"),
+    )
+    assert report["session"]["reused_tokens"] == 2048
+    with SavedSession(tmp_path / "second") as second:
+        second.verify()
+        assert second.tokens == report["document_tokens"]
+
+
+def test_nothing_in_common_is_said(generate, long_document, tmp_path):
+    generate("--prompt-file", long_document, *SHADOW, "--save-session", tmp_path / "session")
+    other = tmp_path / "other.txt"
+    other.write_text("a dog came. " * 120)
+    asked = ("--prompt-file", other, "--question", "which dog?", *SHADOW)
+    fresh, _ = generate(*asked)
+    used, report = generate(*asked, "--session", tmp_path / "session")
+    assert "no whole segment of 1024 tokens in common" in used.err
+    assert used.out == fresh.out
+    assert report["session"]["reused_tokens"] == 0
+
+
+def test_comparison_with_a_session(generate, document, tmp_path):
+    generate("--prompt-file", document, *SHADOW, "--save-session", tmp_path / "session")
+    _, report = generate(
+        *("--session", tmp_path / "session", "--question", "which cat?", "--alpha", 1),
+        *("--compare", "full"),
+    )
+    assert report["comparison"]["equal_answers"] == 1
+
+
+REFUSED = {
+    "other shadow": (("--shadow", "int8"), "shadow is int4 in the session and int8 here"),
+    "other type": (("--dtype", "bfloat16"), "compute type is float32 in the session and bfloat16"),
+    "other style": (("--prompt-style", "plain"), "prompt style is chat in the session"),
+    "too little memory": (("--dram-budget", "100KiB"), "the DRAM budget of 100.0 KiB is too small"),
+    "too many tokens": (("--max-new-tokens", 5000), "more than the model's 4096 positions"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_does_not_fit_is_refused_before_weights_are_loaded(
+    generate, document, tmp_path, case, monkeypatch
+):
+    generate("--prompt-file", document, *SHADOW, "--save-session", tmp_path / "session")
+    monkeypatch.setattr("hillinfer.models.loader.ModelOutline.load", None)
+    arguments, message = REFUSED[case]
+    outcome, _ = generate(
+        "--session", tmp_path / "session", "--question", "which?", *arguments, code=2
+    )
+    assert message in outcome.error_line()
+
+
+def test_other_weights_are_refused(generate, command, document, tmp_path, cold_dir):
+    generate("--prompt-file", document, *SHADOW, "--save-session", tmp_path / "session")
+    other = save_tiny(tmp_path / "other", TinyModel(head_dim=16, seed=5))
+    outcome = command(
+        *("generate", "--model", other, "--cold-dir", cold_dir, "--question", "which?"),
+        *("--session", tmp_path / "session"),
+    )
+    assert "does not fit: weights is " in outcome.error_line()
+
+
+def test_options_that_make_no_sense(generate, document, tmp_path):
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "note").write_text("mine")
+    for arguments, message in (
+        (("--session", tmp_path / "none", "--question", "a"), "there is no session"),
+        (("--session", tmp_path / "none"), "add --question"),
+        (
+            ("--session", tmp_path, "--question", "a", "--save-session", tmp_path / "b"),
+            "needs a document",
+        ),
+        (("--prompt-file", document, "--save-session", tmp_path / "taken"), "is not empty"),
+        (
+            ("--prompt-file", document, "--save-session", tmp_path / "b", "--compare", "full"),
+            "add --question",
+        ),
+    ):
+        outcome, _ = generate(*arguments, code=2)
+        assert message in outcome.error_line()
+    assert not (tmp_path / "b").exists()
+
+
+def test_a_session_saved_in_python_needs_its_document(
+    generate, document, tmp_path, tiny_folder, cold_dir
+):
+    loaded = load_model(str(tiny_folder))
+    ids = DocumentPrompt(loaded.tokenizer, document.read_text()).document_ids()
+    with hillinfer.attach(loaded.model, cold_dir=cold_dir, dram_budget="64MiB") as hill:
+        cache = hill.new_cache()
+        with torch.no_grad():
+            loaded.model(input_ids=torch.tensor([ids]), past_key_values=cache)
+        cache.save_session(tmp_path / "session", tokenizer=loaded.tokenizer)
+    outcome, _ = generate("--session", tmp_path / "session", "--question", "a", code=2)
+    assert "saved from Python" in outcome.error_line()
+    outcome, report = generate(
+        *("--session", tmp_path / "session", "--question", "which cat?"),
+        *("--prompt-file", document),
+    )
+    assert report["session"]["reused_tokens"] == len(ids)
+
+
+def test_a_full_drive_while_saving_costs_no_answer(tiny_folder, tmp_path, cold_dir):
+    # No group gets full, so the pool writes nothing, and two layers of open rows are too much.
+    text = tmp_path / "short.txt"
+    text.write_text("a cat sat on a red mat. ")
+    asked = (
+        *("generate", "--model", tiny_folder, "--prompt-file", text, "--cold-dir", cold_dir),
+        *("--max-new-tokens", 6, "--threads", 1, "--question", "which cat?", *SHADOW),
+    )
+    expected, _ = started(*asked).communicate(timeout=120)
+    process = started(*asked, "--save-session", tmp_path / "s", prepare=files_of_one_page)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 1, err.decode()
+    assert b"Traceback" not in err
+    last = err.decode().splitlines()[-1]
+    assert last.startswith("hillinfer: error: cannot save the session")
+    assert "free space on the drive" in last
+    assert out == expected
+    assert [entry.name for entry in tmp_path.iterdir()] == ["short.txt"]
+
+
+def test_another_process_answers(tiny_folder, long_document, tmp_path, cold_dir):
+    common = ("generate", "--model", tiny_folder, "--cold-dir", cold_dir, "--threads", 1)
+    common = (*common, "--max-new-tokens", 12)
+    first = started(
+        *common, "--prompt-file", long_document, *QUESTIONS, "--save-session", tmp_path / "s"
+    )
+    out, err = first.communicate(timeout=120)
+    assert first.returncode == 0, err.decode()
+    second = started(*common, "--session", tmp_path / "s", *QUESTIONS, stderr=subprocess.PIPE)
+    again, err = second.communicate(timeout=120)
+    assert second.returncode == 0, err.decode()
+    assert again == out
+
+
+def test_questions_need_no_document(tiny_folder):
+    tokenizer = load_model(str(tiny_folder)).tokenizer
+    for form, style in ((PromptForm.CHAT, PromptStyle.AUTO), (PromptForm.PLAIN, PromptStyle.PLAIN)):
+        prompt = DocumentPrompt(tokenizer, "a cat", style)
+        assert prompt.form is form
+        ids = QuestionPrompt(tokenizer, form).question_ids("which cat?")
+        assert ids == prompt.question_ids("which cat?")
+    plain, chat = (QuestionPrompt(tokenizer, form).question_ids("a") for form in PromptForm)
+    assert plain != chat

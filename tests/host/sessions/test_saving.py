@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A session is saved whole or not at all, and nothing of the run is lost by it."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from faulty_calls import FAULTS, HARMLESS, Fault, FaultyCalls, Injection
+from session_runs import PROMPT, answer, feed
+from tiny_models import prompts
+
+from hillinfer.errors import HillInferError
+from hillinfer.sessions.errors import SessionError
+from hillinfer.sessions.saved_session import SavedSession
+from hillinfer.sessions.session_writer import SessionWriter, prepare_target
+from hillinfer.storage.leftovers import sweep
+
+SHORT, _ = prompts([130], seed=4)
+
+
+def entries(directory):
+    return sorted(entry.name for entry in directory.iterdir())
+
+
+@pytest.fixture
+def cache(attachment):
+    made = attachment.new_cache()
+    feed(attachment.model, made, SHORT)
+    yield made
+    made.close()
+
+
+def test_an_empty_directory_and_missing_parents_are_fine(cache, tmp_path):
+    (tmp_path / "empty").mkdir(mode=0o755)
+    cache.save_session(tmp_path / "empty")
+    assert (tmp_path / "empty").stat().st_mode & 0o777 == 0o700
+    cache.save_session(tmp_path / "a" / "b" / "c")
+    for place in (tmp_path / "empty", tmp_path / "a" / "b" / "c"):
+        with SavedSession(place) as saved:
+            saved.verify()
+
+
+def taken_by_a_file(place):
+    place.write_text("mine")
+
+
+def taken_by_something_in_it(place):
+    place.mkdir()
+    (place / "note.txt").write_text("mine")
+
+
+def taken_by_a_link(place):
+    place.symlink_to("elsewhere")
+
+
+@pytest.mark.parametrize("take", [taken_by_a_file, taken_by_something_in_it, taken_by_a_link])
+def test_nothing_is_overwritten(cache, tmp_path, take):
+    take(tmp_path / "session")
+    before = entries(tmp_path)
+    for refused in (prepare_target, cache.save_session):
+        with pytest.raises(SessionError, match="choose another directory with --save-session"):
+            refused(tmp_path / "session")
+    assert entries(tmp_path) == before
+
+
+def test_a_place_that_cannot_be_written_to(cache, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    for place in (tmp_path / "file" / "session", Path("/proc/session"), tmp_path / ("x" * 300)):
+        for refused in (prepare_target, cache.save_session):
+            with pytest.raises(SessionError, match="choose another"):
+                refused(place)
+    assert entries(tmp_path) == ["file"]
+
+
+def test_a_place_that_can_be_written_to_is_left_as_it_was(tmp_path):
+    prepare_target(tmp_path / "session")
+    assert entries(tmp_path) == []
+
+
+def outcome(cache, place):
+    """Save and return the error, None where it went well."""
+    try:
+        cache.save_session(place / "session")
+    except SessionError as error:
+        return error
+    return None
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+def test_every_call_that_fails_leaves_all_or_nothing(attachment, cache, tmp_path, kind):
+    ids = torch.cat([SHORT, PROMPT[:, -20:]], dim=1)
+    calls = cache._runtime.calls = FaultyCalls()
+    cache.save_session(tmp_path / "counted")
+    expected = answer(attachment.model, attachment.load_session(tmp_path / "counted"), ids)
+    count = calls.counts[kind]
+    for index in {0, count // 2, count - 1} if count else ():
+        for fault in FAULTS[kind]:
+            place = tmp_path / f"{index}-{fault}"
+            place.mkdir()
+            calls = cache._runtime.calls = FaultyCalls(Injection(kind, index, fault), 0.001)
+            error = outcome(cache, place)
+            assert calls.hits == 1
+            assert error is None or fault not in HARMLESS
+            sweep(place)
+            if error is None or "may not outlast a power failure" in str(error):
+                resumed = attachment.load_session(place / "session")
+                assert torch.equal(answer(attachment.model, resumed, ids), expected)
+                resumed.close()
+            else:
+                assert entries(place) == []
+    # The run itself was not disturbed by any of it.
+    assert torch.equal(answer(attachment.model, cache, ids), expected)
+
+
+def test_a_file_that_had_a_name_once_is_not_written_to_again(attachment, tmp_path):
+    cache = attachment.new_cache()
+    feed(attachment.model, cache, SHORT)
+    cache._runtime.calls = FaultyCalls(Injection("rename", 0, Fault.EIO))
+    with pytest.raises(SessionError, match="cannot move it to its place"):
+        cache.save_session(tmp_path / "session")
+    assert entries(tmp_path) == []
+    feed(attachment.model, cache, prompts([100], seed=9)[0])
+    store = cache._runtime._store
+    store.settle_all(0)
+    sizes = [os.fstat(file._descriptor).st_size for file in store._base.files]
+    assert sizes == [2 * 64 * 64] * 2
+    cache._runtime.calls = FaultyCalls()
+    assert cache.save_session(tmp_path / "session").copied_row_bytes == 2 * 3 * 64 * 64
+
+
+SAVING = """
+import sys, time
+sys.path[:0] = {paths!r}
+import torch
+torch.set_num_threads(1)
+from session_runs import TINY, IDS, feed
+from generation_runs import attached
+from hillinfer.sessions.session_writer import SessionWriter
+left = {files}
+add = SessionWriter.add
+def slow(self, name, pieces):
+    global left
+    if left == 0:
+        print("now", flush=True)
+        time.sleep(60)
+    left -= 1
+    add(self, name, pieces)
+SessionWriter.add = slow
+model = TINY.build()
+with attached(model, {cold!r}) as hill:
+    cache = hill.new_cache()
+    feed(model, cache, IDS[:, :200])
+    cache.save_session({target!r})
+"""
+
+
+@pytest.mark.parametrize("files", [0, 7])
+def test_a_kill_in_the_middle_leaves_no_session(attachment, cold_dir, tmp_path, files):
+    here = Path(__file__).parent
+    target = tmp_path / "session"
+    script = SAVING.format(
+        paths=[str(here), str(here.parent)], files=files, cold=str(cold_dir), target=str(target)
+    )
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
+    assert process.stdout.readline() == b"now\n"
+    # What a living process writes is not swept.
+    assert sweep(tmp_path) == []
+    assert len(entries(tmp_path)) == 1
+    process.send_signal(signal.SIGKILL)
+    process.wait(timeout=30)
+    process.stdout.close()
+    assert not target.exists()
+    cache = attachment.new_cache()
+    feed(attachment.model, cache, SHORT)
+    cache.save_session(target)
+    assert entries(tmp_path) == ["session"]
+
+
+def test_two_writers_of_one_place(tmp_path, saved):
+    with SavedSession(saved) as session:
+        manifest = session.manifest
+    with SessionWriter(tmp_path / "one") as first, SessionWriter(tmp_path / "one") as second:
+        first.finish(manifest)
+        with pytest.raises(SessionError, match="cannot move it to its place"):
+            second.finish(manifest)
+    assert entries(tmp_path) == ["one", "session"]
+
+
+def test_an_empty_cache_is_refused(attachment, tmp_path):
+    with pytest.raises(HillInferError, match="holds 0"):
+        attachment.new_cache().save_session(tmp_path / "session")
+    assert entries(tmp_path) == []
