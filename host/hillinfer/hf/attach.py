@@ -130,7 +130,7 @@ class Attachment:
         BudgetError, ColdPoolError, SettingsError
             As in `new_cache`.
         """
-        with SavedSession(Path(directory)) as saved:
+        with SavedSession(Path(directory), self.calls) as saved:
             shadow = self._with_shadow_of(saved.manifest).key_mode
             found = self._identity.without_weights(shadow, tokenizer)
             saved.manifest.fingerprint.check(found, saved.directory)

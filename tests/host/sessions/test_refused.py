@@ -9,6 +9,7 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 import torch
+from faulty_calls import FAULTS, HARMLESS, FaultyCalls, Injection
 from generation_runs import attached
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -17,6 +18,7 @@ from tiny_folder import character_tokenizer
 from tiny_models import TinyModel
 
 import hillinfer
+from hillinfer.errors import ColdPoolError
 from hillinfer.sessions.errors import SessionError
 from hillinfer.sessions.fingerprint import FIXES, Fingerprint, tokenizer_digest
 from hillinfer.sessions.saved_session import SavedSession
@@ -351,3 +353,29 @@ def test_odd_json(saved, text):
     (saved / "session.json").write_text(text)
     with pytest.raises(SessionError):
         opened(saved)
+
+
+# --- a drive that fails -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["open", "preadv", "close"])
+def test_every_call_that_fails_while_loading(saved, cold_dir, kind):
+    model = TinyModel().build()
+    with attached(model, cold_dir) as hill:
+        calls = hill.calls = FaultyCalls()
+        hill.load_session(saved).close()
+        count = calls.counts[kind]
+        assert count > 8
+        for index in {0, count // 3, count // 2, count - 1}:
+            for fault in FAULTS[kind]:
+                calls = hill.calls = FaultyCalls(Injection(kind, index, fault), 0.001)
+                try:
+                    cache = hill.load_session(saved)
+                except (SessionError, ColdPoolError) as error:
+                    failed = error
+                else:
+                    failed = None
+                    assert cache.get_seq_length() == 2200
+                    cache.close()
+                assert calls.hits == 1
+                assert failed is None or fault not in HARMLESS
