@@ -145,8 +145,9 @@ class SessionWriter:
                 ) from error
             if count == 0:
                 raise SessionError(
-                    f"cannot save the session {self._target}: {name} takes no more bytes at "
-                    f"{offset + done}; check the drive, or choose another with --save-session"
+                    f"cannot save the session {self._target}: cannot write {len(piece)} bytes at "
+                    f"{offset} of {name} ({done} bytes done): no progress; check the drive, or "
+                    "choose another directory with --save-session"
                 )
             done += count
 
