@@ -22,17 +22,15 @@ from hillinfer.hie.evaluation import ImportanceEvaluation
 from hillinfer.model_shape import ModelShape
 from hillinfer.policies.pool_policies import make_pool_policy
 from hillinfer.pools.accountant import Accountant, Part
-from hillinfer.pools.budget_plan import kernel_spec, observed_bytes, score_bytes, staging_bytes
-from hillinfer.pools.hit_rate_table import HitRateTable
+from hillinfer.pools.budget_plan import kernel_spec, score_bytes, staging_bytes
 from hillinfer.pools.hot_pools import HotPools
 from hillinfer.pools.layer_hits import LayerHits
 from hillinfer.pools.layer_shares import LayerShares
 from hillinfer.pools.layer_step import LayerStep
 from hillinfer.pools.pool_keeper import PoolKeeper
 from hillinfer.sessions.saved_session import SavedSession
-from hillinfer.sessions.saved_shadow import SavedShadow
 from hillinfer.sessions.saving import RowOwner, SavedBytes, SessionOrigin, save_sequence
-from hillinfer.sessions.sequence_parts import fill_sequence, parts_of
+from hillinfer.sessions.sequence_parts import parts_of
 from hillinfer.settings import Settings
 from hillinfer.statistics import CacheStatistics
 from hillinfer.storage.aligned_buffer import round_up
@@ -41,6 +39,7 @@ from hillinfer.storage.cold_store import ColdStore
 from hillinfer.storage.drive_calls import DriveCalls
 from hillinfer.storage.group_table import GroupTable
 from hillinfer.storage.leftovers import sweep
+from hillinfer.storage.row_keeper import RowKeeper
 from hillinfer.storage.row_layout import RowLayout
 from hillinfer.storage.row_reader import RowReader
 from hillinfer.storage.sequence import Sequence
@@ -139,7 +138,7 @@ class Runtime:
             self._layer_hits,
             self._note,
         )
-        self._spill = SpillQueue(
+        spill = SpillQueue(
             self._store,
             round_up(settings.block_rows, GROUP_TOKENS),
             shape.row_bytes,
@@ -158,84 +157,46 @@ class Runtime:
             self._shadow_store, self._spec, shadow_limit_bytes, self._accountant, self.counters
         )
         self._shadow = ShadowKeeper(scorer, shape.layers, self._reader, self.layout, shadow_memory)
+        self._rows = RowKeeper(
+            shape,
+            self.layout,
+            self._store,
+            self._groups,
+            spill,
+            self._reader,
+            self._pools,
+            self._keeper,
+            self._shadow,
+            self._accountant,
+        )
         self._attention = RowAttention(
             self._reader, self.layout, settings.block_rows, self.counters
         )
         self._evaluation = ImportanceEvaluation(scorer, settings)
-        self._sequences: list[Sequence] = []
         self._step = 0
         self._closed = False
 
-    # --- sequences -------------------------------------------------------------------------
+    # --- sequences and their rows ----------------------------------------------------------
 
     def open_sequence(self) -> Sequence:
         """Return a new, empty sequence."""
-        self._pools.take_tail()
-        self._take_observed()
-        sequence = Sequence(self.shape.layers, self.shape.row_bytes)
-        self._sequences.append(sequence)
-        return sequence
+        return self._rows.open()
 
     def fork(self, sequence: Sequence) -> Sequence:
         """Return a sequence with the same tokens; full groups and segments are shared."""
-        hits = self._pools.copy_hits(sequence.hits)
-        try:
-            copy = self.open_sequence()
-        except BaseException:
-            self._pools.give_hits(hits)
-            raise
-        copy.token_ids = list(sequence.token_ids)
-        copy.lengths = list(sequence.lengths)
-        copy.groups = list(sequence.groups)
-        for group in copy.groups:
-            self._groups.share(group)
-        copy.tails[:] = sequence.tails
-        copy.segments = self._shadow.share(sequence)
-        copy.hits = hits
-        copy.observed = list(sequence.observed)
-        return copy
+        return self._rows.fork(sequence)
 
     def release(self, sequence: Sequence) -> None:
         """Free whatever only this sequence owned."""
-        self._shadow.truncate(sequence, 0)
-        self._give_groups(sequence, 0)
-        sequence.lengths = [0] * self.shape.layers
-        sequence.token_ids = []
-        self._sequences.remove(sequence)
-        self._pools.give_hits(sequence.hits)
-        sequence.hits = HitRateTable(self.shape.layers)
-        self._accountant.give(Part.OTHER, self._observed_bytes)
-        self._pools.give_tail()
+        self._rows.release(sequence)
+
+    def truncate(self, sequence: Sequence, length: int) -> None:
+        """Forget the tokens from position `length` on, in every layer."""
+        self._rows.truncate(sequence, length)
 
     def resume(self, saved: SavedSession, tokens: int) -> Sequence:
-        """Return a sequence of the first tokens of a saved session, whose rows are the base.
-
-        Parameters
-        ----------
-        saved
-            Verified.
-        tokens
-            How many to take: all of them, with everything as it was, or fewer, with whole segments
-            as they were and nothing else but rows.
-        """
-        groups, whole = tokens // GROUP_TOKENS, tokens == saved.tokens
-        sequence = self.open_sequence()
-        sequence.token_ids = saved.token_ids()[:tokens]
-        self._groups.fix(self._store.base_groups)
-        self._pools.cover(self._groups.groups * GROUP_TOKENS)
-        for group in range(groups):
-            self._groups.share(group)
-        sequence.groups = list(range(groups))
-        open_rows = np.arange(groups * GROUP_TOKENS, tokens)
-        for layer, tail in enumerate(sequence.tails):
-            if not whole:
-                self._store.read_rows(layer, open_rows, tail, open_rows % GROUP_TOKENS)
-            self._pools.cover_hits(sequence.hits, layer, tokens)
-        segments = saved.manifest.extent.segments if whole else tokens // self._spec.segment_tokens
-        self._shadow.adopt(sequence, SavedShadow(saved), segments)
-        fill_sequence(saved, sequence, tokens, self._keeper.observed_queries)
-        sequence.lengths = [tokens] * self.shape.layers
-        return sequence
+        """Return a sequence of the first tokens of a saved session; see `RowKeeper.resume`."""
+        return self._rows.resume(saved, tokens)
 
     def save(self, sequence: Sequence, target: Path, origin: SessionOrigin) -> SavedBytes:
         """Save a sequence of whole tokens; see `save_sequence`."""
@@ -251,79 +212,17 @@ class Runtime:
             self.calls,
         )
 
-    def truncate(self, sequence: Sequence, length: int) -> None:
-        """Forget the tokens from position `length` on, in every layer."""
-        # Whatever may fail, reading rows back and copying a shared segment, comes before anything
-        # of the sequence changes.
-        start = length // GROUP_TOKENS * GROUP_TOKENS
-        reopened: dict[int, list[NDArray[np.uint8]]] = {}
-        for layer, old in enumerate(sequence.lengths):
-            if old > length and sequence.tail_start(layer) != start:
-                stream = self._reader.stream(layer, sequence, np.arange(start, length))
-                reopened[layer] = [rows.copy() for rows in stream]
-        self._shadow.truncate(sequence, length)
-        for layer, blocks in reopened.items():
-            if blocks:
-                sequence.tails[layer][: length - start] = np.concatenate(blocks)
-        if max(sequence.lengths) > length:
-            sequence.observed = [None] * self.shape.layers
-        sequence.lengths = [min(old, length) for old in sequence.lengths]
-        self._give_groups(sequence, start // GROUP_TOKENS)
-        sequence.hits.forget(length)
-        del sequence.token_ids[length:]
-
     def begin_step(self) -> None:
         """Note that a forward pass begins, and raise what went wrong while writing before it."""
         self._step += 1
         self._keeper.begin_step(self._step)
         self._store.check()
 
-    # --- rows ------------------------------------------------------------------------------
-
     def append(
         self, layer: int, sequence: Sequence, keys: torch.Tensor, values: torch.Tensor
     ) -> None:
-        """Store the rows of new tokens.
-
-        Full groups go to the drive in the background, the rest stays in the open group.
-
-        Parameters
-        ----------
-        layer, sequence
-            Where they belong.
-        keys, values
-            Stored type, (kv_heads, tokens, head_dim), on the CPU.
-        """
-        tail = sequence.tails[layer]
-        tokens = keys.shape[1]
-        done = 0
-        while done < tokens:
-            filled = sequence.lengths[layer] % GROUP_TOKENS
-            if filled + tokens - done < GROUP_TOKENS:
-                end = filled + tokens - done
-                self.layout.pack(keys[:, done:], values[:, done:], tail[filled:end])
-                sequence.lengths[layer] += tokens - done
-                break
-            groups = min((filled + tokens - done) // GROUP_TOKENS, self._spill.buffer_groups)
-            taken = groups * GROUP_TOKENS - filled
-            first = sequence.lengths[layer] // GROUP_TOKENS
-            numbers = self._group_numbers(sequence, first, groups)
-            positions = np.arange(first * GROUP_TOKENS, (first + groups) * GROUP_TOKENS)
-            buffer = self._spill.buffer()
-            try:
-                buffer[:filled] = tail[:filled]
-                self.layout.pack(
-                    keys[:, done : done + taken],
-                    values[:, done : done + taken],
-                    buffer[filled : groups * GROUP_TOKENS],
-                )
-                self._keeper.offer_written(layer, sequence, positions, buffer, self._step)
-            except BaseException:
-                self._spill.put_back(buffer)
-                raise
-            self._spill.send(layer, numbers, buffer)
-            sequence.lengths[layer] += taken
-            done += taken
+        """Store the rows of new tokens; see `RowKeeper.append`."""
+        self._rows.append(layer, sequence, keys, values, self._step)
 
     def code_full_segments(self, layer: int, sequence: Sequence, keys: torch.Tensor) -> None:
         """Code the key shadow of segments that the newest tokens made full.
@@ -446,12 +345,8 @@ class Runtime:
         """Return memory and traffic so far, promotions that are under way included."""
         self._pools.wait()
         peak = self._accountant.peak()
-        settled = self._groups.groups_in_use * GROUP_TOKENS * self.shape.layers
-        open_rows = sum(
-            length % GROUP_TOKENS for sequence in self._sequences for length in sequence.lengths
-        )
         return CacheStatistics(
-            kv_bytes=(settled + open_rows) * self.shape.row_bytes,
+            kv_bytes=self._rows.kv_bytes,
             dram_budget_bytes=self._accountant.budget_bytes,
             dram_peak_bytes=sum(peak.values()),
             hot_bytes=peak[Part.HOT],
@@ -479,34 +374,11 @@ class Runtime:
             self._timeline.observe(entry)
         self._observe(entry)
 
-    @property
-    def _observed_bytes(self) -> int:
-        return observed_bytes(self.shape, self._keeper.observed_queries)
-
-    def _take_observed(self) -> None:
-        try:
-            self._accountant.take(Part.OTHER, self._observed_bytes)
-        except BaseException:
-            self._pools.give_tail()
-            raise
-
     def _make_room_for_scores(self, tokens: int) -> None:
         needed = score_bytes(self._spec, self.settings.scope, tokens)
         if needed > self._score_bytes:
             self._accountant.take(Part.OTHER, needed - self._score_bytes)
             self._score_bytes = needed
-
-    def _group_numbers(self, sequence: Sequence, first: int, count: int) -> NDArray[np.int64]:
-        while len(sequence.groups) < first + count:
-            sequence.groups.append(self._groups.take())
-        self._pools.cover(self._groups.groups * GROUP_TOKENS)
-        return np.asarray(sequence.groups[first : first + count], np.int64)
-
-    def _give_groups(self, sequence: Sequence, keep: int) -> None:
-        for group in sequence.groups[keep:]:
-            if self._groups.give(group):
-                self._pools.forget_group(group)
-        del sequence.groups[keep:]
 
 
 def _shadow_keys(keys: torch.Tensor) -> torch.Tensor:

@@ -55,7 +55,7 @@ def flip_in_hot_pool(runtime):
 
 
 def flip_in_tail(runtime):
-    runtime._sequences[0].tails[1, 3, 0] ^= 1
+    runtime._rows.sequences[0].tails[1, 3, 0] ^= 1
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_one_flipped_bit_of_a_shadow_changes_the_logits(device, cold_dir):
             # Contract, section 5: a group is a beat of exponents per KV head, then codes.
             group, token = divmod(position, 64)
             at = group * runtime._spec.group_beats
-            runtime._sequences[0].segments[0].layers[1].shadow[at, token] ^= 16
+            runtime._rows.sequences[0].segments[0].layers[1].shadow[at, token] ^= 16
 
         return disturb
 

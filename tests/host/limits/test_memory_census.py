@@ -84,10 +84,10 @@ def check(runtime):
     held = runtime._accountant.held()
     pools = runtime._pools.layers
     slots = sum(pool.used_rows for pool in pools) * (SHAPE.row_bytes + SLOT_BYTES)
-    tails = sum(sequence.tails.nbytes for sequence in runtime._sequences)
+    tails = sum(sequence.tails.nbytes for sequence in runtime._rows.sequences)
     assert held[Part.HOT] == slots + tails
     segments = {
-        id(segment): segment for one in runtime._sequences for segment in one.segments
+        id(segment): segment for one in runtime._rows.sequences for segment in one.segments
     }.values()
     shadows = [one.shadow for each in segments for one in each.layers if one.shadow is not None]
     assert held[Part.SHADOW] == len(shadows) * runtime._shadow_store.slot_bytes

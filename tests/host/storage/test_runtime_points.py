@@ -211,14 +211,14 @@ def test_a_fork_that_does_not_fit_leaves_nothing_behind(runtime, two):
         pool.shrink(0, PoolMoment(1, 200, 0.1, 4, 32))
     runtime._pools._make_room()
     held = accountant.held()
-    before = len(runtime._sequences), [list(runtime._groups._owners)]
+    before = len(runtime._rows.sequences), [list(runtime._groups._owners)]
     # The table of hits fits, then the open group does not; and the other way round nothing does.
     for spare in (sequence.hits.byte_count, 100):
         accountant.budget_bytes = sum(held.values()) - held[Part.HOT] + 2 * 64 * SHAPE.token_bytes
         accountant.budget_bytes += spare
         with pytest.raises(BudgetError):
             runtime.fork(sequence)
-        assert (len(runtime._sequences), [list(runtime._groups._owners)]) == before
+        assert (len(runtime._rows.sequences), [list(runtime._groups._owners)]) == before
         assert accountant.held()[Part.OTHER] == held[Part.OTHER]
         assert runtime._pools._tails_bytes == 2 * 64 * SHAPE.token_bytes
 

@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sequences of a runtime and the life of their rows."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hillinfer.model_shape import ModelShape
+from hillinfer.pools.accountant import Accountant, Part
+from hillinfer.pools.budget_plan import observed_bytes
+from hillinfer.pools.hit_rate_table import HitRateTable
+from hillinfer.pools.hot_pools import HotPools
+from hillinfer.pools.pool_keeper import PoolKeeper
+from hillinfer.sessions.saved_session import SavedSession
+from hillinfer.sessions.saved_shadow import SavedShadow
+from hillinfer.sessions.sequence_parts import fill_sequence
+from hillinfer.storage.cold_store import ColdStore
+from hillinfer.storage.group_table import GroupTable
+from hillinfer.storage.row_layout import RowLayout
+from hillinfer.storage.row_reader import RowReader
+from hillinfer.storage.sequence import Sequence
+from hillinfer.storage.shadow_keeper import ShadowKeeper
+from hillinfer.storage.spill_queue import SpillQueue
+from hillinfer_model.kernel_spec import GROUP_TOKENS
+
+
+class RowKeeper:
+    """Opens, forks, cuts and frees sequences and takes their new rows in.
+
+    Parameters
+    ----------
+    shape, layout
+        The model's, and that of its rows.
+    store, groups, spill, reader
+        The drive's side.
+    pools, keeper
+        The hot pools.
+    shadow
+        Gives way to what happens to rows.
+    accountant
+        Counts what each sequence holds.
+    """
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        layout: RowLayout,
+        store: ColdStore,
+        groups: GroupTable,
+        spill: SpillQueue,
+        reader: RowReader,
+        pools: HotPools,
+        keeper: PoolKeeper,
+        shadow: ShadowKeeper,
+        accountant: Accountant,
+    ) -> None:
+        self._shape = shape
+        self._layout = layout
+        self._store = store
+        self._groups = groups
+        self._spill = spill
+        self._reader = reader
+        self._pools = pools
+        self._keeper = keeper
+        self._shadow = shadow
+        self._accountant = accountant
+        self.sequences: list[Sequence] = []
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of all distinct rows."""
+        settled = self._groups.groups_in_use * GROUP_TOKENS * self._shape.layers
+        open_rows = sum(
+            length % GROUP_TOKENS for sequence in self.sequences for length in sequence.lengths
+        )
+        return (settled + open_rows) * self._shape.row_bytes
+
+    def open(self) -> Sequence:
+        """Return a new, empty sequence."""
+        self._pools.take_tail()
+        self._take_observed()
+        sequence = Sequence(self._shape.layers, self._shape.row_bytes)
+        self.sequences.append(sequence)
+        return sequence
+
+    def fork(self, sequence: Sequence) -> Sequence:
+        """Return a sequence with the same tokens; full groups and segments are shared."""
+        hits = self._pools.copy_hits(sequence.hits)
+        try:
+            copy = self.open()
+        except BaseException:
+            self._pools.give_hits(hits)
+            raise
+        copy.token_ids = list(sequence.token_ids)
+        copy.lengths = list(sequence.lengths)
+        copy.groups = list(sequence.groups)
+        for group in copy.groups:
+            self._groups.share(group)
+        copy.tails[:] = sequence.tails
+        copy.segments = self._shadow.share(sequence)
+        copy.hits = hits
+        copy.observed = list(sequence.observed)
+        return copy
+
+    def release(self, sequence: Sequence) -> None:
+        """Free whatever only this sequence owned."""
+        self._shadow.truncate(sequence, 0)
+        self._give_groups(sequence, 0)
+        sequence.lengths = [0] * self._shape.layers
+        sequence.token_ids = []
+        self.sequences.remove(sequence)
+        self._pools.give_hits(sequence.hits)
+        sequence.hits = HitRateTable(self._shape.layers)
+        self._accountant.give(Part.OTHER, self._observed_bytes)
+        self._pools.give_tail()
+
+    def resume(self, saved: SavedSession, tokens: int) -> Sequence:
+        """Return a sequence of the first tokens of a saved session, whose rows are the base.
+
+        Parameters
+        ----------
+        saved
+            Verified.
+        tokens
+            How many to take: all of them, with everything as it was, or fewer, with whole segments
+            as they were and nothing else but rows.
+        """
+        groups, whole = tokens // GROUP_TOKENS, tokens == saved.tokens
+        sequence = self.open()
+        sequence.token_ids = saved.token_ids()[:tokens]
+        self._groups.fix(self._store.base_groups)
+        self._pools.cover(self._groups.groups * GROUP_TOKENS)
+        for group in range(groups):
+            self._groups.share(group)
+        sequence.groups = list(range(groups))
+        open_rows = np.arange(groups * GROUP_TOKENS, tokens)
+        for layer, tail in enumerate(sequence.tails):
+            if not whole:
+                self._store.read_rows(layer, open_rows, tail, open_rows % GROUP_TOKENS)
+            self._pools.cover_hits(sequence.hits, layer, tokens)
+        segments = (
+            saved.manifest.extent.segments if whole else tokens // self._shadow.spec.segment_tokens
+        )
+        self._shadow.adopt(sequence, SavedShadow(saved), segments)
+        fill_sequence(saved, sequence, tokens, self._keeper.observed_queries)
+        sequence.lengths = [tokens] * self._shape.layers
+        return sequence
+
+    def truncate(self, sequence: Sequence, length: int) -> None:
+        """Forget the tokens from position `length` on, in every layer."""
+        # Whatever may fail, reading rows back and copying a shared segment, comes before anything
+        # of the sequence changes.
+        start = length // GROUP_TOKENS * GROUP_TOKENS
+        reopened = [
+            layer
+            for layer, old in enumerate(sequence.lengths)
+            if old > length and sequence.tail_start(layer) != start
+        ]
+        size = len(reopened) * (length - start) * self._shape.row_bytes
+        self._accountant.take(Part.STAGING, size)
+        try:
+            tails = np.empty((len(reopened), length - start, self._shape.row_bytes), np.uint8)
+            for tail, layer in zip(tails, reopened, strict=True):
+                done = 0
+                for rows in self._reader.stream(layer, sequence, np.arange(start, length)):
+                    tail[done : done + len(rows)] = rows
+                    done += len(rows)
+            self._shadow.truncate(sequence, length)
+            sequence.tails[reopened, : length - start] = tails
+        finally:
+            self._accountant.give(Part.STAGING, size)
+        if max(sequence.lengths) > length:
+            sequence.observed = [None] * self._shape.layers
+        sequence.lengths = [min(old, length) for old in sequence.lengths]
+        self._give_groups(sequence, start // GROUP_TOKENS)
+        sequence.hits.forget(length)
+        del sequence.token_ids[length:]
+
+    def append(
+        self,
+        layer: int,
+        sequence: Sequence,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        step: int,
+    ) -> None:
+        """Store the rows of new tokens.
+
+        Full groups go to the drive in the background, the rest stays in the open group.
+
+        Parameters
+        ----------
+        layer, sequence
+            Where they belong.
+        keys, values
+            Stored type, (kv_heads, tokens, head_dim), on the CPU.
+        step
+            The current step.
+        """
+        tail = sequence.tails[layer]
+        tokens = keys.shape[1]
+        done = 0
+        while done < tokens:
+            filled = sequence.lengths[layer] % GROUP_TOKENS
+            if filled + tokens - done < GROUP_TOKENS:
+                end = filled + tokens - done
+                self._layout.pack(keys[:, done:], values[:, done:], tail[filled:end])
+                sequence.lengths[layer] += tokens - done
+                break
+            groups = min((filled + tokens - done) // GROUP_TOKENS, self._spill.buffer_groups)
+            taken = groups * GROUP_TOKENS - filled
+            first = sequence.lengths[layer] // GROUP_TOKENS
+            numbers = self._group_numbers(sequence, first, groups)
+            positions = np.arange(first * GROUP_TOKENS, (first + groups) * GROUP_TOKENS)
+            buffer = self._spill.buffer()
+            try:
+                buffer[:filled] = tail[:filled]
+                self._layout.pack(
+                    keys[:, done : done + taken],
+                    values[:, done : done + taken],
+                    buffer[filled : groups * GROUP_TOKENS],
+                )
+                self._keeper.offer_written(layer, sequence, positions, buffer, step)
+            except BaseException:
+                self._spill.put_back(buffer)
+                raise
+            self._spill.send(layer, numbers, buffer)
+            sequence.lengths[layer] += taken
+            done += taken
+
+    @property
+    def _observed_bytes(self) -> int:
+        return observed_bytes(self._shape, self._keeper.observed_queries)
+
+    def _take_observed(self) -> None:
+        try:
+            self._accountant.take(Part.OTHER, self._observed_bytes)
+        except BaseException:
+            self._pools.give_tail()
+            raise
+
+    def _group_numbers(self, sequence: Sequence, first: int, count: int) -> NDArray[np.int64]:
+        while len(sequence.groups) < first + count:
+            sequence.groups.append(self._groups.take())
+        self._pools.cover(self._groups.groups * GROUP_TOKENS)
+        return np.asarray(sequence.groups[first : first + count], np.int64)
+
+    def _give_groups(self, sequence: Sequence, keep: int) -> None:
+        for group in sequence.groups[keep:]:
+            if self._groups.give(group):
+                self._pools.forget_group(group)
+        del sequence.groups[keep:]
