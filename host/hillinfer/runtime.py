@@ -57,6 +57,10 @@ def _unseen(entry: LayerStep) -> None:
     """Record nothing."""
 
 
+def _unannounced() -> None:
+    """Say nothing, because whoever made the plan did."""
+
+
 class Runtime:
     """Stores the rows of sequences and attends to them (design, sections 1 and 6).
 
@@ -78,6 +82,8 @@ class Runtime:
         Most bytes of full shadows in DRAM; the others are on the drive.
     base
         What a saved session holds, for `resume`; the runtime closes it.
+    announce_streaming
+        Called once, before the first shadow goes to the drive.
 
     Raises
     ------
@@ -97,6 +103,7 @@ class Runtime:
         calls: DriveCalls | None = None,
         shadow_limit_bytes: int = sys.maxsize,
         base: StoredBase | None = None,
+        announce_streaming: Callable[[], None] = _unannounced,
     ) -> None:
         self.shape = shape
         self.settings = settings
@@ -154,7 +161,12 @@ class Runtime:
             base.shadow if base else None,
         )
         shadow_memory = ShadowMemory(
-            self._shadow_store, self._spec, shadow_limit_bytes, self._accountant, self.counters
+            self._shadow_store,
+            self._spec,
+            shadow_limit_bytes,
+            self._accountant,
+            self.counters,
+            announce_streaming,
         )
         self._shadow = ShadowKeeper(scorer, shape.layers, self._reader, self.layout, shadow_memory)
         self._rows = RowKeeper(

@@ -7,7 +7,8 @@ import functools
 import inspect
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -16,6 +17,7 @@ import torch
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 
+from hillinfer.byte_size import format_bytes
 from hillinfer.cold_dir import prepared_cold_dir
 from hillinfer.errors import (
     ColdPoolError,
@@ -27,7 +29,7 @@ from hillinfer.hf import attention
 from hillinfer.hf.cache import HillInferCache
 from hillinfer.hf.features import check_model, check_uses_interface, check_versions
 from hillinfer.model_shape import ModelShape
-from hillinfer.pools.budget_plan import staging_bytes
+from hillinfer.pools.budget_plan import kernel_spec, staging_bytes
 from hillinfer.pools.shadow_choice import ShadowChoice
 from hillinfer.runtime import Runtime
 from hillinfer.sessions.manifest import Manifest
@@ -35,8 +37,34 @@ from hillinfer.sessions.model_identity import ModelIdentity
 from hillinfer.sessions.saved_session import SavedSession
 from hillinfer.settings import Settings
 from hillinfer.storage.drive_calls import DriveCalls
+from hillinfer.storage.shadow_store import shadow_bytes
 from hillinfer.storage.stored_base import StoredBase
 from hillinfer_model.kernel_spec import GROUP_TOKENS
+
+
+@dataclass(frozen=True)
+class _CachePlan:
+    """What a runtime is made with."""
+
+    settings: Settings
+    budget_bytes: int
+    shadow_limit_bytes: int
+    announce_streaming: Callable[[], None]
+
+
+def _said() -> None:
+    """Say nothing: the plan's warning did."""
+
+
+def _warn_of_streaming(segment_bytes: int) -> None:
+    warnings.warn(
+        "half of the DRAM budget is left for rows, and the key shadow has outgrown the rest: from "
+        f"here on, {format_bytes(segment_bytes)} more are read from the drive for every new token "
+        "with every 1,024 tokens of context; raise dram_budget to keep them in memory, or say how "
+        "long the context gets with new_cache(expected_tokens=...)",
+        SetupWarning,
+        stacklevel=2,
+    )
 
 
 class Attachment:
@@ -186,8 +214,7 @@ class Attachment:
 
     def _made(
         self, expected_tokens: int | None, sequences: int, settings: Settings | None = None
-    ) -> tuple[Settings, int, int]:
-        """Return settings, budget and shadow limit of a cache."""
+    ) -> _CachePlan:
         wanted = settings or self.settings
         if expected_tokens is None:
             return self._without_length(wanted)
@@ -195,10 +222,10 @@ class Attachment:
         choice.plan.check()
         if choice.warning:
             warnings.warn(choice.warning, SetupWarning, stacklevel=3)
-        return choice.settings, choice.plan.budget_bytes, choice.limit_bytes
+        return _CachePlan(choice.settings, choice.plan.budget_bytes, choice.limit_bytes, _said)
 
-    def _without_length(self, settings: Settings) -> tuple[Settings, int, int]:
-        """Return settings, budget and shadow limit of a cache of unknown length."""
+    def _without_length(self, settings: Settings) -> _CachePlan:
+        """Plan a cache of unknown length."""
         if settings.dram_budget.byte_count is None:
             raise SettingsError(
                 "a DRAM budget in percent needs new_cache(expected_tokens=...); or set "
@@ -207,19 +234,21 @@ class Attachment:
         budget_bytes = settings.dram_budget.byte_count
         # Half is left for rows, however long the context gets.
         staging = staging_bytes(self._shape, settings)
-        return settings, budget_bytes, max(0, budget_bytes // 2 - staging)
+        limit = max(0, budget_bytes // 2 - staging)
+        segment = self._shape.layers * shadow_bytes(kernel_spec(self._shape, settings))
+        return _CachePlan(settings, budget_bytes, limit, partial(_warn_of_streaming, segment))
 
-    def _runtime(self, made: tuple[Settings, int, int], base: StoredBase | None = None) -> Runtime:
-        settings, budget_bytes, limit = made
-        cold_dir: Path = prepared_cold_dir(settings.cold_dir)
+    def _runtime(self, made: _CachePlan, base: StoredBase | None = None) -> Runtime:
+        cold_dir: Path = prepared_cold_dir(made.settings.cold_dir)
         return Runtime(
             self._shape,
-            settings,
-            budget_bytes,
+            made.settings,
+            made.budget_bytes,
             cold_dir,
             calls=self.calls,
-            shadow_limit_bytes=limit,
+            shadow_limit_bytes=made.shadow_limit_bytes,
             base=base,
+            announce_streaming=made.announce_streaming,
         )
 
     def detach(self) -> None:

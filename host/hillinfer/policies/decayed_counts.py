@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from hillinfer.policies.pool_policy import MOST_HITS, PoolPolicy
 
-# Measured (docs/pools.md): slower fading loses to the least recently used at small pools.
+# Of the shifts 1 to 4 the best over small and large pools; `make pools` measures this one.
 _FADE_SHIFT = 2
 # A token selected in every step comes to rest where a hit weighs as much as what fades: at the
 # largest number that 2 bytes hold.

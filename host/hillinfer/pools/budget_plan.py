@@ -120,7 +120,8 @@ class BudgetPlan:
             all_rows_bytes=tokens * row * sequences + tails,
             staging_bytes=staging_bytes(shape, settings),
             other_bytes=segments * shape.layers * statistics_bytes(spec)
-            + rows * _SLOT_TABLE_BYTES * shape.layers
+            # One slot table is there twice while it grows.
+            + (rows * shape.layers + rows - TABLE_GROWTH_ROWS) * _SLOT_TABLE_BYTES
             + (hit_bytes(shape, tokens) + observed_bytes(shape, observed)) * sequences
             + score_bytes(spec, settings.scope, tokens),
         )
@@ -128,7 +129,7 @@ class BudgetPlan:
     def streamed(self, spec: KernelSpec, layers: int, sequences: int) -> BudgetPlan:
         """Return the plan with so much of the shadow on the drive that half is left for rows."""
         one = shadow_bytes(spec)
-        in_dram = (layers * sequences + LEAVING_SHADOWS) * one
+        in_dram = _moving_shadows(layers, sequences) * one
         staging = self.staging_bytes + STREAM_BUFFERS * one
         rows = max(self.kept_bytes, self.budget_bytes // 2)
         left = (self.budget_bytes - rows - staging - self.other_bytes) // one * one
@@ -144,7 +145,7 @@ class BudgetPlan:
         """Return the most bytes of full shadows in DRAM that this plan has room for."""
         if not self.streamed_shadow_bytes:
             return self.shadow_bytes
-        moving = (layers * sequences + LEAVING_SHADOWS) * shadow_bytes(spec)
+        moving = _moving_shadows(layers, sequences) * shadow_bytes(spec)
         return max(0, self.shadow_bytes - moving)
 
     @property
@@ -181,6 +182,15 @@ class BudgetPlan:
                 f"other {format_bytes(self.other_bytes)}); raise --dram-budget, shrink the shadow "
                 "with --shadow int4 or int2, or lower --block-rows, which sets most of the staging"
             )
+
+
+def _moving_shadows(layers: int, sequences: int) -> int:
+    """Return how many shadows DRAM must hold that are no full ones at rest.
+
+    The open segment of each sequence in every layer, the full one that is open again while a
+    sequence is cut, and those on their way to the drive.
+    """
+    return 2 * layers * sequences + LEAVING_SHADOWS
 
 
 def score_bytes(spec: KernelSpec, scope: Scope, tokens: int) -> int:

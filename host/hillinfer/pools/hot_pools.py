@@ -78,10 +78,13 @@ class HotPools:
             return
         grown = -(-rows // TABLE_GROWTH_ROWS) * TABLE_GROWTH_ROWS
         added = (grown - self._covered_rows) * np.dtype(np.int32).itemsize
-        self._accountant.take(Part.OTHER, added * self._shape.layers)
+        # While one of them grows the old one is there as well.
+        old = self._covered_rows * np.dtype(np.int32).itemsize
+        self._accountant.take(Part.OTHER, added * self._shape.layers + old)
         self._wait()
         for pool in self.layers:
             pool.cover(grown)
+        self._accountant.give(Part.OTHER, old)
         self._covered_rows = grown
 
     def cover_hits(self, hits: HitRateTable, layer: int, tokens: int) -> None:

@@ -64,10 +64,10 @@ class ShadowChoice:
             return None
         milliseconds = streamed / _GIB * 1e3
         return (
-            f"{format_bytes(streamed)} of the {self.settings.key_mode.value} key shadow do not fit "
-            f"in a DRAM budget of {format_bytes(self.plan.budget_bytes)}: they are read from the "
-            f"drive for every new token, {milliseconds:.1f} ms at 1 GiB/s; raise --dram-budget to "
-            "keep them in memory"
+            f"{format_bytes(streamed)} of the {self.settings.key_mode.value} key shadow stay on "
+            f"the drive, because half of a DRAM budget of {format_bytes(self.plan.budget_bytes)} "
+            f"is left for rows: they are read for every new token, {milliseconds:.1f} ms at "
+            "1 GiB/s; raise --dram-budget to keep them in memory"
         )
 
     @classmethod

@@ -13,6 +13,7 @@ from hillinfer.storage.aligned_buffer import PAGE_BYTES, private_memory, round_u
 NOWHERE = -1
 # Row number, position, step of the last selection, length of its sequence, hits.
 SLOT_BYTES = 8 + 4 + 4 + 4 + 2
+_MOVED_AT_ONCE = 64
 
 
 class SlotTable:
@@ -51,8 +52,11 @@ class SlotTable:
     def move(self, sources: NDArray[np.int64], targets: NDArray[np.int64]) -> None:
         """Copy entries from some slots to others, none of them both."""
         columns = (self.data, self.rows, self.positions, self.last_selected, self.lengths)
-        for column in (*columns, self.counts):
-            column[targets] = column[sources]
+        # In pieces: what is moved is in memory twice meanwhile, when memory is short.
+        for start in range(0, len(sources), _MOVED_AT_ONCE):
+            piece = slice(start, start + _MOVED_AT_ONCE)
+            for column in (*columns, self.counts):
+                column[targets[piece]] = column[sources[piece]]
 
     def give_back(self, first_slot: int) -> None:
         """Give the memory of all slots from `first_slot` on back; they read as zeros then."""

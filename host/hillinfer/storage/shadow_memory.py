@@ -45,6 +45,8 @@ class ShadowMemory:
         Counts shadows, statistics and buffers.
     counters
         Where bytes are counted.
+    announce
+        Called once, before the first shadow goes to the drive.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class ShadowMemory:
         limit_bytes: int,
         accountant: Accountant,
         counters: Counters,
+        announce: Callable[[], None],
     ) -> None:
         self._store = store
         self._size = spec.segment_tokens
@@ -61,6 +64,7 @@ class ShadowMemory:
         self._statistics_bytes = statistics_bytes(spec)
         self._accountant = accountant
         self._counters = counters
+        self._announce = announce
         self._full_bytes = 0
         self._stream: ShadowStream | None = None
         self._leaving: deque[tuple[SegmentLayer, Future[None]]] = deque()
@@ -140,8 +144,15 @@ class ShadowMemory:
         self._streaming()
         while len(self._leaving) >= LEAVING_SHADOWS:
             self._drop_written()
-        own.slot = self._store.take()
-        self._leaving.append((own, self._store.write(own.slot, own.shadow)))
+        slot = self._store.take()
+        try:
+            writing = self._store.write(slot, own.shadow)
+        except BaseException:
+            # A slot that nothing is written to must never be read.
+            self._store.give(slot)
+            raise
+        own.slot = slot
+        self._leaving.append((own, writing))
         self._counters.shadow_write_bytes += self._store.slot_bytes
         while self._leaving and self._leaving[0][1].done():
             self._drop_written()
@@ -227,6 +238,7 @@ class ShadowMemory:
     def _streaming(self) -> ShadowStream:
         if self._stream is None:
             self._accountant.take(Part.STAGING, STREAM_BUFFERS * self._store.slot_bytes)
+            self._announce()
             self._stream = ShadowStream(self._store, self._counters)
         return self._stream
 

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which tokens come out does not depend on where the key shadow lies, for each named format."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from generation_runs import attached, bits, run
 from tiny_models import TinyModel, prompts
 
-from hillinfer.errors import HillInferWarning
+from hillinfer.byte_size import ByteSize
+from hillinfer.errors import SetupWarning
 from hillinfer.hf.cache import HillInferCache
 from hillinfer.model_shape import ModelShape
 from hillinfer.policies.pool_policies import POOL_POLICIES
@@ -99,21 +102,51 @@ def test_a_bit_that_flips_on_the_drive_changes_what_comes_out(model, cold_dir, m
 def test_a_budget_that_cannot_hold_the_shadow_warns_and_gives_the_same_bits(cold_dir):
     # Large enough that the shadow is more than the buffers of streaming it.
     model = TinyModel("llama", "gqa", torch.float32, layers=6).build()
-    ids, _ = prompts([2300])
+    ids, _ = prompts([3100])
     shape = ModelShape.from_config(model.config, model.dtype)
     chosen = Settings().changed(**SELECTION, shadow="int8", io_threads=2, kept_sinks=2)
-    plan = BudgetPlan.with_whole_shadow(shape, chosen, 2300 + NEW)
+    plan = BudgetPlan.with_whole_shadow(shape, chosen, 3100 + NEW)
     outputs = []
     for budget in (plan.required_bytes, plan.required_bytes - 1):
         with attached(model, cold_dir, **SELECTION, shadow="int8", dram_budget=budget) as hill:
             if budget < plan.required_bytes:
-                with pytest.warns(HillInferWarning, match="int8 key shadow do not fit"):
-                    cache = hill.new_cache(expected_tokens=2300 + NEW)
+                with pytest.warns(SetupWarning, match="int8 key shadow stay on the drive"):
+                    cache = hill.new_cache(expected_tokens=3100 + NEW)
             else:
-                cache = hill.new_cache(expected_tokens=2300 + NEW)
+                cache = hill.new_cache(expected_tokens=3100 + NEW)
             outputs.append(bits(run(model, cache, ids, None, NEW)))
             statistics = cache.statistics()
             assert (statistics.shadow_read_bytes > 0) == (budget < plan.required_bytes)
             assert statistics.dram_peak_bytes <= budget
             cache.close()
     assert torch.equal(*outputs)
+
+
+def test_a_cache_of_unknown_length_says_when_it_begins_to_stream(model, cold_dir):
+    ids, _ = prompts([2300])
+    with attached(model, cold_dir, **SELECTION, shadow="int8", dram_budget="9MiB") as hill:
+        cache = hill.new_cache()
+        run(model, cache, ids[:, :600], None, 2)
+        with pytest.warns(SetupWarning, match="read from the drive for every new token") as told:
+            run(model, hill.new_cache(), ids, None, 2)
+        assert len(told) == 1
+        cache.close()
+
+
+@pytest.mark.parametrize("cut", [100, 700, 1500])
+def test_the_least_budget_lets_a_streamed_context_be_cut(cold_dir, cut):
+    model = TinyModel("llama", "gqa", torch.float32, layers=6).build()
+    ids, _ = prompts([3100])
+    shape = ModelShape.from_config(model.config, model.dtype)
+    chosen = Settings().changed(**SELECTION, shadow="int8", io_threads=2, kept_sinks=2)
+    tiny = replace(chosen, dram_budget=ByteSize(byte_count=1))
+    least = BudgetPlan.for_context(shape, tiny, 3100 + NEW).required_bytes
+    with attached(model, cold_dir, **SELECTION, shadow="int8", dram_budget=least) as hill:
+        with pytest.warns(SetupWarning):
+            cache = hill.new_cache(expected_tokens=3100 + NEW)
+        first = run(model, cache, ids, None, NEW)
+        assert cache.statistics().shadow_read_bytes > 0
+        cache.crop(-cut)
+        again = first.sequences[:, : 3100 + NEW - cut]
+        run(model, cache, again, None, NEW)
+        cache.close()

@@ -3,6 +3,7 @@
 
 import gc
 import mmap
+import tracemalloc
 import types
 
 import numpy as np
@@ -10,7 +11,11 @@ import pytest
 import torch
 
 from hillinfer.model_shape import ModelShape, StoredType
+from hillinfer.policies.least_recently_used import LeastRecentlyUsed
 from hillinfer.pools.accountant import Part
+from hillinfer.pools.candidates import Candidates
+from hillinfer.pools.hot_pool import HotPool
+from hillinfer.pools.pool_moment import PoolMoment
 from hillinfer.pools.slot_table import SLOT_BYTES, SlotTable
 from hillinfer.runtime import Runtime
 from hillinfer.settings import Settings
@@ -122,3 +127,27 @@ def test_an_array_that_nobody_counted_is_found(runtime):
     sequence.hidden = {"list": [np.zeros(16 << 20, np.uint8)]}
     with pytest.raises(AssertionError):
         check(runtime)
+
+
+def test_a_pool_that_shrinks_takes_next_to_nothing_for_it():
+    pool = HotPool(4096, 4000, LeastRecentlyUsed())
+    pool.cover(4000)
+    pool.grow(4000)
+    source = np.zeros((1, 4096), np.uint8)
+    rows = np.arange(4000)
+    moment = PoolMoment(1, 4000, 0.1, 0, 1)
+    pool.promote(
+        Candidates(
+            rows, rows.astype(np.int32), np.zeros(4000, np.uint16), source, np.zeros(4000, np.int64)
+        ),
+        moment,
+        2,
+    )
+    tracemalloc.start()
+    try:
+        pool.shrink(2000, PoolMoment(2, 4000, 0.1, 0, 1))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    # 2,000 rows are 8 MB; index arrays and 64 rows at a time are some hundred KB.
+    assert peak < 1 << 20

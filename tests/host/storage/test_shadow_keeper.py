@@ -319,6 +319,38 @@ def _fail(data, offset):
     raise ColdPoolError("no space")
 
 
+def test_a_file_that_cannot_be_opened_once_leaves_no_slot_that_was_never_written(
+    story, monkeypatch
+):
+    told = story(placement="streamed")
+    first = told.feed(1000)
+    store = told.runtime._shadow_store
+    opened = store._opened
+    monkeypatch.setattr(store, "_opened", _no_more_files)
+    with pytest.raises(ColdPoolError, match="no more files"):
+        told.feed(1024)
+    monkeypatch.setattr(store, "_opened", opened)
+    # Somebody else makes the file longer meanwhile: what was never written would read as zeros.
+    for _ in range(3):
+        store.write(store.take(), store.buffer()).result()
+    told.runtime.truncate(told.sequence, 1000)
+    parts = [first, told.feed(1024), told.feed(1)]
+    keys = torch.cat(parts, dim=1)
+    for layer in range(2):
+        golden = GoldenScorer(kernel_spec(told.shape, told.settings), Scope.LAYER)
+        statistics = told.sequence.segments[0].layers[layer].statistics
+        expected = np.zeros_like(told.shadow(0, layer))
+        golden.encode(keys[layer, :1024].half(), statistics, expected, 0)
+        np.testing.assert_array_equal(told.shadow(0, layer), expected)
+    told.runtime._shadow._memory._settle()
+    told.runtime.release(told.sequence)
+    assert told.runtime._accountant.held()["shadow"] == 0
+
+
+def _no_more_files():
+    raise ColdPoolError("no more files")
+
+
 def test_a_budget_too_small_for_an_open_shadow_is_an_error_that_leaves_counts_right(cold_dir):
     told = Story(cold_dir)
     told.runtime.close()
