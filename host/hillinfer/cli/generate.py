@@ -67,7 +67,7 @@ def generate(
     dram_budget: Annotated[
         str,
         typer.Option(
-            help="64MiB, 2GiB, or 25% of the KV cache; auto takes 25% or the least that works."
+            help="64MiB, 2GiB, or 25% of the KV cache; auto: 25% or what a shadow in DRAM needs."
         ),
     ] = _AUTO,
     pool_policy: Annotated[
