@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -29,9 +29,8 @@ QUESTIONS = ([3, 17, 40, 8, 51], [9, 30, 2])
 class StreamingAttachment(Attachment):
     """Caches that keep no full shadow in DRAM, so that a short context streams it, too."""
 
-    def _made(self, *given: object) -> tuple[Settings, int, int]:
-        settings, budget_bytes, _ = super()._made(*given)
-        return settings, budget_bytes, 0
+    def _made(self, *given: object) -> object:
+        return replace(super()._made(*given), shadow_limit_bytes=0)
 
 
 @dataclass(frozen=True)

@@ -138,7 +138,12 @@ def run_kills(
     """
     chance = random.Random(seed)
     # What is loaded at the first use is loaded once, here, and not in every child.
-    life.scenario.run(model, places.cold_dir, DriveCalls())
+    witness = Witness()
+    life.scenario.run(model, places.cold_dir, DriveCalls(), witness)
+    _expect(
+        all(witness.shadow_bytes) or not life.scenario.streams,
+        f"{life.name} streams no shadow: {witness.shadow_bytes}",
+    )
     threads = os.listdir("/proc/self/task")  # noqa: PTH208
     _expect(len(threads) == 1, f"{len(threads)} threads run, and fork copies only one")
     deaths = Deaths(life.name)
