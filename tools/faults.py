@@ -17,8 +17,8 @@ HARNESS = Path(__file__).parents[1] / "tests" / "host"
 PARTS = ("io", "kills")
 SEED = 4
 KILLS = 200
-# Enough for every call of the plainest life; the others are sampled evenly.
-FAULTS = 340
+# In the plainest life a kind with no more calls than this gets every fault at each of them.
+FEW_CALLS = 40
 
 
 def _progress(what: str) -> Callable[[int, int], None]:
@@ -35,18 +35,19 @@ def _progress(what: str) -> Callable[[int, int], None]:
 
 
 def _lives() -> dict[str, object]:
-    from fault_scenarios import Scenario
-    from lives import DocumentLife, SessionLife, sessions_exist
+    from fault_scenarios import Scenario, StreamingAttachment
+    from lives import DocumentLife, SessionLife
 
-    rows = Scenario(document_tokens=600, new_tokens=8, alpha=0.05)
-    streamed = Scenario(document_tokens=1200, new_tokens=8, alpha=0.05, streams_shadow=True)
-    lives: dict[str, object] = {
-        "rows": DocumentLife(rows, "rows"),
-        "streamed shadow": DocumentLife(streamed, "streamed shadow"),
-    }
-    if sessions_exist():
-        lives["session"] = SessionLife(rows, "session")
-    return lives
+    rows = Scenario(document_tokens=600, new_tokens=4, alpha=0.05)
+    # Both questions fill the first segment: the fork's first, then the document's own.
+    streamed = Scenario(1021, new_tokens=3, alpha=0.05, attachment=StreamingAttachment)
+    lives = [
+        DocumentLife(rows, "rows"),
+        DocumentLife(streamed, "streamed shadow"),
+        SessionLife(rows, "session"),
+        SessionLife(streamed, "session with streamed shadow"),
+    ]
+    return {life.name: life for life in lives}
 
 
 @contextmanager
@@ -62,7 +63,7 @@ def _places(drive: Path) -> Iterator[object]:
         yield places
 
 
-def _io(drive: Path, most: int) -> dict[str, object]:
+def _io(drive: Path) -> dict[str, object]:
     from faulty_calls import PlainFileSystem
     from io_faults import run_io_faults, totals
 
@@ -70,19 +71,18 @@ def _io(drive: Path, most: int) -> dict[str, object]:
 
     lives = _lives()
     plan = [
-        (lives["rows"], DriveCalls(), 1, most),
-        (lives["streamed shadow"], DriveCalls(), 1, most // 4),
-        (lives["rows"], PlainFileSystem(), 1, most // 4),
+        (lives["rows"], DriveCalls(), FEW_CALLS),
+        (lives["streamed shadow"], DriveCalls(), 4),
+        (lives["rows"], PlainFileSystem(), 0),
+        (lives["session"], DriveCalls(), 4),
     ]
-    if "session" in lives:
-        plan.append((lives["session"], DriveCalls(), 1, most // 2))
     tallies = []
-    for life, below, per_call, most in plan:
+    for life, below, few in plan:
         name = f"{life.name} on {type(below).__name__}"
         with _places(drive) as places:
-            tallies.append(
-                run_io_faults(life, places, per_call, most, below, _progress(f"faults, {name}"))
-            )
+            tally = run_io_faults(life, places, below, few, on_run=_progress(f"faults, {name}"))
+            tally.life = name
+            tallies.append(tally)
     return {"totals": dict(totals(tallies)), "lives": [vars(tally) for tally in tallies]}
 
 
@@ -90,13 +90,18 @@ def _kills(drive: Path, count: int) -> dict[str, object]:
     from kills import run_kills
 
     lives = _lives()
-    chosen = [lives["session"], lives["rows"]] if "session" in lives else [lives["rows"]]
-    shares = [count - count // 4, count // 4] if len(chosen) == 2 else [count]
+    streamed, rows = count // 4, count // 4
+    shares = {
+        "session": count - streamed - rows,
+        "session with streamed shadow": streamed,
+        "rows": rows,
+    }
     deaths = []
-    for life, kills in zip(chosen, shares, strict=True):
+    for name, kills in shares.items():
+        life = lives[name]
         model = life.scenario.model()
         with _places(drive) as places:
-            progress = _progress(f"kills, {life.name}")
+            progress = _progress(f"kills, {name}")
             deaths.append(run_kills(life, model, places, kills, SEED, progress))
     return {"lives": [vars(death) for death in deaths]}
 
@@ -110,7 +115,8 @@ def _part(name: str, drive: Path, count: int, out: Path) -> None:
 
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    out.write_text(json.dumps({"io": _io, "kills": _kills}[name](drive, count)), encoding="utf-8")
+    found = _io(drive) if name == "io" else _kills(drive, count)
+    out.write_text(json.dumps(found), encoding="utf-8")
 
 
 def summary(io: dict, kills: dict) -> dict[str, object]:
@@ -125,6 +131,9 @@ def summary(io: dict, kills: dict) -> dict[str, object]:
             one["longest_seconds"] for part in (io, kills) for one in part["lives"]
         ),
         "unclear": faults["unclear"],
+        "unreached": faults["unreached"],
+        "used_again": faults["used_again"],
+        "recovered": faults["recovered"],
         "failures": sum(len(one["failures"]) for one in deaths),
         "open_files": faults["open_files"],
         "faults": io,
@@ -140,17 +149,15 @@ def main() -> None:
         "--drive", type=Path, default=Path("build/faults"), help="directory on the drive to use"
     )
     arguments.add_argument("--kills", type=int, default=KILLS, help="how many processes to kill")
-    arguments.add_argument("--faults", type=int, default=FAULTS, help="most faults of one life")
     arguments.add_argument("--part", choices=PARTS, help="one part only, as the other half runs")
     given = arguments.parse_args()
     if given.part:
-        count = {"io": given.faults, "kills": given.kills}[given.part]
-        _part(given.part, given.drive, count, given.out)
+        _part(given.part, given.drive, given.kills, given.out)
         return
     with tempfile.TemporaryDirectory() as folder:
         outs = {name: Path(folder) / name for name in PARTS}
         command = [sys.executable, __file__, "--drive", str(given.drive)]
-        command += ["--kills", str(given.kills), "--faults", str(given.faults)]
+        command += ["--kills", str(given.kills)]
         running = [
             subprocess.Popen([*command, "--part", name, "--out", str(out)])
             for name, out in outs.items()
@@ -164,7 +171,7 @@ def main() -> None:
     given.out.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     figures = {key: value for key, value in report.items() if isinstance(value, int | float)}
     print(json.dumps(figures, indent=2))
-    bad = ("wrong_tokens", "leftovers", "unclear", "failures", "open_files")
+    bad = ("wrong_tokens", "leftovers", "unclear", "unreached", "failures", "open_files")
     sys.exit(1 if any(figures[name] for name in bad) else 0)
 
 

@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
+from going_on import Once, Witness
 from tiny_models import TinyModel
 
 from hillinfer.errors import SetupWarning
@@ -18,16 +19,18 @@ from hillinfer.pools.budget_plan import BudgetPlan, kernel_spec
 from hillinfer.sampling import Sampling
 from hillinfer.settings import Settings
 from hillinfer.storage.drive_calls import DriveCalls
+from hillinfer.storage.shadow_store import shadow_bytes
+from hillinfer.storage.shadow_stream import STREAM_BUFFERS
 
 CHUNK = 128
-QUESTION = [3, 17, 40, 8, 51]
-SECOND_QUESTION = [9, 30, 2]
-
-OnToken = Callable[[int], None]
+QUESTIONS = ([3, 17, 40, 8, 51], [9, 30, 2])
 
 
-def unseen(token_id: int) -> None:
-    """Let a token pass unseen."""
+class StreamingAttachment(Attachment):
+    """Caches that keep no full shadow in DRAM, so that a short context streams it, too."""
+
+    def _made(self, *given: object) -> object:
+        return replace(super()._made(*given), shadow_limit_bytes=0)
 
 
 @dataclass(frozen=True)
@@ -42,15 +45,15 @@ class Scenario:
         Sets the size of a row.
     alpha
         Share selected.
-    streams_shadow
-        Whether the budget is too small for the key shadow.
+    attachment
+        How caches are made: `StreamingAttachment` keeps full shadows on the drive.
     """
 
     document_tokens: int
     new_tokens: int
     head_dim: int = 32
     alpha: float = 0.1
-    streams_shadow: bool = False
+    attachment: type[Attachment] = Attachment
 
     @property
     def document(self) -> list[int]:
@@ -60,7 +63,12 @@ class Scenario:
     @property
     def context_tokens(self) -> int:
         """Longest context of all."""
-        return self.document_tokens + len(QUESTION) + self.new_tokens
+        return self.document_tokens + len(QUESTIONS[0]) + self.new_tokens
+
+    @property
+    def streams(self) -> bool:
+        """Whether full shadows lie on the drive."""
+        return self.attachment is StreamingAttachment
 
     def model(self) -> object:
         """Return the tiny random model."""
@@ -82,13 +90,14 @@ class Scenario:
         config = TinyModel(head_dim=self.head_dim).config()
         shape = ModelShape.from_config(config, TinyModel().dtype)
         plan = BudgetPlan.with_whole_shadow(shape, settings, self.context_tokens, 2)
-        if self.streams_shadow:
-            plan = plan.streamed(kernel_spec(shape, settings), shape.layers, 2)
-        return settings.changed(dram_budget=f"{plan.required_bytes + 32 * 1024}B")
+        # The buffers of streaming are part of the least budget of those that stream.
+        streams = STREAM_BUFFERS * shadow_bytes(kernel_spec(shape, settings))
+        room = 32 * 1024 + (streams if self.streams else 0)
+        return settings.changed(dram_budget=f"{plan.required_bytes + room}B")
 
     def attach(self, model: object, cold_dir: Path, calls: DriveCalls | None = None) -> Attachment:
         """Attach to the model with drives of the caller's."""
-        return Attachment(model, self.settings(cold_dir), calls or DriveCalls())
+        return self.attachment(model, self.settings(cold_dir), calls or DriveCalls())
 
     def cache(self, attachment: Attachment) -> object:
         """Return a cache for the whole scenario."""
@@ -97,44 +106,51 @@ class Scenario:
             return attachment.new_cache(expected_tokens=self.context_tokens, sequences=2)
 
     def run(
-        self, model: object, cold_dir: Path, calls: DriveCalls, on_token: OnToken = unseen
+        self, model: object, cold_dir: Path, calls: DriveCalls, witness: Witness | None = None
     ) -> list[int]:
         """Do all of it and return the tokens of both answers."""
+        seen = witness or Witness()
         with self.attach(model, cold_dir, calls) as attachment:
-            generation = Generation(model, self.cache(attachment), CHUNK)
+            generation = seen.generation(model, self.cache(attachment), CHUNK)
             try:
-                return self.read_and_answer(generation, on_token)
+                tokens = self.read_and_answer(generation, seen)
+                seen.count(generation)
+                return tokens
             finally:
                 generation.close()
 
-    def read_and_answer(self, generation: Generation, on_token: OnToken) -> list[int]:
-        """Read the document and answer both questions, the first one on a fork."""
+    def read_and_answer(self, generation: Generation, witness: Witness) -> list[int]:
+        """Read the document and answer both questions, the first one on a fork.
+
+        Where the fork fails and is used again, the second one is answered in between: what the
+        fork left half done must not be taken for done once another sequence did it.
+        """
         generation.read(self.document)
         fork = generation.fork()
+        own = Once(partial(self.answer, generation, 1, witness))
+        witness.meanwhile(fork, own)
         try:
-            tokens = self.answer(fork, QUESTION, on_token)
+            tokens = self.answer(fork, 0, witness)
         finally:
             fork.close()
-        return tokens + self.answer(generation, SECOND_QUESTION, on_token)
+        return tokens + own()
 
     def answer_again(self, generation: Generation) -> list[int]:
         """Answer both questions on forks of a document that was read, which may be done again."""
         tokens = []
-        for question in (QUESTION, SECOND_QUESTION):
+        for question in range(len(QUESTIONS)):
             fork = generation.fork()
             try:
-                tokens += self.answer(fork, question)
+                tokens += self.answer(fork, question, Witness())
             finally:
                 fork.close()
         return tokens
 
-    def answer(
-        self, generation: Generation, question: list[int], on_token: OnToken = unseen
-    ) -> list[int]:
-        """Read a question and return the answer's tokens."""
-        generation.read(question)
+    def answer(self, generation: Generation, question: int, witness: Witness) -> list[int]:
+        """Read one of the questions and return the answer's tokens."""
+        generation.read(QUESTIONS[question])
         tokens = []
         for token_id in generation.decode(Sampling(), self.new_tokens, frozenset()):
             tokens.append(token_id)
-            on_token(token_id)
+            witness.on_token(question, token_id)
         return tokens

@@ -8,22 +8,27 @@ import faulthandler
 import os
 import random
 import re
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
+from statistics import median_low
 from typing import Any
 
-from fault_scenarios import Scenario, unseen
+from fault_scenarios import Scenario
 from faulty_calls import FAULTS, HARMLESS, Fault, FaultyCalls, Injection
+from going_on import GoingOn, Witness
 from lives import DocumentLife, Life, Places
 
 from hillinfer.errors import HillInferError
 from hillinfer.storage.drive_calls import DriveCalls
 
 HANG_SECONDS = 120
-FEW_CALLS = 40
+CLEAN_RUNS = 5
+# Runs for a fault at a call that not every run makes.
+TRIES = 20
 _TRANSFERS = frozenset({"pwrite", "preadv"})
 _PLACE = re.compile(r"\d+ bytes at \d+ of .")
 # A new cache in the same process, quickly.
@@ -34,6 +39,7 @@ class Outcome(StrEnum):
     """How a run with a fault ended."""
 
     RIGHT = "right"
+    RECOVERED = "recovered"
     REFUSED = "refused"
     WRONG = "wrong"
     UNCLEAR = "unclear"
@@ -47,7 +53,11 @@ class Tally:
     calls: dict[str, int] = field(default_factory=dict)
     possible: int = 0
     runs: int = 0
+    planned: int = 0
     reached: int = 0
+    used_again: int = 0
+    shadow_write_bytes: int = 0
+    shadow_read_bytes: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
     by_fault: dict[str, Counter[str]] = field(default_factory=dict)
     leftovers: int = 0
@@ -56,26 +66,30 @@ class Tally:
     wrong: list[str] = field(default_factory=list)
 
 
-def injections(counts: Counter[str], per_call: int, most: int) -> list[Injection]:
-    """Return faults for every call of every kind, spread evenly where they are more than `most`.
+def injections(counts: Counter[str], few: int, most: int = sys.maxsize) -> list[Injection]:
+    """Return one fault per call, the kinds of fault dealt evenly over the calls of a kind.
 
     Parameters
     ----------
     counts
         Calls of each kind in a run without faults.
-    per_call
-        Faults of one call where a kind has many calls; a kind with few gets every fault.
+    few
+        A kind with no more calls than this gets every fault at each of them.
     most
-        Most runs.
+        Most runs; of more, an even selection.
     """
     every = []
-    # A seed of its own: fixed runs, but no pattern that sampling every so many could hide.
+    # A seed of its own: fixed runs, but no pattern that dealing in turn could hide.
     chance = random.Random(0)
     for kind, count in sorted(counts.items()):
         faults = FAULTS[kind]
-        each = len(faults) if count <= FEW_CALLS else min(per_call, len(faults))
+        deck: list[Fault] = []
         for index in range(count):
-            every += [Injection(kind, index, fault) for fault in chance.sample(faults, each)]
+            if count <= few:
+                every += [Injection(kind, index, fault) for fault in faults]
+                continue
+            deck = deck or chance.sample(faults, len(faults))
+            every.append(Injection(kind, index, deck.pop()))
     if len(every) <= most:
         return every
     return [every[i * len(every) // most] for i in range(most)]
@@ -84,9 +98,9 @@ def injections(counts: Counter[str], per_call: int, most: int) -> list[Injection
 def run_io_faults(
     life: Life,
     places: Places,
-    per_call: int,
-    most: int,
     below: DriveCalls,
+    few: int = 0,
+    most: int = sys.maxsize,
     on_run: Callable[[int, int], None] = lambda done, total: None,
 ) -> Tally:
     """Live a life once per fault and count how each ended.
@@ -95,48 +109,75 @@ def run_io_faults(
     ----------
     life, places
         What runs, and where.
-    per_call, most
-        As in `injections`.
     below
         The file system under the faults.
+    few, most
+        As in `injections`.
     on_run
         Called with the number of runs so far and in all.
     """
     model, again = life.scenario.model(), AGAIN.scenario.model()
-    clean = FaultyCalls(below=below)
-    expected = life.live(model, places, clean, unseen)
-    places.remove_session()
-    expected_again = AGAIN.live(again, places, DriveCalls(), unseen)
-    tally = Tally(life.name, calls=dict(clean.counts))
-    tally.possible = sum(count * len(FAULTS[kind]) for kind, count in clean.counts.items())
-    plan = injections(clean.counts, per_call, most)
+    tally = Tally(life.name)
+    expected, counts = _clean_runs(tally, life, model, places, below)
+    expected_again = AGAIN.live(again, places, DriveCalls(), Witness())
+    tally.calls = dict(counts)
+    tally.possible = sum(count * len(FAULTS[kind]) for kind, count in counts.items())
+    plan = injections(counts, few, most)
+    tally.planned = len(plan)
     for number, injection in enumerate(plan, start=1):
-        open_before = _open_files()
-        calls = FaultyCalls(injection, below=below)
-        # A hang is no outcome: it ends the harness with the place where it hangs.
-        faulthandler.dump_traceback_later(HANG_SECONDS, exit=True)
-        started = time.perf_counter()
-        outcome, said = _outcome(life, model, places, injection, calls, expected)
-        if outcome is Outcome.REFUSED:
-            tokens = AGAIN.live(again, places, DriveCalls(), unseen)
-            if tokens != expected_again:
-                outcome, said = Outcome.WRONG, f"a new cache after it: {tokens}"
-            elif injection.fault in HARMLESS:
-                outcome = Outcome.UNCLEAR
-        faulthandler.cancel_dump_traceback_later()
-        tally.longest_seconds = max(tally.longest_seconds, time.perf_counter() - started)
+        for _ in range(TRIES):
+            open_before = _open_files()
+            calls = FaultyCalls(injection, below=below)
+            # A hang is no outcome: it ends the harness with the place where it hangs.
+            faulthandler.dump_traceback_later(HANG_SECONDS, exit=True)
+            started = time.perf_counter()
+            witness = GoingOn()
+            outcome, said = _outcome(life, model, places, injection, calls, expected, witness)
+            if witness.errors or outcome is Outcome.REFUSED:
+                tokens = AGAIN.live(again, places, DriveCalls(), Witness())
+                if tokens != expected_again:
+                    outcome, said = Outcome.WRONG, f"a new cache after it: {tokens}"
+            faulthandler.cancel_dump_traceback_later()
+            tally.longest_seconds = max(tally.longest_seconds, time.perf_counter() - started)
+            places.remove_session()
+            tally.leftovers += len(places.names())
+            tally.open_files += max(0, _open_files() - open_before)
+            # Whether or not the fault came: a run must never be wrong.
+            if outcome in (Outcome.WRONG, Outcome.UNCLEAR):
+                tally.wrong.append(f"{injection}: {said}")
+            if calls.hits or outcome in (Outcome.WRONG, Outcome.UNCLEAR):
+                break
         tally.runs += 1
         tally.reached += calls.hits > 0
+        tally.used_again += witness.used_again
         tally.outcomes[outcome] += 1
         key = f"{injection.kind} {injection.fault}"
         tally.by_fault.setdefault(key, Counter())[outcome] += 1
-        places.remove_session()
-        tally.leftovers += len(places.names())
-        tally.open_files += max(0, _open_files() - open_before)
-        if outcome in (Outcome.WRONG, Outcome.UNCLEAR):
-            tally.wrong.append(f"{injection}: {said}")
         on_run(number, len(plan))
     return tally
+
+
+def _clean_runs(
+    tally: Tally, life: Life, model: Any, places: Places, below: DriveCalls
+) -> tuple[list[int], Counter[str]]:
+    """Return the right tokens, and the calls of each kind that most runs make.
+
+    When a write in the background ends decides what else fits in DRAM, and so what is read.
+    """
+    runs, witness, expected = [], Witness(), []
+    for _ in range(CLEAN_RUNS):
+        clean, witness = FaultyCalls(below=below), Witness()
+        tokens = life.live(model, places, clean, witness)
+        places.remove_session()
+        assert expected in ([], tokens), "two runs without faults differ"
+        expected = tokens
+        runs.append(clean.counts)
+    tally.shadow_write_bytes, tally.shadow_read_bytes = witness.shadow_bytes
+    # A life that claims to stream and does not would prove nothing.
+    if life.scenario.streams and not all(witness.shadow_bytes):
+        raise AssertionError(f"{life.name} streams no shadow: {witness.shadow_bytes}")
+    kinds = set().union(*runs)
+    return expected, Counter({kind: median_low(run[kind] for run in runs) for kind in kinds})
 
 
 def _outcome(
@@ -146,19 +187,29 @@ def _outcome(
     injection: Injection,
     calls: FaultyCalls,
     expected: list[int],
+    witness: GoingOn,
 ) -> tuple[Outcome, str]:
-    came: list[int] = []
+    outcome, said = Outcome.RIGHT, ""
     try:
-        tokens = life.live(model, places, calls, came.append)
+        tokens = life.live(model, places, calls, witness)
+        if tokens != expected:
+            return Outcome.WRONG, f"{tokens} after {witness.errors}"
+        if witness.errors:
+            outcome, said = Outcome.RECOVERED, str(witness.errors)
     except HillInferError as error:
-        # What came before the error must be right, too.
-        if came != expected[: len(came)]:
-            return Outcome.WRONG, f"{came} before {error}"
-        clear = is_clear(str(error), injection, places)
-        return (Outcome.REFUSED if clear else Outcome.UNCLEAR), str(error)
+        witness.errors.append(error)
+        outcome, said = Outcome.REFUSED, str(error)
     except Exception as error:
         return Outcome.UNCLEAR, repr(error)
-    return (Outcome.RIGHT if tokens == expected else Outcome.WRONG), str(tokens)
+    # What came before, between and after errors must be right, too.
+    each = life.scenario.new_tokens
+    for question, came in witness.came.items():
+        if came != expected[question * each :][: len(came)]:
+            return Outcome.WRONG, f"{came} for question {question}: {witness.errors}"
+    for error in witness.errors:
+        if injection.fault in HARMLESS or not is_clear(str(error), injection, places):
+            return Outcome.UNCLEAR, str(error)
+    return outcome, said
 
 
 def is_clear(message: str, injection: Injection, places: Places) -> bool:
@@ -179,7 +230,8 @@ def _reason(fault: Fault) -> str:
 def totals(tallies: list[Tally]) -> Iterator[tuple[str, int]]:
     """Yield the sums of several scenarios by name."""
     yield "io_faults", sum(tally.runs for tally in tallies)
-    yield "reached", sum(tally.reached for tally in tallies)
+    yield "unreached", sum(tally.planned - tally.reached for tally in tallies)
+    yield "used_again", sum(tally.used_again for tally in tallies)
     for outcome in Outcome:
         yield outcome.value, sum(tally.outcomes[outcome] for tally in tallies)
     yield "leftovers", sum(tally.leftovers for tally in tallies)

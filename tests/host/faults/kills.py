@@ -18,6 +18,7 @@ from typing import Any
 
 from fault_scenarios import CHUNK
 from faulty_calls import FaultyCalls, KillingCalls
+from going_on import Witness
 from lives import Life, Places
 
 from hillinfer.generation import Generation
@@ -137,12 +138,17 @@ def run_kills(
     """
     chance = random.Random(seed)
     # What is loaded at the first use is loaded once, here, and not in every child.
-    life.scenario.run(model, places.cold_dir, DriveCalls())
+    witness = Witness()
+    life.scenario.run(model, places.cold_dir, DriveCalls(), witness)
+    _expect(
+        all(witness.shadow_bytes) or not life.scenario.streams,
+        f"{life.name} streams no shadow: {witness.shadow_bytes}",
+    )
     threads = os.listdir("/proc/self/task")  # noqa: PTH208
     _expect(len(threads) == 1, f"{len(threads)} threads run, and fork copies only one")
     deaths = Deaths(life.name)
     started = time.perf_counter()
-    first = Child(lambda send: life.live(model, places, DriveCalls(), send))
+    first = Child(lambda send: life.live(model, places, DriveCalls(), Witness(send)))
     _expect(first.wait() == 0, first.error or "the run without a kill failed")
     seconds = time.perf_counter() - started
     expected = first.result
@@ -228,7 +234,7 @@ class Neighbour:
 
 
 def _victim(life: Life, model: Any, places: Places, calls: DriveCalls) -> Child:
-    return Child(lambda send: life.live(model, places, calls, send))
+    return Child(lambda send: life.live(model, places, calls, Witness(send)))
 
 
 def _check_victim(
@@ -256,7 +262,7 @@ def _start_again(
     deaths.sessions_found += places.session.exists()
     before = len(places.names())
     started = time.perf_counter()
-    child = Child(lambda send: life.restart(model, places, send))
+    child = Child(lambda send: life.restart(model, places, Witness(send)))
     status = child.wait()
     deaths.longest_seconds = max(deaths.longest_seconds, time.perf_counter() - started)
     if status != 0:
@@ -275,7 +281,7 @@ def _start_again(
 def _count_calls(life: Life, model: Any, places: Places) -> int:
     def count(send: Callable[[int], None]) -> list[int]:
         calls = FaultyCalls()
-        life.live(model, places, calls, send)
+        life.live(model, places, calls, Witness(send))
         return [calls.counts.total()]
 
     child = Child(count)

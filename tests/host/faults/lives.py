@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from fault_scenarios import CHUNK, QUESTION, SECOND_QUESTION, OnToken, Scenario
+from fault_scenarios import CHUNK, Scenario
+from going_on import Witness
 
-from hillinfer.generation import Generation
-from hillinfer.hf.cache import HillInferCache
 from hillinfer.storage.drive_calls import DriveCalls
 from hillinfer.storage.leftovers import sweep
 
@@ -51,16 +51,16 @@ class Life(Protocol):
     """One kind of process.
 
     `live` is what may be killed; `restart` is the next start after it, which must clear leftovers
-    and give the same tokens. Both return all tokens and pass each on as it comes.
+    and give the same tokens. Both return all tokens and show each as it comes.
     """
 
     name: str
     scenario: Scenario
 
-    def live(self, model: Any, places: Places, calls: DriveCalls, on_token: OnToken) -> list[int]:
+    def live(self, model: Any, places: Places, calls: DriveCalls, witness: Witness) -> list[int]:
         """Read, save where there is something to save, and answer."""
 
-    def restart(self, model: Any, places: Places, on_token: OnToken) -> list[int]:
+    def restart(self, model: Any, places: Places, witness: Witness) -> list[int]:
         """Go on from what is there, or begin again."""
 
 
@@ -71,13 +71,13 @@ class DocumentLife:
     scenario: Scenario
     name: str = "document"
 
-    def live(self, model: Any, places: Places, calls: DriveCalls, on_token: OnToken) -> list[int]:
+    def live(self, model: Any, places: Places, calls: DriveCalls, witness: Witness) -> list[int]:
         """Read and answer."""
-        return self.scenario.run(model, places.cold_dir, calls, on_token)
+        return self.scenario.run(model, places.cold_dir, calls, witness)
 
-    def restart(self, model: Any, places: Places, on_token: OnToken) -> list[int]:
+    def restart(self, model: Any, places: Places, witness: Witness) -> list[int]:
         """Do all of it again."""
-        return self.live(model, places, DriveCalls(), on_token)
+        return self.live(model, places, DriveCalls(), witness)
 
 
 @dataclass(frozen=True)
@@ -87,44 +87,42 @@ class SessionLife:
     scenario: Scenario
     name: str = "session"
 
-    def live(self, model: Any, places: Places, calls: DriveCalls, on_token: OnToken) -> list[int]:
+    def live(self, model: Any, places: Places, calls: DriveCalls, witness: Witness) -> list[int]:
         """Read, save, answer, open the session and answer from it."""
         with self.scenario.attach(model, places.cold_dir, calls) as attachment:
-            generation = Generation(model, self.scenario.cache(attachment), CHUNK)
+            generation = witness.generation(model, self.scenario.cache(attachment), CHUNK)
             try:
                 generation.read(self.scenario.document)
-                generation.cache.save_session(places.session)
-                tokens = self.scenario.answer(generation, QUESTION, on_token)
+                witness.attempt(partial(generation.cache.save_session, places.session))
+                tokens = self.scenario.answer(generation, 0, witness)
+                witness.count(generation)
             finally:
                 generation.close()
-            return tokens + self._resumed(model, attachment, places, on_token)
+            return tokens + self._resumed(model, attachment, places, witness)
 
-    def restart(self, model: Any, places: Places, on_token: OnToken) -> list[int]:
+    def restart(self, model: Any, places: Places, witness: Witness) -> list[int]:
         """Answer from the session where there is one; a session that is there must be whole."""
         if not places.session.exists():
-            return self.live(model, places, DriveCalls(), on_token)
+            return self.live(model, places, DriveCalls(), witness)
         # What the command does before it saves beside a session: clear what others left.
         sweep(places.sessions)
         with self.scenario.attach(model, places.cold_dir) as attachment:
-            tokens = self._answered(model, attachment, places, QUESTION, on_token)
-            return tokens + self._resumed(model, attachment, places, on_token)
+            tokens = self._answered(model, attachment, places, 0, witness)
+            return tokens + self._resumed(model, attachment, places, witness)
 
-    def _resumed(self, model: Any, attachment: Any, places: Places, on_token: OnToken) -> list[int]:
-        return self._answered(model, attachment, places, SECOND_QUESTION, on_token)
+    def _resumed(self, model: Any, attachment: Any, places: Places, witness: Witness) -> list[int]:
+        return self._answered(model, attachment, places, 1, witness)
 
     def _answered(
-        self, model: Any, attachment: Any, places: Places, question: list[int], on_token: OnToken
+        self, model: Any, attachment: Any, places: Places, question: int, witness: Witness
     ) -> list[int]:
         cache = attachment.load_session(
             places.session, expected_tokens=self.scenario.context_tokens
         )
-        generation = Generation(model, cache, CHUNK)
+        generation = witness.generation(model, cache, CHUNK)
         try:
-            return self.scenario.answer(generation, question, on_token)
+            tokens = self.scenario.answer(generation, question, witness)
+            witness.count(generation)
+            return tokens
         finally:
             generation.close()
-
-
-def sessions_exist() -> bool:
-    """Say whether caches can be saved as sessions."""
-    return hasattr(HillInferCache, "save_session")
