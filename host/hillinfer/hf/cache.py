@@ -60,7 +60,7 @@ class HillInferCache(Cache):  # type: ignore[misc]
         self._fresh: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
         self._users = users or RuntimeUsers(runtime)
         self._users.join()
-        self._closer = weakref.finalize(self, self._users.leave, self._batch)
+        self._closer = weakref.finalize(self, self._users.drop, self._batch)
 
     # --- what a user calls -----------------------------------------------------------------
 
@@ -137,14 +137,18 @@ class HillInferCache(Cache):  # type: ignore[misc]
     def close(self) -> None:
         """Free the rows; with the last fork the files and threads go too.
 
-        Harmless when done twice; dropping the cache does the same.
+        Harmless when done twice. Dropping the cache does the same, but the rows of one that others
+        share files and threads with are freed when the next of them is used.
         """
-        self._closer()
+        # Whoever detaches it closes: a cache is closed or dropped, once.
+        if self._closer.detach() is not None:
+            self._users.leave(self._batch)
 
     # --- what transformers calls -----------------------------------------------------------
 
     def reset(self) -> None:
         """Forget all tokens; the cache can be used for another prompt."""
+        self._users.free_dropped()
         self._batch.clear()
         self._index_lengths = [0] * len(self._index_lengths)
         self._plan = None
@@ -329,9 +333,13 @@ class HillInferCache(Cache):  # type: ignore[misc]
         return plan
 
     def _recover(self) -> None:
-        """Forget a forward pass that broke off, so that the cache holds whole tokens again."""
+        """Free dropped caches and forget a forward pass that broke off.
+
+        The cache holds whole tokens again afterwards.
+        """
         if not self._closer.alive:
             raise CacheUseError("this cache is closed: make another with new_cache()")
+        self._users.free_dropped()
         if self._plan is None:
             return
         start = self._plan.start

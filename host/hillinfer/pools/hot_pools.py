@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from contextlib import suppress
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,7 +71,10 @@ class HotPools:
     def wait(self) -> None:
         """Wait until all promotions are done, whatever became of them."""
         for under_way in self._under_way:
-            wait(under_way)
+            for exchange in list(under_way):
+                # Not `wait` of the library, which waits for ever for one that `close` cancelled.
+                with suppress(CancelledError):
+                    exchange.exception()
 
     def cover(self, rows: int) -> None:
         """Make room in all tables for row numbers below `rows`."""
@@ -188,8 +192,9 @@ class HotPools:
             pool.forget(group * GROUP_TOKENS, (group + 1) * GROUP_TOKENS)
 
     def close(self) -> None:
-        """Stop the background thread."""
+        """Stop the background thread; nothing is under way afterwards."""
         self._background.shutdown(cancel_futures=True)
+        self._under_way = [[] for _ in self.layers]
 
     def _slots_in_all(self) -> int:
         left = self._accountant.bytes_for_hot_rows - self._tails_bytes
@@ -204,7 +209,9 @@ class HotPools:
     def _wait_for(self, layer: int) -> None:
         under_way, self._under_way[layer] = self._under_way[layer], []
         for exchange in under_way:
-            self._failure = self._failure or exchange.exception()
+            with suppress(CancelledError):
+                failure = exchange.exception()
+                self._failure = self._failure or failure
 
     def _raise_failure(self) -> None:
         failure, self._failure = self._failure, None

@@ -313,6 +313,58 @@ def test_whoever_gives_up_groups_or_memory_is_not_stopped_by_an_error(make_pools
     assert [hot(pools, layer) for layer in range(3)] == [[70]] * 3
 
 
+def test_after_an_error_the_others_are_waited_for_too(make_pools):
+    policy = Gate()
+    _, pools = make_pools(20, policy=policy)
+    policy.failures = 1
+    promote(pools, 0, [1]).exception(20)
+    policy.opened.clear()
+    policy.entered.clear()
+    under_way = promote(pools, 1, [1])
+    assert policy.entered.wait(20)
+    threading.Timer(0.2, policy.opened.set).start()
+    pools.forget_group(0)
+    assert under_way.done()
+    with pytest.raises(ZeroDivisionError):
+        pools.settle(0)
+
+
+def test_nothing_is_waited_for_after_close(make_pools):
+    policy = Gate()
+    _, pools = make_pools(20, policy=policy)
+    policy.opened.clear()
+    under_way = [promote(pools, layer, range(5)) for layer in range(SHAPE.layers)]
+    assert policy.entered.wait(20)
+    threading.Timer(0.2, policy.opened.set).start()
+    pools.close()
+    assert [exchange.cancelled() for exchange in under_way] == [False, True, True]
+    waiting = threading.Thread(target=pools.wait, daemon=True)
+    waiting.start()
+    waiting.join(5)
+    assert not waiting.is_alive()
+    pools.settle_all()
+    pools.forget_group(0)
+
+
+def test_whoever_waits_while_it_is_closed_is_let_go(make_pools):
+    policy = Gate()
+    _, pools = make_pools(20, policy=policy)
+    policy.opened.clear()
+    for layer in range(SHAPE.layers):
+        promote(pools, layer, range(5))
+    assert policy.entered.wait(20)
+    waiting = [
+        threading.Thread(target=wait, daemon=True) for wait in (pools.wait, pools.settle_all)
+    ]
+    for thread in waiting:
+        thread.start()
+    threading.Timer(0.2, policy.opened.set).start()
+    pools.close()
+    for thread in waiting:
+        thread.join(5)
+        assert not thread.is_alive()
+
+
 def test_a_policy_that_raises_while_memory_is_taken_leaves_the_sum_as_it_was(make_pools):
     policy = Gate()
     accountant, pools = make_pools(20, policy=policy)

@@ -1,0 +1,290 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A cache that nobody closed is collected in whatever thread the collector runs in."""
+
+import gc
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from generation_runs import SETTINGS
+from test_cache_operations import feed, feed_singly, open_cold_files
+from tiny_models import TinyModel, prompts
+
+from hillinfer.hf.attach import Attachment
+from hillinfer.hf.runtime_users import RUNTIME_THREADS
+from hillinfer.policies.pool_policy import PoolPolicy
+from hillinfer.settings import Settings
+from hillinfer.storage.drive_calls import DriveCalls
+
+TINY = TinyModel()
+IDS, _ = prompts([150])
+
+
+class Collector(DriveCalls):
+    """Runs the garbage collector in one of the runtime's threads, once it is let."""
+
+    def __init__(self):
+        self.thread = "none"
+        self.entered = threading.Event()
+        self.dropped = threading.Event()
+        self.collected = threading.Event()
+        self.after = lambda: None
+
+    def collect(self):
+        if threading.current_thread().name.startswith(self.thread):
+            self.thread = "none"
+            self.entered.set()
+            assert self.dropped.wait(20)
+            gc.collect()
+            self.after()
+            self.collected.set()
+
+    def pwrite(self, descriptor, data, offset):
+        self.collect()
+        return super().pwrite(descriptor, data, offset)
+
+    def preadv(self, descriptor, into, offset):
+        self.collect()
+        return super().preadv(descriptor, into, offset)
+
+
+class CollectingPolicy(PoolPolicy):
+    """Lets a collector collect while rows are ranked."""
+
+    def __init__(self, collector):
+        self.collector = collector
+
+    def worth(self, rows):
+        self.collector.collect()
+        return super().worth(rows)
+
+
+@pytest.fixture
+def calls():
+    gc.collect()
+    gc.disable()
+    yield Collector()
+    gc.enable()
+
+
+def attached(model, cold_dir, calls, **changes):
+    settings = Settings().changed(cold_dir=cold_dir, **(SETTINGS | changes))
+    return Attachment(model, settings, calls)
+
+
+def make_cold(runtime):
+    runtime._pools.settle_all()
+    for pool in runtime._pools.layers:
+        pool.forget(0, 128)
+
+
+def in_the_pool_thread(model, cache, calls):
+    make_cold(cache._runtime)
+    cache._runtime._pools.layers[-1]._policy = CollectingPolicy(calls)
+    calls.thread = "hillinfer-pool"
+    feed_singly(model, cache, IDS[:, :1])
+
+
+def in_the_gather_thread(model, cache, calls):
+    make_cold(cache._runtime)
+    calls.thread = "hillinfer-gather"
+    # Left in the middle, as by an error, with its second block still being gathered.
+    sequence = cache._batch.only_sequence()
+    stream = cache._runtime._reader.stream(0, sequence, torch.arange(100).numpy())
+    next(stream)
+    return stream
+
+
+def in_the_writing_thread(model, cache, calls):
+    calls.thread = "hillinfer-write"
+    feed(model, cache, IDS[:, :64])
+
+
+WHERE = [in_the_pool_thread, in_the_gather_thread, in_the_writing_thread]
+
+
+def runtime_threads():
+    return {one for one in threading.enumerate() if one.name.startswith(RUNTIME_THREADS)}
+
+
+@pytest.mark.parametrize("forks", [0, 1])
+@pytest.mark.parametrize("where", WHERE)
+def test_the_last_cache_is_collected_in_a_thread_of_its_own(where, forks, cold_dir, calls):
+    model = TINY.build()
+    before = runtime_threads()
+    with attached(model, cold_dir, calls) as hill:
+        cache = hill.new_cache()
+        feed(model, cache, IDS)
+        left = where(model, cache, calls)
+        assert calls.entered.wait(20)
+        cache.cycle = [cache, *(cache.fork() for _ in range(forks))]
+        del cache
+        calls.dropped.set()
+        assert calls.collected.wait(5), "the thread waits for itself"
+        deadline = time.monotonic() + 5
+        while open_cold_files(cold_dir) or runtime_threads() - before:
+            assert time.monotonic() < deadline, runtime_threads()
+            time.sleep(0.01)
+    del left
+
+
+def test_all_threads_of_a_runtime_are_known_by_their_names(cold_dir, calls):
+    model = TINY.build()
+    before = set(threading.enumerate())
+    with attached(model, cold_dir, calls, alpha=0.5) as hill:
+        cache = hill.new_cache()
+        feed(model, cache, IDS)
+        make_cold(cache._runtime)
+        feed_singly(model, cache, IDS[:, :2])
+        shadows = cache._runtime._shadow_store
+        slot, shadow = shadows.take(), shadows.buffer()
+        shadows.write(slot, shadow).result()
+        shadows.read(slot, shadow).result()
+        # A tiny model's rows are read at once, in the calling thread.
+        cache._runtime._store._readers.submit(int).result()
+        new = set(threading.enumerate()) - before
+        kinds = {one.name.rpartition("_")[0].removeprefix(RUNTIME_THREADS) for one in new}
+        assert kinds == {"pool", "gather", "read", "write", "shadow-read", "shadow-write"}
+        cache.close()
+    assert set(threading.enumerate()) <= before
+
+
+@pytest.mark.parametrize("where", ["hillinfer-gather", "hillinfer-pool"])
+def test_a_dropped_fork_is_freed_by_the_thread_that_uses_its_sibling(where, cold_dir, calls):
+    model = TINY.build()
+    way, _ = prompts([70], seed=5)
+
+    def held(runtime):
+        """Return the bytes of everything but hot rows, whose number depends on what was read."""
+        parts = runtime._accountant.held()
+        return {**parts, "hot": runtime._pools._tails_bytes}
+
+    def read():
+        cache = hill.new_cache()
+        feed(model, cache, IDS)
+        return cache
+
+    def go_on(cache):
+        """Yield the logits of the first step, which reads from the drive, and of the others."""
+        make_cold(cache._runtime)
+        yield feed_singly(model, cache, way[:, :1])
+        yield feed_singly(model, cache, way[:, 1:])
+
+    with attached(model, cold_dir, calls, alpha=0.5) as hill:
+        undisturbed, cache = read(), read()
+        expected = list(go_on(undisturbed))
+        without_fork = held(undisturbed._runtime)
+        undisturbed.close()
+        runtime = cache._runtime
+
+        def in_use():
+            return runtime._groups.groups_in_use, len(runtime._rows.sequences)
+
+        fork = cache.fork()
+        feed(model, fork, way)
+        assert held(runtime) != without_fork
+        seen = []
+        calls.after = lambda: seen.append(in_use())
+        for pool in runtime._pools.layers:
+            pool._policy = CollectingPolicy(calls)
+        steps = go_on(cache)
+        # What is dropped in the middle of a forward pass is collected there.
+        fork.itself = fork
+        fork_of = [fork]
+        del fork
+
+        def drop(*ignored):
+            fork_of.clear()
+            calls.dropped.set()
+            calls.thread = where
+
+        hook = model.model.layers[0].self_attn.q_proj.register_forward_hook(drop)
+        found = [next(steps)]
+        hook.remove()
+        assert calls.collected.wait(5), "the thread waits for itself"
+        calls.thread = "none"
+        assert seen == [(3, 2)], "only the thread that uses the sibling frees"
+        found.append(next(steps))
+        assert in_use() == (3, 1), "two of the document's groups, one of this way"
+        assert held(runtime) == without_fork
+        cache.close()
+    assert all(map(torch.equal, found, expected))
+    assert not torch.equal(found[1].flip(0), expected[1])
+    assert open_cold_files(cold_dir) == []
+
+
+def use_by_forward(model, cache):
+    feed(model, cache, IDS[:, :1])
+
+
+def use_by_fork(model, cache):
+    cache.fork().close()
+
+
+def use_by_close(model, cache):
+    # The third goes on.
+    cache.cousin = cache.fork()
+    cache.close()
+
+
+@pytest.mark.parametrize(
+    "use", [use_by_forward, use_by_fork, use_by_close, lambda model, cache: cache.reset()]
+)
+def test_the_next_use_frees_what_was_dropped(use, cold_dir, calls):
+    model = TINY.build()
+    with attached(model, cold_dir, calls) as hill:
+        cache = hill.new_cache()
+        feed(model, cache, IDS)
+        runtime = cache._runtime
+        fork = cache.fork()
+        own = fork._batch.only_sequence()
+        feed(model, fork, IDS)
+        assert runtime._groups.groups_in_use == 4
+        del fork
+        assert own in runtime._rows.sequences
+        use(model, cache)
+        assert own not in runtime._rows.sequences
+        assert runtime._groups.groups_in_use <= 2
+        cache.close()
+
+
+def test_a_program_may_end_while_a_runtimes_thread_collects_its_last_cache(cold_dir, tmp_path):
+    timeline = tmp_path / "timeline.csv"
+    program = Path(__file__).with_name("dropped_at_exit.py")
+    done = subprocess.run(
+        [sys.executable, program, cold_dir, timeline],
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "collected True\n", "")
+    # What was observed reaches the file when the runtime is closed.
+    assert len(timeline.read_text().splitlines()) == 1 + TINY.layers
+
+
+def test_statistics_after_close(cold_dir, calls):
+    model = TINY.build()
+    with attached(model, cold_dir, calls) as hill:
+        cache = hill.new_cache()
+        feed(model, cache, IDS)
+        runtime = cache._runtime
+        runtime._pools.settle_all()
+        # Nothing is promoted in the first layer, which the second would wait for.
+        runtime._pools.layers[1].forget(0, 128)
+        runtime._pools._background.submit(calls.dropped.wait, 20)
+        feed_singly(model, cache, IDS[:, :1])
+        (under_way,) = runtime._pools._under_way[1]
+        threading.Timer(0.2, calls.dropped.set).start()
+        runtime.close()
+        assert under_way.cancelled()
+        found = []
+        asking = threading.Thread(target=lambda: found.append(cache.statistics()), daemon=True)
+        asking.start()
+        asking.join(5)
+        assert found, "it waits for what nobody will do"
+        cache.close()
