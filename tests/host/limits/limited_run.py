@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A child process: generate over a long random prompt, and print tokens and peak memory as JSON.
+"""A child process: generate over a long random prompt, and print tokens and own peak memory as JSON.
 
 Its argument is `hillinfer` or `ordinary`.
 """
@@ -51,8 +51,16 @@ def main(kind, cold_dir):
         ) as attached:
             cache = attached.new_cache(expected_tokens=PROMPT + NEW)
             out = model.generate(ids, past_key_values=cache, pad_token_id=0, **options)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    print(json.dumps({"tokens": out[0, PROMPT:].tolist(), "peak_rss_bytes": peak}))
+    print(json.dumps({"tokens": out[0, PROMPT:].tolist(), "peak_bytes": own_peak_bytes()}))
+
+
+def own_peak_bytes():
+    """Return peak memory without pages of files, which the kernel takes back and may not charge."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("RssFile:"):
+            return (peak - int(line.split()[1])) * 1024
+    raise OSError("/proc/self/status tells no RssFile")
 
 
 if __name__ == "__main__":
