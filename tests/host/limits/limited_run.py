@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A child process: generate over a long random prompt, and print tokens and own peak memory as JSON.
+"""A child process: generate over a long random prompt; prints tokens and peak memory as JSON.
 
 Its argument is `hillinfer` or `ordinary`.
 """
