@@ -47,8 +47,8 @@ class KernelFigures:
         One launch of 1,024 tokens, ideal memory.
     launch, realistic
         One launch of the tokens asked for, with ideal and with realistic memory.
-    rows
-        The same with ideal memory and keys read from rows K‖V; key mode fp16 only.
+    rows, rows_realistic
+        The same two with keys read from rows K‖V; key mode fp16 only.
     shadow_bytes_per_token
         Bytes per token and layer that stay on the card: shadow, or key-only plane.
     p2p_bytes_per_token
@@ -66,6 +66,7 @@ class KernelFigures:
     launch: CycleCount
     realistic: CycleCount
     rows: CycleCount | None
+    rows_realistic: CycleCount | None
     shadow_bytes_per_token: int
     p2p_bytes_per_token: tuple[int, int]
     card_tokens: int
@@ -98,6 +99,7 @@ def kernel_figures(spec: KernelSpec, scope: Scope, layers: int, tokens: int) -> 
     exponents = key_beats(segment, spec) / segment - codes
     plane = key_beats(segment, spec) * BEAT_BYTES // segment
     row = key_value_row_beats(spec) if fp16 else 0
+    by_rows = launch_segments(tokens, spec, row)
     return KernelFigures(
         key_codes_per_beat=halves * tile * SLICE_CHANNELS,
         heads_per_code=spec.scored_heads // spec.kv_heads,
@@ -106,7 +108,8 @@ def kernel_figures(spec: KernelSpec, scope: Scope, layers: int, tokens: int) -> 
         thousand=score_cycles(spec, scope, launch_segments(1024, spec), IDEAL),
         launch=score_cycles(spec, scope, launch_segments(tokens, spec), IDEAL),
         realistic=score_cycles(spec, scope, launch_segments(tokens, spec), REALISTIC),
-        rows=score_cycles(spec, scope, launch_segments(tokens, spec, row), IDEAL) if fp16 else None,
+        rows=score_cycles(spec, scope, by_rows, IDEAL) if fp16 else None,
+        rows_realistic=score_cycles(spec, scope, by_rows, REALISTIC) if fp16 else None,
         shadow_bytes_per_token=plane,
         p2p_bytes_per_token=(plane, row * BEAT_BYTES),
         card_tokens=card_tokens(spec, scope, layers),
