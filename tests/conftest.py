@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 # Tables of cases lie beside the rooms that use them and are imported by name.
-sys.path.insert(0, str(Path(__file__).parent / "host"))
+for room in ("host", "sw_model"):
+    sys.path.insert(0, str(Path(__file__).parent / room))
 
 
 @pytest.fixture(scope="session", autouse=True)
