@@ -46,7 +46,8 @@ class Entry:
 
     `shapes` are those whose pairwise selection `make test` runs, as building one costs some
     executions much; `spec_of` makes the spec of a shape, key mode and rule. `tokens` are those of
-    a case's larger segments. `reference` makes what the execution must equal.
+    a case's larger segments. `reference` makes what the execution must equal. `presets` are those
+    that whole sequences of keys are scored with.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Entry:
     spec_of: Callable = preset_spec
     tokens: Callable = usual_tokens
     reference: Callable[[], object] = GoldenExecution
+    presets: tuple[str, ...] = ("smollm2-135m", "gemma-2b")
 
 
 EXECUTIONS = [
