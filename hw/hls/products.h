@@ -68,6 +68,8 @@ struct SliceProducts<ProductStyle::dsp, 1> {
 #pragma HLS INLINE
         for (int r = 0; r < GROUP_HEADS; r += 2) {
 #pragma HLS UNROLL
+            // In range even where there is no partner.
+            const int partner = smaller(r + 1, GROUP_HEADS - 1);
             SliceSum first = 0;
             SliceSum second = 0;
             for (int half = 0; half < SLICE_CHANNELS; half += 8) {
@@ -79,14 +81,14 @@ struct SliceProducts<ProductStyle::dsp, 1> {
 #pragma HLS UNROLL
                     low[j] = query.code[r][half + j];
                     // The constant 0 of a missing partner folds the packing away.
-                    high[j] = r + 1 < GROUP_HEADS ? query.code[smaller(r + 1, GROUP_HEADS - 1)][half + j]
+                    high[j] = r + 1 < GROUP_HEADS ? query.code[partner][half + j]
                                                   : QueryCode(0);
                     key[j] = keys[0][half + j];
                 }
                 packed_products(low, high, key, first, second);
             }
             sums[0][r] = first;
-            if (r + 1 < GROUP_HEADS) sums[0][smaller(r + 1, GROUP_HEADS - 1)] = second;
+            if (r + 1 < GROUP_HEADS) sums[0][partner] = second;
         }
     }
 };

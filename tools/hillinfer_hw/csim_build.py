@@ -3,23 +3,20 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
-import shutil
 import subprocess
-import tempfile
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 
 from hillinfer_model.kernel_spec import KernelSpec
 
+from hillinfer_hw.build_cache import cached
 from hillinfer_hw.render import HARDWARE, render
 from hillinfer_hw.toolchain import find_ap_types, find_compiler
 
 HLS = HARDWARE / "hls"
 THREADS = HARDWARE / "testbench" / "threads"
-BUILD = HARDWARE.parent / "build" / "csim"
 _FLAGS = (
     *("-std=c++14", "-O2", "-fPIC", "-shared", "-Wl,-Bsymbolic", "-fno-gnu-unique"),
     *("-Wall", "-Wextra", "-Wno-unknown-pragmas", "-Wno-unused-label"),
@@ -110,34 +107,22 @@ def compile_sources(main: str, sources: Mapping[str, str], include: list[str]) -
         Where the compiler refuses the source.
     """
     compiler, ap_types = find_compiler(), find_ap_types()
-    target = BUILD / _content_hash(sources, include) / f"{Path(main).stem}.so"
-    if target.is_file():
-        return target
-    BUILD.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=BUILD) as folder:
-        for name, text in sources.items():
-            (Path(folder) / name).write_text(text, encoding="utf-8")
-        library = Path(folder) / target.name
+    name = f"{Path(main).stem}.so"
+
+    def make(folder: Path) -> None:
+        for file, text in sources.items():
+            (folder / file).write_text(text, encoding="utf-8")
         command = [compiler, *_FLAGS, *include, f"-I{folder}", f"-I{HLS}", "-isystem"]
-        command += [str(ap_types), str(Path(folder) / main), "-o", str(library)]
+        command += [str(ap_types), str(folder / main), "-o", str(folder / name)]
         outcome = subprocess.run(command, capture_output=True, text=True, check=False)
         if outcome.returncode:
             raise CsimBuildError(outcome.stderr)
-        # Others may build the same at the same time; a rename shows whole files only.
-        target.parent.mkdir(exist_ok=True)
-        for name in (*sources, target.name):
-            shutil.move(Path(folder) / name, target.parent / name)
-    return target
 
-
-def _content_hash(sources: Mapping[str, str], include: list[str]) -> str:
-    digest = hashlib.sha256()
     headers = sorted(HLS.glob("*.h")) + sorted(THREADS.glob("*.h"))
-    for text in (*_FLAGS, *include, *(header.read_text(encoding="utf-8") for header in headers)):
-        digest.update(text.encode() + b"\0")
-    for name in sorted(sources):
-        digest.update(f"{name}\0{sources[name]}\0".encode())
-    return digest.hexdigest()[:20]
+    parts = [part.encode() for item in sorted(sources.items()) for part in item]
+    parts += [flag.encode() for flag in (*_FLAGS, *include)]
+    parts += [header.read_bytes() for header in headers]
+    return cached("csim", parts, make) / name
 
 
 def _depth_table(depths: Mapping[str, int]) -> str:
