@@ -24,7 +24,7 @@ from hillinfer_model.layout import read_codes, shadow_beats, write_codes
 from hillinfer_model.query_block import QueryBlock
 from hillinfer_model.query_codes import QueryCodes
 from hillinfer_model.score_launch import SCOPE_NUMBERS, ScoreLaunch
-from hillinfer_model.score_tuples import make_tuples, pack_score_array
+from hillinfer_model.score_tuples import WINDOW_TOKENS, make_tuples, pack_score_array
 from hillinfer_model.scores import aligned_products, offset_count, score_codes
 from hillinfer_model.shadow_launch import ShadowLaunch
 from hillinfer_model.statistics_block import unpack_statistics
@@ -132,7 +132,9 @@ def _score_segment(
     # The offsets are in the addends already.
     none = np.zeros(offset_count(shape, scope), dtype=np.int64)
     codes = score_codes(aligned, none, keys.invalid, shape, scope)
-    for kv_head, tuples in enumerate(make_tuples(codes, descriptor.base_position)):
+    # Positions are unsigned 64 bit; tuples hold their low bits.
+    first_position = descriptor.base_position % WINDOW_TOKENS
+    for kv_head, tuples in enumerate(make_tuples(codes, first_position)):
         array = pack_score_array(tuples)
         start = descriptor.score + kv_head * descriptor.score_stride
         _part(scores, start, array.shape[0], "scores")[:] = array

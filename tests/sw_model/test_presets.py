@@ -30,9 +30,7 @@ def test_presets_have_the_models_shapes():
 @pytest.mark.parametrize("rule", list(Rule))
 def test_a_preset_becomes_a_spec(mode, rule):
     style = {"fp16": "dsp", "int8": "dsp", "int4": "lut", "int2": "lut"}[mode.value]
-    expected = KernelSpec(
-        128, 8, 4, key_mode=mode, rule=rule, product_style=ProductStyle(style)
-    )
+    expected = KernelSpec(128, 8, 4, key_mode=mode, rule=rule, product_style=ProductStyle(style))
     assert preset_spec("llama-3.1-8b", mode, rule) == expected
     assert preset_spec("opt-6.7b", mode, rule) != expected
 
