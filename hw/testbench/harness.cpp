@@ -255,7 +255,7 @@ void Session::run(const Launch& launch, Outcome& outcome) {
     now_ = launch.memory.refresh_period;
     control_write(0x00, 1, memory, outcome);
     uint64_t start = written_at_;
-    while (!kernel_.interrupt && now_ - start < launch.max_cycles) {
+    while (!kernel_.__SYM__interrupt && now_ - start < launch.max_cycles) {
         if (launch.reset_at && now_ - start >= launch.reset_at) {
             reset();
             outcome.ended = 2;
@@ -264,7 +264,7 @@ void Session::run(const Launch& launch, Outcome& outcome) {
         cycle(memory, outcome);
     }
     outcome.cycles = now_ - start;
-    if (!kernel_.interrupt) {
+    if (!kernel_.__SYM__interrupt) {
         reset();
         return;
     }
@@ -273,7 +273,7 @@ void Session::run(const Launch& launch, Outcome& outcome) {
     uint32_t status = control_read(0x00, memory, outcome);
     if (!(status & 2) || !(status & 0x200)) outcome.violations |= CONTROL;  // ap_done, interrupt
     control_write(0x0c, 1, memory, outcome);
-    if (kernel_.interrupt) outcome.violations |= CONTROL;
+    if (kernel_.__SYM__interrupt) outcome.violations |= CONTROL;
     control_write(0x00, 0x10, memory, outcome);
     cycle(memory, outcome);
     status = control_read(0x00, memory, outcome);
