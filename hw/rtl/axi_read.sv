@@ -48,14 +48,12 @@ module axi_read #(
     logic [BEAT-1:0] next_beat;
     logic [31:0] next_beats, next_stride;
     logic [16:0] next_rows;
-    logic unused_empty;
-    fifo #(.WIDTH(COMMAND), .DEPTH(COMMANDS)) commands (
+    queue #(.WIDTH(COMMAND), .DEPTH(COMMANDS)) commands (
         .clk(clk), .rst(rst),
         .in_valid(command_valid), .in_ready(command_ready),
         .in_data({command_beat, command_beats, command_rows, command_stride}),
         .out_valid(next_valid), .out_ready(next_ready),
-        .out_data({next_beat, next_beats, next_rows, next_stride}),
-        .empty(unused_empty));
+        .out_data({next_beat, next_beats, next_rows, next_stride}));
 
     // Bursts.
     logic active;
@@ -119,12 +117,11 @@ module axi_read #(
     end
 
     // Data. The reservation keeps the FIFO from being full when a beat comes.
-    logic unused_ready, unused_data_empty;
+    logic unused_ready;
     assign rready = 1'b1;
     fifo #(.WIDTH(DATA + 1), .DEPTH(DEPTH)) data (
         .clk(clk), .rst(rst),
         .in_valid(rvalid && !stop), .in_ready(unused_ready),
         .in_data({rresp != 2'b00, rdata}),
-        .out_valid(out_valid), .out_ready(out_ready), .out_data({out_error, out_data}),
-        .empty(unused_data_empty));
+        .out_valid(out_valid), .out_ready(out_ready), .out_data({out_error, out_data}));
 endmodule

@@ -87,18 +87,16 @@ module axi_write #(
     logic [BEAT-1:0] burst_start;
     logic [STEP-1:0] burst_length;
     logic [TAG-1:0] burst_tag;
-    logic unused_closed, unused_words, unused_tags, unused_ready, unused_valid;
-    fifo #(.WIDTH(BURST_BITS), .DEPTH(CLOSED)) closed (
+    logic unused_ready, unused_valid;
+    queue #(.WIDTH(BURST_BITS), .DEPTH(CLOSED)) closed (
         .clk(clk), .rst(rst),
         .in_valid(push), .in_ready(closed_ready), .in_data({start, length, marked, tag}),
         .out_valid(burst_valid), .out_ready(burst_ready),
-        .out_data({burst_start, burst_length, burst_marked, burst_tag}),
-        .empty(unused_closed));
+        .out_data({burst_start, burst_length, burst_marked, burst_tag}));
     fifo #(.WIDTH(DATA), .DEPTH(DEPTH)) words (
         .clk(clk), .rst(rst),
         .in_valid(take), .in_ready(data_ready), .in_data(in_data),
-        .out_valid(word_valid), .out_ready(word_ready), .out_data(wdata),
-        .empty(unused_words));
+        .out_valid(word_valid), .out_ready(word_ready), .out_data(wdata));
 
     // Bursts on the bus.
     logic sending;
@@ -146,10 +144,9 @@ module axi_write #(
         end
     end
 
-    fifo #(.WIDTH(1 + TAG), .DEPTH(OUTSTANDING)) tags (
+    queue #(.WIDTH(1 + TAG), .DEPTH(OUTSTANDING)) tags (
         .clk(clk), .rst(rst),
         .in_valid(burst_valid && burst_ready), .in_ready(unused_ready),
         .in_data({burst_marked, burst_tag}),
-        .out_valid(unused_valid), .out_ready(done_valid), .out_data({done_marked, done_tag}),
-        .empty(unused_tags));
+        .out_valid(unused_valid), .out_ready(done_valid), .out_data({done_marked, done_tag}));
 endmodule

@@ -189,12 +189,14 @@ module fetch #(
             CHECK: state <= RECORD;
             RECORD: if (record_ready) begin
                 if (error != NO_ERROR) state <= IDLE;
-                else state <= (tokens == 0) ? ASK_NEXT : KEYS;
+                else if (tokens == 0) state <= ASK_NEXT;
+                // Before the keys: they wait for the query anyway.
+                else state <= (STATISTICS_BEATS != 0) ? ASK_STATISTICS : ASK_QUERY;
             end
+            ASK_STATISTICS: if (read_ready) state <= (QUERY_BEATS != 0) ? ASK_QUERY : KEYS;
+            ASK_QUERY: if (read_ready) state <= KEYS;
             KEYS: if (key_ready) state <= SEGMENT;
-            SEGMENT: if (seg_ready) state <= (STATISTICS_BEATS != 0) ? ASK_STATISTICS : ASK_QUERY;
-            ASK_STATISTICS: if (read_ready) state <= (QUERY_BEATS != 0) ? ASK_QUERY : ASK_NEXT;
-            ASK_QUERY: if (read_ready) state <= ASK_NEXT;
+            SEGMENT: if (seg_ready) state <= ASK_NEXT;
             ASK_NEXT: if (read_ready || last) begin
                 loaded <= 16'd0;
                 state <= LOAD;

@@ -12,8 +12,7 @@ module fifo #(
     input  logic [WIDTH-1:0] in_data,
     output logic             out_valid,
     input  logic             out_ready,
-    output logic [WIDTH-1:0] out_data,
-    output logic             empty
+    output logic [WIDTH-1:0] out_data
 );
     localparam int BITS = $clog2(DEPTH);
     localparam logic [BITS:0] FULL = DEPTH;
@@ -25,7 +24,6 @@ module fifo #(
     assign held = written - taken;
     assign in_ready = held != FULL;
     assign take = (held != 0) && (!out_valid || out_ready);
-    assign empty = (held == 0) && !out_valid;
 
     always_ff @(posedge clk) begin
         if (in_valid && in_ready) memory[written[BITS-1:0]] <= in_data;

@@ -31,7 +31,7 @@ module key_reader #(
     output logic         fault,
     output logic [31:0]  fault_index
 );
-    logic read_ready, owner_ready, beat_valid, beat_error, owner_valid, owner_last, unused_empty;
+    logic read_ready, owner_ready, beat_valid, beat_error, owner_valid, owner_last;
     logic [31:0] owner_index, owner_total, passed;
 
     assign command_ready = read_ready && owner_ready;
@@ -46,12 +46,12 @@ module key_reader #(
         .out_data(key_data), .out_error(beat_error));
 
     // Whose beats leave the FIFO. Twice as deep as the commands: those have left before.
-    fifo #(.WIDTH(64), .DEPTH(8)) owners (
+    queue #(.WIDTH(64), .DEPTH(8)) owners (
         .clk(clk), .rst(rst),
         .in_valid(command_valid && read_ready), .in_ready(owner_ready),
         .in_data({command_index, command_total}),
         .out_valid(owner_valid), .out_ready(key_valid && key_ready && owner_last),
-        .out_data({owner_index, owner_total}), .empty(unused_empty));
+        .out_data({owner_index, owner_total}));
 
     assign key_valid = beat_valid && owner_valid && !beat_error && !fault;
     assign owner_last = passed + 32'd1 == owner_total;

@@ -110,17 +110,16 @@ module writer #(
     end
 
     // Status beats that are due. The front starts no block whose status would not fit.
-    logic due, due_empty, due_ready, unused_ready;
+    logic due, due_ready, unused_ready;
     logic [31:0] due_index;
     logic [COUNT-1:0] due_count;
     logic [$clog2(BLOCKS):0] blocks;
-    fifo #(.WIDTH(32 + COUNT), .DEPTH(BLOCKS)) statuses (
+    queue #(.WIDTH(32 + COUNT), .DEPTH(BLOCKS)) statuses (
         .clk(clk), .rst(rst),
         .in_valid(done_valid && done_marked && !done_status && !done_error && !failed
             && !status_failed),
         .in_ready(unused_ready), .in_data({done_index, done_count}),
-        .out_valid(due), .out_ready(due_ready), .out_data({due_index, due_count}),
-        .empty(due_empty));
+        .out_valid(due), .out_ready(due_ready), .out_data({due_index, due_count}));
 
     // The core's beats.
     logic unit_ends, block_ends, fault, gate;
@@ -218,7 +217,7 @@ module writer #(
                 QUIET: begin
                     if (status_failed) begin
                         if (!busy) state <= END;
-                    end else if (!busy && due_empty) begin
+                    end else if (!busy && !due) begin
                         state <= (ends && !failed && error == 0) ? END : LAST_STATUS;
                         count <= (complete_index == (failed ? failed_index : index))
                             ? complete_count : 17'd0;
