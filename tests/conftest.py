@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """What every room's tests share."""
 
+import os
 import sys
 from pathlib import Path
 
 import pytest
 
 # Tables of cases lie beside the rooms that use them and are imported by name.
-sys.path.insert(0, str(Path(__file__).parent / "host"))
+for room in ("host", "host/quality", "sw_model", "hw"):
+    sys.path.insert(0, str(Path(__file__).parent / room))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -24,3 +26,17 @@ def _one_thread():
 def cold_dir(tmp_path_factory):
     """A directory for cold pools, on whatever drive holds pytest's temporary directory."""
     return tmp_path_factory.mktemp("cold")
+
+
+@pytest.fixture(scope="session")
+def smollm2_folder():
+    """The real model, fetched by the product itself; skipped only where that is impossible."""
+    from hillinfer.models.errors import FetchError
+    from hillinfer.models.registry_model import DEFAULT_MODEL, registry_model
+
+    try:
+        return registry_model(DEFAULT_MODEL).fetch(print)
+    except FetchError as error:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(f"no {DEFAULT_MODEL}: run `hillinfer fetch` with a network ({error})")

@@ -17,6 +17,12 @@ def beat_count(nbytes: int) -> int:
     return -(-nbytes // BEAT_BYTES)
 
 
+def check_beats(block: Beats, name: str) -> None:
+    """Raise ValueError where a buffer is not uint8 of shape (beats, 64)."""
+    if block.dtype != np.uint8 or block.ndim != 2 or block.shape[1] != BEAT_BYTES:
+        raise ValueError(f"{name} of {block.dtype} {block.shape}, not uint8 (beats, 64)")
+
+
 def to_beats(content: bytes) -> Beats:
     """Return bytes padded with zeros to whole beats, uint8 of shape (beats, 64)."""
     block = np.zeros((beat_count(len(content)), BEAT_BYTES), dtype=np.uint8)

@@ -12,6 +12,17 @@ from hillinfer_model.key_codes import KeyCodes
 Bytes = NDArray[np.uint8]
 
 
+def shadow_beats(tokens: int, spec: KernelSpec) -> int:
+    """Return the beats that a segment's first tokens take (contract, section 5).
+
+    A last group of less than 64 tokens is a prefix: all exponents, then the tiles that hold tokens.
+    """
+    groups, rest = divmod(tokens, GROUP_TOKENS)
+    tile_beats = spec.kv_heads * spec.padded_head_dim // SLICE_CHANNELS
+    last = spec.kv_heads + -(-rest // spec.tile_tokens) * tile_beats if rest else 0
+    return groups * spec.group_beats + last
+
+
 def write_codes(shadow: Bytes, first_token: int, codes: KeyCodes, spec: KernelSpec) -> None:
     """Write the codes and exponents of consecutive tokens into a segment's shadow, in place.
 

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a launch leaves in memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hillinfer_model.beats import Beats
+
+# What every byte of a status buffer holds before a launch, so that a beat nobody wrote shows.
+STATUS_FILL = 0xA5
+
+
+@dataclass(frozen=True)
+class LaunchResult:
+    """The two buffers a launch writes, whole, after its end (contract, section 6).
+
+    Parameters
+    ----------
+    output
+        uint8 of shape (beats, 64): the scores, or the shadow of a `make_shadow`.
+    status
+        uint8 of shape (segments, 64): one status beat per segment; one that the launch did not
+        come to still holds `STATUS_FILL`.
+    """
+
+    output: Beats
+    status: Beats

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everything that can run a launch, in one table: a new execution is one line.
+
+An execution has a name, `score(spec, launch)` and `make_shadow(spec, launch)`, which return a
+`LaunchResult`. Its maker is called once per test process and may skip the test, saying which tool
+is missing and how to install it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+from launch_cases import usual_tokens
+from launch_oracle import OracleExecution
+
+from hillinfer_model.golden_launch import run_score_launch, run_shadow_launch
+from hillinfer_model.kernel_spec import KernelSpec
+from hillinfer_model.presets import PRESETS, preset_spec
+
+
+class GoldenExecution:
+    """The golden model behind the launch format."""
+
+    name = "golden"
+
+    def score(self, spec, launch):
+        return run_score_launch(spec, launch)
+
+    def make_shadow(self, spec, launch):
+        return run_shadow_launch(spec, launch)
+
+
+# Shapes that keep the exact fractions short: several heads, a row that ends in mid-beat, and one
+# whose channels are padded.
+SMALL_SHAPES = {"two-heads": (64, 2, 2), "half-beat": (80, 1, 2), "padded": (50, 1, 3)}
+
+
+def small_spec(name, key_mode, rule):
+    shape = SMALL_SHAPES[name]
+    return KernelSpec(*shape, key_mode=key_mode, rule=rule, segment_tokens=512)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One execution.
+
+    `shapes` are those whose pairwise selection `make test` runs, as building one costs some
+    executions much; `spec_of` makes the spec of a shape, key mode and rule. `tokens` are those of
+    a case's larger segments. `reference` makes what the execution must equal. `presets` are those
+    that whole sequences of keys are scored with.
+    """
+
+    name: str
+    make: Callable[[], object]
+    shapes: tuple[str, ...] = tuple(PRESETS)
+    spec_of: Callable = preset_spec
+    tokens: Callable = usual_tokens
+    reference: Callable[[], object] = GoldenExecution
+    presets: tuple[str, ...] = ("smollm2-135m", "gemma-2b")
+
+
+EXECUTIONS = [
+    # Golden defines what is right, so it is held against the exact fractions.
+    Entry(
+        "golden",
+        GoldenExecution,
+        tuple(SMALL_SHAPES),
+        small_spec,
+        tokens=lambda spec: 75,
+        reference=OracleExecution,
+    ),
+]
+
+
+@cache
+def execution_of(name):
+    """Make an execution once per process."""
+    return next(entry for entry in EXECUTIONS if entry.name == name).make()

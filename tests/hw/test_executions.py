@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every execution equals golden (and golden the exact fractions), byte for byte.
+
+Shapes, key modes, rules, scopes and cases are chosen so that every two of them meet in some test.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from executions import EXECUTIONS, GoldenExecution, execution_of
+from launch_cases import SCORE_CASES, SHADOW_CASES
+from launch_flips import visible_flip
+from pairwise import pairwise
+
+from hillinfer_model.choices import KeyMode, Rule, Scope
+
+SHADOW_MODES = [mode for mode in KeyMode if mode is not KeyMode.FP16]
+
+
+def score_rows():
+    for entry in EXECUTIONS:
+        factors = [list(entry.shapes), list(KeyMode), list(Rule), list(Scope), list(SCORE_CASES)]
+        for shape, mode, rule, scope, case in pairwise(factors):
+            name = "-".join((entry.name, shape, mode, rule, scope, case))
+            yield pytest.param(entry, entry.spec_of(shape, mode, rule), scope, case, id=name)
+
+
+def shadow_rows():
+    for entry in EXECUTIONS:
+        for shape, mode, case in pairwise([list(entry.shapes), SHADOW_MODES, list(SHADOW_CASES)]):
+            # make_shadow knows no rule, but the spec's hash in its status beats does.
+            spec = entry.spec_of(shape, mode, Rule.WEIGHT_SUM)
+            yield pytest.param(entry, spec, case, id="-".join((entry.name, shape, mode, case)))
+
+
+def same(one, other):
+    return np.array_equal(one.output, other.output) and np.array_equal(one.status, other.status)
+
+
+def assert_same(found, expected):
+    """Fail with the first places that differ, as beat and byte."""
+    for name in ("status", "output"):
+        one, other = getattr(found, name), getattr(expected, name)
+        assert one.dtype == other.dtype
+        assert one.shape == other.shape
+        differing = np.argwhere(one != other)
+        assert not differing.size, (
+            f"{name}: {len(differing)} bytes differ, first at (beat, byte) "
+            f"{differing[:4].tolist()}: {one[one != other][:4]}, not {other[one != other][:4]}"
+        )
+
+
+def flipped(array, generator):
+    """A copy with one bit flipped, anywhere."""
+    copy = array.copy()
+    copy.reshape(-1)[generator.integers(0, copy.size)] ^= np.uint8(1 << generator.integers(0, 8))
+    return copy
+
+
+def assert_flips_show(entry, spec, launch, kernel):
+    """The twin of an equality: a flipped bit of input or output must be seen."""
+    run, golden = getattr(execution_of(entry.name), kernel), getattr(GoldenExecution(), kernel)
+    expected = golden(spec, launch)
+    flip = visible_flip(spec, launch, golden, same)
+    if flip is not None:
+        found = run(spec, flip)
+        assert not same(found, expected)
+        assert same(found, golden(spec, flip))
+    generator = np.random.default_rng(1)
+    assert not same(replace(expected, output=flipped(expected.output, generator)), expected)
+    if expected.status.size:
+        assert not same(replace(expected, status=flipped(expected.status, generator)), expected)
+
+
+@pytest.mark.parametrize(("entry", "spec", "scope", "case"), score_rows())
+def test_scores_are_equal(entry, spec, scope, case):
+    launch = SCORE_CASES[case](spec, scope, entry.tokens(spec))
+    expected = entry.reference().score(spec, launch)
+    assert_same(execution_of(entry.name).score(spec, launch), expected)
+
+
+@pytest.mark.parametrize(("entry", "spec", "scope", "case"), score_rows())
+def test_a_flipped_bit_of_a_score_launch_shows(entry, spec, scope, case):
+    launch = SCORE_CASES[case](spec, scope, entry.tokens(spec))
+    assert_flips_show(entry, spec, launch, "score")
+
+
+@pytest.mark.parametrize(("entry", "spec", "case"), [*shadow_rows()])
+def test_shadows_are_equal(entry, spec, case):
+    launch = SHADOW_CASES[case](spec, entry.tokens(spec))
+    expected = entry.reference().make_shadow(spec, launch)
+    assert_same(execution_of(entry.name).make_shadow(spec, launch), expected)
+
+
+@pytest.mark.parametrize(("entry", "spec", "case"), [*shadow_rows()])
+def test_a_flipped_bit_of_a_shadow_launch_shows(entry, spec, case):
+    assert_flips_show(entry, spec, SHADOW_CASES[case](spec, entry.tokens(spec)), "make_shadow")
