@@ -15,19 +15,22 @@ START = 5
 # Behind a read command: its FIFO, the burst on the address channel, the data's FIFO.
 READ_COMMAND = 4
 READ_DATA = 3
-# From a descriptor's arrival: check, record, key command, segment; then one cycle per block asked.
+# From a descriptor's arrival: check and record, then the blocks, the keys and the next descriptor
+# are asked for.
+BLOCK_COMMAND = 2
 KEY_COMMAND = 3
-BLOCK_COMMAND = 5
-NEXT_COMMAND = 2
+NEXT_COMMAND = 5
+EMPTY_NEXT_COMMAND = 2
 # From a block's last word to the first key beat it is used for.
 BLOCK_READY = 3
-# Between two descriptors, and between a loaded block and the next descriptor.
-DESCRIPTOR_STEP = 1
+# The next descriptor is looked at when the last block's last beat is taken, before that beat has
+# been taken apart.
+LOAD_LEAD = 1
 # A closed output burst on its way to the bus, and a status beat after its response.
 WRITE_PATH = 5
 STATUS_PATH = 6
 # From the last response to ap_done.
-END = 6
+END = 1
 # Beats that the key FIFO holds, and bursts that may wait for the write bus: closed ones, and beats
 # in the datapath's own FIFO, which are bursts of one where heads have arrays of their own.
 KEY_FIFO_BEATS = 512
@@ -40,7 +43,7 @@ DOT = 10
 CAST = 24
 SCORE = {Rule.WEIGHT_SUM: 12, Rule.RAW_SUM: 8}
 SCORE_CODE = 5
-TUPLES = 5
+TUPLES = 3
 QUANTISE = 30
 
 
