@@ -80,7 +80,7 @@ def shadow_cycles(
         lambda shape: shadow_writes(shape, spec),
         load_cycles=timing.statistics_load(spec),
         load_beats=statistics_beats(spec),
-        depth=timing.shadow_depth(spec),
+        depth=timing.SHADOW_DEPTH,
     ).run(segments, None)
 
 
@@ -146,14 +146,15 @@ class _Launch:
                     pending = next(writes, None)
             output.end_segment()
             released = [released[1], keys.computed + self._depth]
-            following = self._read(latencies, descriptor + timing.NEXT_COMMAND, 1)
+            # Behind the blocks, on the same port.
+            following = self._read(latencies, descriptor + timing.NEXT_COMMAND, 1, bursts=2)
             descriptor = max(following, loaded - timing.LOAD_LEAD)
         end = output.finish(command) + timing.END
         total = keys.beats
         code = sum(codes(shape.tokens) for shape in segments) if codes else total
         return CycleCount(round(end - start), total, code, loads, output.beats)
 
-    def _read(self, latencies: Latencies, command: float, beats: int) -> float:
+    def _read(self, latencies: Latencies, command: float, beats: int, bursts: int = 1) -> float:
         """Return when the last of some beats that a command asks for is at hand."""
-        ready = command + timing.READ_COMMAND + latencies.read()
+        ready = command + timing.READ_COMMAND + latencies.usual_read(bursts)
         return self._memory.beats_end(ready, beats) + timing.READ_DATA

@@ -40,24 +40,20 @@ REFRESH_PHASE = 80
 
 # Stages of the datapath.
 DOT = 10
-CAST = 24
-SCORE = {Rule.WEIGHT_SUM: 12, Rule.RAW_SUM: 8}
+CAST = 16
+SCORE = {Rule.WEIGHT_SUM: 12, Rule.RAW_SUM: 6}
 SCORE_CODE = 5
 TUPLES = 3
-QUANTISE = 30
+# From a row's last key beat to the shadow beats that hold its codes.
+SHADOW_DEPTH = 29
 
 
 def score_depth(spec: KernelSpec) -> int:
     """Return the cycles from a tile's last key beat to its tuples."""
     halves = 2 if spec.key_mode is KeyMode.FP16 else 1
     steps = spec.padded_head_dim // SLICE_CHANNELS // halves
-    cast = CAST + spec.padded_head_dim // 32 if spec.key_mode is KeyMode.FP16 else 0
+    cast = CAST if spec.key_mode is KeyMode.FP16 else 0
     return cast + DOT + halves + steps + SCORE[spec.rule] + SCORE_CODE + TUPLES
-
-
-def shadow_depth(spec: KernelSpec) -> int:
-    """Return the cycles from a row's last key beat to the beats that hold its codes."""
-    return CAST + spec.padded_head_dim // 32 + QUANTISE
 
 
 def query_load(spec: KernelSpec) -> int:

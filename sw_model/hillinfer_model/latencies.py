@@ -26,6 +26,14 @@ class Latencies:
         """Return the cycles from a read address to its first beat."""
         return self._draw(*self._memory.read_latency)
 
+    def usual_read(self, bursts: int = 1) -> float:
+        """Return the expected latency of the last of some bursts that are asked for together.
+
+        Answers come in order, so it is the largest of as many latencies.
+        """
+        low, high = self._memory.read_latency
+        return low + (high - low) * bursts / (bursts + 1)
+
     def write(self) -> int:
         """Return the cycles from a burst's last beat to its response."""
         return self._draw(*self._memory.write_latency)

@@ -106,7 +106,8 @@ def row_bursts(shape: SegmentShape, spec: KernelSpec) -> Iterator[int]:
 
 def score_writes(shape: SegmentShape, spec: KernelSpec, scope: Scope) -> Iterator[WriteBurst]:
     """Yield the bursts of a segment's score arrays in the order of writing."""
-    if scope is Scope.KV_HEAD:
+    if scope is Scope.KV_HEAD and spec.kv_heads > 1:
+        # Beats of different heads lie apart: each is a burst of its own.
         for start in range(0, shape.tokens, TUPLES_PER_BEAT):
             covered = min(start + TUPLES_PER_BEAT, shape.tokens)
             for _ in range(spec.kv_heads):
