@@ -55,7 +55,7 @@ def score_cycles(
     return _Launch(
         memory,
         bursts,
-        lambda shape: score_writes(shape.tokens, spec, scope),
+        lambda shape: score_writes(shape, spec, scope),
         load_cycles=timing.query_load(spec) + (timing.statistics_load(spec) if rows else 0),
         load_beats=query_beats(spec) + (statistics_beats(spec) if rows else 0),
         depth=timing.score_depth(spec),
@@ -77,10 +77,10 @@ def shadow_cycles(
     return _Launch(
         memory,
         lambda shape: row_bursts(shape, spec),
-        lambda shape: shadow_writes(shape.tokens, spec),
+        lambda shape: shadow_writes(shape, spec),
         load_cycles=timing.statistics_load(spec),
         load_beats=statistics_beats(spec),
-        depth=timing.shadow_depth(spec),
+        depth=timing.SHADOW_DEPTH,
     ).run(segments, None)
 
 
@@ -121,7 +121,7 @@ class _Launch:
             loads += 1
             if shape.tokens == 0:
                 output.empty_segment(descriptor + timing.KEY_COMMAND)
-                descriptor = self._read(latencies, descriptor + timing.NEXT_COMMAND, 1)
+                descriptor = self._read(latencies, descriptor + timing.EMPTY_NEXT_COMMAND, 1)
                 continue
             loads += self._load_beats
             keys.steal(self._load_beats + 1)
@@ -146,13 +146,15 @@ class _Launch:
                     pending = next(writes, None)
             output.end_segment()
             released = [released[1], keys.computed + self._depth]
-            descriptor = max(self._read(latencies, ask, 2), loaded) + timing.DESCRIPTOR_STEP
+            # Behind the blocks, on the same port.
+            following = self._read(latencies, descriptor + timing.NEXT_COMMAND, 1, bursts=2)
+            descriptor = max(following, loaded - timing.LOAD_LEAD)
         end = output.finish(command) + timing.END
         total = keys.beats
         code = sum(codes(shape.tokens) for shape in segments) if codes else total
         return CycleCount(round(end - start), total, code, loads, output.beats)
 
-    def _read(self, latencies: Latencies, command: float, beats: int) -> float:
+    def _read(self, latencies: Latencies, command: float, beats: int, bursts: int = 1) -> float:
         """Return when the last of some beats that a command asks for is at hand."""
-        ready = command + timing.READ_COMMAND + latencies.read()
+        ready = command + timing.READ_COMMAND + latencies.usual_read(bursts)
         return self._memory.beats_end(ready, beats) + timing.READ_DATA

@@ -51,9 +51,12 @@ class KeyStream:
             asked = max(asked, self._open[0])
         self._asked = asked + 1
         self._ready = max(self._ready, asked + self._latencies.read())
+        # Beats of other ports pass while this port waits for memory, then in turn with its own.
+        waited = max(self._ready - self._arrived, 0.0)
+        passed = min(self._stolen, waited + beats)
         start = max(self._ready, self._arrived)
-        self._arrived = self._memory.beats_end(start, beats + self._stolen)
-        self._stolen = 0.0
+        self._arrived = self._memory.beats_end(start, beats + max(passed - waited, 0.0))
+        self._stolen -= passed
         self._open.append(self._arrived)
         self.beats += beats
         free = max(self.computed, self._gate, not_before)

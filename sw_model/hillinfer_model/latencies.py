@@ -19,11 +19,20 @@ class Latencies:
 
     def __init__(self, memory: MemoryModel) -> None:
         self._memory = memory
-        self._state = 0x9E37_79B9_7F4A_7C15
+        # The generator and the seed of the simulated memory in `hw/testbench`.
+        self._state = 1
 
     def read(self) -> int:
         """Return the cycles from a read address to its first beat."""
         return self._draw(*self._memory.read_latency)
+
+    def usual_read(self, bursts: int = 1) -> float:
+        """Return the expected latency of the last of some bursts that are asked for together.
+
+        Answers come in order, so it is the largest of as many latencies.
+        """
+        low, high = self._memory.read_latency
+        return low + (high - low) * bursts / (bursts + 1)
 
     def write(self) -> int:
         """Return the cycles from a burst's last beat to its response."""

@@ -28,11 +28,14 @@ class SegmentShape:
         Beats from row to row where keys are read by rows; 0 for a key-only plane or a shadow.
     first_beat
         Address of the keys in beats; bursts end at its multiples of 64.
+    output_beat
+        Address of the scores, or of the shadow that is made, in beats.
     """
 
     tokens: int
     row_stride: int = 0
     first_beat: int = 0
+    output_beat: int = 0
 
 
 @dataclass(frozen=True)
@@ -101,26 +104,33 @@ def row_bursts(shape: SegmentShape, spec: KernelSpec) -> Iterator[int]:
         yield from _aligned(shape.first_beat + token * shape.row_stride, beats)
 
 
-def score_writes(tokens: int, spec: KernelSpec, scope: Scope) -> Iterator[WriteBurst]:
+def score_writes(shape: SegmentShape, spec: KernelSpec, scope: Scope) -> Iterator[WriteBurst]:
     """Yield the bursts of a segment's score arrays in the order of writing."""
-    block_beats = max(spec.block_tokens // TUPLES_PER_BEAT, 1)
-    size = 1 if scope is Scope.KV_HEAD else min(block_beats, BURST_BEATS)
-    arrays = spec.kv_heads if scope is Scope.KV_HEAD else 1
-    for start in range(0, beat_count(tokens * TUPLE_BYTES), size):
-        covered = min((start + size) * TUPLES_PER_BEAT, tokens)
-        beats = beat_count((covered - start * TUPLES_PER_BEAT) * TUPLE_BYTES)
-        for _ in range(arrays):
-            yield WriteBurst(key_beats(covered, spec), beats)
+    if scope is Scope.KV_HEAD and spec.kv_heads > 1:
+        # Beats of different heads lie apart: each is a burst of its own.
+        for start in range(0, shape.tokens, TUPLES_PER_BEAT):
+            covered = min(start + TUPLES_PER_BEAT, shape.tokens)
+            for _ in range(spec.kv_heads):
+                yield WriteBurst(key_beats(covered, spec), 1)
+        return
+    for block in range(0, shape.tokens, spec.block_tokens):
+        covered, end = block, min(block + spec.block_tokens, shape.tokens)
+        start = shape.output_beat + block // TUPLES_PER_BEAT
+        for beats in _aligned(start, beat_count((end - block) * TUPLE_BYTES)):
+            covered = min(covered + beats * TUPLES_PER_BEAT, end)
+            # A burst inside a block is closed by the beat that does not belong to it any more.
+            seen = min(covered + TUPLES_PER_BEAT, end)
+            yield WriteBurst(key_beats(seen, spec), beats)
 
 
-def shadow_writes(tokens: int, spec: KernelSpec) -> Iterator[WriteBurst]:
+def shadow_writes(shape: SegmentShape, spec: KernelSpec) -> Iterator[WriteBurst]:
     """Yield the bursts of a segment's new shadow: a group's tiles, then its exponents."""
     per_tile = spec.kv_heads * spec.padded_head_dim // SLICE_CHANNELS
     per_row = row_beats(spec)
-    for group in range(-(-tokens // GROUP_TOKENS)):
+    for group in range(-(-shape.tokens // GROUP_TOKENS)):
         first = group * GROUP_TOKENS
-        own = min(tokens - first, GROUP_TOKENS)
-        start = group * spec.group_beats + spec.kv_heads
+        own = min(shape.tokens - first, GROUP_TOKENS)
+        start = shape.output_beat + group * spec.group_beats + spec.kv_heads
         done = 0
         for beats in _aligned(start, -(-own // spec.tile_tokens) * per_tile):
             done += beats

@@ -78,18 +78,22 @@ def test_bursts_end_at_4_kib():
 def test_bursts_of_output():
     own = replace(LLAMA, block_tokens=256)
     whole = key_beats(256, LLAMA)
-    assert [*score_writes(300, own, Scope.LAYER)] == [
+    assert [*score_writes(SegmentShape(300), own, Scope.LAYER)] == [
         WriteBurst(whole, 16),
         WriteBurst(key_beats(300, LLAMA), 3),
     ]
-    ones = [*score_writes(20, LLAMA, Scope.KV_HEAD)]
+    shifted = [*score_writes(SegmentShape(300, output_beat=60), own, Scope.LAYER)]
+    assert [one.beats for one in shifted] == [4, 12, 3]
+    # The fifth beat closes the first burst, the block's end the second.
+    assert [one.after_beat for one in shifted[:2]] == [key_beats(80, LLAMA), whole]
+    ones = [*score_writes(SegmentShape(20), LLAMA, Scope.KV_HEAD)]
     assert (
         ones
         == [WriteBurst(key_beats(16, LLAMA), 1)] * 8 + [WriteBurst(key_beats(20, LLAMA), 1)] * 8
     )
     # INT8, one KV head of 64: exponent beat, then tiles of 4 tokens in 4 beats; rows of 2 beats.
     small = KernelSpec(64, 1, 1, key_mode=KeyMode.INT8)
-    assert [*shadow_writes(66, small)] == [
+    assert [*shadow_writes(SegmentShape(66), small)] == [
         WriteBurst(126 + 2, 63),
         WriteBurst(128, 1),
         WriteBurst(128, 1),
@@ -101,14 +105,15 @@ def test_bursts_of_output():
 def test_written_beats_are_the_shadow():
     for spec in (LLAMA, KernelSpec(80, 3, 1, key_mode=KeyMode.INT2)):
         for tokens in (0, 1, 63, 64, 65, 1000):
-            assert sum(one.beats for one in shadow_writes(tokens, spec)) == key_beats(tokens, spec)
+            written = sum(one.beats for one in shadow_writes(SegmentShape(tokens), spec))
+            assert written == key_beats(tokens, spec)
 
 
 # Cycles
 
 
 @pytest.mark.parametrize("mode", list(KeyMode))
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", list(PRESETS))
 def test_a_further_segment_costs_its_beats_with_ideal_memory(preset, mode):
     spec = preset_spec(preset, mode, Rule.WEIGHT_SUM)
     few, more = (cycles(spec, [FULL] * count) for count in (4, 9))
