@@ -246,3 +246,19 @@ def _closing(text: str, start: int, pair: str) -> int:
 
 def _without_comments(text: str) -> str:
     return re.sub(r"//.*", "", text)
+
+
+def loop_markdown(headers: Mapping[str, str]) -> str:
+    """Return the table of loops as Markdown."""
+    lines = [
+        "| process | loop | recurrence and its distance in rounds | intended II |",
+        "|---|---|---|---|",
+    ]
+    for row in loop_table(headers):
+        interval = "holds other loops" if row.interval is None else str(row.interval)
+        lines.append(f"| `{row.function}` | `{row.label}` | {row.recurrence} | {interval} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(loop_markdown(plain_headers(Path(__file__).resolve().parents[2] / "hw" / "hls")), end="")
