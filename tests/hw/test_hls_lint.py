@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rendered C++ keeps the rules of DATAFLOW and pipelining; each rule has a mutant it catches."""
+"""The rendered C++ keeps the rules of DATAFLOW and pipelining; each rule catches a mutant."""
 
 import re
 from pathlib import Path
@@ -8,11 +8,11 @@ import pytest
 
 pytest.importorskip("jinja2", reason="rendering needs jinja2: pip install jinja2")
 
-from hillinfer_hw.csim_build import HLS, rendered_sources, stream_depths  # noqa: E402
-from hillinfer_hw.hls_lint import lint, loop_markdown, loop_table, plain_headers  # noqa: E402
+from hillinfer_hw.csim_build import HLS, rendered_sources, stream_depths
+from hillinfer_hw.hls_lint import lint, loop_markdown, loop_table, plain_headers
 
-from hillinfer_model.choices import KeyMode, Rule  # noqa: E402
-from hillinfer_model.presets import PRESETS, preset_spec  # noqa: E402
+from hillinfer_model.choices import KeyMode, Rule
+from hillinfer_model.presets import PRESETS, preset_spec
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "hls-kernels.md"
 

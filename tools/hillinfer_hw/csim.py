@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 import numpy as np
+
+from hillinfer_hw.csim_build import Scheduling, build_kernel
 from hillinfer_model.beats import Beats
 from hillinfer_model.choices import KeyMode
 from hillinfer_model.kernel_spec import BEAT_BYTES, KernelSpec
 from hillinfer_model.launch_result import STATUS_FILL, LaunchResult
 from hillinfer_model.score_launch import ScoreLaunch
 from hillinfer_model.shadow_launch import ShadowLaunch
-
-from hillinfer_hw.csim_build import Scheduling, build_kernel
 
 # Beats in front of and behind every buffer that a kernel writes, to see writes beside it.
 _GUARD_BEATS = 64

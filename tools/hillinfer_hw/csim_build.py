@@ -9,11 +9,10 @@ from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 
-from hillinfer_model.kernel_spec import KernelSpec
-
 from hillinfer_hw.build_cache import cached
 from hillinfer_hw.render import HARDWARE, render
 from hillinfer_hw.toolchain import find_ap_types, find_compiler
+from hillinfer_model.kernel_spec import KernelSpec
 
 HLS = HARDWARE / "hls"
 THREADS = HARDWARE / "testbench" / "threads"

@@ -118,7 +118,8 @@ def _streams(top: str, functions: Mapping[str, tuple[list[str], str]]) -> Iterat
             yield f"stream {name} is called {text!r} in messages"
         if name not in depths:
             yield f"stream {name} has no STREAM pragma with a depth"
-    producers, consumers = defaultdict(list), defaultdict(list)
+    producers: dict[str, list[tuple[int, str]]] = defaultdict(list)
+    consumers: dict[str, list[tuple[int, str]]] = defaultdict(list)
     for order, (process, arguments) in enumerate(_PROCESS.findall(top)):
         parameters, body = functions[process]
         given = [" ".join(part.split()) for part in arguments.split(",")]
@@ -204,13 +205,13 @@ def _process(name: str, parameters: list[str], body: str) -> Iterator[str]:
     unrolled = body.count("#pragma HLS UNROLL")
     if len(_ANY_LOOP.findall(body)) != len(loops) + unrolled:
         yield f"{name}: a loop has neither a label nor UNROLL"
-    for match, inner in loops:
-        if not _RECURRENCE.search(match.group(3)):
-            yield f"{name}: loop {match.group(2)} does not state its recurrence and distance"
+    for loop, inner in loops:
+        if not _RECURRENCE.search(loop.group(3)):
+            yield f"{name}: loop {loop.group(2)} does not state its recurrence and distance"
         holds_loops = _LOOP.search(inner) is not None
         interval = _INTERVAL.search(_own_lines(inner))
         if not holds_loops and interval is None:
-            yield f"{name}: innermost loop {match.group(2)} has no PIPELINE with an II"
+            yield f"{name}: innermost loop {loop.group(2)} has no PIPELINE with an II"
     for parameter in parameters:
         if "*" not in parameter:
             continue

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+
 from hillinfer_model.hardware_spec import HardwareSpecError, check_hardware_spec
 from hillinfer_model.kernel_spec import KernelSpec, ProductStyle
 from hillinfer_model.status_beat import HASH_BYTES
