@@ -17,10 +17,14 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from hillinfer_hw.csim import CsimExecution
+from hillinfer_hw.csim_build import Scheduling
+
 from hillinfer_model.choices import KeyMode, Rule, Scope
 from hillinfer_model.golden_launch import run_score_launch, run_shadow_launch
 from hillinfer_model.kernel_spec import KernelSpec
@@ -28,13 +32,9 @@ from hillinfer_model.launch_result import LaunchResult
 from hillinfer_model.presets import PRESETS, preset_spec
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / part) for part in ("tests/hw", "tests/sw_model", "tools")]
-
-from hillinfer_hw.csim import CsimExecution  # noqa: E402
-from hillinfer_hw.csim_build import Scheduling  # noqa: E402
-from launch_cases import SCORE_CASES, SHADOW_CASES, usual_tokens  # noqa: E402
-from recorded_launch import recorded_score_launch, recorded_shadow_launch  # noqa: E402
-
+# The table of cases lies with the tests, which are no package.
+sys.path += [str(ROOT / part) for part in ("tests/hw", "tests/sw_model")]
+CASES: Any = import_module("launch_cases")
 REPORTS = ROOT / "build" / "reports"
 # Bytes 12 to 15 of a status beat count its tokens.
 TOKENS_COMPLETE = slice(12, 16)
@@ -120,15 +120,16 @@ def _row(job: Job, scope: Scope | None, recorded: Any) -> dict[str, Any]:
 
 
 def _launches(spec: KernelSpec, scope: Scope | None, recorded: Any) -> Iterator[tuple[str, Any]]:
-    tokens = usual_tokens(spec)
+    real: Any = import_module("recorded_launch")
+    tokens = CASES.usual_tokens(spec)
     if scope is None:
-        yield from ((name, make(spec, tokens)) for name, make in SHADOW_CASES.items())
+        yield from ((name, make(spec, tokens)) for name, make in CASES.SHADOW_CASES.items())
         if recorded is not None:
-            yield "recorded", recorded_shadow_launch(spec, recorded)
+            yield "recorded", real.recorded_shadow_launch(spec, recorded)
     else:
-        yield from ((name, make(spec, scope, tokens)) for name, make in SCORE_CASES.items())
+        yield from ((name, make(spec, scope, tokens)) for name, make in CASES.SCORE_CASES.items())
         if recorded is not None:
-            yield "recorded", recorded_score_launch(spec, scope, recorded)
+            yield "recorded", real.recorded_score_launch(spec, scope, recorded)
 
 
 def _tokens(result: LaunchResult) -> int:
@@ -160,9 +161,8 @@ def recorded_keys(folder: Path | None) -> Any:
     if folder is None or not folder.is_dir():
         print("csim: no real model, so no recorded keys; `make model` fetches it")
         return None
-    from recorded import record_layer
-
-    return record_layer(folder)
+    real: Any = import_module("recorded")
+    return real.record_layer(folder)
 
 
 def main() -> int:

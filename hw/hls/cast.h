@@ -99,18 +99,18 @@ centre_segments:
             // The OR of magnitudes is as long as their maximum.
             ap_uint<24> bits[2] = {0, 0};
             bool nan[2] = {false, false};
-            for (int half = 0; half < 2; ++half) {
+            for (int pair = 0; pair < 2; ++pair) {
 #pragma HLS UNROLL
                 for (int j = 0; j < SLICE_CHANNELS; ++j) {
 #pragma HLS UNROLL
-                    const int bit = 16 * (SLICE_CHANNELS * half + j);
+                    const int bit = 16 * (SLICE_CHANNELS * pair + j);
                     bool is_nan;
                     const ap_int<25> distance =
                         centre_channel(key.range(bit + 15, bit),
-                                       statistics[half].range(32 * j + 31, 32 * j), is_nan);
-                    out.distance[half][j] = distance;
-                    bits[half] |= distance < 0 ? ap_uint<24>(-distance) : ap_uint<24>(distance);
-                    nan[half] |= is_nan;
+                                       statistics[pair].range(32 * j + 31, 32 * j), is_nan);
+                    out.distance[pair][j] = distance;
+                    bits[pair] |= distance < 0 ? ap_uint<24>(-distance) : ap_uint<24>(distance);
+                    nan[pair] |= is_nan;
                 }
             }
             centred.write(out);

@@ -45,16 +45,16 @@ struct SliceProducts<ProductStyle::dsp, TOKENS> {
 #pragma HLS UNROLL
                 sums[i][r] = 0;
                 sums[i + 1][r] = 0;
-                for (int half = 0; half < SLICE_CHANNELS; half += 8) {
+                for (int first = 0; first < SLICE_CHANNELS; first += 8) {
 #pragma HLS UNROLL
                     ap_int<8> low[8];
                     ap_int<8> high[8];
                     for (int j = 0; j < 8; ++j) {
 #pragma HLS UNROLL
-                        low[j] = keys[i][half + j];
-                        high[j] = keys[i + 1][half + j];
+                        low[j] = keys[i][first + j];
+                        high[j] = keys[i + 1][first + j];
                     }
-                    packed_products(low, high, &query.code[r][half], sums[i][r], sums[i + 1][r]);
+                    packed_products(low, high, &query.code[r][first], sums[i][r], sums[i + 1][r]);
                 }
             }
         }
@@ -70,25 +70,25 @@ struct SliceProducts<ProductStyle::dsp, 1> {
 #pragma HLS UNROLL
             // In range even where there is no partner.
             const int partner = smaller(r + 1, GROUP_HEADS - 1);
-            SliceSum first = 0;
-            SliceSum second = 0;
-            for (int half = 0; half < SLICE_CHANNELS; half += 8) {
+            SliceSum own_sum = 0;
+            SliceSum partner_sum = 0;
+            for (int first = 0; first < SLICE_CHANNELS; first += 8) {
 #pragma HLS UNROLL
                 ap_int<8> low[8];
                 ap_int<8> high[8];
                 ap_int<8> key[8];
                 for (int j = 0; j < 8; ++j) {
 #pragma HLS UNROLL
-                    low[j] = query.code[r][half + j];
+                    low[j] = query.code[r][first + j];
                     // The constant 0 of a missing partner folds the packing away.
-                    high[j] = r + 1 < GROUP_HEADS ? query.code[partner][half + j]
+                    high[j] = r + 1 < GROUP_HEADS ? query.code[partner][first + j]
                                                   : QueryCode(0);
-                    key[j] = keys[0][half + j];
+                    key[j] = keys[0][first + j];
                 }
-                packed_products(low, high, key, first, second);
+                packed_products(low, high, key, own_sum, partner_sum);
             }
-            sums[0][r] = first;
-            if (r + 1 < GROUP_HEADS) sums[0][partner] = second;
+            sums[0][r] = own_sum;
+            if (r + 1 < GROUP_HEADS) sums[0][partner] = partner_sum;
         }
     }
 };

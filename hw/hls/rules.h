@@ -18,8 +18,8 @@ inline ap_int<24> align(HeadSum product, ap_int<8> query_exponent, ap_uint<8> to
         return wide > LIMIT ? ap_int<24>(LIMIT)
                             : (wide < -LIMIT ? ap_int<24>(-LIMIT) : ap_int<24>(wide));
     }
-    const ap_int<25> half = ap_int<25>(1) << (right - 1);
-    return (ap_int<25>(product) + half) >> right;
+    const ap_int<25> rounding = ap_int<25>(1) << (right - 1);
+    return (ap_int<25>(product) + rounding) >> right;
 }
 
 // Bits of a non-negative number; 0 for 0.

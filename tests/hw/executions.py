@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
+import pytest
 from launch_cases import usual_tokens
 from launch_oracle import OracleExecution
 
@@ -38,6 +39,24 @@ SMALL_SHAPES = {"two-heads": (64, 2, 2), "half-beat": (80, 1, 2), "padded": (50,
 def small_spec(name, key_mode, rule):
     shape = SMALL_SHAPES[name]
     return KernelSpec(*shape, key_mode=key_mode, rule=rule, segment_tokens=512)
+
+
+def csim(scheduling):
+    """The compiled HLS C++; skips where a tool is missing."""
+
+    def make():
+        csim = pytest.importorskip("hillinfer_hw.csim", reason="rendering needs jinja2")
+        from hillinfer_hw.csim_build import Scheduling
+        from hillinfer_hw.toolchain import MissingToolError, find_ap_types, find_compiler
+
+        try:
+            find_compiler()
+            find_ap_types()
+        except MissingToolError as missing:
+            pytest.skip(str(missing))
+        return csim.CsimExecution(Scheduling(scheduling))
+
+    return make
 
 
 @dataclass(frozen=True)
@@ -69,6 +88,9 @@ EXECUTIONS = [
         tokens=lambda spec: 75,
         reference=OracleExecution,
     ),
+    # Compiling takes most of the time, so each runs one shape here; `make csim` runs all presets.
+    Entry("csim", csim("sequential"), ("two-heads",), small_spec, presets=()),
+    Entry("csim-threads", csim("threads"), ("half-beat",), small_spec, presets=()),
 ]
 
 

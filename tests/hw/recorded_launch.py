@@ -47,5 +47,7 @@ def recorded_shadow_launch(spec, recorded):
     segments = []
     for start, own in segments_of(spec, keys):
         statistics = segment_statistics(own, 0, spec.segment_tokens, None)
-        segments.append(ShadowSegment(base_of(spec, start // spec.segment_tokens), Rows(own, statistics)))
+        segments.append(
+            ShadowSegment(base_of(spec, start // spec.segment_tokens), Rows(own, statistics))
+        )
     return shadow_launch(spec, segments)

@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 import numpy as np
+
+from hillinfer_hw.csim_build import Scheduling, build_kernel
 from hillinfer_model.beats import Beats
 from hillinfer_model.choices import KeyMode
 from hillinfer_model.kernel_spec import BEAT_BYTES, KernelSpec
 from hillinfer_model.launch_result import STATUS_FILL, LaunchResult
 from hillinfer_model.score_launch import ScoreLaunch
 from hillinfer_model.shadow_launch import ShadowLaunch
-
-from hillinfer_hw.csim_build import Scheduling, build_kernel
 
 # Beats in front of and behind every buffer that a kernel writes, to see writes beside it.
 _GUARD_BEATS = 64
@@ -56,8 +56,8 @@ class CsimExecution:
 
         Raises
         ------
-        SpecError
-            Where no kernel supports the spec.
+        HardwareSpecError
+            Where no kernel is built for the spec.
         MissingToolError, CsimBuildError
             Where it cannot be built.
         CsimError
@@ -84,15 +84,19 @@ class CsimExecution:
         output: Beats,
         scalars: list[int],
     ) -> LaunchResult:
-        library = ctypes.CDLL(str(build_kernel(kernel, spec, self.scheduling, self.depths)))
+        library = ctypes.CDLL(str(build_kernel(kernel, spec, self.scheduling)))
         inputs = [np.ascontiguousarray(buffer) for buffer in reads]
         status = np.full((scalars[0], BEAT_BYTES), STATUS_FILL, dtype=np.uint8)
         guarded = [_guard(buffer) for buffer in (output, status)]
         pointers = [ctypes.c_void_p(buffer.ctypes.data) for buffer in inputs]
         pointers += [ctypes.c_void_p(_inside(buffer).ctypes.data) for buffer in guarded]
         numbers = [ctypes.c_uint32(number) for number in scalars]
-        with _stdout_of_libraries() as said:
+        for name, depth in self.depths.items():
+            library.set_stream_depth(name.encode(), depth)
+        with stdout_of_libraries() as said:
             getattr(library, kernel)(*pointers, *numbers)
+        for name in self.depths:
+            library.set_stream_depth(name.encode(), 0)
         if said:
             raise CsimError(f"{kernel} ({self.name}): {said[0]}")
         for name, buffer in zip(("output", "status"), guarded, strict=True):
@@ -115,7 +119,7 @@ def _check_guards(guarded: Beats, message: str) -> None:
 
 
 @contextmanager
-def _stdout_of_libraries() -> Iterator[list[str]]:
+def stdout_of_libraries() -> Iterator[list[str]]:
     """Yield a list that holds, after the block, what C++ wrote to standard output, if anything.
 
     The stream headers report reads while empty and leftover data there and nowhere else.

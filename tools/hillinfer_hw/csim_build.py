@@ -9,11 +9,10 @@ from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 
-from hillinfer_model.kernel_spec import KernelSpec
-
 from hillinfer_hw.build_cache import cached
 from hillinfer_hw.render import HARDWARE, render
 from hillinfer_hw.toolchain import find_ap_types, find_compiler
+from hillinfer_model.kernel_spec import KernelSpec
 
 HLS = HARDWARE / "hls"
 THREADS = HARDWARE / "testbench" / "threads"
@@ -56,12 +55,7 @@ def stream_depths(source: str) -> dict[str, int]:
     return {name: int(depth) for name, depth in _STREAM_PRAGMA.findall(source)}
 
 
-def build_kernel(
-    kernel: str,
-    spec: KernelSpec,
-    scheduling: Scheduling,
-    depths: Mapping[str, int] | None = None,
-) -> Path:
+def build_kernel(kernel: str, spec: KernelSpec, scheduling: Scheduling) -> Path:
     """Compile a kernel, or find it compiled before.
 
     Parameters
@@ -73,8 +67,6 @@ def build_kernel(
     scheduling
         Whether processes run one after another over unbounded streams, or as threads over
         bounded ones.
-    depths
-        Depths in place of those of the pragmas, for tests; only with threads.
 
     Returns
     -------
@@ -82,8 +74,8 @@ def build_kernel(
 
     Raises
     ------
-    SpecError
-        Where no kernel supports the spec.
+    HardwareSpecError
+        Where no kernel is built for the spec.
     MissingToolError
         Where g++ or the ap_int headers are missing.
     CsimBuildError
@@ -92,8 +84,7 @@ def build_kernel(
     sources = rendered_sources(kernel, spec)
     include = []
     if scheduling is Scheduling.THREADS:
-        table = stream_depths(sources[f"{kernel}.cpp"]) | dict(depths or {})
-        sources["stream_depths.h"] = _depth_table(table)
+        sources["stream_depths.h"] = _depth_table(stream_depths(sources[f"{kernel}.cpp"]))
         include = [f"-I{THREADS}", "-pthread"]
     return compile_sources(f"{kernel}.cpp", sources, include)
 
@@ -118,7 +109,9 @@ def compile_sources(main: str, sources: Mapping[str, str], include: list[str]) -
         if outcome.returncode:
             raise CsimBuildError(outcome.stderr)
 
-    headers = sorted(HLS.glob("*.h")) + sorted(THREADS.glob("*.h"))
+    headers = sorted(HLS.glob("*.h"))
+    if include:
+        headers += sorted(THREADS.glob("*.h"))
     parts = [part.encode() for item in sorted(sources.items()) for part in item]
     parts += [flag.encode() for flag in (*_FLAGS, *include)]
     parts += [header.read_bytes() for header in headers]

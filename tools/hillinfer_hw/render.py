@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-from hillinfer_model.kernel_spec import KernelSpec
-from hillinfer_model.status_beat import HASH_BYTES
 
-from hillinfer_hw.hardware_spec import check_hardware_spec
+from hillinfer_model.hardware_spec import HardwareSpecError, check_hardware_spec
+from hillinfer_model.kernel_spec import KernelSpec, ProductStyle
+from hillinfer_model.status_beat import HASH_BYTES
 
 HARDWARE = Path(__file__).resolve().parents[2] / "hw"
 # How a language says that the next line is line {line} of {file}.
@@ -38,14 +38,16 @@ def render(template: Path, spec: KernelSpec, **values: Any) -> str:
 
     Raises
     ------
-    SpecError
-        Where no kernel supports the spec.
+    HardwareSpecError
+        Where no kernel is built for the spec.
     jinja2.UndefinedError
         Where the template uses a name that nobody defined.
     jinja2.TemplateSyntaxError
         Where it is not a template; file name and line are the template's.
     """
     check_hardware_spec(spec)
+    if spec.product_style is ProductStyle.MIXED:
+        raise HardwareSpecError("product_style=mixed: kernels have dsp or lut products")
     environment = jinja2.Environment(
         loader=_MarkedLoader(template.parent),
         undefined=jinja2.StrictUndefined,

@@ -12,6 +12,7 @@
 #include <deque>
 #include <functional>
 #include <iostream>
+#include <map>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -51,7 +52,15 @@ struct Region {
     std::vector<std::condition_variable *> conditions;
 };
 
+// Depths that a test sets in place of those of the pragmas.
+inline std::map<std::string, int> &set_depths() {
+    static std::map<std::string, int> depths;
+    return depths;
+}
+
 inline int depth_of(const char *name) {
+    const auto set = set_depths().find(name);
+    if (set != set_depths().end()) return set->second;
     for (const auto &entry : STREAM_DEPTHS) {
         if (std::strcmp(entry.name, name) == 0) return entry.depth;
     }
@@ -98,6 +107,15 @@ class Process {
 };
 
 }  // namespace hls_threads
+
+// For the caller of the library; depth 0 goes back to the pragma's.
+extern "C" void set_stream_depth(const char *name, int depth) {
+    if (depth == 0) {
+        hls_threads::set_depths().erase(name);
+    } else {
+        hls_threads::set_depths()[name] = depth;
+    }
+}
 
 namespace hls {
 

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the C++ simulation finds besides wrong results: FIFOs, leftovers, stray writes."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from executions import csim, small_spec
+from launch_cases import random_launch, random_shadow_launch
+
+from hillinfer_model.choices import KeyMode, Rule, Scope
+from hillinfer_model.golden_launch import run_score_launch
+from hillinfer_model.kernel_spec import KernelSpec, ProductStyle
+
+
+def threads(**depths):
+    return replace(csim("threads")(), depths=depths)
+
+
+def error_type():
+    csim("threads")()
+    from hillinfer_hw.csim import CsimError
+
+    return CsimError
+
+
+def cast_launch(tokens):
+    """FP16 heads of 80 channels: two and a half beats, so that the third tells the exponent."""
+    spec = small_spec("half-beat", KeyMode.FP16, Rule.WEIGHT_SUM)
+    return spec, random_launch(spec, Scope.LAYER, tokens)
+
+
+def assert_equal(found, expected):
+    assert np.array_equal(found.output, expected.output)
+    assert np.array_equal(found.status, expected.status)
+
+
+def test_a_fifo_that_is_too_shallow_deadlocks_and_is_named():
+    spec, launch = cast_launch([20, 3])
+    with pytest.raises(error_type(), match=r"DEADLOCK.* centred is full \(1 of 1") as error:
+        threads(centred=1).score(spec, launch)
+    assert "exponents_to_round is empty" in str(error.value)
+
+
+def test_one_place_more_is_enough():
+    spec, launch = cast_launch([20, 3])
+    found = threads(centred=2).score(spec, launch)
+    assert_equal(found, run_score_launch(spec, launch))
+
+
+def test_a_kernel_runs_again_after_a_deadlock():
+    spec, launch = cast_launch([20, 3])
+    shallow = threads(centred=1)
+    for _ in range(2):
+        with pytest.raises(error_type(), match="DEADLOCK"):
+            shallow.score(spec, launch)
+    # Nothing is in the FIFOs when no segment has tokens.
+    empty = random_launch(spec, Scope.LAYER, [0, 0])
+    assert_equal(shallow.score(spec, empty), run_score_launch(spec, empty))
+
+
+def test_many_empty_segments_do_not_block_the_ones_around_them():
+    """More empty segments than a command FIFO holds, between two that are computed."""
+    spec, launch = cast_launch([20, *[0] * 12, 3, *[1] * 9])
+    assert_equal(threads().score(spec, launch), run_score_launch(spec, launch))
+
+
+def test_a_write_beside_a_buffer_is_an_error():
+    """The last segment's scores point behind the buffer, which a kernel cannot know."""
+    spec, launch = cast_launch([16])
+    beats = launch.scores.shape[0]
+    segments = launch.segments.copy()
+    segments[0, 16:24] = np.frombuffer(beats.to_bytes(8, "little"), dtype=np.uint8)
+    with pytest.raises(error_type(), match="a write beside the output buffer"):
+        csim("sequential")().score(spec, replace(launch, segments=segments))
+
+
+@pytest.mark.parametrize(
+    ("write", "said"),
+    [("", "read while empty"), ("s.write(1); s.write(2);", "leftover data")],
+)
+def test_what_a_stream_complains_about_is_an_error(write, said):
+    """The vendor's streams complain on standard output; the simulation must hear it."""
+    csim("sequential")()
+    import ctypes
+
+    from hillinfer_hw.csim import stdout_of_libraries
+    from hillinfer_hw.csim_build import compile_sources
+
+    source = (
+        "#include <hls_stream.h>\n"
+        f'extern "C" void talk() {{ hls::stream<int> s("s"); {write} s.read(); }}\n'
+    )
+    library = ctypes.CDLL(str(compile_sources("talk.cpp", {"talk.cpp": source}, [])))
+    with stdout_of_libraries() as heard:
+        library.talk()
+    assert said in heard[0]
+
+
+@pytest.mark.parametrize("scope", Scope)
+@pytest.mark.parametrize(
+    ("mode", "style"),
+    [
+        (KeyMode.INT8, ProductStyle.LUT),
+        (KeyMode.INT4, ProductStyle.DSP),
+        (KeyMode.INT2, ProductStyle.DSP),
+        (KeyMode.FP16, ProductStyle.LUT),
+    ],
+)
+def test_the_other_product_style_gives_the_same_scores(mode, style, scope):
+    spec = KernelSpec(64, 1, 3, key_mode=mode, product_style=style, segment_tokens=512)
+    launch = random_launch(spec, scope, [70, 9])
+    assert_equal(csim("sequential")().score(spec, launch), run_score_launch(spec, launch))
+
+
+def test_score_blocks_shorter_than_a_segment():
+    spec = KernelSpec(64, 2, 1, segment_tokens=512, block_tokens=32)
+    launch = random_launch(spec, Scope.LAYER, [100, 512, 31])
+    assert_equal(csim("sequential")().score(spec, launch), run_score_launch(spec, launch))
+
+
+def test_shadows_of_many_short_segments_with_many_heads():
+    """Exponents of two segments wait at once; a FIFO that holds one segment's only deadlocks."""
+    spec = KernelSpec(64, 24, 1, key_mode=KeyMode.INT4, segment_tokens=512)
+    launch = random_shadow_launch(spec, [1] * 5 + [65, 1, 1], 5)
+    from hillinfer_model.golden_launch import run_shadow_launch
+
+    assert_equal(threads().make_shadow(spec, launch), run_shadow_launch(spec, launch))
+    with pytest.raises(error_type(), match=r"exponent_beats is full \(4 of 4"):
+        threads(exponent_beats=4).make_shadow(spec, launch)
