@@ -180,6 +180,95 @@ module score_core #(
           .tile_token(beat_tile_token),
           .tile_exponents(load_exponents)
       );
+    end else begin : g_rows
+      // Three cycles from a beat's leaving the cast, so that its codes come two later still.
+      logic leaves, first, last, split, spare, slot, row_start, row_done, segment_end, row_end;
+      logic statistics_done;
+      logic [HEAD_BITS-1:0] head;
+      logic [WORD_BITS-1:0] word;
+      logic [15:0] token;
+      logic [11:0] row;
+      logic [3:0] row_last, token_late;
+      logic [7:0] low_exponent;
+      head_cast #(
+          .SLICES(SLICES),
+          .KV(KV),
+          .CODE_BITS(8)
+      ) cast_rows (
+          .clk(clk),
+          .rst(rst),
+          .write_slot(write_slot),
+          .statistics_write(statistics_write),
+          .statistics_word(statistics_word),
+          .statistics_data(load_data),
+          .next_valid(next_valid),
+          .next_ready(next_ready),
+          .next_tokens(next_tokens),
+          .next_row(next_row),
+          .next_slot(next_slot),
+          .key_valid(key_valid),
+          .key_ready(key_ready),
+          .key_data(key_data),
+          .statistics_done(statistics_done),
+          .room(credit_available),
+          .beat(leaves),
+          .first(first),
+          .last(last),
+          .split(split),
+          .spare(spare),
+          .head(head),
+          .word(word),
+          .slot(slot),
+          .token(token),
+          .row_start(row_start),
+          .row_done(row_done),
+          .segment_end(segment_end),
+          .position_row(row),
+          .row_last(row_last),
+          .low_exponent(low_exponent),
+          .codes(codes2)
+      );
+      assign row_end = segment_end || &token[3:0];
+      assign take_credit = leaves && last && row_end && (scope || 32'(head) == KV - 1);
+      pulse_line #(
+          .CYCLES(3)
+      ) beat_line (
+          .clk(clk),
+          .rst(rst),
+          .in (leaves),
+          .out(beat_codes)
+      );
+      delay_line #(
+          .WIDTH (HEAD_BITS + WORD_BITS + 26),
+          .CYCLES(3)
+      ) beat_flags (
+          .clk(clk),
+          .in({
+            head, word, first, last, split, slot, token[3:0], row, row_end, segment_end, row_last
+          }),
+          .out({
+            beat_head,
+            beat_word,
+            beat_first,
+            beat_last,
+            beat_split,
+            beat_slot,
+            token_late,
+            beat_row,
+            beat_row_end,
+            beat_segment_end,
+            beat_row_last
+          })
+      );
+      assign beat_tile_token = {2'b00, token_late};
+      delay_line #(
+          .WIDTH (8),
+          .CYCLES(TOTAL_AT + 2)
+      ) exponent_line (
+          .clk(clk),
+          .in (low_exponent),
+          .out(load_exponents)
+      );
     end
   endgenerate
 
