@@ -22,23 +22,26 @@ class Preset:
         KV heads of one layer.
     group_size
         Query heads per KV head (G).
+    layers
+        Layers, each with a shadow of its own.
     """
 
     head_dim: int
     kv_heads: int
     group_size: int
+    layers: int
 
 
 PRESETS = MappingProxyType(
     {
-        "smollm2-135m": Preset(64, 3, 3),
-        "qwen2.5-0.5b": Preset(64, 2, 7),
-        "opt-2.7b": Preset(80, 32, 1),
-        "phi-3-mini": Preset(96, 32, 1),
-        "llama-3.1-8b": Preset(128, 8, 4),
-        "opt-6.7b": Preset(128, 32, 1),
-        "llama-13b": Preset(128, 40, 1),
-        "gemma-2b": Preset(256, 1, 8),
+        "smollm2-135m": Preset(64, 3, 3, 30),
+        "qwen2.5-0.5b": Preset(64, 2, 7, 24),
+        "opt-2.7b": Preset(80, 32, 1, 32),
+        "phi-3-mini": Preset(96, 32, 1, 32),
+        "llama-3.1-8b": Preset(128, 8, 4, 32),
+        "opt-6.7b": Preset(128, 32, 1, 32),
+        "llama-13b": Preset(128, 40, 1, 40),
+        "gemma-2b": Preset(256, 1, 8, 18),
     }
 )
 

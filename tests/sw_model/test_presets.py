@@ -5,22 +5,22 @@ from hillinfer_model.choices import KeyMode, Rule
 from hillinfer_model.kernel_spec import KernelSpec, ProductStyle
 from hillinfer_model.presets import PRESETS, Preset, preset_spec
 
-# From the models' own configuration files: head_dim, KV heads, query heads.
+# From the models' own configuration files: head_dim, KV heads, query heads, layers.
 HEADS = {
-    "smollm2-135m": (64, 3, 9),
-    "qwen2.5-0.5b": (64, 2, 14),
-    "opt-2.7b": (80, 32, 32),
-    "phi-3-mini": (96, 32, 32),
-    "llama-3.1-8b": (128, 8, 32),
-    "opt-6.7b": (128, 32, 32),
-    "llama-13b": (128, 40, 40),
-    "gemma-2b": (256, 1, 8),
+    "smollm2-135m": (64, 3, 9, 30),
+    "qwen2.5-0.5b": (64, 2, 14, 24),
+    "opt-2.7b": (80, 32, 32, 32),
+    "phi-3-mini": (96, 32, 32, 32),
+    "llama-3.1-8b": (128, 8, 32, 32),
+    "opt-6.7b": (128, 32, 32, 32),
+    "llama-13b": (128, 40, 40, 40),
+    "gemma-2b": (256, 1, 8, 18),
 }
 
 
 def test_presets_have_the_models_shapes():
     found = {
-        name: (preset.head_dim, preset.kv_heads, preset.kv_heads * preset.group_size)
+        name: (preset.head_dim, preset.kv_heads, preset.kv_heads * preset.group_size, preset.layers)
         for name, preset in PRESETS.items()
     }
     assert found == HEADS
@@ -42,4 +42,4 @@ def test_an_unknown_preset_is_refused_with_the_known_ones():
 
 def test_the_table_cannot_be_changed():
     with pytest.raises(TypeError):
-        PRESETS["mine"] = Preset(64, 1, 1)
+        PRESETS["mine"] = Preset(64, 1, 1, 1)

@@ -17,6 +17,7 @@ from hillinfer.cli.models import models
 from hillinfer.cli.pool_picture import pool_picture
 from hillinfer.cli.pools import pools
 from hillinfer.cli.quality import quality
+from hillinfer.cli.specs import specs
 from hillinfer.errors import BrokenRunError, HillInferError
 
 EXIT_BROKEN = 1
@@ -37,6 +38,7 @@ app.command()(models)
 app.command()(quality)
 app.command()(pools)
 app.command()(pool_picture)
+app.command()(specs)
 
 
 @app.callback(invoke_without_command=True)

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cycles that the stages of a kernel take: what the cycle model is made of beside memory.
+
+Taken from the SystemVerilog kernels in `hw/rtl`, whose pipeline depths they are; a kernel built by
+another flow has other depths and the same structure.
+"""
+
+from __future__ import annotations
+
+from hillinfer_model.choices import KeyMode, Rule
+from hillinfer_model.kernel_spec import SLICE_CHANNELS, KernelSpec
+
+# From the write of ap_start to the first descriptor's address.
+START = 5
+# Behind a read command: its FIFO, the burst on the address channel, the data's FIFO.
+READ_COMMAND = 4
+READ_DATA = 3
+# From a descriptor's arrival: check and record, then the blocks, the keys and the next descriptor
+# are asked for.
+BLOCK_COMMAND = 2
+KEY_COMMAND = 3
+NEXT_COMMAND = 5
+EMPTY_NEXT_COMMAND = 2
+# From a block's last word to the first key beat it is used for.
+BLOCK_READY = 3
+# The next descriptor is looked at when the last block's last beat is taken, before that beat has
+# been taken apart.
+LOAD_LEAD = 1
+# A closed output burst on its way to the bus, and a status beat after its response.
+WRITE_PATH = 5
+STATUS_PATH = 6
+# From the last response to ap_done.
+END = 1
+# Beats that the key FIFO holds, and bursts that may wait for the write bus: closed ones, and beats
+# in the datapath's own FIFO, which are bursts of one where heads have arrays of their own.
+KEY_FIFO_BEATS = 512
+WAITING_BURSTS = 32 + 32
+# Where in the memory's refresh period a launch starts: its arguments were written just before.
+REFRESH_PHASE = 80
+
+# Stages of the datapath.
+DOT = 10
+CAST = 16
+SCORE = {Rule.WEIGHT_SUM: 12, Rule.RAW_SUM: 6}
+SCORE_CODE = 5
+TUPLES = 3
+# From a row's last key beat to the shadow beats that hold its codes.
+SHADOW_DEPTH = 29
+
+
+def score_depth(spec: KernelSpec) -> int:
+    """Return the cycles from a tile's last key beat to its tuples."""
+    halves = 2 if spec.key_mode is KeyMode.FP16 else 1
+    steps = spec.padded_head_dim // SLICE_CHANNELS // halves
+    cast = CAST if spec.key_mode is KeyMode.FP16 else 0
+    return cast + DOT + halves + steps + SCORE[spec.rule] + SCORE_CODE + TUPLES
+
+
+def query_load(spec: KernelSpec) -> int:
+    """Return the cycles in which a query block is taken apart: a word per cycle."""
+    heads = spec.scored_heads
+    return 2 * heads + heads * (spec.padded_head_dim // SLICE_CHANNELS)
+
+
+def statistics_load(spec: KernelSpec) -> int:
+    """Return the cycles in which a statistics block is read: a beat per cycle."""
+    return spec.kv_heads * spec.padded_head_dim // SLICE_CHANNELS
