@@ -7,12 +7,15 @@ is missing and how to install it.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
+import pytest
 from launch_cases import usual_tokens
 from launch_oracle import OracleExecution
 
+from hillinfer_hw.rtl import RtlExecution
+from hillinfer_hw.verilate import ToolMissing, verilator_bin
 from hillinfer_model.golden_launch import run_score_launch, run_shadow_launch
 from hillinfer_model.kernel_spec import KernelSpec
 from hillinfer_model.presets import PRESETS, preset_spec
@@ -38,6 +41,25 @@ SMALL_SHAPES = {"two-heads": (64, 2, 2), "half-beat": (80, 1, 2), "padded": (50,
 def small_spec(name, key_mode, rule):
     shape = SMALL_SHAPES[name]
     return KernelSpec(*shape, key_mode=key_mode, rule=rule, segment_tokens=512)
+
+
+def small_rtl_spec(name, key_mode, rule):
+    """As `small_spec`; channels are padded by whoever lays out memory, not by the kernel."""
+    return replace(preset_like(small_spec(name, key_mode, rule)), block_tokens=64)
+
+
+def preset_like(spec):
+    """The spec with heads as wide as in memory and the product style of its presets."""
+    style = preset_spec("gemma-2b", spec.key_mode, spec.rule).product_style
+    return replace(spec, head_dim=spec.padded_head_dim, product_style=style)
+
+
+def rtl_execution():
+    try:
+        verilator_bin()
+    except ToolMissing as missing:
+        pytest.skip(str(missing))
+    return RtlExecution()
 
 
 @dataclass(frozen=True)
@@ -69,6 +91,8 @@ EXECUTIONS = [
         tokens=lambda spec: 75,
         reference=OracleExecution,
     ),
+    # A build takes most of a minute, so few shapes here; `make cocotb` runs all.
+    Entry("rtl", rtl_execution, tuple(SMALL_SHAPES), small_rtl_spec),
 ]
 
 

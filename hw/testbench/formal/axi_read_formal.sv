@@ -37,7 +37,7 @@ module axi_read_formal #(
     always @(*) begin
         assume (command_beats != 0 && command_rows != 0);
         assume (!(ORDER != 0 && stop));
-        if (ORDER != 0) assume (command_beats < 4 && command_rows < 3);
+        if (ORDER != 0) assume (command_beats < 4 && command_rows < 3 && command_stride < 16);
     end
     logic command_waited = 1'b0, stopped = 1'b0;
     always @(posedge clk) begin
