@@ -117,11 +117,16 @@ module axi_read #(
     end
 
     // Data. The reservation keeps the FIFO from being full when a beat comes.
-    logic unused_ready;
+    logic room;
     assign rready = 1'b1;
     fifo #(.WIDTH(DATA + 1), .DEPTH(DEPTH)) data (
         .clk(clk), .rst(rst),
-        .in_valid(rvalid && !stop), .in_ready(unused_ready),
+        .in_valid(rvalid && !stop), .in_ready(room),
         .in_data({rresp != 2'b00, rdata}),
         .out_valid(out_valid), .out_ready(out_ready), .out_data({out_error, out_data}));
+
+`ifdef FORMAL
+    always @(posedge clk)
+        if (!rst && rvalid && !stop) fifo_never_overflows: assert (room);
+`endif
 endmodule

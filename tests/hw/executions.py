@@ -7,13 +7,15 @@ is missing and how to install it.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import pytest
 from launch_cases import usual_tokens
 from launch_oracle import OracleExecution
 
+from hillinfer_hw.rtl import RtlExecution
+from hillinfer_hw.verilate import ToolMissing, verilator_bin
 from hillinfer_model.golden_launch import run_score_launch, run_shadow_launch
 from hillinfer_model.kernel_spec import KernelSpec
 from hillinfer_model.presets import PRESETS, preset_spec
@@ -59,6 +61,25 @@ def csim(scheduling):
     return make
 
 
+def small_rtl_spec(name, key_mode, rule):
+    """As `small_spec`; channels are padded by whoever lays out memory, not by the kernel."""
+    return replace(preset_like(small_spec(name, key_mode, rule)), block_tokens=64)
+
+
+def preset_like(spec):
+    """The spec with heads as wide as in memory and the product style of its presets."""
+    style = preset_spec("gemma-2b", spec.key_mode, spec.rule).product_style
+    return replace(spec, head_dim=spec.padded_head_dim, product_style=style)
+
+
+def rtl_execution():
+    try:
+        verilator_bin()
+    except ToolMissing as missing:
+        pytest.skip(str(missing))
+    return RtlExecution()
+
+
 @dataclass(frozen=True)
 class Entry:
     """One execution.
@@ -91,6 +112,8 @@ EXECUTIONS = [
     # Compiling takes most of the time, so each runs one shape here; `make csim` runs all presets.
     Entry("csim", csim("sequential"), ("two-heads",), small_spec, presets=()),
     Entry("csim-threads", csim("threads"), ("half-beat",), small_spec, presets=()),
+    # A build takes most of a minute, so few shapes here; `make cocotb` runs all.
+    Entry("rtl", rtl_execution, tuple(SMALL_SHAPES), small_rtl_spec),
 ]
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from hillinfer_model.beats import Beats
 from hillinfer_model.choices import KeyMode
-from hillinfer_model.kernel_spec import KernelSpec
+from hillinfer_model.kernel_spec import BEAT_BYTES, KernelSpec
 from hillinfer_model.launch_result import STATUS_FILL, LaunchResult
 from hillinfer_model.score_launch import ScoreLaunch
 from hillinfer_model.shadow_launch import ShadowLaunch
@@ -59,17 +60,14 @@ class RtlSession:
         The kernel's.
     kernel
         `score_tokens` or `make_shadow`.
-    first_address
-        Where the buffers start in the card's memory, a multiple of 64.
+    library
+        The built kernel; None builds this project's.
     """
 
-    def __init__(
-        self, spec: KernelSpec, kernel: str, *, first_address: int = _FIRST_ADDRESS
-    ) -> None:
+    def __init__(self, spec: KernelSpec, kernel: str, *, library: Path | None = None) -> None:
         self._spec = spec
         self._kernel = kernel
-        self._first_address = first_address
-        self._session = Session(build(render_rtl(spec, kernel)))
+        self._session = Session(library or build(render_rtl(spec, kernel)))
 
     def close(self) -> None:
         """End the simulation."""
@@ -83,6 +81,7 @@ class RtlSession:
         expected: Beats | None = None,
         reset_at: int = 0,
         max_cycles: int | None = None,
+        offset_beats: int = 0,
     ) -> RtlRun:
         """Run one launch.
 
@@ -100,6 +99,8 @@ class RtlSession:
         max_cycles
             After that many the launch counts as hung; None for a bound that no memory here
             needs.
+        offset_beats
+            How far behind a multiple of 4,096 bytes each buffer starts.
 
         Raises
         ------
@@ -111,7 +112,7 @@ class RtlSession:
         inputs, output_name, output, scalars = _arguments(self._spec, launch)
         status = np.full((launch.segments.shape[0], 64), STATUS_FILL, dtype=np.uint8)
         contents = {**inputs, output_name: output.copy(), "status": status}
-        regions = self._place(contents, {output_name, "status"})
+        regions = _place(contents, {output_name, "status"}, offset_beats)
         offsets = argument_offsets(self._spec, self._kernel)
         registers = []
         for name, region in regions.items():
@@ -138,15 +139,6 @@ class RtlSession:
         exponents = 0 if is_shadow else _exponent_beats(self._spec, launch.segments, result.status)
         beats = outcome.read_beats[0]
         return RtlRun(result, outcome, beats, beats - exponents)
-
-    def _place(self, contents: Mapping[str, Beats], written: set[str]) -> dict[str, Region]:
-        """Give every buffer its address, with pages between them that nobody owns."""
-        regions = {}
-        address = self._first_address
-        for name, content in contents.items():
-            regions[name] = Region(address, np.ascontiguousarray(content), name in written)
-            address += -(-content.nbytes // PAGE) * PAGE + _GAP
-        return regions
 
 
 @dataclass(frozen=True)
@@ -220,6 +212,16 @@ def check_outcome(outcome: Outcome) -> list[str]:
         if getattr(outcome, name):
             faults.append(f"{name.replace('_', ' ')}: {getattr(outcome, name)}")
     return faults
+
+
+def _place(contents: Mapping[str, Beats], written: set[str], offset: int) -> dict[str, Region]:
+    """Give every buffer its address, with pages between them that nobody owns."""
+    regions = {}
+    address = _FIRST_ADDRESS + BEAT_BYTES * offset
+    for name, content in contents.items():
+        regions[name] = Region(address, np.ascontiguousarray(content), name in written)
+        address += -(-content.nbytes // PAGE) * PAGE + _GAP
+    return regions
 
 
 def _arguments(

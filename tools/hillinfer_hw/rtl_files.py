@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hillinfer_model.choices import KeyMode, Rule
+from hillinfer_model.hardware_spec import check_hardware_spec
 from hillinfer_model.kernel_spec import KernelSpec, ProductStyle
 from hillinfer_model.status_beat import HASH_BYTES
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -19,8 +20,6 @@ RTL = ROOT / "hw" / "rtl"
 KERNELS = ("score_tokens", "make_shadow")
 BUNDLES = ("gmem0", "gmem1", "gmem2")
 FIRST_ARGUMENT = 0x10
-MAX_HARDWARE_KV_HEADS = 40
-MAX_HARDWARE_GROUP = 8
 
 
 @dataclass(frozen=True)
@@ -116,7 +115,7 @@ def render_rtl(spec: KernelSpec, kernel: str) -> RtlSource:
     ValueError
         Where hardware cannot have the spec, or the key mode has no such kernel.
     """
-    check_hardware_spec(spec, kernel)
+    _check(spec, kernel)
     environment = Environment(
         loader=FileSystemLoader(RTL), undefined=StrictUndefined, keep_trailing_newline=True
     )
@@ -162,23 +161,9 @@ def rtl_context(spec: KernelSpec, kernel: str) -> dict[str, Any]:
     }
 
 
-def check_hardware_spec(spec: KernelSpec, kernel: str) -> None:
-    """Refuse a spec that no kernel can be rendered from.
-
-    Raises
-    ------
-    ValueError
-        With the field, its value and what hardware takes.
-    """
+def _check(spec: KernelSpec, kernel: str) -> None:
     if kernel not in KERNELS:
         raise ValueError(f"no kernel is named {kernel!r}; there are {', '.join(KERNELS)}")
     if kernel == "make_shadow" and spec.key_mode is KeyMode.FP16:
         raise ValueError("key mode fp16 scores rows as they are: it has no make_shadow")
-    if spec.kv_heads > MAX_HARDWARE_KV_HEADS:
-        raise ValueError(f"kv_heads={spec.kv_heads}: hardware takes 1..{MAX_HARDWARE_KV_HEADS}")
-    if spec.group_size > MAX_HARDWARE_GROUP:
-        raise ValueError(f"group_size={spec.group_size}: hardware takes 1..{MAX_HARDWARE_GROUP}")
-    if spec.block_tokens % 16:
-        raise ValueError(f"block_tokens={spec.block_tokens} is not a multiple of 16")
-    if spec.product_style is ProductStyle.MIXED:
-        raise ValueError("product_style=mixed: hardware takes dsp or lut")
+    check_hardware_spec(spec)

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Simulated kernels for tests: a small one, and mutants of it."""
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from hillinfer_hw.build_cache import cached
+from hillinfer_hw.rtl import RtlSession
+from hillinfer_hw.rtl_files import render_rtl
+from hillinfer_hw.verilate import ToolMissing, build
+from hillinfer_model.choices import KeyMode, Rule
+from hillinfer_model.kernel_spec import KernelSpec
+
+# Several blocks per segment, and builds in seconds.
+SMALL = KernelSpec(
+    64, 2, 1, key_mode=KeyMode.INT8, rule=Rule.RAW_SUM, segment_tokens=512, block_tokens=64
+)
+
+
+@cache
+def session(kernel="score_tokens", spec=SMALL):
+    """A kernel from power-up on; tests of one process share it, so launches follow launches."""
+    try:
+        return RtlSession(spec, kernel)
+    except ToolMissing as missing:
+        pytest.skip(str(missing))
+
+
+def mutant(file, old, new, kernel="score_tokens", spec=SMALL):
+    """A kernel with one line of one source changed."""
+    source = render_rtl(spec, kernel)
+    path = next(path for path in source.files if path.name == file)
+    text = path.read_text()
+    assert text.count(old) == 1, f"{file} has {text.count(old)} times {old!r}"
+    changed = text.replace(old, new)
+
+    def write(folder: Path):
+        (folder / file).write_text(changed)
+
+    own = cached("rtl-mutants", [changed.encode()], write) / file
+    files = tuple(own if each == path else each for each in source.files)
+    try:
+        library = build(replace(source, files=files))
+    except ToolMissing as missing:
+        pytest.skip(str(missing))
+    return RtlSession(spec, kernel, library=library)
