@@ -13,8 +13,10 @@ def pairwise(factors):
     Parameters
     ----------
     factors
-        A list of lists of values.
+        A list of lists of values; where one is empty there are no rows.
     """
+    if not all(factors):
+        return []
     sizes = range(len(factors))
     missing = {
         (a, i, b, j)
