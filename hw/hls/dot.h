@@ -16,6 +16,7 @@ namespace hillinfer {
 inline void dot_shadow(hls::stream<WorkCommand> &commands, hls::stream<QueryWord> &queries,
                        hls::stream<Beat> &code_beats, hls::stream<SumWord> &sums) {
     QueryWord held[2][TOKEN_SLICES];
+#pragma HLS AGGREGATE variable=held
     HeadSum partial[TILE_TOKENS][GROUP_HEADS];
 #pragma HLS ARRAY_PARTITION variable=partial complete dim=0
     int slot = 0;
@@ -86,6 +87,8 @@ inline void dot_rows(hls::stream<WorkCommand> &commands, hls::stream<QueryWord> 
     // Slices 2n and 2n + 1 lie in banks of their own, because they are read together.
     QueryWord even[2][ROW_BEATS];
     QueryWord odd[2][ROW_BEATS];
+#pragma HLS AGGREGATE variable=even
+#pragma HLS AGGREGATE variable=odd
     HeadSum partial[GROUP_HEADS];
 #pragma HLS ARRAY_PARTITION variable=partial complete dim=0
     int slot = 0;

@@ -28,6 +28,7 @@ order_segments:
             exponents[b] = block_beats.read();
         }
         HeadWord head;
+#pragma HLS AGGREGATE variable=head
         int group_head = 0;
     order_heads:
         // recurrence: the word being filled, one register per field; distance 1
@@ -42,6 +43,7 @@ order_segments:
         }
         Beat beat = 0;
         QueryWord word;
+#pragma HLS AGGREGATE variable=word
         group_head = 0;
     order_codes:
         // recurrence: the word being filled, one register per field; distance 1

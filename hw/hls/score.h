@@ -12,6 +12,7 @@ inline void score_tiles(uint32_t scope, hls::stream<WorkCommand> &commands,
                         hls::stream<HeadWord> &heads, hls::stream<SumWord> &sums,
                         hls::stream<ExponentWord> &exponents, hls::stream<TotalWord> &totals) {
     HeadWord held[2][KV_HEADS];
+#pragma HLS AGGREGATE variable=held
     Total total[TILE_TOKENS];
     bool invalid[TILE_TOKENS];
 #pragma HLS ARRAY_PARTITION variable=total complete dim=0
@@ -39,6 +40,9 @@ score_segments:
         SumWord sum;
         ExponentWord exponent;
         HeadWord head;
+#pragma HLS AGGREGATE variable=sum
+#pragma HLS AGGREGATE variable=exponent
+#pragma HLS AGGREGATE variable=head
     score_steps:
         // recurrence: totals of a tile, one saturating 48-bit addition; distance 1
         for (uint32_t n = 0; n < steps; ++n) {

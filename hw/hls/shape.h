@@ -67,6 +67,9 @@ typedef ap_int<CODE_BITS> KeyCode;
 typedef ap_int<20> SliceSum;
 typedef ap_int<23> HeadSum;
 
+// Words are read and written whole, in one cycle: memories and registers of them are AGGREGATEd,
+// so that a word is one wide number and not one memory per field.
+
 // The query codes of one KV head and slice, for every query head that reads that KV head.
 struct QueryWord {
     QueryCode code[GROUP_HEADS][SLICE_CHANNELS];

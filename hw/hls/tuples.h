@@ -25,6 +25,8 @@ code_segments:
         int part = 0;
         TotalWord in;
         CodeWord out;
+#pragma HLS AGGREGATE variable=in
+#pragma HLS AGGREGATE variable=out
     code_steps:
         // recurrence: the word being filled, one register per field; distance 1
         for (uint32_t n = 0; n < steps; ++n) {

@@ -110,7 +110,7 @@ EXECUTIONS = [
         reference=OracleExecution,
     ),
     # Compiling takes most of the time, so each runs one shape here; `make csim` runs all presets.
-    Entry("csim", csim("sequential"), ("two-heads",), small_spec, presets=()),
+    Entry("csim", csim("sequential"), ("two-heads",), small_spec, presets=("smollm2-135m",)),
     Entry("csim-threads", csim("threads"), ("half-beat",), small_spec, presets=()),
     # A build takes most of a minute, so one shape here; `make cocotb` runs all presets.
     Entry("rtl", rtl_execution, ("half-beat",), small_rtl_spec, presets=()),

@@ -100,6 +100,12 @@ HEADER_MUTANTS = {
         "// sums",
         "dot_beats does not state its recurrence",
     ),
+    "fields apart": (
+        "dot.h",
+        r"#pragma HLS AGGREGATE variable=held\n",
+        "",
+        "memory held is not AGGREGATEd",
+    ),
     "floating point": ("score.h", r"int part = 0;", "float part = 0;", "float has no place"),
     "reads and writes": (
         "split.h",

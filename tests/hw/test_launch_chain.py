@@ -32,6 +32,8 @@ ENTRIES = {entry.name: entry for entry in EXECUTIONS}
 def rows_of(*shape_names):
     for name, entry in ENTRIES.items():
         shapes = [shape for shape in shape_names if shape in entry.presets]
+        if not shapes:
+            continue
         for shape, mode, rule, scope in pairwise([shapes, list(KeyMode), list(Rule), list(Scope)]):
             spec = preset_spec(shape, mode, rule)
             yield pytest.param(name, spec, scope, id="-".join((name, shape, mode, rule, scope)))

@@ -21,6 +21,7 @@ _ANY_LOOP = re.compile(r"^ *(?:for|while|do)\b.*\{$", re.MULTILINE)
 _RECURRENCE = re.compile(r"// recurrence: (none|.+; distance .+)$", re.MULTILINE)
 _INTERVAL = re.compile(r"#pragma HLS PIPELINE II=(\d+)")
 _LINEAR_TERM = re.compile(r"^[A-Za-z_][\w.]*$|^\d+$")
+_WORD_MEMORY = re.compile(r"^ +\w+Word (\w+)\[", re.MULTILINE)
 _FLOATS = re.compile(r"\b(?:float|double|half|volatile|malloc|new|std::vector)\b")
 
 
@@ -191,9 +192,9 @@ def _pointers(top: str, functions: Mapping[str, tuple[list[str], str]]) -> Itera
         if len(users) != 1:
             yield f"{name} is used by {users}, not by one process"
         owners[bundle.group(1)].update(users)
-    for bundle, processes in owners.items():
+    for shared, processes in owners.items():
         if len(processes) != 1:
-            yield f"bundle {bundle} is shared by {sorted(processes)}"
+            yield f"bundle {shared} is shared by {sorted(processes)}"
     for pragma in ("s_axilite port=return", "ap_ctrl_chain port=return"):
         if f"#pragma HLS INTERFACE {pragma}\n" not in top:
             yield f"the top lacks INTERFACE {pragma}"
@@ -212,6 +213,9 @@ def _process(name: str, parameters: list[str], body: str) -> Iterator[str]:
         interval = _INTERVAL.search(_own_lines(inner))
         if not holds_loops and interval is None:
             yield f"{name}: innermost loop {loop.group(2)} has no PIPELINE with an II"
+    for memory in _WORD_MEMORY.findall(body):
+        if f"#pragma HLS AGGREGATE variable={memory}\n" not in body:
+            yield f"{name}: memory {memory} is not AGGREGATEd, so its fields are memories apart"
     for parameter in parameters:
         if "*" not in parameter:
             continue
