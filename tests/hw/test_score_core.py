@@ -65,12 +65,12 @@ def test_a_key_beat_per_cycle(case, tmp_path):
         assert run.key_cycles == len(streams.keys)
 
 
-@pytest.mark.parametrize("stream", ["load", "keys"])
-def test_a_flipped_bit_shows(stream, tmp_path):
-    spec, built = core(*CORES[0])
+# One bit of an addend; one bit of a token's exponent.
+@pytest.mark.parametrize(("stream", "byte"), [("load", 1), ("keys", 0)])
+def test_a_flipped_bit_shows(stream, byte, tmp_path):
+    spec, built = core(*CORES[-1])
     streams = segments(spec, Scope.LAYER, adversarial=False)
-    beat = getattr(streams, stream)[-1].copy()
-    # A high bit of a token's last code, or of a query code.
-    beat[0] ^= 0x40
-    getattr(streams, stream)[-1] = beat
+    beat = getattr(streams, stream)[0].copy()
+    beat[byte] ^= 0x10
+    getattr(streams, stream)[0] = beat
     assert run_core(tmp_path, *built, streams).out != streams.out

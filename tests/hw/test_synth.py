@@ -12,6 +12,7 @@ from hillinfer_hw.synth import (
     synthesise,
     yosys_installed,
 )
+
 from hillinfer_model.choices import KeyMode, Rule
 from hillinfer_model.kernel_spec import KernelSpec, ProductStyle
 

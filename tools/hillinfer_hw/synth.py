@@ -46,7 +46,20 @@ _LUTS = {f"LUT{inputs}": 1 for inputs in range(1, 7)} | {
 }
 _FLIP_FLOPS = ("FDRE", "FDSE", "FDCE", "FDPE", "LDCE", "LDPE")
 # Cells that take none of what is counted.
-_FREE = ("CARRY4", "CARRY8", "MUXF7", "MUXF8", "MUXF9", "INV", "BUFG", "IBUF", "OBUF", "VCC", "GND")
+_FREE = (
+    "$scopeinfo",
+    "CARRY4",
+    "CARRY8",
+    "MUXF7",
+    "MUXF8",
+    "MUXF9",
+    "INV",
+    "BUFG",
+    "IBUF",
+    "OBUF",
+    "VCC",
+    "GND",
+)
 
 
 @dataclass(frozen=True)
