@@ -109,7 +109,7 @@ class RtlSession:
         """
         if isinstance(launch, ScoreLaunch) != (self._kernel == "score_tokens"):
             raise ValueError(f"a {type(launch).__name__} is no launch of {self._kernel}")
-        inputs, output_name, output, scalars = _arguments(self._spec, launch)
+        inputs, output_name, output, scalars = launch_arguments(self._spec, launch)
         status = np.full((launch.segments.shape[0], 64), STATUS_FILL, dtype=np.uint8)
         contents = {**inputs, output_name: output.copy(), "status": status}
         regions = _place(contents, {output_name, "status"}, offset_beats)
@@ -224,7 +224,7 @@ def _place(contents: Mapping[str, Beats], written: set[str], offset: int) -> dic
     return regions
 
 
-def _arguments(
+def launch_arguments(
     spec: KernelSpec, launch: ScoreLaunch | ShadowLaunch
 ) -> tuple[dict[str, Beats], str, Beats, dict[str, int]]:
     """Return the buffers that are read, the written one's name and content, and the scalars."""
