@@ -114,7 +114,6 @@ def run_bench(source: RtlSource, case: Path, simulator: str, folder: Path) -> Be
             extra_env={
                 "HILLINFER_MANIFEST": str(manifest),
                 "HILLINFER_CASE": str(case),
-                "PYTHONPATH": os.pathsep.join((str(BENCH), os.environ.get("PYTHONPATH", ""))),
             },
             log_file=folder / "test.log",
         )
@@ -134,10 +133,11 @@ def _environment(simulator: str) -> Iterator[None]:
         flags = os.environ.get("MAKEFLAGS", "")
         os.environ["MAKEFLAGS"] = f"{flags} CFG_CXXFLAGS_PCH_I=-include".strip()
     os.environ["PATH"] = os.pathsep.join(parts)
-    sys_path = os.pathsep.join((str(BENCH), os.environ.get("PYTHONPATH", "")))
-    os.environ["PYTHONPATH"] = sys_path
+    # The runner hands the simulator this process's search path.
+    sys.path.insert(0, str(BENCH))
     try:
         yield
     finally:
+        sys.path.remove(str(BENCH))
         os.environ.clear()
         os.environ.update(before)

@@ -13,7 +13,14 @@ import cocotb
 import numpy as np
 from cocotb.clock import Clock
 from cocotb.triggers import ClockCycles, RisingEdge, with_timeout
-from cocotbext.axi import AxiBus, AxiLiteBus, AxiLiteMaster, AxiRamRead, AxiRamWrite, SparseMemory
+from cocotbext.axi import (
+    AxiBus,
+    AxiLiteBus,
+    AxiLiteMaster,
+    AxiSlaveRead,
+    AxiSlaveWrite,
+    SparseMemoryRegion,
+)
 from cocotbext.axi.axi_channels import AxiARSink, AxiAWSink
 
 # Vitis makes AxLOCK two bits wide; the bus model knows one.
@@ -34,15 +41,17 @@ class Bench:
 
     def __init__(self, dut):
         self.dut = dut
-        self.memory = SparseMemory(2**40)
+        region = SparseMemoryRegion(2**40)
+        self.memory = region.mem
         self.channels = []
         for prefix in MANIFEST["bundles"].values():
             bus = AxiBus.from_prefix(dut, prefix)
-            for ram, parts in (
-                (AxiRamRead(bus.read, dut.ap_clk, dut.ap_rst_n, False, mem=self.memory), "ar r"),
-                (AxiRamWrite(bus.write, dut.ap_clk, dut.ap_rst_n, False, mem=self.memory), "aw w b"),
+            for slave, half, parts in (
+                (AxiSlaveRead, bus.read, "ar r"),
+                (AxiSlaveWrite, bus.write, "aw w b"),
             ):
-                self.channels += [getattr(ram, f"{part}_channel") for part in parts.split()]
+                port = slave(half, dut.ap_clk, dut.ap_rst_n, region, reset_active_level=False)
+                self.channels += [getattr(port, f"{part}_channel") for part in parts.split()]
         self.control = AxiLiteMaster(
             AxiLiteBus.from_prefix(dut, "s_axi_control"), dut.ap_clk, dut.ap_rst_n, False
         )
