@@ -2,13 +2,13 @@
 """Protocol, register map, back-to-back runs, stalls, reset and interrupt, in cocotb."""
 
 import pytest
-from launch_cases import random_launch
-from rtl_kernels import SMALL
-
 from hillinfer_hw.cocotb_bench import run_bench, save_case
 from hillinfer_hw.rtl import launch_arguments
 from hillinfer_hw.rtl_files import render_rtl
-from hillinfer_hw.verilate import ToolMissing
+from hillinfer_hw.verilate import MissingToolError
+from launch_cases import random_launch
+from rtl_kernels import SMALL
+
 from hillinfer_model.choices import Scope
 from hillinfer_model.golden_launch import run_score_launch
 
@@ -31,7 +31,7 @@ def test_hand_written_rtl(simulator, tmp_path):
     save_case(case, {**inputs, name: output}, name, scalars, golden)
     try:
         result = run_bench(render_rtl(SMALL, "score_tokens"), case, simulator, tmp_path)
-    except ToolMissing as missing:
+    except MissingToolError as missing:
         pytest.skip(str(missing))
     assert not result.failed
     assert set(result.passed) == TESTS

@@ -11,14 +11,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from hillinfer_model.beats import Beats
-from hillinfer_model.launch_result import STATUS_FILL, LaunchResult
 
 from hillinfer_hw.build_cache import ROOT
 from hillinfer_hw.rtl_files import RtlSource
-from hillinfer_hw.verilate import ToolMissing, verilator_bin
+from hillinfer_hw.verilate import MissingToolError, verilator_bin
+from hillinfer_model.beats import Beats
+from hillinfer_model.launch_result import STATUS_FILL, LaunchResult
 
 BENCH = ROOT / "hw" / "testbench" / "cocotb"
 _BUILD_FLAGS = {
@@ -60,11 +61,12 @@ def save_case(
     golden
         After the launch.
     """
-    arrays = {f"buffer_{name}": content for name, content in buffers.items()}
+    arrays: dict[str, Any] = {f"buffer_{name}": content for name, content in buffers.items()}
     arrays["buffer_status"] = np.full_like(golden.status, STATUS_FILL)
     arrays |= {f"scalar_{name}": np.array(value) for name, value in scalars.items()}
     arrays |= {"golden_output": golden.output, "golden_status": golden.status}
-    np.savez(path, output_name=np.array(output_name), **arrays)
+    arrays["output_name"] = np.array(output_name)
+    np.savez(path, allow_pickle=False, **arrays)
 
 
 def run_bench(source: RtlSource, case: Path, simulator: str, folder: Path) -> BenchResult:
@@ -83,17 +85,17 @@ def run_bench(source: RtlSource, case: Path, simulator: str, folder: Path) -> Be
 
     Raises
     ------
-    ToolMissing
+    MissingToolError
         Without cocotb or the simulator.
     """
     try:
         from cocotb_tools.runner import get_runner
     except ImportError as error:
-        raise ToolMissing(
+        raise MissingToolError(
             "cocotb is missing: pip install cocotb==2.1.0 cocotbext-axi==0.1.28"
         ) from error
     if simulator == "icarus" and shutil.which("iverilog") is None:
-        raise ToolMissing("Icarus Verilog is missing: on Debian, apt install iverilog")
+        raise MissingToolError("Icarus Verilog is missing: on Debian, apt install iverilog")
     manifest = folder / "manifest.json"
     manifest.write_text(source.to_json())
     runner = get_runner(simulator)
@@ -117,7 +119,8 @@ def run_bench(source: RtlSource, case: Path, simulator: str, folder: Path) -> Be
             },
             log_file=folder / "test.log",
         )
-    passed, failed = [], []
+    passed: list[str] = []
+    failed: list[str] = []
     for test in ElementTree.parse(results).iter("testcase"):
         (passed if test.find("failure") is None else failed).append(test.attrib["name"])
     return BenchResult(tuple(passed), tuple(failed))

