@@ -1,35 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real keys for launches."""
+"""Real keys for launches, and the hardware's tools on the path."""
+
+import sys
+from pathlib import Path
 
 import pytest
 
-RECORDED_TOKENS = 1100
+sys.path.append(str(Path(__file__).parents[2] / "tools"))
 
 
 @pytest.fixture(scope="session")
 def recorded_layer(smollm2_folder):
     """One layer of the real model reading real text: FP16 keys (N, 3, 64), a query, the scaling."""
-    import numpy as np
-    from product_decode import Recorded
+    from recorded import record_layer
 
-    from hillinfer.models.loader import ModelOutline
-    from hillinfer.models.model_source import ModelSource
-    from hillinfer.models.number_type import NumberType
-    from hillinfer.policies.recent_only import RecentOnly
-    from hillinfer.quality.attention import selecting
-    from hillinfer.quality.prefix import Prefix
-    from hillinfer.quality.teacher_forcing import forced_logits
-    from hillinfer.quality.texts import standard_library_samples
-    from hillinfer.settings import Settings
-
-    outline = ModelOutline.read(ModelSource.locate(str(smollm2_folder), print), NumberType.FLOAT32)
-    model = outline.load().model
-    sample = standard_library_samples(outline.tokenizer, RECORDED_TOKENS)[0]
-    ids = list(sample.token_ids)[:RECORDED_TOKENS]
-    everything = Recorded(RecentOnly(Settings().changed(alpha=1.0)))
-    prefix = Prefix.read(model, ids[:-1])
-    with selecting(model):
-        forced_logits(model, prefix, ids[-1:], everything)
-    layer = everything.layers[len(everything.layers) // 2]
-    keys = layer.keys.float().numpy().astype(np.float16).view(np.uint16)
-    return keys, layer.queries[0].float().numpy(), layer.scaling
+    return record_layer(smollm2_folder)

@@ -113,7 +113,7 @@ def test_written_beats_are_the_shadow():
 
 
 @pytest.mark.parametrize("mode", list(KeyMode))
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", list(PRESETS))
 def test_a_further_segment_costs_its_beats_with_ideal_memory(preset, mode):
     spec = preset_spec(preset, mode, Rule.WEIGHT_SUM)
     few, more = (cycles(spec, [FULL] * count) for count in (4, 9))

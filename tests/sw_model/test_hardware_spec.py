@@ -16,7 +16,7 @@ from hillinfer_model.presets import PRESETS, preset_spec
 SOUND = KernelSpec(128, 40, 8, key_mode=KeyMode.FP16)
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", list(PRESETS))
 @pytest.mark.parametrize("mode", list(KeyMode))
 @pytest.mark.parametrize("rule", list(Rule))
 def test_every_preset_can_be_built(preset, mode, rule):

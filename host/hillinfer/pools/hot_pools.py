@@ -168,10 +168,21 @@ class HotPools:
         self._raise_failure()
 
     def when_settled(self, layer: int, done: Callable[[], None]) -> None:
-        """Call `done` from the background thread after what is under way in a layer."""
+        """Call `done` from the background thread after what is under way in a layer.
+
+        What it raises there, the next `settle` raises.
+        """
+
+        def settled(exchange: Exchange) -> None:
+            # A future only logs what its callbacks raise.
+            try:
+                done()
+            except BaseException as error:
+                self._failure = self._failure or error
+
         if self._under_way[layer]:
             # Also called where `close` cancels it.
-            self._under_way[layer][-1].add_done_callback(lambda exchange: done())
+            self._under_way[layer][-1].add_done_callback(settled)
         else:
             done()
 

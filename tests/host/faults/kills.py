@@ -28,6 +28,7 @@ from hillinfer.storage.leftovers import ScratchPath, sweep
 HANG_SECONDS = 120
 _SIGNALS = (signal.SIGKILL, signal.SIGINT, signal.SIGTERM)
 _WEIGHTS = (8, 1, 1)
+_CATCHABLE = {signal.SIGINT, signal.SIGTERM}
 
 
 @dataclass
@@ -60,10 +61,14 @@ class Child:
     def __init__(self, work: Callable[[Callable[[int], None]], list[int]]) -> None:
         self._from, into = os.pipe()
         sys.stdout.flush()
+        # An interrupt inside fork itself would break Python's own locks in the child, and no user
+        # can send one to a process that has not begun.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _CATCHABLE)
         self.pid = os.fork()
         if self.pid == 0:
             os.close(self._from)
             _as_child(work, into)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _CATCHABLE)
         os.close(into)
         self._said = b""
 
@@ -308,6 +313,7 @@ def _reset_signals() -> None:
     # A process that was started in the background ignores interrupts, and so would its children.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _CATCHABLE)
 
 
 def _say(into: int, text: str) -> None:

@@ -252,6 +252,24 @@ def test_nothing_under_way_is_told_at_once(make_pools):
     assert told == [1]
 
 
+def test_an_error_after_a_promotion_surfaces_at_a_later_use(make_pools):
+    policy = Gate()
+    _, pools = make_pools(20, policy=policy)
+    policy.opened.clear()
+    promote(pools, 0, range(30))
+
+    def done():
+        raise ZeroDivisionError("a broken policy")
+
+    pools.when_settled(0, done)
+    policy.opened.set()
+    # The thread is joined here, so what `done` raised is known afterwards.
+    pools.close()
+    with pytest.raises(ZeroDivisionError):
+        pools.settle(0)
+    pools.settle(0)
+
+
 def test_memory_given_up_meanwhile_waits_for_the_thread(make_pools):
     policy = Gate()
     accountant, pools = make_pools(20, policy=policy)

@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+// From FP16 keys to key codes, in integers only (scoring contract, section 2).
+//
+// The exponent of a head is known when its last channel has come, so centring and rounding are two
+// processes. The FIFO of centred channels between them must hold the beats of one head.
+#pragma once
+
+#include "commands.h"
+#include "rules.h"
+
+namespace hillinfer {
+
+// Channels of two slices after centring: D, in units of 2^(c - 14).
+struct CentredPair {
+    ap_int<25> distance[2][SLICE_CHANNELS];
+};
+
+// D = Y - M of one channel. Where the FP16 code is a NaN its magnitude counts as 0.
+inline ap_int<25> centre_channel(ap_uint<16> code, ap_uint<32> statistics, bool &is_nan) {
+#pragma HLS INLINE
+    constexpr int LIMIT = (1 << 23) - 1;
+    const ap_uint<5> biased = code.range(14, 10);
+    const ap_uint<10> fraction = code.range(9, 0);
+    const bool special = biased == 31;
+    is_nan = special && fraction != 0;
+    ap_uint<11> magnitude = fraction;
+    magnitude[10] = biased != 0;
+    ap_uint<5> exponent = biased == 0 ? ap_uint<5>(1) : biased;
+    if (special) {
+        magnitude = is_nan ? 0 : 2047;
+        exponent = is_nan ? 1 : 30;
+    }
+    const ap_int<8> scale = statistics.range(31, 24);
+    const ap_int<24> mean = statistics.range(23, 0);
+    const ap_int<10> shift = ap_int<10>(exponent) - ap_int<10>(scale) - 11;
+    // A left shift of 13 or more saturates every normal number; subnormal ones are shifted by 4 at
+    // most, since c is at least -14. A right shift of 11 leaves nothing.
+    const ap_uint<4> left = shift > 13 ? ap_int<10>(13) : shift;
+    const ap_uint<4> right = shift < -11 ? ap_int<10>(11) : ap_int<10>(-shift);
+    const ap_uint<24> shifted = shift >= 0 ? ap_uint<24>(ap_uint<24>(magnitude) << left)
+                                           : ap_uint<24>(magnitude >> right);
+    const ap_int<24> limited = shifted > LIMIT ? ap_uint<24>(LIMIT) : shifted;
+    const ap_int<25> value = code[15] ? ap_int<25>(-limited) : ap_int<25>(limited);
+    return value - mean;
+}
+
+// Centres rows and finds the exponent of every head.
+inline void centre_rows(hls::stream<WorkCommand> &commands, hls::stream<Beat> &statistics_beats,
+                        hls::stream<Beat> &keys, hls::stream<CentredPair> &centred,
+                        hls::stream<Exponents<1> > &exponents_to_round,
+                        hls::stream<Exponents<1> > &exponents_to_keep) {
+    constexpr int KEPT_BITS = CODE_BITS == 8 ? 7 : 3;
+    // Statistics of slices 2n and 2n + 1 lie in banks of their own, because they are read together.
+    Beat even[2][ROW_BEATS];
+    Beat odd[2][ROW_BEATS];
+    int slot = 0;
+    int loaded = 0;
+    WorkCommand c = commands.read();
+centre_segments:
+    // recurrence: none
+    while (!c.end) {
+#pragma HLS LOOP_TRIPCOUNT min=1 max=128
+    centre_missing_statistics:
+        // recurrence: none
+        for (int w = loaded; w < STATISTICS_BEATS; ++w) {
+#pragma HLS PIPELINE II=1
+            const Beat beat = statistics_beats.read();
+            if (w % 2 == 0) {
+                even[slot][w / 2] = beat;
+            } else {
+                odd[slot][w / 2] = beat;
+            }
+        }
+        loaded = 0;
+        const uint32_t beats = c.tokens * ROW_BEATS;
+        int row_beat = 0;
+        int slice = 0;
+        ap_uint<24> bits_so_far = 0;
+        bool nan_so_far = false;
+    centre_beats:
+        // recurrence: bits seen in a head, one OR; distance 1
+        for (uint32_t b = 0; b < beats; ++b) {
+#pragma HLS PIPELINE II=1
+            // One half of `even` and `odd` is read while the other is written.
+#pragma HLS DEPENDENCE variable=even type=inter false
+#pragma HLS DEPENDENCE variable=odd type=inter false
+            Beat coming;
+            if (loaded < STATISTICS_BEATS && statistics_beats.read_nb(coming)) {
+                if (loaded % 2 == 0) {
+                    even[1 - slot][loaded / 2] = coming;
+                } else {
+                    odd[1 - slot][loaded / 2] = coming;
+                }
+                ++loaded;
+            }
+            const Beat key = keys.read();
+            const Beat statistics[2] = {even[slot][row_beat], odd[slot][row_beat]};
+            CentredPair out;
+            // The OR of magnitudes is as long as their maximum.
+            ap_uint<24> bits[2] = {0, 0};
+            bool nan[2] = {false, false};
+            for (int half = 0; half < 2; ++half) {
+#pragma HLS UNROLL
+                for (int j = 0; j < SLICE_CHANNELS; ++j) {
+#pragma HLS UNROLL
+                    const int bit = 16 * (SLICE_CHANNELS * half + j);
+                    bool is_nan;
+                    const ap_int<25> distance =
+                        centre_channel(key.range(bit + 15, bit),
+                                       statistics[half].range(32 * j + 31, 32 * j), is_nan);
+                    out.distance[half][j] = distance;
+                    bits[half] |= distance < 0 ? ap_uint<24>(-distance) : ap_uint<24>(distance);
+                    nan[half] |= is_nan;
+                }
+            }
+            centred.write(out);
+            const bool low_ends_head = slice == SLICES - 1;
+            const int high_slice = low_ends_head ? 0 : slice + 1;
+            const bool high_ends_head = high_slice == SLICES - 1;
+            const ap_uint<24> bits_low = (slice == 0 ? ap_uint<24>(0) : bits_so_far) | bits[0];
+            const bool nan_low = (slice != 0 && nan_so_far) || nan[0];
+            bits_so_far = (low_ends_head ? ap_uint<24>(0) : bits_low) | bits[1];
+            nan_so_far = (!low_ends_head && nan_low) || nan[1];
+            if (low_ends_head || high_ends_head) {
+                const ap_uint<24> head_bits = low_ends_head ? bits_low : bits_so_far;
+                const bool head_nan = low_ends_head ? nan_low : nan_so_far;
+                const ap_uint<6> length = bit_length<24>(head_bits);
+                Exponents<1> exponent;
+                exponent.exponent[0] = length > KEPT_BITS ? ap_uint<8>(length - KEPT_BITS)
+                                                          : ap_uint<8>(0);
+                if (head_nan) exponent.exponent[0] = INVALID_EXPONENT;
+                exponents_to_round.write(exponent);
+                exponents_to_keep.write(exponent);
+            }
+            // Where a row has an odd number of slices, its last half beat is padding.
+            const bool row_ends = row_beat == ROW_BEATS - 1;
+            slice = row_ends || high_ends_head ? 0 : high_slice + 1;
+            row_beat = row_ends ? 0 : row_beat + 1;
+        }
+        slot = 1 - slot;
+        c = commands.read();
+    }
+}
+
+// rne(D · 2^-t), limited; INT2 takes the floor instead. One shift serves all lanes of a head.
+inline KeyCode round_channel(ap_int<25> distance, ap_uint<8> exponent) {
+#pragma HLS INLINE
+    constexpr int LIMIT = (1 << (CODE_BITS - 1)) - 1;
+    // An exponent is 21 at most; that of an invalid head leaves codes that are dropped.
+    const ap_uint<5> shift = exponent;
+    if (CODE_BITS == 2) {
+        const ap_int<25> floor = distance >> (shift + 1);
+        return floor > 1 ? ap_int<25>(1) : (floor < -2 ? ap_int<25>(-2) : floor);
+    }
+    // One more bit below: the first one that is cut off.
+    const ap_int<26> doubled = (ap_int<26>(distance) << 1) >> shift;
+    const ap_uint<25> ones = (ap_uint<25>(1) << shift) - 1;
+    const bool rest = (ap_uint<25>(distance) & (ones >> 1)) != 0;
+    const ap_int<26> floor = doubled >> 1;
+    const bool up = doubled[0] && (rest || floor[0]);
+    const ap_int<26> rounded = floor + (up ? 1 : 0);
+    return rounded > LIMIT ? ap_int<26>(LIMIT) : (rounded < -LIMIT ? ap_int<26>(-LIMIT) : rounded);
+}
+
+inline void round_rows(hls::stream<WorkCommand> &commands, hls::stream<CentredPair> &centred,
+                       hls::stream<Exponents<1> > &exponents, hls::stream<CodePair> &codes) {
+    WorkCommand c = commands.read();
+round_segments:
+    // recurrence: none
+    while (!c.end) {
+#pragma HLS LOOP_TRIPCOUNT min=1 max=128
+        const uint32_t beats = c.tokens * ROW_BEATS;
+        int row_beat = 0;
+        int slice = 0;
+        ap_uint<8> exponent = 0;
+    round_beats:
+        // recurrence: exponent of the head, one register; distance 1
+        for (uint32_t b = 0; b < beats; ++b) {
+#pragma HLS PIPELINE II=1
+            const CentredPair in = centred.read();
+            const bool row_ends = row_beat == ROW_BEATS - 1;
+            const bool low_starts_head = slice == 0;
+            const bool low_ends_head = slice == SLICES - 1;
+            const int high_slice = low_ends_head ? 0 : slice + 1;
+            // Behind the last head of a row there is only padding.
+            const bool high_is_padding = row_ends && TOKEN_SLICES % 2 == 1;
+            const bool high_starts_head = low_ends_head && !high_is_padding;
+            ap_uint<8> low_exponent = exponent;
+            if (low_starts_head || high_starts_head) {
+                // A head has four slices or more, so a beat starts one head at most.
+                exponent = exponents.read().exponent[0];
+            }
+            if (low_starts_head) low_exponent = exponent;
+            CodePair out;
+            for (int j = 0; j < SLICE_CHANNELS; ++j) {
+#pragma HLS UNROLL
+                out.code[0][j] = low_exponent == INVALID_EXPONENT
+                                     ? KeyCode(0)
+                                     : round_channel(in.distance[0][j], low_exponent);
+                out.code[1][j] = exponent == INVALID_EXPONENT
+                                     ? KeyCode(0)
+                                     : round_channel(in.distance[1][j], exponent);
+            }
+            codes.write(out);
+            const bool high_ends_head = high_slice == SLICES - 1;
+            slice = row_ends || high_ends_head ? 0 : high_slice + 1;
+            row_beat = row_ends ? 0 : row_beat + 1;
+        }
+        c = commands.read();
+    }
+}
+
+}  // namespace hillinfer

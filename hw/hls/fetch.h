@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+// First process: reads descriptors, statistics and query blocks (bundle gmem1) and commands the
+// others. It runs ahead of them as far as the command and block FIFOs allow.
+//
+// A wrong descriptor ends the launch: the segments before it complete, the writer puts the error
+// into its status beat, and nothing of it or behind it is read or written. Responses of the bus are
+// not visible behind a pointer in C++, so error 2 (bus) can only come from the RTL.
+#pragma once
+
+#include "descriptor.h"
+
+namespace hillinfer {
+
+// `score_tokens` over a shadow.
+inline void fetch_shadow_segments(const Beat *segments, const Beat *queries, uint32_t segment_count,
+                                  uint32_t scope, hls::stream<ReadCommand> &to_read,
+                                  hls::stream<WorkCommand> &to_order,
+                                  hls::stream<WorkCommand> &to_split,
+                                  hls::stream<WorkCommand> &to_spread,
+                                  hls::stream<WorkCommand> &to_dot,
+                                  hls::stream<WorkCommand> &to_score,
+                                  hls::stream<WorkCommand> &to_code,
+                                  hls::stream<WorkCommand> &to_join,
+                                  hls::stream<WriteCommand> &to_write,
+                                  hls::stream<Beat> &block_beats) {
+    LaunchError error = ERROR_NONE;
+fetch_segments:
+    // recurrence: the error found so far; distance 1
+    for (uint32_t i = 0; i < segment_count && error == ERROR_NONE; ++i) {
+#pragma HLS LOOP_TRIPCOUNT min=1 max=128
+        const Descriptor d = unpack_descriptor(segments[i]);
+        error = check_score_descriptor(d, scope);
+        if (error == ERROR_NONE) {
+            const ReadCommand read = {false, d.shadow, d.tokens, 0};
+            const WorkCommand work = {false, d.tokens, ap_uint<16>(d.base_position)};
+            const WriteCommand write = {false, ERROR_NONE, d.score, d.tokens, d.score_stride};
+            to_write.write(write);
+            if (d.tokens != 0) {
+                to_read.write(read);
+                to_order.write(work);
+                to_split.write(work);
+                to_spread.write(work);
+                to_dot.write(work);
+                to_score.write(work);
+                to_code.write(work);
+                to_join.write(work);
+            fetch_query_block:
+                // recurrence: none
+                for (int b = 0; b < ADDEND_BEATS + EXPONENT_BEATS + QUERY_CODE_BEATS; ++b) {
+#pragma HLS PIPELINE II=1
+                    block_beats.write(queries[d.query + b]);
+                }
+            }
+        }
+    }
+    const ReadCommand read_end = {true, 0, 0, 0};
+    const WorkCommand work_end = {true, 0, 0};
+    const WriteCommand write_end = {true, error, 0, 0, 0};
+    to_write.write(write_end);
+    to_read.write(read_end);
+    to_order.write(work_end);
+    to_split.write(work_end);
+    to_spread.write(work_end);
+    to_dot.write(work_end);
+    to_score.write(work_end);
+    to_code.write(work_end);
+    to_join.write(work_end);
+}
+
+// `score_tokens` over rows: a statistics block goes before each query block.
+inline void fetch_row_segments(const Beat *segments, const Beat *statistics, const Beat *queries,
+                               uint32_t segment_count, uint32_t scope,
+                               hls::stream<ReadCommand> &to_read,
+                               hls::stream<WorkCommand> &to_order,
+                               hls::stream<WorkCommand> &to_centre,
+                               hls::stream<WorkCommand> &to_round,
+                               hls::stream<WorkCommand> &to_dot,
+                               hls::stream<WorkCommand> &to_score,
+                               hls::stream<WorkCommand> &to_code,
+                               hls::stream<WorkCommand> &to_join,
+                               hls::stream<WriteCommand> &to_write,
+                               hls::stream<Beat> &statistics_beats,
+                               hls::stream<Beat> &block_beats) {
+    LaunchError error = ERROR_NONE;
+fetch_segments:
+    // recurrence: the error found so far; distance 1
+    for (uint32_t i = 0; i < segment_count && error == ERROR_NONE; ++i) {
+#pragma HLS LOOP_TRIPCOUNT min=1 max=128
+        const Descriptor d = unpack_descriptor(segments[i]);
+        error = check_score_descriptor(d, scope);
+        if (error == ERROR_NONE) {
+            const ReadCommand read = {false, d.shadow, d.tokens, d.row_stride};
+            const WorkCommand work = {false, d.tokens, ap_uint<16>(d.base_position)};
+            const WriteCommand write = {false, ERROR_NONE, d.score, d.tokens, d.score_stride};
+            to_write.write(write);
+            if (d.tokens != 0) {
+                to_read.write(read);
+                to_order.write(work);
+                to_centre.write(work);
+                to_round.write(work);
+                to_dot.write(work);
+                to_score.write(work);
+                to_code.write(work);
+                to_join.write(work);
+            fetch_statistics:
+                // recurrence: none
+                for (int b = 0; b < STATISTICS_BEATS; ++b) {
+#pragma HLS PIPELINE II=1
+                    statistics_beats.write(statistics[d.statistics + b]);
+                }
+            fetch_query_block:
+                // recurrence: none
+                for (int b = 0; b < ADDEND_BEATS + EXPONENT_BEATS + QUERY_CODE_BEATS; ++b) {
+#pragma HLS PIPELINE II=1
+                    block_beats.write(queries[d.query + b]);
+                }
+            }
+        }
+    }
+    const ReadCommand read_end = {true, 0, 0, 0};
+    const WorkCommand work_end = {true, 0, 0};
+    const WriteCommand write_end = {true, error, 0, 0, 0};
+    to_write.write(write_end);
+    to_read.write(read_end);
+    to_order.write(work_end);
+    to_centre.write(work_end);
+    to_round.write(work_end);
+    to_dot.write(work_end);
+    to_score.write(work_end);
+    to_code.write(work_end);
+    to_join.write(work_end);
+}
+
+// `make_shadow`.
+inline void fetch_source_rows(const Beat *segments, const Beat *statistics, uint32_t segment_count,
+                              hls::stream<ReadCommand> &to_read,
+                              hls::stream<WorkCommand> &to_centre,
+                              hls::stream<WorkCommand> &to_round,
+                              hls::stream<WorkCommand> &to_tiles,
+                              hls::stream<WorkCommand> &to_gather,
+                              hls::stream<WriteCommand> &to_write,
+                              hls::stream<Beat> &statistics_beats) {
+    LaunchError error = ERROR_NONE;
+fetch_segments:
+    // recurrence: the error found so far; distance 1
+    for (uint32_t i = 0; i < segment_count && error == ERROR_NONE; ++i) {
+#pragma HLS LOOP_TRIPCOUNT min=1 max=128
+        const Descriptor d = unpack_descriptor(segments[i]);
+        error = check_shadow_descriptor(d);
+        if (error == ERROR_NONE) {
+            // Rows to code are where `score_tokens` has its query block (contract, section 6).
+            const ReadCommand read = {false, d.query, d.tokens, d.row_stride};
+            const WorkCommand work = {false, d.tokens, ap_uint<16>(d.base_position)};
+            const WriteCommand write = {false, ERROR_NONE, d.shadow, d.tokens, 0};
+            to_write.write(write);
+            if (d.tokens != 0) {
+                to_read.write(read);
+                to_centre.write(work);
+                to_round.write(work);
+                to_tiles.write(work);
+                to_gather.write(work);
+            fetch_statistics:
+                // recurrence: none
+                for (int b = 0; b < STATISTICS_BEATS; ++b) {
+#pragma HLS PIPELINE II=1
+                    statistics_beats.write(statistics[d.statistics + b]);
+                }
+            }
+        }
+    }
+    const ReadCommand read_end = {true, 0, 0, 0};
+    const WorkCommand work_end = {true, 0, 0};
+    const WriteCommand write_end = {true, error, 0, 0, 0};
+    to_write.write(write_end);
+    to_read.write(read_end);
+    to_centre.write(work_end);
+    to_round.write(work_end);
+    to_tiles.write(work_end);
+    to_gather.write(work_end);
+}
+
+}  // namespace hillinfer

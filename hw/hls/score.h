@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+// From inner products to score codes (scoring contract, section 4).
+#pragma once
+
+#include "commands.h"
+#include "rules.h"
+
+namespace hillinfer {
+
+// Adds the terms of the heads that share one selected set: all of the layer, or of each KV head.
+inline void score_tiles(uint32_t scope, hls::stream<WorkCommand> &commands,
+                        hls::stream<HeadWord> &heads, hls::stream<SumWord> &sums,
+                        hls::stream<ExponentWord> &exponents, hls::stream<TotalWord> &totals) {
+    HeadWord held[2][KV_HEADS];
+    Total total[TILE_TOKENS];
+    bool invalid[TILE_TOKENS];
+#pragma HLS ARRAY_PARTITION variable=total complete dim=0
+#pragma HLS ARRAY_PARTITION variable=invalid complete dim=0
+    const bool per_kv_head = scope == 1;
+    int slot = 0;
+    int loaded = 0;
+    WorkCommand c = commands.read();
+score_segments:
+    // recurrence: none
+    while (!c.end) {
+#pragma HLS LOOP_TRIPCOUNT min=1 max=128
+    score_missing_heads:
+        // recurrence: none
+        for (int w = loaded; w < KV_HEADS; ++w) {
+#pragma HLS PIPELINE II=1
+            held[slot][w] = heads.read();
+        }
+        loaded = 0;
+        const uint32_t tiles = (c.tokens + TILE_TOKENS - 1) / TILE_TOKENS;
+        const uint32_t steps = tiles * (KV_HEADS * HEAD_STEPS * TILE_PARTS);
+        int kv_head = 0;
+        int head_step = 0;
+        int part = 0;
+        SumWord sum;
+        ExponentWord exponent;
+        HeadWord head;
+    score_steps:
+        // recurrence: totals of a tile, one saturating 48-bit addition; distance 1
+        for (uint32_t n = 0; n < steps; ++n) {
+#pragma HLS PIPELINE II=1
+            // One half of `held` is read while the other is written.
+#pragma HLS DEPENDENCE variable=held type=inter false
+            HeadWord coming;
+            if (loaded < KV_HEADS && heads.read_nb(coming)) {
+                held[1 - slot][loaded] = coming;
+                ++loaded;
+            }
+            const bool first_step = head_step == 0 && part == 0;
+            if (first_step) {
+                sum = sums.read();
+                exponent = exponents.read();
+                head = held[slot][kv_head];
+            }
+            const bool starts_total = head_step == 0 && (per_kv_head || kv_head == 0);
+            for (int u = 0; u < PART_TOKENS; ++u) {
+#pragma HLS UNROLL
+                const int i = part * PART_TOKENS + u;
+                Total added = starts_total ? Total(0) : total[i];
+                for (int s = 0; s < HEADS_PER_STEP; ++s) {
+#pragma HLS UNROLL
+                    const int r = head_step * HEADS_PER_STEP + s;
+                    if (r < GROUP_HEADS) {
+                        const ap_int<24> aligned =
+                            align(sum.sum[i][r], head.exponent[r], exponent.exponent[i]);
+                        const ap_int<33> log_weight = ap_int<33>(aligned) + head.addend[r];
+                        added = ScoreUnit::add(added, ScoreUnit::term(log_weight));
+                    }
+                }
+                total[i] = added;
+                const bool bad = exponent.exponent[i] == INVALID_EXPONENT;
+                invalid[i] = bad || (!starts_total && invalid[i]);
+            }
+            const bool head_ends = head_step == HEAD_STEPS - 1 && part == TILE_PARTS - 1;
+            const bool last_kv_head = kv_head == KV_HEADS - 1;
+            if (head_ends && (per_kv_head || last_kv_head)) {
+                TotalWord out;
+                for (int i = 0; i < TILE_TOKENS; ++i) {
+#pragma HLS UNROLL
+                    out.total[i] = total[i];
+                    out.invalid[i] = invalid[i];
+                }
+                totals.write(out);
+            }
+            part = part == TILE_PARTS - 1 ? 0 : part + 1;
+            if (part == 0) head_step = head_step == HEAD_STEPS - 1 ? 0 : head_step + 1;
+            if (head_ends) kv_head = last_kv_head ? 0 : kv_head + 1;
+        }
+        slot = 1 - slot;
+        c = commands.read();
+    }
+}
+
+}  // namespace hillinfer

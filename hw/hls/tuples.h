@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+// Score codes and tuples, 16 to a beat (scoring contract, sections 4 and 6).
+#pragma once
+
+#include "commands.h"
+#include "rules.h"
+
+namespace hillinfer {
+
+struct CodeWord {
+    ap_uint<16> code[TILE_TOKENS];
+};
+
+// Score codes of a tile, as many a cycle as keep up with the totals.
+inline void make_codes(uint32_t scope, hls::stream<WorkCommand> &commands,
+                       hls::stream<TotalWord> &totals, hls::stream<CodeWord> &codes) {
+    const uint32_t arrays = scope == 1 ? KV_HEADS : 1;
+    WorkCommand c = commands.read();
+code_segments:
+    // recurrence: none
+    while (!c.end) {
+#pragma HLS LOOP_TRIPCOUNT min=1 max=128
+        const uint32_t tiles = (c.tokens + TILE_TOKENS - 1) / TILE_TOKENS;
+        const uint32_t steps = tiles * arrays * CODE_PARTS;
+        int part = 0;
+        TotalWord in;
+        CodeWord out;
+    code_steps:
+        // recurrence: the word being filled, one register per field; distance 1
+        for (uint32_t n = 0; n < steps; ++n) {
+#pragma HLS PIPELINE II=1
+            if (part == 0) in = totals.read();
+            for (int u = 0; u < CODE_TOKENS; ++u) {
+#pragma HLS UNROLL
+                const int i = part * CODE_TOKENS + u;
+                // 0 ranks last: a NaN lies among the token's keys.
+                out.code[i] = in.invalid[i] ? ap_uint<16>(0) : ScoreUnit::code(in.total[i]);
+            }
+            if (part == CODE_PARTS - 1) codes.write(out);
+            part = part == CODE_PARTS - 1 ? 0 : part + 1;
+        }
+        c = commands.read();
+    }
+}
+
+// Joins codes with positions. In scope `kv_head` the KV heads of a tile follow each other, so the
+// beat of each KV head is filled over several tiles.
+inline void join_tuples(uint32_t scope, hls::stream<WorkCommand> &commands,
+                        hls::stream<CodeWord> &codes, hls::stream<Beat> &score_beats) {
+    constexpr int BEAT_TILES = TUPLES_PER_BEAT / TILE_TOKENS;
+    const int arrays = scope == 1 ? KV_HEADS : 1;
+    ap_uint<16 * TUPLES_PER_BEAT> partial[KV_HEADS];
+    WorkCommand c = commands.read();
+join_segments:
+    // recurrence: none
+    while (!c.end) {
+#pragma HLS LOOP_TRIPCOUNT min=1 max=128
+        const uint32_t tiles = (c.tokens + TILE_TOKENS - 1) / TILE_TOKENS;
+        const uint32_t words = tiles * arrays;
+        uint32_t tile = 0;
+        int array = 0;
+    join_words:
+        // recurrence: the codes gathered for a KV head, one shift; distance 1 in scope layer
+        // A word comes once per HEAD_CYCLES (2 or more) cycles at most, so an II of 2 is enough.
+        for (uint32_t n = 0; n < words; ++n) {
+#pragma HLS PIPELINE II=2
+            const CodeWord word = codes.read();
+            const int place = tile % BEAT_TILES;
+            // Codes enter at the top, so that after BEAT_TILES words the first token is lowest.
+            ap_uint<16 * TUPLES_PER_BEAT> gathered =
+                place == 0 ? ap_uint<16 * TUPLES_PER_BEAT>(0) : partial[array];
+            for (int i = 0; i < TILE_TOKENS; ++i) {
+#pragma HLS UNROLL
+                gathered >>= 16;
+                gathered.range(16 * TUPLES_PER_BEAT - 1, 16 * TUPLES_PER_BEAT - 16) = word.code[i];
+            }
+            partial[array] = gathered;
+            if (place == BEAT_TILES - 1 || tile == tiles - 1) {
+                const ap_uint<9> missing = 16 * TILE_TOKENS * (BEAT_TILES - 1 - place);
+                const ap_uint<16 * TUPLES_PER_BEAT> in_place = gathered >> missing;
+                const uint32_t first = (tile - place) * TILE_TOKENS;
+                Beat beat;
+                for (int i = 0; i < TUPLES_PER_BEAT; ++i) {
+#pragma HLS UNROLL
+                    // Segments never cross a window of 65,536 positions: 16 bits do not overflow.
+                    const ap_uint<16> position = c.position + ap_uint<16>(first + i);
+                    const ap_uint<16> code = in_place.range(16 * i + 15, 16 * i);
+                    const bool counted = first + i < c.tokens;
+                    beat.range(32 * i + 31, 32 * i + 16) = counted ? code : ap_uint<16>(0);
+                    beat.range(32 * i + 15, 32 * i) = counted ? position : ap_uint<16>(0);
+                }
+                score_beats.write(beat);
+            }
+            if (array == arrays - 1) ++tile;
+            array = array == arrays - 1 ? 0 : array + 1;
+        }
+        c = commands.read();
+    }
+}
+
+}  // namespace hillinfer

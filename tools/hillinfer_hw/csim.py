@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The HLS C++ as an execution: launches in, buffers out."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+import numpy as np
+from hillinfer_model.beats import Beats
+from hillinfer_model.choices import KeyMode
+from hillinfer_model.kernel_spec import BEAT_BYTES, KernelSpec
+from hillinfer_model.launch_result import STATUS_FILL, LaunchResult
+from hillinfer_model.score_launch import ScoreLaunch
+from hillinfer_model.shadow_launch import ShadowLaunch
+
+from hillinfer_hw.csim_build import Scheduling, build_kernel
+
+# Beats in front of and behind every buffer that a kernel writes, to see writes beside it.
+_GUARD_BEATS = 64
+_GUARD_BYTE = 0x5C
+
+
+class CsimError(RuntimeError):
+    """A simulated kernel wrote beside a buffer, or its streams complained; the message says how."""
+
+
+@dataclass(frozen=True)
+class CsimExecution:
+    """Runs launches in the compiled HLS C++ (design, section 7).
+
+    Parameters
+    ----------
+    scheduling
+        Whether processes run one after another, or as threads over bounded streams.
+    depths
+        Depths of streams in place of those of the pragmas, for tests; only with threads.
+    """
+
+    scheduling: Scheduling = Scheduling.SEQUENTIAL
+    depths: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+
+    @property
+    def name(self) -> str:
+        """`csim` or `csim-threads`."""
+        return "csim-threads" if self.scheduling is Scheduling.THREADS else "csim"
+
+    def score(self, spec: KernelSpec, launch: ScoreLaunch) -> LaunchResult:
+        """Run `score_tokens`.
+
+        Raises
+        ------
+        SpecError
+            Where no kernel supports the spec.
+        MissingToolError, CsimBuildError
+            Where it cannot be built.
+        CsimError
+            Where the simulation finds a fault that does not show in the buffers.
+        """
+        reads = [launch.segments, launch.shadow]
+        if spec.key_mode is KeyMode.FP16:
+            reads.append(launch.statistics)
+        reads.append(launch.queries)
+        scalars = [launch.segments.shape[0], launch.scope, launch.launch_id]
+        return self._run("score_tokens", spec, reads, launch.scores, scalars)
+
+    def make_shadow(self, spec: KernelSpec, launch: ShadowLaunch) -> LaunchResult:
+        """Run `make_shadow`; raises as `score` does."""
+        reads = [launch.segments, launch.rows, launch.statistics]
+        scalars = [launch.segments.shape[0], launch.launch_id]
+        return self._run("make_shadow", spec, reads, launch.shadow, scalars)
+
+    def _run(
+        self,
+        kernel: str,
+        spec: KernelSpec,
+        reads: list[Beats],
+        output: Beats,
+        scalars: list[int],
+    ) -> LaunchResult:
+        library = ctypes.CDLL(str(build_kernel(kernel, spec, self.scheduling, self.depths)))
+        inputs = [np.ascontiguousarray(buffer) for buffer in reads]
+        status = np.full((scalars[0], BEAT_BYTES), STATUS_FILL, dtype=np.uint8)
+        guarded = [_guard(buffer) for buffer in (output, status)]
+        pointers = [ctypes.c_void_p(buffer.ctypes.data) for buffer in inputs]
+        pointers += [ctypes.c_void_p(_inside(buffer).ctypes.data) for buffer in guarded]
+        numbers = [ctypes.c_uint32(number) for number in scalars]
+        with _stdout_of_libraries() as said:
+            getattr(library, kernel)(*pointers, *numbers)
+        if said:
+            raise CsimError(f"{kernel} ({self.name}): {said[0]}")
+        for name, buffer in zip(("output", "status"), guarded, strict=True):
+            _check_guards(buffer, f"{kernel} ({self.name}): a write beside the {name} buffer")
+        return LaunchResult(*(_inside(buffer).copy() for buffer in guarded))
+
+
+def _guard(buffer: Beats) -> Beats:
+    return np.pad(buffer, ((_GUARD_BEATS, _GUARD_BEATS), (0, 0)), constant_values=_GUARD_BYTE)
+
+
+def _inside(guarded: Beats) -> Beats:
+    return guarded[_GUARD_BEATS:-_GUARD_BEATS]
+
+
+def _check_guards(guarded: Beats, message: str) -> None:
+    guards = np.concatenate([guarded[:_GUARD_BEATS], guarded[-_GUARD_BEATS:]])
+    if np.any(guards != _GUARD_BYTE):
+        raise CsimError(message)
+
+
+@contextmanager
+def _stdout_of_libraries() -> Iterator[list[str]]:
+    """Yield a list that holds, after the block, what C++ wrote to standard output, if anything.
+
+    The stream headers report reads while empty and leftover data there and nowhere else.
+    """
+    said: list[str] = []
+    sys.stdout.flush()
+    kept = os.dup(1)
+    try:
+        with tempfile.TemporaryFile() as file:
+            os.dup2(file.fileno(), 1)
+            try:
+                yield said
+            finally:
+                os.dup2(kept, 1)
+            file.seek(0)
+            text = file.read().decode(errors="replace").strip()
+            if text:
+                said.append(text)
+    finally:
+        os.close(kept)

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builds the rendered HLS C++ with g++ into shared libraries, cached by content."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Mapping
+from enum import StrEnum
+from pathlib import Path
+
+from hillinfer_model.kernel_spec import KernelSpec
+
+from hillinfer_hw.build_cache import cached
+from hillinfer_hw.render import HARDWARE, render
+from hillinfer_hw.toolchain import find_ap_types, find_compiler
+
+HLS = HARDWARE / "hls"
+THREADS = HARDWARE / "testbench" / "threads"
+_FLAGS = (
+    *("-std=c++14", "-O2", "-fPIC", "-shared", "-Wl,-Bsymbolic", "-fno-gnu-unique"),
+    *("-Wall", "-Wextra", "-Wno-unknown-pragmas", "-Wno-unused-label"),
+    # ap_private.h draws over a thousand false ones.
+    *("-Wno-uninitialized", "-Wno-maybe-uninitialized"),
+)
+_STREAM_PRAGMA = re.compile(r"#pragma HLS STREAM variable=(\w+) depth=(\d+)")
+
+
+class Scheduling(StrEnum):
+    """How the processes of a DATAFLOW region run in the simulation."""
+
+    SEQUENTIAL = "sequential"
+    THREADS = "threads"
+
+
+class CsimBuildError(RuntimeError):
+    """The compiler refused the rendered C++; the message is the compiler's."""
+
+
+def rendered_sources(kernel: str, spec: KernelSpec) -> dict[str, str]:
+    """Return the rendered files of a kernel, by name.
+
+    Parameters
+    ----------
+    kernel
+        `score_tokens` or `make_shadow`.
+    spec
+        Checked before anything is rendered.
+    """
+    names = ("spec.h", f"{kernel}.cpp")
+    return {name: render(HLS / f"{name}.j2", spec) for name in names}
+
+
+def stream_depths(source: str) -> dict[str, int]:
+    """Return the depth that the STREAM pragmas of a rendered kernel give to each stream."""
+    return {name: int(depth) for name, depth in _STREAM_PRAGMA.findall(source)}
+
+
+def build_kernel(
+    kernel: str,
+    spec: KernelSpec,
+    scheduling: Scheduling,
+    depths: Mapping[str, int] | None = None,
+) -> Path:
+    """Compile a kernel, or find it compiled before.
+
+    Parameters
+    ----------
+    kernel
+        `score_tokens` or `make_shadow`.
+    spec
+        The kernel's.
+    scheduling
+        Whether processes run one after another over unbounded streams, or as threads over
+        bounded ones.
+    depths
+        Depths in place of those of the pragmas, for tests; only with threads.
+
+    Returns
+    -------
+    Path of the shared library.
+
+    Raises
+    ------
+    SpecError
+        Where no kernel supports the spec.
+    MissingToolError
+        Where g++ or the ap_int headers are missing.
+    CsimBuildError
+        Where the compiler refuses the source.
+    """
+    sources = rendered_sources(kernel, spec)
+    include = []
+    if scheduling is Scheduling.THREADS:
+        table = stream_depths(sources[f"{kernel}.cpp"]) | dict(depths or {})
+        sources["stream_depths.h"] = _depth_table(table)
+        include = [f"-I{THREADS}", "-pthread"]
+    return compile_sources(f"{kernel}.cpp", sources, include)
+
+
+def compile_sources(main: str, sources: Mapping[str, str], include: list[str]) -> Path:
+    """Compile one rendered file among others into a shared library; parameters as they sound.
+
+    Raises
+    ------
+    CsimBuildError
+        Where the compiler refuses the source.
+    """
+    compiler, ap_types = find_compiler(), find_ap_types()
+    name = f"{Path(main).stem}.so"
+
+    def make(folder: Path) -> None:
+        for file, text in sources.items():
+            (folder / file).write_text(text, encoding="utf-8")
+        command = [compiler, *_FLAGS, *include, f"-I{folder}", f"-I{HLS}", "-isystem"]
+        command += [str(ap_types), str(folder / main), "-o", str(folder / name)]
+        outcome = subprocess.run(command, capture_output=True, text=True, check=False)
+        if outcome.returncode:
+            raise CsimBuildError(outcome.stderr)
+
+    headers = sorted(HLS.glob("*.h")) + sorted(THREADS.glob("*.h"))
+    parts = [part.encode() for item in sorted(sources.items()) for part in item]
+    parts += [flag.encode() for flag in (*_FLAGS, *include)]
+    parts += [header.read_bytes() for header in headers]
+    return cached("csim", parts, make) / name
+
+
+def _depth_table(depths: Mapping[str, int]) -> str:
+    entries = "\n".join(f'    {{"{name}", {depth}}},' for name, depth in depths.items())
+    return (
+        "#pragma once\n"
+        "struct StreamDepth {\n    const char *name;\n    int depth;\n};\n"
+        f"static const StreamDepth STREAM_DEPTHS[] = {{\n{entries}\n}};\n"
+    )
