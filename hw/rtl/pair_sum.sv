@@ -26,15 +26,13 @@ module pair_sum #(
   end
   generate
     if (PAIRED != 0) begin : g_fields
-      wire signed [17:0] low0 = eights[17:0];
-      wire signed [17:0] low1 = eights[WIDTH+17-:18];
-      wire signed [17:0] high0 = eights[WIDTH-1-:18];
-      wire signed [17:0] high1 = eights[2*WIDTH-1-:18];
-      always_ff @(posedge clk) begin
-        low  <= 19'(low0) + 19'(low1);
-        // What a negative low field borrowed comes back.
-        high <= 19'(high0) + 19'(high1) + {18'd0, low0[17]} + {18'd0, low1[17]};
-      end
+      pair_fields fields (
+          .clk(clk),
+          .first(eights[35:0]),
+          .second(eights[71:36]),
+          .low(low),
+          .high(high)
+      );
     end else begin : g_single
       always_ff @(posedge clk) low <= eights[18:0] + eights[WIDTH+:19];
       assign high = '0;

