@@ -12,7 +12,8 @@ from functools import cache
 
 import pytest
 from hillinfer_hw.rtl import RtlExecution
-from hillinfer_hw.verilate import MissingToolError, verilator_bin
+from hillinfer_hw.toolchain import MissingToolError
+from hillinfer_hw.verilate import verilator_bin
 from launch_cases import usual_tokens
 from launch_oracle import OracleExecution
 
@@ -92,7 +93,13 @@ EXECUTIONS = [
         reference=OracleExecution,
     ),
     # A build takes most of a minute, so few shapes here; `make cocotb` runs all.
-    Entry("rtl", rtl_execution, tuple(SMALL_SHAPES), small_rtl_spec),
+    Entry(
+        "rtl",
+        rtl_execution,
+        ("two-heads", "half-beat"),
+        small_rtl_spec,
+        presets=("smollm2-135m",),
+    ),
 ]
 
 

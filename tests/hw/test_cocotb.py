@@ -5,7 +5,7 @@ import pytest
 from hillinfer_hw.cocotb_bench import run_bench, save_case
 from hillinfer_hw.rtl import launch_arguments
 from hillinfer_hw.rtl_files import render_rtl
-from hillinfer_hw.verilate import MissingToolError
+from hillinfer_hw.toolchain import MissingToolError
 from launch_cases import random_launch
 from rtl_kernels import SMALL
 

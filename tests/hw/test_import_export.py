@@ -11,7 +11,7 @@ from hillinfer_hw.cocotb_bench import run_bench, save_case
 from hillinfer_hw.import_export import import_export
 from hillinfer_hw.rtl import launch_arguments
 from hillinfer_hw.rtl_files import RtlSource, argument_offsets, render_rtl
-from hillinfer_hw.verilate import MissingToolError
+from hillinfer_hw.toolchain import MissingToolError
 from launch_cases import random_launch
 from rtl_kernels import SMALL
 

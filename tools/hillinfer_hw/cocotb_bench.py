@@ -17,7 +17,8 @@ import numpy as np
 
 from hillinfer_hw.build_cache import ROOT
 from hillinfer_hw.rtl_files import RtlSource
-from hillinfer_hw.verilate import MissingToolError, verilator_bin
+from hillinfer_hw.toolchain import MissingToolError
+from hillinfer_hw.verilate import verilator_bin
 from hillinfer_model.beats import Beats
 from hillinfer_model.launch_result import STATUS_FILL, LaunchResult
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hillinfer_hw.build_cache import ROOT
-from hillinfer_hw.verilate import MissingToolError
+from hillinfer_hw.toolchain import MissingToolError
 
 RTL = ROOT / "hw" / "rtl"
 BENCHES = ROOT / "hw" / "testbench" / "formal"
