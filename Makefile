@@ -10,7 +10,7 @@ JOBS ?= auto
 QUESTION ?= Which statement makes the listed identifiers be interpreted as globals?
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model run test test-fast lint format quality pools faults space doctor clean
+.PHONY: help setup model run test test-kernels test-fast lint format quality pools faults space csim cocotb formal synth doctor clean
 
 help: ## List every target
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,11 +24,14 @@ run: model $(BUILD)/document.txt ## Answer a question over a long text with a qu
 	$(BIN)/hillinfer generate --prompt-file $(BUILD)/document.txt --question "$(QUESTION)" \
 		--max-new-tokens 96 --alpha 0.1 --shadow int4 --dram-budget 25% --report $(BUILD)/reports/run.json
 
-test: model lint ## Run the whole test suite
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadgroup
+test: model lint ## Run the test suite, all but the long tests of the kernels
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadgroup -m "not kernels"
+
+test-kernels: model ## Compile, simulate and prove kernels (an hour of two cores)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadgroup -m kernels
 
 test-fast: $(VENV)/installed ## Run the tests that need no real model
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadgroup -m "not model"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadgroup -m "not model and not kernels"
 
 lint: $(VENV)/installed ## Check style, types and formatting
 	$(BIN)/ruff check sw_model host tests tools
@@ -51,6 +54,19 @@ faults: $(VENV)/installed ## Let every I/O call fail and kill 200 processes; no 
 
 space: $(VENV)/installed ## Store 128k tokens of a 3B model's shape (14 GiB of drive) with memory flat at M0
 	$(BIN)/python tools/space.py --out $(BUILD)/reports/space.json
+
+csim: model ## Compile the HLS kernels of all presets with g++ and compare their bits (an hour of CPU)
+	PYTHONPATH=tools $(BIN)/python tools/csim.py --out $(BUILD)/reports/csim.json
+
+cocotb: $(VENV)/installed ## Simulate the RTL: protocol benches, then long runs of all presets (hours of CPU)
+	$(BIN)/pytest tests/hw/test_cocotb.py
+	PYTHONPATH=tools $(BIN)/python tools/rtl.py --out $(BUILD)/reports/rtl.json
+
+formal: $(VENV)/installed ## Prove the AXI engines' and FIFOs' properties, and refute their mutants
+	PYTHONPATH=tools $(BIN)/python tools/formal.py --out $(BUILD)/reports/formal.json
+
+synth: $(VENV)/installed ## Estimate the area of the RTL with yosys (minutes per row)
+	PYTHONPATH=tools $(BIN)/python tools/synth.py --out $(BUILD)/reports/synth.json
 
 doctor: $(VENV)/installed ## Say what this machine can do and what is missing
 	$(BIN)/hillinfer doctor

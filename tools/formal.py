@@ -32,7 +32,12 @@ def rows_of(bench: FormalBench) -> list[dict[str, Any]]:
 
 
 def _row(
-    bench: FormalBench, mode: str, mutant: str, holds: bool, failed: str, seconds: float  # noqa: FBT001
+    bench: FormalBench,
+    mode: str,
+    mutant: str,
+    holds: bool,  # noqa: FBT001 - a column, not a switch
+    failed: str,
+    seconds: float,
 ) -> dict[str, Any]:
     """Return a row; for a mutant it holds where the right property failed."""
     verdict = "ok" if holds else "WRONG"

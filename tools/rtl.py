@@ -23,6 +23,9 @@ sys.path[:0] = [str(ROOT / part) for part in ("tools", "sw_model", "tests/hw", "
 
 from hillinfer_hw.memory_model import IDEAL, REALISTIC, MemoryModel  # noqa: E402
 from hillinfer_hw.rtl import RtlSession, check_outcome  # noqa: E402
+from launch_builder import ScoreSegment, score_launch  # noqa: E402
+from launch_cases import any_keys, any_query, base_of  # noqa: E402
+
 from hillinfer_model.choices import KeyMode, Rule, Scope  # noqa: E402
 from hillinfer_model.cycle_model import score_cycles  # noqa: E402
 from hillinfer_model.descriptor import Descriptor  # noqa: E402
@@ -31,8 +34,6 @@ from hillinfer_model.kernel_spec import KernelSpec  # noqa: E402
 from hillinfer_model.launch_shape import SegmentShape  # noqa: E402
 from hillinfer_model.presets import PRESETS, preset_spec  # noqa: E402
 from hillinfer_model.score_launch import ScoreLaunch  # noqa: E402
-from launch_builder import ScoreSegment, score_launch  # noqa: E402
-from launch_cases import any_keys, any_query, base_of  # noqa: E402
 
 # Segments of one launch: full ones, and at last one that ends in mid-group.
 FULL_SEGMENTS = 12
@@ -55,9 +56,7 @@ def random_launch(spec: KernelSpec, scope: Scope, seed: int) -> ScoreLaunch:
     return score_launch(spec, scope, segments, seed)
 
 
-def model_cycles(
-    spec: KernelSpec, scope: Scope, launch: ScoreLaunch, memory: MemoryModel
-) -> int:
+def model_cycles(spec: KernelSpec, scope: Scope, launch: ScoreLaunch, memory: MemoryModel) -> int:
     """Return the cycle model's cycles for a launch."""
     shapes = []
     for index in range(launch.segments.shape[0]):

@@ -169,15 +169,6 @@ void Session::cycle(MemoryModel& memory, Outcome& outcome) {
         memory.answer_taken();
         answer_offered_ = false;
     }
-#ifdef EVENTS
-    for (int p = 0; p < 2; p++) {
-        if (reads[p].valid && reads[p].ready) fprintf(stderr, "%lu AR%d %d\n", now_ - written_at_, p, reads[p].length + 1);
-        if (beats[p].valid) fprintf(stderr, "%lu R%d\n", now_ - written_at_, p);
-    }
-    if (writes.valid && writes.ready) fprintf(stderr, "%lu AW %d\n", now_ - written_at_, writes.length + 1);
-    if (k.m_axi_gmem2_WVALID && k.m_axi_gmem2_WREADY) fprintf(stderr, "%lu W\n", now_ - written_at_);
-    if (answers) fprintf(stderr, "%lu B\n", now_ - written_at_);
-#endif
     edge();
 }
 

@@ -6,11 +6,12 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-
 from hillinfer_hw.build_cache import cached
 from hillinfer_hw.rtl import RtlSession
 from hillinfer_hw.rtl_files import render_rtl
-from hillinfer_hw.verilate import ToolMissing, build
+from hillinfer_hw.toolchain import MissingToolError
+from hillinfer_hw.verilate import build
+
 from hillinfer_model.choices import KeyMode, Rule
 from hillinfer_model.kernel_spec import KernelSpec
 
@@ -25,7 +26,7 @@ def session(kernel="score_tokens", spec=SMALL):
     """A kernel from power-up on; tests of one process share it, so launches follow launches."""
     try:
         return RtlSession(spec, kernel)
-    except ToolMissing as missing:
+    except MissingToolError as missing:
         pytest.skip(str(missing))
 
 
@@ -44,6 +45,6 @@ def mutant(file, old, new, kernel="score_tokens", spec=SMALL):
     files = tuple(own if each == path else each for each in source.files)
     try:
         library = build(replace(source, files=files))
-    except ToolMissing as missing:
+    except MissingToolError as missing:
         pytest.skip(str(missing))
     return RtlSession(spec, kernel, library=library)

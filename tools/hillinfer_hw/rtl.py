@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+
+from hillinfer_hw.harness import Outcome, Region, Session, SnapshotCheck
+from hillinfer_hw.memory_model import IDEAL, MemoryModel
+from hillinfer_hw.rtl_files import argument_offsets, render_rtl
+from hillinfer_hw.verilate import build
 from hillinfer_model.beats import Beats
 from hillinfer_model.choices import KeyMode
 from hillinfer_model.kernel_spec import BEAT_BYTES, KernelSpec
 from hillinfer_model.launch_result import STATUS_FILL, LaunchResult
 from hillinfer_model.score_launch import ScoreLaunch
 from hillinfer_model.shadow_launch import ShadowLaunch
-
-from hillinfer_hw.harness import Outcome, Region, Session, SnapshotCheck
-from hillinfer_hw.memory_model import IDEAL, MemoryModel
-from hillinfer_hw.rtl_files import argument_offsets, render_rtl
-from hillinfer_hw.verilate import build
 
 PAGE = 4096
 # Between two buffers, so that a stray access falls into none.
@@ -109,7 +109,7 @@ class RtlSession:
         """
         if isinstance(launch, ScoreLaunch) != (self._kernel == "score_tokens"):
             raise ValueError(f"a {type(launch).__name__} is no launch of {self._kernel}")
-        inputs, output_name, output, scalars = _arguments(self._spec, launch)
+        inputs, output_name, output, scalars = launch_arguments(self._spec, launch)
         status = np.full((launch.segments.shape[0], 64), STATUS_FILL, dtype=np.uint8)
         contents = {**inputs, output_name: output.copy(), "status": status}
         regions = _place(contents, {output_name, "status"}, offset_beats)
@@ -161,7 +161,7 @@ class RtlExecution:
         ------
         ValueError
             Where no kernel can be rendered from the spec.
-        ToolMissing
+        MissingToolError
             Where it cannot be built.
         RtlError
             Where the launch hangs or breaks a rule that does not show in the buffers.
@@ -224,7 +224,7 @@ def _place(contents: Mapping[str, Beats], written: set[str], offset: int) -> dic
     return regions
 
 
-def _arguments(
+def launch_arguments(
     spec: KernelSpec, launch: ScoreLaunch | ShadowLaunch
 ) -> tuple[dict[str, Beats], str, Beats, dict[str, int]]:
     """Return the buffers that are read, the written one's name and content, and the scalars."""

