@@ -21,11 +21,11 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / part) for part in ("tools", "sw_model", "tests/hw", "tests/sw_model")]
 
-from hillinfer_hw.memory_model import IDEAL, REALISTIC, MemoryModel  # noqa: E402
-from hillinfer_hw.rtl import RtlSession, check_outcome  # noqa: E402
 from launch_builder import ScoreSegment, score_launch  # noqa: E402
 from launch_cases import any_keys, any_query, base_of  # noqa: E402
 
+from hillinfer_hw.memory_model import IDEAL, REALISTIC, MemoryModel  # noqa: E402
+from hillinfer_hw.rtl import RtlSession, check_outcome  # noqa: E402
 from hillinfer_model.choices import KeyMode, Rule, Scope  # noqa: E402
 from hillinfer_model.cycle_model import score_cycles  # noqa: E402
 from hillinfer_model.descriptor import Descriptor  # noqa: E402

@@ -20,7 +20,6 @@ from hillinfer_hw.synth import (
     expected_dsp,
     synthesise,
 )
-
 from hillinfer_model.choices import KeyMode, Rule
 from hillinfer_model.presets import PRESETS, preset_spec
 

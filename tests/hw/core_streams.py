@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-from hillinfer_hw.core_build import build_core, verilator_command
 
+from hillinfer_hw.core_build import build_core, verilator_command
 from hillinfer_model.channel_statistics import ChannelStatistics
 from hillinfer_model.choices import KeyMode, Rule, Scope
 from hillinfer_model.kernel_spec import KernelSpec, ProductStyle

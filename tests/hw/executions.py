@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 import pytest
-from hillinfer_hw.rtl import RtlExecution
-from hillinfer_hw.toolchain import MissingToolError
-from hillinfer_hw.verilate import verilator_bin
 from launch_cases import usual_tokens
 from launch_oracle import OracleExecution
 
+from hillinfer_hw.rtl import RtlExecution
+from hillinfer_hw.toolchain import MissingToolError
+from hillinfer_hw.verilate import verilator_bin
 from hillinfer_model.golden_launch import run_score_launch, run_shadow_launch
 from hillinfer_model.kernel_spec import KernelSpec
 from hillinfer_model.presets import PRESETS, preset_spec

@@ -6,12 +6,12 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+
 from hillinfer_hw.build_cache import cached
 from hillinfer_hw.rtl import RtlSession
 from hillinfer_hw.rtl_files import render_rtl
 from hillinfer_hw.toolchain import MissingToolError
 from hillinfer_hw.verilate import build
-
 from hillinfer_model.choices import KeyMode, Rule
 from hillinfer_model.kernel_spec import KernelSpec
 

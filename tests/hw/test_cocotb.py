@@ -2,13 +2,13 @@
 """Protocol, register map, back-to-back runs, stalls, reset and interrupt, in cocotb."""
 
 import pytest
+from launch_cases import random_launch
+from rtl_kernels import SMALL
+
 from hillinfer_hw.cocotb_bench import run_bench, save_case
 from hillinfer_hw.rtl import launch_arguments
 from hillinfer_hw.rtl_files import render_rtl
 from hillinfer_hw.toolchain import MissingToolError
-from launch_cases import random_launch
-from rtl_kernels import SMALL
-
 from hillinfer_model.choices import Scope
 from hillinfer_model.golden_launch import run_score_launch
 

@@ -2,12 +2,12 @@
 """The cycle model against the simulated RTL: within 2 % or 32 cycles, whichever is more."""
 
 import pytest
-from hillinfer_hw import memory_model
-from hillinfer_hw.rtl import RtlSession
-from hillinfer_hw.toolchain import MissingToolError
 from launch_builder import key_value_extra_beats
 from launch_cases import random_launch, random_shadow_launch
 
+from hillinfer_hw import memory_model
+from hillinfer_hw.rtl import RtlSession
+from hillinfer_hw.toolchain import MissingToolError
 from hillinfer_model.choices import KeyMode, Rule, Scope
 from hillinfer_model.cycle_model import score_cycles, shadow_cycles
 from hillinfer_model.descriptor import Descriptor

@@ -5,6 +5,7 @@
 """
 
 import pytest
+
 from hillinfer_hw.formal import BENCHES_TABLE, check
 from hillinfer_hw.toolchain import MissingToolError
 

@@ -10,7 +10,6 @@ pytest.importorskip("jinja2", reason="rendering needs jinja2: pip install jinja2
 
 from hillinfer_hw.csim_build import HLS, rendered_sources, stream_depths
 from hillinfer_hw.hls_lint import lint, loop_markdown, loop_table, plain_headers
-
 from hillinfer_model.choices import KeyMode, Rule
 from hillinfer_model.presets import PRESETS, preset_spec
 

@@ -7,14 +7,14 @@ The export is made here from this project's own RTL: no vendor tool is needed, a
 import shutil
 
 import pytest
+from launch_cases import random_launch
+from rtl_kernels import SMALL
+
 from hillinfer_hw.cocotb_bench import run_bench, save_case
 from hillinfer_hw.import_export import import_export
 from hillinfer_hw.rtl import launch_arguments
 from hillinfer_hw.rtl_files import RtlSource, argument_offsets, render_rtl
 from hillinfer_hw.toolchain import MissingToolError
-from launch_cases import random_launch
-from rtl_kernels import SMALL
-
 from hillinfer_model.choices import Scope
 from hillinfer_model.golden_launch import run_score_launch
 

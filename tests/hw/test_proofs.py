@@ -5,6 +5,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
 from hillinfer_hw.core_build import build_module, verilator_command
 from hillinfer_hw.prove import SolverMissingError, prove
 

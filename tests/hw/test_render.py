@@ -10,7 +10,6 @@ jinja2 = pytest.importorskip("jinja2", reason="rendering needs jinja2: pip insta
 from hillinfer_hw.csim_build import CsimBuildError, compile_sources  # noqa: E402
 from hillinfer_hw.render import HARDWARE, render  # noqa: E402
 from hillinfer_hw.toolchain import MissingToolError, find_ap_types, find_compiler  # noqa: E402
-
 from hillinfer_model.choices import KeyMode, Rule  # noqa: E402
 from hillinfer_model.hardware_spec import HardwareSpecError, check_hardware_spec  # noqa: E402
 from hillinfer_model.kernel_spec import KernelSpec, ProductStyle  # noqa: E402

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hillinfer_hw.memory_model import IDEAL, MEMORIES, REALISTIC, STALLS
-from hillinfer_hw.rtl import check_outcome
 from launch_cases import random_launch
 from rtl_kernels import SMALL, mutant, session
 
+from hillinfer_hw.memory_model import IDEAL, MEMORIES, REALISTIC, STALLS
+from hillinfer_hw.rtl import check_outcome
 from hillinfer_model.choices import Scope
 from hillinfer_model.golden_launch import run_score_launch
 from hillinfer_model.launch_result import STATUS_FILL

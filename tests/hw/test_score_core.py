@@ -11,8 +11,8 @@ from core_streams import (
     make_spec,
     run_core,
 )
-from hillinfer_hw.synth import core_parameters
 
+from hillinfer_hw.synth import core_parameters
 from hillinfer_model.choices import Scope
 
 # head_dim, KV heads, G, key mode, rule, style: odd and even numbers of slices, pairs of tokens and

@@ -4,6 +4,7 @@
 import numpy as np
 import pytest
 from core_streams import NO_STALLS, Streams, add_shadow_segment, core_case, make_spec, run_core
+
 from hillinfer_hw.synth import core_parameters
 
 CORES = [(80, 3, "int4"), (64, 2, "int8"), (96, 1, "int2")]

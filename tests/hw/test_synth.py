@@ -2,6 +2,7 @@
 """Area estimates: counting, baselines, and a small unit through the real tool."""
 
 import pytest
+
 from hillinfer_hw.build_cache import ROOT
 from hillinfer_hw.synth import (
     Area,
@@ -12,7 +13,6 @@ from hillinfer_hw.synth import (
     synthesise,
     yosys_installed,
 )
-
 from hillinfer_model.choices import KeyMode, Rule
 from hillinfer_model.kernel_spec import KernelSpec, ProductStyle
 
