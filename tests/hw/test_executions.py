@@ -73,14 +73,14 @@ def assert_flips_show(entry, spec, launch, kernel):
         assert not same(replace(expected, status=flipped(expected.status, generator)), expected)
 
 
-@pytest.mark.parametrize(("entry", "spec", "scope", "case"), score_rows())
+@pytest.mark.parametrize(("entry", "spec", "scope", "case"), [*score_rows()])
 def test_scores_are_equal(entry, spec, scope, case):
     launch = SCORE_CASES[case](spec, scope, entry.tokens(spec))
     expected = entry.reference().score(spec, launch)
     assert_same(execution_of(entry.name).score(spec, launch), expected)
 
 
-@pytest.mark.parametrize(("entry", "spec", "scope", "case"), score_rows())
+@pytest.mark.parametrize(("entry", "spec", "scope", "case"), [*score_rows()])
 def test_a_flipped_bit_of_a_score_launch_shows(entry, spec, scope, case):
     launch = SCORE_CASES[case](spec, scope, entry.tokens(spec))
     assert_flips_show(entry, spec, launch, "score")
