@@ -93,7 +93,7 @@ class SessionLife:
             generation = witness.generation(model, self.scenario.cache(attachment), CHUNK)
             try:
                 generation.read(self.scenario.document)
-                witness.attempt(partial(generation.cache.save_session, places.session))
+                witness.attempt(partial(self._save, generation, places))
                 tokens = self.scenario.answer(generation, 0, witness)
                 witness.count(generation)
             finally:
@@ -109,6 +109,12 @@ class SessionLife:
         with self.scenario.attach(model, places.cold_dir) as attachment:
             tokens = self._answered(model, attachment, places, 0, witness)
             return tokens + self._resumed(model, attachment, places, witness)
+
+    def _save(self, generation: Any, places: Places) -> None:
+        # An error after the renaming says that the session is whole, and may be lost with the
+        # power; it is not saved again then.
+        if not places.session.exists():
+            generation.cache.save_session(places.session)
 
     def _resumed(self, model: Any, attachment: Any, places: Places, witness: Witness) -> list[int]:
         return self._answered(model, attachment, places, 1, witness)
