@@ -8,6 +8,7 @@ The bench is told by the environment: HILLINFER_MANIFEST (JSON of `RtlSource`) a
 import json
 import os
 import random
+from pathlib import Path
 
 import cocotb
 import numpy as np
@@ -27,7 +28,7 @@ from cocotbext.axi.axi_channels import AxiARSink, AxiAWSink
 for channel, signal in ((AxiARSink, "arlock"), (AxiAWSink, "awlock")):
     channel._signal_widths = {k: v for k, v in channel._signal_widths.items() if k != signal}
 
-MANIFEST = json.loads(open(os.environ["HILLINFER_MANIFEST"]).read())
+MANIFEST = json.loads(Path(os.environ["HILLINFER_MANIFEST"]).read_text(encoding="utf-8"))
 CASE = np.load(os.environ["HILLINFER_CASE"])
 CONTROL, GLOBAL, ENABLE, STATUS = 0x00, 0x04, 0x08, 0x0C
 START, DONE, IDLE, READY, CONTINUE = 1, 2, 4, 8, 16
