@@ -43,17 +43,21 @@ module axi_read #(
     localparam int COUNT = $clog2(OUTSTANDING);
     localparam int COMMAND = BEAT + 32 + 17 + 32;
 
-    // Commands.
-    logic next_valid, next_ready;
+    // Commands; the first one does not wait in the queue.
+    logic next_valid, next_ready, queued, at_once;
     logic [BEAT-1:0] next_beat;
     logic [31:0] next_beats, next_stride;
     logic [16:0] next_rows;
+    logic [COMMAND-1:0] front;
     queue #(.WIDTH(COMMAND), .DEPTH(COMMANDS)) commands (
         .clk(clk), .rst(rst),
-        .in_valid(command_valid), .in_ready(command_ready),
+        .in_valid(command_valid && !at_once), .in_ready(command_ready),
         .in_data({command_beat, command_beats, command_rows, command_stride}),
-        .out_valid(next_valid), .out_ready(next_ready),
-        .out_data({next_beat, next_beats, next_rows, next_stride}));
+        .out_valid(queued), .out_ready(next_ready), .out_data(front));
+    assign at_once = command_valid && !queued && next_ready;
+    assign next_valid = queued || at_once;
+    assign {next_beat, next_beats, next_rows, next_stride} = queued ? front
+        : {command_beat, command_beats, command_rows, command_stride};
 
     // Bursts.
     logic active;
@@ -71,7 +75,7 @@ module axi_read #(
         && (bursts != OUTSTANDING[COUNT:0])
         && ({1'b0, reserved} + {{(ROOM + 1 - STEP){1'b0}}, length} <= DEPTH[ROOM+1:0]);
     assign row_ends = left == {{(31 - STEP){1'b0}}, length};
-    assign next_ready = !active;
+    assign next_ready = !active && !stop;
     assign closes = rvalid && rready && rlast;
     assign pop = out_valid && out_ready;
     assign idle = !arvalid && (bursts == 0);

@@ -50,12 +50,16 @@ module axi_write #(
     logic [BEAT-1:0] start, follows;
     logic [STEP-1:0] length;  // beats less one
     logic [TAG-1:0] tag;
-    logic joins, take, push, data_ready, closed_ready;
+    logic joins, take, push, last, at_once, data_ready, closed_ready;
 
     assign joins = open && (in_beat == follows) && (follows[STEP-1:0] != 0);
     assign in_ready = !closing && data_ready && (!open || joins || closed_ready);
     assign take = in_valid && in_ready;
-    assign push = closed_ready && (closing || (open && in_valid && data_ready && !joins));
+    // A beat that ends its burst closes it at once, unless another burst is closed in this cycle.
+    assign last = in_flush || (&in_beat[STEP-1:0]);
+    assign at_once = take && last && (!open || joins) && closed_ready;
+    assign push = closed_ready
+        && (closing || at_once || (open && in_valid && data_ready && !joins));
 
     always_ff @(posedge clk) begin
         if (rst) begin
@@ -67,8 +71,8 @@ module axi_write #(
                 closing <= 1'b0;
             end
         end else begin
-            if (take) open <= 1'b1;
-            if (take ? in_flush : (open && close)) closing <= 1'b1;
+            if (take) open <= !at_once;
+            if (take ? (last && !at_once) : (open && close)) closing <= 1'b1;
         end
     end
 
@@ -90,7 +94,10 @@ module axi_write #(
     logic unused_ready, unused_valid;
     queue #(.WIDTH(BURST_BITS), .DEPTH(CLOSED)) closed (
         .clk(clk), .rst(rst),
-        .in_valid(push), .in_ready(closed_ready), .in_data({start, length, marked, tag}),
+        .in_valid(push), .in_ready(closed_ready),
+        .in_data(at_once
+            ? {joins ? start : in_beat, joins ? length + 1'b1 : {STEP{1'b0}}, in_flush, in_tag}
+            : {start, length, marked, tag}),
         .out_valid(burst_valid), .out_ready(burst_ready),
         .out_data({burst_start, burst_length, burst_marked, burst_tag}));
     fifo #(.WIDTH(DATA), .DEPTH(DEPTH)) words (

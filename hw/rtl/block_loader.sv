@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Takes a segment's statistics beats and query block apart into the words its buffers hold.
-// Two slots: one segment is loaded while another is computed. Statistics go a beat per cycle;
-// the query block goes in quarters of a beat (128 bits: the 16 codes of one head and slice).
+// Two slots: one segment is loaded while another is computed. Beats of codes go as fast as they
+// come where G >= 4: their words (the 16 codes of one head and slice) fall to different heads,
+// each with a memory of its own. Addends and exponents follow one by one from a register, while
+// the codes behind them are taken.
 module block_loader #(
     parameter int SLICES = 8,
     parameter int KV = 8,
@@ -13,185 +15,201 @@ module block_loader #(
     parameter int HEAD_BITS = (KV * STEPS > 1) ? $clog2(KV * STEPS) : 1,
     parameter int WORD_BITS = $clog2(KV * SLICES)
 ) (
-    input  logic                  clk,
-    input  logic                  rst,
-    input  logic                  load_valid,
-    output logic                  load_ready,
-    input  logic [         511:0] load_data,
-    input  logic                  release_slot,
-    output logic                  loaded,          // one pulse per segment
-    output logic                  slot,
-    output logic                  statistics_write,
-    output logic [ WORD_BITS-1:0] statistics_word, // half-beat of 16 channels within a row
-    output logic [LANE_HEADS-1:0] addend_write,
-    output logic [LANE_HEADS-1:0] exponent_write,
-    output logic [ HEAD_BITS-1:0] head_word,
-    output logic [          31:0] addend,
-    output logic [           7:0] exponent,
-    output logic [         G-1:0] code_write,
-    output logic [ WORD_BITS-1:0] code_word,
-    output logic [         127:0] codes
+    input  logic                   clk,
+    input  logic                   rst,
+    input  logic                   load_valid,
+    output logic                   load_ready,
+    input  logic [          511:0] load_data,
+    input  logic                   release_slot,
+    output logic                   loaded,          // one pulse per segment, with its last word
+    output logic                   slot,
+    output logic                   statistics_write,
+    output logic [  WORD_BITS-1:0] statistics_word, // half-beat of 16 channels within a row
+    output logic [ LANE_HEADS-1:0] addend_write,
+    output logic [  HEAD_BITS-1:0] addend_word,
+    output logic [           31:0] addend,
+    output logic [ LANE_HEADS-1:0] exponent_write,
+    output logic [  HEAD_BITS-1:0] exponent_word,
+    output logic [            7:0] exponent,
+    output logic [          G-1:0] code_write,      // and of each head: where, and the codes
+    output logic [G*WORD_BITS-1:0] code_word,
+    output logic [      G*128-1:0] codes
 );
   localparam int HEADS = KV * G;
   localparam int WORDS = KV * SLICES;
+  // Words of one cycle, and cycles of one beat.
+  localparam int PER = (G >= 4) ? 4 : (G >= 2) ? 2 : 1;
+  localparam int PARTS = 4 / PER;
+  localparam int ADDEND_BEATS = (HEADS + 15) / 16;
+  localparam int EXPONENT_BEATS = (HEADS + 63) / 64;
+  localparam int CODE_STEPS = (WORDS * G + PER - 1) / PER;
+  localparam int MOST = (CODE_STEPS > WORDS) ? CODE_STEPS : WORDS;
+  localparam int CB = $clog2(MOST + 1);
+  localparam int GB = $clog2(G + PER);
   localparam logic [1:0] STAT = 2'd0, ADDEND = 2'd1, EXPONENT = 2'd2, CODES = 2'd3;
   localparam logic [1:0] FIRST = (STATISTICS != 0) ? STAT : ADDEND;
-  localparam int CB = $clog2(WORDS * G + HEADS + 1);
 
-  logic [1:0] phase, free_slots, quarter, quarter_phase;
-  logic started, quarter_valid, quarter_end;
-  logic take, take_last, part_done, word_done, segment_end;
-  logic [127:0] selected, held;
-  logic [CB-1:0] left;  // words of the part not yet taken into `held`, in units of a quarter
-  logic [3:0] part_index;
-  logic [$clog2(LANE_HEADS+1)-1:0] lane;
-  logic [$clog2(G+1)-1:0] head;
-  logic [HEAD_BITS-1:0] step_word;
-  logic [WORD_BITS-1:0] word;
-  logic last_word_of_quarter, may_start, done_pending;
-  logic [$clog2(HEADS+1)-1:0] heads_left;
+  logic [1:0] phase, free_slots;
+  logic started, begins, codes_done, may_start, step, beat_ends, ends, addends_ready, exponents_ready;
+  logic addends_done, exponents_done;
+  logic [CB-1:0] left;  // steps of the phase, this one too
+  logic [1:0] part;
 
-  function automatic logic [CB-1:0] quarters(input logic [1:0] which);
+  function automatic logic [CB-1:0] steps_of(input logic [1:0] which);
     case (which)
-      ADDEND: quarters = CB'((HEADS + 3) / 4);
-      EXPONENT: quarters = CB'((HEADS + 15) / 16);
-      default: quarters = CB'(HEADS * SLICES);
+      STAT: steps_of = CB'(WORDS);
+      ADDEND: steps_of = CB'(ADDEND_BEATS);
+      EXPONENT: steps_of = CB'(EXPONENT_BEATS);
+      default: steps_of = CB'(CODE_STEPS);
     endcase
   endfunction
 
-  assign may_start = started || free_slots != 0;
-  assign selected = load_data[quarter*128+:128];
-  assign statistics_write = (STATISTICS != 0) && phase == STAT && load_valid && load_ready;
-  assign part_done = left == 1;
-  assign take = phase != STAT && load_valid && may_start && !done_pending
-      && (!quarter_valid || last_word_of_quarter);
-  // The rest of a part's last beat is padding.
-  assign take_last = take && (quarter == 2'd3 || part_done);
-  assign load_ready = (phase == STAT) ? (may_start && !done_pending) : take_last;
-
-  always_comb begin
-    case (quarter_phase)
-      ADDEND: last_word_of_quarter = part_index[1:0] == 2'd3 || word_done;
-      EXPONENT: last_word_of_quarter = part_index == 4'd15 || word_done;
-      default: last_word_of_quarter = 1'b1;
-    endcase
-  end
-  // Heads end inside a quarter too: KV * G need not be a multiple of 4 or 16.
-  assign word_done = heads_left == 1;
-  assign segment_end = quarter_valid && quarter_phase == CODES && quarter_end;
+  // Between a segment's last step and `loaded` nothing of the next one is taken.
+  assign may_start = (started || free_slots != 0) && !codes_done;
+  assign ends = left == 1;
+  // The rest of the last beat is padding.
+  assign beat_ends = phase != CODES || part == 2'(PARTS - 1) || ends;
+  assign step = load_valid && may_start && (phase != ADDEND || addends_ready)
+      && (phase != EXPONENT || exponents_ready);
+  assign load_ready = may_start && beat_ends && (phase != ADDEND || addends_ready)
+      && (phase != EXPONENT || exponents_ready);
+  assign begins = !started && step;
+  assign statistics_write = (STATISTICS != 0) && phase == STAT && step;
+  // Addends and exponents need at most as many cycles as there are codes behind them, mostly.
+  assign loaded = (QUERIES == 0) ? step && ends
+      : addends_done && exponents_done && (codes_done || (phase == CODES && step && ends));
 
   always_ff @(posedge clk) begin
-    if (take) held <= selected;
-    loaded <= 1'b0;
     if (rst) begin
       phase <= FIRST;
+      left <= steps_of(FIRST);
+      part <= '0;
       started <= 1'b0;
+      codes_done <= 1'b0;
       free_slots <= 2'd2;
-      quarter <= '0;
-      quarter_valid <= 1'b0;
-      left <= (STATISTICS != 0) ? CB'(WORDS) : quarters(ADDEND);
       slot <= 1'b0;
       statistics_word <= '0;
-      done_pending <= 1'b0;
-      quarter_phase <= ADDEND;
-      quarter_end <= 1'b0;
     end else begin
-      if (load_valid && load_ready && phase == STAT) begin
+      if (step) begin
         started <= 1'b1;
-        statistics_word <= part_done ? '0 : statistics_word + 1'b1;
         left <= left - 1'b1;
-        if (part_done) begin
-          if (QUERIES != 0) begin
-            phase <= ADDEND;
-            left <= quarters(ADDEND);
-          end else begin
-            left <= CB'(WORDS);
-            started <= 1'b0;
-            loaded <= 1'b1;
-            slot <= ~slot;
-          end
-        end
-      end
-      if (take) begin
-        started <= 1'b1;
-        quarter <= part_done ? 2'd0 : quarter + 1'b1;
-        left <= left - 1'b1;
-        quarter_phase <= phase;
-        quarter_end <= part_done;
-        if (part_done) begin
+        if (phase == STAT) statistics_word <= ends ? '0 : statistics_word + 1'b1;
+        if (phase == CODES) part <= beat_ends ? '0 : part + 1'b1;
+        if (ends) begin
           case (phase)
+            STAT: begin
+              phase <= (QUERIES != 0) ? ADDEND : FIRST;
+              left <= steps_of((QUERIES != 0) ? ADDEND : FIRST);
+            end
             ADDEND: begin
               phase <= EXPONENT;
-              left <= quarters(EXPONENT);
+              left <= steps_of(EXPONENT);
             end
             EXPONENT: begin
               phase <= CODES;
-              left <= quarters(CODES);
+              left <= steps_of(CODES);
             end
             default: begin
               phase <= FIRST;
-              left <= (STATISTICS != 0) ? CB'(WORDS) : quarters(ADDEND);
-              done_pending <= 1'b1;
+              left <= steps_of(FIRST);
+              codes_done <= 1'b1;
             end
           endcase
         end
       end
-      if (take) quarter_valid <= 1'b1;
-      else if (last_word_of_quarter) quarter_valid <= 1'b0;
-      if (segment_end) begin
-        done_pending <= 1'b0;
+      if (loaded) begin
+        codes_done <= 1'b0;
         started <= 1'b0;
-        loaded <= 1'b1;
         slot <= ~slot;
       end
-      free_slots <= free_slots + {1'b0, release_slot} - {1'b0, !started && load_valid
-          && ((phase == STAT && load_ready) || take)};
+      free_slots <= free_slots + {1'b0, release_slot} - {1'b0, begins};
     end
   end
 
-  // Where the word at hand goes: counters over heads, then over slices and heads.
+  // Addends and exponents: a beat is held while its numbers go one by one.
+  generate
+    if (QUERIES != 0) begin : g_numbers
+      number_loader #(
+          .HEADS(HEADS),
+          .G(G),
+          .LANE_HEADS(LANE_HEADS),
+          .STEPS(STEPS),
+          .WIDTH(32),
+          .WORD_BITS(HEAD_BITS)
+      ) addends (
+          .clk(clk),
+          .rst(rst),
+          .in_valid(step && phase == ADDEND),
+          .in_ready(addends_ready),
+          .in_data(load_data),
+          .done(addends_done),
+          .write(addend_write),
+          .word(addend_word),
+          .number(addend)
+      );
+      number_loader #(
+          .HEADS(HEADS),
+          .G(G),
+          .LANE_HEADS(LANE_HEADS),
+          .STEPS(STEPS),
+          .WIDTH(8),
+          .WORD_BITS(HEAD_BITS)
+      ) exponents (
+          .clk(clk),
+          .rst(rst),
+          .in_valid(step && phase == EXPONENT),
+          .in_ready(exponents_ready),
+          .in_data(load_data),
+          .done(exponents_done),
+          .write(exponent_write),
+          .word(exponent_word),
+          .number(exponent)
+      );
+    end else begin : g_none
+      assign {addends_ready, exponents_ready, addends_done, exponents_done} = 4'b1111;
+      assign addend_write = '0;
+      assign exponent_write = '0;
+      assign addend_word = '0;
+      assign exponent_word = '0;
+      assign addend = '0;
+      assign exponent = '0;
+    end
+  endgenerate
+
+  // Codes: the words of a step are those of heads first_head, first_head + 1, ... of `word`, and
+  // behind the last head those of the next word.
+  logic [GB-1:0] first_head, next_head;
+  logic [WORD_BITS-1:0] word;
+  logic [$clog2(WORDS*G+1)-1:0] words_left;
+  logic [PER*128-1:0] lanes;
+  assign lanes = load_data[part*PER*128+:PER*128];
+  assign next_head = first_head + GB'(PER);
   always_ff @(posedge clk) begin
-    if (rst) begin
-      part_index <= '0;
-      lane <= '0;
-      head <= '0;
-      step_word <= '0;
+    if (rst || loaded) begin
+      first_head <= '0;
       word <= '0;
-      heads_left <= ($clog2(HEADS + 1))'(HEADS);
-    end else if (quarter_valid) begin
-      if (quarter_phase == CODES) begin
-        head <= (32'(head) == G - 1) ? '0 : head + 1'b1;
-        if (32'(head) == G - 1) word <= (32'(word) == WORDS - 1) ? '0 : word + 1'b1;
-      end else begin
-        part_index <= last_word_of_quarter ? '0 : part_index + 1'b1;
-        heads_left <= word_done ? ($clog2(HEADS + 1))'(HEADS) : heads_left - 1'b1;
-        head <= (32'(head) == G - 1) ? '0 : head + 1'b1;
-        if (32'(head) == G - 1) begin
-          lane <= '0;
-          // A KV head always takes STEPS words, also where its last ones hold no head.
-          step_word <= word_done ? '0
-              : step_word + HEAD_BITS'(STEPS - (G - 1) / LANE_HEADS);
-        end else if (32'(lane) == LANE_HEADS - 1) begin
-          lane <= '0;
-          step_word <= step_word + 1'b1;
-        end else begin
-          lane <= lane + 1'b1;
-        end
+      words_left <= ($clog2(WORDS * G + 1))'(WORDS * G);
+    end else if (phase == CODES && step) begin
+      first_head <= (32'(next_head) >= G) ? next_head - GB'(G) : next_head;
+      if (32'(next_head) >= G) word <= word + 1'b1;
+      words_left <= words_left - ($clog2(WORDS * G + 1))'(PER);
+    end
+  end
+  genvar g;
+  generate
+    for (g = 0; g < G; g = g + 1) begin : g_head
+      logic behind;
+      logic [GB-1:0] lane;
+      assign behind = g < 32'(first_head);
+      assign lane = behind ? GB'(G + g) - first_head : GB'(g) - first_head;
+      assign code_write[g] = phase == CODES && step && 32'(lane) < PER
+          && 32'(lane) < 32'(words_left);
+      assign code_word[g*WORD_BITS+:WORD_BITS] = behind ? word + 1'b1 : word;
+      if (PER == 1) begin : g_one
+        assign codes[g*128+:128] = lanes;
+      end else begin : g_more
+        assign codes[g*128+:128] = lanes[lane[$clog2(PER)-1:0]*128+:128];
       end
     end
-  end
-
-  assign head_word = step_word;
-  assign code_word = word;
-  assign codes = held;
-  assign addend = held[part_index[1:0]*32+:32];
-  assign exponent = held[part_index*8+:8];
-  always_comb begin
-    addend_write = '0;
-    exponent_write = '0;
-    code_write = '0;
-    addend_write[lane] = quarter_valid && quarter_phase == ADDEND;
-    exponent_write[lane] = quarter_valid && quarter_phase == EXPONENT;
-    code_write[head] = quarter_valid && quarter_phase == CODES;
-  end
+  endgenerate
 endmodule

@@ -78,11 +78,16 @@ module fetch #(
         end
     endfunction
 
-    // Fields (contract, section 6).
-    logic [511:0] descriptor;
+    localparam logic [3:0] IDLE = 0, ASK = 1, WAIT = 2, RECORD = 3, SEGMENT = 4, KEYS = 5,
+        ASK_STATISTICS = 6, ASK_QUERY = 7, ASK_NEXT = 8, LOAD = 9, ENDED = 10;
+    logic [3:0] state;
+
+    // Fields (contract, section 6), of the beat that arrives and from then on.
+    logic [511:0] arrived, descriptor;
     logic [63:0] at_0, at_8, at_16, base, at_48;
     logic [31:0] tokens, row_stride, score_stride;
     logic reserved;
+    assign descriptor = (state == WAIT) ? beat_data : arrived;
     assign {at_16, at_8, at_0} = descriptor[191:0];
     assign base = descriptor[255:192];
     assign tokens = descriptor[287:256];
@@ -110,9 +115,6 @@ module fetch #(
         + ((rest == 0) ? 32'd0 : KV + times(({26'd0, rest} + TILE - 1) / TILE, KV * SLICES));
     assign rows_beats = times({15'd0, tokens[16:0]}, ROW_BEATS);
 
-    localparam logic [3:0] IDLE = 0, ASK = 1, WAIT = 2, CHECK = 3, RECORD = 4, SEGMENT = 5, KEYS = 6,
-        ASK_STATISTICS = 7, ASK_QUERY = 8, ASK_NEXT = 9, LOAD = 10, ENDED = 11;
-    logic [3:0] state;
     logic [31:0] index;
     logic [15:0] loaded;
     logic last, linear;
@@ -123,28 +125,28 @@ module fetch #(
     // What the checks and the multiplications give, a cycle later.
     logic [1:0] error;
     logic [31:0] total;
-    logic bus_error;
-    always_ff @(posedge clk) begin
-        if (state == WAIT) begin
-            descriptor <= beat_data;
-            bus_error <= beat_error;
-        end
-        if (state == CHECK) begin
-            error <= bus_error ? BUS : reserved ? RESERVED : wrong ? BAD_DESCRIPTOR : NO_ERROR;
-            total <= (KIND == 0) ? shadow_beats : rows_beats;
-        end
+    always_ff @(posedge clk) if (state == WAIT) begin
+        arrived <= beat_data;
+        error <= beat_error ? BUS : reserved ? RESERVED : wrong ? BAD_DESCRIPTOR : NO_ERROR;
+        total <= (KIND == 0) ? shadow_beats : rows_beats;
     end
 
+    // The first block is asked for as soon as its segment is on record.
+    logic ask_first;
+    localparam logic [3:0] ASK_FIRST = (STATISTICS_BEATS != 0) ? ASK_STATISTICS : ASK_QUERY;
+    localparam logic [3:0] AFTER_FIRST = (STATISTICS_BEATS != 0 && QUERY_BEATS != 0) ? ASK_QUERY
+        : KEYS;
+    assign ask_first = state == RECORD && record_ready && error == NO_ERROR && tokens != 0;
     assign read_valid = (state == ASK) || (state == ASK_STATISTICS) || (state == ASK_QUERY)
-        || (state == ASK_NEXT && !last);
+        || (state == ASK_NEXT && !last) || ask_first;
     always_comb begin
         read_beat = segments + index;
         read_beats = 32'd1;
-        if (state == ASK_STATISTICS) begin
+        if (state == ASK_STATISTICS || (state == RECORD && STATISTICS_BEATS != 0)) begin
             read_beat = statistics + at_48[57:0];
             read_beats = STATISTICS_BEATS;
         end
-        if (state == ASK_QUERY) begin
+        if (state == ASK_QUERY || (state == RECORD && STATISTICS_BEATS == 0)) begin
             read_beat = queries + at_8[57:0];
             read_beats = QUERY_BEATS;
         end
@@ -185,15 +187,14 @@ module fetch #(
                 if (go) state <= (segment_count == 0) ? ENDED : ASK;
             end
             ASK: if (read_ready) state <= WAIT;
-            WAIT: if (beat_valid) state <= CHECK;
-            CHECK: state <= RECORD;
+            WAIT: if (beat_valid) state <= RECORD;
             RECORD: if (record_ready) begin
                 if (error != NO_ERROR) state <= IDLE;
                 else if (tokens == 0) state <= ASK_NEXT;
                 // Before the keys: they wait for the query anyway.
-                else state <= (STATISTICS_BEATS != 0) ? ASK_STATISTICS : ASK_QUERY;
+                else state <= read_ready ? AFTER_FIRST : ASK_FIRST;
             end
-            ASK_STATISTICS: if (read_ready) state <= (QUERY_BEATS != 0) ? ASK_QUERY : KEYS;
+            ASK_STATISTICS: if (read_ready) state <= AFTER_FIRST;
             ASK_QUERY: if (read_ready) state <= KEYS;
             KEYS: if (key_ready) state <= SEGMENT;
             SEGMENT: if (seg_ready) state <= ASK_NEXT;

@@ -19,7 +19,7 @@ module launch (
     logic [2:0] state;
 
     assign ap_idle = (state == IDLE) && !ap_start;
-    assign ap_done = state == DONE;
+    assign ap_done = (state == CLEAR) || (state == DONE);
     assign go = (state == IDLE) && ap_start;
     assign stop = (state == DRAIN) || (state == CLEAR);
     assign clear = state == CLEAR;
@@ -29,7 +29,7 @@ module launch (
         if (rst) state <= IDLE;
         else case (state)
             IDLE: if (ap_start) state <= RUN;
-            RUN: if (finished) state <= DRAIN;
+            RUN: if (finished) state <= drained ? CLEAR : DRAIN;
             DRAIN: if (drained) state <= CLEAR;
             CLEAR: state <= DONE;
             default: if (ap_continue) state <= IDLE;

@@ -57,13 +57,14 @@ module score_core #(
 
   // Buffers of a segment's blocks.
   logic loaded, write_slot, statistics_write, segment_done;
-  logic [WORD_BITS-1:0] statistics_word, code_word;
+  logic [WORD_BITS-1:0] statistics_word;
   logic [HEAD_LANES-1:0] addend_write, exponent_write;
-  logic [STEP_BITS-1:0] head_word;
+  logic [STEP_BITS-1:0] addend_word, exponent_word;
   logic [31:0] addend;
   logic [7:0] exponent;
   logic [G-1:0] code_write;
-  logic [127:0] query_codes;
+  logic [G*WORD_BITS-1:0] code_word;
+  logic [G*128-1:0] query_codes;
   block_loader #(
       .SLICES(SLICES),
       .KV(KV),
@@ -84,9 +85,10 @@ module score_core #(
       .statistics_write(statistics_write),
       .statistics_word(statistics_word),
       .addend_write(addend_write),
-      .exponent_write(exponent_write),
-      .head_word(head_word),
+      .addend_word(addend_word),
       .addend(addend),
+      .exponent_write(exponent_write),
+      .exponent_word(exponent_word),
       .exponent(exponent),
       .code_write(code_write),
       .code_word(code_word),
@@ -278,14 +280,15 @@ module score_core #(
     for (h = 0; h < HALVES; h = h + 1) begin : g_half
       for (g = 0; g < G; g = g + 1) begin : g_head
         localparam int ADDRESS = WORD_BITS + 2 - HALVES;
+        wire [WORD_BITS-1:0] word = code_word[g*WORD_BITS+:WORD_BITS];
         ram_block #(
             .WIDTH(128),
             .DEPTH(1 << ADDRESS)
         ) memory (
             .clk(clk),
-            .write_enable(code_write[g] && (HALVES == 1 || code_word[0] == h)),
-            .write_address({write_slot, code_word[WORD_BITS-1:HALVES-1]}),
-            .write_data(query_codes),
+            .write_enable(code_write[g] && (HALVES == 1 || word[0] == h)),
+            .write_address({write_slot, word[WORD_BITS-1:HALVES-1]}),
+            .write_data(query_codes[g*128+:128]),
             .read_enable(1'b1),
             .read_address({beat_slot, beat_word[WORD_BITS-1:HALVES-1]}),
             .read_data(query2[(h*G+g)*128+:128])
@@ -398,7 +401,8 @@ module score_core #(
       .write_slot(write_slot),
       .addend_write(addend_write),
       .exponent_write(exponent_write),
-      .write_word(head_word),
+      .addend_word(addend_word),
+      .exponent_word(exponent_word),
       .write_addend(addend),
       .write_exponent(exponent),
       .load(total_valid),

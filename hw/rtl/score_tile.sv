@@ -19,7 +19,8 @@ module score_tile #(
     input  logic                        write_slot,
     input  logic [      HEAD_LANES-1:0] addend_write,
     input  logic [      HEAD_LANES-1:0] exponent_write,
-    input  logic [       STEP_BITS-1:0] write_word,
+    input  logic [       STEP_BITS-1:0] addend_word,
+    input  logic [       STEP_BITS-1:0] exponent_word,
     input  logic [                31:0] write_addend,
     input  logic [                 7:0] write_exponent,
     // one tile of one KV head
@@ -148,7 +149,7 @@ module score_tile #(
       ) addends (
           .clk(clk),
           .write_enable(addend_write[k]),
-          .write_address({write_slot, write_word}),
+          .write_address({write_slot, addend_word}),
           .write_data(write_addend),
           .read_address(addend_address),
           .read_data(addend_read)
@@ -159,7 +160,7 @@ module score_tile #(
       ) query_exponents (
           .clk(clk),
           .write_enable(exponent_write[k]),
-          .write_address({write_slot, write_word}),
+          .write_address({write_slot, exponent_word}),
           .write_data(write_exponent),
           .read_address(exponent_address),
           .read_data(exponent_read)

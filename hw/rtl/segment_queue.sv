@@ -17,7 +17,7 @@ module segment_queue (
   logic [1:0] loads;
   logic held, held_slot;
   assign seg_ready = !held;
-  assign next_valid = held && loads != 0;
+  assign next_valid = held && (loads != 0 || loaded);
   always_ff @(posedge clk) begin
     if (seg_valid && seg_ready) begin
       next_tokens <= seg_tokens;

@@ -35,7 +35,7 @@ module shadow_core #(
   logic loaded, write_slot, statistics_write, statistics_done;
   logic [WORD_BITS-1:0] statistics_word;
   logic unused_addend, unused_exponent, unused_codes;
-  logic [HEAD_BITS-1:0] unused_head;
+  logic [HEAD_BITS-1:0] unused_addend_word, unused_exponent_word;
   logic [WORD_BITS-1:0] unused_word;
   logic [31:0] unused_value;
   logic [7:0] unused_byte;
@@ -60,9 +60,10 @@ module shadow_core #(
       .statistics_write(statistics_write),
       .statistics_word(statistics_word),
       .addend_write(unused_addend),
-      .exponent_write(unused_exponent),
-      .head_word(unused_head),
+      .addend_word(unused_addend_word),
       .addend(unused_value),
+      .exponent_write(unused_exponent),
+      .exponent_word(unused_exponent_word),
       .exponent(unused_byte),
       .code_write(unused_codes),
       .code_word(unused_word),

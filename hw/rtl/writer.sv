@@ -52,6 +52,9 @@ module writer #(
     localparam int COUNT = 17;
     localparam int TAG = 1 + 32 + COUNT;  // is a status beat; segment; tokens complete with it
     localparam int BLOCKS = 16;
+    // Scores come a beat per 16 tokens at most, and the last burst of a launch is not sent before
+    // it is complete: short ones end a launch earlier and cost the bus nothing.
+    localparam int BURST = (KIND == 2) ? 64 : 4;
     // Tokens that complete together: 16 of a score beat, 64 of a group of the shadow.
     localparam int UNIT = (KIND == 2) ? 64 : 16;
     localparam int UNITS = (BLOCK_TOKENS % UNIT == 0) ? BLOCK_TOKENS / UNIT : 65536;
@@ -76,7 +79,7 @@ module writer #(
     logic done_valid, done_marked, done_error, done_status;
     logic [31:0] done_index;
     logic [COUNT-1:0] done_count;
-    axi_write #(.TAG(TAG)) write (
+    axi_write #(.TAG(TAG), .BURST(BURST)) write (
         .clk(clk), .rst(rst), .busy(busy),
         .in_valid(in_valid), .in_ready(in_ready), .in_beat(in_beat), .in_data(in_data),
         .in_flush(in_flush), .in_tag(in_tag), .close(close),
@@ -158,7 +161,11 @@ module writer #(
     end
 
     assign record_ready = state == RECORD && !failed && !status_failed;
-    assign finished = state == END && !busy;
+    // Nothing is written, answered or said any more.
+    logic quiet;
+    assign quiet = !busy && !due;
+    assign finished = (state == END && !busy)
+        || (state == QUIET && quiet && ends && !failed && !status_failed && error == 0);
 
     always_ff @(posedge clk) begin
         if (rst) begin
@@ -217,7 +224,7 @@ module writer #(
                 QUIET: begin
                     if (status_failed) begin
                         if (!busy) state <= END;
-                    end else if (!busy && !due) begin
+                    end else if (quiet) begin
                         state <= (ends && !failed && error == 0) ? END : LAST_STATUS;
                         count <= (complete_index == (failed ? failed_index : index))
                             ? complete_count : 17'd0;

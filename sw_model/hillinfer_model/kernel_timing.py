@@ -7,30 +7,31 @@ another flow has other depths and the same structure.
 
 from __future__ import annotations
 
+from hillinfer_model.beats import beat_count
 from hillinfer_model.choices import KeyMode, Rule
-from hillinfer_model.kernel_spec import SLICE_CHANNELS, KernelSpec
+from hillinfer_model.kernel_spec import BEAT_BYTES, SLICE_CHANNELS, KernelSpec
 
 # From the write of ap_start to the first descriptor's address.
 START = 5
-# Behind a read command: its FIFO, the burst on the address channel, the data's FIFO.
-READ_COMMAND = 4
+# Behind a read command: the burst on the address channel, the data's FIFO.
+READ_COMMAND = 3
 READ_DATA = 3
 # From a descriptor's arrival: check and record, then the blocks, the keys and the next descriptor
 # are asked for.
-BLOCK_COMMAND = 2
-KEY_COMMAND = 3
-NEXT_COMMAND = 5
-EMPTY_NEXT_COMMAND = 2
+BLOCK_COMMAND = 0
+KEY_COMMAND = 1
+NEXT_COMMAND = 3
+EMPTY_NEXT_COMMAND = 1
 # From a block's last word to the first key beat it is used for.
-BLOCK_READY = 3
+BLOCK_READY = 1
 # The next descriptor is looked at when the last block's last beat is taken, before that beat has
 # been taken apart.
 LOAD_LEAD = 1
 # A closed output burst on its way to the bus, and a status beat after its response.
-WRITE_PATH = 5
-STATUS_PATH = 6
+WRITE_PATH = 3
+STATUS_PATH = 4
 # From the last response to ap_done.
-END = 1
+END = 0
 # Beats that the key FIFO holds, and bursts that may wait for the write bus: closed ones, and beats
 # in the datapath's own FIFO, which are bursts of one where heads have arrays of their own.
 KEY_FIFO_BEATS = 512
@@ -57,9 +58,18 @@ def score_depth(spec: KernelSpec) -> int:
 
 
 def query_load(spec: KernelSpec) -> int:
-    """Return the cycles in which a query block is taken apart: a word per cycle."""
+    """Return the cycles in which a query block is taken apart.
+
+    Addends and exponents leave a register one by one, which only holds up the next beat of the
+    same kind. As many words of codes go at once as fall to different heads: up to a whole beat.
+    """
     heads = spec.scored_heads
-    return 2 * heads + heads * (spec.padded_head_dim // SLICE_CHANNELS)
+    per_kv_head = heads // spec.kv_heads
+    at_once = 4 if per_kv_head >= 4 else 2 if per_kv_head >= 2 else 1
+    words = heads * (spec.padded_head_dim // SLICE_CHANNELS)
+    addends = 1 + (beat_count(4 * heads) - 1) * (BEAT_BYTES // 4)
+    exponents = 1 + (beat_count(heads) - 1) * BEAT_BYTES
+    return addends + exponents + -(-words // at_once)
 
 
 def statistics_load(spec: KernelSpec) -> int:

@@ -14,6 +14,8 @@ from hillinfer_model.layout import shadow_beats
 from hillinfer_model.memory_model import BURST_BEATS
 
 TUPLES_PER_BEAT = BEAT_BYTES // TUPLE_BYTES
+# Scores come slowly, and the end of a launch waits for its last burst.
+SCORE_BURST_BEATS = 4
 
 
 @dataclass(frozen=True)
@@ -116,11 +118,10 @@ def score_writes(shape: SegmentShape, spec: KernelSpec, scope: Scope) -> Iterato
     for block in range(0, shape.tokens, spec.block_tokens):
         covered, end = block, min(block + spec.block_tokens, shape.tokens)
         start = shape.output_beat + block // TUPLES_PER_BEAT
-        for beats in _aligned(start, beat_count((end - block) * TUPLE_BYTES)):
+        beats_of_block = beat_count((end - block) * TUPLE_BYTES)
+        for beats in _aligned(start, beats_of_block, SCORE_BURST_BEATS):
             covered = min(covered + beats * TUPLES_PER_BEAT, end)
-            # A burst inside a block is closed by the beat that does not belong to it any more.
-            seen = min(covered + TUPLES_PER_BEAT, end)
-            yield WriteBurst(key_beats(seen, spec), beats)
+            yield WriteBurst(key_beats(covered, spec), beats)
 
 
 def shadow_writes(shape: SegmentShape, spec: KernelSpec) -> Iterator[WriteBurst]:
@@ -139,11 +140,11 @@ def shadow_writes(shape: SegmentShape, spec: KernelSpec) -> Iterator[WriteBurst]
         yield WriteBurst((first + own) * per_row, spec.kv_heads)
 
 
-def _aligned(first_beat: int, beats: int) -> Iterator[int]:
-    """Cut a linear range into bursts that end at multiples of 64 beats."""
+def _aligned(first_beat: int, beats: int, most: int = BURST_BEATS) -> Iterator[int]:
+    """Cut a linear range into bursts that end at multiples of the most beats one may have."""
     at, left = first_beat, beats
     while left:
-        burst = min(BURST_BEATS - at % BURST_BEATS, left)
+        burst = min(most - at % most, left)
         yield burst
         at += burst
         left -= burst
