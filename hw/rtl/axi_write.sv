@@ -52,7 +52,7 @@ module axi_write #(
     logic [TAG-1:0] tag;
     logic joins, take, push, last, at_once, data_ready, closed_ready;
 
-    assign joins = open && (in_beat == follows) && (follows[STEP-1:0] != 0);
+    assign joins = open && (in_beat == follows);
     assign in_ready = !closing && data_ready && (!open || joins || closed_ready);
     assign take = in_valid && in_ready;
     // A beat that ends its burst closes it at once, unless another burst is closed in this cycle.

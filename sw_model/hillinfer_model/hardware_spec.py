@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hillinfer_model.choices import KeyMode
-from hillinfer_model.kernel_spec import SLICE_CHANNELS, KernelSpec
+from hillinfer_model.kernel_spec import SLICE_CHANNELS, KernelSpec, ProductStyle
 from hillinfer_model.kernel_timing import KEY_FIFO_BEATS
 
 LEAST_HEAD_DIM, MOST_HEAD_DIM = 64, 256
@@ -20,8 +20,9 @@ BLOCK_RAM_BITS, BLOCK_RAM_WORDS = 72, 512
 # Shallower memories are built from LUTs.
 LEAST_BLOCK_RAM_WORDS = 64
 KU15P_BLOCK_RAMS = 984
-# The shell, the memory controller and the interconnect need the others.
-KERNEL_BLOCK_RAMS = KU15P_BLOCK_RAMS // 4
+# Of one kernel: both kernels, the shell, the memory controller and the interconnect share the
+# device, and a design that fills its block RAM columns does not meet timing.
+KERNEL_BLOCK_RAMS = KU15P_BLOCK_RAMS // 10
 _EXPONENT_GROUPS = 8
 _WRITE_BEATS = 128
 _BLOCK_READ_BEATS = 64
@@ -120,6 +121,8 @@ def check_hardware_spec(spec: KernelSpec, limit: int = KERNEL_BLOCK_RAMS) -> Non
             f"block_tokens={spec.block_tokens} is not a multiple of the {TUPLES_PER_BEAT} tuples "
             f"of a beat"
         )
+    if spec.product_style is ProductStyle.MIXED:
+        raise HardwareSpecError("product_style=mixed: kernels have dsp or lut products")
     needed = block_rams(spec)
     if needed > limit:
         parts = ", ".join(

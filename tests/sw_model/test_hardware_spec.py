@@ -10,7 +10,7 @@ from hillinfer_model.hardware_spec import (
     block_rams,
     check_hardware_spec,
 )
-from hillinfer_model.kernel_spec import KernelSpec
+from hillinfer_model.kernel_spec import KernelSpec, ProductStyle
 from hillinfer_model.presets import PRESETS, preset_spec
 
 SOUND = KernelSpec(128, 40, 8, key_mode=KeyMode.FP16)
@@ -45,6 +45,7 @@ def test_block_rams_of_a_kernel_counted_by_hand():
         ({"kv_heads": 41}, "kv_heads=41.*40"),
         ({"group_size": 9}, "group_size=9.*8"),
         ({"block_tokens": 1000}, "block_tokens=1000.*16"),
+        ({"product_style": ProductStyle.MIXED}, "product_style=mixed"),
     ],
 )
 def test_a_spec_that_cannot_be_built_is_refused_with_the_reason(change, reason):

@@ -205,14 +205,14 @@ BENCHES_TABLE = (
             ),
             "crosses 4 KiB": Mutant(
                 "axi_write.sv",
-                " && (follows[STEP-1:0] != 0);",
-                ";",
+                "in_flush || (&in_beat[STEP-1:0])",
+                "in_flush",
                 ("no_page_crossed", "beat_at_its_address"),
             ),
             "joins what does not follow": Mutant(
                 "axi_write.sv",
-                "(in_beat == follows) &&",
-                "",
+                "open && (in_beat == follows)",
+                "open",
                 ("beat_at_its_address",),
             ),
             "a beat lost": Mutant(
@@ -235,8 +235,8 @@ BENCHES_TABLE = (
             ),
             "mark forgotten": Mutant(
                 "axi_write.sv",
-                "marked <= in_flush;",
-                "marked <= 1'b0;",
+                "in_flush, in_tag}",
+                "1'b0, in_tag}",
                 ("response_has_its_tag",),
             ),
             "says too early that all is answered": Mutant(

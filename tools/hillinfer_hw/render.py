@@ -9,8 +9,8 @@ from typing import Any
 
 import jinja2
 
-from hillinfer_model.hardware_spec import HardwareSpecError, check_hardware_spec
-from hillinfer_model.kernel_spec import KernelSpec, ProductStyle
+from hillinfer_model.hardware_spec import check_hardware_spec
+from hillinfer_model.kernel_spec import KernelSpec
 from hillinfer_model.status_beat import HASH_BYTES
 
 HARDWARE = Path(__file__).resolve().parents[2] / "hw"
@@ -46,8 +46,6 @@ def render(template: Path, spec: KernelSpec, **values: Any) -> str:
         Where it is not a template; file name and line are the template's.
     """
     check_hardware_spec(spec)
-    if spec.product_style is ProductStyle.MIXED:
-        raise HardwareSpecError("product_style=mixed: kernels have dsp or lut products")
     environment = jinja2.Environment(
         loader=_MarkedLoader(template.parent),
         undefined=jinja2.StrictUndefined,

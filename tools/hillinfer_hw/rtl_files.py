@@ -8,13 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
 from hillinfer_hw.build_cache import ROOT, cached
+from hillinfer_hw.render import render
 from hillinfer_model.choices import KeyMode, Rule
-from hillinfer_model.hardware_spec import check_hardware_spec
 from hillinfer_model.kernel_spec import KernelSpec, ProductStyle
-from hillinfer_model.status_beat import HASH_BYTES
 
 RTL = ROOT / "hw" / "rtl"
 KERNELS = ("score_tokens", "make_shadow")
@@ -115,12 +112,11 @@ def render_rtl(spec: KernelSpec, kernel: str) -> RtlSource:
     ValueError
         Where hardware cannot have the spec, or the key mode has no such kernel.
     """
-    _check(spec, kernel)
-    environment = Environment(
-        loader=FileSystemLoader(RTL), undefined=StrictUndefined, keep_trailing_newline=True
-    )
-    environment.filters["format"] = lambda pattern, value: pattern % value
-    top = environment.get_template(f"{kernel}.sv.j2").render(rtl_context(spec, kernel))
+    if kernel not in KERNELS:
+        raise ValueError(f"no kernel is named {kernel!r}; there are {', '.join(KERNELS)}")
+    if kernel == "make_shadow" and spec.key_mode is KeyMode.FP16:
+        raise ValueError("key mode fp16 scores rows as they are: it has no make_shadow")
+    top = render(RTL / f"{kernel}.sv.j2", spec, **rtl_context(spec, kernel))
 
     def write(folder: Path) -> None:
         (folder / f"{kernel}.sv").write_text(top)
@@ -141,7 +137,6 @@ def rtl_context(spec: KernelSpec, kernel: str) -> dict[str, Any]:
     """Return what the templates are rendered from."""
     pointers, scalars = arguments(spec, kernel)
     rows = spec.key_mode is KeyMode.FP16
-    digest = spec.digest()[:HASH_BYTES]
     return {
         "pointers": pointers,
         "scalars": scalars,
@@ -157,13 +152,4 @@ def rtl_context(spec: KernelSpec, kernel: str) -> dict[str, Any]:
         "segment_tokens": spec.segment_tokens,
         "block_tokens": spec.block_tokens,
         "group_beats": spec.group_beats,
-        "spec_hash": f"{int.from_bytes(digest, 'little'):016x}",
     }
-
-
-def _check(spec: KernelSpec, kernel: str) -> None:
-    if kernel not in KERNELS:
-        raise ValueError(f"no kernel is named {kernel!r}; there are {', '.join(KERNELS)}")
-    if kernel == "make_shadow" and spec.key_mode is KeyMode.FP16:
-        raise ValueError("key mode fp16 scores rows as they are: it has no make_shadow")
-    check_hardware_spec(spec)

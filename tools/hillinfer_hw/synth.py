@@ -60,6 +60,16 @@ _FREE = (
     "VCC",
     "GND",
 )
+# Modules that a kernel has many of: kept apart, each is mapped once instead of once per instance.
+_KEPT = (
+    "dot_planes",
+    "dot_pairs",
+    "align_unit",
+    "weight_unit",
+    "score_code",
+    "centre_lane",
+    "round_lane",
+)
 
 
 @dataclass(frozen=True)
@@ -147,9 +157,11 @@ def synthesise(top: str, files: Iterable[Path], parameters: Mapping[str, int]) -
     sources = [(path.name, path.read_text()) for path in files]
     settings = "".join(f" -chparam {name} {value}" for name, value in sorted(parameters.items()))
     # WASM Yosys sees its working folder only, so the sources are copied there.
+    kept = " ".join(f"*{name}*" for name in _KEPT)
     script = (
         f"read_verilog -sv {' '.join(name for name, _ in sources)}; hierarchy -top {top}{settings};"
-        " setattr -mod -set keep_hierarchy 1 *dot_planes* *dot_pairs* *align_unit* *weight_unit* *score_code* *centre_lane* *round_lane*; synth_xilinx -family xcup -flatten -noiopad; tee -q -o area.json stat -json"
+        f" setattr -mod -set keep_hierarchy 1 {kept};"
+        " synth_xilinx -family xcup -flatten -noiopad; tee -q -o area.json stat -json"
     )
 
     def run(folder: Path) -> None:
@@ -165,8 +177,8 @@ def synthesise(top: str, files: Iterable[Path], parameters: Mapping[str, int]) -
     report = json.loads((cached("synth", content, run) / "area.json").read_text())
     cells = report["design"]["num_cells_by_type"]
     # A module that was kept is counted as a cell, too, beside the cells inside it.
-    kept = {name.lstrip("\\") for name in report["modules"]}
-    return count_cells({name: number for name, number in cells.items() if name not in kept})
+    modules = {name.lstrip("\\") for name in report["modules"]}
+    return count_cells({name: number for name, number in cells.items() if name not in modules})
 
 
 def core_parameters(spec: KernelSpec, kernel: str) -> dict[str, int]:
