@@ -23,6 +23,8 @@ from typing import Any
 
 import numpy as np
 
+from hillinfer.models.registry_model import DEFAULT_MODEL
+from hillinfer.user_cache import user_cache_dir
 from hillinfer_hw.csim import CsimExecution
 from hillinfer_hw.csim_build import Scheduling
 from hillinfer_model.choices import KeyMode, Rule, Scope
@@ -110,6 +112,8 @@ def _row(job: Job, scope: Scope | None, recorded: Any) -> dict[str, Any]:
         "rule": str(job.rule),
         "scope": None if scope is None else str(scope),
         "execution": execution.name,
+        "simulator": "g++",
+        "memory": "-",
         "launches": launches,
         "recorded_keys": recorded is not None,
         "tokens": tokens,
@@ -158,7 +162,8 @@ def _cpu_seconds() -> float:
 
 def recorded_keys(folder: Path | None) -> Any:
     """Return keys and a query of the real model, or None where it is not present."""
-    if folder is None or not folder.is_dir():
+    folder = folder or user_cache_dir("models", DEFAULT_MODEL)
+    if not (folder / "config.json").is_file():
         print("csim: no real model, so no recorded keys; `make model` fetches it")
         return None
     real: Any = import_module("recorded")
@@ -169,19 +174,18 @@ def main() -> int:
     """Run the table, write the report, and return 1 where anything differs."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=REPORTS / "csim.json")
-    parser.add_argument("--presets", nargs="+", choices=list(PRESETS), default=list(PRESETS))
+    parser.add_argument("--preset", nargs="+", choices=list(PRESETS), default=list(PRESETS))
     names = [CsimExecution(one).name for one in Scheduling]
-    parser.add_argument("--executions", nargs="+", choices=names, default=names)
-    default_model = Path.home() / ".cache" / "hillinfer" / "models" / "smollm2-135m"
-    parser.add_argument("--model", type=Path, default=default_model, help="folder of the model")
-    parser.add_argument("--workers", type=int, default=os.cpu_count())
+    parser.add_argument("--execution", nargs="+", choices=names, default=names)
+    parser.add_argument("--model", type=Path, help="folder of the real model; else the fetched one")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
     chosen = parser.parse_args()
 
     recorded = recorded_keys(chosen.model)
     start = time.monotonic()
     rows: list[dict[str, Any]] = []
-    table = list(jobs(chosen.presets, chosen.executions))
-    with ProcessPoolExecutor(chosen.workers) as pool:
+    table = list(jobs(chosen.preset, chosen.execution))
+    with ProcessPoolExecutor(chosen.jobs) as pool:
         for done in as_completed([pool.submit(run, job, recorded) for job in table]):
             for row in done.result():
                 rows.append(row)

@@ -33,7 +33,7 @@ def rows_of(bench: FormalBench) -> list[dict[str, Any]]:
 
 def _row(
     bench: FormalBench,
-    mode: str,
+    check_name: str,
     mutant: str,
     holds: bool,  # noqa: FBT001 - a column, not a switch
     failed: str,
@@ -41,11 +41,17 @@ def _row(
 ) -> dict[str, Any]:
     """Return a row; for a mutant it holds where the right property failed."""
     verdict = "ok" if holds else "WRONG"
-    print(f"{verdict:5} {bench.name}, {mode}, {mutant or 'as it is'}: {failed or 'no failure'}")
+    print(
+        f"{verdict:5} {bench.name}, {check_name}, {mutant or 'as it is'}: {failed or 'no failure'}"
+    )
     return {
+        # The benches' sources are the same for every kernel.
+        **dict.fromkeys(("preset", "mode", "rule", "memory"), "-"),
+        "execution": "rtl",
+        "simulator": "yosys-smtbmc",
         "bench": bench.name,
         "parameters": dict(bench.parameters),
-        "mode": mode,
+        "check": check_name,
         "depth": bench.depth,
         "mutant": mutant,
         "ok": holds,

@@ -182,9 +182,9 @@ def row_of(kernel: Kernel, session: RtlSession, case: Case) -> dict[str, Any]:
     cycles, beats = total["cycles"], total["beats"]
     # What a shared bus leaves to the key port: no refresh, no other port's beats.
     left = cycles - refresh - other_beats if memory.shared_bus else cycles
-    if memory is IDEAL and beats < IDEAL_GOAL * cycles:
+    if memory.name == IDEAL.name and beats < IDEAL_GOAL * cycles:
         faults.append(f"{beats / cycles:.4f} beats per cycle, the goal is {IDEAL_GOAL}")
-    if memory is REALISTIC and case.scope is not Scope.KV_HEAD and beats < REALISTIC_GOAL * left:
+    if memory.name == REALISTIC.name and case.scope is not Scope.KV_HEAD and beats < REALISTIC_GOAL * left:
         faults.append(f"{beats / left:.4f} of what the bus leaves, the goal is {REALISTIC_GOAL}")
     off = abs(total["model_cycles"] - cycles)
     if off > max(MODEL_SHARE * cycles, MODEL_CYCLES * case.launches):

@@ -12,24 +12,24 @@ sys.path.append(str(Path(__file__).parents[2] / "tools"))
 _LONG = {
     "test_cocotb.py",
     "test_csim.py",
-    "test_cycle_model_rtl.py",
     "test_formal.py",
     "test_proofs.py",
-    "test_rtl_kernel.py",
     "test_score_core.py",
     "test_shadow_core.py",
-    "test_synth.py",
 }
-# Of the executions that compile, `make test` runs one kernel each.
-_COMPILED = ("[csim-", "[rtl-")
-_SHORT = ("[csim-two-heads-int4-weight_sum-", "[rtl-half-beat-int4-weight_sum-")
+# Of these tables `make test` runs one kernel.
+_ONE_OF = {
+    "[csim-threads-": "[csim-threads-half-beat-int4-weight_sum-",
+    "test_cycle_model_rtl.py::test_": "[smollm2-135m-int4-weight_sum-",
+}
 
 
 def pytest_collection_modifyitems(items):
     for item in items:
-        compiled = any(name in item.nodeid for name in _COMPILED)
-        short = any(name in item.nodeid for name in _SHORT)
-        if item.path.name in _LONG or (compiled and not short):
+        others = any(
+            table in item.nodeid and one not in item.nodeid for table, one in _ONE_OF.items()
+        )
+        if item.path.name in _LONG or others:
             item.add_marker(pytest.mark.kernels)
 
 

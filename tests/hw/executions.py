@@ -17,6 +17,7 @@ from launch_oracle import OracleExecution
 from hillinfer_hw.rtl import RtlExecution
 from hillinfer_hw.toolchain import MissingToolError
 from hillinfer_hw.verilate import verilator_bin
+from hillinfer_model.choices import KeyMode, Rule
 from hillinfer_model.golden_launch import run_score_launch, run_shadow_launch
 from hillinfer_model.kernel_spec import KernelSpec
 from hillinfer_model.presets import PRESETS, preset_spec
@@ -81,20 +82,32 @@ def rtl_execution():
     return RtlExecution()
 
 
+def every_rule(shape, mode):
+    """Both rules for each shape and key mode."""
+    return list(Rule)
+
+
+def one_rule(shape, mode):
+    """A rule per preset and key mode, so that every preset and every mode meets both."""
+    turn = list(PRESETS).index(shape) + list(KeyMode).index(mode)
+    return [list(Rule)[turn % 2]]
+
+
 @dataclass(frozen=True)
 class Entry:
     """One execution.
 
-    `shapes` are those whose pairwise selection `make test` runs, as building one costs some
-    executions much; `spec_of` makes the spec of a shape, key mode and rule. `tokens` are those of
-    a case's larger segments. `reference` makes what the execution must equal. `presets` are those
-    that whole sequences of keys are scored with.
+    `shapes` are those of its pairwise selection; `spec_of` makes the spec of a shape, key mode and
+    rule. `rules` says which rules meet a shape and key mode: where each of them is a build of its
+    own, one, in turn. `tokens` are those of a case's larger segments. `reference` makes what the
+    execution must equal. `presets` are those that whole sequences of keys are scored with.
     """
 
     name: str
     make: Callable[[], object]
     shapes: tuple[str, ...] = tuple(PRESETS)
     spec_of: Callable = preset_spec
+    rules: Callable = every_rule
     tokens: Callable = usual_tokens
     reference: Callable[[], object] = GoldenExecution
     presets: tuple[str, ...] = ("smollm2-135m", "gemma-2b")
@@ -110,10 +123,10 @@ EXECUTIONS = [
         tokens=lambda spec: 75,
         reference=OracleExecution,
     ),
-    # Compiling takes most of the time, so each runs one shape here; `make csim` runs all presets.
-    Entry("csim", csim("sequential"), ("two-heads",), small_spec, presets=("smollm2-135m",)),
+    # Compiling takes most of the time; `make csim` runs every case of every kernel.
+    Entry("csim", csim("sequential"), rules=one_rule, presets=("smollm2-135m",)),
     Entry("csim-threads", csim("threads"), ("half-beat",), small_spec, presets=()),
-    # A build takes most of a minute, so one shape here; `make cocotb` runs all presets.
+    # A build takes up to a minute, so one shape here; `make cocotb` runs all presets.
     Entry("rtl", rtl_execution, ("half-beat",), small_rtl_spec, presets=()),
 ]
 

@@ -7,6 +7,7 @@ from hillinfer_hw.build_cache import ROOT
 from hillinfer_hw.synth import (
     Area,
     SynthRow,
+    above_goals,
     compare,
     count_cells,
     expected_dsp,
@@ -60,6 +61,17 @@ def test_a_count_beyond_its_tolerance_is_named(area, field):
 
 def test_a_row_without_a_baseline_is_named():
     assert compare([row(AREA)], {}) == [f"{row(AREA).name}: no baseline"]
+
+
+def test_a_kernel_above_its_goal_is_named():
+    # 2 % of 522,720 LUTs are 10,454; 2 % of 1,968 DSP blocks are 39.
+    assert above_goals([row(Area(10454, 9000, 39, 0, 0))]) == []
+    assert above_goals([row(Area(10455, 9000, 40, 0, 0))]) == [
+        "score_core llama-3.1-8b int8 raw_sum: 2.03% of the DSPs, the goal is 2%",
+        "score_core llama-3.1-8b int8 raw_sum: 2.00% of the LUTs, the goal is 2%",
+    ]
+    other = SynthRow("llama-13b", "int8", "raw_sum", "score_core", Area(99999, 9000, 400, 0, 0))
+    assert above_goals([other]) == []
 
 
 @pytest.mark.parametrize(

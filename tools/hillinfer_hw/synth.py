@@ -26,6 +26,20 @@ CAVEATS = (
 # How far a count may rise or fall before a baseline must be set again.
 TOLERANCES = {"lut": 0.02, "ff": 0.03, "dsp": 0.0, "bram36": 0.0, "uram": 0.0}
 
+# Shares of a KU15P's DSP blocks and LUTs that a kernel of the Llama-3.1-8B preset may take, by
+# key mode and rule; make_shadow knows no rule.
+GOALS = {
+    (KeyMode.INT8, Rule.RAW_SUM): (0.02, 0.02),
+    (KeyMode.INT8, Rule.WEIGHT_SUM): (0.07, 0.04),
+    (KeyMode.INT4, Rule.RAW_SUM): (0.04, 0.03),
+    (KeyMode.INT4, Rule.WEIGHT_SUM): (0.07, 0.08),
+    (KeyMode.FP16, Rule.RAW_SUM): (0.02, 0.04),
+    (KeyMode.FP16, Rule.WEIGHT_SUM): (0.04, 0.05),
+    (KeyMode.INT8, "-"): (0.0, 0.03),
+    (KeyMode.INT4, "-"): (0.0, 0.03),
+}
+GOALS_PRESET = "llama-3.1-8b"
+
 # LUTs that one cell stands for.
 _LUTS = {f"LUT{inputs}": 1 for inputs in range(1, 7)} | {
     "SRL16E": 1,
@@ -269,4 +283,19 @@ def compare(rows: Iterable[SynthRow], baselines: Mapping[str, Mapping[str, float
             now, before = float(getattr(row.area, field)), float(baseline[field])
             if abs(now - before) > tolerance * before:
                 found.append(f"{row.name}: {field} {now:g}, baseline {before:g}")
+    return found
+
+
+def above_goals(rows: Iterable[SynthRow]) -> list[str]:
+    """Return the rows that take a larger share than `GOALS` allow; empty if none does."""
+    found = []
+    for row in rows:
+        goal = GOALS.get((KeyMode(row.mode), row.rule)) if row.preset == GOALS_PRESET else None
+        if goal is None:
+            continue
+        for name, share, most in zip(
+            ("DSP", "LUT"), (row.area.dsp_share, row.area.lut_share), goal, strict=True
+        ):
+            if share > most:
+                found.append(f"{row.name}: {share:.2%} of the {name}s, the goal is {most:.0%}")
     return found

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The long runs' table (`tools/rtl.py`): throughput, the cycle model, and what it finds wrong."""
+
+from dataclasses import replace
+
+import pytest
+
+rtl = pytest.importorskip("rtl", reason="tools/rtl.py renders kernels: pip install jinja2")
+
+from hillinfer_hw.memory_model import IDEAL, REALISTIC  # noqa: E402
+from hillinfer_hw.rtl import RtlSession  # noqa: E402
+from hillinfer_hw.toolchain import MissingToolError  # noqa: E402
+from hillinfer_model.choices import KeyMode, Rule, Scope  # noqa: E402
+
+# Fewest beats per token of what builds in seconds: what surrounds a launch weighs most here.
+KERNEL = rtl.Kernel("qwen2.5-0.5b", KeyMode.INT4, Rule.RAW_SUM)
+SHORT = (1024,) * 4
+
+
+@pytest.fixture(scope="module")
+def session():
+    try:
+        made = RtlSession(KERNEL.spec, KERNEL.name)
+    except MissingToolError as missing:
+        pytest.skip(str(missing))
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("scope", "memory", "counts"),
+    [
+        (Scope.LAYER, IDEAL, SHORT),
+        (Scope.KV_HEAD, IDEAL, SHORT),
+        (Scope.LAYER, REALISTIC, (1024,) * 16 + (517,)),
+    ],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_a_key_beat_is_taken_in_nearly_every_cycle(session, scope, memory, counts):
+    row = rtl.row_of(KERNEL, session, rtl.Case(scope, memory, counts))
+    assert row["faults"] == []
+    assert row["mismatches"] == 0
+    assert row["tokens"] == sum(counts)
+    # Two beats of codes per token and KV head, one beat of exponents per group and KV head.
+    assert row["code_beats"] == sum(-(-count // 8) * 8 for count in counts)
+    assert row["beats"] - row["code_beats"] == 2 * sum(-(-count // 64) for count in counts)
+
+
+def test_a_slow_memory_misses_the_goal_and_the_model(session):
+    slow = replace(IDEAL, read_latency=(300, 300), outstanding=1)
+    row = rtl.row_of(KERNEL, session, rtl.Case(Scope.LAYER, slow, SHORT))
+    assert row["mismatches"] == 0
+    assert any("the goal is 0.98" in fault for fault in row["faults"])
+
+
+def test_a_wrong_cycle_model_is_named(session, monkeypatch):
+    right = rtl.model_cycles
+    monkeypatch.setattr(rtl, "model_cycles", lambda *given: right(*given) + 200)
+    row = rtl.row_of(KERNEL, session, rtl.Case(Scope.LAYER, IDEAL, SHORT))
+    assert any(fault.startswith("the cycle model is ") for fault in row["faults"])
+
+
+def test_a_tuple_that_is_not_goldens_is_counted(session, monkeypatch):
+    golden = rtl.run_score_launch
+
+    def flipped(spec, launch):
+        result = golden(spec, launch)
+        output = result.output.copy()
+        output.reshape(-1)[5000] ^= 1
+        return replace(result, output=output)
+
+    monkeypatch.setattr(rtl, "run_score_launch", flipped)
+    row = rtl.row_of(KERNEL, session, rtl.Case(Scope.LAYER, IDEAL, SHORT))
+    assert row["mismatches"] == 1
