@@ -25,7 +25,13 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / part) for part in ("tools", "sw_model", "tests/hw", "tests/sw_model")]
 
-from launch_builder import ScoreSegment, ShadowSegment, score_launch, shadow_launch  # noqa: E402
+from launch_builder import (  # noqa: E402
+    ScoreSegment,
+    ShadowSegment,
+    key_value_extra_beats,
+    score_launch,
+    shadow_launch,
+)
 from launch_cases import any_keys, any_query, base_of  # noqa: E402
 
 from hillinfer_hw.memory_model import IDEAL, REALISTIC, MemoryModel  # noqa: E402
@@ -36,6 +42,7 @@ from hillinfer_model.descriptor import Descriptor  # noqa: E402
 from hillinfer_model.golden_launch import run_score_launch, run_shadow_launch  # noqa: E402
 from hillinfer_model.kernel_spec import KernelSpec  # noqa: E402
 from hillinfer_model.launch_shape import SegmentShape, key_beats, row_beats  # noqa: E402
+from hillinfer_model.memory_model import BURST_BEATS  # noqa: E402
 from hillinfer_model.presets import PRESETS, preset_spec  # noqa: E402
 from hillinfer_model.score_launch import ScoreLaunch  # noqa: E402
 from hillinfer_model.shadow_launch import ShadowLaunch  # noqa: E402
@@ -43,7 +50,9 @@ from hillinfer_model.shadow_launch import ShadowLaunch  # noqa: E402
 # Full segments of a launch: few where tokens have many beats, many where they have few, so that
 # what a launch takes before its first beat and after its last weighs much the same everywhere.
 LEAST_SEGMENTS, MOST_SEGMENTS = 4, 64
-LAUNCH_BEATS = 32_768
+LAUNCH_BEATS = 36_000
+# Tokens of a kernel's first row: as many as these beats hold, but at least as many as asked for.
+KERNEL_BEATS, MOST_TOKENS = 1_000_000, 400_000
 # Every longer launch ends in mid-group.
 LAST_SEGMENT = 517
 # Tokens from which on a launch must reach the goal with ideal memory. INT2 codes of small heads
@@ -77,12 +86,16 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Case:
-    """Launches that make one row: segments of `counts` tokens, `launches` times."""
+    """Launches that make one row: segments of `counts` tokens, `launches` times.
+
+    `layout` is `shadow`, `keys` for a plane of nothing but keys, or `rows` for rows K‖V.
+    """
 
     scope: Scope | None
     memory: MemoryModel
     counts: tuple[int, ...]
     launches: int = 1
+    layout: str = "shadow"
 
 
 def kernels(presets: list[str], modes: list[str], rules: list[str]) -> Iterator[Kernel]:
@@ -103,35 +116,39 @@ def cases(kernel: Kernel, tokens: int) -> list[Case]:
     segments = min(max(-(-LAUNCH_BEATS // beats), LEAST_SEGMENTS), MOST_SEGMENTS)
     usual = (full,) * segments + (LAST_SEGMENT,)
     short = (full,) * (SHORT[spec.key_mode] // full)
-    if kernel.rule is None:
-        return [Case(None, memory, counts) for memory, counts in
-                ((IDEAL, usual), (IDEAL, short), (REALISTIC, usual))]  # fmt: skip
-    return [
-        Case(Scope.LAYER, IDEAL, usual, -(-tokens // sum(usual))),
-        Case(Scope.LAYER, IDEAL, short),
-        Case(Scope.LAYER, REALISTIC, usual),
-        Case(Scope.KV_HEAD, IDEAL, usual),
-        Case(Scope.KV_HEAD, REALISTIC, usual),
+    layout = "keys" if kernel.rule is None or kernel.mode is KeyMode.FP16 else "shadow"
+    scope = None if kernel.rule is None else Scope.LAYER
+    wanted = max(tokens, min(KERNEL_BEATS * full // beats, MOST_TOKENS))
+    launches = 1 if kernel.rule is None else -(-wanted // sum(usual))
+    table = [
+        Case(scope, IDEAL, usual, launches, layout),
+        Case(scope, IDEAL, short, layout=layout),
+        Case(scope, REALISTIC, usual, layout=layout),
     ]
+    if kernel.rule is not None:
+        table += [
+            Case(Scope.KV_HEAD, IDEAL, usual, layout=layout),
+            Case(Scope.KV_HEAD, IDEAL, short, layout=layout),
+            Case(Scope.KV_HEAD, REALISTIC, usual, layout=layout),
+        ]
+    if layout == "keys":
+        table += [Case(scope, memory, short, layout="rows") for memory in (IDEAL, REALISTIC)]
+    return table
 
 
 def any_launch(kernel: Kernel, case: Case, seed: int) -> ScoreLaunch | ShadowLaunch:
     """Return a launch of any keys, queries and statistics a kernel may be given."""
     spec, generator = kernel.spec, np.random.default_rng(seed)
+    stored = spec if case.layout == "shadow" else replace(spec, key_mode=KeyMode.FP16)
+    keys = [any_keys(stored, generator, count) for count in case.counts]
+    if case.layout == "rows":
+        keys = [replace(own, extra_beats=key_value_extra_beats(stored)) for own in keys]
     if case.scope is None:
-        rows = replace(spec, key_mode=KeyMode.FP16)
-        made = [
-            ShadowSegment(base_of(spec, index), any_keys(rows, generator, count))
-            for index, count in enumerate(case.counts)
-        ]
+        made = [ShadowSegment(base_of(spec, index), own) for index, own in enumerate(keys)]
         return shadow_launch(spec, made, seed)
     scored = [
-        ScoreSegment(
-            base_of(spec, index),
-            any_keys(spec, generator, count),
-            any_query(spec, generator, 2**12, -40, 0),
-        )
-        for index, count in enumerate(case.counts)
+        ScoreSegment(base_of(spec, index), own, any_query(spec, generator, 2**12, -40, 0))
+        for index, own in enumerate(keys)
     ]
     return score_launch(spec, case.scope, scored, seed)
 
@@ -161,6 +178,8 @@ def row_of(kernel: Kernel, session: RtlSession, case: Case) -> dict[str, Any]:
     names = ("tokens", "mismatches", "cycles", "beats", "code_beats", "model_cycles")
     total = dict.fromkeys(names, 0)
     other_beats = refresh = 0
+    # Modelled cycles less simulated ones; launches too long and too short do not cancel out.
+    off: list[int] = []
     faults: list[str] = []
     for seed in range(case.launches):
         launch = any_launch(kernel, case, seed)
@@ -175,7 +194,10 @@ def row_of(kernel: Kernel, session: RtlSession, case: Case) -> dict[str, Any]:
         total["cycles"] += run.outcome.cycles
         total["beats"] += run.beats
         total["code_beats"] += run.code_beats
-        total["model_cycles"] += model_cycles(spec, case, launch)
+        modelled = model_cycles(spec, case, launch)
+        total["model_cycles"] += modelled
+        if abs(modelled - run.outcome.cycles) > max(MODEL_SHARE * run.outcome.cycles, MODEL_CYCLES):
+            off.append(modelled - run.outcome.cycles)
         other_beats += run.outcome.read_beats[1] + run.outcome.write_beats
         refresh += run.outcome.refresh
         faults += check_outcome(run.outcome)
@@ -184,11 +206,13 @@ def row_of(kernel: Kernel, session: RtlSession, case: Case) -> dict[str, Any]:
     left = cycles - refresh - other_beats if memory.shared_bus else cycles
     if memory.name == IDEAL.name and beats < IDEAL_GOAL * cycles:
         faults.append(f"{beats / cycles:.4f} beats per cycle, the goal is {IDEAL_GOAL}")
-    if memory.name == REALISTIC.name and case.scope is not Scope.KV_HEAD and beats < REALISTIC_GOAL * left:
+    # Bursts of a short row's keys, as many as may be open, do not cover the memory's latency.
+    burst = min(BURST_BEATS, row_beats(spec)) if case.layout == "rows" else BURST_BEATS
+    covers = memory.outstanding * burst >= memory.read_latency[1]
+    if memory.name == REALISTIC.name and covers and beats < REALISTIC_GOAL * left:
         faults.append(f"{beats / left:.4f} of what the bus leaves, the goal is {REALISTIC_GOAL}")
-    off = abs(total["model_cycles"] - cycles)
-    if off > max(MODEL_SHARE * cycles, MODEL_CYCLES * case.launches):
-        faults.append(f"the cycle model is {off} of {cycles} cycles off")
+    if off:
+        faults.append(f"the cycle model is {off} cycles off")
     return {
         "kernel": kernel.name,
         "preset": kernel.preset,
@@ -198,6 +222,7 @@ def row_of(kernel: Kernel, session: RtlSession, case: Case) -> dict[str, Any]:
         "execution": "rtl",
         "simulator": "verilator",
         "memory": memory.name,
+        "layout": case.layout,
         "launch_tokens": sum(case.counts),
         **total,
         "beats_per_cycle": round(beats / cycles, 4),
@@ -227,7 +252,7 @@ def main() -> int:
     parser.add_argument("--preset", nargs="+", choices=list(PRESETS), default=list(PRESETS))
     parser.add_argument("--mode", nargs="+", choices=list(KeyMode), default=list(KeyMode))
     parser.add_argument("--rule", nargs="+", choices=list(Rule), default=list(Rule))
-    parser.add_argument("--tokens", type=int, default=156_000, help="per scoring kernel, at least")
+    parser.add_argument("--tokens", type=int, default=100_000, help="per scoring kernel, at least")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "reports" / "rtl.json")
     given = parser.parse_args()
@@ -260,11 +285,12 @@ def main() -> int:
 
 
 def _line(row: dict[str, Any]) -> str:
+    model = row["model_cycles"] / row["cycles"] - 1
     return (
         f"{row['kernel']:12} {row['preset']:14} {row['mode']:4} {row['rule']:10} "
-        f"{row['scope']:7} {row['memory']:9} {row['tokens']:7} tokens, {row['mismatches']} "
-        f"mismatches, {row['beats_per_cycle']:.4f} beats/cycle, {row['share_of_bus_left']:.4f} of "
-        f"the bus left, model {row['model_cycles'] / row['cycles'] - 1:+.2%} "
+        f"{row['scope']:7} {row['memory']:9} {row['layout']:6} {row['tokens']:7} tokens, "
+        f"{row['mismatches']} mismatches, {row['beats_per_cycle']:.4f} beats/cycle, "
+        f"{row['share_of_bus_left']:.4f} of the bus left, model {model:+.2%} "
         f"{'; '.join(row['faults'])}"
     )
 

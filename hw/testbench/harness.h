@@ -36,7 +36,8 @@ struct Snapshot {
     const uint8_t* segments;        // descriptors
     uint64_t is_shadow;
     uint64_t arrays;                // score arrays of a segment
-    uint64_t group_beats;
+    uint64_t group_beats;           // of a shadow: a group of 64 tokens
+    const uint64_t* complete_beats; // of a shadow: beats of each segment, its last group included
 };
 
 struct Launch {
@@ -76,6 +77,6 @@ enum Violation : uint64_t {
 
 static_assert(sizeof(Buffer) == 32);
 static_assert(sizeof(Memory) == 96);
-static_assert(sizeof(Snapshot) == 64);
-static_assert(sizeof(Launch) == 208);
+static_assert(sizeof(Snapshot) == 72);
+static_assert(sizeof(Launch) == 216);
 static_assert(sizeof(Outcome) == 8 * 16);

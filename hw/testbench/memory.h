@@ -28,7 +28,7 @@ public:
     };
 
     MemoryModel(const Launch& launch, Outcome& outcome)
-        : launch_(launch), memory_(launch.memory), outcome_(outcome), random_(launch.memory.seed | 1) {}
+        : launch_(launch), memory_(launch.memory), outcome_(outcome), random_(2 * launch.memory.seed + 1) {}
 
     // Read channel.
     bool accepts_read(int port) { return reads_[port].size() < memory_.outstanding && !stalls(0); }
@@ -168,7 +168,11 @@ private:
             return;
         }
         if (snapshot.is_shadow) {
-            compare(output, BEAT * offset, BEAT * (count / 64) * snapshot.group_beats);
+            // The last group may be short of 64 tokens: it is complete with its segment.
+            uint64_t beats = count == tokens
+                ? snapshot.complete_beats[(address - snapshot.status_address) / BEAT]
+                : (count / 64) * snapshot.group_beats;
+            compare(output, BEAT * offset, BEAT * beats);
             return;
         }
         for (uint64_t array = 0; array < snapshot.arrays; array++)

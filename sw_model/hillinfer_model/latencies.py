@@ -19,8 +19,8 @@ class Latencies:
 
     def __init__(self, memory: MemoryModel) -> None:
         self._memory = memory
-        # The generator and the seed of the simulated memory in `hw/testbench`.
-        self._state = 1
+        # The generator and the first seed of the simulated memory in `hw/testbench`.
+        self._state = 3
 
     def read(self) -> int:
         """Return the cycles from a read address to its first beat."""

@@ -103,11 +103,15 @@ def any_codes(spec, generator, tokens, exponents=None):
 
 
 def any_keys(spec, generator, tokens):
-    """Keys that are anything: for shadows any codes, for rows any finite FP16 numbers."""
+    """Keys that are anything: for shadows any codes, for rows any FP16 numbers, few not finite."""
     if spec.key_mode is not KeyMode.FP16:
         return any_codes(spec, generator, tokens)
     shape = (tokens, spec.kv_heads, spec.padded_head_dim)
     keys = generator.integers(0, INFINITY, shape) | SIGN * generator.integers(0, 2, shape)
+    # One infinity or NaN makes a whole token invalid: in one token of 32.
+    strange = np.flatnonzero(generator.random(tokens) < 1 / 32)
+    channels = generator.integers(0, keys[0].size if tokens else 1, strange.size)
+    keys.reshape(tokens, -1)[strange, channels] |= INFINITY
     return Rows(keys.astype(np.uint16), any_statistics(spec, generator))
 
 
@@ -152,6 +156,12 @@ def every_code(spec):
     return np.resize(codes, tokens * values).reshape(tokens, spec.kv_heads, spec.padded_head_dim)
 
 
+def segments_of(spec, keys):
+    """Keys cut into what a segment may hold, so that none is left out."""
+    for start in range(0, keys.shape[0], spec.segment_tokens):
+        yield keys[start : start + spec.segment_tokens]
+
+
 def base_of(spec, index):
     return index * spec.segment_tokens
 
@@ -174,15 +184,14 @@ def _random(spec, scope, tokens):
 
 def _every_code(spec, scope, tokens):
     generator = generator_of("every code")
-    keys = every_code(spec)[: spec.segment_tokens]
     segments = []
-    for index in range(2):
+    for keys in [*segments_of(spec, every_code(spec))] * 2:
         statistics = any_statistics(spec, generator)
         query = any_query(spec, generator, 2**14, -30, 10)
         own = Rows(keys, statistics)
         if spec.key_mode is not KeyMode.FP16:
             own = encode_keys(keys, statistics, spec.key_mode)
-        segments.append(ScoreSegment(base_of(spec, index), own, query))
+        segments.append(ScoreSegment(base_of(spec, len(segments)), own, query))
     return score_launch(spec, scope, segments)
 
 
@@ -467,12 +476,11 @@ def _shadow_random(spec, tokens):
 
 def _shadow_every_code(spec, tokens):
     generator = generator_of("every code of a row")
-    keys = every_code(spec)[: spec.segment_tokens]
     return shadow_launch(
         spec,
         [
-            ShadowSegment(base_of(spec, i), Rows(keys, any_statistics(spec, generator)))
-            for i in (0, 3)
+            ShadowSegment(base_of(spec, 3 * i), Rows(keys, any_statistics(spec, generator)))
+            for i, keys in enumerate([*segments_of(spec, every_code(spec))] * 2)
         ],
     )
 

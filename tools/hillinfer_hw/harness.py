@@ -67,6 +67,7 @@ class _Snapshot(Structure):
         ("is_shadow", c_uint64),
         ("arrays", c_uint64),
         ("group_beats", c_uint64),
+        ("complete_beats", c_void_p),
     )
 
 
@@ -135,6 +136,8 @@ class SnapshotCheck:
         Score arrays per segment.
     group_beats
         Beats of a group where the output is a shadow, else 0.
+    complete_beats
+        Beats of each segment's whole shadow; empty where the output is none.
     """
 
     status: str
@@ -143,6 +146,7 @@ class SnapshotCheck:
     segments: Beats
     arrays: int
     group_beats: int
+    complete_beats: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -247,6 +251,7 @@ class Session:
         # Both must live until the launch is over.
         expected = None if snapshot.expected is None else np.ascontiguousarray(snapshot.expected)
         segments = np.ascontiguousarray(snapshot.segments)
+        complete = np.array(snapshot.complete_beats, dtype=np.uint64)
         launch = _Launch(
             buffers,
             len(regions),
@@ -262,6 +267,7 @@ class Session:
                 snapshot.group_beats != 0,
                 snapshot.arrays,
                 snapshot.group_beats,
+                complete.ctypes.data,
             ),
             max_cycles,
             reset_at,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from hillinfer_hw.harness import Outcome, Region, Session, SnapshotCheck
 from hillinfer_hw.memory_model import IDEAL, MemoryModel
@@ -17,6 +18,7 @@ from hillinfer_model.beats import Beats
 from hillinfer_model.choices import KeyMode
 from hillinfer_model.kernel_spec import BEAT_BYTES, KernelSpec
 from hillinfer_model.launch_result import STATUS_FILL, LaunchResult
+from hillinfer_model.layout import shadow_beats
 from hillinfer_model.score_launch import ScoreLaunch
 from hillinfer_model.shadow_launch import ShadowLaunch
 
@@ -130,6 +132,9 @@ class RtlSession:
             launch.segments,
             kv_arrays,
             self._spec.group_beats if is_shadow else 0,
+            tuple(shadow_beats(int(count), self._spec) for count in _tokens(launch.segments))
+            if is_shadow
+            else (),
         )
         if max_cycles is None:
             beats = sum(buffer.shape[0] for buffer in contents.values())
@@ -242,11 +247,16 @@ def launch_arguments(
     return inputs, "scores", launch.scores, scalars
 
 
+def _tokens(segments: Beats) -> npt.NDArray[np.uint32]:
+    """Return the tokens of each descriptor."""
+    return segments[:, 32:36].copy().view("<u4").reshape(-1)
+
+
 def _exponent_beats(spec: KernelSpec, segments: Beats, status: Beats) -> int:
     """Return the exponent beats among the key beats of the segments that completed."""
     if spec.key_mode is KeyMode.FP16:
         return 0
-    tokens = segments[:, 32:36].copy().view("<u4").reshape(-1)
+    tokens = _tokens(segments)
     complete = status[:, 12:16].copy().view("<u4").reshape(-1)
     done = tokens[(complete == tokens) & (status[:, 16] == 0)].astype(np.int64)
     return int(spec.kv_heads * (-(-done // 64)).sum())

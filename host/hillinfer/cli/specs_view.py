@@ -69,6 +69,7 @@ def specs_lines(tokens: int, spec: KernelSpec, figures: KernelFigures) -> list[t
         ("    with realistic memory", f"{row_realistic.cycles:,}" if row_realistic else "-"),
         ("    key GB/s from DDR", f"{_rate(row_launch) / 1e9:.2f}" if row_launch else "-"),
         ("    share of the DDR roof", f"{_rate(row_launch) / DDR_ROOF:.1%}" if row_launch else "-"),
+        ("    share of the P2P roof", f"{_rate(row_launch) / P2P_ROOF:.0%}" if row_launch else "-"),
         ("    tokens/s of a layer, by P2P", _million(P2P_ROOF / rows) if rows else "-"),
         ("shadow (fp16: key-only plane) bytes per token", f"{figures.shadow_bytes_per_token:,}"),
         ("tokens of all layers on a card", f"{figures.card_tokens:,}"),
