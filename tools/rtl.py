@@ -32,15 +32,24 @@ from launch_builder import (  # noqa: E402
     score_launch,
     shadow_launch,
 )
-from launch_cases import any_keys, any_query, base_of  # noqa: E402
+from launch_cases import (  # noqa: E402
+    SCORE_CASES,
+    SHADOW_CASES,
+    any_keys,
+    any_query,
+    base_of,
+    usual_tokens,
+)
 
-from hillinfer_hw.memory_model import IDEAL, REALISTIC, MemoryModel  # noqa: E402
+from hillinfer_hw.memory_model import IDEAL, REALISTIC, STALLS, MemoryModel  # noqa: E402
 from hillinfer_hw.rtl import RtlRun, RtlSession, check_outcome  # noqa: E402
+from hillinfer_model.beats import Beats  # noqa: E402
 from hillinfer_model.choices import KeyMode, Rule, Scope  # noqa: E402
 from hillinfer_model.cycle_model import score_cycles, shadow_cycles  # noqa: E402
 from hillinfer_model.descriptor import Descriptor  # noqa: E402
 from hillinfer_model.golden_launch import run_score_launch, run_shadow_launch  # noqa: E402
 from hillinfer_model.kernel_spec import KernelSpec  # noqa: E402
+from hillinfer_model.launch_result import STATUS_FILL  # noqa: E402
 from hillinfer_model.launch_shape import SegmentShape, key_beats, row_beats  # noqa: E402
 from hillinfer_model.memory_model import BURST_BEATS  # noqa: E402
 from hillinfer_model.presets import PRESETS, preset_spec  # noqa: E402
@@ -231,13 +240,65 @@ def row_of(kernel: Kernel, session: RtlSession, case: Case) -> dict[str, Any]:
     }
 
 
-def rows_of(kernel: Kernel, tokens: int) -> tuple[list[dict[str, Any]], float]:
-    """Return the rows of one kernel, and the CPU seconds they took."""
+def adversarial_row(kernel: Kernel, session: RtlSession, scope: Scope | None) -> dict[str, Any]:
+    """Run every case of the tests' table (saturation, ties, wrong descriptors) between stalls."""
+    spec = kernel.spec
+    count = usual_tokens(spec)
+    launches = (
+        {name: make(spec, count) for name, make in SHADOW_CASES.items()}
+        if scope is None
+        else {name: make(spec, scope, count) for name, make in SCORE_CASES.items()}
+    )
+    tokens = mismatches = 0
+    faults = []
+    for seed, (name, launch) in enumerate(launches.items()):
+        golden = (run_shadow_launch if scope is None else run_score_launch)(spec, launch)
+        run = session.run(launch, replace(STALLS, seed=seed), expected=golden.output)
+        wrong = differing(kernel, run, launch, golden)
+        tokens += completed(golden.status)
+        mismatches += wrong
+        faults += [f"{name}: {fault}" for fault in check_outcome(run.outcome)]
+        faults += [f"{name}: {wrong} mismatches"] if wrong else []
+    return {
+        "kernel": kernel.name,
+        "preset": kernel.preset,
+        "mode": kernel.mode.value,
+        "rule": kernel.rule.value if kernel.rule else "-",
+        "scope": scope.value if scope is not None else "-",
+        "execution": "rtl",
+        "simulator": "verilator",
+        "memory": STALLS.name,
+        "cases": len(launches),
+        "tokens": tokens,
+        "mismatches": mismatches,
+        "faults": faults,
+    }
+
+
+def completed(status: Beats) -> int:
+    """Return the tokens that the status beats which were written count complete."""
+    written = status[np.any(status != STATUS_FILL, axis=1)]
+    return int(np.ascontiguousarray(written[:, 12:16]).view("<u4").sum())
+
+
+@dataclass(frozen=True)
+class Found:
+    """What one kernel left: rows of timed launches, rows of adversarial ones, CPU seconds."""
+
+    rows: list[dict[str, Any]]
+    adversarial: list[dict[str, Any]]
+    seconds: float
+
+
+def run_kernel(kernel: Kernel, tokens: int) -> Found:
+    """Run everything about one kernel."""
     before = _cpu_seconds()
     session = RtlSession(kernel.spec, kernel.name)
+    scopes = [None] if kernel.rule is None else list(Scope)
+    adversarial = [adversarial_row(kernel, session, scope) for scope in scopes]
     rows = [row_of(kernel, session, case) for case in cases(kernel, tokens)]
     session.close()
-    return rows, _cpu_seconds() - before
+    return Found(rows, adversarial, _cpu_seconds() - before)
 
 
 def _cpu_seconds() -> float:
@@ -258,28 +319,41 @@ def main() -> int:
     given = parser.parse_args()
     table = list(kernels(given.preset, given.mode, given.rule))
     rows: list[dict[str, Any]] = []
+    adversarial: list[dict[str, Any]] = []
     seconds = 0.0
+    scored = 0
     given.out.parent.mkdir(parents=True, exist_ok=True)
     with ProcessPoolExecutor(given.jobs) as pool:
-        for found, own in pool.map(rows_of, table, [given.tokens] * len(table)):
-            rows += found
-            seconds += own
-            for row in found:
+        for found in pool.map(run_kernel, table, [given.tokens] * len(table)):
+            rows += found.rows
+            adversarial += found.adversarial
+            seconds += found.seconds
+            for row in found.rows:
                 print(_line(row), flush=True)
+            for row in found.adversarial:
+                print(
+                    f"{row['kernel']:12} {row['preset']:14} {row['mode']:4} {row['rule']:10} "
+                    f"{row['scope']:7} {row['cases']} adversarial cases, {row['tokens']} tokens, "
+                    f"{row['mismatches']} mismatches {'; '.join(row['faults'])}",
+                    flush=True,
+                )
             # Written as it grows: a long run that is cut off leaves what it found.
-            scored = sum(row["tokens"] for row in rows if row["kernel"] == "score_tokens")
+            scored = sum(
+                row["tokens"] for row in rows + adversarial if row["kernel"] == "score_tokens"
+            )
             report = {
                 "label": "RTL simulation (hand-written SystemVerilog, Verilator)",
                 "cpu_minutes": round(seconds / 60, 1),
                 "scored_tokens": scored,
                 "rows": rows,
+                "adversarial": adversarial,
             }
             given.out.write_text(json.dumps(report, indent=1) + "\n")
-    wrong = sum(row["mismatches"] for row in rows)
-    faulty = sum(bool(row["faults"]) for row in rows)
+    wrong = sum(row["mismatches"] for row in rows + adversarial)
+    faulty = sum(bool(row["faults"]) for row in rows + adversarial)
     print(
-        f"rtl: {len(rows)} rows, {scored} token scores, {wrong} mismatches, {faulty} rows with "
-        f"faults, {seconds / 60:.1f} CPU minutes: {given.out}"
+        f"rtl: {len(rows) + len(adversarial)} rows, {scored} token scores, {wrong} mismatches, "
+        f"{faulty} rows with faults, {seconds / 60:.1f} CPU minutes: {given.out}"
     )
     return int(bool(wrong or faulty))
 
