@@ -44,7 +44,7 @@ score_segments:
 #pragma HLS AGGREGATE variable=exponent
 #pragma HLS AGGREGATE variable=head
     score_steps:
-        // recurrence: totals of a tile, one saturating 48-bit addition; distance 1
+        // recurrence: totals of a tile, one saturating addition of 52 bits; distance 1
         for (uint32_t n = 0; n < steps; ++n) {
 #pragma HLS PIPELINE II=1
             // One half of `held` is read while the other is written.
@@ -64,7 +64,9 @@ score_segments:
             for (int u = 0; u < PART_TOKENS; ++u) {
 #pragma HLS UNROLL
                 const int i = part * PART_TOKENS + u;
-                Total added = starts_total ? Total(0) : total[i];
+                // The terms of a step do not depend on the total: they are summed beside it, and
+                // one addition per cycle meets the total.
+                StepSum terms = 0;
                 for (int s = 0; s < HEADS_PER_STEP; ++s) {
 #pragma HLS UNROLL
                     const int r = head_step * HEADS_PER_STEP + s;
@@ -72,10 +74,11 @@ score_segments:
                         const ap_int<24> aligned =
                             align(sum.sum[i][r], head.exponent[r], exponent.exponent[i]);
                         const ap_int<33> log_weight = ap_int<33>(aligned) + head.addend[r];
-                        added = ScoreUnit::add(added, ScoreUnit::term(log_weight));
+                        terms += ScoreUnit::term(log_weight);
                     }
                 }
-                total[i] = added;
+                const Total before = starts_total ? Total(0) : total[i];
+                total[i] = ScoreUnit::add(before, terms);
                 const bool bad = exponent.exponent[i] == INVALID_EXPONENT;
                 invalid[i] = bad || (!starts_total && invalid[i]);
             }
