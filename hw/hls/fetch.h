@@ -72,6 +72,7 @@ fetch_segments:
                 to_join.write(work_command(d, tiles * arrays));
             fetch_query_block:
                 // recurrence: none
+                // access: linear
                 for (int b = 0; b < ADDEND_BEATS + EXPONENT_BEATS + QUERY_CODE_BEATS; ++b) {
 #pragma HLS PIPELINE II=1
                     block_beats.write(queries[d.query + b]);
@@ -129,12 +130,14 @@ fetch_segments:
                 to_join.write(work_command(d, d.tokens * arrays));
             fetch_statistics:
                 // recurrence: none
+                // access: linear
                 for (int b = 0; b < STATISTICS_BEATS; ++b) {
 #pragma HLS PIPELINE II=1
                     statistics_beats.write(statistics[d.statistics + b]);
                 }
             fetch_query_block:
                 // recurrence: none
+                // access: linear
                 for (int b = 0; b < ADDEND_BEATS + EXPONENT_BEATS + QUERY_CODE_BEATS; ++b) {
 #pragma HLS PIPELINE II=1
                     block_beats.write(queries[d.query + b]);
@@ -184,6 +187,7 @@ fetch_segments:
                 to_gather.write(work_command(d, d.tokens * KV_HEADS));
             fetch_statistics:
                 // recurrence: none
+                // access: linear
                 for (int b = 0; b < STATISTICS_BEATS; ++b) {
 #pragma HLS PIPELINE II=1
                     statistics_beats.write(statistics[d.statistics + b]);

@@ -60,7 +60,7 @@ plan_rounds:
                 first = first + c.stride;
                 last = last + c.stride;
             } else {
-                offset = (offset / BURST_BEATS + 1) * BURST_BEATS;
+                offset = (offset | (BURST_BEATS - 1)) + 1;
             }
         }
     }
@@ -84,6 +84,7 @@ inline void read_keys(hls::burst_maxi<Beat> memory, hls::stream<Burst> &bursts,
     bool open = true;
 read_rounds:
     // recurrence: bursts under way and beats taken, one increment; distance 1
+    // access: manual bursts
     while (open || under_way != 0) {
 #pragma HLS PIPELINE II=1
         const bool requests = known && under_way != BURSTS_UNDER_WAY;
