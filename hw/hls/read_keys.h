@@ -71,10 +71,12 @@ plan_rounds:
 // A beat is taken in every round in which 16 bursts are under way or no other one is known; so the
 // first rounds only request. Taking comes before requesting in the round, so that no more bursts
 // are under way than are counted, however deep the pipeline is, and a request is never waited for
-// in the round that makes it.
+// in the round that makes it. A round waits for a beat that was requested or for room in `keys`,
+// never for another burst. The tool has no free-flowing pipeline (style=frp) over an m_axi port.
 inline void read_keys(hls::burst_maxi<Beat> memory, hls::stream<Burst> &bursts,
                       hls::stream<Beat> &keys) {
     ap_uint<6> last_beat[BURSTS_UNDER_WAY];  // of the bursts under way, in a ring
+#pragma HLS ARRAY_PARTITION variable=last_beat complete dim=0
     ap_uint<4> oldest = 0;
     ap_uint<4> newest = 0;
     ap_uint<5> under_way = 0;
