@@ -51,48 +51,33 @@ inline void centre_rows(hls::stream<WorkCommand> &commands, hls::stream<Beat> &s
                         hls::stream<Exponents<1> > &exponents_to_keep) {
     constexpr int KEPT_BITS = CODE_BITS == 8 ? 7 : 3;
     // Statistics of slices 2n and 2n + 1 lie in banks of their own, because they are read together.
+    // Those of the next segment are filled into the other half as they come.
     Beat even[2][ROW_BEATS];
     Beat odd[2][ROW_BEATS];
-    int slot = 0;
-    int loaded = 0;
-    WorkCommand c = commands.read();
-centre_segments:
-    // recurrence: none
-    while (!c.end) {
-#pragma HLS LOOP_TRIPCOUNT min=1 max=128
-    centre_missing_statistics:
-        // recurrence: none
-        for (int w = loaded; w < STATISTICS_BEATS; ++w) {
-#pragma HLS PIPELINE II=1
-            const Beat beat = statistics_beats.read();
-            if (w % 2 == 0) {
-                even[slot][w / 2] = beat;
-            } else {
-                odd[slot][w / 2] = beat;
+    int slot = 0;    // half of `even` and `odd` in use
+    int loaded = 0;  // beats of the next segment in the other half
+    WorkCommand c;
+    bool told = false;  // whether `c` waits for its statistics
+    uint32_t left = 0;  // beats of the segment
+    int row_beat = 0;
+    int slice = 0;
+    ap_uint<24> bits_so_far = 0;
+    bool nan_so_far = false;
+    bool open = true;
+centre_rounds:
+    // recurrence: bits seen in a head, an OR; distance 1
+    while (open) {
+#pragma HLS PIPELINE II=1 style=frp
+        if (left == 0) {
+            if (!told) told = commands.read_nb(c);
+            if (told && (c.end || loaded == STATISTICS_BEATS)) {
+                open = !c.end;
+                left = c.rounds;
+                told = false;
+                slot = 1 - slot;
+                loaded = 0;
             }
-        }
-        loaded = 0;
-        const uint32_t beats = c.tokens * ROW_BEATS;
-        int row_beat = 0;
-        int slice = 0;
-        ap_uint<24> bits_so_far = 0;
-        bool nan_so_far = false;
-    centre_beats:
-        // recurrence: bits seen in a head, one OR; distance 1
-        for (uint32_t b = 0; b < beats; ++b) {
-#pragma HLS PIPELINE II=1
-            // One half of `even` and `odd` is read while the other is written.
-#pragma HLS DEPENDENCE variable=even type=inter false
-#pragma HLS DEPENDENCE variable=odd type=inter false
-            Beat coming;
-            if (loaded < STATISTICS_BEATS && statistics_beats.read_nb(coming)) {
-                if (loaded % 2 == 0) {
-                    even[1 - slot][loaded / 2] = coming;
-                } else {
-                    odd[1 - slot][loaded / 2] = coming;
-                }
-                ++loaded;
-            }
+        } else {
             const Beat key = keys.read();
             const Beat statistics[2] = {even[slot][row_beat], odd[slot][row_beat]};
             CentredPair out;
@@ -114,13 +99,15 @@ centre_segments:
                 }
             }
             centred.write(out);
+            // The low slice can end one head and the high slice start the next one.
             const bool low_ends_head = slice == SLICES - 1;
-            const int high_slice = low_ends_head ? 0 : slice + 1;
-            const bool high_ends_head = high_slice == SLICES - 1;
-            const ap_uint<24> bits_low = (slice == 0 ? ap_uint<24>(0) : bits_so_far) | bits[0];
-            const bool nan_low = (slice != 0 && nan_so_far) || nan[0];
-            bits_so_far = (low_ends_head ? ap_uint<24>(0) : bits_low) | bits[1];
-            nan_so_far = (!low_ends_head && nan_low) || nan[1];
+            const bool high_ends_head = slice == SLICES - 2;
+            const ap_uint<24> bits_before = slice == 0 ? ap_uint<24>(0) : bits_so_far;
+            const bool nan_before = slice != 0 && nan_so_far;
+            const ap_uint<24> bits_low = bits_before | bits[0];
+            const bool nan_low = nan_before || nan[0];
+            bits_so_far = low_ends_head ? bits[1] : ap_uint<24>(bits_low | bits[1]);
+            nan_so_far = low_ends_head ? nan[1] : nan_low || nan[1];
             if (low_ends_head || high_ends_head) {
                 const ap_uint<24> head_bits = low_ends_head ? bits_low : bits_so_far;
                 const bool head_nan = low_ends_head ? nan_low : nan_so_far;
@@ -134,11 +121,23 @@ centre_segments:
             }
             // Where a row has an odd number of slices, its last half beat is padding.
             const bool row_ends = row_beat == ROW_BEATS - 1;
-            slice = row_ends || high_ends_head ? 0 : high_slice + 1;
+            if (row_ends || high_ends_head) {
+                slice = 0;
+            } else {
+                slice = low_ends_head ? 1 : slice + 2;
+            }
             row_beat = row_ends ? 0 : row_beat + 1;
+            --left;
         }
-        slot = 1 - slot;
-        c = commands.read();
+        Beat coming;
+        if (loaded < STATISTICS_BEATS && statistics_beats.read_nb(coming)) {
+            if (loaded % 2 == 0) {
+                even[1 - slot][loaded / 2] = coming;
+            } else {
+                odd[1 - slot][loaded / 2] = coming;
+            }
+            ++loaded;
+        }
     }
 }
 
@@ -164,24 +163,27 @@ inline KeyCode round_channel(ap_int<25> distance, ap_uint<8> exponent) {
 
 inline void round_rows(hls::stream<WorkCommand> &commands, hls::stream<CentredPair> &centred,
                        hls::stream<Exponents<1> > &exponents, hls::stream<CodePair> &codes) {
-    WorkCommand c = commands.read();
-round_segments:
-    // recurrence: none
-    while (!c.end) {
-#pragma HLS LOOP_TRIPCOUNT min=1 max=128
-        const uint32_t beats = c.tokens * ROW_BEATS;
-        int row_beat = 0;
-        int slice = 0;
-        ap_uint<8> exponent = 0;
-    round_beats:
-        // recurrence: exponent of the head, one register; distance 1
-        for (uint32_t b = 0; b < beats; ++b) {
-#pragma HLS PIPELINE II=1
+    WorkCommand c;
+    uint32_t left = 0;  // beats of the segment
+    int row_beat = 0;
+    int slice = 0;
+    ap_uint<8> exponent = 0;
+    bool open = true;
+round_rounds:
+    // recurrence: exponent of the head, one register; distance 1
+    while (open) {
+#pragma HLS PIPELINE II=1 style=frp
+        if (left == 0) {
+            if (commands.read_nb(c)) {
+                open = !c.end;
+                left = c.rounds;
+            }
+        } else {
             const CentredPair in = centred.read();
             const bool row_ends = row_beat == ROW_BEATS - 1;
             const bool low_starts_head = slice == 0;
             const bool low_ends_head = slice == SLICES - 1;
-            const int high_slice = low_ends_head ? 0 : slice + 1;
+            const bool high_ends_head = slice == SLICES - 2;
             // Behind the last head of a row there is only padding.
             const bool high_is_padding = row_ends && TOKEN_SLICES % 2 == 1;
             const bool high_starts_head = low_ends_head && !high_is_padding;
@@ -202,11 +204,14 @@ round_segments:
                                      : round_channel(in.distance[1][j], exponent);
             }
             codes.write(out);
-            const bool high_ends_head = high_slice == SLICES - 1;
-            slice = row_ends || high_ends_head ? 0 : high_slice + 1;
+            if (row_ends || high_ends_head) {
+                slice = 0;
+            } else {
+                slice = low_ends_head ? 1 : slice + 2;
+            }
             row_beat = row_ends ? 0 : row_beat + 1;
+            --left;
         }
-        c = commands.read();
     }
 }
 

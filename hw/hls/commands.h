@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // What `fetch` tells the other processes about each segment.
 //
-// Every process loops over all segments itself and stops at a command whose `end` is set, so that
-// nothing drains between two segments. Segments without tokens are told to the writer only.
+// A process between `fetch` and the writer is one flat, pipelined loop, and each round takes one
+// beat or looks for one command: an inner loop per segment would fill and drain its pipeline every
+// time. A round between two segments never waits for a command (`read_nb`), because a pipeline
+// that stalls for its next input can keep back results on which that input depends. `fetch` counts
+// the rounds of each process beforehand, so that no product lies on the path of their counters.
+// Segments without tokens are told to the writer only. A command whose `end` is set ends a process.
 #pragma once
 
 #include "shape.h"
@@ -11,15 +15,18 @@ namespace hillinfer {
 
 enum LaunchError { ERROR_NONE = 0, ERROR_DESCRIPTOR = 1, ERROR_BUS = 2, ERROR_RESERVED = 3 };
 
+// One or more runs of beats that lie one behind the other.
 struct ReadCommand {
     bool end;
-    uint64_t source;  // beats from the start of the buffer
-    uint32_t tokens;
-    uint32_t stride;  // beats from row to row
+    uint64_t first;  // beats from the start of the buffer; of the first run
+    uint64_t last;   // inclusive
+    uint32_t runs;
+    uint32_t stride;  // beats from run to run
 };
 
 struct WorkCommand {
     bool end;
+    uint32_t rounds;  // of the process that gets it; 0 with `end`
     uint32_t tokens;
     ap_uint<16> position;  // low bits of the first token's
 };

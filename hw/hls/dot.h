@@ -2,9 +2,9 @@
 // Inner products of every key with the query codes of its segment, one key beat per cycle.
 //
 // The query codes of a segment lie on chip twice: while one segment is multiplied, the codes of the
-// next one are filled in as they come, a word per cycle. Only what is still missing when a segment
-// starts is waited for: a process that waited for the next segment while it works on this one could
-// keep this one from ever ending.
+// next one are filled in as they come, a word per cycle. A segment starts when its codes are there.
+// They are never waited for inside a segment: a process that waited for the next segment while it
+// works on this one could keep this one from ever ending.
 #pragma once
 
 #include "commands.h"
@@ -19,35 +19,28 @@ inline void dot_shadow(hls::stream<WorkCommand> &commands, hls::stream<QueryWord
 #pragma HLS AGGREGATE variable=held
     HeadSum partial[TILE_TOKENS][GROUP_HEADS];
 #pragma HLS ARRAY_PARTITION variable=partial complete dim=0
-    int slot = 0;
-    int loaded = 0;
-    WorkCommand c = commands.read();
-dot_segments:
-    // recurrence: none
-    while (!c.end) {
-#pragma HLS LOOP_TRIPCOUNT min=1 max=128
-    dot_missing_queries:
-        // recurrence: none
-        for (int w = loaded; w < TOKEN_SLICES; ++w) {
-#pragma HLS PIPELINE II=1
-            held[slot][w] = queries.read();
-        }
-        loaded = 0;
-        const uint32_t tiles = (c.tokens + TILE_TOKENS - 1) / TILE_TOKENS;
-        const uint32_t beats = tiles * TOKEN_SLICES;
-        int word = 0;
-        int slice = 0;
-    dot_beats:
-        // recurrence: partial sums of a tile, one 23-bit addition; distance 1
-        for (uint32_t b = 0; b < beats; ++b) {
-#pragma HLS PIPELINE II=1
-            // One half of `held` is read while the other is written.
-#pragma HLS DEPENDENCE variable=held type=inter false
-            QueryWord coming;
-            if (loaded < TOKEN_SLICES && queries.read_nb(coming)) {
-                held[1 - slot][loaded] = coming;
-                ++loaded;
+    int slot = 0;    // half of `held` in use
+    int loaded = 0;  // words of the next segment in the other half
+    WorkCommand c;
+    bool told = false;  // whether `c` waits for its queries
+    uint32_t left = 0;  // beats of the segment
+    int word = 0;
+    int slice = 0;
+    bool open = true;
+dot_rounds:
+    // recurrence: partial sums of a tile, one 23-bit addition; distance 1
+    while (open) {
+#pragma HLS PIPELINE II=1 style=frp
+        if (left == 0) {
+            if (!told) told = commands.read_nb(c);
+            if (told && (c.end || loaded == TOKEN_SLICES)) {
+                open = !c.end;
+                left = c.rounds;
+                told = false;
+                slot = 1 - slot;
+                loaded = 0;
             }
+        } else {
             const Beat beat = code_beats.read();
             KeyCode keys[TILE_TOKENS][SLICE_CHANNELS];
 #pragma HLS ARRAY_PARTITION variable=keys complete dim=0
@@ -75,9 +68,13 @@ dot_segments:
             if (slice == SLICES - 1) sums.write(out);
             slice = slice == SLICES - 1 ? 0 : slice + 1;
             word = word == TOKEN_SLICES - 1 ? 0 : word + 1;
+            --left;
         }
-        slot = 1 - slot;
-        c = commands.read();
+        QueryWord coming;
+        if (loaded < TOKEN_SLICES && queries.read_nb(coming)) {
+            held[1 - slot][loaded] = coming;
+            ++loaded;
+        }
     }
 }
 
@@ -91,44 +88,28 @@ inline void dot_rows(hls::stream<WorkCommand> &commands, hls::stream<QueryWord> 
 #pragma HLS AGGREGATE variable=odd
     HeadSum partial[GROUP_HEADS];
 #pragma HLS ARRAY_PARTITION variable=partial complete dim=0
-    int slot = 0;
-    int loaded = 0;
-    WorkCommand c = commands.read();
-dot_segments:
-    // recurrence: none
-    while (!c.end) {
-#pragma HLS LOOP_TRIPCOUNT min=1 max=128
-    dot_missing_queries:
-        // recurrence: none
-        for (int w = loaded; w < TOKEN_SLICES; ++w) {
-#pragma HLS PIPELINE II=1
-            const QueryWord query = queries.read();
-            if (w % 2 == 0) {
-                even[slot][w / 2] = query;
-            } else {
-                odd[slot][w / 2] = query;
+    int slot = 0;    // half of `even` and `odd` in use
+    int loaded = 0;  // words of the next segment in the other half
+    WorkCommand c;
+    bool told = false;  // whether `c` waits for its queries
+    uint32_t left = 0;  // beats of the segment
+    int row_beat = 0;
+    int slice = 0;
+    bool open = true;
+dot_rounds:
+    // recurrence: partial sums of a head, one 23-bit addition; distance 1
+    while (open) {
+#pragma HLS PIPELINE II=1 style=frp
+        if (left == 0) {
+            if (!told) told = commands.read_nb(c);
+            if (told && (c.end || loaded == TOKEN_SLICES)) {
+                open = !c.end;
+                left = c.rounds;
+                told = false;
+                slot = 1 - slot;
+                loaded = 0;
             }
-        }
-        loaded = 0;
-        const uint32_t beats = c.tokens * ROW_BEATS;
-        int row_beat = 0;
-        int slice = 0;
-    dot_beats:
-        // recurrence: partial sums of a head, two 23-bit additions; distance 1
-        for (uint32_t b = 0; b < beats; ++b) {
-#pragma HLS PIPELINE II=1
-            // One half of `even` and `odd` is read while the other is written.
-#pragma HLS DEPENDENCE variable=even type=inter false
-#pragma HLS DEPENDENCE variable=odd type=inter false
-            QueryWord coming;
-            if (loaded < TOKEN_SLICES && queries.read_nb(coming)) {
-                if (loaded % 2 == 0) {
-                    even[1 - slot][loaded / 2] = coming;
-                } else {
-                    odd[1 - slot][loaded / 2] = coming;
-                }
-                ++loaded;
-            }
+        } else {
             const CodePair pair = codes.read();
             SliceSum low[1][GROUP_HEADS];
             SliceSum high[1][GROUP_HEADS];
@@ -136,26 +117,39 @@ dot_segments:
 #pragma HLS ARRAY_PARTITION variable=high complete dim=0
             slice_products<1>(&pair.code[0], even[slot][row_beat], low);
             slice_products<1>(&pair.code[1], odd[slot][row_beat], high);
+            // The low slice can end one head and the high slice start the next one.
             const bool low_ends_head = slice == SLICES - 1;
-            const int high_slice = low_ends_head ? 0 : slice + 1;
-            const bool high_ends_head = high_slice == SLICES - 1;
+            const bool high_ends_head = slice == SLICES - 2;
             SumWord out;
             for (int r = 0; r < GROUP_HEADS; ++r) {
 #pragma HLS UNROLL
+                const ap_int<21> both = low[0][r] + high[0][r];
+                const ap_int<21> of_this_head = low_ends_head ? ap_int<21>(low[0][r]) : both;
                 const HeadSum before = slice == 0 ? HeadSum(0) : partial[r];
-                const HeadSum with_low = before + low[0][r];
-                const HeadSum with_both = (low_ends_head ? HeadSum(0) : with_low) + high[0][r];
-                out.sum[0][r] = low_ends_head ? with_low : with_both;
-                partial[r] = with_both;
+                const HeadSum sum = before + of_this_head;
+                out.sum[0][r] = sum;
+                partial[r] = low_ends_head ? HeadSum(high[0][r]) : sum;
             }
             if (low_ends_head || high_ends_head) sums.write(out);
             // Where a row has an odd number of slices, its last half beat is padding.
             const bool row_ends = row_beat == ROW_BEATS - 1;
-            slice = row_ends || high_ends_head ? 0 : high_slice + 1;
+            if (row_ends || high_ends_head) {
+                slice = 0;
+            } else {
+                slice = low_ends_head ? 1 : slice + 2;
+            }
             row_beat = row_ends ? 0 : row_beat + 1;
+            --left;
         }
-        slot = 1 - slot;
-        c = commands.read();
+        QueryWord coming;
+        if (loaded < TOKEN_SLICES && queries.read_nb(coming)) {
+            if (loaded % 2 == 0) {
+                even[1 - slot][loaded / 2] = coming;
+            } else {
+                odd[1 - slot][loaded / 2] = coming;
+            }
+            ++loaded;
+        }
     }
 }
 

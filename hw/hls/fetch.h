@@ -2,6 +2,9 @@
 // First process: reads descriptors, statistics and query blocks (bundle gmem1) and commands the
 // others. It runs ahead of them as far as the command and block FIFOs allow.
 //
+// It is no flat loop: each segment costs one latency of the memory for its descriptor and one per
+// block, which the other processes do not see while the segments before it keep them busy.
+//
 // A wrong descriptor ends the launch: the segments before it complete, the writer puts the error
 // into its status beat, and nothing of it or behind it is read or written. Responses of the bus are
 // not visible behind a pointer in C++, so error 2 (bus) can only come from the RTL.
@@ -10,6 +13,29 @@
 #include "descriptor.h"
 
 namespace hillinfer {
+
+inline WorkCommand work_command(const Descriptor &d, uint32_t rounds) {
+#pragma HLS INLINE
+    const WorkCommand command = {false, rounds, d.tokens, ap_uint<16>(d.base_position)};
+    return command;
+}
+
+// A shadow is one run of beats per segment: exponents never break a burst.
+inline ReadCommand shadow_command(const Descriptor &d) {
+#pragma HLS INLINE
+    const uint64_t last = d.shadow + shadow_beats(d.tokens) - 1;
+    const ReadCommand command = {false, d.shadow, last, 1, 0};
+    return command;
+}
+
+// Rows are a run each; without gaps between them they are one run together.
+inline ReadCommand rows_command(uint64_t source, uint32_t tokens, uint32_t stride) {
+#pragma HLS INLINE
+    const bool dense = stride == uint32_t(ROW_BEATS);
+    const uint32_t run_beats = dense ? tokens * ROW_BEATS : uint32_t(ROW_BEATS);
+    const ReadCommand command = {false, source, source + run_beats - 1, dense ? 1 : tokens, stride};
+    return command;
+}
 
 // `score_tokens` over a shadow.
 inline void fetch_shadow_segments(const Beat *segments, const Beat *queries, uint32_t segment_count,
@@ -23,6 +49,7 @@ inline void fetch_shadow_segments(const Beat *segments, const Beat *queries, uin
                                   hls::stream<WorkCommand> &to_join,
                                   hls::stream<WriteCommand> &to_write,
                                   hls::stream<Beat> &block_beats) {
+    const uint32_t arrays = scope == 1 ? KV_HEADS : 1;
     LaunchError error = ERROR_NONE;
 fetch_segments:
     // recurrence: the error found so far; distance 1
@@ -31,21 +58,21 @@ fetch_segments:
         const Descriptor d = unpack_descriptor(segments[i]);
         error = check_score_descriptor(d, scope);
         if (error == ERROR_NONE) {
-            const ReadCommand read = {false, d.shadow, d.tokens, 0};
-            const WorkCommand work = {false, d.tokens, ap_uint<16>(d.base_position)};
+            const uint32_t tiles = (d.tokens + TILE_TOKENS - 1) / TILE_TOKENS;
             const WriteCommand write = {false, ERROR_NONE, d.score, d.tokens, d.score_stride};
             to_write.write(write);
             if (d.tokens != 0) {
-                to_read.write(read);
-                to_order.write(work);
-                to_split.write(work);
-                to_spread.write(work);
-                to_dot.write(work);
-                to_score.write(work);
-                to_code.write(work);
-                to_join.write(work);
+                to_read.write(shadow_command(d));
+                to_order.write(work_command(d, ORDER_ROUNDS));
+                to_split.write(work_command(d, shadow_beats(d.tokens)));
+                to_spread.write(work_command(d, tiles * KV_HEADS));
+                to_dot.write(work_command(d, tiles * TOKEN_SLICES));
+                to_score.write(work_command(d, tiles * TILE_STEPS));
+                to_code.write(work_command(d, tiles * arrays * CODE_PARTS));
+                to_join.write(work_command(d, tiles * arrays));
             fetch_query_block:
                 // recurrence: none
+                // access: linear
                 for (int b = 0; b < ADDEND_BEATS + EXPONENT_BEATS + QUERY_CODE_BEATS; ++b) {
 #pragma HLS PIPELINE II=1
                     block_beats.write(queries[d.query + b]);
@@ -53,8 +80,8 @@ fetch_segments:
             }
         }
     }
-    const ReadCommand read_end = {true, 0, 0, 0};
-    const WorkCommand work_end = {true, 0, 0};
+    const ReadCommand read_end = {true, 0, 0, 0, 0};
+    const WorkCommand work_end = {true, 0, 0, 0};
     const WriteCommand write_end = {true, error, 0, 0, 0};
     to_write.write(write_end);
     to_read.write(read_end);
@@ -81,6 +108,7 @@ inline void fetch_row_segments(const Beat *segments, const Beat *statistics, con
                                hls::stream<WriteCommand> &to_write,
                                hls::stream<Beat> &statistics_beats,
                                hls::stream<Beat> &block_beats) {
+    const uint32_t arrays = scope == 1 ? KV_HEADS : 1;
     LaunchError error = ERROR_NONE;
 fetch_segments:
     // recurrence: the error found so far; distance 1
@@ -89,27 +117,27 @@ fetch_segments:
         const Descriptor d = unpack_descriptor(segments[i]);
         error = check_score_descriptor(d, scope);
         if (error == ERROR_NONE) {
-            const ReadCommand read = {false, d.shadow, d.tokens, d.row_stride};
-            const WorkCommand work = {false, d.tokens, ap_uint<16>(d.base_position)};
             const WriteCommand write = {false, ERROR_NONE, d.score, d.tokens, d.score_stride};
             to_write.write(write);
             if (d.tokens != 0) {
-                to_read.write(read);
-                to_order.write(work);
-                to_centre.write(work);
-                to_round.write(work);
-                to_dot.write(work);
-                to_score.write(work);
-                to_code.write(work);
-                to_join.write(work);
+                to_read.write(rows_command(d.shadow, d.tokens, d.row_stride));
+                to_order.write(work_command(d, ORDER_ROUNDS));
+                to_centre.write(work_command(d, d.tokens * ROW_BEATS));
+                to_round.write(work_command(d, d.tokens * ROW_BEATS));
+                to_dot.write(work_command(d, d.tokens * ROW_BEATS));
+                to_score.write(work_command(d, d.tokens * TILE_STEPS));
+                to_code.write(work_command(d, d.tokens * arrays * CODE_PARTS));
+                to_join.write(work_command(d, d.tokens * arrays));
             fetch_statistics:
                 // recurrence: none
+                // access: linear
                 for (int b = 0; b < STATISTICS_BEATS; ++b) {
 #pragma HLS PIPELINE II=1
                     statistics_beats.write(statistics[d.statistics + b]);
                 }
             fetch_query_block:
                 // recurrence: none
+                // access: linear
                 for (int b = 0; b < ADDEND_BEATS + EXPONENT_BEATS + QUERY_CODE_BEATS; ++b) {
 #pragma HLS PIPELINE II=1
                     block_beats.write(queries[d.query + b]);
@@ -117,8 +145,8 @@ fetch_segments:
             }
         }
     }
-    const ReadCommand read_end = {true, 0, 0, 0};
-    const WorkCommand work_end = {true, 0, 0};
+    const ReadCommand read_end = {true, 0, 0, 0, 0};
+    const WorkCommand work_end = {true, 0, 0, 0};
     const WriteCommand write_end = {true, error, 0, 0, 0};
     to_write.write(write_end);
     to_read.write(read_end);
@@ -148,19 +176,18 @@ fetch_segments:
         const Descriptor d = unpack_descriptor(segments[i]);
         error = check_shadow_descriptor(d);
         if (error == ERROR_NONE) {
-            // Rows to code are where `score_tokens` has its query block (contract, section 6).
-            const ReadCommand read = {false, d.query, d.tokens, d.row_stride};
-            const WorkCommand work = {false, d.tokens, ap_uint<16>(d.base_position)};
             const WriteCommand write = {false, ERROR_NONE, d.shadow, d.tokens, 0};
             to_write.write(write);
             if (d.tokens != 0) {
-                to_read.write(read);
-                to_centre.write(work);
-                to_round.write(work);
-                to_tiles.write(work);
-                to_gather.write(work);
+                // Rows to code are where `score_tokens` has its query block (contract, section 6).
+                to_read.write(rows_command(d.query, d.tokens, d.row_stride));
+                to_centre.write(work_command(d, d.tokens * ROW_BEATS));
+                to_round.write(work_command(d, d.tokens * ROW_BEATS));
+                to_tiles.write(work_command(d, d.tokens));
+                to_gather.write(work_command(d, d.tokens * KV_HEADS));
             fetch_statistics:
                 // recurrence: none
+                // access: linear
                 for (int b = 0; b < STATISTICS_BEATS; ++b) {
 #pragma HLS PIPELINE II=1
                     statistics_beats.write(statistics[d.statistics + b]);
@@ -168,8 +195,8 @@ fetch_segments:
             }
         }
     }
-    const ReadCommand read_end = {true, 0, 0, 0};
-    const WorkCommand work_end = {true, 0, 0};
+    const ReadCommand read_end = {true, 0, 0, 0, 0};
+    const WorkCommand work_end = {true, 0, 0, 0};
     const WriteCommand write_end = {true, error, 0, 0, 0};
     to_write.write(write_end);
     to_read.write(read_end);

@@ -8,57 +8,68 @@ namespace hillinfer {
 
 inline void order_queries(hls::stream<WorkCommand> &commands, hls::stream<Beat> &block_beats,
                           hls::stream<HeadWord> &heads, hls::stream<QueryWord> &queries) {
-    WorkCommand c = commands.read();
-order_segments:
-    // recurrence: none
-    while (!c.end) {
-#pragma HLS LOOP_TRIPCOUNT min=1 max=128
-        Beat addends[ADDEND_BEATS];
-        Beat exponents[EXPONENT_BEATS];
-    order_addends:
-        // recurrence: none
-        for (int b = 0; b < ADDEND_BEATS; ++b) {
-#pragma HLS PIPELINE II=1
-            addends[b] = block_beats.read();
-        }
-    order_exponents:
-        // recurrence: none
-        for (int b = 0; b < EXPONENT_BEATS; ++b) {
-#pragma HLS PIPELINE II=1
-            exponents[b] = block_beats.read();
-        }
-        HeadWord head;
+    // What a round does: takes a beat of addends or of exponents, or fills one query head of a
+    // word of either kind.
+    enum Part { ADDENDS, EXPONENTS, HEADS, CODES };
+    Beat addends[ADDEND_BEATS];
+    Beat exponents[EXPONENT_BEATS];
+    HeadWord head;
+    QueryWord word;
 #pragma HLS AGGREGATE variable=head
-        int group_head = 0;
-    order_heads:
-        // recurrence: the word being filled, one register per field; distance 1
-        for (int h = 0; h < SCORED_HEADS; ++h) {
-#pragma HLS PIPELINE II=1
-            const int a = 32 * (h % 16);
-            const int e = 8 * (h % 64);
-            head.addend[group_head] = addends[h / 16].range(a + 31, a);
-            head.exponent[group_head] = exponents[h / 64].range(e + 7, e);
-            if (group_head == GROUP_HEADS - 1) heads.write(head);
-            group_head = group_head == GROUP_HEADS - 1 ? 0 : group_head + 1;
-        }
-        Beat beat = 0;
-        QueryWord word;
 #pragma HLS AGGREGATE variable=word
-        group_head = 0;
-    order_codes:
-        // recurrence: the word being filled, one register per field; distance 1
-        for (int n = 0; n < TOKEN_SLICES * GROUP_HEADS; ++n) {
-#pragma HLS PIPELINE II=1
-            if (n % 4 == 0) beat = block_beats.read();
-            for (int j = 0; j < SLICE_CHANNELS; ++j) {
-#pragma HLS UNROLL
-                word.code[group_head][j] = beat.range(8 * j + 7, 8 * j);
+    Beat codes = 0;
+    WorkCommand c;
+    uint32_t left = 0;  // rounds of the query block
+    Part part = ADDENDS;
+    int place = 0;  // within the part
+    int group_head = 0;
+    bool open = true;
+order_rounds:
+    // recurrence: place in the block, one increment; the words being filled; distance 1
+    while (open) {
+#pragma HLS PIPELINE II=1 style=frp
+        if (left == 0) {
+            if (commands.read_nb(c)) {
+                open = !c.end;
+                left = c.rounds;
             }
-            beat >>= 8 * SLICE_CHANNELS;
-            if (group_head == GROUP_HEADS - 1) queries.write(word);
-            group_head = group_head == GROUP_HEADS - 1 ? 0 : group_head + 1;
+        } else {
+            Beat beat = codes;
+            if (part != HEADS && (part != CODES || place % 4 == 0)) beat = block_beats.read();
+            const bool word_ends = group_head == GROUP_HEADS - 1;
+            bool part_ends = false;
+            Part next = ADDENDS;
+            if (part == ADDENDS) {
+                addends[place] = beat;
+                part_ends = place == ADDEND_BEATS - 1;
+                next = EXPONENTS;
+            } else if (part == EXPONENTS) {
+                exponents[place] = beat;
+                part_ends = place == EXPONENT_BEATS - 1;
+                next = HEADS;
+            } else if (part == HEADS) {
+                const int a = 32 * (place % 16);
+                const int e = 8 * (place % 64);
+                head.addend[group_head] = addends[place / 16].range(a + 31, a);
+                head.exponent[group_head] = exponents[place / 64].range(e + 7, e);
+                if (word_ends) heads.write(head);
+                group_head = word_ends ? 0 : group_head + 1;
+                part_ends = place == SCORED_HEADS - 1;
+                next = CODES;
+            } else {
+                for (int j = 0; j < SLICE_CHANNELS; ++j) {
+#pragma HLS UNROLL
+                    word.code[group_head][j] = beat.range(8 * j + 7, 8 * j);
+                }
+                codes = beat >> (8 * SLICE_CHANNELS);
+                if (word_ends) queries.write(word);
+                group_head = word_ends ? 0 : group_head + 1;
+                part_ends = place == CODE_ROUNDS - 1;
+            }
+            place = part_ends ? 0 : place + 1;
+            if (part_ends) part = next;
+            --left;
         }
-        c = commands.read();
     }
 }
 

@@ -42,11 +42,18 @@ inline ap_uint<16> mag(ap_uint<WIDTH> value) {
 template <Rule RULE_OF_UNIT>
 struct ScoreRule;
 
-// Sum of 2^(L' - B), by shifts (Mitchell's approximation), 24 fraction bits, saturating. All terms
-// are unsigned, so saturating early or late gives the same sum.
+// Sum of 2^(L' - B), by shifts (Mitchell's approximation), 24 fraction bits, saturating.
+//
+// The contract adds term by term and saturates each time. With M = 2^48 - 1 and no term negative,
+//     min(min(a + b, M) + c, M) = min(a + b + c, M):
+// where a + b <= M both sides are the same, and where a + b > M both are M, because c >= 0. By
+// induction any number of terms can be summed exactly first and limited once, behind one addition
+// to the total. With a negative term that would be wrong: the sum could come back from the limit.
 template <>
 struct ScoreRule<Rule::weight_sum> {
     typedef ap_uint<48> Total;
+    // Exact for the terms of one step, eight at most.
+    typedef ap_uint<51> StepSum;
 
     static Total term(ap_int<33> log_weight) {
 #pragma HLS INLINE
@@ -59,10 +66,10 @@ struct ScoreRule<Rule::weight_sum> {
         return mantissa >> ap_uint<4>(-16 - integer);
     }
 
-    static Total add(Total a, Total b) {
+    static Total add(Total total, StepSum terms) {
 #pragma HLS INLINE
-        const ap_uint<49> sum = ap_uint<49>(a) + b;
-        return sum[48] ? ~Total(0) : Total(sum);
+        const ap_uint<52> sum = ap_uint<52>(total) + terms;
+        return sum.range(51, 48) != 0 ? ~Total(0) : Total(sum);
     }
 
     static ap_uint<16> code(Total total) {
@@ -75,15 +82,16 @@ struct ScoreRule<Rule::weight_sum> {
 template <>
 struct ScoreRule<Rule::raw_sum> {
     typedef ap_int<32> Total;
+    typedef ap_int<32> StepSum;
 
     static Total term(ap_int<33> aligned) {
 #pragma HLS INLINE
         return aligned;
     }
 
-    static Total add(Total a, Total b) {
+    static Total add(Total total, StepSum terms) {
 #pragma HLS INLINE
-        return a + b;
+        return total + terms;
     }
 
     static ap_uint<16> code(Total total) {
@@ -98,6 +106,7 @@ struct ScoreRule<Rule::raw_sum> {
 
 typedef ScoreRule<RULE> ScoreUnit;
 typedef ScoreUnit::Total Total;
+typedef ScoreUnit::StepSum StepSum;
 
 // The totals of a tile's tokens over the heads that share one selected set.
 struct TotalWord {

@@ -18,42 +18,35 @@ inline void score_tiles(uint32_t scope, hls::stream<WorkCommand> &commands,
 #pragma HLS ARRAY_PARTITION variable=total complete dim=0
 #pragma HLS ARRAY_PARTITION variable=invalid complete dim=0
     const bool per_kv_head = scope == 1;
-    int slot = 0;
-    int loaded = 0;
-    WorkCommand c = commands.read();
-score_segments:
-    // recurrence: none
-    while (!c.end) {
-#pragma HLS LOOP_TRIPCOUNT min=1 max=128
-    score_missing_heads:
-        // recurrence: none
-        for (int w = loaded; w < KV_HEADS; ++w) {
-#pragma HLS PIPELINE II=1
-            held[slot][w] = heads.read();
-        }
-        loaded = 0;
-        const uint32_t tiles = (c.tokens + TILE_TOKENS - 1) / TILE_TOKENS;
-        const uint32_t steps = tiles * (KV_HEADS * HEAD_STEPS * TILE_PARTS);
-        int kv_head = 0;
-        int head_step = 0;
-        int part = 0;
-        SumWord sum;
-        ExponentWord exponent;
-        HeadWord head;
+    int slot = 0;    // half of `held` in use
+    int loaded = 0;  // words of the next segment in the other half
+    WorkCommand c;
+    bool told = false;  // whether `c` waits for its heads
+    uint32_t left = 0;  // steps of the segment
+    int kv_head = 0;
+    int head_step = 0;
+    int part = 0;
+    SumWord sum;
+    ExponentWord exponent;
+    HeadWord head;
 #pragma HLS AGGREGATE variable=sum
 #pragma HLS AGGREGATE variable=exponent
 #pragma HLS AGGREGATE variable=head
-    score_steps:
-        // recurrence: totals of a tile, one saturating 48-bit addition; distance 1
-        for (uint32_t n = 0; n < steps; ++n) {
-#pragma HLS PIPELINE II=1
-            // One half of `held` is read while the other is written.
-#pragma HLS DEPENDENCE variable=held type=inter false
-            HeadWord coming;
-            if (loaded < KV_HEADS && heads.read_nb(coming)) {
-                held[1 - slot][loaded] = coming;
-                ++loaded;
+    bool open = true;
+score_rounds:
+    // recurrence: totals of a tile, one saturating addition of 52 bits; distance 1
+    while (open) {
+#pragma HLS PIPELINE II=1 style=frp
+        if (left == 0) {
+            if (!told) told = commands.read_nb(c);
+            if (told && (c.end || loaded == KV_HEADS)) {
+                open = !c.end;
+                left = c.rounds;
+                told = false;
+                slot = 1 - slot;
+                loaded = 0;
             }
+        } else {
             const bool first_step = head_step == 0 && part == 0;
             if (first_step) {
                 sum = sums.read();
@@ -64,7 +57,9 @@ score_segments:
             for (int u = 0; u < PART_TOKENS; ++u) {
 #pragma HLS UNROLL
                 const int i = part * PART_TOKENS + u;
-                Total added = starts_total ? Total(0) : total[i];
+                // The terms of a step do not depend on the total: they are summed beside it, and
+                // one addition per cycle meets the total.
+                StepSum terms = 0;
                 for (int s = 0; s < HEADS_PER_STEP; ++s) {
 #pragma HLS UNROLL
                     const int r = head_step * HEADS_PER_STEP + s;
@@ -72,10 +67,11 @@ score_segments:
                         const ap_int<24> aligned =
                             align(sum.sum[i][r], head.exponent[r], exponent.exponent[i]);
                         const ap_int<33> log_weight = ap_int<33>(aligned) + head.addend[r];
-                        added = ScoreUnit::add(added, ScoreUnit::term(log_weight));
+                        terms += ScoreUnit::term(log_weight);
                     }
                 }
-                total[i] = added;
+                const Total before = starts_total ? Total(0) : total[i];
+                total[i] = ScoreUnit::add(before, terms);
                 const bool bad = exponent.exponent[i] == INVALID_EXPONENT;
                 invalid[i] = bad || (!starts_total && invalid[i]);
             }
@@ -90,12 +86,17 @@ score_segments:
                 }
                 totals.write(out);
             }
-            part = part == TILE_PARTS - 1 ? 0 : part + 1;
-            if (part == 0) head_step = head_step == HEAD_STEPS - 1 ? 0 : head_step + 1;
+            const bool parts_end = part == TILE_PARTS - 1;
+            part = parts_end ? 0 : part + 1;
+            if (parts_end) head_step = head_step == HEAD_STEPS - 1 ? 0 : head_step + 1;
             if (head_ends) kv_head = last_kv_head ? 0 : kv_head + 1;
+            --left;
         }
-        slot = 1 - slot;
-        c = commands.read();
+        HeadWord coming;
+        if (loaded < KV_HEADS && heads.read_nb(coming)) {
+            held[1 - slot][loaded] = coming;
+            ++loaded;
+        }
     }
 }
 

@@ -43,6 +43,9 @@ constexpr int ADDEND_BEATS = ceil_div(SCORED_HEADS, 16);
 constexpr int EXPONENT_BEATS = ceil_div(SCORED_HEADS, 64);
 constexpr int QUERY_CODE_BEATS = ceil_div(SCORED_HEADS * HEAD_DIM, 64);
 constexpr int STATISTICS_BEATS = TOKEN_SLICES;
+// Rounds that regroup the codes of a query block, and the whole block.
+constexpr int CODE_ROUNDS = TOKEN_SLICES * GROUP_HEADS;
+constexpr int ORDER_ROUNDS = ADDEND_BEATS + EXPONENT_BEATS + SCORED_HEADS + CODE_ROUNDS;
 
 // Key beats arrive one per cycle, so this many cycles pass per KV head of a tile. The score units
 // take as many steps as that allows, which says how few of them suffice.
@@ -52,6 +55,7 @@ constexpr int TILE_PARTS =
     smaller(TILE_TOKENS, floor_power_of_two(HEAD_CYCLES / ceil_div(GROUP_HEADS, HEADS_PER_STEP)));
 constexpr int PART_TOKENS = TILE_TOKENS / TILE_PARTS;
 constexpr int HEAD_STEPS = ceil_div(GROUP_HEADS, HEADS_PER_STEP);
+constexpr int TILE_STEPS = KV_HEADS * HEAD_STEPS * TILE_PARTS;
 // The score codes of a tile are made in as many parts as one KV head has cycles.
 constexpr int CODE_PARTS = smaller(TILE_TOKENS, floor_power_of_two(HEAD_CYCLES));
 constexpr int CODE_TOKENS = TILE_TOKENS / CODE_PARTS;

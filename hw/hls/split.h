@@ -9,17 +9,21 @@ namespace hillinfer {
 // A group starts with one exponent beat per KV head; a short last group is a prefix of a full one.
 inline void split_shadow(hls::stream<WorkCommand> &commands, hls::stream<Beat> &keys,
                          hls::stream<Beat> &exponent_beats, hls::stream<Beat> &code_beats) {
-    WorkCommand c = commands.read();
-split_segments:
-    // recurrence: none
-    while (!c.end) {
-#pragma HLS LOOP_TRIPCOUNT min=1 max=128
-        const uint32_t beats = shadow_beats(c.tokens);
-        int within = 0;
-    split_beats:
-        // recurrence: place within the group, one increment; distance 1
-        for (uint32_t b = 0; b < beats; ++b) {
-#pragma HLS PIPELINE II=1
+    WorkCommand c;
+    uint32_t left = 0;  // beats of the segment
+    int within = 0;
+    bool open = true;
+split_rounds:
+    // recurrence: beats left and place within the group, one increment; distance 1
+    while (open) {
+#pragma HLS PIPELINE II=1 style=frp
+        if (left == 0) {
+            if (commands.read_nb(c)) {
+                open = !c.end;
+                left = c.rounds;
+                within = 0;
+            }
+        } else {
             const Beat beat = keys.read();
             if (within < KV_HEADS) {
                 exponent_beats.write(beat);
@@ -27,8 +31,8 @@ split_segments:
                 code_beats.write(beat);
             }
             within = within == GROUP_BEATS - 1 ? 0 : within + 1;
+            --left;
         }
-        c = commands.read();
     }
 }
 
@@ -36,21 +40,24 @@ split_segments:
 inline void spread_exponents(hls::stream<WorkCommand> &commands, hls::stream<Beat> &exponent_beats,
                              hls::stream<ExponentWord> &exponents) {
     Beat held[KV_HEADS];
-    WorkCommand c = commands.read();
-spread_segments:
-    // recurrence: none
-    while (!c.end) {
-#pragma HLS LOOP_TRIPCOUNT min=1 max=128
-        const uint32_t tiles = (c.tokens + SHADOW_TILE_TOKENS - 1) / SHADOW_TILE_TOKENS;
-        const uint32_t words = tiles * KV_HEADS;
-        int tile = 0;
-        int kv_head = 0;
-    spread_words:
-        // recurrence: the held beat of a KV head, one shift; distance KV_HEADS, at least 1
-        // A word leaves once per 16-channel slice of a head at most, so an II of 2 is enough.
-        for (uint32_t n = 0; n < words; ++n) {
-#pragma HLS PIPELINE II=2
-            Beat beat = tile == 0 ? exponent_beats.read() : held[kv_head];
+    WorkCommand c;
+    uint32_t left = 0;  // words of the segment
+    int tile = 0;
+    int kv_head = 0;
+    bool open = true;
+spread_rounds:
+    // recurrence: the held beat of a KV head, one shift; distance KV_HEADS, at least 1
+    // A word leaves once per 16-channel slice of a head at most, so an II of 2 is enough.
+    while (open) {
+#pragma HLS PIPELINE II=2 style=frp
+        if (left == 0) {
+            if (commands.read_nb(c)) {
+                open = !c.end;
+                left = c.rounds;
+                tile = 0;
+            }
+        } else {
+            const Beat beat = tile == 0 ? exponent_beats.read() : held[kv_head];
             ExponentWord word;
             for (int i = 0; i < TILE_TOKENS; ++i) {
 #pragma HLS UNROLL
@@ -60,8 +67,8 @@ spread_segments:
             held[kv_head] = beat >> (8 * TILE_TOKENS);
             if (kv_head == KV_HEADS - 1) tile = tile == GROUP_TILES - 1 ? 0 : tile + 1;
             kv_head = kv_head == KV_HEADS - 1 ? 0 : kv_head + 1;
+            --left;
         }
-        c = commands.read();
     }
 }
 

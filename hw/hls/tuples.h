@@ -12,25 +12,26 @@ struct CodeWord {
 };
 
 // Score codes of a tile, as many a cycle as keep up with the totals.
-inline void make_codes(uint32_t scope, hls::stream<WorkCommand> &commands,
-                       hls::stream<TotalWord> &totals, hls::stream<CodeWord> &codes) {
-    const uint32_t arrays = scope == 1 ? KV_HEADS : 1;
-    WorkCommand c = commands.read();
-code_segments:
-    // recurrence: none
-    while (!c.end) {
-#pragma HLS LOOP_TRIPCOUNT min=1 max=128
-        const uint32_t tiles = (c.tokens + TILE_TOKENS - 1) / TILE_TOKENS;
-        const uint32_t steps = tiles * arrays * CODE_PARTS;
-        int part = 0;
-        TotalWord in;
-        CodeWord out;
+inline void make_codes(hls::stream<WorkCommand> &commands, hls::stream<TotalWord> &totals,
+                       hls::stream<CodeWord> &codes) {
+    WorkCommand c;
+    uint32_t left = 0;  // steps of the segment
+    int part = 0;
+    TotalWord in;
+    CodeWord out;
 #pragma HLS AGGREGATE variable=in
 #pragma HLS AGGREGATE variable=out
-    code_steps:
-        // recurrence: the word being filled, one register per field; distance 1
-        for (uint32_t n = 0; n < steps; ++n) {
-#pragma HLS PIPELINE II=1
+    bool open = true;
+code_rounds:
+    // recurrence: the word being filled, one register per field; distance 1
+    while (open) {
+#pragma HLS PIPELINE II=1 style=frp
+        if (left == 0) {
+            if (commands.read_nb(c)) {
+                open = !c.end;
+                left = c.rounds;
+            }
+        } else {
             if (part == 0) in = totals.read();
             for (int u = 0; u < CODE_TOKENS; ++u) {
 #pragma HLS UNROLL
@@ -40,8 +41,8 @@ code_segments:
             }
             if (part == CODE_PARTS - 1) codes.write(out);
             part = part == CODE_PARTS - 1 ? 0 : part + 1;
+            --left;
         }
-        c = commands.read();
     }
 }
 
@@ -50,22 +51,25 @@ code_segments:
 inline void join_tuples(uint32_t scope, hls::stream<WorkCommand> &commands,
                         hls::stream<CodeWord> &codes, hls::stream<Beat> &score_beats) {
     constexpr int BEAT_TILES = TUPLES_PER_BEAT / TILE_TOKENS;
-    const int arrays = scope == 1 ? KV_HEADS : 1;
+    const uint32_t arrays = scope == 1 ? KV_HEADS : 1;
     ap_uint<16 * TUPLES_PER_BEAT> partial[KV_HEADS];
-    WorkCommand c = commands.read();
-join_segments:
-    // recurrence: none
-    while (!c.end) {
-#pragma HLS LOOP_TRIPCOUNT min=1 max=128
-        const uint32_t tiles = (c.tokens + TILE_TOKENS - 1) / TILE_TOKENS;
-        const uint32_t words = tiles * arrays;
-        uint32_t tile = 0;
-        int array = 0;
-    join_words:
-        // recurrence: the codes gathered for a KV head, one shift; distance 1 in scope layer
-        // A word comes once per HEAD_CYCLES (2 or more) cycles at most, so an II of 2 is enough.
-        for (uint32_t n = 0; n < words; ++n) {
-#pragma HLS PIPELINE II=2
+    WorkCommand c;
+    uint32_t left = 0;  // words of the segment
+    uint32_t tile = 0;
+    uint32_t array = 0;
+    bool open = true;
+join_rounds:
+    // recurrence: the codes gathered for a KV head, one shift; distance 1 in scope layer
+    // A word comes once per HEAD_CYCLES (2 or more) cycles at most, so an II of 2 is enough.
+    while (open) {
+#pragma HLS PIPELINE II=2 style=frp
+        if (left == 0) {
+            if (commands.read_nb(c)) {
+                open = !c.end;
+                left = c.rounds;
+                tile = 0;
+            }
+        } else {
             const CodeWord word = codes.read();
             const int place = tile % BEAT_TILES;
             // Codes enter at the top, so that after BEAT_TILES words the first token is lowest.
@@ -77,7 +81,8 @@ join_segments:
                 gathered.range(16 * TUPLES_PER_BEAT - 1, 16 * TUPLES_PER_BEAT - 16) = word.code[i];
             }
             partial[array] = gathered;
-            if (place == BEAT_TILES - 1 || tile == tiles - 1) {
+            const bool last_tile = left <= arrays;
+            if (place == BEAT_TILES - 1 || last_tile) {
                 const ap_uint<9> missing = 16 * TILE_TOKENS * (BEAT_TILES - 1 - place);
                 const ap_uint<16 * TUPLES_PER_BEAT> in_place = gathered >> missing;
                 const uint32_t first = (tile - place) * TILE_TOKENS;
@@ -95,8 +100,8 @@ join_segments:
             }
             if (array == arrays - 1) ++tile;
             array = array == arrays - 1 ? 0 : array + 1;
+            --left;
         }
-        c = commands.read();
     }
 }
 

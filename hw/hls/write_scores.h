@@ -4,7 +4,9 @@
 // Scores and status share a bundle and a process on purpose. A write loop ends with its write
 // responses (the tool places the `writeresp` of a burst behind the loop), and the status write
 // comes after the loop in program order on the same port. So whoever reads a count finds every
-// tuple it counts in memory. On two bundles nothing would keep that order.
+// tuple it counts in memory. On two bundles nothing would keep that order. That is also why this
+// process is no flat loop: it has to drain before each status beat. Score beats of the next block
+// wait in their FIFO meanwhile, and there is one of them for many key beats.
 #pragma once
 
 #include "status.h"
@@ -30,25 +32,28 @@ write_segments:
 #pragma HLS LOOP_TRIPCOUNT min=1 max=64
             const uint32_t rest = beats - done;
             const uint32_t block = rest < BLOCK_BEATS ? rest : BLOCK_BEATS;
+            const uint64_t start = c.target + done;
             if (per_kv_head) {
-                // 16 tokens of each KV head in turn: single beats, into arrays far apart.
-                uint64_t row = c.target + done;
+                // 16 tokens of each KV head in turn, into arrays far apart.
+                const uint32_t block_beats = block * KV_HEADS;
+                uint64_t place = start;
+                uint64_t next_start = start + 1;
+                int kv_head = 0;
             write_array_beats:
-                // recurrence: none
-                for (uint32_t b = 0; b < block; ++b) {
-                    uint64_t place = row + b;
-                write_arrays:
-                    // recurrence: place in the score arrays, one 64-bit addition; distance 1
-                    for (int kv_head = 0; kv_head < KV_HEADS; ++kv_head) {
+                // recurrence: place in the score arrays, one 64-bit addition; distance 1
+                // access: scattered, one write transaction per beat
+                for (uint32_t b = 0; b < block_beats; ++b) {
 #pragma HLS PIPELINE II=1
-                        scores[place] = score_beats.read();
-                        place += c.stride;
-                    }
+                    scores[place] = score_beats.read();
+                    const bool last_kv_head = kv_head == KV_HEADS - 1;
+                    place = last_kv_head ? next_start : place + c.stride;
+                    if (last_kv_head) ++next_start;
+                    kv_head = last_kv_head ? 0 : kv_head + 1;
                 }
             } else {
-                const uint64_t start = c.target + done;
             write_block_beats:
                 // recurrence: none
+                // access: linear
                 for (uint32_t b = 0; b < block; ++b) {
 #pragma HLS PIPELINE II=1
                     scores[start + b] = score_beats.read();

@@ -2,7 +2,8 @@
 // Last process of `make_shadow`: groups and status beats (bundle gmem2).
 //
 // A group's exponents lie in front of its tiles but are known after them, so the tiles are written
-// first. Status follows on the same port, behind the write responses, as in write_scores.h.
+// first. Status follows on the same port, behind the write responses, as in write_scores.h. So
+// each group is two bursts, and the process drains after each of them.
 #pragma once
 
 #include "status.h"
@@ -32,12 +33,14 @@ write_segments:
             const uint64_t tile_place = exponent_place + KV_HEADS;
         write_tile_beats:
             // recurrence: none
+            // access: linear
             for (uint32_t b = 0; b < beats; ++b) {
 #pragma HLS PIPELINE II=1
                 shadow[tile_place + b] = tile_beats.read();
             }
         write_exponent_beats:
             // recurrence: none
+            // access: linear
             for (int b = 0; b < KV_HEADS; ++b) {
 #pragma HLS PIPELINE II=1
                 shadow[exponent_place + b] = exponent_beats.read();

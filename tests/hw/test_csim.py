@@ -128,3 +128,64 @@ def test_shadows_of_many_short_segments_with_many_heads():
     assert_equal(threads().make_shadow(spec, launch), run_shadow_launch(spec, launch))
     with pytest.raises(error_type(), match=r"exponent_beats is full \(4 of 4"):
         threads(exponent_beats=4).make_shadow(spec, launch)
+
+
+def test_the_last_tile_leaves_though_no_other_segment_comes():
+    """More empty segments than a command FIFO holds, behind one whose last tile waits to leave."""
+    from hillinfer_model.golden_launch import run_shadow_launch
+
+    spec = small_spec("half-beat", KeyMode.INT4, Rule.WEIGHT_SUM)
+    launch = random_shadow_launch(spec, [20, *[0] * 12, 3], 6)
+    assert_equal(threads().make_shadow(spec, launch), run_shadow_launch(spec, launch))
+
+
+MUTANTS_OF_READING = {
+    "one burst too many": (
+        "BURSTS_UNDER_WAY = 16",
+        "BURSTS_UNDER_WAY = 17",
+        "16 others are under way",
+    ),
+    "pages of 8 KiB": ("BURST_BEATS = 64", "BURST_BEATS = 128", "not between 1 and 64 beats"),
+    "bursts of 64 from anywhere": (
+        "ap_uint<7>(stop - offset % BURST_BEATS + 1)",
+        "BURST_BEATS",
+        "crosses 4 KiB",
+    ),
+    "a beat nobody asked for": (
+        "memory.read_request(next.offset, next.beats)",
+        "memory.read_request(next.offset, (next.beats + 1) / 2)",
+        "no burst was requested for",
+    ),
+    "a beat too many": (
+        "memory.read_request(next.offset, next.beats)",
+        "memory.read_request(next.offset, next.beats + (next.beats != 64))",
+        "(leaves the buffer|never read to its end)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS_OF_READING)
+def test_a_wrong_burst_is_an_error(name, monkeypatch):
+    """One run of several pages, then rows with gaps, many and short."""
+    execution = csim("sequential")()
+    from hillinfer_hw import csim as module
+    from hillinfer_hw.csim_build import HLS, compile_sources, rendered_sources
+
+    right, wrong, said = MUTANTS_OF_READING[name]
+    spec = small_spec("two-heads", KeyMode.FP16, Rule.RAW_SUM)
+    launches = [random_launch(spec, Scope.LAYER, [37, 50], extra_beats=extra) for extra in (0, 1)]
+
+    def run_all():
+        for launch in launches:
+            assert_equal(execution.score(spec, launch), run_score_launch(spec, launch))
+
+    def build_mutant(kernel, spec, scheduling):
+        header = (HLS / "read_keys.h").read_text(encoding="utf-8")
+        assert header.count(right) == 1
+        sources = rendered_sources(kernel, spec) | {"read_keys.h": header.replace(right, wrong)}
+        return compile_sources(f"{kernel}.cpp", sources, [])
+
+    run_all()
+    monkeypatch.setattr(module, "build_kernel", build_mutant)
+    with pytest.raises(error_type(), match=said):
+        run_all()

@@ -9,7 +9,8 @@ import pytest
 pytest.importorskip("jinja2", reason="rendering needs jinja2: pip install jinja2")
 
 from hillinfer_hw.csim_build import HLS, rendered_sources, stream_depths
-from hillinfer_hw.hls_lint import lint, loop_markdown, loop_table, plain_headers
+from hillinfer_hw.hls_lint import lint
+from hillinfer_hw.hls_loops import loop_markdown, loop_table, plain_headers
 from hillinfer_model.choices import KeyMode, Rule
 from hillinfer_model.presets import PRESETS, preset_spec
 
@@ -34,6 +35,11 @@ def shadow_top():
     return top_of("score_tokens", preset_spec("llama-3.1-8b", KeyMode.INT4, Rule.WEIGHT_SUM))
 
 
+@pytest.fixture(scope="module")
+def rows_top():
+    return top_of("score_tokens", preset_spec("llama-3.1-8b", KeyMode.FP16, Rule.WEIGHT_SUM))
+
+
 @pytest.mark.parametrize("preset", PRESETS)
 def test_no_preset_has_findings(preset):
     headers = plain_headers(HLS)
@@ -52,23 +58,28 @@ TOP_MUTANTS = {
     "second consumer": (
         r"    PROCESS\(split_shadow\(.*\n",
         SECOND_CONSUMER,
-        r"stream keys has the producers \['read_shadow'\] and the consumers "
+        r"stream keys has the producers \['read_keys'\] and the consumers "
         r"\['split_shadow', 'split_shadow'\]",
     ),
-    "no producer": (r"    PROCESS\(read_shadow\(.*\n", "", r"stream keys has the producers \[\]"),
+    "no producer": (r"    PROCESS\(read_keys\(.*\n", "", r"stream keys has the producers \[\]"),
     "no depth": (r"#pragma HLS STREAM variable=sums .*\n", "", "stream sums has no STREAM pragma"),
     "backwards": (
-        r"(    PROCESS\(read_shadow.*\n)((?:.*\n)*?)(    PROCESS\(dot_shadow)",
+        r"(    PROCESS\(read_keys.*\n)((?:.*\n)*?)(    PROCESS\(dot_shadow)",
         r"\2\1\3",
         "stream keys flows backwards",
     ),
     "no bundle": (r"#pragma HLS INTERFACE m_axi port=queries .*\n", "", "queries has no m_axi"),
-    "other bundle": (r"port=status bundle=gmem2", "port=status bundle=gmem0", "gmem0 is shared"),
+    "other bundle": (r"port=status bundle=gmem2", "port=status bundle=gmem1", "gmem1 is shared"),
+    "shared bursts": (
+        r"port=status bundle=gmem2",
+        "port=status bundle=gmem0",
+        "shadow uses manual bursts, so no other port may share gmem0",
+    ),
     "no register": (r"#pragma .* s_axilite port=scope\n", "", "scope has no s_axilite"),
     "no chain": (r"#pragma .* ap_ctrl_chain.*\n", "", "lacks INTERFACE ap_ctrl_chain"),
     "no dataflow": (r"#pragma HLS DATAFLOW\n", "", "not one DATAFLOW"),
     "work in the region": (
-        r"(    PROCESS\(read_shadow)",
+        r"(    PROCESS\(read_keys)",
         r"    for (uint32_t i = 0; i < segment_count; ++i)\n\1",
         "holds more than streams and processes",
     ),
@@ -76,28 +87,107 @@ TOP_MUTANTS = {
 HEADER_MUTANTS = {
     "dataflow in a loop": (
         "split.h",
-        r"(const uint32_t beats = shadow_beats)",
+        r"(const Beat beat = keys.read)",
         r"#pragma HLS DATAFLOW\n\1",
         "DATAFLOW below the top",
     ),
-    "not linear": (
-        "read_keys.h",
-        r"shadow\[c.source \+ b\]",
-        "shadow[c.source + 2 * b]",
-        r"shadow\[c.source \+ 2 \* b\] is not a sum",
+    "not a sum": (
+        "fetch.h",
+        r"queries\[d.query \+ b\]",
+        "queries[d.query + 2 * b]",
+        r"queries\[d.query \+ 2 \* b\] is not a sum",
     ),
-    "no label": ("split.h", r" *split_beats:\n", "", "neither a label nor UNROLL"),
+    "every second beat": (
+        "fetch.h",
+        r"queries\[d.query \+ b\]",
+        "queries[d.query + b + b]",
+        "fetch_query_block says linear and uses memory scattered",
+    ),
+    "a place that moves": (
+        "write_scores.h",
+        r"scores\[start \+ b\] = score_beats.read\(\);",
+        "scores[done + b] = score_beats.read(); done += c.stride;",
+        "write_block_beats says linear and uses memory scattered",
+    ),
+    "a beat left out": (
+        "write_scores.h",
+        r"scores\[start \+ b\] =",
+        "if (b != c.stride) scores[start + b] =",
+        "write_block_beats says linear and uses memory scattered",
+    ),
+    "scattered and silent": (
+        "write_scores.h",
+        r" *// access: scattered.*\n",
+        "",
+        r"write_array_beats does not say how it uses memory \(\['scattered'\]\)",
+    ),
+    "linear taken for scattered": (
+        "write_scores.h",
+        r"scores\[place\]",
+        "scores[start + b]",
+        "write_array_beats says scattered and uses memory linear",
+    ),
+    "a request before the beat": (
+        "read_keys.h",
+        r"(        if \(takes\) \{(?:.*\n){3}        \}\n)(        if \(requests\) \{(?:.*\n){5})",
+        r"\2\1",
+        "memory must be read before it is requested",
+    ),
+    "a loop per segment": (
+        "split.h",
+        r"            const Beat beat = keys.read\(\);\n",
+        """        split_beats:
+            // recurrence: none
+            while (left != 0) {
+#pragma HLS PIPELINE II=1
+                --left;
+            }
+            const Beat beat = keys.read();
+""",
+        "split_shadow: 2 loops; without a pointer a process is one pipelined loop",
+    ),
+    "a stall for a command": (
+        "split.h",
+        r"if \(commands.read_nb\(c\)\) \{",
+        "c = commands.read(); {",
+        "the pipeline stalls for the next command in commands",
+    ),
+    "a pipeline that keeps results": (
+        "split.h",
+        r"II=1 style=frp",
+        "II=1",
+        "the pipeline is not asked to empty itself",
+    ),
+    "an addition per head": (
+        "score.h",
+        r"terms \+= ScoreUnit::term\(log_weight\);",
+        "total[i] = ScoreUnit::add(total[i], ScoreUnit::term(log_weight));",
+        "score_tiles: more than one addition a round in the recurrence of total",
+    ),
+    "two slices one after the other": (
+        "dot.h",
+        r"before \+ of_this_head;",
+        "before + low[0][r] + high[0][r];",
+        "dot_rows: more than one addition a round in the recurrence of partial",
+    ),
+    "a place over two steps": (
+        "cast.h",
+        r"slice \+ 2;",
+        "slice + 1 + 1;",
+        "centre_rows: more than one addition a round in the recurrence of slice",
+    ),
+    "no label": ("split.h", r" *split_rounds:\n", "", "neither a label nor UNROLL"),
     "no II": (
         "split.h",
-        r"(split_beats:(?:.*\n)*?)#pragma HLS PIPELINE II=1\n",
+        r"(split_rounds:(?:.*\n)*?)#pragma HLS PIPELINE II=1 style=frp\n",
         r"\1",
-        "split_beats has no PIPELINE",
+        "split_rounds has no PIPELINE",
     ),
     "no recurrence": (
         "dot.h",
         r"// recurrence: partial sums of a tile.*",
         "// sums",
-        "dot_beats does not state its recurrence",
+        "dot_rounds does not state its recurrence",
     ),
     "fields apart": (
         "dot.h",
@@ -124,12 +214,13 @@ def test_a_mutant_of_the_top_is_caught(name, shadow_top):
 
 
 @pytest.mark.parametrize("name", HEADER_MUTANTS)
-def test_a_mutant_of_a_header_is_caught(name, shadow_top):
+def test_a_mutant_of_a_header_is_caught(name, shadow_top, rows_top):
     file, pattern, replacement, finding = HEADER_MUTANTS[name]
     headers = plain_headers(HLS)
     headers[file], count = re.subn(pattern, replacement, headers[file], count=1)
     assert count == 1
-    assert any(re.search(finding, line) for line in lint(shadow_top, headers))
+    top = rows_top if file in ("cast.h",) or "dot_rows" in finding else shadow_top
+    assert any(re.search(finding, line) for line in lint(top, headers))
 
 
 def test_exponents_of_a_whole_group_fit_their_fifo():
@@ -144,8 +235,8 @@ def test_exponents_of_a_whole_group_fit_their_fifo():
 
 
 def test_only_loops_that_wait_anyway_have_an_interval_above_one():
-    slow = {row.label for row in loop_table(plain_headers(HLS)) if (row.interval or 1) > 1}
-    assert slow == {"spread_words", "gather_words", "join_words"}
+    slow = {loop.label for _, loop in loop_table(plain_headers(HLS)) if (loop.interval or 1) > 1}
+    assert slow == {"spread_rounds", "gather_rounds", "join_rounds"}
 
 
 def test_the_document_holds_the_loop_table():

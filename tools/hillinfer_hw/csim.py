@@ -25,6 +25,8 @@ from hillinfer_model.shadow_launch import ShadowLaunch
 # Beats in front of and behind every buffer that a kernel writes, to see writes beside it.
 _GUARD_BEATS = 64
 _GUARD_BYTE = 0x5C
+# The buffer of keys, which is read in manual bursts, among those that a kernel reads.
+_KEYS = 1
 
 
 class CsimError(RuntimeError):
@@ -93,8 +95,11 @@ class CsimExecution:
         numbers = [ctypes.c_uint32(number) for number in scalars]
         for name, depth in self.depths.items():
             library.set_stream_depth(name.encode(), depth)
+        keys = pointers[_KEYS]
         with stdout_of_libraries() as said:
+            library.open_port(keys, ctypes.c_uint64(inputs[_KEYS].shape[0]))
             getattr(library, kernel)(*pointers, *numbers)
+            library.close_port(keys)
         for name in self.depths:
             library.set_stream_depth(name.encode(), 0)
         if said:

@@ -15,6 +15,8 @@ from hillinfer_hw.toolchain import find_ap_types, find_compiler
 from hillinfer_model.kernel_spec import KernelSpec
 
 HLS = HARDWARE / "hls"
+# Stand-ins for vendor headers that the open ones lack or that tests need otherwise.
+BURSTS = HARDWARE / "testbench" / "bursts"
 THREADS = HARDWARE / "testbench" / "threads"
 _FLAGS = (
     *("-std=c++14", "-O2", "-fPIC", "-shared", "-Wl,-Bsymbolic", "-fno-gnu-unique"),
@@ -103,13 +105,13 @@ def compile_sources(main: str, sources: Mapping[str, str], include: list[str]) -
     def make(folder: Path) -> None:
         for file, text in sources.items():
             (folder / file).write_text(text, encoding="utf-8")
-        command = [compiler, *_FLAGS, *include, f"-I{folder}", f"-I{HLS}", "-isystem"]
-        command += [str(ap_types), str(folder / main), "-o", str(folder / name)]
+        command = [compiler, *_FLAGS, *include, f"-I{folder}", f"-I{HLS}", f"-I{BURSTS}"]
+        command += ["-isystem", str(ap_types), str(folder / main), "-o", str(folder / name)]
         outcome = subprocess.run(command, capture_output=True, text=True, check=False)
         if outcome.returncode:
             raise CsimBuildError(outcome.stderr)
 
-    headers = sorted(HLS.glob("*.h"))
+    headers = [*sorted(HLS.glob("*.h")), *sorted(BURSTS.glob("*.h"))]
     if include:
         headers += sorted(THREADS.glob("*.h"))
     parts = [part.encode() for item in sorted(sources.items()) for part in item]

@@ -9,52 +9,25 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
-_FUNCTION = re.compile(r"^(?:inline|extern \"C\") void (\w+)\(", re.MULTILINE)
+from hillinfer_hw.hls_loops import (
+    Loop,
+    accesses,
+    functions_of,
+    loop_markdown,
+    loops_of,
+    plain_headers,
+    unlabelled_loops,
+)
+from hillinfer_hw.hls_recurrence import too_long
+
 _PROCESS = re.compile(r"PROCESS\((\w+)\(([^;]*)\)\);", re.DOTALL)
 _STREAM = re.compile(r"hls::stream<([\w<> ]+)> (\w+)\(\"(\w+)\"\);")
 _DEPTH = re.compile(r"#pragma HLS STREAM variable=(\w+) depth=(\d+)")
-_LOOP = re.compile(r"^( *)(\w+):\n((?: *//.*\n)*) *(?:for|while|do)\b", re.MULTILINE)
-_ANY_LOOP = re.compile(r"^ *(?:for|while|do)\b.*\{$", re.MULTILINE)
-_RECURRENCE = re.compile(r"// recurrence: (none|.+; distance .+)$", re.MULTILINE)
-_INTERVAL = re.compile(r"#pragma HLS PIPELINE II=(\d+)")
-_LINEAR_TERM = re.compile(r"^[A-Za-z_][\w.]*$|^\d+$")
+_PLACE = re.compile(r"^[A-Za-z_][\w.]*$|^\d+$")
 _WORD_MEMORY = re.compile(r"^ +\w+Word (\w+)\[", re.MULTILINE)
 _FLOATS = re.compile(r"\b(?:float|double|half|volatile|malloc|new|std::vector)\b")
-
-
-@dataclass(frozen=True)
-class LoopRow:
-    """One labelled loop.
-
-    Parameters
-    ----------
-    function, label
-        Where it is.
-    recurrence
-        What a round takes over from an earlier one, and its distance in rounds; `none` otherwise.
-    interval
-        Intended initiation interval; None where the loop holds pipelined loops itself.
-    """
-
-    function: str
-    label: str
-    recurrence: str
-    interval: int | None
-
-
-def functions_of(source: str) -> dict[str, tuple[list[str], str]]:
-    """Return the parameters (whole declarations) and the body of every function of a source."""
-    found = {}
-    for match in _FUNCTION.finditer(source):
-        close = _closing(source, match.end() - 1, "()")
-        start = source.index("{", close)
-        end = _closing(source, start, "{}")
-        parameters = [part.strip() for part in source[match.end() : close].split(",")]
-        found[match.group(1)] = ([" ".join(part.split()) for part in parameters], source[start:end])
-    return found
 
 
 def lint(top: str, headers: Mapping[str, str]) -> list[str]:
@@ -77,32 +50,6 @@ def lint(top: str, headers: Mapping[str, str]) -> list[str]:
         for word in _FLOATS.findall(_without_comments(text)):
             findings.append(f"{file}: {word} has no place in a kernel of integers and streams")
     return findings
-
-
-def loop_table(headers: Mapping[str, str], processes: list[str] | None = None) -> list[LoopRow]:
-    """Return every labelled loop of the processes, in order of the headers."""
-    rows = []
-    for text in headers.values():
-        for name, (_, body) in functions_of(text).items():
-            if processes is not None and name not in processes:
-                continue
-            for match, inner in _loops(body):
-                recurrence = _RECURRENCE.search(match.group(3))
-                interval = _INTERVAL.search(_own_lines(inner))
-                rows.append(
-                    LoopRow(
-                        name,
-                        match.group(2),
-                        recurrence.group(1) if recurrence else "not stated",
-                        int(interval.group(1)) if interval else None,
-                    )
-                )
-    return rows
-
-
-def plain_headers(folder: Path) -> dict[str, str]:
-    """Return the text of the kernels' plain headers by name."""
-    return {path.name: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.h"))}
 
 
 def _called(top: str) -> list[str]:
@@ -172,10 +119,10 @@ def _pointers(top: str, functions: Mapping[str, tuple[list[str], str]]) -> Itera
     ((_, (parameters, _)),) = functions_of(top).items()
     owners = defaultdict(set)
     for parameter in parameters:
-        name = re.split(r"[ *]", parameter)[-1]
+        name = _name(parameter)
         if f"#pragma HLS INTERFACE s_axilite port={name}\n" not in top:
             yield f"{name} has no s_axilite pragma"
-        if "*" not in parameter:
+        if not _is_memory(parameter):
             continue
         bundle = re.search(rf"#pragma HLS INTERFACE m_axi port={name} bundle=(\w+) ", top)
         if bundle is None:
@@ -192,6 +139,8 @@ def _pointers(top: str, functions: Mapping[str, tuple[list[str], str]]) -> Itera
         if len(users) != 1:
             yield f"{name} is used by {users}, not by one process"
         owners[bundle.group(1)].update(users)
+        if "*" not in parameter and top.count(f" bundle={bundle.group(1)} ") != 1:
+            yield f"{name} uses manual bursts, so no other port may share {bundle.group(1)}"
     for shared, processes in owners.items():
         if len(processes) != 1:
             yield f"bundle {shared} is shared by {sorted(processes)}"
@@ -201,68 +150,77 @@ def _pointers(top: str, functions: Mapping[str, tuple[list[str], str]]) -> Itera
 
 
 def _process(name: str, parameters: list[str], body: str) -> Iterator[str]:
-    """Loops are labelled and say recurrence and interval; memory is indexed linearly."""
-    loops = list(_loops(body))
-    unrolled = body.count("#pragma HLS UNROLL")
-    if len(_ANY_LOOP.findall(body)) != len(loops) + unrolled:
+    """Loops say recurrence, memory and interval, and keep what they say."""
+    if unlabelled_loops(body):
         yield f"{name}: a loop has neither a label nor UNROLL"
-    for loop, inner in loops:
-        if not _RECURRENCE.search(loop.group(3)):
-            yield f"{name}: loop {loop.group(2)} does not state its recurrence and distance"
-        holds_loops = _LOOP.search(inner) is not None
-        interval = _INTERVAL.search(_own_lines(inner))
-        if not holds_loops and interval is None:
-            yield f"{name}: innermost loop {loop.group(2)} has no PIPELINE with an II"
+    loops = loops_of(body)
+    memories = [_name(parameter) for parameter in parameters if _is_memory(parameter)]
+    plain = [name for name, text in zip(memories, _memory_types(parameters), strict=True) if text]
+    for loop in loops:
+        if not loop.recurrence:
+            yield f"{name}: loop {loop.label} does not state its recurrence and distance"
+        if not loop.holds_loops and loop.interval is None:
+            yield f"{name}: innermost loop {loop.label} has no PIPELINE with an II"
+        if loop.interval is not None and not loop.holds_loops:
+            for value in too_long(loop.body):
+                yield f"{name}: more than one addition a round in the recurrence of {value}"
+            yield from _accesses(name, loop, plain)
+    if not plain:
+        yield from _flat(name, parameters, body, memories)
     for memory in _WORD_MEMORY.findall(body):
         if f"#pragma HLS AGGREGATE variable={memory}\n" not in body:
             yield f"{name}: memory {memory} is not AGGREGATEd, so its fields are memories apart"
-    for parameter in parameters:
-        if "*" not in parameter:
-            continue
-        pointer = parameter.split("*")[1]
+    for pointer in plain:
         for index in re.findall(rf"\b{pointer}\[([^\]]*)\]", body):
-            terms = [term.strip() for term in index.split("+")]
-            if not all(_LINEAR_TERM.match(term) for term in terms):
+            if not all(_PLACE.match(term.strip()) for term in index.split("+")):
                 yield f"{name}: {pointer}[{index}] is not a sum of counters"
 
 
-def _loops(body: str) -> Iterator[tuple[re.Match[str], str]]:
-    """Yield every labelled loop's match and body."""
-    for match in _LOOP.finditer(body):
-        start = body.index("{\n", match.end())
-        yield match, body[start : _closing(body, start, "{}")]
+def _accesses(name: str, loop: Loop, pointers: list[str]) -> Iterator[str]:
+    """Pipelined loops say whether a burst can be inferred for what they read or write."""
+    found = set().union(*(accesses(pointer, loop) for pointer in pointers))
+    said = loop.access.split(",")[0]
+    if found and not said:
+        yield f"{name}: loop {loop.label} does not say how it uses memory ({sorted(found)})"
+    for kind in sorted(found - {said}):
+        if said:
+            yield f"{name}: loop {loop.label} says {said} and uses memory {kind}"
 
 
-def _own_lines(inner: str) -> str:
-    """Return a loop's lines up to the first labelled loop in it."""
-    nested = _LOOP.search(inner)
-    return inner[: nested.start()] if nested else inner
+def _flat(name: str, parameters: list[str], body: str, bursts: list[str]) -> Iterator[str]:
+    """Without a plain pointer a process is one flat loop that never waits for a command."""
+    loops = loops_of(body)
+    if len(loops) != 1 or loops[0].interval is None:
+        yield f"{name}: {len(loops)} loops; without a pointer a process is one pipelined loop"
+        return
+    if not bursts and not loops[0].free_flowing:
+        yield f"{name}: the pipeline is not asked to empty itself (style=frp)"
+    for parameter in parameters:
+        if "Command>" in parameter and f"{_name(parameter)}.read()" in body:
+            yield f"{name}: the pipeline stalls for the next command in {_name(parameter)}"
+    for burst in bursts:
+        if loops[0].access != "manual bursts":
+            yield f"{name}: loop {loops[0].label} does not say that it uses manual bursts"
+        taken, requested = (body.find(f"{burst}.{call}(") for call in ("read", "read_request"))
+        if not 0 < taken < requested:
+            yield f"{name}: {burst} must be read before it is requested in a round"
 
 
-def _closing(text: str, start: int, pair: str) -> int:
-    """Return the index of the bracket that closes the one at `start`."""
-    depth = 0
-    for index in range(start, len(text)):
-        depth += (text[index] == pair[0]) - (text[index] == pair[1])
-        if depth == 0:
-            return index
-    raise ValueError(f"a {pair[0]} is never closed")
+def _is_memory(parameter: str) -> bool:
+    return "*" in parameter or parameter.startswith("hls::burst_maxi<")
+
+
+def _memory_types(parameters: list[str]) -> list[bool]:
+    """Return, for each memory, whether it is a plain pointer."""
+    return ["*" in parameter for parameter in parameters if _is_memory(parameter)]
+
+
+def _name(parameter: str) -> str:
+    return re.split(r"[ *&]", parameter)[-1]
 
 
 def _without_comments(text: str) -> str:
     return re.sub(r"//.*", "", text)
-
-
-def loop_markdown(headers: Mapping[str, str]) -> str:
-    """Return the table of loops as Markdown."""
-    lines = [
-        "| process | loop | recurrence and its distance in rounds | intended II |",
-        "|---|---|---|---|",
-    ]
-    for row in loop_table(headers):
-        interval = "holds other loops" if row.interval is None else str(row.interval)
-        lines.append(f"| `{row.function}` | `{row.label}` | {row.recurrence} | {interval} |")
-    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

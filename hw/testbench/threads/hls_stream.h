@@ -5,8 +5,12 @@
 // gives every stream the depth that its STREAM pragma names (stream_depths.h is made from those).
 // A thread that cannot go on waits; when all of them wait nothing can ever change again, so the
 // region is deadlocked: the streams and what is waited for are printed, and every thread ends.
+//
+// A process that polls (read_nb) waits as well once it has polled in vain often enough without any
+// other use of a stream in between: until one of the streams it polled has data.
 #pragma once
 
+#include <algorithm>
 #include <condition_variable>
 #include <cstring>
 #include <deque>
@@ -23,6 +27,9 @@
 namespace hls_threads {
 
 struct Deadlock {};
+
+// Polls in vain after which a process is taken to do nothing else.
+constexpr size_t IDLE_POLLS = 16;
 
 // One lock for all: exactness of the deadlock check matters here, speed does not.
 struct Region {
@@ -68,6 +75,26 @@ inline int depth_of(const char *name) {
     return 1;
 }
 
+// What the process of this thread polled since it last read or wrote anything.
+struct Polling {
+    size_t polls = 0;
+    bool waits = false;
+    std::condition_variable condition;
+    std::vector<std::function<void(Polling *)> > streams;  // to tell them who polls
+
+    static Polling &current() {
+        thread_local Polling polling;
+        return polling;
+    }
+
+    // With the lock held.
+    void forget() {
+        polls = 0;
+        for (const auto &tell : streams) tell(nullptr);
+        streams.clear();
+    }
+};
+
 // Runs one process of the region; the destructor at the end of the region waits for it.
 class Process {
   public:
@@ -83,6 +110,7 @@ class Process {
             } catch (const Deadlock &) {
             }
             std::lock_guard<std::mutex> lock(region.mutex);
+            Polling::current().forget();
             --region.live;
             region.check();
         });
@@ -134,8 +162,8 @@ class stream {
         }
         // Streams of a region are made and destroyed together, in opposite orders.
         region_.streams.pop_back();
-        region_.conditions.pop_back();
-        region_.conditions.pop_back();
+        drop(readable_);
+        drop(writable_);
     }
 
     stream(const stream &) = delete;
@@ -148,6 +176,7 @@ class stream {
 
     bool read_nb(T &value) {
         std::unique_lock<std::mutex> lock(region_.mutex);
+        if (data_.empty()) poll(lock);
         if (data_.empty()) return false;
         value = take();
         return true;
@@ -156,16 +185,43 @@ class stream {
     void write(const T &value) {
         std::unique_lock<std::mutex> lock(region_.mutex);
         if (int(data_.size()) == depth_) wait(lock, writer_waits_, writable_);
+        hls_threads::Polling::current().forget();
         data_.push_back(value);
         wake(reader_waits_, readable_);
+        if (poller_ != nullptr) wake(poller_->waits, poller_->condition);
     }
 
   private:
     T take() {
+        hls_threads::Polling::current().forget();
         const T value = data_.front();
         data_.pop_front();
         wake(writer_waits_, writable_);
         return value;
+    }
+
+    void poll(std::unique_lock<std::mutex> &lock) {
+        hls_threads::Polling &polling = hls_threads::Polling::current();
+        if (poller_ == nullptr) {
+            poller_ = &polling;
+            polling.streams.push_back([this](hls_threads::Polling *who) { poller_ = who; });
+        }
+        if (++polling.polls <= hls_threads::IDLE_POLLS) return;
+        region_.conditions.push_back(&polling.condition);
+        try {
+            wait(lock, polling.waits, polling.condition);
+        } catch (const hls_threads::Deadlock &) {
+            polling.forget();
+            drop(polling.condition);
+            throw;
+        }
+        polling.forget();
+        drop(polling.condition);
+    }
+
+    void drop(const std::condition_variable &condition) {
+        auto &all = region_.conditions;
+        all.erase(std::find(all.begin(), all.end(), &condition));
     }
 
     void wait(std::unique_lock<std::mutex> &lock, bool &flag, std::condition_variable &condition) {
@@ -194,10 +250,11 @@ class stream {
 
     std::string describe() const {
         const char *state = int(data_.size()) == depth_ ? "full" : data_.empty() ? "empty" : "";
-        if (!reader_waits_ && !writer_waits_) return "";
+        const bool polled = poller_ != nullptr && poller_->waits;
+        if (!reader_waits_ && !writer_waits_ && !polled) return "";
         return std::string(" ") + name_ + " is " + state + " (" + std::to_string(data_.size()) +
                " of " + std::to_string(depth_) + ", its " +
-               (reader_waits_ ? "reader" : "writer") + " waits);";
+               (writer_waits_ ? "writer" : "reader") + " waits);";
     }
 
     hls_threads::Region &region_ = hls_threads::Region::current();
@@ -207,6 +264,7 @@ class stream {
     bool reader_waits_ = false;
     bool writer_waits_ = false;
     bool died_ = false;
+    hls_threads::Polling *poller_ = nullptr;
     std::condition_variable readable_;
     std::condition_variable writable_;
 };
