@@ -1,37 +1,44 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Protocol, register map, back-to-back runs, stalls, reset and interrupt, in cocotb."""
+"""Launches, register map, control protocol, interrupts and reset, in cocotb.
+
+`make cocotb` runs the same bench over the same kernels into a report.
+"""
+
+import ast
 
 import pytest
-from launch_cases import random_launch
-from rtl_kernels import SMALL
+from cocotb_kernels import COCOTB_KERNELS
 
-from hillinfer_hw.cocotb_bench import run_bench, save_case
-from hillinfer_hw.rtl import launch_arguments
+from hillinfer_hw.cocotb_bench import BENCH, run_bench, save_case
 from hillinfer_hw.rtl_files import render_rtl
 from hillinfer_hw.toolchain import MissingToolError
-from hillinfer_model.choices import Scope
-from hillinfer_model.golden_launch import run_score_launch
 
-TESTS = {
-    "registers_hold_what_is_written",
-    "two_runs_back_to_back",
-    "random_stalls_on_every_channel",
-    "a_wrong_bit_is_seen",
-    "interrupt_of_done",
-    "reset_in_mid_launch",
-}
+# Verilator for all; the second simulator for one of each kernel.
+RUNS = [
+    *(("verilator", name) for name in COCOTB_KERNELS),
+    *(("icarus", name) for name in ("int8-raw_sum", "make_shadow-int4")),
+]
 
 
-@pytest.mark.parametrize("simulator", ["verilator", "icarus"])
-def test_hand_written_rtl(simulator, tmp_path):
-    launch = random_launch(SMALL, Scope.KV_HEAD, [70, 0, 33])
-    inputs, name, output, scalars = launch_arguments(SMALL, launch)
+def written_tests():
+    """Names of the test functions in the bench's sources."""
+    for path in BENCH.glob("*_tests.py"):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.AsyncFunctionDef) and node.decorator_list:
+                yield node.name
+
+
+@pytest.mark.parametrize(("simulator", "name"), RUNS)
+def test_hand_written_rtl(simulator, name, tmp_path):
+    kernel = COCOTB_KERNELS[name]
     case = tmp_path / "case.npz"
-    golden = run_score_launch(SMALL, launch)
-    save_case(case, {**inputs, name: output}, name, scalars, golden)
+    save_case(case, kernel.spec, kernel.launch)
     try:
-        result = run_bench(render_rtl(SMALL, "score_tokens"), case, simulator, tmp_path)
+        result = run_bench(render_rtl(kernel.spec, kernel.name), case, simulator, tmp_path)
     except MissingToolError as missing:
         pytest.skip(str(missing))
     assert not result.failed
-    assert set(result.passed) == TESTS
+    assert not result.skipped
+    assert sorted(result.passed) == sorted(written_tests())
+    assert sum(row["tokens"] for row in result.launches) > 0
+    assert not any(row["mismatches"] for row in result.launches)

@@ -4,19 +4,20 @@
 The export is made here from this project's own RTL: no vendor tool is needed, and none is proved.
 """
 
+import json
+import re
 import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
-from launch_cases import random_launch
 from rtl_kernels import SMALL
 
-from hillinfer_hw.cocotb_bench import run_bench, save_case
-from hillinfer_hw.import_export import import_export
-from hillinfer_hw.rtl import launch_arguments
+from hillinfer_hw.import_export import check_export, import_export
 from hillinfer_hw.rtl_files import RtlSource, argument_offsets, render_rtl
-from hillinfer_hw.toolchain import MissingToolError
-from hillinfer_model.choices import Scope
-from hillinfer_model.golden_launch import run_score_launch
+from hillinfer_model.choices import KeyMode
 
 HEADER = """//------------------------Address Info-------------------
 // 0x00 : Control signals
@@ -30,9 +31,10 @@ HEADER = """//------------------------Address Info-------------------
 """
 
 
-def export(folder, control=HEADER):
+def export(folder, control=HEADER, below="."):
     """This project's RTL as an export would lie in a folder."""
-    folder.mkdir()
+    folder = folder / below
+    folder.mkdir(parents=True, exist_ok=True)
     offsets = argument_offsets(SMALL, "score_tokens")
     pointers = [name for name in offsets if name not in ("segment_count", "scope", "launch_id")]
     text = control
@@ -74,15 +76,93 @@ def test_what_is_no_export_is_refused(missing, tmp_path):
         import_export(folder)
 
 
-def test_an_import_runs_in_the_bench(tmp_path):
-    launch = random_launch(SMALL, Scope.LAYER, [33, 70])
-    inputs, name, output, scalars = launch_arguments(SMALL, launch)
-    case = tmp_path / "case.npz"
-    golden = run_score_launch(SMALL, launch)
-    save_case(case, {**inputs, name: output}, name, scalars, golden)
-    try:
-        result = run_bench(import_export(export(tmp_path / "verilog")), case, "icarus", tmp_path)
-    except MissingToolError as missing:
-        pytest.skip(str(missing))
-    assert result.passed
-    assert not result.failed
+def test_the_folder_may_be_the_solution_or_the_project(tmp_path):
+    inner = tmp_path / "project" / "solution1" / "syn" / "verilog"
+    inner.parent.mkdir(parents=True)
+    expected = import_export(export(inner))
+    assert import_export(tmp_path / "project" / "solution1") == expected
+    assert import_export(tmp_path / "project") == expected
+    export(tmp_path / "project" / "solution2", below="syn/verilog")
+    with pytest.raises(ValueError, match="several exports"):
+        import_export(tmp_path / "project")
+
+
+def test_vendor_ip_is_refused_by_name(tmp_path):
+    folder = export(tmp_path / "verilog")
+    (folder / "score_tokens_fmul_32ns_ip.tcl").write_text("")
+    with pytest.raises(ValueError, match="score_tokens_fmul_32ns_ip"):
+        import_export(folder)
+
+
+def test_an_export_of_another_kernel_is_refused(tmp_path):
+    source = import_export(export(tmp_path / "verilog"))
+    check_export(source, SMALL, "score_tokens")
+    with pytest.raises(ValueError, match="is score_tokens"):
+        check_export(source, SMALL, "make_shadow")
+    with pytest.raises(ValueError, match=r"key mode fp16 has .*statistics"):
+        check_export(source, replace(SMALL, key_mode=KeyMode.FP16), "score_tokens")
+    with pytest.raises(ValueError, match="top module is vadd"):
+        check_export(replace(source, top="vadd"), SMALL, "score_tokens")
+
+
+def command(*arguments):
+    """What `make cocotb EXPORT=...` runs."""
+    tool = Path(__file__).parents[2] / "tools" / "cocotb_bench.py"
+    done = subprocess.run(
+        [sys.executable, tool, *map(str, arguments)], capture_output=True, text=True
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "needs its spec"),
+        (("--preset", "llama-3.1-8b", "--mode", "fp16"), "statistics"),
+        (("--kernel", "make_shadow-int4"), "is score_tokens"),
+    ],
+)
+def test_the_command_refuses_what_cannot_be_run(arguments, message, tmp_path):
+    folder = export(tmp_path / "verilog")
+    out = tmp_path / "cocotb.json"
+    status, text = command("--export", folder, "--out", out, *arguments)
+    assert status == 2
+    assert message in text
+    assert not out.exists()
+
+
+def test_the_command_refuses_another_folder(tmp_path):
+    status, text = command("--export", tmp_path, "--kernel", "int8-raw_sum")
+    assert status == 2
+    assert "_control_s_axi.v" in text
+
+
+def test_a_missing_simulator_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    arguments = ("--simulator", "icarus", "--kernel", "int8-raw_sum", "--out", tmp_path / "out")
+    status, text = command(*arguments)
+    assert status == 2
+    assert "is missing" in text
+
+
+@pytest.mark.parametrize("spec_hash", ["right", "wrong"])
+def test_an_import_runs_in_the_bench(spec_hash, tmp_path):
+    """The twin: with the status beats of another spec the bench must refuse the same export."""
+    if shutil.which("iverilog") is None:
+        pytest.skip("Icarus Verilog is missing: on Debian, apt install iverilog")
+    pytest.importorskip("cocotb", reason="pip install cocotb==2.1.0 cocotbext-axi==0.1.28")
+    folder = export(tmp_path / "verilog")
+    if spec_hash == "wrong":
+        top = folder / "score_tokens.sv"
+        top.write_text(re.sub(r"SPEC_HASH\(64'h.", "SPEC_HASH(64'h0", top.read_text()))
+    out = tmp_path / "cocotb.json"
+    arguments = ("--kernel", "int8-raw_sum", "--simulator", "icarus", "--out", out)
+    status, text = command("--export", folder, *arguments)
+    rows = json.loads(out.read_text())["rows"]
+    assert {row["origin"] for row in rows} == {"vitis_hls"}
+    assert sum(row["launches"] for row in rows) > 0
+    if spec_hash == "right":
+        assert status == 0, text
+    else:
+        assert status == 1, text
+        assert any(row["mismatches"] for row in rows)

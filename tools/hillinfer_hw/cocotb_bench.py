@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,15 @@ from typing import Any
 import numpy as np
 
 from hillinfer_hw.build_cache import ROOT
+from hillinfer_hw.rtl import launch_arguments
 from hillinfer_hw.rtl_files import RtlSource
 from hillinfer_hw.toolchain import MissingToolError
 from hillinfer_hw.verilate import verilator_bin
-from hillinfer_model.beats import Beats
-from hillinfer_model.launch_result import STATUS_FILL, LaunchResult
+from hillinfer_model.golden_launch import run_score_launch, run_shadow_launch
+from hillinfer_model.kernel_spec import KernelSpec
+from hillinfer_model.launch_result import STATUS_FILL
+from hillinfer_model.score_launch import ScoreLaunch
+from hillinfer_model.shadow_launch import ShadowLaunch
 
 BENCH = ROOT / "hw" / "testbench" / "cocotb"
 _BUILD_FLAGS = {
@@ -32,41 +37,57 @@ _BUILD_FLAGS = {
 }
 
 
+# Modules of tests in `BENCH`.
+_TESTS = ("launch_tests", "control_tests")
+# What a launch of this project's RTL may take beside its beats: at both ends, and per segment.
+_LAUNCH_CYCLES, _SEGMENT_CYCLES = 400, 60
+
+
 @dataclass(frozen=True)
 class BenchResult:
-    """What the bench said: names of the tests that passed and of those that failed."""
+    """What the bench said.
+
+    Parameters
+    ----------
+    passed, failed, skipped
+        Names of tests; skipped are those of a control protocol that the kernel has not.
+    launches
+        One per launch whose result was compared: test, tokens, mismatches, cycles.
+    """
 
     passed: tuple[str, ...]
     failed: tuple[str, ...]
+    skipped: tuple[str, ...]
+    launches: tuple[Mapping[str, Any], ...]
 
 
-def save_case(
-    path: Path,
-    buffers: Mapping[str, Beats],
-    output_name: str,
-    scalars: Mapping[str, int],
-    golden: LaunchResult,
-) -> None:
+def save_case(path: Path, spec: KernelSpec, launch: ScoreLaunch | ShadowLaunch) -> None:
     """Write a launch and what golden makes of it where the bench reads it.
 
     Parameters
     ----------
     path
         A .npz file.
-    buffers
-        Before the launch, by argument; without the status buffer.
-    output_name
-        The argument that points to the output.
-    scalars
-        By argument.
-    golden
-        After the launch.
+    spec, launch
+        What golden runs.
     """
-    arrays: dict[str, Any] = {f"buffer_{name}": content for name, content in buffers.items()}
-    arrays["buffer_status"] = np.full_like(golden.status, STATUS_FILL)
+    buffers, output_name, output, scalars = launch_arguments(spec, launch)
+    if isinstance(launch, ScoreLaunch):
+        golden = run_score_launch(spec, launch)
+    else:
+        golden = run_shadow_launch(spec, launch)
+    status = np.full_like(golden.status, STATUS_FILL)
+    contents = {**buffers, output_name: output, "status": status}
+    arrays: dict[str, Any] = {f"buffer_{name}": content for name, content in contents.items()}
     arrays |= {f"scalar_{name}": np.array(value) for name, value in scalars.items()}
     arrays |= {"golden_output": golden.output, "golden_status": golden.status}
     arrays["output_name"] = np.array(output_name)
+    arrays["tokens"] = golden.status[:, 12:16].copy().view("<u4").sum(dtype=np.int64)
+    arrays["most_cycles"] = np.array(
+        sum(content.shape[0] for content in contents.values())
+        + _LAUNCH_CYCLES
+        + _SEGMENT_CYCLES * status.shape[0]
+    )
     np.savez(path, allow_pickle=False, **arrays)
 
 
@@ -82,12 +103,14 @@ def run_bench(source: RtlSource, case: Path, simulator: str, folder: Path) -> Be
     simulator
         `verilator` or `icarus`.
     folder
-        For everything the simulator writes.
+        For everything the simulator writes; made where it is not there.
 
     Raises
     ------
     MissingToolError
         Without cocotb or the simulator.
+    RuntimeError
+        Where the simulator refuses the sources or ends without results; the message names the log.
     """
     try:
         from cocotb_tools.runner import get_runner
@@ -97,34 +120,63 @@ def run_bench(source: RtlSource, case: Path, simulator: str, folder: Path) -> Be
         ) from error
     if simulator == "icarus" and shutil.which("iverilog") is None:
         raise MissingToolError("Icarus Verilog is missing: on Debian, apt install iverilog")
-    manifest = folder / "manifest.json"
+    folder.mkdir(parents=True, exist_ok=True)
+    manifest, launches = folder / "manifest.json", folder / "launches.json"
+    results = folder / "results.xml"
+    for data in {path for source_file in source.files for path in source_file.parent.glob("*.dat")}:
+        # Contents of memories: an export's sources name them as files beside the simulation.
+        shutil.copy(data, folder)
+    results.unlink(missing_ok=True)
+    launches.write_text("")
     manifest.write_text(source.to_json())
     runner = get_runner(simulator)
     with _environment(simulator):
-        runner.build(
-            sources=list(source.files),
-            hdl_toplevel=source.top,
-            build_args=[*_BUILD_FLAGS[simulator], *source.flags.get(simulator, ())],
-            build_dir=folder / "sim",
-            timescale=("1ns", "1ps"),
-            log_file=folder / "build.log",
-        )
-        results = runner.test(
-            hdl_toplevel=source.top,
-            test_module="kernel_bench",
-            build_dir=folder / "sim",
-            test_dir=folder,
-            extra_env={
-                "HILLINFER_MANIFEST": str(manifest),
-                "HILLINFER_CASE": str(case),
-            },
-            log_file=folder / "test.log",
-        )
-    passed: list[str] = []
-    failed: list[str] = []
-    for test in ElementTree.parse(results).iter("testcase"):
-        (passed if test.find("failure") is None else failed).append(test.attrib["name"])
-    return BenchResult(tuple(passed), tuple(failed))
+        try:
+            runner.build(
+                sources=list(source.files),
+                hdl_toplevel=source.top,
+                build_args=[*_BUILD_FLAGS[simulator], *source.flags.get(simulator, ())],
+                build_dir=folder / "sim",
+                timescale=("1ns", "1ps"),
+                log_file=folder / "build.log",
+            )
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"{simulator} refuses the sources: {folder / 'build.log'}"
+            ) from error
+        # The runner ends the process where a test fails; what failed is in the results.
+        with suppress(SystemExit):
+            runner.test(
+                hdl_toplevel=source.top,
+                test_module=list(_TESTS),
+                build_dir=folder / "sim",
+                test_dir=folder,
+                results_xml=str(results),
+                extra_env={
+                    "HILLINFER_MANIFEST": str(manifest),
+                    "HILLINFER_CASE": str(case),
+                    "HILLINFER_LAUNCHES": str(launches),
+                },
+                log_file=folder / "test.log",
+            )
+    found: dict[str, list[str]] = {"passed": [], "failed": [], "skipped": []}
+    for test in _test_cases(results):
+        is_skipped = test.find("skipped") is not None
+        has_failed = test.find("failure") is not None or test.find("error") is not None
+        verdict = "skipped" if is_skipped else "failed" if has_failed else "passed"
+        found[verdict].append(test.attrib["name"])
+    return BenchResult(
+        tuple(found["passed"]),
+        tuple(found["failed"]),
+        tuple(found["skipped"]),
+        tuple(json.loads(line) for line in launches.read_text().splitlines()),
+    )
+
+
+def _test_cases(path: Path) -> list[ElementTree.Element]:
+    if not path.exists():
+        raise RuntimeError(f"the simulator ended without results: {path.with_name('test.log')}")
+    return list(ElementTree.parse(path).iter("testcase"))
 
 
 @contextmanager

@@ -124,6 +124,7 @@ def _script(bench: FormalBench, mode: str, files: list[str], keep: str) -> str:
     return (
         f"[options]\nmode {mode}\ndepth {bench.depth}\n\n"
         "[engines]\nsmtbmc yices\n\n"
-        f"[script]\nread -formal {' '.join(files)}\n{parameters}prep -top {bench.top}\n{only}{memories}\n"
+        f"[script]\nread -formal {' '.join(files)}\n{parameters}"
+        f"prep -top {bench.top}\n{only}{memories}\n"
         "[files]\n" + "\n".join(files) + "\n"
     )

@@ -57,7 +57,9 @@ READ = "axi_read.sv"
 WRITE = "axi_write.sv"
 
 _FIFO_MUTANTS = {
-    "takes more than it holds": Mutant(FIFO, "FULL = DEPTH;", "FULL = DEPTH + 1;", "never_overflows"),
+    "takes more than it holds": Mutant(
+        FIFO, "FULL = DEPTH;", "FULL = DEPTH + 1;", "never_overflows"
+    ),
     "two places never used": Mutant(
         FIFO, "FULL = DEPTH;", "FULL = DEPTH - 2;", "takes_while_there_is_room"
     ),
@@ -112,7 +114,9 @@ _READ_ADDRESS_MUTANTS = {
         "assign idle = !arvalid && !active;",
         "idle_is_idle",
     ),
-    "refuses a beat": Mutant(READ, "assign rready = 1'b1;", "assign rready = !stop;", "always_ready"),
+    "refuses a beat": Mutant(
+        READ, "assign rready = 1'b1;", "assign rready = !stop;", "always_ready"
+    ),
 }
 _READ_DATA_MUTANTS = {
     "asks for more than fits": Mutant(
@@ -137,14 +141,19 @@ _WRITE_ADDRESS_MUTANTS = {
     "page border forgotten": Mutant(
         WRITE, "in_flush || (&in_beat[STEP-1:0])", "in_flush", "no_page_crossed"
     ),
-    "every other page border": Mutant(WRITE, "(&in_beat[STEP-1:0])", "(&in_beat[STEP:0])", "no_page_crossed"),
+    "every other page border": Mutant(
+        WRITE, "(&in_beat[STEP-1:0])", "(&in_beat[STEP:0])", "no_page_crossed"
+    ),
     "joins what does not follow": Mutant(
         WRITE, "open && (in_beat == follows)", "open", "beat_at_its_address"
     ),
 }
 _WRITE_MUTANTS = _WRITE_ADDRESS_MUTANTS | {
     "a beat too many": Mutant(
-        WRITE, "burst_length};\n            left", "burst_length} + 8'd1;\n            left", "no_long_burst"
+        WRITE,
+        "burst_length};\n            left",
+        "burst_length} + 8'd1;\n            left",
+        "no_long_burst",
     ),
     "data changes while it waits": Mutant(
         FIFO, "(held != 0) && (!out_valid || out_ready)", "(held != 0)", "w_stays"
@@ -165,7 +174,9 @@ _WRITE_MUTANTS = _WRITE_ADDRESS_MUTANTS | {
         "marked_beat_ends_its_burst",
     ),
     "mark forgotten": Mutant(WRITE, "in_flush, in_tag}", "1'b0, in_tag}", "response_has_its_tag"),
-    "too many bursts": Mutant(WRITE, "&& (bursts != OUTSTANDING[COUNT:0])", "", "not_too_many_open"),
+    "too many bursts": Mutant(
+        WRITE, "&& (bursts != OUTSTANDING[COUNT:0])", "", "not_too_many_open"
+    ),
     "refuses a response": Mutant(
         WRITE, "assign bready = 1'b1;", "assign bready = !awvalid;", "always_ready"
     ),
