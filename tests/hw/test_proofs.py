@@ -2,89 +2,48 @@
 """Arithmetic of the RTL, proved for all inputs; every proof has a mutant that it refutes."""
 
 import subprocess
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
 
 from hillinfer_hw.core_build import build_module, verilator_command
-from hillinfer_hw.prove import SolverMissingError, prove
-
-HARDWARE = Path(__file__).parents[2] / "hw"
-
-# name: proof, unit, its latency, parameters, and a change that must be refuted
-PROOFS = {
-    "packed sums come apart": (
-        "prove_pair_fields",
-        "pair_fields",
-        1,
-        {},
-        (" + {18'd0, low1[17]};", ";"),
-    ),
-    "aligned product": (
-        "prove_align",
-        "align_unit",
-        7,
-        {},
-        ("(32'(right2) <= i)", "(32'(right2) < i)"),
-    ),
-    "weight": (
-        "prove_weight",
-        "weight_unit",
-        4,
-        {},
-        ("integer_part[5:3] >= 3'd5", "integer_part[5:3] > 3'd5"),
-    ),
-    "score code of a weight sum is monotone": (
-        "prove_monotone",
-        "score_code",
-        5,
-        {"RULE": 1, "WIDTH": 57},
-        ("code <= size + 16'd1", "code <= size"),
-    ),
-    "score code of a raw sum is monotone": (
-        "prove_monotone",
-        "score_code",
-        5,
-        {"RULE": 0, "WIDTH": 40},
-        ("~size[14:0]", "size[14:0]"),
-    ),
-    "a saturating sum has no order": (
-        "prove_no_order",
-        "score_code",
-        5,
-        {},
-        ("(|value[WIDTH-1:48])", "(|value[WIDTH-1:49])"),
-    ),
-}
+from hillinfer_hw.proof_benches import HARDWARE, MONOTONE_BUT_WRONG, PROOFS, holds
+from hillinfer_hw.prove import SolverMissingError
 
 
-def run(proof, unit, latency, parameters, change=None):
-    text = (HARDWARE / "rtl" / f"{unit}.sv").read_text()
-    if change is not None:
-        assert text.count(change[0]) == 1
-        text = text.replace(*change)
-    bench = (HARDWARE / "testbench" / "proofs" / f"{proof}.sv").read_text()
-    sources = {f"{proof}.sv": bench, f"{unit}.sv": text}
+def checked(proof, change=None):
     try:
-        return prove(proof, sources, latency + 3, parameters)
+        return holds(proof, change)
     except SolverMissingError as missing:
         pytest.skip(str(missing))
 
 
 @pytest.mark.parametrize("name", PROOFS)
 def test_holds_for_all_inputs(name):
-    proof, unit, latency, parameters, _ = PROOFS[name]
-    assert run(proof, unit, latency, parameters)
+    assert checked(PROOFS[name])
 
 
 @pytest.mark.parametrize("name", PROOFS)
 def test_a_mutant_is_refuted(name):
-    proof, unit, latency, parameters, change = PROOFS[name]
-    assert not run(proof, unit, latency, parameters, change)
+    assert not checked(PROOFS[name], PROOFS[name].change)
+
+
+@pytest.mark.parametrize("rule", ["weight", "raw"])
+def test_monotone_is_not_enough(rule):
+    """The mutant of the definition's proof keeps the order, so only the definition sees it."""
+    assert checked(PROOFS[f"score code of a {rule} sum is monotone"], MONOTONE_BUT_WRONG)
+    assert not checked(PROOFS[f"score code of a {rule} sum is its definition"], MONOTONE_BUT_WRONG)
+
+
+def test_every_proof_is_in_the_table():
+    written = {path.stem for path in (HARDWARE / "testbench" / "proofs").glob("*.sv")}
+    assert {proof.top for proof in PROOFS.values()} == written
 
 
 def test_query_code_minus_128_would_break_the_packing():
-    assert not run("prove_pair_fields", "pair_fields", 1, {"BOUND": 128})
+    proof = PROOFS["packed sums come apart"]
+    assert checked(proof)
+    assert not checked(replace(proof, parameters={"BOUND": 128}))
 
 
 @pytest.mark.skipif(
