@@ -28,6 +28,44 @@ def written_tests():
                 yield node.name
 
 
+# A change to one source, and the test of the bench that must fail with it.
+MUTANTS = {
+    "strobes_write_single_bytes": (
+        "control_s_axi.sv",
+        "scalars[32*i +: 32] <= (scalars[32*i +: 32] & ~mask) | (wdata & mask);",
+        "scalars[32*i +: 32] <= wdata;",
+    ),
+    "address_before_data_and_data_before_address": (
+        *("control_s_axi.sv", "assign wready = have_address && !bvalid;"),
+        "assign wready = !bvalid;",
+    ),
+    "responses_wait": (*("control_s_axi.sv", "assign rvalid", "assign rvalid"),),
+    "ready_is_cleared_by_reading": (
+        *("control_s_axi.sv", "== 'h00) ready_seen <= 1'b0;", "== 'h04) ready_seen <= 1'b0;"),
+    ),
+    "auto_restart_runs_again_after_continue": (
+        *("control_s_axi.sv", "ap_start <= auto_restart;", "ap_start <= 1'b0;"),
+    ),
+    "nothing_starts_before_continue": (
+        *("launch.sv", "default: if (ap_continue) state <= IDLE;", "default: state <= IDLE;"),
+    ),
+    "interrupts_of_done_and_ready": (
+        *("control_s_axi.sv", "if (ap_ready && enable[1])", "if (ap_ready)"),
+    ),
+    "interrupts_need_the_global_enable": (
+        *("control_s_axi.sv", "assign interrupt = global_enable && ", "assign interrupt = "),
+    ),
+    "long_and_varying_read_latency": (
+        *("axi_read.sv", "<= DEPTH[ROOM+1:0])", "<= DEPTH[ROOM+1:0] + DEPTH)"),
+    ),
+    "write_responses_late_and_in_bunches": (
+        *("axi_write.sv", "&& (bursts != OUTSTANDING[COUNT:0])", ""),
+    ),
+    "ready_toggles": ("axi_write.sv", "(!awvalid || awready) && (!sending", "(!sending"),
+    "reset_in_mid_launch": ("launch.sv", "if (rst) state <= IDLE;", "if (0) state <= IDLE;"),
+}
+
+
 @pytest.mark.parametrize(("simulator", "name"), RUNS)
 def test_hand_written_rtl(simulator, name, tmp_path):
     kernel = COCOTB_KERNELS[name]

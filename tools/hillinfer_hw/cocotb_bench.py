@@ -91,7 +91,9 @@ def save_case(path: Path, spec: KernelSpec, launch: ScoreLaunch | ShadowLaunch) 
     np.savez(path, allow_pickle=False, **arrays)
 
 
-def run_bench(source: RtlSource, case: Path, simulator: str, folder: Path) -> BenchResult:
+def run_bench(
+    source: RtlSource, case: Path, simulator: str, folder: Path, only: str = ""
+) -> BenchResult:
     """Build and run the bench.
 
     Parameters
@@ -104,6 +106,8 @@ def run_bench(source: RtlSource, case: Path, simulator: str, folder: Path) -> Be
         `verilator` or `icarus`.
     folder
         For everything the simulator writes; made where it is not there.
+    only
+        Name of a single test; empty for all.
 
     Raises
     ------
@@ -151,6 +155,7 @@ def run_bench(source: RtlSource, case: Path, simulator: str, folder: Path) -> Be
                 test_module=list(_TESTS),
                 build_dir=folder / "sim",
                 test_dir=folder,
+                test_filter=rf"\.{only}$" if only else None,
                 results_xml=str(results),
                 extra_env={
                     "HILLINFER_MANIFEST": str(manifest),

