@@ -5,6 +5,7 @@
 """
 
 import ast
+from dataclasses import replace
 
 import pytest
 from cocotb_kernels import COCOTB_KERNELS
@@ -28,42 +29,101 @@ def written_tests():
                 yield node.name
 
 
-# A change to one source, and the test of the bench that must fail with it.
+# Tests of the bench, and a change to one source with which each must fail.
 MUTANTS = {
-    "strobes_write_single_bytes": (
+    "two_runs_back_to_back": (
         "control_s_axi.sv",
-        "scalars[32*i +: 32] <= (scalars[32*i +: 32] & ~mask) | (wdata & mask);",
-        "scalars[32*i +: 32] <= wdata;",
-    ),
-    "address_before_data_and_data_before_address": (
-        *("control_s_axi.sv", "assign wready = have_address && !bvalid;"),
-        "assign wready = !bvalid;",
-    ),
-    "responses_wait": (*("control_s_axi.sv", "assign rvalid", "assign rvalid"),),
-    "ready_is_cleared_by_reading": (
-        *("control_s_axi.sv", "== 'h00) ready_seen <= 1'b0;", "== 'h04) ready_seen <= 1'b0;"),
-    ),
-    "auto_restart_runs_again_after_continue": (
-        *("control_s_axi.sv", "ap_start <= auto_restart;", "ap_start <= 1'b0;"),
-    ),
-    "nothing_starts_before_continue": (
-        *("launch.sv", "default: if (ap_continue) state <= IDLE;", "default: state <= IDLE;"),
-    ),
-    "interrupts_of_done_and_ready": (
-        *("control_s_axi.sv", "if (ap_ready && enable[1])", "if (ap_ready)"),
-    ),
-    "interrupts_need_the_global_enable": (
-        *("control_s_axi.sv", "assign interrupt = global_enable && ", "assign interrupt = "),
-    ),
-    "long_and_varying_read_latency": (
-        *("axi_read.sv", "<= DEPTH[ROOM+1:0])", "<= DEPTH[ROOM+1:0] + DEPTH)"),
-    ),
-    "write_responses_late_and_in_bunches": (
-        *("axi_write.sv", "&& (bursts != OUTSTANDING[COUNT:0])", ""),
+        "ap_continue <= write",
+        "ap_continue <= 1'b1 || write",
     ),
     "ready_toggles": ("axi_write.sv", "(!awvalid || awready) && (!sending", "(!sending"),
-    "reset_in_mid_launch": ("launch.sv", "if (rst) state <= IDLE;", "if (0) state <= IDLE;"),
+    "random_stalls_on_every_channel": (
+        "fifo.sv",
+        "(held != 0) && (!out_valid || out_ready)",
+        "(held != 0)",
+    ),
+    "write_responses_late_and_in_bunches": (
+        "axi_write.sv",
+        "assign busy = open || (total != 0);",
+        "assign busy = open;",
+    ),
+    "long_and_varying_read_latency": (
+        "key_reader.sv",
+        "assign key_valid = beat_valid && owner_valid",
+        "assign key_valid = owner_valid",
+    ),
+    "reset_in_mid_launch": (
+        "launch.sv",
+        "if (rst) state <= IDLE;",
+        "if (rst && ap_done) state <= IDLE;",
+    ),
+    "strobes_write_single_bytes": (
+        "control_s_axi.sv",
+        "pointers[64*i +: 32] <= (pointers[64*i +: 32] & ~mask) | (wdata & mask);",
+        "pointers[64*i +: 32] <= wdata;",
+    ),
+    "arguments_do_not_share_registers": (
+        "control_s_axi.sv",
+        "address == 20 + 12 * i",
+        "address == 16 + 12 * i",
+    ),
+    "address_before_data_and_data_before_address": (
+        "control_s_axi.sv",
+        "else if (write) have_address <= 1'b0;",
+        "else have_address <= 1'b0;",
+    ),
+    "responses_wait": (
+        "control_s_axi.sv",
+        "else if (rready) rvalid <= 1'b0;",
+        "else rvalid <= 1'b0;",
+    ),
+    "ready_is_cleared_by_reading": (
+        "control_s_axi.sv",
+        "== 'h00) ready_seen <= 1'b0;",
+        "== 'h04) ready_seen <= 1'b0;",
+    ),
+    "auto_restart_runs_again_after_continue": (
+        "control_s_axi.sv",
+        "ap_start <= auto_restart;",
+        "ap_start <= 1'b0;",
+    ),
+    "nothing_starts_before_continue": (
+        "launch.sv",
+        "default: if (ap_continue)",
+        "default: if (ap_continue || ap_start)",
+    ),
+    "interrupts_of_done_and_ready": (
+        "control_s_axi.sv",
+        "if (ap_ready && enable[1])",
+        "if (ap_ready)",
+    ),
+    "interrupts_need_the_global_enable": (
+        "control_s_axi.sv",
+        "assign interrupt = global_enable && ",
+        "assign interrupt = ",
+    ),
 }
+
+
+@pytest.mark.parametrize("test", MUTANTS)
+def test_a_wrong_kernel_fails(test, tmp_path):
+    """The twin: each test sees the mistake that it is there for."""
+    kernel = COCOTB_KERNELS["int8-raw_sum"]
+    source = render_rtl(kernel.spec, kernel.name)
+    name, old, new = MUTANTS[test]
+    own = tmp_path / name
+    text = next(path for path in source.files if path.name == name).read_text()
+    assert text.count(old) == 1
+    own.write_text(text.replace(old, new))
+    files = tuple(own if path.name == name else path for path in source.files)
+    case = tmp_path / "case.npz"
+    save_case(case, kernel.spec, kernel.launch)
+    try:
+        result = run_bench(replace(source, files=files), case, "icarus", tmp_path, test)
+    except MissingToolError as missing:
+        pytest.skip(str(missing))
+    assert result.failed == (test,)
+    assert not result.passed
 
 
 @pytest.mark.parametrize(("simulator", "name"), RUNS)

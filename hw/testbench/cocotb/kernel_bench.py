@@ -39,7 +39,8 @@ START, DONE, IDLE, READY, CONTINUE, RESTART, INTERRUPT = 1, 2, 4, 8, 16, 128, 51
 FIRST_ADDRESS = 0x1_0000_0000
 STRIDE = 0x100_0000
 PERIOD_PS = 3332
-TIMEOUT = (400, "us")
+# A launch that takes so much longer than its beats hangs.
+TIMEOUT = (40 * int(CASE["most_cycles"]) * PERIOD_PS, "ps")
 # Bursts that the bus models take before they answer.
 OUTSTANDING = 16
 # What a channel's sender must keep while it waits.
@@ -123,6 +124,8 @@ class Bench:
         while not await self.read(CONTROL) & DONE:
             pass
         self.count()
+        for name, channel in self.channels.items():
+            assert channel.empty(), f"ap_done while {name} has something to say"
 
     async def run(self):
         """Start, poll ap_done, continue; return the cycles."""

@@ -58,7 +58,8 @@
             end
             if (wvalid) wlast_ends_the_burst: assert (wlast == (beats_sent == whole));
             if (take && joins) marked_beat_ends_its_burst: assert (!marked);
-            if (push) closed_bursts_fit: assert ({1'b0, pushed_start[STEP-1:0]} + pushed_length < BURST);
+            if (push)
+                closed_bursts_fit: assert ({1'b0, pushed_start[STEP-1:0]} + pushed_length < BURST);
             not_too_many_open: assert (accepted <= OUTSTANDING);
             always_ready: assert (bready);
             if (!busy) all_answered: assert (!open && waiting == 0 && accepted == 0 && !awvalid);

@@ -16,12 +16,13 @@ module prove_score_code #(
   logic [63:0] size, magnitude;
   logic [6:0] length;
   logic is_negative;
+  localparam logic [63:0] LIMIT = 64'hFFFF_FFFF_FFFF;
   wire [63:0] unsigned_value = value;
   wire signed [63:0] signed_value = $signed(value);
   always_comb begin
     is_negative = RULE == 0 && value[WIDTH-1];
     // weight_sum: S = min(sum, 2^48 - 1). raw_sum: V or, where V < 0, -V - 1.
-    if (RULE != 0) size = (unsigned_value > 64'hFFFF_FFFF_FFFF) ? 64'hFFFF_FFFF_FFFF : unsigned_value;
+    if (RULE != 0) size = (unsigned_value > LIMIT) ? LIMIT : unsigned_value;
     else size = is_negative ? -signed_value - 64'd1 : signed_value;
     length = 7'd0;
     for (int i = 0; i < 64; i = i + 1) if (size[i]) length = i + 1;
