@@ -31,11 +31,7 @@ def written_tests():
 
 # Tests of the bench, and a change to one source with which each must fail.
 MUTANTS = {
-    "two_runs_back_to_back": (
-        "control_s_axi.sv",
-        "ap_continue <= write",
-        "ap_continue <= 1'b1 || write",
-    ),
+    "two_runs_back_to_back": ("control_s_axi.sv", "&& wdata[4];", "&& wdata[5];"),
     "ready_toggles": ("axi_write.sv", "(!awvalid || awready) && (!sending", "(!sending"),
     "random_stalls_on_every_channel": (
         "fifo.sv",
