@@ -118,6 +118,9 @@ READ_INSIDE_MUTANTS = {
         "reserved <= reserved - closes",
         "room_for_every_beat",
     ),
+    "refuses a beat": Mutant(
+        READ, "assign rready = 1'b1;", "assign rready = !stop;", "always_ready"
+    ),
     "limit forgotten": Mutant(READ, "&& (bursts != OUTSTANDING[COUNT:0])", "", "not_too_many_open"),
     "bursts counted when taken": Mutant(
         READ,
