@@ -119,7 +119,7 @@ def main() -> int:
         wrong = sum(row["mismatches"] for row in own)
         print(
             f"{job.name:16} {job.simulator:9} {len(result.passed)} tests passed, "
-            f"{len(result.failed)} failed, {len(result.skipped)} of another protocol, "
+            f"{len(result.failed)} failed, {len(result.skipped)} skipped, "
             f"{sum(row['tokens'] for row in own)} tokens, {wrong} mismatches"
             + "".join(f"\n  FAILED {name}: {folder / 'test.log'}" for name in result.failed),
             flush=True,

@@ -50,7 +50,8 @@ class BenchResult:
     Parameters
     ----------
     passed, failed, skipped
-        Names of tests; skipped are those of a control protocol that the kernel has not.
+        Names of tests; skipped are those that ask for what only this project's
+        RTL promises.
     launches
         One per launch whose result was compared: test, tokens, mismatches, cycles.
     """
