@@ -59,8 +59,9 @@ csim: model ## Compile the HLS kernels of all presets with g++ and compare their
 	PYTHONPATH=tools $(BIN)/python tools/csim.py --out $(BUILD)/reports/csim.json
 
 cocotb: $(VENV)/installed ## Simulate the RTL: protocol benches, then long runs of all presets (hours of CPU)
-	$(BIN)/pytest tests/hw/test_cocotb.py
-	PYTHONPATH=tools $(BIN)/python tools/rtl.py --out $(BUILD)/reports/rtl.json
+	PYTHONPATH=tools $(BIN)/python tools/cocotb_bench.py --out $(BUILD)/reports/cocotb.json \
+		$(if $(EXPORT),--export $(EXPORT) $(SPEC))
+	$(if $(EXPORT),,PYTHONPATH=tools $(BIN)/python tools/rtl.py --out $(BUILD)/reports/rtl.json)
 
 formal: $(VENV)/installed ## Prove the AXI engines' and FIFOs' properties, and refute their mutants
 	PYTHONPATH=tools $(BIN)/python tools/formal.py --out $(BUILD)/reports/formal.json

@@ -13,6 +13,7 @@ _LONG = {
     "test_cocotb.py",
     "test_csim.py",
     "test_formal.py",
+    "test_import_export.py",
     "test_proofs.py",
     "test_score_core.py",
     "test_shadow_core.py",
