@@ -5,20 +5,35 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from hillinfer_hw.build_cache import cached
+from hillinfer_hw.memory_model import STALLS
 from hillinfer_hw.rtl import RtlSession
 from hillinfer_hw.rtl_files import render_rtl
 from hillinfer_hw.toolchain import MissingToolError
 from hillinfer_hw.verilate import build
 from hillinfer_model.choices import KeyMode, Rule
 from hillinfer_model.kernel_spec import KernelSpec
+from hillinfer_model.launch_result import STATUS_FILL
 
 # Several blocks per segment, and builds in seconds.
 SMALL = KernelSpec(
     64, 2, 1, key_mode=KeyMode.INT8, rule=Rule.RAW_SUM, segment_tokens=512, block_tokens=64
 )
+
+LATE_ANSWERS = replace(STALLS, name="late answers", write_latency=(0, 600))
+
+
+def statuses(run):
+    """(tokens complete, error) of each status beat; None where none was written."""
+    return [
+        None
+        if np.all(beat == STATUS_FILL)
+        else tuple(int.from_bytes(beat[i : i + 4].tobytes(), "little") for i in (12, 16))
+        for beat in run.result.status
+    ]
 
 
 @cache
@@ -48,3 +63,16 @@ def mutant(file, old, new, kernel="score_tokens", spec=SMALL):
     except MissingToolError as missing:
         pytest.skip(str(missing))
     return RtlSession(spec, kernel, library=library)
+
+
+def early_status(kernel="score_tokens"):
+    """A kernel whose status beats do not wait for the responses of what they count."""
+    return mutant(
+        "writer.sv",
+        ".in_valid(done_valid && done_marked && !done_status && !done_error && !failed\n"
+        "            && !status_failed),\n"
+        "        .in_ready(unused_ready), .in_data({done_index, done_count}),",
+        ".in_valid(out_valid && out_ready && block_ends),\n"
+        "        .in_ready(unused_ready), .in_data({index, count_next}),",
+        kernel=kernel,
+    )

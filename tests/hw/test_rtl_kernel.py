@@ -6,33 +6,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from launch_cases import random_launch
-from rtl_kernels import SMALL, mutant, session
+from rtl_kernels import LATE_ANSWERS, SMALL, early_status, session, statuses
 
 from hillinfer_hw.memory_model import IDEAL, MEMORIES, REALISTIC, STALLS
 from hillinfer_hw.rtl import check_outcome
 from hillinfer_model.choices import Scope
 from hillinfer_model.golden_launch import run_score_launch
-from hillinfer_model.launch_result import STATUS_FILL
 
 TOKENS = [512, 130, 0, 300]
 BLOCK = SMALL.block_tokens
 BUS = 2
-LATE_ANSWERS = replace(STALLS, name="late answers", write_latency=(0, 600))
 
 
 def launch_of(scope=Scope.LAYER):
     launch = random_launch(SMALL, scope, TOKENS)
     return launch, run_score_launch(SMALL, launch)
-
-
-def counts(run):
-    """(tokens complete, error) of each status beat; None where none was written."""
-    return [
-        None
-        if np.all(beat == STATUS_FILL)
-        else tuple(int.from_bytes(beat[i : i + 4].tobytes(), "little") for i in (12, 16))
-        for beat in run.result.status
-    ]
 
 
 def assert_complete_tokens_are_golden(launch, golden, run):
@@ -42,7 +30,7 @@ def assert_complete_tokens_are_golden(launch, golden, run):
     output = run.result.output
     untouched = golden.output == launch.scores
     assert np.array_equal(output[untouched], launch.scores[untouched])
-    for descriptor, entry in zip(launch.segments, counts(run), strict=True):
+    for descriptor, entry in zip(launch.segments, statuses(run), strict=True):
         if entry is not None:
             start = int.from_bytes(descriptor[16:24].tobytes(), "little")
             flat = output[start:].reshape(-1)[: 4 * entry[0]]
@@ -75,7 +63,7 @@ def test_a_read_error_of_keys_ends_in_the_segment_whose_keys_they_were(beat, wan
     # Groups of 130 beats: 1000 lies in the eighth group, 1500 in the second of the last segment.
     launch, golden = launch_of()
     run = session().run(launch, replace(memory, read_error=(beat, -1, -1)), expected=golden.output)
-    assert counts(run) == wanted
+    assert statuses(run) == wanted
     assert_complete_tokens_are_golden(launch, golden, run)
 
 
@@ -87,7 +75,7 @@ def test_a_read_error_of_a_descriptor_or_query_ends_in_its_segment(beat, segment
     launch, golden = launch_of()
     run = session().run(launch, replace(STALLS, read_error=(-1, beat, -1)), expected=golden.output)
     wanted = [(count, 0) for count in TOKENS[:segment]] + [(0, BUS)]
-    assert counts(run) == wanted + [None] * (len(TOKENS) - len(wanted))
+    assert statuses(run) == wanted + [None] * (len(TOKENS) - len(wanted))
     assert_complete_tokens_are_golden(launch, golden, run)
 
 
@@ -100,7 +88,7 @@ def test_a_write_error_is_never_counted_complete(memory, scope):
         run = session().run(launch, replace(memory, write_error=answer), expected=golden.output)
         assert run.outcome.ended == "done"
         assert not check_outcome(run.outcome)
-        seen = [entry for entry in counts(run) if entry is not None]
+        seen = [entry for entry in statuses(run) if entry is not None]
         assert all(entry == (count, 0) for entry, count in zip(seen[:-1], TOKENS, strict=False))
         if seen:
             count, error = seen[-1]
@@ -135,14 +123,7 @@ def test_buffers_may_lie_anywhere_on_whole_beats():
 
 def test_a_status_that_does_not_wait_for_responses_is_seen():
     launch, golden = launch_of()
-    early = mutant(
-        "writer.sv",
-        ".in_valid(done_valid && done_marked && !done_status && !done_error && !failed\n"
-        "            && !status_failed),\n"
-        "        .in_ready(unused_ready), .in_data({done_index, done_count}),",
-        ".in_valid(out_valid && out_ready && block_ends),\n"
-        "        .in_ready(unused_ready), .in_data({index, count_next}),",
-    )
+    early = early_status()
     run = early.run(launch, LATE_ANSWERS, expected=golden.output)
     early.close()
     assert run.outcome.snapshot_errors

@@ -6,19 +6,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from launch_cases import random_launch, random_shadow_launch
-from rtl_kernels import SMALL, mutant, session
+from rtl_kernels import LATE_ANSWERS, SMALL, early_status, session, statuses
 
 from hillinfer_hw.memory_model import IDEAL, MEMORIES, REALISTIC, STALLS
 from hillinfer_hw.rtl import check_outcome
 from hillinfer_model.choices import KeyMode, Scope
 from hillinfer_model.golden_launch import run_score_launch, run_shadow_launch
-from hillinfer_model.launch_result import STATUS_FILL
 from hillinfer_model.layout import shadow_beats
 
 TOKENS = [512, 130, 0, 300]
 BLOCK = SMALL.block_tokens
 BUS = 2
-LATE_ANSWERS = replace(STALLS, name="late answers", write_latency=(0, 600))
 # Beats of a row's keys: 2 KV heads of 64 channels in 16 bits.
 ROW = 4
 FP16 = replace(SMALL, key_mode=KeyMode.FP16)
@@ -62,16 +60,6 @@ class Shadow:
 
 
 both = pytest.mark.parametrize("case", [Rows, Shadow], ids=["fp16", "make_shadow"])
-
-
-def statuses(run):
-    """(tokens complete, error) of each status beat; None where none was written."""
-    return [
-        None
-        if np.all(beat == STATUS_FILL)
-        else tuple(int.from_bytes(beat[i : i + 4].tobytes(), "little") for i in (12, 16))
-        for beat in run.result.status
-    ]
 
 
 def assert_ends_in(case, launch, golden, run, segment):
@@ -174,15 +162,7 @@ def test_after_every_ending_the_next_launch_is_right(case):
 
 def test_a_shadow_status_that_does_not_wait_for_responses_is_seen():
     launch, golden = Shadow.launch()
-    early = mutant(
-        "writer.sv",
-        ".in_valid(done_valid && done_marked && !done_status && !done_error && !failed\n"
-        "            && !status_failed),\n"
-        "        .in_ready(unused_ready), .in_data({done_index, done_count}),",
-        ".in_valid(out_valid && out_ready && block_ends),\n"
-        "        .in_ready(unused_ready), .in_data({index, count_next}),",
-        kernel="make_shadow",
-    )
+    early = early_status("make_shadow")
     run = early.run(launch, LATE_ANSWERS, expected=golden.output)
     early.close()
     assert run.outcome.snapshot_errors
