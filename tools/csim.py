@@ -38,8 +38,6 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path += [str(ROOT / part) for part in ("tests/hw", "tests/sw_model")]
 CASES: Any = import_module("launch_cases")
 REPORTS = ROOT / "build" / "reports"
-# Bytes 12 to 15 of a status beat count its tokens.
-TOKENS_COMPLETE = slice(12, 16)
 
 
 @dataclass(frozen=True)
@@ -94,7 +92,7 @@ def _row(job: Job, scope: Scope | None, recorded: Any) -> dict[str, Any]:
         else:
             expected = run_score_launch(job.spec, launch)
         launches += 1
-        tokens += _tokens(expected)
+        tokens += expected.completed_tokens
         try:
             if scope is None:
                 found = execution.make_shadow(job.spec, launch)
@@ -134,13 +132,6 @@ def _launches(spec: KernelSpec, scope: Scope | None, recorded: Any) -> Iterator[
         yield from ((name, make(spec, scope, tokens)) for name, make in CASES.SCORE_CASES.items())
         if recorded is not None:
             yield "recorded", real.recorded_score_launch(spec, scope, recorded)
-
-
-def _tokens(result: LaunchResult) -> int:
-    """Return the tokens that a launch completed."""
-    written = result.status[np.any(result.status != result.status[:, 63:], axis=1)]
-    counts = np.ascontiguousarray(written[:, TOKENS_COMPLETE]).view("<u4")
-    return int(counts.sum())
 
 
 def _differing_words(found: LaunchResult, expected: LaunchResult) -> int:

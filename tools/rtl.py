@@ -43,13 +43,11 @@ from launch_cases import (  # noqa: E402
 
 from hillinfer_hw.memory_model import IDEAL, REALISTIC, STALLS, MemoryModel  # noqa: E402
 from hillinfer_hw.rtl import RtlRun, RtlSession, check_outcome  # noqa: E402
-from hillinfer_model.beats import Beats  # noqa: E402
 from hillinfer_model.choices import KeyMode, Rule, Scope  # noqa: E402
 from hillinfer_model.cycle_model import score_cycles, shadow_cycles  # noqa: E402
 from hillinfer_model.descriptor import Descriptor  # noqa: E402
 from hillinfer_model.golden_launch import run_score_launch, run_shadow_launch  # noqa: E402
 from hillinfer_model.kernel_spec import KernelSpec  # noqa: E402
-from hillinfer_model.launch_result import STATUS_FILL  # noqa: E402
 from hillinfer_model.launch_shape import SegmentShape, key_beats, row_beats  # noqa: E402
 from hillinfer_model.memory_model import BURST_BEATS  # noqa: E402
 from hillinfer_model.presets import PRESETS, preset_spec  # noqa: E402
@@ -255,7 +253,7 @@ def adversarial_row(kernel: Kernel, session: RtlSession, scope: Scope | None) ->
         golden = (run_shadow_launch if scope is None else run_score_launch)(spec, launch)
         run = session.run(launch, replace(STALLS, seed=seed), expected=golden.output)
         wrong = differing(kernel, run, launch, golden)
-        tokens += completed(golden.status)
+        tokens += golden.completed_tokens
         mismatches += wrong
         faults += [f"{name}: {fault}" for fault in check_outcome(run.outcome)]
         faults += [f"{name}: {wrong} mismatches"] if wrong else []
@@ -273,12 +271,6 @@ def adversarial_row(kernel: Kernel, session: RtlSession, scope: Scope | None) ->
         "mismatches": mismatches,
         "faults": faults,
     }
-
-
-def completed(status: Beats) -> int:
-    """Return the tokens that the status beats which were written count complete."""
-    written = status[np.any(status != STATUS_FILL, axis=1)]
-    return int(np.ascontiguousarray(written[:, 12:16]).view("<u4").sum())
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from hillinfer_model.beats import Beats
 
 # What every byte of a status buffer holds before a launch, so that a beat nobody wrote shows.
 STATUS_FILL = 0xA5
+# Bytes of a status beat that count its segment's complete tokens.
+TOKENS_COMPLETE = slice(12, 16)
 
 
 @dataclass(frozen=True)
@@ -26,3 +30,9 @@ class LaunchResult:
 
     output: Beats
     status: Beats
+
+    @property
+    def completed_tokens(self) -> int:
+        """Tokens that the status beats which were written count complete."""
+        written = self.status[np.any(self.status != STATUS_FILL, axis=1)]
+        return int(np.ascontiguousarray(written[:, TOKENS_COMPLETE]).view("<u4").sum())

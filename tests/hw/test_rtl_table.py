@@ -72,3 +72,13 @@ def test_a_tuple_that_is_not_goldens_is_counted(session, monkeypatch):
     monkeypatch.setattr(rtl, "run_score_launch", flipped)
     row = rtl.row_of(KERNEL, session, rtl.Case(Scope.LAYER, IDEAL, SHORT))
     assert row["mismatches"] == 1
+
+
+def test_tokens_are_counted_where_a_status_says_so():
+    spec = KERNEL.spec
+    launch = rtl.any_launch(KERNEL, rtl.Case(Scope.LAYER, IDEAL, (100, 0, 17)), 0)
+    golden = rtl.run_score_launch(spec, launch)
+    assert golden.completed_tokens == 117
+    # A beat that nobody wrote counts nothing.
+    golden.status[0] = 0xA5
+    assert golden.completed_tokens == 17
