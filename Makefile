@@ -66,7 +66,7 @@ cocotb: $(VENV)/installed ## Simulate the RTL: protocol benches, then long runs 
 formal: $(VENV)/installed ## Prove the AXI engines' and FIFOs' properties, and refute their mutants
 	PYTHONPATH=tools $(BIN)/python tools/formal.py --out $(BUILD)/reports/formal.json
 
-synth: $(VENV)/installed ## Estimate the area of the RTL with yosys (minutes per row)
+synth: $(VENV)/installed ## Estimate the area of the RTL with yosys (a minute and a half per row, 88 rows)
 	PYTHONPATH=tools $(BIN)/python tools/synth.py --out $(BUILD)/reports/synth.json
 
 doctor: $(VENV)/installed ## Say what this machine can do and what is missing

