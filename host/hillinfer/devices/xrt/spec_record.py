@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an xclbin says about the kernels in it: their spec, and a sum of every section."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+
+from hillinfer.devices.xrt.errors import XclbinError
+from hillinfer.devices.xrt.section_kind import SectionKind
+from hillinfer.devices.xrt.xclbin import Xclbin
+from hillinfer_model.kernel_spec import KernelSpec
+
+FORMAT = "hillinfer-kernels-1"
+
+
+def spec_record(spec: KernelSpec, sections: Mapping[int, bytes]) -> bytes:
+    """Return the USER_METADATA of an xclbin: JSON with the spec and the SHA-256 of the sections."""
+    record = {
+        "format": FORMAT,
+        "spec": asdict(spec),
+        "spec_hash": spec.digest().hex(),
+        "sections": {str(int(kind)): _sum(content) for kind, content in sections.items()},
+    }
+    return json.dumps(record, indent=1, sort_keys=True).encode()
+
+
+def check_xclbin(xclbin: Xclbin, spec: KernelSpec, platform: str, name: str) -> None:
+    """Refuse an xclbin that does not hold the kernels of a spec for a platform.
+
+    Parameters
+    ----------
+    xclbin
+        As read from its file.
+    spec
+        What the host packs shadows and queries for.
+    platform
+        The card's shell.
+    name
+        What error messages call the file.
+
+    Raises
+    ------
+    XclbinError
+        With the reason.
+    """
+    if xclbin.platform != platform:
+        raise XclbinError(
+            f"{name} was built for the platform {xclbin.platform!r}, the card has {platform!r}: "
+            "build it again with `make bitstream` for this card"
+        )
+    content = xclbin.sections.get(SectionKind.USER_METADATA)
+    if content is None:
+        raise XclbinError(f"{name} does not say which kernels it holds: it has no USER_METADATA")
+    try:
+        record = json.loads(content)
+        sums, found, known = record["sections"], record["spec_hash"], record["format"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise XclbinError(f"{name} is damaged: its USER_METADATA cannot be read") from error
+    if known != FORMAT:
+        raise XclbinError(f"{name}: its kernels are of format {known!r}, this is {FORMAT!r}")
+    for kind, expected in sums.items():
+        own = xclbin.sections.get(int(kind))
+        if own is None or _sum(own) != expected:
+            raise XclbinError(f"{name} is damaged: section {kind} is not what was built")
+    if found != spec.digest().hex():
+        raise XclbinError(
+            f"{name} holds kernels of another spec ({_difference(record.get('spec'), spec)}): "
+            "build one for this model and these settings"
+        )
+
+
+def _sum(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _difference(found: object, spec: KernelSpec) -> str:
+    """Name what differs, the file's value first."""
+    if not isinstance(found, dict):
+        return "which is not given"
+    wanted = json.loads(json.dumps(asdict(spec)))
+    parts = [
+        f"{key}={found.get(key)!r} instead of {value!r}"
+        for key, value in wanted.items()
+        if found.get(key) != value
+    ]
+    return ", ".join(parts) or "with the same values and another hash"

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The xclbin container: read back as written, and refused where it is not what it says."""
+
+import struct
+from dataclasses import replace
+from uuid import UUID
+
+import pytest
+
+from hillinfer.devices.xrt.errors import XclbinError
+from hillinfer.devices.xrt.kernel_instance import (
+    Connection,
+    KernelInstance,
+    pack_connections,
+    pack_instances,
+    unpack_connections,
+    unpack_instances,
+)
+from hillinfer.devices.xrt.memory_bank import MemoryBank, MemoryType, pack_banks, unpack_banks
+from hillinfer.devices.xrt.section_kind import SectionKind
+from hillinfer.devices.xrt.spec_record import check_xclbin, spec_record
+from hillinfer.devices.xrt.xclbin import HW_EMU, Xclbin
+from hillinfer_model.choices import KeyMode
+from hillinfer_model.kernel_spec import KernelSpec
+
+PLATFORM = "xilinx_u2_gen3x4_xdma_gc_2_202110_1"
+SPEC = KernelSpec(64, 3, 3)
+BANKS = [MemoryBank("bank0", MemoryType.DDR4, 4 << 30, 0)]
+INSTANCES = [
+    KernelInstance("score_tokens", "score_tokens_1", 0x1800000),
+    KernelInstance("make_shadow", "make_shadow_1", 0x1810000),
+]
+CONNECTIONS = [Connection(argument, 0, 0) for argument in range(5)]
+
+
+def make(spec=SPEC, platform=PLATFORM):
+    sections = {
+        SectionKind.BITSTREAM: b"bits" * 1001,
+        SectionKind.MEM_TOPOLOGY: pack_banks(BANKS),
+        SectionKind.IP_LAYOUT: pack_instances(INSTANCES),
+        SectionKind.CONNECTIVITY: pack_connections(CONNECTIONS),
+    }
+    sections[SectionKind.USER_METADATA] = spec_record(spec, sections)
+    return Xclbin(platform, UUID(int=77), HW_EMU, sections)
+
+
+def test_what_was_packed_is_read_back():
+    xclbin = make()
+    again = Xclbin.unpack(xclbin.pack(), "a.xclbin")
+    assert again == xclbin
+    assert unpack_banks(again.sections[SectionKind.MEM_TOPOLOGY], "a") == BANKS
+    assert unpack_instances(again.sections[SectionKind.IP_LAYOUT], "a") == INSTANCES
+    assert unpack_connections(again.sections[SectionKind.CONNECTIVITY], "a") == CONNECTIONS
+    check_xclbin(again, SPEC, PLATFORM, "a.xclbin")
+
+
+def test_fields_lie_where_xclbin_h_has_them():
+    content = make().pack()
+    assert content[:8] == b"xclbin2\0"
+    assert struct.unpack_from("<i", content, 8) == (-1,)
+    assert struct.unpack_from("<Q", content, 304) == (len(content),)
+    assert struct.unpack_from("<H", content, 304 + 28) == (HW_EMU,)
+    assert content[304 + 48 :].startswith(PLATFORM.encode() + b"\0")
+    assert content[304 + 112 : 304 + 128] == UUID(int=77).bytes
+    assert struct.unpack_from("<I", content, 304 + 144) == (5,)
+    kind, offset, size = struct.unpack_from("<I20xQQ", content, 456)
+    assert (kind, offset % 8, content[offset : offset + size]) == (0, 0, b"bits" * 1001)
+
+
+@pytest.mark.parametrize("length", [0, 7, 100, 303, 455, 500, 1000, -1])
+def test_a_file_that_is_cut_short_is_refused(length):
+    with pytest.raises(XclbinError, match=r"a\.xclbin is (no xclbin|cut short|damaged)"):
+        Xclbin.unpack(make().pack()[:length], "a.xclbin")
+
+
+@pytest.mark.parametrize("place", range(0, 5200, 37))
+def test_a_flipped_bit_is_refused_or_lies_in_padding(place):
+    content = bytearray(make().pack())
+    place %= len(content)
+    content[place] ^= 4
+    try:
+        found = Xclbin.unpack(bytes(content), "a.xclbin")
+        check_xclbin(found, SPEC, PLATFORM, "a.xclbin")
+    except XclbinError:
+        return
+    # What no reader looks at: signature fields, time stamps, versions, names, padding.
+    assert {**found.sections} == {**make().sections}
+
+
+def test_an_xclbin_of_another_spec_is_refused_with_what_differs():
+    other = replace(SPEC, key_mode=KeyMode.INT8)
+    with pytest.raises(XclbinError, match="key_mode='int4' instead of 'int8'"):
+        check_xclbin(make(), other, PLATFORM, "a.xclbin")
+
+
+def test_an_xclbin_for_another_platform_is_refused():
+    with pytest.raises(XclbinError, match="built for the platform 'xilinx_u200'"):
+        check_xclbin(make(platform="xilinx_u200"), SPEC, PLATFORM, "a.xclbin")
+
+
+def test_an_xclbin_without_a_record_is_refused():
+    xclbin = make()
+    sections = {k: v for k, v in xclbin.sections.items() if k != SectionKind.USER_METADATA}
+    with pytest.raises(XclbinError, match="does not say which kernels"):
+        check_xclbin(replace(xclbin, sections=sections), SPEC, PLATFORM, "a.xclbin")
+
+
+def test_a_platform_that_does_not_fit_is_refused():
+    with pytest.raises(ValueError, match="63"):
+        make(platform="x" * 64).pack()
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(XclbinError, match=r"cannot read .*none\.xclbin"):
+        Xclbin.read(tmp_path / "none.xclbin")
