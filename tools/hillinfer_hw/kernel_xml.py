@@ -19,7 +19,7 @@ _SCALAR, _GLOBAL = "0", "1"
 
 
 def bundle_of(kernel: str, argument: str) -> str:
-    """Return the memory bundle of a pointer argument: keys, what is read besides, what is written."""
+    """Return the memory bundle of a pointer: keys, what else is read, or what is written."""
     if argument == ("shadow" if kernel == "score_tokens" else "rows"):
         return BUNDLES[0]
     written = ("scores", "status") if kernel == "score_tokens" else ("shadow", "status")
@@ -53,7 +53,8 @@ def kernel_xml(spec: KernelSpec, instances: Sequence[KernelInstance], platform: 
     for instance in instances:
         _add_kernel(core, spec, instance)
     ElementTree.indent(project)
-    return ElementTree.tostring(project, encoding="UTF-8", xml_declaration=True)
+    text: bytes = ElementTree.tostring(project, encoding="UTF-8", xml_declaration=True)
+    return text
 
 
 def _add_kernel(core: ElementTree.Element, spec: KernelSpec, instance: KernelInstance) -> None:
@@ -74,9 +75,8 @@ def _add_kernel(core: ElementTree.Element, spec: KernelSpec, instance: KernelIns
     pointers, _ = arguments(spec, instance.kernel)
     for index, (name, offset) in enumerate(argument_offsets(spec, instance.kernel).items()):
         is_pointer = name in pointers
-        port = (
-            f"M_AXI_{bundle_of(instance.kernel, name).upper()}" if is_pointer else "S_AXI_CONTROL"
-        )
+        bundle = f"M_AXI_{bundle_of(instance.kernel, name).upper()}"
+        port = bundle if is_pointer else "S_AXI_CONTROL"
         size = hex(_POINTER_BYTES if is_pointer else _SCALAR_BYTES)
         ElementTree.SubElement(
             kernel, "arg", name=name, addressQualifier=_GLOBAL if is_pointer else _SCALAR,
