@@ -2,6 +2,8 @@
 // The Verilated kernel between a control master and the memory model, without Python per cycle.
 #include "memory.h"
 
+#include <memory>
+
 #include "Vkernel.h"
 #include "verilated.h"
 
@@ -24,6 +26,15 @@ public:
     Session() : kernel_(&context_) {}
     ~Session() { kernel_.final(); }
     void run(const Launch& launch, Outcome& outcome);
+    // For a caller that plays the host itself: memory for good, registers, and cycles in between.
+    void attach(const Launch& launch);
+    uint32_t read(uint32_t offset) { return control_read(offset, *attached_, outcome_); }
+    void write(uint32_t offset, uint32_t value) {
+        control_write(offset, value, *attached_, outcome_);
+    }
+    void cycles(uint64_t count) { while (count--) cycle(*attached_, outcome_); }
+    uint64_t now() const { return now_; }
+    const Outcome& so_far() const { return outcome_; }
 
 private:
     // Settles what the inputs change, then one rising edge.
@@ -36,6 +47,11 @@ private:
     uint32_t control_read(uint32_t offset, MemoryModel& memory, Outcome& outcome);
     void check_burst(const Address& channel, Outcome& outcome);
     void check_stable(Outcome& outcome);
+
+    // What a caller attached.
+    Launch launch_{};
+    Outcome outcome_{};
+    std::unique_ptr<MemoryModel> attached_;
 
     VerilatedContext context_;
     Vkernel kernel_;
@@ -236,6 +252,14 @@ uint32_t Session::control_read(uint32_t offset, MemoryModel& memory, Outcome& ou
     return 0;
 }
 
+void Session::attach(const Launch& launch) {
+    launch_ = launch;
+    shared_ = launch.memory.shared_bus;
+    attached_ = std::make_unique<MemoryModel>(launch_, outcome_);
+    reset();
+    fresh_ = false;
+}
+
 void Session::run(const Launch& launch, Outcome& outcome) {
     memset(&outcome, 0, sizeof outcome);
     MemoryModel memory(launch, outcome);
@@ -287,6 +311,22 @@ void* session_new() { return new Session; }
 void session_free(void* session) { delete static_cast<Session*>(session); }
 void session_run(void* session, const Launch* launch, Outcome* outcome) {
     static_cast<Session*>(session)->run(*launch, *outcome);
+}
+void session_attach(void* session, const Launch* launch) {
+    static_cast<Session*>(session)->attach(*launch);
+}
+uint32_t session_read(void* session, uint32_t offset) {
+    return static_cast<Session*>(session)->read(offset);
+}
+void session_write(void* session, uint32_t offset, uint32_t value) {
+    static_cast<Session*>(session)->write(offset, value);
+}
+void session_cycles(void* session, uint64_t count) {
+    static_cast<Session*>(session)->cycles(count);
+}
+uint64_t session_now(void* session) { return static_cast<Session*>(session)->now(); }
+void session_outcome(void* session, Outcome* outcome) {
+    *outcome = static_cast<Session*>(session)->so_far();
 }
 }
 double sc_time_stamp() { return 0; }

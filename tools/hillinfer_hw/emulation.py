@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everything that XRT's hw_emu needs beside XRT: the device process, an xclbin, a surrounding."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import subprocess
+import sysconfig
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from hillinfer_hw.build_cache import ROOT, cached
+from hillinfer_hw.csim_build import Scheduling, build_kernel
+from hillinfer_hw.emulation_image import DDR_BYTES, PLATFORM, emulation_image, kernel_instances
+from hillinfer_hw.rtl_files import arguments, render_rtl
+from hillinfer_hw.toolchain import MissingToolError, find_compiler
+from hillinfer_hw.verilate import build
+from hillinfer_model.kernel_spec import KernelSpec
+
+EMULATION = ROOT / "hw" / "emulation"
+HARNESS = ROOT / "hw" / "testbench" / "harness.h"
+XRT_HEADERS = Path("/usr/include/xrt")
+# XRT 2.13 as Debian ships it frees a reply buffer that it has not enlarged: no reply may be larger
+# than the first message, so the first message is made large.
+PACKET_BYTES = 131_072
+PAD_BYTES = PACKET_BYTES + 4096
+_LINKS = {
+    "libxrt_hwemu.so.2": "libxrt_hwemu.so.2",
+    "libxrt_hwemu.so": "libxrt_hwemu.so.2",
+    "libxrt_core.so.2": "libxrt_core.so.2",
+    # XRT's own Python scripts open this one for a device.
+    "libxrt_core.so": "libxrt_hwemu.so.2",
+    "libxrt_coreutil.so.2": "libxrt_coreutil.so.2",
+    "libxrt_coreutil.so": "libxrt_coreutil.so.2",
+}
+
+
+class Engine(StrEnum):
+    """What computes behind the emulated card."""
+
+    RTL = "rtl"
+    HLS = "hls"
+
+
+@dataclass(frozen=True)
+class Surrounding:
+    """What a process needs to find the emulated card.
+
+    Parameters
+    ----------
+    folder
+        Holds everything the variables point to.
+    xclbin
+        To be loaded.
+    environment
+        Variables to set.
+    """
+
+    folder: Path
+    xclbin: Path
+    environment: dict[str, str]
+
+
+def build_device_process() -> Path:
+    """Return the program that plays the card, built once.
+
+    Raises
+    ------
+    MissingToolError
+        Without a compiler, protoc or the protobuf headers.
+    RuntimeError
+        Where a tool refuses the sources; the message is the tool's.
+    """
+    compiler = find_compiler()
+    if shutil.which("protoc") is None:
+        raise MissingToolError("protoc is missing: apt-get install protobuf-compiler")
+    sources = sorted(p for p in EMULATION.iterdir() if p.suffix in (".cpp", ".h", ".proto"))
+
+    def make(folder: Path) -> None:
+        _run(["protoc", f"--cpp_out={folder}", f"-I{EMULATION}", str(EMULATION / "calls.proto")])
+        _run(
+            [
+                *(compiler, "-std=c++17", "-O1", "-Wall", "-Wextra", f"-I{folder}"),
+                *(f"-I{EMULATION}", *map(str, sorted(EMULATION.glob("*.cpp")))),
+                *(str(folder / "calls.pb.cc"), "-o", str(folder / "device")),
+                *("-lprotobuf-lite", "-ldl", "-pthread"),
+            ]
+        )
+
+    contents = [path.read_bytes() for path in (*sources, HARNESS)]
+    return cached("hw_emu-device", contents, make) / "device"
+
+
+def build_short_sleep() -> Path:
+    """Return the library that shortens the driver's sleeps, built once."""
+    source = EMULATION / "short_sleep.c"
+
+    def make(folder: Path) -> None:
+        library = str(folder / "short_sleep.so")
+        _run([find_compiler(), "-x", "c", "-O1", "-shared", "-fPIC", str(source), "-o", library])
+
+    return cached("hw_emu-sleep", [source.read_bytes()], make) / "short_sleep.so"
+
+
+def build_binding() -> Path:
+    """Return the folder of a module pyxrt for this interpreter, built once.
+
+    Raises
+    ------
+    MissingToolError
+        Without XRT's headers or pybind11.
+    """
+    source = ROOT / "tools" / "pyxrt" / "pyxrt.cpp"
+    if not (XRT_HEADERS / "xrt" / "xrt_kernel.h").is_file():
+        raise MissingToolError("XRT's headers are missing: apt-get install libxrt-dev uuid-dev")
+    if importlib.util.find_spec("pybind11") is None:
+        raise MissingToolError("pybind11 is missing: pip install pybind11")
+    import pybind11
+
+    suffix = str(sysconfig.get_config_var("EXT_SUFFIX"))
+    python = sysconfig.get_path("include")
+
+    def make(folder: Path) -> None:
+        _run(
+            [
+                *(find_compiler(), "-O1", "-std=c++17", "-shared", "-fPIC", "-fvisibility=hidden"),
+                *(f"-I{pybind11.get_include()}", f"-I{python}", f"-I{XRT_HEADERS}", str(source)),
+                *("-o", str(folder / f"pyxrt{suffix}"), "-lxrt_coreutil", "-luuid", "-pthread"),
+            ]
+        )
+
+    contents = [source.read_bytes(), suffix.encode(), pybind11.__version__.encode()]
+    return cached("pyxrt", contents, make)
+
+
+def device_config(spec: KernelSpec, engine: Engine) -> str:
+    """Return the device process's configuration, its kernels built for it."""
+    lines = [f"memory {DDR_BYTES}"]
+    for instance in kernel_instances(spec):
+        if engine is Engine.RTL:
+            lines.append(f"rtl {instance.base} {build(render_rtl(spec, instance.kernel))}")
+        else:
+            library = build_kernel(instance.kernel, spec, Scheduling.SEQUENTIAL)
+            pointers, scalars = arguments(spec, instance.kernel)
+            counts = f"{len(pointers)} {len(scalars)}"
+            lines.append(f"hls {instance.base} {library} {instance.kernel} {counts}")
+    return "\n".join(lines) + "\n"
+
+
+def make_surrounding(spec: KernelSpec, engine: Engine, folder: Path) -> Surrounding:
+    """Make an emulated card in a folder, which must not have spaces in its path.
+
+    Raises
+    ------
+    MissingToolError
+        Without XRT or what the device process is built with.
+    """
+    libraries = _xrt_libraries()
+    if " " in str(folder):
+        raise ValueError(f"XRT's driver cannot work in {folder}: its path has a space")
+    device = build_device_process()
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    prefix = folder / "prefix" / "lib"
+    prefix.mkdir(parents=True, exist_ok=True)
+    for name, target in _LINKS.items():
+        link = prefix / name
+        link.unlink(missing_ok=True)
+        link.symlink_to(libraries / target)
+    (prefix.parent / "version.json").write_text('{"BUILD_VERSION": "2.13.466"}\n')
+    (folder / "emconfig.json").write_text(json.dumps(_emconfig(), indent=1) + "\n")
+    (folder / "xrt.ini").write_text(
+        f"[Emulation]\npacket_size={PACKET_BYTES}\nsystem_dpa=false\n"
+        "print_infos_in_console=false\nsuppress_infos=true\n"
+        f"[Debug]\nrpc_pad={'x' * PAD_BYTES}\n"
+    )
+    files = {
+        "simulate.sh": f"#!/bin/sh\nexec {device}\n".encode(),
+        "device.conf": device_config(spec, engine).encode(),
+    }
+    xclbin = folder / "kernels.xclbin"
+    xclbin.write_bytes(emulation_image(spec, files).pack())
+    runs = folder / "runs"
+    runs.mkdir(exist_ok=True)
+    return Surrounding(
+        folder,
+        xclbin,
+        {
+            "XCL_EMULATION_MODE": "hw_emu",
+            "XILINX_XRT": str(prefix.parent),
+            "EMCONFIG_PATH": str(folder),
+            "XRT_INI_PATH": str(folder / "xrt.ini"),
+            "SDACCEL_EM_RUN_DIR": str(runs),
+            "LD_PRELOAD": str(build_short_sleep()),
+        },
+    )
+
+
+def _xrt_libraries() -> Path:
+    for folder in sorted(Path("/usr/lib").glob("*-linux-gnu")):
+        if (folder / "libxrt_hwemu.so.2").exists():
+            return folder
+    raise MissingToolError("XRT's hw_emu driver is missing: apt-get install libxrt1 unzip")
+
+
+def _emconfig() -> dict[str, object]:
+    device = {
+        "Name": PLATFORM,
+        "HalMajorVersion": "1",
+        "HalMinorVersion": "0",
+        "VendorId": "4334",
+        "DeviceVersion": "0",
+        "SubsystemVendorId": "0",
+        "DdrBanks": [{"Size": "4G"}],
+        # Misspelt in XRT.
+        "OclFreqency": "300",
+        "NumDevices": "1",
+        "FeatureRom": {"Feature_Bitmap": "0", "Ddr_Channel_Count": "1", "Ddr_Channel_Size": "4"},
+    }
+    return {
+        "Version": {"FileVersion": "2.0", "ToolVersion": "2022.1"},
+        "Platform": {
+            "UnifiedPlatform": "true",
+            "ExpandedPR": "true",
+            "Boards": [{"NumBoards": "1", "Devices": [device]}],
+        },
+    }
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{command[0]} failed:\n{done.stdout}{done.stderr}"[:8000])
