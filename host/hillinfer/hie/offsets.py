@@ -6,6 +6,8 @@ from __future__ import annotations
 import torch
 
 from hillinfer.hie.score_codes import weights_in_place
+from hillinfer_model.choices import Rule, Scope
+from hillinfer_model.kernel_spec import KernelSpec
 
 SINKS = 4
 RECENT_TOKENS = 256
@@ -13,6 +15,34 @@ PROBE_STRIDE = 16
 
 # Below every L', far enough that a weight relative to any of them is 0.
 _LEFT_OUT = -(1 << 27)
+
+
+def sequence_offsets(
+    spec: KernelSpec, scope: Scope, log_weights: torch.Tensor, invalid: torch.Tensor
+) -> torch.Tensor:
+    """Return B of each head or A of each selected set (contract, section 3).
+
+    Parameters
+    ----------
+    spec, scope
+        Rule; what shares one selected set.
+    log_weights
+        L', int32 of shape (kv_heads, heads, N); only the columns of R ∪ Φ are looked at.
+    invalid
+        bool of shape (kv_heads, N), likewise.
+
+    Returns
+    -------
+    torch.Tensor
+        int32 of shape (kv_heads, heads) for `weight_sum`; (1,) or (kv_heads,) for `raw_sum`.
+    """
+    sample, spoiled = offset_tokens(log_weights), offset_tokens(invalid)
+    if spec.rule is Rule.WEIGHT_SUM:
+        return weight_sum_offsets(sample, spoiled, log_weights.shape[-1])
+    if scope is Scope.LAYER:
+        # One selected set: its heads are all heads, and one invalid KV head spoils a token.
+        sample, spoiled = sample.flatten(0, 1).unsqueeze(0), spoiled.any(0, keepdim=True)
+    return raw_sum_offsets(sample.sum(1, dtype=torch.int32), spoiled)
 
 
 def offset_tokens(values: torch.Tensor) -> torch.Tensor:

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from hillinfer.hie.offsets import offset_tokens, raw_sum_offsets, weight_sum_offsets
-from hillinfer.hie.score_codes import raw_sum_codes, weight_sum_codes, weights_in_place
+from hillinfer.hie.offsets import sequence_offsets
 from hillinfer.hie.scratch import final_tokens
-from hillinfer_model.choices import Rule, Scope
+from hillinfer.hie.token_tuples import TokenTuples
+from hillinfer_model.choices import Scope
 from hillinfer_model.kernel_spec import KernelSpec
 from hillinfer_model.score_block import ScoreBlock
 
@@ -42,18 +42,14 @@ class ScoreStream:
     ) -> None:
         self._spec = spec
         self._tokens = log_weights.shape[-1]
-        if scope is Scope.LAYER:
-            # One selected set: its heads are all heads, and one invalid KV head spoils a token.
-            self._log_weights = log_weights.flatten(0, 1).unsqueeze(0)
-            self._invalid = invalid.any(0, keepdim=True)
-        else:
-            self._log_weights = log_weights
-            self._invalid = invalid
-        self._offsets = self._make_offsets(log_weights, invalid)
+        self._log_weights = log_weights
+        self._invalid = invalid
+        offsets = sequence_offsets(spec, scope, log_weights, invalid)
+        self._tuples = TokenTuples(spec, scope, offsets)
 
     def __iter__(self) -> Iterator[ScoreBlock]:
         """Yield blocks of `block_tokens` tuples; a block ends where its 65,536-window ends."""
-        tuples = np.empty((self._invalid.shape[0], self._tokens), dtype=np.uint32)
+        tuples = np.empty((self._tuples.sets, self._tokens), dtype=np.uint32)
         length = self._spec.block_tokens
         step = final_tokens(self._spec, tuples.shape[0])
         filled = 0
@@ -63,30 +59,11 @@ class ScoreStream:
                 stop = min(start + length, window_stop)
                 while filled < stop:
                     next_filled = min(filled + step, self._tokens)
-                    tuples[:, filled:next_filled] = self._tuples(filled, next_filled)
+                    tuples[:, filled:next_filled] = self._tuples.of(
+                        self._log_weights[..., filled:next_filled],
+                        self._invalid[:, filled:next_filled],
+                        filled,
+                    )
                     filled = next_filled
                 for row in range(tuples.shape[0]):
                     yield ScoreBlock(row, window, tuples[row, start:stop])
-
-    def _make_offsets(self, log_weights: torch.Tensor, invalid: torch.Tensor) -> torch.Tensor:
-        """Return B of each head or A of each selected set, int32 (sets, heads or 1, 1)."""
-        sample = offset_tokens(self._log_weights)
-        if self._spec.rule is Rule.RAW_SUM:
-            sums = sample.sum(1, dtype=torch.int32)
-            return raw_sum_offsets(sums, offset_tokens(self._invalid)).view(-1, 1)
-        offsets = weight_sum_offsets(
-            sample.view(*log_weights.shape[:2], -1), offset_tokens(invalid), self._tokens
-        )
-        return offsets.view(*self._log_weights.shape[:2], 1)
-
-    def _tuples(self, start: int, stop: int) -> np.ndarray[tuple[int, ...], np.dtype[np.uint32]]:
-        values = self._log_weights[..., start:stop]
-        if self._spec.rule is Rule.RAW_SUM:
-            codes = raw_sum_codes(values.sum(1, dtype=torch.int32).sub_(self._offsets))
-        else:
-            weights = weights_in_place(values - self._offsets)
-            codes = weight_sum_codes(weights.sum(1, dtype=torch.float64))
-        codes.masked_fill_(self._invalid[:, start:stop], 0)
-        codes.bitwise_left_shift_(16)
-        codes += torch.arange(start, stop).bitwise_and_(_WINDOW - 1)
-        return codes.numpy().astype(np.uint32)
