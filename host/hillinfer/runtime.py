@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from hillinfer.attention.row_attention import RowAttention
 from hillinfer.counters import Counters
-from hillinfer.devices.scorer import SegmentShadow
+from hillinfer.devices.device_scorer import DeviceScorer
+from hillinfer.devices.scorer import Scorer, SegmentShadow
 from hillinfer.devices.table import make_scorer
 from hillinfer.errors import CacheUseError, SetupWarning
 from hillinfer.hie.evaluation import ImportanceEvaluation
@@ -84,6 +85,8 @@ class Runtime:
         What a saved session holds, for `resume`; the runtime closes it.
     announce_streaming
         Called once, before the first shadow goes to the drive.
+    scorer
+        Executes the scoring contract; that of the settings' device where None.
 
     Raises
     ------
@@ -104,6 +107,7 @@ class Runtime:
         shadow_limit_bytes: int = sys.maxsize,
         base: StoredBase | None = None,
         announce_streaming: Callable[[], None] = _unannounced,
+        scorer: Scorer | None = None,
     ) -> None:
         self.shape = shape
         self.settings = settings
@@ -115,7 +119,10 @@ class Runtime:
         self._accountant = Accountant(budget_bytes)
         self._accountant.take(Part.STAGING, staging_bytes(shape, settings))
         self._spec = kernel_spec(shape, settings)
-        scorer = make_scorer(settings.device, self._spec, settings.scope)
+        scorer = scorer or make_scorer(
+            settings.device, self._spec, settings.scope, settings.device_options
+        )
+        self._device = scorer.shadows if isinstance(scorer, DeviceScorer) else None
         self._score_bytes = 0
         policy = make_pool_policy(settings.pool_policy)
         self._pools = HotPools(
@@ -167,6 +174,7 @@ class Runtime:
             self._accountant,
             self.counters,
             announce_streaming,
+            self._device,
         )
         self._shadow = ShadowKeeper(scorer, shape.layers, self._reader, self.layout, shadow_memory)
         self._rows = RowKeeper(
@@ -378,6 +386,8 @@ class Runtime:
             self._pools.close()
             self._store.close()
             self._shadow_store.close()
+            if self._device is not None:
+                self._device.close()
             if self._timeline is not None:
                 self._timeline.close()
 

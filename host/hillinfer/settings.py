@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from hillinfer.byte_size import ByteSize
+from hillinfer.devices.device_options import DeviceOptions
 from hillinfer.errors import SettingsError
 from hillinfer.pools.layer_shares import PoolSizes
 from hillinfer_model.choices import KeyMode, Rule, Scope
@@ -50,7 +52,11 @@ class Settings:
     cold_dir
         Directory on the drive that holds the cold pool; None for the user's cache directory.
     device
-        Name in the table of devices: `nvme` or `golden`.
+        Name in the table of devices: `nvme`, `golden`, `csim` or `xrt`.
+    beta
+        Host-scored to device-scored segments, Mc/Ms; 0 gives the device every full group.
+    xclbin
+        Image of the kernels for device `xrt`; None for the one that fits.
     block_rows
         Rows that are read and attended to at a time; never derived from the budget, because it
         changes output bits.
@@ -78,6 +84,8 @@ class Settings:
     pool_timeline: Path | None = None
     cold_dir: Path | None = None
     device: str = "nvme"
+    beta: float = 0.0
+    xclbin: Path | None = None
     block_rows: int = 512
     block_tokens: int = 1024
     io_threads: int = 16
@@ -93,6 +101,8 @@ class Settings:
                 f"kept_sinks={self.kept_sinks}, kept_recent={self.kept_recent}: "
                 "the sinks must not be negative and at least the newest token is kept"
             )
+        if not (math.isfinite(self.beta) and self.beta >= 0):
+            raise SettingsError(f"beta={self.beta} must be 0 or more: Mc/Ms in whole segments")
         if self.max_selected is not None and self.max_selected < 1:
             raise SettingsError(f"max_selected={self.max_selected} must be at least 1")
         for name in ("block_rows", "block_tokens", "io_threads"):
@@ -114,6 +124,11 @@ class Settings:
                 "or name a format: int8, int4 or int2"
             )
         return self.shadow
+
+    @property
+    def device_options(self) -> DeviceOptions:
+        """What the device is opened with."""
+        return DeviceOptions(self.beta, self.xclbin)
 
     @property
     def kept_tokens(self) -> int:
@@ -143,7 +158,7 @@ class Settings:
         return replace(self, **changes)
 
 
-_PATHS = frozenset({"cold_dir", "pool_timeline"})
+_PATHS = frozenset({"cold_dir", "pool_timeline", "xclbin"})
 _CHOICES: dict[str, type[StrEnum]] = {
     "rule": Rule,
     "scope": Scope,

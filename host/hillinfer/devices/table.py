@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from hillinfer.devices.csim_device import open_csim
+from hillinfer.devices.device_options import DeviceOptions
 from hillinfer.devices.golden_scorer import GoldenScorer
 from hillinfer.devices.scorer import Scorer
 from hillinfer.errors import SettingsError
@@ -12,14 +14,17 @@ from hillinfer.hie.torch_scorer import TorchScorer
 from hillinfer_model.choices import Scope
 from hillinfer_model.kernel_spec import KernelSpec
 
-DEVICES: dict[str, Callable[[KernelSpec, Scope], Scorer]] = {
-    "nvme": TorchScorer,
-    "golden": GoldenScorer,
+DEVICES: dict[str, Callable[[KernelSpec, Scope, DeviceOptions], Scorer]] = {
+    "nvme": lambda spec, scope, _: TorchScorer(spec, scope),
+    "golden": lambda spec, scope, _: GoldenScorer(spec, scope),
+    "csim": open_csim,
 }
 
 
-def make_scorer(device: str, spec: KernelSpec, scope: Scope) -> Scorer:
+def make_scorer(
+    device: str, spec: KernelSpec, scope: Scope, options: DeviceOptions | None = None
+) -> Scorer:
     """Return the scorer of a device, or raise SettingsError naming the devices there are."""
     if device not in DEVICES:
         raise SettingsError(f"device={device!r} is unknown: choose one of {', '.join(DEVICES)}")
-    return DEVICES[device](spec, scope)
+    return DEVICES[device](spec, scope, options or DeviceOptions())

@@ -17,6 +17,7 @@ from hillinfer.hie.key_coding import INVALID_EXPONENT
 from hillinfer.hie.log_weights import QueryRows, log_weights, query_rows
 from hillinfer.hie.query_coding import code_query
 from hillinfer.hie.shadow_layout import ShadowLayout
+from hillinfer_model.channel_statistics import ChannelStatistics
 from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
 
 
@@ -67,6 +68,51 @@ def sequence_log_weights(
             _fill(layout, queries, some, piece, weights, exponents, buffers)
     invalid = torch.from_numpy(exponents[:, :tokens]) == INVALID_EXPONENT
     return weights[..., :tokens], invalid
+
+
+def group_log_weights(
+    layout: ShadowLayout,
+    scaled: torch.Tensor,
+    statistics: ChannelStatistics,
+    shadow: NDArray[np.uint8],
+    groups: range,
+    buffers: KeyBuffers,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return L' of consecutive groups of one segment (contract, section 4).
+
+    Parameters
+    ----------
+    layout
+        Of the shadow.
+    scaled
+        Queries from `scale_query`.
+    statistics
+        The segment's.
+    shadow
+        uint8 of shape (beats, 64): any whole groups laid out as a segment's.
+    groups
+        Which of them.
+    buffers
+        For this call alone.
+
+    Returns
+    -------
+    weights
+        int32 of shape (kv_heads, heads, 64 tokens per group).
+    invalid
+        bool of shape (kv_heads, 64 tokens per group).
+    """
+    segment = SegmentShadow(0, 0, shadow, statistics)
+    queries = query_rows(layout, code_query(scaled, [statistics]))
+    tokens = groups.stop * GROUP_TOKENS
+    weights = torch.empty((*scaled.shape[:2], tokens), dtype=torch.int32)
+    exponents = np.empty((layout.spec.kv_heads, tokens), dtype=np.uint8)
+    limit = scratch.product_tokens(layout.spec) // GROUP_TOKENS
+    for start in range(groups.start, groups.stop, limit):
+        piece = _Piece(slice(0, 1), slice(start, min(start + limit, groups.stop)))
+        _fill(layout, queries, [segment], piece, weights, exponents, buffers)
+    own = slice(groups.start * GROUP_TOKENS, tokens)
+    return weights[..., own], torch.from_numpy(exponents[:, own]) == INVALID_EXPONENT
 
 
 def _groups(tokens: int) -> int:

@@ -95,13 +95,36 @@ class ShadowLayout:
         """
         tokens, kv_heads, _ = codes.shape
         packed = self._pack(codes).numpy().view(self._slice_type)
-        index = np.arange(first_token, first_token + tokens)
-        group, in_group = index // GROUP_TOKENS, index % GROUP_TOKENS
-        tile, in_tile = in_group // self._tile_tokens, in_group % self._tile_tokens
+        group, tile, in_tile, in_group = self._places(
+            np.arange(first_token, first_token + tokens)
+        )
         self.slice_codes(shadow)[group, tile, :, :, in_tile] = packed.reshape(
             tokens, kv_heads, self.slices
         )
         self.exponents(shadow)[group, :, in_group] = exponents.numpy()
+
+    def copy_tokens(
+        self,
+        source: NDArray[np.uint8],
+        from_tokens: NDArray[np.int64],
+        target: NDArray[np.uint8],
+        to_tokens: NDArray[np.int64],
+    ) -> None:
+        """Copy codes and exponents of some tokens from one shadow into another.
+
+        Parameters
+        ----------
+        source, target
+            uint8 of shape (groups · group_beats, 64).
+        from_tokens, to_tokens
+            Their indices there, equally many.
+        """
+        group, tile, in_tile, in_group = self._places(from_tokens)
+        codes = self.slice_codes(source)[group, tile, :, :, in_tile]
+        exponents = self.exponents(source)[group, :, in_group]
+        group, tile, in_tile, in_group = self._places(to_tokens)
+        self.slice_codes(target)[group, tile, :, :, in_tile] = codes
+        self.exponents(target)[group, :, in_group] = exponents
 
     def read(
         self,
@@ -127,6 +150,13 @@ class ShadowLayout:
         stored = self.slice_codes(shadow)[groups].transpose(2, 0, 1, 4, 3)
         codes.view(self._slice_type).reshape(stored.shape)[...] = stored
         exponents[...] = self.exponents(shadow)[groups].swapaxes(0, 1)
+
+    def _places(
+        self, tokens: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Return group, tile in it, token in the tile and token in the group."""
+        group, in_group = tokens // GROUP_TOKENS, tokens % GROUP_TOKENS
+        return group, in_group // self._tile_tokens, in_group % self._tile_tokens, in_group
 
     def _pack(self, codes: torch.Tensor) -> torch.Tensor:
         padding = self.spec.padded_head_dim - codes.shape[-1]

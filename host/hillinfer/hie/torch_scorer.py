@@ -141,6 +141,12 @@ class TorchScorer:
             At the call, where query or segments have another shape or type, or do not follow on
             each other.
         """
+        self.check(query, segments)
+        scaled = scale_query(self.spec, query, scaling)
+        return self._blocks(scaled, segments)
+
+    def check(self, query: torch.Tensor, segments: Sequence[SegmentShadow]) -> None:
+        """Raise ValueError where `score` cannot take these arguments."""
         if query.dtype != torch.float32 or query.shape != (
             self.spec.query_heads,
             self.spec.head_dim,
@@ -150,8 +156,6 @@ class TorchScorer:
                 f"{query.dtype} of shape {tuple(query.shape)}"
             )
         self._check_segments(segments)
-        scaled = scale_query(self.spec, query, scaling)
-        return self._blocks(scaled, segments)
 
     def _blocks(
         self, scaled: torch.Tensor, segments: Sequence[SegmentShadow]

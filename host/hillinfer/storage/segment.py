@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from hillinfer.devices.device_shadows import Resident
 from hillinfer_model.channel_statistics import ChannelStatistics
 
 
@@ -21,6 +22,8 @@ class SegmentLayer:
         uint8 of shape (segment_beats, 64) in DRAM; None where it is on the drive or not made yet.
     slot
         Where it lies in the `ShadowStore`; None where it was not written.
+    resident
+        What a device holds of it; None where it holds nothing.
     statistics
         None until it is full or first scored.
     coded_tokens
@@ -29,6 +32,7 @@ class SegmentLayer:
 
     shadow: NDArray[np.uint8] | None = None
     slot: int | None = None
+    resident: Resident | None = None
     statistics: ChannelStatistics | None = None
     coded_tokens: int = 0
 

@@ -7,6 +7,7 @@ from functools import partial
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from hillinfer.devices.scorer import Scorer, SegmentShadow
 from hillinfer.sessions.saved_shadow import SavedShadow
@@ -65,7 +66,7 @@ class ShadowKeeper:
     def code_all(self, layer: int, sequence: Sequence, fresh: torch.Tensor) -> list[SegmentShadow]:
         """Code every token, because scoring follows, and return the shadow of all segments."""
         self._code(layer, sequence, fresh, sequence.lengths[layer])
-        return self._memory.shadows(layer, sequence.segments)
+        return self.shadows(layer, sequence)
 
     def share(self, sequence: Sequence) -> list[Segment]:
         """Return the sequence's segments, owned once more each, for a fork of it."""
@@ -82,6 +83,7 @@ class ShadowKeeper:
                 if statistics is not None:
                     self._memory.adopt(
                         own,
+                        number,
                         statistics,
                         int(saved.coded[number, layer]),
                         saved.slot(number, layer),
@@ -90,7 +92,8 @@ class ShadowKeeper:
 
     def shadows(self, layer: int, sequence: Sequence) -> list[SegmentShadow]:
         """Return what is coded of a layer already, to be read in this order."""
-        return self._memory.shadows(layer, sequence.segments)
+        remake = partial(self._remake, layer, sequence)
+        return self._memory.shadows(layer, sequence.segments, remake)
 
     def truncate(self, sequence: Sequence, length: int) -> None:
         """Drop codes from position `length` on; a cut segment keeps its statistics."""
@@ -105,6 +108,8 @@ class ShadowKeeper:
 
     def _code(self, layer: int, sequence: Sequence, fresh: torch.Tensor, stop: int) -> None:
         size = self.spec.segment_tokens
+        for number in range(len(sequence.segments)):
+            self._recode_lost(layer, sequence, number, fresh)
         for number in range(-(-stop // size)):
             base, end = number * size, min((number + 1) * size, stop)
             if number < len(sequence.segments) and (
@@ -125,8 +130,31 @@ class ShadowKeeper:
             own.statistics = statistics
             self._scorer.encode(keys, statistics, shadow, coded)
             own.coded_tokens = end - base
-            if end - base == size:
-                self._memory.note_full(own)
+            self._memory.note_coded(own, number)
+
+    def _recode_lost(
+        self, layer: int, sequence: Sequence, number: int, fresh: torch.Tensor
+    ) -> None:
+        """Code a segment again that was lost with its device, with the statistics it has.
+
+        Whoever else owns it gets the same codes.
+        """
+        own = sequence.segments[number].layers[layer]
+        lost = self._memory.forget_lost(own)
+        if lost:
+            assert own.statistics is not None
+            base = number * self.spec.segment_tokens
+            keys = self._keys(layer, sequence, fresh, base, base + lost)
+            self._scorer.encode(keys, own.statistics, self._memory.writable(own), 0)
+            own.coded_tokens = lost
+            self._memory.note_coded(own, number)
+
+    def _remake(self, layer: int, sequence: Sequence, number: int) -> NDArray[np.uint8]:
+        """Return the shadow of a segment whose device was just lost."""
+        own = sequence.segments[number].layers[layer]
+        nothing = torch.empty((0, self.spec.kv_heads, self.spec.head_dim), dtype=torch.float16)
+        self._recode_lost(layer, sequence, number, nothing)
+        return self._memory.whole(own)
 
     def _keys(
         self, layer: int, sequence: Sequence, fresh: torch.Tensor, start: int, end: int

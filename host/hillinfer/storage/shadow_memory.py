@@ -13,15 +13,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hillinfer.counters import Counters
+from hillinfer.devices.device_shadows import DeviceShadows, Resident
+from hillinfer.devices.resident_shadow import ResidentShadow
 from hillinfer.devices.scorer import SegmentShadow
 from hillinfer.errors import ColdPoolError
+from hillinfer.hie.offsets import RECENT_TOKENS
 from hillinfer.pools.accountant import Accountant, Part
 from hillinfer.storage.segment import Segment, SegmentLayer
 from hillinfer.storage.shadow_store import ShadowStore
 from hillinfer.storage.shadow_stream import STREAM_BUFFERS, ShadowStream
 from hillinfer.storage.streamed_shadow import StreamedShadow
 from hillinfer_model.channel_statistics import ChannelStatistics
-from hillinfer_model.kernel_spec import KernelSpec
+from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
 
 # Full shadows on their way to the drive, which DRAM still holds.
 LEAVING_SHADOWS = 4
@@ -47,6 +50,8 @@ class ShadowMemory:
         Where bytes are counted.
     announce
         Called once, before the first shadow goes to the drive.
+    device
+        Holds shadows that the host need not, or None.
     """
 
     def __init__(
@@ -57,7 +62,10 @@ class ShadowMemory:
         accountant: Accountant,
         counters: Counters,
         announce: Callable[[], None],
+        device: DeviceShadows | None = None,
     ) -> None:
+        self._device = device
+        self._staging: NDArray[np.uint8] | None = None
         self._store = store
         self._size = spec.segment_tokens
         self._limit_bytes = limit_bytes
@@ -69,14 +77,30 @@ class ShadowMemory:
         self._stream: ShadowStream | None = None
         self._leaving: deque[tuple[SegmentLayer, Future[None]]] = deque()
 
-    def shadows(self, layer: int, segments: list[Segment]) -> list[SegmentShadow]:
-        """Return what is coded of a layer, to be scored in this order."""
+    def shadows(
+        self, layer: int, segments: list[Segment], remake: Callable[[int], NDArray[np.uint8]]
+    ) -> list[SegmentShadow]:
+        """Return what is coded of a layer, to be scored in this order.
+
+        Parameters
+        ----------
+        layer, segments
+            Whose.
+        remake
+            Codes the segment of a number again after the device that held it was lost.
+        """
         made: list[SegmentShadow] = []
         on_drive: list[int] = []
+        tokens = sum(segment.layers[layer].coded_tokens for segment in segments)
         for number, segment in enumerate(segments):
             own, base = segment.layers[layer], number * self._size
             if own.statistics is None:
                 break
+            if own.resident is not None:
+                if base + self._size + RECENT_TOKENS <= tokens:
+                    self._leave_to_device(own)
+                made.append(self._resident_shadow(base, own, partial(remake, number)))
+                continue
             if own.shadow is not None:
                 made.append(SegmentShadow(base, own.coded_tokens, own.shadow, own.statistics))
                 continue
@@ -101,9 +125,19 @@ class ShadowMemory:
                 raise
         return own.shadow
 
+    def whole(self, own: SegmentLayer) -> NDArray[np.uint8]:
+        """Return a shadow that is in DRAM or on the drive, valid until another is asked for."""
+        if own.shadow is not None:
+            return own.shadow
+        assert own.slot is not None
+        staging = self._staging_buffer()
+        self._store.read(own.slot, staging).result()
+        return staging
+
     def adopt(
         self,
         own: SegmentLayer,
+        number: int,
         statistics: ChannelStatistics,
         coded_tokens: int,
         slot: int,
@@ -113,8 +147,8 @@ class ShadowMemory:
 
         Parameters
         ----------
-        own
-            Empty.
+        own, number
+            Empty; of which segment.
         statistics, coded_tokens
             As saved.
         slot
@@ -132,8 +166,34 @@ class ShadowMemory:
             return
         read(self.writable(own))
         own.statistics, own.coded_tokens = statistics, coded_tokens
-        if full:
+        self.note_coded(own, number)
+
+    def note_coded(self, own: SegmentLayer, number: int) -> None:
+        """Learn that tokens of the segment of some number were coded.
+
+        The device gets its full groups, where there is one with room; else a full shadow stays, or
+        goes to the drive.
+        """
+        if self._device is not None and own.resident is None and own.slot is None:
+            own.resident = self._taken(number)
+        if self._device is not None and own.resident is not None:
+            assert own.shadow is not None
+            self._device.update(own.resident, own.shadow, own.coded_tokens)
+            self.forget_lost(own)
+        elif own.coded_tokens == self._size:
             self.note_full(own)
+
+    def forget_lost(self, own: SegmentLayer) -> int:
+        """Forget what a lost device held; return the tokens that must be coded again."""
+        if self._device is None or own.resident is None or not self._device.lost:
+            return 0
+        self._free_resident(own)
+        if own.shadow is None:
+            lost, own.coded_tokens = own.coded_tokens, 0
+            return lost
+        if own.coded_tokens == self._size:
+            self.note_full(own)
+        return 0
 
     def note_full(self, own: SegmentLayer) -> None:
         """Learn that a shadow is complete: it stays, or goes to the drive."""
@@ -163,20 +223,22 @@ class ShadowMemory:
         copy = segment.clone()
         done: list[SegmentLayer] = []
         try:
-            for own in copy.layers:
-                shadow, slot = own.shadow, own.slot
-                own.shadow, own.slot = None, None
+            for own, original in zip(copy.layers, segment.layers, strict=True):
+                own.shadow, own.slot, own.resident = None, None, None
                 if own.statistics is None:
                     continue
                 self._accountant.take(Part.OTHER, self._statistics_bytes)
                 done.append(own)
-                own.shadow = self._copied(shadow, slot)
+                if own.coded_tokens:
+                    own.shadow = self._copied(original)
+                if own.shadow is None:
+                    own.coded_tokens = 0
         except BaseException:
             for own in done:
                 self._free(own)
             raise
         for own in copy.layers:
-            if own.coded_tokens == self._size:
+            if own.shadow is not None and own.coded_tokens == self._size:
                 self._full_bytes += self._store.slot_bytes
         return copy
 
@@ -186,13 +248,18 @@ class ShadowMemory:
         # Whatever may fail comes first: an open segment lies in DRAM.
         for own in segment.layers:
             if own.slot is not None:
-                own.shadow = self._copied(None, own.slot)
+                own.shadow = self._copied(own)
                 self._store.give(own.slot)
                 own.slot = None
                 self._full_bytes += self._store.slot_bytes
+            elif own.shadow is None and own.coded_tokens:
+                own.shadow = self._copied(own)
+                self.forget_lost(own)
         for own in segment.layers:
-            if own.coded_tokens == self._size and tokens < self._size:
+            if self._counts_as_full(own) and tokens < self._size:
                 self._full_bytes -= self._store.slot_bytes
+            if own.resident is not None:
+                own.resident.tokens = min(own.resident.tokens, tokens // GROUP_TOKENS * GROUP_TOKENS)
             own.coded_tokens = min(own.coded_tokens, tokens)
 
     def release(self, segment: Segment) -> None:
@@ -205,7 +272,7 @@ class ShadowMemory:
             with suppress(ColdPoolError):
                 self._drop_written()
         for own in segment.layers:
-            if own.shadow is not None and own.coded_tokens == self._size:
+            if self._counts_as_full(own):
                 self._full_bytes -= self._store.slot_bytes
             if own.statistics is not None:
                 self._free(own)
@@ -214,20 +281,93 @@ class ShadowMemory:
         self._accountant.take(Part.SHADOW, self._store.slot_bytes)
         return self._store.buffer()
 
-    def _copied(self, shadow: NDArray[np.uint8] | None, slot: int | None) -> NDArray[np.uint8]:
+    def _copied(self, own: SegmentLayer) -> NDArray[np.uint8] | None:
+        """Return a copy of a shadow in DRAM; None where the device that held it is lost."""
         copy = self._buffer()
         try:
-            if shadow is not None:
-                copy[:] = shadow
-            elif slot is not None:
-                self._store.read(slot, copy).result()
+            if own.shadow is not None:
+                copy[:] = own.shadow
+            elif own.slot is not None:
+                self._store.read(own.slot, copy).result()
+            elif not self._read_resident(own, copy):
+                self._accountant.give(Part.SHADOW, self._store.slot_bytes)
+                return None
         except BaseException:
             self._accountant.give(Part.SHADOW, self._store.slot_bytes)
             raise
         return copy
 
+    def _counts_as_full(self, own: SegmentLayer) -> bool:
+        """Say whether DRAM holds a full shadow that could go to the drive."""
+        full = own.coded_tokens == self._size
+        return full and own.shadow is not None and own.resident is None
+
+    def _taken(self, number: int) -> Resident | None:
+        """Return room on the device for a segment of some number, and for its probes here."""
+        assert self._device is not None
+        resident = self._device.take(number)
+        if resident is not None:
+            try:
+                self._accountant.take(Part.SHADOW, self._device.probe_bytes)
+            except BaseException:
+                self._device.give(resident)
+                raise
+        return resident
+
+    def _resident_shadow(
+        self, base: int, own: SegmentLayer, remake: Callable[[], NDArray[np.uint8]]
+    ) -> ResidentShadow:
+        assert own.resident is not None
+        assert own.statistics is not None
+        return ResidentShadow(
+            base,
+            own.coded_tokens,
+            own.statistics,
+            own.resident.slot,
+            own.resident.tokens,
+            own.resident.probes,
+            own.shadow,
+            partial(self._brought_back, own, remake),
+        )
+
+    def _brought_back(
+        self, own: SegmentLayer, remake: Callable[[], NDArray[np.uint8]]
+    ) -> NDArray[np.uint8]:
+        """Return a shadow that DRAM does not hold, valid until another is brought back."""
+        if own.shadow is not None:
+            return own.shadow
+        staging = self._staging_buffer()
+        return staging if self._read_resident(own, staging) else remake()
+
+    def _staging_buffer(self) -> NDArray[np.uint8]:
+        if self._staging is None:
+            self._accountant.take(Part.STAGING, self._store.slot_bytes)
+            self._staging = self._store.buffer()
+        return self._staging
+
+    def _read_resident(self, own: SegmentLayer, into: NDArray[np.uint8]) -> bool:
+        if own.resident is None or self._device is None:
+            return False
+        return self._device.read(own.resident, into)
+
+    def _leave_to_device(self, own: SegmentLayer) -> None:
+        """Drop DRAM's copy of a shadow that a device holds whole."""
+        assert own.resident is not None
+        if own.shadow is not None and own.resident.tokens == self._size:
+            own.shadow = None
+            self._accountant.give(Part.SHADOW, self._store.slot_bytes)
+
+    def _free_resident(self, own: SegmentLayer) -> None:
+        assert own.resident is not None
+        assert self._device is not None
+        self._device.give(own.resident)
+        self._accountant.give(Part.SHADOW, self._device.probe_bytes)
+        own.resident = None
+
     def _free(self, own: SegmentLayer) -> None:
         self._accountant.give(Part.OTHER, self._statistics_bytes)
+        if own.resident is not None:
+            self._free_resident(own)
         if own.shadow is not None:
             self._accountant.give(Part.SHADOW, self._store.slot_bytes)
             own.shadow = None

@@ -36,6 +36,7 @@ class Story:
         shadow="int4",
         placement="dram",
         mib=2,
+        scorer=None,
     ):
         self.shape = shape_of(stored)
         self.settings = Settings().changed(
@@ -44,7 +45,7 @@ class Story:
         budget = staging_bytes(self.shape, self.settings) + (mib << 20)
         limit = PLACEMENTS[placement] * shadow_bytes(kernel_spec(self.shape, self.settings))
         self.runtime = Runtime(
-            self.shape, self.settings, budget, cold_dir, shadow_limit_bytes=limit
+            self.shape, self.settings, budget, cold_dir, shadow_limit_bytes=limit, scorer=scorer
         )
         self.sequence = self.runtime.open_sequence()
         self.generator = torch.Generator().manual_seed(0)
@@ -79,18 +80,18 @@ class Story:
         return shadows
 
     def check(self, layer, keys, taken_at, sequence=None):
-        segments = (sequence or self.sequence).segments
+        sequence = sequence or self.sequence
         expected = self.expected(layer, keys, taken_at)
-        assert len(segments) == len(expected)
-        found = self.runtime._shadow._memory.shadows(layer, segments)
+        assert len(sequence.segments) == len(expected)
+        found = self.runtime._shadow.shadows(layer, sequence)
         for segment, (shadow, statistics) in zip(found, expected, strict=True):
             np.testing.assert_array_equal(segment.statistics.means, statistics.means)
             np.testing.assert_array_equal(segment.statistics.exponents, statistics.exponents)
             np.testing.assert_array_equal(segment.shadow, shadow)
 
     def shadow(self, number, layer, sequence=None):
-        segments = (sequence or self.sequence).segments
-        return self.runtime._shadow._memory.shadows(layer, segments)[number].shadow.copy()
+        found = self.runtime._shadow.shadows(layer, sequence or self.sequence)
+        return found[number].shadow.copy()
 
 
 def coded(sequence):

@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a user can choose about a device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class DeviceOptions:
+    """How a device is opened and what it is given.
+
+    Parameters
+    ----------
+    beta
+        Host-scored to device-scored segments, Mc/Ms (HillInfer equation 4); 0 gives the device
+        every full group.
+    xclbin
+        Image of the kernels for device `xrt`; None for the one that fits in the bitstream folder.
+    """
+
+    beta: float = 0.0
+    xclbin: Path | None = None

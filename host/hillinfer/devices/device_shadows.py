@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which shadows a device holds."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hillinfer.devices.errors import DeviceError
+from hillinfer.devices.scoring_device import DeviceSegment, ScoredTokens, ScoringDevice
+from hillinfer.hie.probe_shadow import ProbeShadow, probe_bytes
+from hillinfer.hie.shadow_layout import ShadowLayout
+from hillinfer_model.beats import Beats
+from hillinfer_model.choices import Scope
+from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
+
+
+@dataclass
+class Resident:
+    """What a device holds of one segment in one layer.
+
+    Parameters
+    ----------
+    slot
+        Where it lies.
+    tokens
+        How many tokens are there, whole groups.
+    probes
+        The host's copy of the probe tokens among them.
+    """
+
+    slot: int
+    tokens: int
+    probes: ProbeShadow
+
+
+class DeviceShadows:
+    """Hands out a device's slots and keeps what lies in them in step with the host.
+
+    Parameters
+    ----------
+    spec
+        Fixes sizes.
+    device
+        Holds and scores.
+    beta
+        Host-scored to device-scored segments, Mc/Ms (HillInfer equation 4); 0 gives the device
+        every full group.
+    report
+        Told once why the device was lost.
+
+    Attributes
+    ----------
+    lost
+        Whether the device failed: nothing that it held is there any more.
+    probe_bytes
+        Bytes that the host keeps of each segment.
+    """
+
+    def __init__(
+        self,
+        spec: KernelSpec,
+        device: ScoringDevice,
+        beta: float,
+        report: Callable[[DeviceError], None],
+    ) -> None:
+        self._spec = spec
+        self._device = device
+        self._host_share = beta / (1 + beta)
+        self._report = report
+        self._layout = ShadowLayout(spec)
+        self._free: list[int] = []
+        self._fresh = 0
+        self.lost = False
+        self.probe_bytes = probe_bytes(self._layout)
+        self.launches = 0
+        self.scored_tokens = 0
+
+    def take(self, number: int) -> Resident | None:
+        """Return room for a segment of some number, or None where the host is to score it."""
+        if self.lost or self._for_host(number + 1) > self._for_host(number):
+            return None
+        if self._free:
+            slot = heapq.heappop(self._free)
+        elif self._fresh < self._device.slots:
+            slot, self._fresh = self._fresh, self._fresh + 1
+        else:
+            return None
+        return Resident(slot, 0, ProbeShadow(self._layout, number == 0))
+
+    def _for_host(self, segments: int) -> int:
+        """Return how many of the first segments the host scores."""
+        return int(segments * self._host_share + 0.5)
+
+    def give(self, resident: Resident) -> None:
+        """Let a slot be used for another segment."""
+        heapq.heappush(self._free, resident.slot)
+
+    def update(self, resident: Resident, shadow: NDArray[np.uint8], coded_tokens: int) -> None:
+        """Bring the device up to date with a shadow's full groups, or lose it."""
+        groups = coded_tokens // GROUP_TOKENS
+        held = resident.tokens // GROUP_TOKENS
+        if groups <= held or self.lost:
+            return
+        first, stop = held * self._spec.group_beats, groups * self._spec.group_beats
+        try:
+            self._device.write(resident.slot, first, shadow[first:stop])
+        except DeviceError as error:
+            self.lose(error)
+            return
+        resident.probes.take(shadow, resident.tokens, groups * GROUP_TOKENS)
+        resident.tokens = groups * GROUP_TOKENS
+
+    def read(self, resident: Resident, into: NDArray[np.uint8]) -> bool:
+        """Fill `into` with what the device holds of a segment; False where it is lost."""
+        if self.lost:
+            return False
+        beats = resident.tokens // GROUP_TOKENS * self._spec.group_beats
+        try:
+            self._device.read(resident.slot, into[:beats])
+        except DeviceError as error:
+            self.lose(error)
+            return False
+        return True
+
+    def score(
+        self, scope: Scope, queries: Beats, segments: Sequence[DeviceSegment]
+    ) -> Iterator[ScoredTokens]:
+        """Launch; see `ScoringDevice.score`."""
+        scoring = self._device.score(self._spec, scope, queries, segments)
+        self.launches += 1
+        self.scored_tokens += sum(one.tokens for one in segments)
+        return scoring
+
+    def lose(self, error: DeviceError) -> None:
+        """Give the device up, once."""
+        if not self.lost:
+            self.lost = True
+            self._report(error)
+            self._device.close()
+
+    def close(self) -> None:
+        """Let go of the device; harmless when done twice."""
+        self._device.close()
