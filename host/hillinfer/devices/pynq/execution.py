@@ -27,8 +27,8 @@ PATIENCE_S = 120.0
 class PynqExecution:
     """Runs launches through PYNQ's Overlay, in a process and an environment of its own.
 
-    One front is held at a time, for the spec that was asked for last; one that has failed is
-    gone, and the next launch starts another.
+    One front is held at a time, in `front`, for the spec that was asked for last; one that has
+    failed is gone, and the next launch starts another.
 
     Parameters
     ----------
@@ -45,9 +45,9 @@ class PynqExecution:
     def __init__(
         self, python: Path, card_of: Callable[[KernelSpec], Card], patience: float = PATIENCE_S
     ) -> None:
-        self._python, self._card_of, self.patience = python, card_of, patience
+        self.python, self.card_of, self.patience = python, card_of, patience
         self._spec: KernelSpec | None = None
-        self._front: FrontProcess | None = None
+        self.front: FrontProcess | None = None
 
     def score(self, spec: KernelSpec, launch: ScoreLaunch) -> LaunchResult:
         """Run `score_tokens`.
@@ -78,9 +78,9 @@ class PynqExecution:
 
     def close(self) -> None:
         """Let the card go."""
-        if self._front is not None:
-            self._front.close()
-        self._front = None
+        if self.front is not None:
+            self.front.close()
+        self.front = None
 
     def _run(
         self,
@@ -103,18 +103,18 @@ class PynqExecution:
         )
 
     def _front_of(self, spec: KernelSpec) -> FrontProcess:
-        if self._front is not None and self._front.running and self._spec == spec:
-            return self._front
+        if self.front is not None and self.front.running and self._spec == spec:
+            return self.front
         self.close()
-        card = self._card_of(spec)
+        card = self.card_of(spec)
         name = str(card.xclbin)
         xclbin = Xclbin.read(card.xclbin)
         check_xclbin(xclbin, spec, card.platform, name)
         # The front loads the bytes that were checked, not what the file holds by then.
         content = without_host_memory(xclbin, spec, name).pack()
         spec_hash = spec.digest()[:HASH_BYTES].hex()
-        self._front = FrontProcess(
-            self._python, content, card.platform, spec_hash, card.environment, self.patience
+        self.front = FrontProcess(
+            self.python, content, card.platform, spec_hash, card.environment, self.patience
         )
         self._spec = spec
-        return self._front
+        return self.front

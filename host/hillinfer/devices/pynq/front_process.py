@@ -95,6 +95,11 @@ class FrontProcess:
         self._wait("ready", "load the card", seconds)
 
     @property
+    def pid(self) -> int:
+        """The process's number."""
+        return self._process.pid
+
+    @property
     def running(self) -> bool:
         """Whether it can be asked."""
         return self._end.alive
