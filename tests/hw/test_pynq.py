@@ -154,6 +154,15 @@ def test_kernels_that_answer_with_another_hash_are_refused(emulated, card, tmp_p
         other.score(RENAMED, random_launch(RENAMED, Scope.LAYER, [3]))
 
 
+def test_without_xrts_version_nothing_is_started(emulated, card, tmp_path):
+    """PYNQ would start kernels by itself then, which is wrong for these."""
+    (tmp_path / "lib").symlink_to(Path(card.environment["XILINX_XRT"]) / "lib")
+    changed = replace(card, environment={**card.environment, "XILINX_XRT": str(tmp_path)})
+    other = PynqExecution(emulated.python, lambda spec: changed)
+    with pytest.raises(PynqError, match=r"has no version\.json"):
+        other.score(SMALL, random_launch(SMALL, Scope.LAYER, [3]))
+
+
 # What fails
 
 

@@ -46,13 +46,17 @@ class Front:
     Raises
     ------
     FrontError
-        Where the card's shell is another one.
+        Where the card's shell is another one, or PYNQ cannot use XRT's scheduler.
     """
 
     def __init__(self, xclbin: str, platform: str, spec_hash: str) -> None:
         self.device = pynq.Device.active_device
         if self.device.name != platform:
             raise FrontError(f"the card's platform is {self.device.name!r}, not {platform!r}")
+        # PYNQ's own start knows nothing of ap_ctrl_chain; XRT's scheduler does its handshake.
+        if not self.device.has_capability("ERT"):
+            place = os.environ.get("XILINX_XRT")
+            raise FrontError(f"PYNQ cannot tell XRT's version: {place} has no version.json")
         self._spec_hash = spec_hash
         overlay = pynq.Overlay(xclbin, device=self.device)
         self._kernels = {
@@ -83,7 +87,6 @@ class Front:
             name: self._place(kernel, request["kernel"], name, folder / "in" / f"{name}.npy")
             for name in request["pointers"]
         }
-        # Where PYNQ finds XRT's scheduler, that one does the handshake of ap_ctrl_chain.
         handle = kernel.start(**placed, **request["scalars"])
         with _deadline(request["seconds"], request["kernel"]):
             handle.wait()
