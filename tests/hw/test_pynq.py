@@ -264,17 +264,17 @@ def start(program, card):
         ("echo '{\"done\": 1}' >&$4", "{'done': 1}"),
         ("echo lost its way >&2; exit 3", "it has ended\nlost its way"),
         ("printf half >&$4; sleep 100", "no answer after 2 s"),
-        ("setsid sleep 100 & echo $! > left; exec sleep 100", "no answer after 2 s"),
+        ("setsid sleep 100 & echo $! >> $PIDS; exec sleep 100", "no answer after 2 s"),
     ],
     ids=["no-json", "no-object", "other-answer", "ends", "half-an-answer", "left-its-session"],
 )
 def test_a_front_that_starts_wrongly_is_ended(card, tmp_path, script, said):
-    program = stand_in(tmp_path, f"pwd > {tmp_path}/place; {script}")
+    place, pids = tmp_path / "place", tmp_path / "pids"
+    program = stand_in(tmp_path, f"PIDS={pids}; pwd > {place}; echo $$ > $PIDS; {script}")
     with pytest.raises(PynqError, match=f"could not load the card: {said}"):
         start(program, card)
-    folder = Path((tmp_path / "place").read_text().strip())
-    assert not processes_in(folder)
-    assert not folder.exists()
+    assert all_gone(pids.read_text().split())
+    assert not Path(place.read_text().strip()).exists()
 
 
 def test_an_environment_that_is_not_there_is_named(card, tmp_path):

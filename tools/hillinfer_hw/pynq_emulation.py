@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hillinfer.devices.pynq.card import Card
 from hillinfer.devices.pynq.execution import PynqExecution
-from hillinfer_hw.emulation import Engine, make_surrounding
+from hillinfer_hw.emulation import Engine, build_device_process, find_xrt, make_surrounding
 from hillinfer_hw.emulation_image import PLATFORM
 from hillinfer_hw.toolchain import find_pynq_python
 from hillinfer_model.kernel_spec import KernelSpec
@@ -25,10 +25,11 @@ def emulated_pynq(engine: Engine) -> PynqExecution:
     Raises
     ------
     MissingToolError
-        Without the front's environment; and from a launch, without XRT or what cards are built
-        with.
+        Without the front's environment, XRT, or what the device process is built with.
     """
     python = find_pynq_python()
+    find_xrt()
+    build_device_process()
     folder = Path(tempfile.mkdtemp(prefix="hillinfer-cards-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
 
