@@ -3,6 +3,7 @@
 
 PYTHON ?= python3
 VENV ?= .venv
+PYNQ_PYTHON ?= $(PYTHON)
 BIN := $(VENV)/bin
 BUILD ?= build
 JOBS ?= auto
@@ -10,7 +11,7 @@ JOBS ?= auto
 QUESTION ?= Which statement makes the listed identifiers be interpreted as globals?
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model run test test-kernels test-fast lint format quality pools faults space csim cocotb formal synth doctor clean
+.PHONY: help setup model run test test-kernels test-fast lint format quality pools faults space csim cocotb formal synth pynq-env doctor clean
 
 help: ## List every target
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,10 +25,10 @@ run: model $(BUILD)/document.txt ## Answer a question over a long text with a qu
 	$(BIN)/hillinfer generate --prompt-file $(BUILD)/document.txt --question "$(QUESTION)" \
 		--max-new-tokens 96 --alpha 0.1 --shadow int4 --dram-budget 25% --report $(BUILD)/reports/run.json
 
-test: model lint ## Run the test suite, all but the long tests of the kernels
+test: model lint $(if $(CI),pynq-env) ## Run the test suite, all but the long tests of the kernels
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadgroup -m "not kernels"
 
-test-kernels: model ## Compile, simulate and prove kernels (an hour of two cores)
+test-kernels: model $(if $(CI),pynq-env) ## Compile, simulate and prove kernels (an hour of two cores)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadgroup -m kernels
 
 test-fast: $(VENV)/installed ## Run the tests that need no real model
@@ -69,6 +70,8 @@ formal: $(VENV)/installed ## Prove the AXI engines' and FIFOs' properties, and r
 synth: $(VENV)/installed ## Estimate the area of the RTL with yosys (a minute and a half per row, 88 rows)
 	PYTHONPATH=tools $(BIN)/python tools/synth.py --out $(BUILD)/reports/synth.json
 
+pynq-env: $(BUILD)/pynq-env/installed ## Make the environment of the PYNQ front (63 MB to fetch, once)
+
 doctor: $(VENV)/installed ## Say what this machine can do and what is missing
 	$(BIN)/hillinfer doctor
 
@@ -83,6 +86,17 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[run,hls,rtl,figures,test,lint]'
 	@touch $@
+
+# The lock's numpy has no wheels for Python 3.13 and newer.
+$(BUILD)/pynq-env/installed: tools/pynq_env/requirements.txt tools/pynq_env/build-requirements.txt
+	@$(PYNQ_PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' || \
+		{ echo "PYNQ needs Python 3.11 or 3.12: make PYNQ_PYTHON=/path/to/python3.11 ..."; exit 2; }
+	$(PYNQ_PYTHON) -m venv --clear $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes \
+		-r tools/pynq_env/build-requirements.txt
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes \
+		--no-build-isolation --use-pep517 -r tools/pynq_env/requirements.txt
+	@cp $< $@
 
 $(BUILD)/document.txt: tools/pydoc_document.py $(VENV)/installed
 	@mkdir -p $(@D)

@@ -6,6 +6,7 @@ An execution has a name, `score(spec, launch)` and `make_shadow(spec, launch)`, 
 is missing and how to install it.
 """
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
@@ -82,6 +83,18 @@ def rtl_execution():
     return RtlExecution()
 
 
+def pynq_execution():
+    from hillinfer_hw.emulation import Engine
+    from hillinfer_hw.pynq_emulation import emulated_pynq
+
+    try:
+        verilator_bin()
+        return emulated_pynq(Engine.RTL)
+    except MissingToolError as missing:
+        # All of it can be installed, and the project's CI does so.
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(str(missing))
+
+
 # One, three, seven and eight query heads per KV head; rows that end in mid-beat; the widest head.
 UNLIKE_PRESETS = ("smollm2-135m", "qwen2.5-0.5b", "opt-2.7b", "gemma-2b")
 
@@ -132,6 +145,8 @@ EXECUTIONS = [
     Entry("csim-threads", csim("threads"), ("half-beat",), small_spec, presets=()),
     # A build takes up to a minute, so one shape here; `make cocotb` runs all presets.
     Entry("rtl", rtl_execution, ("half-beat",), small_rtl_spec, presets=()),
+    # The same builds on an emulated card.
+    Entry("pynq", pynq_execution, ("half-beat",), small_rtl_spec, presets=()),
 ]
 
 

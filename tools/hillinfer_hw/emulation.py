@@ -158,7 +158,7 @@ def make_surrounding(spec: KernelSpec, engine: Engine, folder: Path) -> Surround
     MissingToolError
         Without XRT or what the device process is built with.
     """
-    libraries = _xrt_libraries()
+    libraries = find_xrt()
     if " " in str(folder):
         raise ValueError(f"XRT's driver cannot work in {folder}: its path has a space")
     device = build_device_process()
@@ -198,7 +198,14 @@ def make_surrounding(spec: KernelSpec, engine: Engine, folder: Path) -> Surround
     )
 
 
-def _xrt_libraries() -> Path:
+def find_xrt() -> Path:
+    """Return the folder of XRT's libraries.
+
+    Raises
+    ------
+    MissingToolError
+        Without the driver for hw_emu.
+    """
     for folder in sorted(Path("/usr/lib").glob("*-linux-gnu")):
         if (folder / "libxrt_hwemu.so.2").exists():
             return folder

@@ -7,6 +7,8 @@ import importlib.util
 import shutil
 from pathlib import Path
 
+from hillinfer_hw.build_cache import BUILD, ROOT
+
 
 class MissingToolError(RuntimeError):
     """A tool that is not installed; the message names it and how to install it."""
@@ -42,3 +44,18 @@ def find_ap_types() -> Path:
             "the ap_int headers are missing: pip install --no-deps hls4ml==1.3.0"
         )
     return Path(found.submodule_search_locations[0]) / "templates" / "vivado" / "ap_types"
+
+
+def find_pynq_python(folder: Path = BUILD / "pynq-env") -> Path:
+    """Return the interpreter of the environment that the PYNQ front runs in.
+
+    Raises
+    ------
+    MissingToolError
+        Where the environment is missing, or was made from another lock file.
+    """
+    lock, installed = ROOT / "tools" / "pynq_env" / "requirements.txt", folder / "installed"
+    if not installed.is_file() or installed.read_bytes() != lock.read_bytes():
+        state = "of another lock file" if installed.is_file() else "missing"
+        raise MissingToolError(f"the environment of the PYNQ front is {state}: make pynq-env")
+    return folder / "bin" / "python"

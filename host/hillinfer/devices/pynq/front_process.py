@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The PYNQ front as a process: started, asked with a deadline, ended with all it has started."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+
+from hillinfer.devices.pynq.errors import PynqError
+from hillinfer_model.beats import Beats
+
+_PROGRAM = Path(__file__).with_name("front.py")
+# XRT's driver makes its sockets in /tmp/$USER: there, the folder can hold them too.
+_PARENT = Path("/tmp")
+# The front's own deadline comes first, because it can say more.
+_GRACE_S, _CLOSE_S, _KILL_S = 3.0, 10.0, 10.0
+_TAIL = 2000
+
+
+class FrontProcess:
+    """One front, and the folder it shares with the host.
+
+    Parameters
+    ----------
+    python
+        Interpreter of the environment with pynq.
+    xclbin
+        Bytes of the xclbin.
+    platform
+        Name of the card's shell.
+    spec_hash
+        First bytes of the status beats, as hexadecimal digits.
+    environment
+        Variables that lead to XRT.
+    seconds
+        In which the card must be loaded.
+
+    Raises
+    ------
+    PynqError
+        Where the front does not start in time; nothing of it is left then.
+    """
+
+    def __init__(
+        self,
+        python: Path,
+        xclbin: bytes,
+        platform: str,
+        spec_hash: str,
+        environment: Mapping[str, str],
+        seconds: float,
+    ) -> None:
+        self._count = 0
+        # Only its owner can enter it.
+        self.folder = Path(tempfile.mkdtemp(prefix="hillinfer-pynq-", dir=_PARENT))
+        (self.folder / "kernels.xclbin").write_bytes(xclbin)
+        settings = {
+            "xclbin": str(self.folder / "kernels.xclbin"),
+            "platform": platform,
+            "spec_hash": spec_hash,
+        }
+        (self.folder / "settings.json").write_text(json.dumps(settings))
+        self._log = self.folder / "front.log"
+        variables = {**os.environ, **environment}
+        if "XCL_EMULATION_MODE" in variables:
+            # Everything that the driver makes is in the folder: sockets, and the card's process.
+            variables |= {"USER": self.folder.name, "SDACCEL_EM_RUN_DIR": str(self.folder)}
+        self._replies, theirs = os.pipe()
+        try:
+            with self._log.open("ab") as log:
+                self._process = subprocess.Popen(
+                    [python, "-I", _PROGRAM, self.folder, str(theirs)],
+                    cwd=self.folder, env=variables, pass_fds=(theirs,), start_new_session=True,
+                    stdin=subprocess.PIPE, stdout=log, stderr=log,
+                )  # fmt: skip
+        except OSError as error:
+            os.close(self._replies)
+            shutil.rmtree(self.folder, ignore_errors=True)
+            raise PynqError(f"cannot start {python}: {error.strerror}") from error
+        finally:
+            os.close(theirs)
+        self._end = weakref.finalize(self, _end, self._process, self._replies, self.folder)
+        self._wait("ready", "load the card", seconds)
+
+    @property
+    def pid(self) -> int:
+        """The process's number."""
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        """Whether it can be asked."""
+        return self._end.alive
+
+    def launch(
+        self,
+        kernel: str,
+        buffers: Mapping[str, Beats],
+        scalars: Mapping[str, int],
+        results: tuple[str, ...],
+        seconds: float,
+    ) -> tuple[Beats, ...]:
+        """Run one launch.
+
+        Parameters
+        ----------
+        kernel
+            Its name.
+        buffers
+            Content of what its pointer arguments point to, uint8 of shape (beats, 64).
+        scalars
+            Its other arguments.
+        results
+            The buffers to return.
+        seconds
+            In which it must end.
+
+        Raises
+        ------
+        PynqError
+            Where it does not end in time or the front fails; nothing of the front is left then.
+        """
+        name = f"launch-{self._count}"
+        self._count += 1
+        folder = self.folder / name
+        for part in ("in", "out"):
+            (folder / part).mkdir(mode=0o700, parents=True)
+        request = {
+            "kernel": kernel,
+            "pointers": list(buffers),
+            "scalars": dict(scalars),
+            "results": list(results),
+            "seconds": seconds,
+        }
+        (folder / "launch.json").write_text(json.dumps(request))
+        for own, content in buffers.items():
+            np.save(folder / "in" / f"{own}.npy", content, allow_pickle=False)
+        assert self._process.stdin is not None
+        # Where nobody reads, the answer says why, or is missing.
+        with suppress(BrokenPipeError):
+            self._process.stdin.write(f"{name}\n".encode())
+            self._process.stdin.flush()
+        self._wait("done", f"run {kernel}", seconds + _GRACE_S)
+        found = tuple(self._read(folder / "out" / f"{own}.npy", buffers[own]) for own in results)
+        shutil.rmtree(folder)
+        return found
+
+    def close(self) -> None:
+        """Let the card go; what has not ended by itself in a few seconds is killed."""
+        if self._end.alive:
+            assert self._process.stdin is not None
+            with suppress(BrokenPipeError):
+                self._process.stdin.close()
+            # The front's end of the pipe is closed when it has let the card go.
+            select.select([self._replies], [], [], _CLOSE_S)
+            self._end()
+
+    def _wait(self, key: str, what: str, seconds: float) -> None:
+        """Wait for an answer; end everything and raise where it is none or no good one."""
+        reason = self._answer(key, seconds)
+        if reason is not None:
+            log = self._log.read_text(errors="replace")[-_TAIL:].strip()
+            self._end()
+            raise PynqError(f"the PYNQ front could not {what}: {reason}\n{log}".strip())
+
+    def _answer(self, key: str, seconds: float) -> str | None:
+        """Return None once the awaited answer is there, or what came in its place."""
+        end = time.monotonic() + seconds
+        line = b""
+        while not line.endswith(b"\n"):
+            ready, _, _ = select.select([self._replies], [], [], max(0, end - time.monotonic()))
+            if not ready:
+                return f"no answer after {seconds:g} s"
+            part = os.read(self._replies, 1 << 16)
+            if not part:
+                return "it has ended"
+            line += part
+        try:
+            fields = json.loads(line)
+        except ValueError:
+            return f"an answer that cannot be read: {line[:200]!r}"
+        if isinstance(fields, dict) and key in fields:
+            return None
+        return str(fields.get("error", fields)) if isinstance(fields, dict) else repr(fields)
+
+    def _read(self, file: Path, like: Beats) -> Beats:
+        try:
+            content: Beats = np.load(file, allow_pickle=False)
+        except (OSError, ValueError) as error:
+            self._end()
+            raise PynqError(f"the PYNQ front left no {file.name}: {error}") from error
+        if content.dtype != like.dtype or content.shape != like.shape:
+            self._end()
+            raise PynqError(
+                f"{file.name} of {content.dtype} {content.shape}, not {like.dtype} {like.shape}"
+            )
+        return content
+
+
+def processes_in(folder: Path) -> list[int]:
+    """Return the ids of the processes that work in a folder or below it."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                place = (entry / "cwd").readlink()
+            except OSError:
+                continue  # Ended meanwhile, or another user's.
+            if place.is_relative_to(folder):
+                found.append(int(entry.name))
+    return found
+
+
+def _end(process: subprocess.Popen[bytes], replies: int, folder: Path) -> None:
+    """Kill the front and everything it has started, and remove its folder."""
+    # Not waited for yet, so its number is still its own, and its session's.
+    _kill(os.killpg, process.pid)
+    process.wait()
+    assert process.stdin is not None
+    with suppress(BrokenPipeError):
+        process.stdin.close()
+    os.close(replies)
+    # Whoever left the session still works in the folder.
+    end = time.monotonic() + _KILL_S
+    while (left := processes_in(folder)) and time.monotonic() < end:
+        for own in left:
+            _kill(os.kill, own)
+        time.sleep(0.01)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _kill(kill: Callable[[int, int], None], number: int) -> None:
+    with suppress(ProcessLookupError):
+        kill(number, signal.SIGKILL)
