@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everything that Vitis reads: rendered sources, configurations and packaging scripts."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from hillinfer_hw.csim_build import HLS, rendered_sources
+from hillinfer_hw.emulation_image import BANKS
+from hillinfer_hw.package_xml import (
+    CONTROL_PORT,
+    LIBRARY,
+    VENDOR,
+    memory_port,
+    package_xml,
+)
+from hillinfer_hw.render import HARDWARE, render
+from hillinfer_hw.rtl_files import BUNDLES, RTL, argument_offsets, arguments, rtl_context
+from hillinfer_hw.vitis_build import KernelSource, VitisBuild
+from hillinfer_model.kernel_spec import KernelSpec
+
+VITIS = HARDWARE / "vitis"
+PART = "xcku15p-ffva1156-2LV-e"
+LINK_CONFIG = "cfg/link.cfg"
+# Vitis HLS takes pragmas and names loops by file and line, so its sources must be the files that
+# they say they are.
+_LINE_MARK = re.compile(r'^[#`]line \d+ "[^"]*"(?: 0)?\n', re.MULTILINE)
+
+
+def compile_config(kernel: str) -> str:
+    """Return where the configuration of a kernel's compilation lies in the build folder."""
+    return f"cfg/compile_{kernel}.cfg"
+
+
+def hls_sources(spec: KernelSpec, kernel: str) -> dict[str, str]:
+    """Return the rendered C++ of a kernel and the headers it includes, by name.
+
+    The stand-ins for vendor headers that simulations need are not among them: Vitis has its own.
+    """
+    headers = {path.name: path.read_text(encoding="utf-8") for path in sorted(HLS.glob("*.h"))}
+    rendered = rendered_sources(kernel, spec)
+    return headers | {name: _LINE_MARK.sub("", text) for name, text in rendered.items()}
+
+
+def rtl_sources(spec: KernelSpec, kernel: str) -> dict[str, str]:
+    """Return the RTL of a kernel by name, the rendered top among it."""
+    files = {path.name: path.read_text(encoding="utf-8") for path in sorted(RTL.glob("*.sv"))}
+    top = render(RTL / f"{kernel}.sv.j2", spec, **rtl_context(spec, kernel))
+    return files | {f"{kernel}.sv": _LINE_MARK.sub("", top)}
+
+
+def write_sources(build: VitisBuild) -> None:
+    """Write every input of a build into its folder.
+
+    Raises
+    ------
+    OSError
+        Where the folder cannot be written.
+    """
+    spec = build.spec
+    for instance in build.instances:
+        kernel = instance.kernel
+        if build.source is KernelSource.HLS:
+            for name, text in hls_sources(spec, kernel).items():
+                _write(build.folder / "src" / name, text)
+            config = render(
+                VITIS / "compile.cfg.j2", spec, kernel=kernel, frequency=build.frequency
+            )
+            _write(build.folder / compile_config(kernel), config)
+        else:
+            _write_rtl(build.folder, spec, kernel)
+    link = render(
+        VITIS / "link.cfg.j2",
+        spec,
+        frequency=build.frequency,
+        instances=build.instances,
+        pointers={own.kernel: arguments(spec, own.kernel)[0] for own in build.instances},
+        bank=BANKS[0].tag,
+    )
+    _write(build.folder / LINK_CONFIG, link)
+
+
+def _write_rtl(folder: Path, spec: KernelSpec, kernel: str) -> None:
+    sources = rtl_sources(spec, kernel)
+    for name, text in sources.items():
+        _write(folder / "rtl" / kernel / name, text)
+    _write(folder / "rtl" / f"{kernel}.xml", package_xml(spec, kernel))
+    pointers, _ = arguments(spec, kernel)
+    script = render(
+        VITIS / "package_kernel.tcl.j2",
+        spec,
+        kernel=kernel,
+        part=PART,
+        vendor=VENDOR,
+        library=LIBRARY,
+        files=[f"rtl/{kernel}/{name}" for name in sources],
+        ports=[*(f"m_axi_{bundle}" for bundle in BUNDLES), CONTROL_PORT],
+        registers=[
+            {
+                "name": name,
+                "offset": f"{offset:#05x}",
+                "bits": 64 if name in pointers else 32,
+                "bus": memory_port(kernel, name) if name in pointers else "",
+            }
+            for name, offset in argument_offsets(spec, kernel).items()
+        ],
+        ip_folder=f"ip/{kernel}",
+        kernel_xml=f"rtl/{kernel}.xml",
+        kernel_object=f"xo/{kernel}.xo",
+    )
+    _write(folder / "rtl" / f"{kernel}.tcl", script)
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
