@@ -36,14 +36,13 @@ def failure_line(log: str) -> tuple[Failure, str] | None:
     log
         What a tool printed before it ended with an error.
     """
-    lines = log.splitlines()
-    for failure, pattern in ((Failure.OVERFLOW, _OVERFLOW), (Failure.TIMING, _TIMING)):
-        for line in lines:
-            if pattern.search(line) and _MESSAGE.match(line):
-                return failure, line.strip()
-    errors = [line.strip() for line in lines if _ERROR.search(line)]
-    causes = [line for line in errors if not _FOLLOWS.search(line)]
-    return (Failure.ERROR, (causes or errors)[0]) if errors else None
+    # Warnings about timing come in the middle of a run that goes on to mend it.
+    return _known(log, _ERROR) or _first_error(log)
+
+
+def cause_line(log: str) -> tuple[Failure, str] | None:
+    """Return the line of an inner tool's log that names overflow or timing, or None."""
+    return _known(log, _ERROR)
 
 
 def silent_failure_line(log: str) -> tuple[Failure, str] | None:
@@ -51,5 +50,18 @@ def silent_failure_line(log: str) -> tuple[Failure, str] | None:
 
     v++ lowers the clock where a path is too slow, warns, and ends well.
     """
-    found = failure_line(log)
-    return found if found is not None and found[0] is not Failure.ERROR else None
+    return _known(log, _MESSAGE)
+
+
+def _known(log: str, severity: re.Pattern[str]) -> tuple[Failure, str] | None:
+    for failure, pattern in ((Failure.OVERFLOW, _OVERFLOW), (Failure.TIMING, _TIMING)):
+        for line in log.splitlines():
+            if pattern.search(line) and severity.search(line):
+                return failure, line.strip()
+    return None
+
+
+def _first_error(log: str) -> tuple[Failure, str] | None:
+    errors = [line.strip() for line in log.splitlines() if _ERROR.search(line)]
+    causes = [line for line in errors if not _FOLLOWS.search(line)]
+    return (Failure.ERROR, (causes or errors)[0]) if errors else None

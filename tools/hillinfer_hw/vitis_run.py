@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TextIO
 
-from hillinfer_hw.vitis_failures import Failure, failure_line, silent_failure_line
+from hillinfer_hw.vitis_failures import Failure, cause_line, failure_line, silent_failure_line
 from hillinfer_hw.vitis_flow import Step
 
 _MOST_LOG_BYTES = 64 << 20
@@ -132,7 +132,7 @@ def _inner_logs(step: Step, folder: Path) -> list[Path]:
 def _deeper_line(logs: Iterable[Path]) -> tuple[Failure, str] | None:
     """Return the first line that names overflow or timing."""
     for log in logs:
-        found = silent_failure_line(_text(log))
+        found = cause_line(_text(log))
         if found is not None:
             return found
     return None
