@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return CANNOT_START
     try:
         if not given.finish:
-            run_steps(steps, build.folder)
+            run_steps(steps, build.folder, sys.stdout)
         finish(build, steps, given.out)
     except (BuildFailedError, XclbinError, OSError) as error:
         print(f"bitstream: {build.name} failed: {error}", file=sys.stderr)
@@ -89,7 +89,7 @@ def finish(build: VitisBuild, steps: Sequence[Step], out: Path) -> None:
     packaged = Xclbin.read(build.folder / packaged_xclbin(build))
     (build.folder / RECORD).write_bytes(spec_record(build.spec, packaged.sections))
     last = record_step(build)
-    run_step(last, build.folder)
+    run_step(last, build.folder, sys.stdout)
     path = build.folder / finished_xclbin(build)
     check_xclbin(Xclbin.read(path), build.spec, build.platform_name, str(path))
     content = manifest(build, evidence, tool_versions(programs(build)), [*steps, last])

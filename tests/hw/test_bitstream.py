@@ -354,7 +354,7 @@ def test_a_missing_input_stops_before_the_tool_starts(place, tmp_path):
     write_sources(build)
     (build.folder / "src" / "dot.h").unlink()
     with pytest.raises(BuildFailedError, match=r"compile_score_tokens: .*dot\.h is missing"):
-        run_steps(flow_steps(build), build.folder)
+        run_steps(flow_steps(build), build.folder, sys.stdout)
     assert not place.record.exists()
 
 
@@ -365,7 +365,7 @@ def test_the_stand_in_finds_a_missing_connection(place, tmp_path):
     config = build.folder / "cfg" / "link.cfg"
     config.write_text(config.read_text().replace("sp=score_tokens_1.queries:bank0\n", ""))
     with pytest.raises(BuildFailedError, match=r"sp\.score_tokens_1\.queries"):
-        run_steps(flow_steps(build), build.folder)
+        run_steps(flow_steps(build), build.folder, sys.stdout)
 
 
 def test_the_link_configuration_connects_every_pointer(tmp_path):

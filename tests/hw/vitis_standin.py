@@ -11,19 +11,11 @@ import json
 import os
 import re
 import shutil
+import struct
 import sys
-import tkinter
 import zipfile
-from dataclasses import replace
 from pathlib import Path
-from uuid import UUID
 from xml.etree import ElementTree
-
-from hillinfer.devices.xrt.kernel_instance import KernelInstance, pack_instances
-from hillinfer.devices.xrt.memory_bank import MemoryBank, MemoryType, pack_banks
-from hillinfer.devices.xrt.section_kind import SectionKind
-from hillinfer.devices.xrt.xclbin import HARDWARE, HW_EMU, Xclbin
-from hillinfer_hw.vitis_reports import _CLOCK, _CLOCK_COUNT
 
 REPORTS = Path(__file__).parent / "vitis_reports"
 FAULT = os.environ.get("STANDIN_FAULT", "")
@@ -182,14 +174,21 @@ def link_reports(folder):
 
 
 def write_xclbin(given, kernels, frequency):
+    from uuid import UUID
+
+    from hillinfer.devices.xrt.kernel_instance import KernelInstance, pack_instances
+    from hillinfer.devices.xrt.memory_bank import MemoryBank, MemoryType, pack_banks
+    from hillinfer.devices.xrt.section_kind import SectionKind
+    from hillinfer.devices.xrt.xclbin import HARDWARE, HW_EMU, Xclbin
+
     clocks = [(frequency, 1, b"DATA_CLK"), (500, 2, b"KERNEL_CLK")]
     instances = [KernelInstance(name, f"{name}_1", 0x1800000) for name in kernels]
     sections = {
         SectionKind.BITSTREAM: b"bits" * 1000,
         SectionKind.MEM_TOPOLOGY: pack_banks([MemoryBank("bank0", MemoryType.DDR4, 4 << 30, 0)]),
         SectionKind.IP_LAYOUT: pack_instances(instances),
-        SectionKind.CLOCK_FREQ_TOPOLOGY: _CLOCK_COUNT.pack(len(clocks))
-        + b"".join(_CLOCK.pack(*clock) for clock in clocks),
+        SectionKind.CLOCK_FREQ_TOPOLOGY: struct.pack("<h", len(clocks))
+        + b"".join(struct.pack("<HB5x128s", *clock) for clock in clocks),
     }
     platform = "xilinx_u200_gen3x16" if FAULT == "platform" else Path(given.platform).stem
     mode = HARDWARE if given.target == "hw" else HW_EMU
@@ -205,6 +204,8 @@ def vivado(arguments):
         parser.add_argument(option, required=True)
     given = parser.parse_args(arguments)
     need(given.source)
+    import tkinter
+
     # A real Tcl runs the script over commands that check and record.
     tcl, calls = tkinter.Tcl(), []
     registers = []
@@ -268,6 +269,11 @@ def emconfigutil(arguments):
 
 
 def xclbinutil(arguments):
+    from dataclasses import replace
+
+    from hillinfer.devices.xrt.section_kind import SectionKind
+    from hillinfer.devices.xrt.xclbin import Xclbin
+
     parser = argparse.ArgumentParser(prog="xclbinutil")
     parser.add_argument("--force", action="store_true")
     for option in ("--input", "--output", "--add-section"):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from hillinfer_hw.vitis_build import KernelSource, Target, VitisBuild
-from hillinfer_hw.vitis_sources import LINK_CONFIG, compile_config, hls_sources, rtl_sources
+from hillinfer_hw.vitis_sources import LINK_CONFIG, compile_config, hls_names, rtl_names
 
 RECORD = "spec_record.json"
 
@@ -95,8 +95,8 @@ def _compile_step(build: VitisBuild, kernel: str) -> Step:
         *("v++", "-c", *_common(build, name)),
         *("-k", kernel, "--config", config, "-I", "src", "-o", output, source),
     )
-    headers = [f"src/{file}" for file in hls_sources(build.spec, kernel)]
-    return Step(name, command, (config, *sorted(headers)), (output,))
+    sources = [f"src/{file}" for file in hls_names(kernel)]
+    return Step(name, command, (config, *sources), (output,))
 
 
 def _package_kernel_step(build: VitisBuild, kernel: str) -> Step:
@@ -106,8 +106,8 @@ def _package_kernel_step(build: VitisBuild, kernel: str) -> Step:
         *("vivado", "-mode", "batch", "-nojournal", "-notrace"),
         *("-log", f"logs/vivado_{kernel}.log", "-source", script),
     )
-    files = [f"rtl/{kernel}/{file}" for file in rtl_sources(build.spec, kernel)]
-    return Step(name, command, (script, description, *sorted(files)), (f"xo/{kernel}.xo",))
+    files = [f"rtl/{kernel}/{file}" for file in rtl_names(kernel)]
+    return Step(name, command, (script, description, *files), (f"xo/{kernel}.xo",))
 
 
 def _link_step(build: VitisBuild) -> Step:

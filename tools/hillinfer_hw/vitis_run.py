@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TextIO
@@ -21,7 +20,7 @@ class BuildFailedError(RuntimeError):
     """A build that ended without a usable xclbin; the message has the tool's own line."""
 
 
-def run_steps(steps: Sequence[Step], folder: Path, echo: TextIO = sys.stdout) -> None:
+def run_steps(steps: Sequence[Step], folder: Path, echo: TextIO) -> None:
     """Run steps in their order and stop at the first that fails.
 
     Parameters
@@ -42,7 +41,7 @@ def run_steps(steps: Sequence[Step], folder: Path, echo: TextIO = sys.stdout) ->
         run_step(step, folder, echo)
 
 
-def run_step(step: Step, folder: Path, echo: TextIO = sys.stdout) -> None:
+def run_step(step: Step, folder: Path, echo: TextIO) -> None:
     """Run one step; parameters and errors as for `run_steps`."""
     absent = [name for name in step.inputs if not (folder / name).is_file()]
     if absent:

@@ -33,6 +33,16 @@ def compile_config(kernel: str) -> str:
     return f"cfg/compile_{kernel}.cfg"
 
 
+def hls_names(kernel: str) -> list[str]:
+    """Return the names of a kernel's C++ files, its top last."""
+    return [*sorted({*(path.name for path in HLS.glob("*.h")), "spec.h"}), f"{kernel}.cpp"]
+
+
+def rtl_names(kernel: str) -> list[str]:
+    """Return the names of a kernel's RTL files, its top last."""
+    return [*sorted(path.name for path in RTL.glob("*.sv")), f"{kernel}.sv"]
+
+
 def hls_sources(spec: KernelSpec, kernel: str) -> dict[str, str]:
     """Return the rendered C++ of a kernel and the headers it includes, by name.
 
@@ -82,8 +92,7 @@ def write_sources(build: VitisBuild) -> None:
 
 
 def _write_rtl(folder: Path, spec: KernelSpec, kernel: str) -> None:
-    sources = rtl_sources(spec, kernel)
-    for name, text in sources.items():
+    for name, text in rtl_sources(spec, kernel).items():
         _write(folder / "rtl" / kernel / name, text)
     _write(folder / "rtl" / f"{kernel}.xml", package_xml(spec, kernel))
     pointers, _ = arguments(spec, kernel)
@@ -94,7 +103,7 @@ def _write_rtl(folder: Path, spec: KernelSpec, kernel: str) -> None:
         part=PART,
         vendor=VENDOR,
         library=LIBRARY,
-        files=[f"rtl/{kernel}/{name}" for name in sources],
+        files=[f"rtl/{kernel}/{name}" for name in rtl_names(kernel)],
         ports=[*(f"m_axi_{bundle}" for bundle in BUNDLES), CONTROL_PORT],
         registers=[
             {
