@@ -72,6 +72,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (BuildFailedError, XclbinError, OSError) as error:
         print(f"bitstream: {build.name} failed: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print(f"bitstream: {build.name} was interrupted", file=sys.stderr)
+        return 1
     return 0
 
 

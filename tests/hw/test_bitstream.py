@@ -6,6 +6,7 @@ import importlib.util
 import json
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,8 @@ from hillinfer.devices.xrt.spec_record import check_xclbin  # noqa: E402
 from hillinfer.devices.xrt.xclbin import Xclbin  # noqa: E402
 from hillinfer_hw.emulation_image import PLATFORM  # noqa: E402
 from hillinfer_hw.rtl_files import arguments  # noqa: E402
+from hillinfer_hw.toolchain import MissingToolError  # noqa: E402
+from hillinfer_hw.verilate import verilator_bin  # noqa: E402
 from hillinfer_hw.vitis_build import (  # noqa: E402
     KernelSource,
     Target,
@@ -27,7 +30,7 @@ from hillinfer_hw.vitis_build import (  # noqa: E402
 )
 from hillinfer_hw.vitis_flow import flow_steps  # noqa: E402
 from hillinfer_hw.vitis_run import BuildFailedError, run_steps  # noqa: E402
-from hillinfer_hw.vitis_sources import write_sources  # noqa: E402
+from hillinfer_hw.vitis_sources import rtl_sources, write_sources  # noqa: E402
 from hillinfer_model.choices import KeyMode, Rule  # noqa: E402
 from hillinfer_model.hardware_spec import HardwareSpecError  # noqa: E402
 from hillinfer_model.kernel_spec import KernelSpec  # noqa: E402
@@ -156,6 +159,7 @@ def test_other_frequencies_platforms_and_modes_reach_the_tools(place):
 
 
 def test_rtl_kernels_are_packaged_by_vivado(place):
+    pytest.importorskip("tkinter", reason="the stand-in runs Tcl: apt-get install python3-tk")
     assert place.run("--kernels", "rtl") == 0
     name = NAME.replace("hls", "rtl")
     assert [call[0] for call in place.calls()] == [
@@ -164,6 +168,32 @@ def test_rtl_kernels_are_packaged_by_vivado(place):
     found = place.manifest(name)
     assert (found["kernels"], found["hls"], found["warnings"]) == ("rtl", {}, [])
     assert found["tools"]["vivado"] == "Vivado v2022.2 (64-bit)"
+
+
+@pytest.mark.parametrize("kernel", ["score_tokens", "make_shadow"])
+def test_the_verilog_top_is_connected_to_the_rtl(kernel, tmp_path):
+    try:
+        binaries = verilator_bin()
+    except MissingToolError as missing:
+        pytest.skip(str(missing))
+    sources = rtl_sources(SPEC, kernel)
+
+    def complaints(top):
+        files = []
+        for name, text in {**sources, f"{kernel}.v": top}.items():
+            files.append(tmp_path / name)
+            files[-1].write_text(text)
+        command = [binaries / "verilator", "--lint-only", "-Wno-fatal", "--top-module", kernel]
+        done = subprocess.run([*command, *files], capture_output=True, text=True, check=False)
+        assert "%Error" not in done.stderr
+        return [line for line in done.stderr.splitlines() if f"/{kernel}.v:" in line]
+
+    top = sources[f"{kernel}.v"]
+    assert top.count("_AWADDR(") == 4
+    named = [line for line in complaints(top) if "SYMRSVDWORD" not in line]
+    assert named == []
+    wrong = top.replace(".m_axi_gmem0_ARLEN(m_axi_gmem0_ARLEN),", "")
+    assert any("m_axi_gmem0_ARLEN" in line for line in complaints(wrong))
 
 
 def test_emulation_has_no_reports_of_a_routed_design_and_an_emconfig(place):
@@ -202,6 +232,31 @@ def test_what_fails_is_told_with_its_line_and_publishes_nothing(place, capsys, f
     assert why in message
     assert line in message
     assert place.published() == []
+
+
+def test_an_interrupted_build_leaves_no_process_and_publishes_nothing(place):
+    place.monkeypatch.setenv("STANDIN_FAULT", "hang")
+    options = ["--build", str(place.build), "--out", str(place.out)]
+    process = subprocess.Popen(
+        [sys.executable, str(ROOT / "tools" / "bitstream.py"), *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    line = next(line for line in process.stdout if line.startswith("processes "))
+    assert all(Path(f"/proc/{number}").exists() for number in line.split()[1:])
+    process.send_signal(signal.SIGINT)
+    _, message = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "was interrupted" in message
+    assert not any(running(number) for number in line.split()[1:])
+    assert place.published() == []
+
+
+def running(number):
+    """Whether a process is there and no zombie that waits for an init that collects none."""
+    status = Path(f"/proc/{number}/stat")
+    return status.exists() and status.read_text().rsplit(")", 1)[1].split()[0] != "Z"
 
 
 def test_a_slow_loop_is_a_warning_and_no_failure(place, capsys):

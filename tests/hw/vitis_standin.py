@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import struct
+import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -152,6 +153,11 @@ def link(given):
             run = Path(given.temp_dir) / "link/vivado/vpl/prj/prj.runs/impl_1"
             put("impl_runme_overflow.log", run, "runme.log")
         sys.exit(1)
+    if FAULT == "hang":
+        # A child of its own, as Vivado is one of v++.
+        child = subprocess.Popen(["sleep", "600"])
+        print(f"processes {os.getpid()} {child.pid}", flush=True)
+        child.wait()
     if FAULT == "killed":
         print("INFO: [v++ 60-629] Linking for hardware target", flush=True)
         os.kill(os.getpid(), 9)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from hillinfer_hw.vitis_failures import Failure, cause_line, failure_line, silen
 from hillinfer_hw.vitis_flow import Step
 
 _MOST_LOG_BYTES = 64 << 20
+_END_SECONDS = 10
 
 
 class BuildFailedError(RuntimeError):
@@ -116,8 +118,16 @@ def _run(step: Step, folder: Path, log: Path, echo: TextIO) -> int:
             return process.wait()
         finally:
             if process.poll() is None:
-                os.killpg(process.pid, signal.SIGTERM)
-                process.wait()
+                _end(process)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """End a command and everything that it started."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_END_SECONDS)
 
 
 def _inner_logs(step: Step, folder: Path) -> list[Path]:

@@ -23,6 +23,7 @@ from hillinfer_model.kernel_spec import KernelSpec
 VITIS = HARDWARE / "vitis"
 PART = "xcku15p-ffva1156-2LV-e"
 LINK_CONFIG = "cfg/link.cfg"
+_PORT = re.compile(r"^ +(input|output) +logic +(\[[^\]]+\])? *(\w+),?$", re.MULTILINE)
 # Vitis HLS takes pragmas and names loops by file and line, so its sources must be the files that
 # they say they are.
 _LINE_MARK = re.compile(r'^[#`]line \d+ "[^"]*"(?: 0)?\n', re.MULTILINE)
@@ -40,7 +41,8 @@ def hls_names(kernel: str) -> list[str]:
 
 def rtl_names(kernel: str) -> list[str]:
     """Return the names of a kernel's RTL files, its top last."""
-    return [*sorted(path.name for path in RTL.glob("*.sv")), f"{kernel}.sv"]
+    inner = f"{_inner(kernel)}.sv"
+    return [*sorted([*(path.name for path in RTL.glob("*.sv")), inner]), f"{kernel}.v"]
 
 
 def hls_sources(spec: KernelSpec, kernel: str) -> dict[str, str]:
@@ -54,10 +56,28 @@ def hls_sources(spec: KernelSpec, kernel: str) -> dict[str, str]:
 
 
 def rtl_sources(spec: KernelSpec, kernel: str) -> dict[str, str]:
-    """Return the RTL of a kernel by name, the rendered top among it."""
+    """Return the RTL of a kernel by name: its parts, and a top in Verilog around them.
+
+    The rendered top in SystemVerilog gives its name to the one in Verilog, which Vivado packages.
+    """
     files = {path.name: path.read_text(encoding="utf-8") for path in sorted(RTL.glob("*.sv"))}
-    top = render(RTL / f"{kernel}.sv.j2", spec, **rtl_context(spec, kernel))
-    return files | {f"{kernel}.sv": _LINE_MARK.sub("", top)}
+    rendered = render(RTL / f"{kernel}.sv.j2", spec, **rtl_context(spec, kernel))
+    inner = _inner(kernel)
+    text = _LINE_MARK.sub("", rendered).replace(f"\nmodule {kernel} #(", f"\nmodule {inner} #(")
+    top = render(VITIS / "kernel.v.j2", spec, kernel=kernel, inner=inner, ports=_ports(text))
+    return files | {f"{inner}.sv": text, f"{kernel}.v": top}
+
+
+def _inner(kernel: str) -> str:
+    return f"{kernel}_inner"
+
+
+def _ports(source: str) -> list[dict[str, str]]:
+    """Return direction, range and name of every port of a top."""
+    return [
+        {"direction": direction, "range": f"{width} " if width else "", "name": name}
+        for direction, width, name in _PORT.findall(source.split(");\n", 1)[0])
+    ]
 
 
 def write_sources(build: VitisBuild) -> None:
