@@ -16,6 +16,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 from hillinfer.devices.xrt.errors import XclbinError
 from hillinfer.devices.xrt.spec_record import check_xclbin, spec_record
@@ -132,10 +133,13 @@ def _read_spec(path: Path) -> KernelSpec:
         raise VitisBuildError(f"{path} is no JSON: {error}") from error
     known = {field.name for field in fields(KernelSpec)}
     if not isinstance(values, dict) or not set(values) <= known:
-        raise VitisBuildError(f"{path} is no kernel spec; its fields are {', '.join(sorted(known))}")
+        raise VitisBuildError(
+            f"{path} is no kernel spec; its fields are {', '.join(sorted(known))}"
+        )
     kinds = {"key_mode": KeyMode, "rule": Rule, "product_style": ProductStyle}
     try:
-        return KernelSpec(**{name: kinds.get(name, int)(own) for name, own in values.items()})
+        typed: dict[str, Any] = {name: kinds.get(name, int)(own) for name, own in values.items()}
+        return KernelSpec(**typed)
     except TypeError as error:
         raise VitisBuildError(f"{path} is no whole kernel spec: {error}") from error
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Vitis flow from end to end, with programs in place of Vitis that check what they are given."""
+"""The Vitis flow from end to end, with programs in place of Vitis that check their arguments."""
 
 import hashlib
 import importlib.util
@@ -15,26 +15,26 @@ import pytest
 
 pytest.importorskip("jinja2", reason="rendering needs jinja2: pip install jinja2")
 
-from hillinfer.devices.xrt.errors import XclbinError  # noqa: E402
-from hillinfer.devices.xrt.spec_record import check_xclbin  # noqa: E402
-from hillinfer.devices.xrt.xclbin import Xclbin  # noqa: E402
-from hillinfer_hw.emulation_image import PLATFORM  # noqa: E402
-from hillinfer_hw.rtl_files import arguments  # noqa: E402
-from hillinfer_hw.toolchain import MissingToolError  # noqa: E402
-from hillinfer_hw.verilate import verilator_bin  # noqa: E402
-from hillinfer_hw.vitis_build import (  # noqa: E402
+from hillinfer.devices.xrt.errors import XclbinError
+from hillinfer.devices.xrt.spec_record import check_xclbin
+from hillinfer.devices.xrt.xclbin import Xclbin
+from hillinfer_hw.emulation_image import PLATFORM
+from hillinfer_hw.rtl_files import arguments
+from hillinfer_hw.toolchain import MissingToolError
+from hillinfer_hw.verilate import verilator_bin
+from hillinfer_hw.vitis_build import (
     KernelSource,
     Target,
     VitisBuild,
     VitisBuildError,
 )
-from hillinfer_hw.vitis_flow import flow_steps  # noqa: E402
-from hillinfer_hw.vitis_run import BuildFailedError, run_steps  # noqa: E402
-from hillinfer_hw.vitis_sources import rtl_sources, write_sources  # noqa: E402
-from hillinfer_model.choices import KeyMode, Rule  # noqa: E402
-from hillinfer_model.hardware_spec import HardwareSpecError  # noqa: E402
-from hillinfer_model.kernel_spec import KernelSpec  # noqa: E402
-from hillinfer_model.presets import preset_spec  # noqa: E402
+from hillinfer_hw.vitis_flow import flow_steps
+from hillinfer_hw.vitis_run import BuildFailedError, run_steps
+from hillinfer_hw.vitis_sources import rtl_sources, write_sources
+from hillinfer_model.choices import KeyMode, Rule
+from hillinfer_model.hardware_spec import HardwareSpecError
+from hillinfer_model.kernel_spec import KernelSpec
+from hillinfer_model.presets import preset_spec
 
 ROOT = Path(__file__).resolve().parents[2]
 NAME = "smollm2-135m-int4-weight_sum-hls"
@@ -301,7 +301,7 @@ def test_without_vitis_the_commands_are_printed_and_sources_rendered(place, caps
     assert f"cd {place.build / name}\n" in text
     for start in ("vivado -mode batch", "v++ -l -t hw", "v++ -p -t hw", "xclbinutil --force"):
         assert f"\n{start}" in text
-    for file in ("rtl/score_tokens/score_tokens.sv", "rtl/score_tokens.tcl", "cfg/link.cfg"):
+    for file in ("rtl/score_tokens/score_tokens.v", "rtl/score_tokens.tcl", "cfg/link.cfg"):
         assert (place.build / name / file).is_file()
     assert place.published() == []
     assert not place.record.exists()
@@ -386,9 +386,9 @@ def build_of(tmp_path, **changes):
 def test_a_build_refuses_a_spec_without_kernels_and_paths_with_spaces(tmp_path):
     with pytest.raises(HardwareSpecError, match="head_dim=72"):
         build_of(tmp_path, spec=KernelSpec(72, 2, 2))
-    with pytest.raises(VitisBuildError, match="build folder.*space"):
+    with pytest.raises(VitisBuildError, match=r"build folder.*space"):
         build_of(tmp_path, folder=tmp_path / "a b")
-    with pytest.raises(VitisBuildError, match="platform.*space"):
+    with pytest.raises(VitisBuildError, match=r"platform.*space"):
         build_of(tmp_path, platform="/opt/my platforms/a.xpfm")
 
 
@@ -413,6 +413,16 @@ def test_a_missing_input_stops_before_the_tool_starts(place, tmp_path):
     assert not place.record.exists()
 
 
+def test_an_output_of_an_earlier_run_does_not_pass_for_one_of_this(place, tmp_path):
+    build = build_of(tmp_path, platform=str(place.platform))
+    write_sources(build)
+    steps = flow_steps(build)
+    run_steps(steps, build.folder, sys.stdout)
+    place.monkeypatch.setenv("STANDIN_FAULT", "no_output")
+    with pytest.raises(BuildFailedError, match=r"\.link\.xclbin is not there"):
+        run_steps(steps, build.folder, sys.stdout)
+
+
 def test_the_stand_in_finds_a_missing_connection(place, tmp_path):
     """The twin of the runs that end well: the stand-in's checks can fail."""
     build = build_of(tmp_path, platform=str(place.platform))
@@ -427,6 +437,7 @@ def test_the_link_configuration_connects_every_pointer(tmp_path):
     build = build_of(tmp_path)
     write_sources(build)
     lines = (build.folder / "cfg" / "link.cfg").read_text().splitlines()
+    assert lines[0] == "# SPDX-License-Identifier: Apache-2.0"
     for kernel in ("score_tokens", "make_shadow"):
         assert f"nk={kernel}:1:{kernel}_1" in lines
         for pointer in arguments(SPEC, kernel)[0]:

@@ -8,8 +8,8 @@ import pytest
 
 pytest.importorskip("jinja2", reason="rendering needs jinja2: pip install jinja2")
 
-from hillinfer_hw.csim_build import HLS  # noqa: E402
-from hillinfer_hw.hls_report import (  # noqa: E402
+from hillinfer_hw.csim_build import HLS
+from hillinfer_hw.hls_report import (
     LoopInterval,
     ReportError,
     find_hls_reports,
@@ -17,13 +17,13 @@ from hillinfer_hw.hls_report import (  # noqa: E402
     interval_warnings,
     read_hls_reports,
 )
-from hillinfer_hw.vitis_failures import (  # noqa: E402
+from hillinfer_hw.vitis_failures import (
     Failure,
     cause_line,
     failure_line,
     silent_failure_line,
 )
-from hillinfer_hw.vitis_reports import (  # noqa: E402
+from hillinfer_hw.vitis_reports import (
     data_clock_mhz,
     find_report,
     read_kernel_utilisation,
@@ -168,6 +168,8 @@ def test_slack_counts_whatever_the_verdict_says(tmp_path):
     name = "impl_1_timing_failed.rpt"
     sentence = "All user specified timing constraints are met."
     path = changed(tmp_path, name, "Timing constraints are not met.", sentence)
+    assert not read_timing(path).met
+    path = changed(tmp_path, "impl_1_hold_failed.rpt", "Timing constraints are not met.", sentence)
     assert not read_timing(path).met
     path = changed(tmp_path, name, " -0.241", "  0.241")
     assert not read_timing(path).met

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -99,7 +98,7 @@ def publish(build: VitisBuild, content: Mapping[str, Any], out: Path) -> tuple[P
         shutil.copyfile(build.folder / finished_xclbin(build), new[0])
         new[1].write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
         for source, target in zip(new, (xclbin, described), strict=True):
-            os.replace(source, target)
+            source.replace(target)
     finally:
         for path in new:
             path.unlink(missing_ok=True)
