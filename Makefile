@@ -8,10 +8,18 @@ BIN := $(VENV)/bin
 BUILD ?= build
 JOBS ?= auto
 
+# What `make bitstream` builds.
+PRESET ?= smollm2-135m
+MODE ?= int4
+RULE ?= weight_sum
+KERNELS ?= hls
+PLATFORM ?= xilinx_u2_gen3x4_xdma_gc_2_202110_1
+FREQUENCY ?= 300
+
 QUESTION ?= Which statement makes the listed identifiers be interpreted as globals?
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model run test test-kernels test-fast lint format quality pools faults space csim cocotb formal synth pynq-env doctor clean
+.PHONY: help setup model run test test-kernels test-fast lint format quality pools faults space csim cocotb formal synth bitstream pynq-env doctor clean
 
 help: ## List every target
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -71,6 +79,11 @@ synth: $(VENV)/installed ## Estimate the area of the RTL with yosys (a minute an
 	PYTHONPATH=tools $(BIN)/python tools/synth.py --out $(BUILD)/reports/synth.json
 
 pynq-env: $(BUILD)/pynq-env/installed ## Make the environment of the PYNQ front (63 MB to fetch, once)
+
+bitstream: $(VENV)/installed ## Build an xclbin with Vitis (hours), or print the commands and what is missing
+	PYTHONPATH=tools $(BIN)/python tools/bitstream.py --preset "$(PRESET)" --mode "$(MODE)" \
+		--rule "$(RULE)" --kernels "$(KERNELS)" --platform "$(PLATFORM)" \
+		--frequency "$(FREQUENCY)" --build $(BUILD)/vitis --out bitstreams
 
 doctor: $(VENV)/installed ## Say what this machine can do and what is missing
 	$(BIN)/hillinfer doctor

@@ -14,7 +14,7 @@ from hillinfer_model.kernel_spec import KernelSpec
 from hillinfer_model.status_beat import HASH_BYTES
 
 HARDWARE = Path(__file__).resolve().parents[2] / "hw"
-# How a language says that the next line is line {line} of {file}.
+# How a language says that the next line is line {line} of {file}; others have no such mark.
 _LINE_MARKS = {
     ".cpp": '#line {line} "{file}"',
     ".h": '#line {line} "{file}"',
@@ -83,7 +83,9 @@ def _mark_lines(source: str, template: Path) -> str:
     The marks share the line of the statement in the template, so that Jinja's own line numbers
     stay right: trim_blocks would eat a line break, and `{{ }}` puts it back.
     """
-    mark = _LINE_MARKS[Path(template.stem).suffix]
+    mark = _LINE_MARKS.get(Path(template.stem).suffix)
+    if mark is None:
+        return source
     file = display_name(template)
     lines = source.split("\n")
     marked = []
