@@ -33,4 +33,6 @@ class Counters:
     drive_wait_seconds: float = 0.0
     selected_tokens: int = 0
     scored_tokens: int = 0
+    device_scored_tokens: int = 0
+    kernel_launches: int = 0
     fp16_overflows: int = 0

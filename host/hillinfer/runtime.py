@@ -364,6 +364,9 @@ class Runtime:
     def statistics(self) -> CacheStatistics:
         """Return memory and traffic so far, promotions that are under way included."""
         self._pools.wait()
+        if self._device is not None:
+            self.counters.kernel_launches = self._device.launches
+            self.counters.device_scored_tokens = self._device.scored_tokens
         peak = self._accountant.peak()
         return CacheStatistics(
             kv_bytes=self._rows.kv_bytes,

@@ -40,6 +40,8 @@ class CacheStatistics:
     drive_wait_seconds: float
     selected_tokens: int
     scored_tokens: int
+    device_scored_tokens: int
+    kernel_launches: int
     fp16_overflows: int
     io_mode: str
     layer_hit_rates: tuple[float, ...]

@@ -12,6 +12,9 @@ namespace {
 
 constexpr uint32_t CONTROL = 0x00, FIRST_ARGUMENT = 0x10;
 constexpr uint32_t START = 1, DONE = 2, IDLE = 4, READY = 8, CONTINUE = 16;
+// The buffer of keys, which is read in manual bursts, among the pointers; bytes of a beat.
+constexpr int KEYS = 1;
+constexpr uint64_t BEAT = 64;
 constexpr uint32_t POINTER_STRIDE = 12, SCALAR_STRIDE = 8;
 
 using P = void*;
@@ -21,7 +24,9 @@ class HlsKernel : public Kernel {
 public:
     HlsKernel(const std::string& path, const std::string& name, int pointers, int scalars,
               DeviceMemory& memory)
-        : library_(path), entry_(library_.find<void()>(name)), pointers_(pointers),
+        : library_(path), entry_(library_.find<void()>(name)),
+          open_port_(library_.find<void(const void*, uint64_t)>("open_port")),
+          close_port_(library_.find<void(const void*)>("close_port")), pointers_(pointers),
           scalars_(scalars), memory_(memory) {
         bool known = (pointers == 5 && (scalars == 2 || scalars == 3))
             || (pointers == 6 && scalars == 3);
@@ -68,9 +73,12 @@ private:
         for (int i = 0; i < scalars_; i++)
             s.push_back(registers_[(FIRST_ARGUMENT + POINTER_STRIDE * pointers_
                                     + SCALAR_STRIDE * i) / 4]);
+        const uint32_t* keys = &registers_[(FIRST_ARGUMENT + POINTER_STRIDE * KEYS) / 4];
+        uint64_t beats = (memory_.size() - (keys[0] | (uint64_t)keys[1] << 32)) / BEAT;
         running_ = true;
         ended_ = false;
-        thread_ = std::thread([this, p, s] {
+        thread_ = std::thread([this, p, s, beats] {
+            open_port_(p[KEYS], beats);
             void* f = (void*)entry_;
             if (pointers_ == 5 && scalars_ == 2)
                 ((void (*)(P, P, P, P, P, S, S))f)(p[0], p[1], p[2], p[3], p[4], s[0], s[1]);
@@ -80,6 +88,7 @@ private:
             else
                 ((void (*)(P, P, P, P, P, P, S, S, S))f)(
                     p[0], p[1], p[2], p[3], p[4], p[5], s[0], s[1], s[2]);
+            close_port_(p[KEYS]);
             ended_ = true;
         });
     }
@@ -89,6 +98,8 @@ private:
 
     SharedLibrary library_;
     void (*entry_)();
+    void (*open_port_)(const void*, uint64_t);
+    void (*close_port_)(const void*);
     int pointers_, scalars_;
     DeviceMemory& memory_;
     std::vector<uint32_t> registers_;

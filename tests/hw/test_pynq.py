@@ -16,10 +16,11 @@ from executions import pynq_execution
 from launch_cases import SCORE_CASES, SHADOW_CASES, random_launch, random_shadow_launch
 from launch_flips import visible_flip
 
+from hillinfer.devices.child_session import processes_in
 from hillinfer.devices.pynq.card import Card
 from hillinfer.devices.pynq.errors import PynqError
 from hillinfer.devices.pynq.execution import PynqExecution
-from hillinfer.devices.pynq.front_process import FrontProcess, processes_in
+from hillinfer.devices.pynq.front_process import FrontProcess
 from hillinfer.devices.pynq.host_memory import without_host_memory
 from hillinfer.devices.xrt.errors import XclbinError
 from hillinfer.devices.xrt.section_kind import SectionKind

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from hillinfer.devices.xrt.open_xrt import ENVIRONMENT_FILE
 from hillinfer_hw.build_cache import ROOT, cached
 from hillinfer_hw.csim_build import Scheduling, build_kernel
 from hillinfer_hw.emulation_image import DDR_BYTES, PLATFORM, emulation_image, kernel_instances
@@ -136,6 +137,14 @@ def build_binding() -> Path:
     return cached("pyxrt", contents, make)
 
 
+def find_binding() -> Path:
+    """Return the folder of a module pyxrt: XRT's own where it has one, else ours, built once."""
+    found = importlib.util.find_spec("pyxrt")
+    if found is not None and found.origin is not None:
+        return Path(found.origin).parent
+    return build_binding()
+
+
 def device_config(spec: KernelSpec, engine: Engine) -> str:
     """Return the device process's configuration, its kernels built for it."""
     lines = [f"memory {DDR_BYTES}"]
@@ -184,18 +193,18 @@ def make_surrounding(spec: KernelSpec, engine: Engine, folder: Path) -> Surround
     xclbin.write_bytes(emulation_image(spec, files).pack())
     runs = folder / "runs"
     runs.mkdir(exist_ok=True)
-    return Surrounding(
-        folder,
-        xclbin,
-        {
-            "XCL_EMULATION_MODE": "hw_emu",
-            "XILINX_XRT": str(prefix.parent),
-            "EMCONFIG_PATH": str(folder),
-            "XRT_INI_PATH": str(folder / "xrt.ini"),
-            "SDACCEL_EM_RUN_DIR": str(runs),
-            "LD_PRELOAD": str(build_short_sleep()),
-        },
-    )
+    environment = {
+        "XCL_EMULATION_MODE": "hw_emu",
+        "XILINX_XRT": str(prefix.parent),
+        "EMCONFIG_PATH": str(folder),
+        "XRT_INI_PATH": str(folder / "xrt.ini"),
+        "SDACCEL_EM_RUN_DIR": str(runs),
+        "LD_PRELOAD": str(build_short_sleep()),
+    }
+    # For the host's worker, which imports pyxrt.
+    lead = environment | {"PYTHONPATH": str(find_binding())}
+    (folder / ENVIRONMENT_FILE).write_text(json.dumps(lead, indent=1) + "\n")
+    return Surrounding(folder, xclbin, environment)
 
 
 def find_xrt() -> Path:

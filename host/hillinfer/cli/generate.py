@@ -83,7 +83,16 @@ def generate(
     cold_dir: Annotated[
         Path | None, typer.Option(help="Directory on the drive; by default in the user's cache.")
     ] = None,
-    device: Annotated[str, typer.Option(help="nvme or golden.")] = _DEFAULTS.device,
+    device: Annotated[
+        str, typer.Option(help="What scores: nvme, golden, csim or xrt.")
+    ] = _DEFAULTS.device,
+    beta: Annotated[
+        float,
+        typer.Option(help="Host-scored to device-scored segments; 0: the device scores all."),
+    ] = _DEFAULTS.beta,
+    xclbin: Annotated[
+        Path | None, typer.Option(help="Image of the card's kernels, for --device xrt.")
+    ] = None,
     block_rows: Annotated[
         int, typer.Option(help="Rows read and attended to at a time.")
     ] = _DEFAULTS.block_rows,
@@ -129,6 +138,8 @@ def generate(
         pool_timeline=pool_timeline,
         cold_dir=cold_dir,
         device=device,
+        beta=beta,
+        xclbin=xclbin,
         block_rows=block_rows,
     )
     make_pool_policy(pool_policy)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from hillinfer.byte_size import format_bytes
 from hillinfer.cli.generate_request import Asking, Compare, GenerateRequest
 from hillinfer.cold_dir import prepared_cold_dir
-from hillinfer.devices.table import make_scorer
+from hillinfer.devices.table import check_device
 from hillinfer.hf.features import check_model, check_versions
 from hillinfer.machine.drive import DriveFacts
 from hillinfer.models.capacity import Capacity
@@ -83,10 +83,11 @@ def check_run(
     """
     check_versions()
     check_model(outline.skeleton)
-    make_scorer(
+    check_device(
         request.settings.device,
         kernel_spec(outline.shape, _named(request.settings)),
         request.settings.scope,
+        request.settings.device_options,
     )
     started = time.perf_counter()
     settings = request.settings if saved is None else _fitting(request, outline, saved)

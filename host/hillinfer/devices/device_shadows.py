@@ -131,7 +131,7 @@ class DeviceShadows:
         self, scope: Scope, queries: Beats, segments: Sequence[DeviceSegment]
     ) -> Iterator[ScoredTokens]:
         """Launch; see `ScoringDevice.score`."""
-        scoring = self._device.score(self._spec, scope, queries, segments)
+        scoring = self._device.score(scope, queries, segments)
         self.launches += 1
         self.scored_tokens += sum(one.tokens for one in segments)
         return scoring

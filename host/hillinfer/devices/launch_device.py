@@ -60,7 +60,7 @@ class LaunchDevice:
         into[:] = self._memory[start : start + len(into)]
 
     def score(
-        self, spec: KernelSpec, scope: Scope, queries: Beats, segments: Sequence[DeviceSegment]
+        self, scope: Scope, queries: Beats, segments: Sequence[DeviceSegment]
     ) -> Iterator[ScoredTokens]:
         """Score segments, all before the first are handed out; see `ScoringDevice`."""
         arrays = ScoreArrays(self._spec, scope, segments)
@@ -68,7 +68,9 @@ class LaunchDevice:
         result = self._execution.score(
             self._spec,
             ScoreLaunch(
-                segments=arrays.descriptors(),
+                segments=arrays.descriptors(
+                    [one.slot * self._spec.segment_beats for one in segments]
+                ),
                 shadow=self._memory,
                 statistics=np.zeros((0, BEAT_BYTES), dtype=np.uint8),
                 queries=queries,
@@ -80,8 +82,7 @@ class LaunchDevice:
         for index in range(len(segments)):
             self._check(index, result)
         return (
-            arrays.scored(index, 0, one.tokens, result.output)
-            for index, one in enumerate(segments)
+            arrays.scored(index, 0, one.tokens, result.output) for index, one in enumerate(segments)
         )
 
     def close(self) -> None:

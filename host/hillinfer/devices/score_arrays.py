@@ -42,20 +42,26 @@ class ScoreArrays:
         """Beats of all score arrays."""
         return int(self._starts[-1])
 
-    def descriptors(self) -> Beats:
-        """Return the launch's descriptors, uint8 of shape (segments, 64)."""
+    def descriptors(self, shadows: Sequence[int]) -> Beats:
+        """Return the launch's descriptors, uint8 of shape (segments, 64).
+
+        Parameters
+        ----------
+        shadows
+            Where each segment's shadow lies, in beats from the start of the buffer.
+        """
         return np.concatenate(
             [
                 Descriptor(
-                    shadow=one.slot * self._spec.segment_beats,
+                    shadow=shadow,
                     query=index * query_beats(self._spec),
                     score=start,
                     base_position=one.base_position,
                     tokens=one.tokens,
                     score_stride=size if self._scope is Scope.KV_HEAD else 0,
                 ).pack()
-                for index, (one, start, size) in enumerate(
-                    zip(self._segments, self._starts, self._sizes, strict=False)
+                for index, (one, shadow, start, size) in enumerate(
+                    zip(self._segments, shadows, self._starts, self._sizes, strict=False)
                 )
             ]
         )

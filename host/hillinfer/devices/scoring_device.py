@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from hillinfer_model.beats import Beats
 from hillinfer_model.choices import Scope
-from hillinfer_model.kernel_spec import KernelSpec
 
 
 @dataclass(frozen=True)
@@ -73,14 +72,12 @@ class ScoringDevice(Protocol):
         ...
 
     def score(
-        self, spec: KernelSpec, scope: Scope, queries: Beats, segments: Sequence[DeviceSegment]
+        self, scope: Scope, queries: Beats, segments: Sequence[DeviceSegment]
     ) -> Iterator[ScoredTokens]:
         """Score segments and yield what is finished while the rest is still being scored.
 
         Parameters
         ----------
-        spec
-            What the runtime scores with; a device of another one refuses.
         scope
             What shares one selected set.
         queries

@@ -7,8 +7,10 @@ from collections.abc import Callable
 
 from hillinfer.devices.csim_device import open_csim
 from hillinfer.devices.device_options import DeviceOptions
+from hillinfer.devices.device_scorer import DeviceScorer
 from hillinfer.devices.golden_scorer import GoldenScorer
 from hillinfer.devices.scorer import Scorer
+from hillinfer.devices.xrt.open_xrt import open_xrt
 from hillinfer.errors import SettingsError
 from hillinfer.hie.torch_scorer import TorchScorer
 from hillinfer_model.choices import Scope
@@ -18,6 +20,7 @@ DEVICES: dict[str, Callable[[KernelSpec, Scope, DeviceOptions], Scorer]] = {
     "nvme": lambda spec, scope, _: TorchScorer(spec, scope),
     "golden": lambda spec, scope, _: GoldenScorer(spec, scope),
     "csim": open_csim,
+    "xrt": open_xrt,
 }
 
 
@@ -28,3 +31,10 @@ def make_scorer(
     if device not in DEVICES:
         raise SettingsError(f"device={device!r} is unknown: choose one of {', '.join(DEVICES)}")
     return DEVICES[device](spec, scope, options or DeviceOptions())
+
+
+def check_device(device: str, spec: KernelSpec, scope: Scope, options: DeviceOptions) -> None:
+    """Open a device and let it go; raise SettingsError where it cannot be used."""
+    scorer = make_scorer(device, spec, scope, options)
+    if isinstance(scorer, DeviceScorer):
+        scorer.shadows.close()

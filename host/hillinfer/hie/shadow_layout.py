@@ -95,9 +95,7 @@ class ShadowLayout:
         """
         tokens, kv_heads, _ = codes.shape
         packed = self._pack(codes).numpy().view(self._slice_type)
-        group, tile, in_tile, in_group = self._places(
-            np.arange(first_token, first_token + tokens)
-        )
+        group, tile, in_tile, in_group = self._places(np.arange(first_token, first_token + tokens))
         self.slice_codes(shadow)[group, tile, :, :, in_tile] = packed.reshape(
             tokens, kv_heads, self.slices
         )

@@ -259,7 +259,9 @@ class ShadowMemory:
             if self._counts_as_full(own) and tokens < self._size:
                 self._full_bytes -= self._store.slot_bytes
             if own.resident is not None:
-                own.resident.tokens = min(own.resident.tokens, tokens // GROUP_TOKENS * GROUP_TOKENS)
+                own.resident.tokens = min(
+                    own.resident.tokens, tokens // GROUP_TOKENS * GROUP_TOKENS
+                )
             own.coded_tokens = min(own.coded_tokens, tokens)
 
     def release(self, segment: Segment) -> None:

@@ -7,17 +7,17 @@ import json
 import os
 import select
 import shutil
-import signal
 import subprocess
 import tempfile
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 
+from hillinfer.devices.child_session import end_session
 from hillinfer.devices.pynq.errors import PynqError
 from hillinfer_model.beats import Beats
 
@@ -25,7 +25,7 @@ _PROGRAM = Path(__file__).with_name("front.py")
 # XRT's driver makes its sockets in /tmp/$USER: there, the folder can hold them too.
 _PARENT = Path("/tmp")
 # The front's own deadline comes first, because it can say more.
-_GRACE_S, _CLOSE_S, _KILL_S = 3.0, 10.0, 10.0
+_GRACE_S, _CLOSE_S = 3.0, 10.0
 _TAIL = 2000
 
 
@@ -209,38 +209,10 @@ class FrontProcess:
         return content
 
 
-def processes_in(folder: Path) -> list[int]:
-    """Return the ids of the processes that work in a folder or below it."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                place = (entry / "cwd").readlink()
-            except OSError:
-                continue  # Ended meanwhile, or another user's.
-            if place.is_relative_to(folder):
-                found.append(int(entry.name))
-    return found
-
-
 def _end(process: subprocess.Popen[bytes], replies: int, folder: Path) -> None:
     """Kill the front and everything it has started, and remove its folder."""
-    # Not waited for yet, so its number is still its own, and its session's.
-    _kill(os.killpg, process.pid)
-    process.wait()
+    end_session(process, folder)
     assert process.stdin is not None
     with suppress(BrokenPipeError):
         process.stdin.close()
     os.close(replies)
-    # Whoever left the session still works in the folder.
-    end = time.monotonic() + _KILL_S
-    while (left := processes_in(folder)) and time.monotonic() < end:
-        for own in left:
-            _kill(os.kill, own)
-        time.sleep(0.01)
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def _kill(kill: Callable[[int, int], None], number: int) -> None:
-    with suppress(ProcessLookupError):
-        kill(number, signal.SIGKILL)

@@ -7,13 +7,21 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
+from enum import StrEnum
+from typing import Any
 
 from hillinfer.devices.xrt.errors import XclbinError
 from hillinfer.devices.xrt.section_kind import SectionKind
 from hillinfer.devices.xrt.xclbin import Xclbin
-from hillinfer_model.kernel_spec import KernelSpec
+from hillinfer_model.choices import KeyMode, Rule
+from hillinfer_model.kernel_spec import KernelSpec, ProductStyle
 
 FORMAT = "hillinfer-kernels-1"
+_CHOICES: dict[str, type[StrEnum]] = {
+    "key_mode": KeyMode,
+    "rule": Rule,
+    "product_style": ProductStyle,
+}
 
 
 def spec_record(spec: KernelSpec, sections: Mapping[int, bytes]) -> bytes:
@@ -51,17 +59,12 @@ def check_xclbin(xclbin: Xclbin, spec: KernelSpec, platform: str, name: str) -> 
             f"{name} was built for the platform {xclbin.platform!r}, the card has {platform!r}: "
             "build it again with `make bitstream` for this card"
         )
-    content = xclbin.sections.get(SectionKind.USER_METADATA)
-    if content is None:
-        raise XclbinError(f"{name} does not say which kernels it holds: it has no USER_METADATA")
+    record = _record(xclbin, name)
     try:
-        record = json.loads(content)
-        sums, found, known = record["sections"], record["spec_hash"], record["format"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise XclbinError(f"{name} is damaged: its USER_METADATA cannot be read") from error
-    if known != FORMAT:
-        raise XclbinError(f"{name}: its kernels are of format {known!r}, this is {FORMAT!r}")
-    for kind, expected in sums.items():
+        sums, found = record["sections"].items(), record["spec_hash"]
+    except (KeyError, AttributeError) as error:
+        raise _unreadable(name) from error
+    for kind, expected in sums:
         own = xclbin.sections.get(int(kind))
         if own is None or _sum(own) != expected:
             raise XclbinError(f"{name} is damaged: section {kind} is not what was built")
@@ -70,6 +73,51 @@ def check_xclbin(xclbin: Xclbin, spec: KernelSpec, platform: str, name: str) -> 
             f"{name} holds kernels of another spec ({_difference(record.get('spec'), spec)}): "
             "build one for this model and these settings"
         )
+
+
+def recorded_spec(xclbin: Xclbin, name: str) -> KernelSpec:
+    """Return the spec that an xclbin's kernels were built from, as it says.
+
+    Parameters
+    ----------
+    xclbin
+        As read from its file.
+    name
+        What error messages call the file.
+
+    Raises
+    ------
+    XclbinError
+        Where it does not say so, or names none that there is.
+    """
+    fields = _record(xclbin, name).get("spec")
+    if not isinstance(fields, dict):
+        raise _unreadable(name)
+    try:
+        values: dict[str, Any] = {
+            key: _CHOICES[key](value) if key in _CHOICES else value for key, value in fields.items()
+        }
+        return KernelSpec(**values)
+    except (TypeError, ValueError) as error:
+        raise XclbinError(f"{name}: its kernels' spec is none: {error}") from error
+
+
+def _record(xclbin: Xclbin, name: str) -> dict[str, Any]:
+    content = xclbin.sections.get(SectionKind.USER_METADATA)
+    if content is None:
+        raise XclbinError(f"{name} does not say which kernels it holds: it has no USER_METADATA")
+    try:
+        record = json.loads(content)
+        known = record["format"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise _unreadable(name) from error
+    if known != FORMAT:
+        raise XclbinError(f"{name}: its kernels are of format {known!r}, this is {FORMAT!r}")
+    return dict(record)
+
+
+def _unreadable(name: str) -> XclbinError:
+    return XclbinError(f"{name} is damaged: its USER_METADATA cannot be read")
 
 
 def _sum(content: bytes) -> str:

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Opens a card for the host's table of devices."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from hillinfer.devices.csim_device import warn_of_loss
+from hillinfer.devices.device_options import DeviceOptions
+from hillinfer.devices.device_scorer import DeviceScorer
+from hillinfer.devices.device_shadows import DeviceShadows
+from hillinfer.devices.errors import DeviceError
+from hillinfer.devices.xrt.errors import XclbinError
+from hillinfer.devices.xrt.spec_record import check_xclbin, recorded_spec
+from hillinfer.devices.xrt.worker_process import WorkerProcess
+from hillinfer.devices.xrt.xclbin import Xclbin
+from hillinfer.devices.xrt.xrt_device import Deadlines, XrtDevice
+from hillinfer.errors import SettingsError
+from hillinfer.hie.torch_scorer import TorchScorer
+from hillinfer_model.choices import Scope
+from hillinfer_model.kernel_spec import KernelSpec
+
+# Beside an xclbin for an emulated card: the variables that lead to it.
+ENVIRONMENT_FILE = "environment.json"
+# Queries, scores and status of the longest launches: untouched pages take no memory.
+_WINDOW_BYTES = 256 << 20
+
+
+def open_xrt(spec: KernelSpec, scope: Scope, options: DeviceOptions) -> DeviceScorer:
+    """Return a scorer whose device is a card that an xclbin is loaded on.
+
+    Raises
+    ------
+    SettingsError
+        Where no xclbin is named, or it is damaged or for other kernels or another platform
+        (`XclbinError`), or the card cannot be opened.
+    """
+    if options.xclbin is None:
+        raise SettingsError(
+            "device=xrt needs the image of the card's kernels: --xclbin FILE; `make bitstream` "
+            "builds one with Vitis, `make hw_emu` one for an emulated card"
+        )
+    xclbin = Xclbin.read(options.xclbin)
+    name = str(options.xclbin)
+    kernels = kernels_for(spec, recorded_spec(xclbin, name))
+    check_xclbin(xclbin, kernels, xclbin.platform, name)
+    deadlines = Deadlines()
+    try:
+        worker = WorkerProcess(_environment(options.xclbin), _WINDOW_BYTES, deadlines.load)
+        card = worker.ask("open", deadlines.load, xclbin=str(options.xclbin.resolve()), index=0)
+    except DeviceError as error:
+        raise SettingsError(f"device=xrt: {error}") from error
+    try:
+        check_xclbin(xclbin, kernels, str(card["name"]), name)
+    except XclbinError:
+        worker.close()
+        raise
+    device = XrtDevice(kernels, worker, int(card["memory_bytes"]), deadlines)
+    shadows = DeviceShadows(spec, device, options.beta, warn_of_loss)
+    return DeviceScorer(TorchScorer(spec, scope), shadows)
+
+
+def kernels_for(spec: KernelSpec, found: KernelSpec) -> KernelSpec:
+    """Return a spec with what kernels may choose freely as the ones that were found have it.
+
+    Multipliers and the size of score blocks change no score.
+    """
+    return replace(spec, product_style=found.product_style, block_tokens=found.block_tokens)
+
+
+def _environment(xclbin: Path) -> dict[str, str]:
+    """Return the variables beside an xclbin for an emulated card; none for a card."""
+    file = xclbin.with_name(ENVIRONMENT_FILE)
+    if not file.is_file():
+        return {}
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise SettingsError(f"{file} cannot be read: {error}") from error
+    if not isinstance(content, dict) or not all(
+        isinstance(part, str) for item in content.items() for part in item
+    ):
+        raise SettingsError(f"{file} does not hold names and values of variables")
+    return content

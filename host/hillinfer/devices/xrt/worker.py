@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The process that makes all calls to XRT: run as a program, asked through a socket.
+
+XRT can end a process or spin in it for ever, so the host never calls it. This file needs pyxrt and
+nothing of the host, not even its packages: it starts fast and takes little memory.
+
+Every message is one packet of JSON. Bulk data lies in the window, memory that host and worker
+share; messages say where. The host holds all deadlines.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from typing import Any
+
+_MESSAGE_BYTES = 1 << 16
+_STATUS_BEAT, _COMPLETE_AT = 64, 12
+# How long to wait before looking at the status again: short at first, as launches are.
+_FIRST_DELAY_S, _LONGEST_DELAY_S = 0.0002, 0.005
+
+
+class Worker:
+    """One card, opened, and the buffers on it.
+
+    Parameters
+    ----------
+    pyxrt
+        The module.
+    channel
+        To the host; open calls come from it.
+    """
+
+    def __init__(self, pyxrt: Any, channel: socket.socket) -> None:
+        self._xrt = pyxrt
+        self._channel = channel
+        self._window: Any = None
+        self._device: Any = None
+        self._kernel: Any = None
+        self._chunks: list[tuple[Any, Any]] = []
+        self._buffers: dict[str, Any] = {}
+
+    def serve(self) -> None:
+        """Answer until the host closes the channel."""
+        while True:
+            content, files, _, _ = socket.recv_fds(self._channel, _MESSAGE_BYTES, 1)
+            if not content:
+                return
+            asked = json.loads(content)
+            call = getattr(self, f"do_{asked.pop('do')}")
+            try:
+                answer = call(*files, **asked)
+            except (RuntimeError, OSError, ValueError, TypeError) as error:
+                answer = {"error": f"{type(error).__name__}: {error}"}
+            self._send(answer)
+
+    def do_window(self, file: int, size: int) -> dict[str, Any]:
+        """Share the host's memory."""
+        self._window = memoryview(mmap.mmap(file, size))
+        os.close(file)
+        return {}
+
+    def do_open(self, xclbin: str, index: int) -> dict[str, Any]:
+        """Load the card."""
+        xrt = self._xrt
+        self._device = xrt.device(index)
+        loaded = self._device.load_xclbin(xclbin)
+        self._kernel = xrt.kernel(self._device, loaded, "score_tokens")
+        bank = self._kernel.group_id(1)
+        memory = [one for one in xrt.xclbin(xclbin).get_mems() if one.get_index() == bank]
+        return {
+            "name": self._device.get_info(xrt.xrt_info_device.name),
+            "memory_bytes": memory[0].get_size_kb() * 1024,
+        }
+
+    def do_chunk(self, size: int) -> dict[str, Any]:
+        """Take memory for shadows; drive and host write into it past any host copy (P2P)."""
+        buffer = self._xrt.bo(self._device, size, self._xrt.bo.p2p, self._kernel.group_id(1))
+        self._chunks.append((buffer, memoryview(buffer.map()).cast("B")))
+        return {"address": buffer.address()}
+
+    def do_write(self, chunk: int, offset: int, at: int, size: int) -> dict[str, Any]:
+        """Copy from the window into a chunk."""
+        self._chunks[chunk][1][offset : offset + size] = self._window[at : at + size]
+        return {}
+
+    def do_read(self, chunk: int, offset: int, at: int, size: int) -> dict[str, Any]:
+        """Copy from a chunk into the window."""
+        self._window[at : at + size] = self._chunks[chunk][1][offset : offset + size]
+        return {}
+
+    def do_score(
+        self, chunk: int, parts: dict[str, list[int]], segments: int, scope: int, launch_id: int
+    ) -> dict[str, Any]:
+        """Launch, and tell of progress until the launch has ended.
+
+        `parts` says for segments, queries, scores and status where in the window they lie and how
+        many bytes they have.
+        """
+        buffers = []
+        for index, name in ((0, "segments"), (2, "queries"), (3, "scores"), (4, "status")):
+            at, size = parts[name]
+            buffer = self._buffer(name, index, size)
+            if name in ("segments", "queries"):
+                buffer.write(self._window[at : at + size], 0)
+            elif name == "status":
+                buffer.write(bytes(size), 0)
+            if name != "scores":
+                buffer.sync(self._xrt.xclBOSyncDirection.XCL_BO_SYNC_BO_TO_DEVICE, size, 0)
+            buffers.append(buffer)
+        buffers.insert(1, self._chunks[chunk][0])
+        run = self._kernel(*buffers, segments, scope, launch_id)
+        states = self._xrt.ert_cmd_state
+        going_on = (
+            states.ERT_CMD_STATE_NEW,
+            states.ERT_CMD_STATE_QUEUED,
+            states.ERT_CMD_STATE_SUBMITTED,
+            states.ERT_CMD_STATE_RUNNING,
+        )
+        told, delay = 0, _FIRST_DELAY_S
+        while True:
+            state = run.state()
+            complete = self._complete(parts["status"])
+            if complete > told:
+                self._fetch("scores", parts["scores"])
+                if state in going_on:
+                    self._send({"progress": complete})
+                told, delay = complete, _FIRST_DELAY_S
+            if state not in going_on:
+                # The state of a run whose end nobody waits for is not that of its last moment.
+                run.wait()
+                return {"state": str(state).rpartition(".")[2]}
+            time.sleep(delay)
+            delay = min(2 * delay, _LONGEST_DELAY_S)
+
+    def _complete(self, part: list[int]) -> int:
+        """Bring the status beats into the window; return how many tokens they count complete."""
+        self._fetch("status", part)
+        at, size = part
+        words = self._window[at : at + size].cast("I")
+        return sum(words[_COMPLETE_AT // 4 :: _STATUS_BEAT // 4])
+
+    def _fetch(self, name: str, part: list[int]) -> None:
+        at, size = part
+        buffer = self._buffers[name]
+        buffer.sync(self._xrt.xclBOSyncDirection.XCL_BO_SYNC_BO_FROM_DEVICE, size, 0)
+        self._window[at : at + size] = buffer.read(size, 0)
+
+    def _buffer(self, name: str, index: int, size: int) -> Any:
+        """Return a buffer of at least some size; it grows and never shrinks."""
+        kept = self._buffers.get(name)
+        if kept is None or kept.size() < size:
+            size = max(size, 4096, 2 * kept.size() if kept is not None else 0)
+            kept = self._xrt.bo(
+                self._device, size, self._xrt.bo.normal, self._kernel.group_id(index)
+            )
+            self._buffers[name] = kept
+        return kept
+
+    def _send(self, answer: dict[str, Any]) -> None:
+        self._channel.send(json.dumps(answer).encode())
+
+
+def _end_with(host: int) -> None:
+    """End everything when the host has ended, even where a call to XRT never returns."""
+    os.read(host, 1)
+    os.killpg(0, signal.SIGKILL)
+
+
+def main() -> None:
+    """Serve; arguments are the numbers of the channel and of a pipe that the host keeps open."""
+    channel = socket.socket(fileno=int(sys.argv[1]))
+    threading.Thread(target=_end_with, args=(int(sys.argv[2]),), daemon=True).start()
+    try:
+        import pyxrt
+    except ImportError as error:
+        channel.send(json.dumps({"error": f"cannot import pyxrt: {error}"}).encode())
+        return
+    worker = Worker(pyxrt, channel)
+    channel.send(b'{"ready": true}')
+    worker.serve()
+
+
+if __name__ == "__main__":
+    main()

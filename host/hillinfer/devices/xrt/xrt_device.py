@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The device `xrt`: a card, or its emulation, behind the genuine XRT library."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hillinfer.devices.errors import DeviceError
+from hillinfer.devices.score_arrays import ScoreArrays
+from hillinfer.devices.scoring_device import DeviceSegment, ScoredTokens
+from hillinfer.devices.xrt.worker_process import WorkerProcess
+from hillinfer_model.beats import Beats
+from hillinfer_model.choices import Scope
+from hillinfer_model.kernel_spec import BEAT_BYTES, KernelSpec
+from hillinfer_model.launch_error import ErrorCode, LaunchError
+from hillinfer_model.score_launch import SCOPE_NUMBERS
+from hillinfer_model.status_beat import HASH_BYTES, StatusBeat
+
+# Shadows are taken room for in pieces, as they come.
+CHUNK_BYTES = 64 << 20
+# What a launch's other buffers may take of the card's memory.
+_RESERVED_BYTES = 256 << 20
+_PAGE = 4096
+_MOST_LAUNCH_ID = 1 << 32
+
+
+@dataclass(frozen=True)
+class Deadlines:
+    """How long the host waits for the card, in seconds.
+
+    Parameters
+    ----------
+    load
+        For the worker and the card's image.
+    answer
+        For a copy.
+    progress
+        For the next sign of a launch that is under way.
+    """
+
+    load: float = 120.0
+    answer: float = 30.0
+    progress: float = 60.0
+
+
+class XrtDevice:
+    """Shadows in a card's memory, scored by its kernel; see `ScoringDevice`.
+
+    Parameters
+    ----------
+    spec
+        Of the card's kernels.
+    worker
+        Has opened the card.
+    memory_bytes
+        The card's memory that it may take.
+    deadlines
+        When to give the card up.
+    """
+
+    def __init__(
+        self, spec: KernelSpec, worker: WorkerProcess, memory_bytes: int, deadlines: Deadlines
+    ) -> None:
+        self._spec = spec
+        self._worker = worker
+        self._deadlines = deadlines
+        self._per_chunk = max(CHUNK_BYTES // spec.segment_bytes, 1)
+        self._chunk_bytes = -(-self._per_chunk * spec.segment_bytes // _PAGE) * _PAGE
+        chunks = max(memory_bytes - _RESERVED_BYTES, 0) // self._chunk_bytes
+        self.slots = chunks * self._per_chunk
+        self._addresses: list[int] = []
+        self._launches = 0
+        self._scoring: _Scoring | None = None
+
+    def write(self, slot: int, first_beat: int, beats: Beats) -> None:
+        """Put beats into a slot's shadow; see `ScoringDevice`."""
+        self._finish()
+        chunk, offset = self._place(slot)
+        self._fits(beats.nbytes)
+        self._worker.window[: beats.nbytes] = beats.reshape(-1)
+        place = {"chunk": chunk, "offset": offset + first_beat * BEAT_BYTES}
+        self._ask("write", **place, at=0, size=beats.nbytes)
+
+    def read(self, slot: int, into: Beats) -> None:
+        """Read a slot's shadow; see `ScoringDevice`."""
+        self._finish()
+        chunk, offset = self._place(slot)
+        self._fits(into.nbytes)
+        self._ask("read", chunk=chunk, offset=offset, at=0, size=into.nbytes)
+        into[:] = self._worker.window[: into.nbytes].reshape(into.shape)
+
+    def score(
+        self, scope: Scope, queries: Beats, segments: Sequence[DeviceSegment]
+    ) -> Iterator[ScoredTokens]:
+        """Launch the kernel; see `ScoringDevice`."""
+        self._finish()
+        self._launches = (self._launches + 1) % _MOST_LAUNCH_ID
+        # Offsets count from the buffer that the kernel is given: the one at the lowest address.
+        lowest = min(self._addresses)
+        placed = []
+        for one in segments:
+            chunk, offset = self._place(one.slot)
+            beats = (self._addresses[chunk] - lowest + offset) // BEAT_BYTES
+            placed.append((one, beats))
+        arrays = ScoreArrays(self._spec, scope, segments)
+        descriptors = arrays.descriptors([beats for _, beats in placed])
+        sizes = {
+            "segments": descriptors.nbytes,
+            "queries": queries.nbytes,
+            "scores": arrays.beats * BEAT_BYTES,
+            "status": len(segments) * BEAT_BYTES,
+        }
+        at, parts = 0, {}
+        for name, size in sizes.items():
+            parts[name] = [at, size]
+            at += -(-size // _PAGE) * _PAGE
+        self._fits(at)
+        window = self._worker.window
+        for name, content in (("segments", descriptors), ("queries", queries)):
+            start, size = parts[name]
+            window[start : start + size] = content.reshape(-1)
+        self._worker.send(
+            "score",
+            chunk=self._addresses.index(lowest),
+            parts=parts,
+            segments=len(segments),
+            scope=SCOPE_NUMBERS[scope],
+            launch_id=self._launches,
+        )
+        scores, status = (
+            window[parts[name][0] : sum(parts[name])].reshape(-1, BEAT_BYTES)
+            for name in ("scores", "status")
+        )
+        self._scoring = _Scoring(self, arrays, segments, scores, status, self._launches)
+        return iter(self._scoring)
+
+    def close(self) -> None:
+        """Let go of the card; harmless when done twice."""
+        self._worker.close()
+
+    def progress(self) -> bool:
+        """Wait for the next sign of the launch under way; return whether it has ended."""
+        answer = self._worker.receive("score", self._deadlines.progress)
+        if "progress" in answer:
+            return False
+        self._scoring = None
+        if answer.get("state") != "ERT_CMD_STATE_COMPLETED":
+            self._worker.close()
+            raise DeviceError(f"the card ended a launch with {answer.get('state')}")
+        return True
+
+    def check(self, beat: Beats, launch_id: int) -> int:
+        """Return the tokens that a status beat counts complete, or raise what it says is wrong."""
+        if not beat.any():
+            return 0
+        try:
+            status = StatusBeat.unpack(beat.copy())
+        except (LaunchError, ValueError) as error:
+            raise self._wrong(f"a status that cannot be read: {error}") from error
+        if status.spec_hash != self._spec.digest()[:HASH_BYTES]:
+            raise self._wrong(
+                f"the status of another kernel: its spec hash starts with "
+                f"{status.spec_hash.hex()}, the xclbin's with "
+                f"{self._spec.digest()[:HASH_BYTES].hex()}"
+            )
+        if status.launch_id != launch_id:
+            raise self._wrong(f"the status of launch {status.launch_id}, not {launch_id}")
+        if status.error is not ErrorCode.NONE:
+            raise self._wrong(f"error {status.error.name}")
+        return status.tokens_complete
+
+    def _wrong(self, what: str) -> DeviceError:
+        self._worker.close()
+        return DeviceError(f"the card's kernel left {what}")
+
+    def _finish(self) -> None:
+        """Let a launch end that nobody listens to any more."""
+        while self._scoring is not None:
+            self.progress()
+
+    def _place(self, slot: int) -> tuple[int, int]:
+        """Return chunk and offset in bytes of a slot, the chunk made where it is missing."""
+        chunk, index = divmod(slot, self._per_chunk)
+        while len(self._addresses) <= chunk:
+            answer = self._ask("chunk", size=self._chunk_bytes)
+            self._addresses.append(int(answer["address"]))
+        return chunk, index * self._spec.segment_bytes
+
+    def _ask(self, what: str, **given: object) -> dict[str, Any]:
+        return self._worker.ask(what, self._deadlines.answer, **given)
+
+    def _fits(self, size: int) -> None:
+        if size > self._worker.window.nbytes:
+            raise DeviceError(
+                f"{size} bytes do not fit in the {self._worker.window.nbytes} that host and "
+                "worker share: score fewer segments at a time"
+            )
+
+
+class _Scoring:
+    """The parts of one launch, as they are finished."""
+
+    def __init__(
+        self,
+        device: XrtDevice,
+        arrays: ScoreArrays,
+        segments: Sequence[DeviceSegment],
+        scores: Beats,
+        status: Beats,
+        launch_id: int,
+    ) -> None:
+        self._device = device
+        self._arrays = arrays
+        self._segments = segments
+        self._scores = scores
+        self._status = status
+        self._launch_id = launch_id
+
+    def __iter__(self) -> Iterator[ScoredTokens]:
+        done = np.zeros(len(self._segments), dtype=np.int64)
+        ended = False
+        while not ended:
+            ended = self._device.progress()
+            for index, segment in enumerate(self._segments):
+                if done[index] == segment.tokens:
+                    continue
+                beat = self._status[index : index + 1]
+                complete = self._device.check(beat, self._launch_id)
+                if complete > segment.tokens:
+                    raise DeviceError(
+                        f"the card counts {complete} tokens of a segment of {segment.tokens}"
+                    )
+                if complete > done[index]:
+                    first, done[index] = int(done[index]), complete
+                    yield self._arrays.scored(index, first, complete, self._scores)
+                if complete < segment.tokens:
+                    break
+        if any(done != [one.tokens for one in self._segments]):
+            raise DeviceError("the card ended a launch before all of its tokens were scored")
