@@ -19,7 +19,7 @@ FREQUENCY ?= 300
 QUESTION ?= Which statement makes the listed identifiers be interpreted as globals?
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model run test test-kernels test-fast lint format quality pools faults space csim cocotb formal synth bitstream pynq-env doctor clean
+.PHONY: help setup model run test test-kernels test-fast lint format quality pools faults space csim cocotb formal synth hw_emu bitstream pynq-env doctor clean
 
 help: ## List every target
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -80,6 +80,9 @@ synth: $(VENV)/installed ## Estimate the area of the RTL with yosys (a minute an
 
 pynq-env: $(BUILD)/pynq-env/installed ## Make the environment of the PYNQ front (63 MB to fetch, once)
 
+hw_emu: model $(BUILD)/xrt-installed ## Generate with HIE scores from an emulated card behind the real XRT
+	PYTHONPATH=tools $(BIN)/python tools/hw_emu.py --out $(BUILD)/reports/hw_emu.json
+
 bitstream: $(VENV)/installed ## Build an xclbin with Vitis (hours), or print the commands and what is missing
 	PYTHONPATH=tools $(BIN)/python tools/bitstream.py --preset "$(PRESET)" --mode "$(MODE)" \
 		--rule "$(RULE)" --kernels "$(KERNELS)" --platform "$(PLATFORM)" \
@@ -97,10 +100,16 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import ensurepip, venv' || \
 		{ echo "Python lacks venv: on Debian, apt install python3-venv"; exit 2; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[run,hls,rtl,figures,test,lint]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[run,hls,rtl,xrt,figures,test,lint]'
 	@touch $@
 
 # The lock's numpy has no wheels for Python 3.13 and newer.
+# XRT and what the emulated card is built with, from Debian's packages.
+$(BUILD)/xrt-installed: tools/install_xrt.sh
+	@mkdir -p $(@D)
+	sh tools/install_xrt.sh
+	@touch $@
+
 $(BUILD)/pynq-env/installed: tools/pynq_env/requirements.txt tools/pynq_env/build-requirements.txt
 	@$(PYNQ_PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' || \
 		{ echo "PYNQ needs Python 3.11 or 3.12: make PYNQ_PYTHON=/path/to/python3.11 ..."; exit 2; }

@@ -14,6 +14,7 @@
 namespace {
 
 constexpr uint64_t REGISTERS = 0x10000;
+constexpr uint32_t START = 1;
 
 // Numbers of the driver's calls.
 enum Call : uint32_t {
@@ -79,6 +80,13 @@ bool Device::advance() {
     return more;
 }
 
+std::string Device::summary() const {
+    uint64_t cycles = 0;
+    for (const Placed& placed : kernels_) cycles += placed.kernel->cycles();
+    return "{\"cycles\": " + std::to_string(cycles) + ", \"launches\": "
+        + std::to_string(launches_) + "}";
+}
+
 std::string Device::answer(uint32_t call, const std::string& payload) {
     switch (call) {
         case SET_ENVIRONMENT: {
@@ -128,7 +136,9 @@ std::string Device::answer(uint32_t call, const std::string& payload) {
                     memcpy(memory_->at(asked.address() + i, 4), &word, 4);
                 } else {
                     Placed& placed = at(asked.address() + i);
-                    placed.kernel->write((uint32_t)(asked.address() + i - placed.base), word);
+                    uint64_t offset = asked.address() + i - placed.base;
+                    placed.kernel->write((uint32_t)offset, word);
+                    if (!offset && (word & START)) launches_++;
                 }
             }
             calls::Written reply;

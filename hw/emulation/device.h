@@ -21,6 +21,8 @@ public:
     // Lets kernels go on; returns whether one of them has more to do.
     bool advance();
     bool closed() const { return closed_; }
+    // What its kernels have done so far, as JSON; cycles are 0 where the engine counts none.
+    std::string summary() const;
 
 private:
     struct Placed {
@@ -31,5 +33,6 @@ private:
     std::string run_folder_;
     std::unique_ptr<DeviceMemory> memory_;
     std::vector<Placed> kernels_;
+    uint64_t launches_ = 0;
     bool closed_ = false;
 };

@@ -137,6 +137,12 @@ def build_binding() -> Path:
     return cached("pyxrt", contents, make)
 
 
+def xrt_version() -> str:
+    """Return the version of the XRT library that the emulated card's driver belongs to."""
+    target = (find_xrt() / "libxrt_hwemu.so.2").resolve().name
+    return target.removeprefix("libxrt_hwemu.so.")
+
+
 def find_binding() -> Path:
     """Return the folder of a module pyxrt: XRT's own where it has one, else ours, built once."""
     found = importlib.util.find_spec("pyxrt")

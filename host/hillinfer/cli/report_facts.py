@@ -49,6 +49,8 @@ def settings_facts(request: GenerateRequest, checked: CheckedRun) -> dict[str, A
         "pool_policy": settings.pool_policy,
         "pool_sizes": settings.pool_sizes.value,
         "device": settings.device,
+        "beta": settings.beta,
+        "xclbin": str(settings.xclbin) if settings.xclbin else None,
         "block_rows": settings.block_rows,
         "block_tokens": settings.block_tokens,
         "io_threads": settings.io_threads,

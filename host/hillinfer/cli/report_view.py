@@ -88,6 +88,15 @@ def report_lines(report: RunReport) -> list[tuple[str, str]]:
                 f"{report.session.open_seconds:.1f} s",
             )
         )
+    if statistics.kernel_launches:
+        share = statistics.device_scored_tokens / max(statistics.scored_tokens, 1)
+        lines.append(
+            (
+                "device",
+                f"{statistics.kernel_launches} launches scored "
+                f"{statistics.device_scored_tokens} tokens, {share:.1%} of all",
+            )
+        )
     if report.machine["gpu"]:
         lines.append(
             (

@@ -1,0 +1,386 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The device `xrt` behind the real XRT: equal to golden, and replaced by the host when it fails."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+
+from hillinfer.devices.child_session import processes_in
+from hillinfer.devices.device_options import DeviceOptions
+from hillinfer.devices.errors import DeviceError
+from hillinfer.devices.golden_scorer import GoldenScorer
+from hillinfer.devices.resident_shadow import ResidentShadow
+from hillinfer.devices.scorer import SegmentShadow
+from hillinfer.devices.xrt.errors import XclbinError
+from hillinfer.devices.xrt.open_xrt import open_xrt
+from hillinfer.devices.xrt.section_kind import SectionKind
+from hillinfer.devices.xrt.spec_record import spec_record
+from hillinfer.devices.xrt.xclbin import Xclbin
+from hillinfer.devices.xrt.xrt_device import Deadlines
+from hillinfer.errors import HillInferWarning, SettingsError
+from hillinfer_hw.emulation import Engine, make_surrounding
+from hillinfer_hw.toolchain import MissingToolError
+from hillinfer_model.choices import KeyMode, Rule, Scope
+from hillinfer_model.kernel_spec import KernelSpec, ProductStyle
+
+SMALL = KernelSpec(
+    64, 2, 1, key_mode=KeyMode.INT8, rule=Rule.RAW_SUM, segment_tokens=512, block_tokens=64
+)
+SCALING = 0.3
+PATIENCE = 2.0
+
+# Tests of one spec run in one process, so that its kernels are built once.
+pytestmark = pytest.mark.xdist_group(SMALL.digest().hex())
+
+
+@pytest.fixture(scope="module")
+def cards(tmp_path_factory):
+    """Makes the surrounding of an engine, once."""
+    made = {}
+
+    def of(engine):
+        if engine not in made:
+            try:
+                folder = tmp_path_factory.mktemp("card") / engine.value
+                made[engine] = make_surrounding(SMALL, engine, folder)
+            except MissingToolError as error:
+                if os.environ.get("CI"):
+                    raise
+                pytest.skip(str(error))
+        return made[engine]
+
+    return of
+
+
+@dataclass
+class Keys:
+    """A sequence's keys, a query, and the segments' shadows."""
+
+    query: torch.Tensor
+    segments: list
+
+    @classmethod
+    def random(cls, tokens, seed=0):
+        generator = torch.Generator().manual_seed(seed)
+        keys = torch.randn(tokens, 2, 64, generator=generator).half()
+        query = torch.randn(2, 64, generator=generator)
+        scorer, segments, before = GoldenScorer(SMALL, Scope.LAYER), [], None
+        for base in range(0, tokens, 512):
+            own = keys[base : base + 512]
+            before = scorer.statistics(own, base, before)
+            shadow = np.zeros((SMALL.segment_beats, 64), np.uint8)
+            scorer.encode(own, before, shadow, 0)
+            segments.append(SegmentShadow(base, len(own), shadow, before))
+        return cls(query, segments)
+
+    def codes(self, scorer, segments=None):
+        """The score code of every token and set, by position."""
+        sets = 1 if scorer.scope is Scope.LAYER else 2
+        last = self.segments[-1]
+        found = np.full((sets, last.base_position + last.tokens), -1)
+        for block in scorer.score(self.query, SCALING, segments or self.segments):
+            assert (found[block.kv_head, block.positions] == -1).all(), "each token comes once"
+            found[block.kv_head, block.positions] = block.codes
+        return found
+
+    def resident(self, scorer, change=lambda shadow: shadow):
+        """The segments with their full groups on a scorer's device and no whole copy here."""
+        made = []
+        for number, one in enumerate(self.segments):
+            held = scorer.shadows.take(number)
+            scorer.shadows.update(held, change(one.shadow), one.tokens)
+            made.append(
+                ResidentShadow(
+                    one.base_position, one.tokens, one.statistics, held.slot, held.tokens,
+                    held.probes, None, lambda own=one: own.shadow,
+                )
+            )  # fmt: skip
+        return made
+
+    def golden(self, scope):
+        return self.codes(GoldenScorer(SMALL, scope))
+
+
+@pytest.fixture
+def opened():
+    """Opens a card for a test and sees that nothing of it is left."""
+    scorers = []
+
+    def of(surrounding, scope=Scope.LAYER, spec=SMALL):
+        scorers.append(open_xrt(spec, scope, DeviceOptions(xclbin=surrounding.xclbin)))
+        return scorers[-1]
+
+    yield of
+    for scorer in scorers:
+        folder = worker_of(scorer).folder
+        scorer.shadows.close()
+        assert not folder.exists()
+        assert processes_in(folder) == []
+
+
+def worker_of(scorer):
+    return scorer.shadows._device._worker
+
+
+def impatient(scorer, seconds=PATIENCE):
+    scorer.shadows._device._deadlines = Deadlines(seconds, seconds, seconds)
+    return scorer
+
+
+@pytest.mark.parametrize("engine", Engine)
+@pytest.mark.parametrize("scope", Scope)
+@pytest.mark.parametrize("tokens", [70, 600, 1300])
+def test_scores_are_goldens(cards, opened, engine, scope, tokens):
+    keys = Keys.random(tokens, seed=tokens)
+    scorer = opened(cards(engine), scope)
+    expected = keys.golden(scope)
+    segments = keys.resident(scorer)
+    for _ in range(2):
+        np.testing.assert_array_equal(keys.codes(scorer, segments), expected)
+    assert scorer.shadows.launches == 2
+    assert scorer.shadows.scored_tokens == 2 * (tokens // 64 * 64)
+    assert not scorer.shadows.lost
+
+
+def test_a_flipped_bit_of_a_shadow_shows(cards, opened):
+    keys = Keys.random(600)
+    scorer = opened(cards(Engine.HLS))
+
+    def flip(shadow):
+        wrong = shadow.copy()
+        wrong[SMALL.kv_heads, 5] ^= 0x40
+        return wrong
+
+    found = keys.codes(scorer, keys.resident(scorer, flip))
+    assert not np.array_equal(found, keys.golden(Scope.LAYER))
+
+
+def test_shadows_are_read_back(cards, opened):
+    keys = Keys.random(1024)
+    scorer = opened(cards(Engine.HLS))
+    for number, one in enumerate(keys.segments):
+        held = scorer.shadows.take(number)
+        scorer.shadows.update(held, one.shadow, 200)
+        scorer.shadows.update(held, one.shadow, 512)
+        into = np.zeros_like(one.shadow)
+        assert scorer.shadows.read(held, into)
+        np.testing.assert_array_equal(into, one.shadow)
+
+
+def test_slots_of_several_chunks_are_scored_in_one_launch(cards, opened, monkeypatch):
+    monkeypatch.setattr("hillinfer.devices.xrt.xrt_device.CHUNK_BYTES", 2 * SMALL.segment_bytes)
+    keys = Keys.random(5 * 512)
+    scorer = opened(cards(Engine.HLS))
+    segments = keys.resident(scorer)
+    assert len(scorer.shadows._device._addresses) == 3
+    np.testing.assert_array_equal(keys.codes(scorer, segments), keys.golden(Scope.LAYER))
+
+
+def test_a_launch_that_nobody_listens_to_does_not_disturb_the_next(cards, opened):
+    keys = Keys.random(600)
+    scorer = opened(cards(Engine.RTL))
+    segments = keys.resident(scorer)
+    next(iter(scorer.score(keys.query, SCALING, segments)))
+    np.testing.assert_array_equal(keys.codes(scorer, segments), keys.golden(Scope.LAYER))
+
+
+def test_two_cards_at_once(cards, opened):
+    keys = Keys.random(600)
+    first, second = opened(cards(Engine.HLS)), opened(cards(Engine.HLS), Scope.KV_HEAD)
+    held = keys.resident(first), keys.resident(second)
+    for _ in range(2):
+        np.testing.assert_array_equal(keys.codes(first, held[0]), keys.golden(Scope.LAYER))
+        np.testing.assert_array_equal(keys.codes(second, held[1]), keys.golden(Scope.KV_HEAD))
+
+
+def test_a_card_is_closed_and_opened_again(cards, opened):
+    keys = Keys.random(600)
+    for _ in range(2):
+        scorer = opened(cards(Engine.HLS))
+        np.testing.assert_array_equal(
+            keys.codes(scorer, keys.resident(scorer)), keys.golden(Scope.LAYER)
+        )
+        scorer.shadows.close()
+        scorer.shadows.close()
+
+
+# --- faults ------------------------------------------------------------------------------------
+
+
+def device_process(scorer):
+    """The process that plays the card."""
+    worker = worker_of(scorer)
+    (own,) = [pid for pid in processes_in(worker.folder) if pid != worker.pid]
+    return own
+
+
+def kill_card(scorer):
+    os.kill(device_process(scorer), signal.SIGKILL)
+
+
+def stop_card(scorer):
+    os.kill(device_process(scorer), signal.SIGSTOP)
+
+
+def kill_worker(scorer):
+    os.kill(worker_of(scorer).pid, signal.SIGKILL)
+
+
+def stop_worker(scorer):
+    os.kill(worker_of(scorer).pid, signal.SIGSTOP)
+
+
+FAULTS = [kill_card, stop_card, kill_worker, stop_worker]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_host_goes_on_where_the_card_fails_between_launches(cards, opened, fault):
+    keys = Keys.random(600)
+    scorer = impatient(opened(cards(Engine.HLS)))
+    segments = keys.resident(scorer)
+    fault(scorer)
+    start = time.monotonic()
+    with pytest.warns(HillInferWarning, match="the host goes on scoring"):
+        found = keys.codes(scorer, segments)
+    assert time.monotonic() - start < 20
+    np.testing.assert_array_equal(found, keys.golden(Scope.LAYER))
+    assert scorer.shadows.lost
+    # And for good.
+    np.testing.assert_array_equal(keys.codes(scorer, segments), keys.golden(Scope.LAYER))
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_host_goes_on_where_the_card_fails_in_a_launch(cards, opened, fault):
+    keys = Keys.random(100 * 512)
+    scorer = impatient(opened(cards(Engine.RTL)))
+    segments = keys.resident(scorer)
+    blocks = scorer.score(keys.query, SCALING, segments)
+    found = np.full(100 * 512, -1)
+    with pytest.warns(HillInferWarning, match="the host goes on scoring"):
+        for number, block in enumerate(blocks):
+            if number == 0:
+                fault(scorer)
+            assert (found[block.positions] == -1).all()
+            found[block.positions] = block.codes
+    np.testing.assert_array_equal(found, keys.golden(Scope.LAYER)[0])
+
+
+def test_a_kernel_that_says_it_is_another_is_refused_at_the_first_launch(
+    cards, opened, tmp_path
+):
+    """Its metadata fits; only what it writes gives it away."""
+    renamed = replace(SMALL, product_style=ProductStyle.LUT)
+    surrounding = with_record(cards(Engine.HLS), renamed, tmp_path)
+    keys = Keys.random(600)
+    scorer = opened(surrounding, spec=renamed)
+    with pytest.warns(HillInferWarning, match="another kernel: its spec hash"):
+        found = keys.codes(scorer, keys.resident(scorer))
+    np.testing.assert_array_equal(found, keys.golden(Scope.LAYER))
+
+
+def with_record(surrounding, spec, folder):
+    """A surrounding whose xclbin says that its kernels are of a spec."""
+    own = Xclbin.read(surrounding.xclbin)
+    sections = {kind: part for kind, part in own.sections.items()}
+    del sections[SectionKind.USER_METADATA]
+    sections[SectionKind.USER_METADATA] = spec_record(spec, sections)
+    return changed(surrounding, folder, replace(own, sections=sections).pack())
+
+
+def changed(surrounding, folder, content):
+    """A surrounding with another xclbin."""
+    shutil.copy(surrounding.xclbin.with_name("environment.json"), folder)
+    path = folder / "kernels.xclbin"
+    path.write_bytes(content)
+    return replace(surrounding, xclbin=path)
+
+
+def opening(surrounding, spec=SMALL):
+    return open_xrt(spec, Scope.LAYER, DeviceOptions(xclbin=surrounding.xclbin))
+
+
+def test_a_start_script_that_is_missing_is_an_error_in_time(cards, tmp_path, monkeypatch):
+    own = Xclbin.read(cards(Engine.HLS).xclbin)
+    sections = dict(own.sections)
+    del sections[SectionKind.USER_METADATA]
+    sections[SectionKind.BITSTREAM] = sections[SectionKind.BITSTREAM].replace(
+        b"simulate.sh", b"simulate.no"
+    )
+    sections[SectionKind.USER_METADATA] = spec_record(SMALL, sections)
+    surrounding = changed(cards(Engine.HLS), tmp_path, replace(own, sections=sections).pack())
+    monkeypatch.setattr("hillinfer.devices.xrt.open_xrt.Deadlines", lambda: Deadlines(load=4.0))
+    start = time.monotonic()
+    with pytest.raises(SettingsError, match="device=xrt: the card could not open"):
+        opening(surrounding)
+    assert time.monotonic() - start < 30
+
+
+def test_an_xclbin_that_does_not_fit_is_refused_with_the_reason(cards, tmp_path):
+    surrounding = cards(Engine.HLS)
+    content = surrounding.xclbin.read_bytes()
+    with pytest.raises(XclbinError, match="cut short"):
+        opening(changed(surrounding, tmp_path, content[:-100]))
+    damaged = bytearray(content)
+    damaged[-3000] ^= 1
+    with pytest.raises(XclbinError, match="damaged"):
+        opening(changed(surrounding, tmp_path, bytes(damaged)))
+    with pytest.raises(XclbinError, match="head_dim=64 instead of 80"):
+        opening(surrounding, replace(SMALL, head_dim=80))
+    own = Xclbin.read(surrounding.xclbin)
+    with pytest.raises(XclbinError, match="was built for the platform 'u50'"):
+        opening(changed(surrounding, tmp_path, replace(own, platform="u50").pack()))
+    with pytest.raises(XclbinError, match="cannot read"):
+        opening(replace(surrounding, xclbin=tmp_path / "nothing"))
+
+
+def test_no_xclbin_is_an_error_that_names_the_fix():
+    with pytest.raises(SettingsError, match="--xclbin FILE"):
+        open_xrt(SMALL, Scope.LAYER, DeviceOptions())
+
+
+def test_nothing_is_left_where_the_host_is_killed(cards, tmp_path):
+    program = (
+        "import sys, time\n"
+        "from pathlib import Path\n"
+        "from hillinfer.devices.xrt.worker_process import WorkerProcess\n"
+        "import json\n"
+        "xclbin = Path(sys.argv[1])\n"
+        "lead = json.loads(xclbin.with_name('environment.json').read_text())\n"
+        "worker = WorkerProcess(lead, 1 << 20, 60)\n"
+        "worker.ask('open', 60, xclbin=str(xclbin), index=0)\n"
+        "print(worker.folder, flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    host = subprocess.Popen(
+        [sys.executable, "-c", program, str(cards(Engine.HLS).xclbin)],
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        from pathlib import Path
+
+        folder = Path(host.stdout.readline().strip())
+        assert len(processes_in(folder)) == 2
+    finally:
+        host.kill()
+        host.wait()
+    end = time.monotonic() + 20
+    while processes_in(folder) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert processes_in(folder) == []
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_a_worker_without_pyxrt_says_so(monkeypatch):
+    from hillinfer.devices.xrt.worker_process import WorkerProcess
+
+    with warnings.catch_warnings(), pytest.raises(DeviceError, match="cannot import pyxrt"):
+        WorkerProcess({"PYTHONPATH": "/nonexistent"}, 1 << 20, 30)
