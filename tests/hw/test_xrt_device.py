@@ -176,8 +176,27 @@ def test_shadows_are_read_back(cards, opened):
         np.testing.assert_array_equal(into, one.shadow)
 
 
+def test_shadows_come_from_a_file_past_the_host(cards, opened, tmp_path):
+    keys = Keys.random(1024)
+    scorer = opened(cards(Engine.HLS))
+    size = -(-SMALL.segment_bytes // 4096) * 4096
+    path = tmp_path / "shadows"
+    path.write_bytes(b"".join(one.shadow.tobytes().ljust(size, b"\0") for one in keys.segments))
+    file = os.open(path, os.O_RDONLY | os.O_DIRECT)
+    slots = scorer.shadows.staging
+    assert len(slots) == 16
+    for number, one in enumerate(keys.segments):
+        scorer.shadows.load(slots[number], file, number * size)
+        into = np.zeros_like(one.shadow)
+        scorer.shadows._device.read(slots[number], into)
+        np.testing.assert_array_equal(into, one.shadow)
+    with pytest.raises(DeviceError, match=f"ends at byte {2 * size}"):
+        scorer.shadows.load(slots[2], file, 2 * size)
+    os.close(file)
+
+
 def test_slots_of_several_chunks_are_scored_in_one_launch(cards, opened, monkeypatch):
-    monkeypatch.setattr("hillinfer.devices.xrt.xrt_device.CHUNK_BYTES", 2 * SMALL.segment_bytes)
+    monkeypatch.setattr("hillinfer.devices.xrt.xrt_device.CHUNK_BYTES", 140_000)
     keys = Keys.random(5 * 512)
     scorer = opened(cards(Engine.HLS))
     segments = keys.resident(scorer)
@@ -265,18 +284,20 @@ def test_the_host_goes_on_where_the_card_fails_in_a_launch(cards, opened, fault)
     segments = keys.resident(scorer)
     blocks = scorer.score(keys.query, SCALING, segments)
     found = np.full(100 * 512, -1)
-    with pytest.warns(HillInferWarning, match="the host goes on scoring"):
+
+    def listen():
         for number, block in enumerate(blocks):
             if number == 0:
                 fault(scorer)
             assert (found[block.positions] == -1).all()
             found[block.positions] = block.codes
+
+    with pytest.warns(HillInferWarning, match="the host goes on scoring"):
+        listen()
     np.testing.assert_array_equal(found, keys.golden(Scope.LAYER)[0])
 
 
-def test_a_kernel_that_says_it_is_another_is_refused_at_the_first_launch(
-    cards, opened, tmp_path
-):
+def test_a_kernel_that_says_it_is_another_is_refused_at_the_first_launch(cards, opened, tmp_path):
     """Its metadata fits; only what it writes gives it away."""
     renamed = replace(SMALL, product_style=ProductStyle.LUT)
     surrounding = with_record(cards(Engine.HLS), renamed, tmp_path)
@@ -290,7 +311,7 @@ def test_a_kernel_that_says_it_is_another_is_refused_at_the_first_launch(
 def with_record(surrounding, spec, folder):
     """A surrounding whose xclbin says that its kernels are of a spec."""
     own = Xclbin.read(surrounding.xclbin)
-    sections = {kind: part for kind, part in own.sections.items()}
+    sections = dict(own.sections)
     del sections[SectionKind.USER_METADATA]
     sections[SectionKind.USER_METADATA] = spec_record(spec, sections)
     return changed(surrounding, folder, replace(own, sections=sections).pack())

@@ -48,7 +48,7 @@ def cards(tmp_path_factory):
 def start(surrounding, program, folder):
     lead = json.loads(surrounding.xclbin.with_name("environment.json").read_text())
     folder.mkdir(exist_ok=True)
-    sockets = Path("/tmp") / f"hillinfer-test-{os.getpid()}"  # noqa: S108 - the driver's place
+    sockets = Path("/tmp") / f"hillinfer-test-{os.getpid()}"
     sockets.mkdir(mode=0o700, exist_ok=True)
     lead["PYTHONPATH"] = os.pathsep.join([lead["PYTHONPATH"], *filter(None, sys.path)])
     lead["USER"] = sockets.name

@@ -22,6 +22,7 @@ from hillinfer.hie.sequence_log_weights import group_log_weights
 from hillinfer.hie.shadow_layout import ShadowLayout
 from hillinfer.hie.token_tuples import TokenTuples
 from hillinfer.hie.torch_scorer import TorchScorer
+from hillinfer.storage.streamed_shadow import StreamedShadow
 from hillinfer_model.beats import Beats
 from hillinfer_model.channel_statistics import ChannelStatistics
 from hillinfer_model.choices import Scope
@@ -94,19 +95,17 @@ class DeviceScorer:
 
         Blocks of different segments come in any order.
         """
-        resident = [
-            one for one in segments if isinstance(one, ResidentShadow) and one.resident_tokens
-        ]
-        if self.shadows.lost or not resident:
+        given = [one for one in segments if one.device_tokens]
+        if self.shadows.lost or not given:
             return self._host.score(query, scaling, segments)
         self._host.check(query, segments)
-        return self._blocks(scale_query(self.spec, query, scaling), segments, resident)
+        return self._blocks(scale_query(self.spec, query, scaling), segments, given)
 
     def _blocks(
         self,
         scaled: torch.Tensor,
         segments: Sequence[SegmentShadow],
-        resident: Sequence[ResidentShadow],
+        given: Sequence[SegmentShadow],
     ) -> Iterator[ScoreBlock]:
         buffers = self._buffers.take()
         tokens = segments[-1].base_position + segments[-1].tokens
@@ -114,40 +113,62 @@ class DeviceScorer:
             torch.zeros((*scaled.shape[:2], tokens), dtype=torch.int32),
             torch.zeros((self.spec.kv_heads, tokens), dtype=torch.bool),
         )
-        on_host = [range(_resident_tokens(one), one.tokens) for one in segments]
+        on_host = [range(one.device_tokens, one.tokens) for one in segments]
         for segment, own in zip(segments, on_host, strict=True):
             self._score_groups(scaled, segment, own, known, buffers)
-            if isinstance(segment, ResidentShadow):
+            if segment.device_tokens:
                 self._score_probes(scaled, segment, own.start, known, buffers)
             recent = max(tokens - RECENT_TOKENS - segment.base_position, 0)
             self._score_groups(scaled, segment, range(recent, own.start), known, buffers)
         offsets = sequence_offsets(self.spec, self.scope, known.weights, known.invalid)
         tuples = TokenTuples(self.spec, self.scope, offsets)
-        launched = [
-            DeviceSegment(one.slot, one.base_position, one.resident_tokens) for one in resident
-        ]
-        done = [0] * len(launched)
+        done = {one.base_position: 0 for one in given}
         try:
-            scoring = self.shadows.score(
-                self.scope, self._query_blocks(scaled, resident, offsets), launched
-            )
-            for segment, own in zip(segments, on_host, strict=True):
-                yield from self._blocks_of(segment.base_position, own, known, tuples)
-            on_host = []
-            for part in scoring:
-                yield from self._cut(
-                    launched[part.segment].base_position + part.first_token, part.tuples
+            for launch in self._launches(given):
+                scoring = self.shadows.score(
+                    self.scope, self._query_blocks(scaled, launch, offsets), self._place(launch)
                 )
-                done[part.segment] = part.first_token + part.tuples.shape[1]
+                for segment, own in zip(segments, on_host, strict=False):
+                    yield from self._blocks_of(segment.base_position, own, known, tuples)
+                on_host = []
+                for part in scoring:
+                    base = launch[part.segment].base_position
+                    yield from self._cut(base + part.first_token, part.tuples)
+                    done[base] = part.first_token + part.tuples.shape[1]
         except DeviceError as error:
             self.shadows.lose(error)
             for segment, own in zip(segments, on_host, strict=False):
                 yield from self._blocks_of(segment.base_position, own, known, tuples)
-            for one, first in zip(resident, done, strict=True):
-                missing = range(first, one.resident_tokens)
+            for one in given:
+                missing = range(done[one.base_position], one.device_tokens)
                 self._score_groups(scaled, one, missing, known, buffers)
                 yield from self._blocks_of(one.base_position, missing, known, tuples)
         self._buffers.give_back(buffers)
+
+    def _launches(self, given: Sequence[SegmentShadow]) -> Iterator[list[SegmentShadow]]:
+        """Yield what is scored at once: what lies on the device, then the drive's in pieces."""
+        resident: list[SegmentShadow] = [one for one in given if isinstance(one, ResidentShadow)]
+        if resident:
+            yield resident
+        streamed = [one for one in given if not isinstance(one, ResidentShadow)]
+        step = max(len(self.shadows.staging), 1)
+        for start in range(0, len(streamed), step):
+            yield streamed[start : start + step]
+
+    def _place(self, launch: Sequence[SegmentShadow]) -> list[DeviceSegment]:
+        """Return where the segments of a launch lie, those from the drive loaded."""
+        placed = []
+        staging = iter(self.shadows.staging)
+        for one in launch:
+            if isinstance(one, ResidentShadow):
+                slot = one.slot
+            else:
+                assert isinstance(one, StreamedShadow)
+                assert one.place is not None
+                slot = next(staging)
+                self.shadows.load(slot, *one.place)
+            placed.append(DeviceSegment(slot, one.base_position, one.device_tokens))
+        return placed
 
     def _score_groups(
         self,
@@ -173,7 +194,7 @@ class DeviceScorer:
     def _score_probes(
         self,
         scaled: torch.Tensor,
-        segment: ResidentShadow,
+        segment: SegmentShadow,
         stop: int,
         known: _Known,
         buffers: KeyBuffers,
@@ -225,8 +246,3 @@ class DeviceScorer:
         for start in range(0, tuples.shape[1], self.spec.block_tokens):
             for row, own in enumerate(tuples[:, start : start + self.spec.block_tokens]):
                 yield ScoreBlock(row, window, own)
-
-
-def _resident_tokens(segment: SegmentShadow) -> int:
-    """Return how many of a segment's tokens a device holds and so scores."""
-    return segment.resident_tokens if isinstance(segment, ResidentShadow) else 0

@@ -18,6 +18,8 @@ from hillinfer_model.beats import Beats
 from hillinfer_model.choices import Scope
 from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
 
+STAGING_SLOTS = 16
+
 
 @dataclass
 class Resident:
@@ -55,6 +57,8 @@ class DeviceShadows:
 
     Attributes
     ----------
+    staging
+        Slots for shadows that come from the drive for one launch.
     lost
         Whether the device failed: nothing that it held is there any more.
     probe_bytes
@@ -75,6 +79,9 @@ class DeviceShadows:
         self._layout = ShadowLayout(spec)
         self._free: list[int] = []
         self._fresh = 0
+        # The last slots take shadows that come from the drive for one launch.
+        staging = min(STAGING_SLOTS, device.slots // 2)
+        self.staging = range(device.slots - staging, device.slots)
         self.lost = False
         self.probe_bytes = probe_bytes(self._layout)
         self.launches = 0
@@ -82,11 +89,11 @@ class DeviceShadows:
 
     def take(self, number: int) -> Resident | None:
         """Return room for a segment of some number, or None where the host is to score it."""
-        if self.lost or self._for_host(number + 1) > self._for_host(number):
+        if not self.wants(number):
             return None
         if self._free:
             slot = heapq.heappop(self._free)
-        elif self._fresh < self._device.slots:
+        elif self._fresh < self._device.slots - len(self.staging):
             slot, self._fresh = self._fresh, self._fresh + 1
         else:
             return None
@@ -95,6 +102,22 @@ class DeviceShadows:
     def _for_host(self, segments: int) -> int:
         """Return how many of the first segments the host scores."""
         return int(segments * self._host_share + 0.5)
+
+    def wants(self, number: int) -> bool:
+        """Say whether the device is to score the segment of some number."""
+        return not self.lost and self._for_host(number + 1) == self._for_host(number)
+
+    def probes(self, number: int, shadow: NDArray[np.uint8]) -> ProbeShadow:
+        """Return the probe tokens of a full segment that the drive holds."""
+        made = ProbeShadow(self._layout, number == 0)
+        made.take(shadow, 0, self._spec.segment_tokens)
+        return made
+
+    def load(self, slot: int, file: int, offset: int) -> None:
+        """Bring a shadow from the drive into a staging slot; see `ScoringDevice.load`."""
+        if self.lost:
+            raise DeviceError("the device is lost")
+        self._device.load(slot, file, offset)
 
     def give(self, resident: Resident) -> None:
         """Let a slot be used for another segment."""
@@ -131,6 +154,8 @@ class DeviceShadows:
         self, scope: Scope, queries: Beats, segments: Sequence[DeviceSegment]
     ) -> Iterator[ScoredTokens]:
         """Launch; see `ScoringDevice.score`."""
+        if self.lost:
+            raise DeviceError("the device is lost")
         scoring = self._device.score(scope, queries, segments)
         self.launches += 1
         self.scored_tokens += sum(one.tokens for one in segments)

@@ -50,7 +50,7 @@ class ResidentShadow(SegmentShadow):
             ("statistics", statistics),
             ("slot", slot),
             ("resident_tokens", resident_tokens),
-            ("probes", probes),
+            ("_probes", probes),
             ("_held", held),
             ("_bring_back", bring_back),
         ):
@@ -58,7 +58,7 @@ class ResidentShadow(SegmentShadow):
 
     slot: int
     resident_tokens: int
-    probes: ProbeShadow
+    _probes: ProbeShadow
     _held: NDArray[np.uint8] | None
     _bring_back: Callable[[], NDArray[np.uint8]]
 
@@ -71,3 +71,13 @@ class ResidentShadow(SegmentShadow):
     def on_drive(self) -> bool:
         """Whether looking at `shadow` takes more than a look."""
         return self._held is None
+
+    @property
+    def device_tokens(self) -> int:
+        """How many of the first tokens the device scores."""
+        return self.resident_tokens
+
+    @property
+    def probes(self) -> ProbeShadow:
+        """The host's copy of the probe tokens among them."""
+        return self._probes

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from hillinfer.hie.probe_shadow import ProbeShadow
 from hillinfer_model.channel_statistics import ChannelStatistics
 from hillinfer_model.choices import Scope
 from hillinfer_model.kernel_spec import KernelSpec
@@ -44,6 +45,16 @@ class SegmentShadow:
     def on_drive(self) -> bool:
         """Whether `shadow` is read when it is asked for, and valid until the next one is."""
         return False
+
+    @property
+    def device_tokens(self) -> int:
+        """How many of the first tokens a device can score without the host's shadow."""
+        return 0
+
+    @property
+    def probes(self) -> ProbeShadow:
+        """The host's copy of the probe tokens among `device_tokens`."""
+        raise ValueError("the host holds this shadow whole")
 
 
 class Scorer(Protocol):

@@ -67,6 +67,20 @@ class ScoringDevice(Protocol):
         """Put beats, uint8 (beats, 64), into a slot's shadow."""
         ...
 
+    def load(self, slot: int, file: int, offset: int) -> None:
+        """Fill a slot with the shadow of a whole segment from an open file, past host memory.
+
+        Parameters
+        ----------
+        slot
+            Where it goes.
+        file
+            Descriptor, readable; direct I/O where the file system allows it.
+        offset
+            Where the shadow starts, a multiple of 4,096 bytes; the file holds whole pages.
+        """
+        ...
+
     def read(self, slot: int, into: Beats) -> None:
         """Fill `into`, uint8 (beats, 64), with the first beats of a slot's shadow."""
         ...

@@ -85,6 +85,11 @@ class ColdFile:
         self._calls.fsync(self._descriptor)
         self._calls.link(self._descriptor, path)
 
+    @property
+    def descriptor(self) -> int:
+        """Number of the open file, for a device that reads it by itself."""
+        return self._descriptor
+
     def close(self) -> None:
         """Give the file's space back; harmless when done twice."""
         if self._descriptor >= 0:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hillinfer.devices.device_shadows import Resident
+from hillinfer.hie.probe_shadow import ProbeShadow
 from hillinfer_model.channel_statistics import ChannelStatistics
 
 
@@ -24,6 +25,8 @@ class SegmentLayer:
         Where it lies in the `ShadowStore`; None where it was not written.
     resident
         What a device holds of it; None where it holds nothing.
+    probes
+        The probe tokens where it lies on the drive and a device is to score it, else None.
     statistics
         None until it is full or first scored.
     coded_tokens
@@ -33,6 +36,7 @@ class SegmentLayer:
     shadow: NDArray[np.uint8] | None = None
     slot: int | None = None
     resident: Resident | None = None
+    probes: ProbeShadow | None = None
     statistics: ChannelStatistics | None = None
     coded_tokens: int = 0
 

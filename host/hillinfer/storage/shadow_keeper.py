@@ -140,7 +140,7 @@ class ShadowKeeper:
         Whoever else owns it gets the same codes.
         """
         own = sequence.segments[number].layers[layer]
-        lost = self._memory.forget_lost(own)
+        lost = self._memory.forget_lost(own, number)
         if lost:
             assert own.statistics is not None
             base = number * self.spec.segment_tokens

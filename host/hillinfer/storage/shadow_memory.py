@@ -105,9 +105,24 @@ class ShadowMemory:
                 made.append(SegmentShadow(base, own.coded_tokens, own.shadow, own.statistics))
                 continue
             assert own.slot is not None
-            on_drive.append(own.slot)
-            read = partial(self._streaming().shadow, own.slot)
-            made.append(StreamedShadow(base, own.coded_tokens, own.statistics, read))
+            place = None
+            if own.probes is not None and self._device is not None and not self._device.lost:
+                place = self._store.place(own.slot)
+            if place is None:
+                on_drive.append(own.slot)
+                read = partial(self._streaming().shadow, own.slot)
+            else:
+                read = partial(self.whole, own)
+            made.append(
+                StreamedShadow(
+                    base,
+                    own.coded_tokens,
+                    own.statistics,
+                    read,
+                    place,
+                    own.probes,
+                )
+            )
         if on_drive:
             self._streaming().begin(on_drive)
         return made
@@ -179,11 +194,11 @@ class ShadowMemory:
         if self._device is not None and own.resident is not None:
             assert own.shadow is not None
             self._device.update(own.resident, own.shadow, own.coded_tokens)
-            self.forget_lost(own)
+            self.forget_lost(own, number)
         elif own.coded_tokens == self._size:
-            self.note_full(own)
+            self._note_full(own, number)
 
-    def forget_lost(self, own: SegmentLayer) -> int:
+    def forget_lost(self, own: SegmentLayer, number: int) -> int:
         """Forget what a lost device held; return the tokens that must be coded again."""
         if self._device is None or own.resident is None or not self._device.lost:
             return 0
@@ -192,10 +207,10 @@ class ShadowMemory:
             lost, own.coded_tokens = own.coded_tokens, 0
             return lost
         if own.coded_tokens == self._size:
-            self.note_full(own)
+            self._note_full(own, number)
         return 0
 
-    def note_full(self, own: SegmentLayer) -> None:
+    def _note_full(self, own: SegmentLayer, number: int) -> None:
         """Learn that a shadow is complete: it stays, or goes to the drive."""
         self._full_bytes += self._store.slot_bytes
         if self._full_bytes <= self._limit_bytes:
@@ -212,6 +227,7 @@ class ShadowMemory:
             self._store.give(slot)
             raise
         own.slot = slot
+        self._keep_probes(own, number)
         self._leaving.append((own, writing))
         self._counters.shadow_write_bytes += self._store.slot_bytes
         while self._leaving and self._leaving[0][1].done():
@@ -224,7 +240,7 @@ class ShadowMemory:
         done: list[SegmentLayer] = []
         try:
             for own, original in zip(copy.layers, segment.layers, strict=True):
-                own.shadow, own.slot, own.resident = None, None, None
+                own.shadow, own.slot, own.resident, own.probes = None, None, None, None
                 if own.statistics is None:
                     continue
                 self._accountant.take(Part.OTHER, self._statistics_bytes)
@@ -251,10 +267,11 @@ class ShadowMemory:
                 own.shadow = self._copied(own)
                 self._store.give(own.slot)
                 own.slot = None
+                self._drop_probes(own)
                 self._full_bytes += self._store.slot_bytes
             elif own.shadow is None and own.coded_tokens:
                 own.shadow = self._copied(own)
-                self.forget_lost(own)
+                self.forget_lost(own, 0)
         for own in segment.layers:
             if self._counts_as_full(own) and tokens < self._size:
                 self._full_bytes -= self._store.slot_bytes
@@ -359,6 +376,19 @@ class ShadowMemory:
             own.shadow = None
             self._accountant.give(Part.SHADOW, self._store.slot_bytes)
 
+    def _keep_probes(self, own: SegmentLayer, number: int) -> None:
+        """Keep the probe tokens of a shadow on its way to the drive, if a device is to score it."""
+        if self._device is not None and self._device.staging and self._device.wants(number):
+            assert own.shadow is not None
+            self._accountant.take(Part.SHADOW, self._device.probe_bytes)
+            own.probes = self._device.probes(number, own.shadow)
+
+    def _drop_probes(self, own: SegmentLayer) -> None:
+        if own.probes is not None:
+            assert self._device is not None
+            self._accountant.give(Part.SHADOW, self._device.probe_bytes)
+            own.probes = None
+
     def _free_resident(self, own: SegmentLayer) -> None:
         assert own.resident is not None
         assert self._device is not None
@@ -376,6 +406,7 @@ class ShadowMemory:
         if own.slot is not None:
             self._store.give(own.slot)
             own.slot = None
+        self._drop_probes(own)
 
     def _streaming(self) -> ShadowStream:
         if self._stream is None:
@@ -393,6 +424,7 @@ class ShadowMemory:
             assert own.slot is not None
             self._store.give(own.slot)
             own.slot = None
+            self._drop_probes(own)
             raise
         own.shadow = None
         self._full_bytes -= self._store.slot_bytes

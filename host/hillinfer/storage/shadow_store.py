@@ -91,6 +91,12 @@ class ShadowStore:
             return self._readers.submit(self._base.file.read, whole, slot * self.slot_bytes)
         return self._readers.submit(self._opened().read, whole, self._offset(slot))
 
+    def place(self, slot: int) -> tuple[int, int] | None:
+        """Return descriptor and offset of a written shadow; None where it lies in the base."""
+        if slot < self._base_slots:
+            return None
+        return self._opened().descriptor, self._offset(slot)
+
     def close(self) -> None:
         """Stop the threads and give the drive's space back; harmless when done twice."""
         self._writer.shutdown(cancel_futures=True)

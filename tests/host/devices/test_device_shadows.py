@@ -19,6 +19,7 @@ from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.pools.budget_plan import kernel_spec, staging_bytes
 from hillinfer.runtime import Runtime
 from hillinfer.settings import Settings
+from hillinfer.storage.shadow_store import shadow_bytes
 from hillinfer_model.choices import Rule, Scope
 from hillinfer_model.golden_launch import run_score_launch
 
@@ -55,6 +56,10 @@ class FailingDevice:
         self._count("write")
         self._device.write(*given)
 
+    def load(self, *given):
+        self._count("load")
+        self._device.load(*given)
+
     def read(self, *given):
         self._count("read")
         self._device.read(*given)
@@ -82,7 +87,9 @@ class FailingDevice:
 class Told:
     """A runtime over a device, with what its attention gave."""
 
-    def __init__(self, cold_dir, wrap=lambda device: device, slots=100, flip=False, **changes):
+    def __init__(
+        self, cold_dir, wrap=lambda device: device, slots=100, flip=False, limit=100, **changes
+    ):
         settings = Settings().changed(block_rows=100, alpha=0.1, kept_recent=4, **changes)
         spec = kernel_spec(SHAPE, settings)
         self.spec = spec
@@ -92,7 +99,10 @@ class Told:
             self.shadows = DeviceShadows(spec, device, settings.beta, warn_of_loss)
             scorer = DeviceScorer(TorchScorer(spec, settings.scope), self.shadows)
         budget = staging_bytes(SHAPE, settings) + (2 << 20)
-        self.runtime = Runtime(SHAPE, settings, budget, cold_dir, scorer=scorer)
+        self.runtime = Runtime(
+            SHAPE, settings, budget, cold_dir, scorer=scorer,
+            shadow_limit_bytes=limit * shadow_bytes(spec),
+        )  # fmt: skip
         self.sequence = self.runtime.open_sequence()
         self.generator = torch.Generator().manual_seed(0)
         self.outputs = []
@@ -191,6 +201,34 @@ def test_neither_its_share_nor_its_room_changes_the_output(tell, expected, beta,
         assert told.shadows.launches == 0
     else:
         assert told.shadows.launches > 0
+
+
+@pytest.mark.parametrize("slots", [1, 2, 3, 6])
+@pytest.mark.parametrize("beta", [0.0, 0.5])
+def test_shadows_that_do_not_fit_on_the_device_are_streamed_to_it(tell, expected, slots, beta):
+    told = tell(slots=slots, limit=0, beta=beta)
+    loads = []
+    load = told.shadows._device.load
+
+    def counted(*given):
+        loads.append(given)
+        load(*given)
+
+    told.shadows._device.load = counted
+    assert same(long_story(told), expected())
+    # Two layers of three segments, of which the open one is always resident where it can be.
+    assert bool(loads) == (slots in (2, 3, 6)), loads
+    told.runtime.release(told.sequence)
+    assert told.runtime._accountant.held()["shadow"] == 0
+    assert told.runtime._shadow._memory._full_bytes == 0
+
+
+@pytest.mark.parametrize("number", [0, 1, 5])
+def test_a_device_that_cannot_load_is_replaced(tell, expected, number):
+    told = tell(wrap=lambda device: FailingDevice(device, "load", number), slots=2, limit=0)
+    with pytest.warns(HillInferWarning, match="load failed; the host goes on"):
+        outputs = long_story(told)
+    assert same(outputs, expected())
 
 
 def test_the_device_scores_every_full_group_and_the_host_keeps_the_probes(tell):

@@ -18,11 +18,13 @@ import socket
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 _MESSAGE_BYTES = 1 << 16
 _STATUS_BEAT, _COMPLETE_AT = 64, 12
 # How long to wait before looking at the status again: short at first, as launches are.
+_READS_AT_ONCE = 4
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.0002, 0.005
 
 
@@ -45,6 +47,7 @@ class Worker:
         self._kernel: Any = None
         self._chunks: list[tuple[Any, Any]] = []
         self._buffers: dict[str, Any] = {}
+        self._readers = ThreadPoolExecutor(_READS_AT_ONCE)
 
     def serve(self) -> None:
         """Answer until the host closes the channel."""
@@ -88,6 +91,26 @@ class Worker:
     def do_write(self, chunk: int, offset: int, at: int, size: int) -> dict[str, Any]:
         """Copy from the window into a chunk."""
         self._chunks[chunk][1][offset : offset + size] = self._window[at : at + size]
+        return {}
+
+    def do_load(
+        self, file: int, chunk: int, offset: int, file_offset: int, size: int, block: int
+    ) -> dict[str, Any]:
+        """Read from a file straight into a chunk (P2P), several blocks at once."""
+        memory = self._chunks[chunk][1]
+
+        def read(start: int) -> None:
+            done, stop = start, min(start + block, size)
+            while done < stop:
+                count = os.preadv(file, [memory[offset + done : offset + stop]], file_offset + done)
+                if count == 0:
+                    raise OSError(f"the file of shadows ends at byte {file_offset + done}")
+                done += count
+
+        try:
+            list(self._readers.map(read, range(0, size, block)))
+        finally:
+            os.close(file)
         return {}
 
     def do_read(self, chunk: int, offset: int, at: int, size: int) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +90,9 @@ class WorkerProcess:
         """Whether it can be asked."""
         return self._end.alive
 
-    def ask(self, what: str, seconds: float, **given: Any) -> dict[str, Any]:
+    def ask(
+        self, what: str, seconds: float, files: Sequence[int] = (), **given: Any
+    ) -> dict[str, Any]:
         """Make the worker do something and return its answer.
 
         Parameters
@@ -99,6 +101,8 @@ class WorkerProcess:
             Name of the call.
         seconds
             In which the answer must come.
+        files
+            Descriptors that the worker gets copies of.
         given
             What the call is told.
 
@@ -107,15 +111,16 @@ class WorkerProcess:
         DeviceError
             Where it fails or does not answer in time; nothing of the worker is left then.
         """
-        self.send(what, **given)
+        self.send(what, files, **given)
         return self.receive(what, seconds)
 
-    def send(self, what: str, **given: Any) -> None:
+    def send(self, what: str, files: Sequence[int] = (), **given: Any) -> None:
         """Make the worker do something; its answers are received one by one."""
         if not self.running:
             raise DeviceError(f"the card cannot {what}: it was let go")
         try:
-            self._channel.send(json.dumps({"do": what, **given}).encode())
+            message = json.dumps({"do": what, **given}).encode()
+            socket.send_fds(self._channel, [message], files)
         except OSError as error:
             raise self._failed(what, f"its process has ended ({error.strerror})") from error
 

@@ -22,6 +22,8 @@ from hillinfer_model.status_beat import HASH_BYTES, StatusBeat
 
 # Shadows are taken room for in pieces, as they come.
 CHUNK_BYTES = 64 << 20
+# Bytes of one P2P read; a SmartSSD reaches half of its rate from 256 KiB on.
+P2P_BLOCK_BYTES = 1 << 20
 # What a launch's other buffers may take of the card's memory.
 _RESERVED_BYTES = 256 << 20
 _PAGE = 4096
@@ -68,8 +70,10 @@ class XrtDevice:
         self._spec = spec
         self._worker = worker
         self._deadlines = deadlines
-        self._per_chunk = max(CHUNK_BYTES // spec.segment_bytes, 1)
-        self._chunk_bytes = -(-self._per_chunk * spec.segment_bytes // _PAGE) * _PAGE
+        # Whole pages, as files hold them.
+        self._slot_bytes = -(-spec.segment_bytes // _PAGE) * _PAGE
+        self._per_chunk = max(CHUNK_BYTES // self._slot_bytes, 1)
+        self._chunk_bytes = self._per_chunk * self._slot_bytes
         chunks = max(memory_bytes - _RESERVED_BYTES, 0) // self._chunk_bytes
         self.slots = chunks * self._per_chunk
         self._addresses: list[int] = []
@@ -82,8 +86,22 @@ class XrtDevice:
         chunk, offset = self._place(slot)
         self._fits(beats.nbytes)
         self._worker.window[: beats.nbytes] = beats.reshape(-1)
-        place = {"chunk": chunk, "offset": offset + first_beat * BEAT_BYTES}
-        self._ask("write", **place, at=0, size=beats.nbytes)
+        start = offset + first_beat * BEAT_BYTES
+        self._ask("write", chunk=chunk, offset=start, at=0, size=beats.nbytes)
+
+    def load(self, slot: int, file: int, offset: int) -> None:
+        """Fill a slot from a file by P2P; see `ScoringDevice`."""
+        self._finish()
+        chunk, start = self._place(slot)
+        self._ask(
+            "load",
+            [file],
+            chunk=chunk,
+            offset=start,
+            file_offset=offset,
+            size=self._slot_bytes,
+            block=P2P_BLOCK_BYTES,
+        )
 
     def read(self, slot: int, into: Beats) -> None:
         """Read a slot's shadow; see `ScoringDevice`."""
@@ -188,10 +206,10 @@ class XrtDevice:
         while len(self._addresses) <= chunk:
             answer = self._ask("chunk", size=self._chunk_bytes)
             self._addresses.append(int(answer["address"]))
-        return chunk, index * self._spec.segment_bytes
+        return chunk, index * self._slot_bytes
 
-    def _ask(self, what: str, **given: object) -> dict[str, Any]:
-        return self._worker.ask(what, self._deadlines.answer, **given)
+    def _ask(self, what: str, files: Sequence[int] = (), **given: object) -> dict[str, Any]:
+        return self._worker.ask(what, self._deadlines.answer, files, **given)
 
     def _fits(self, size: int) -> None:
         if size > self._worker.window.nbytes:
