@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from hillinfer.devices.xrt.open_xrt import ENVIRONMENT_FILE
+from hillinfer.devices.xrt.environment import ENVIRONMENT_FILE
 from hillinfer_hw.build_cache import ROOT, cached
 from hillinfer_hw.csim_build import Scheduling, build_kernel
 from hillinfer_hw.emulation_image import DDR_BYTES, PLATFORM, emulation_image, kernel_instances
@@ -114,7 +114,7 @@ def build_binding() -> Path:
     MissingToolError
         Without XRT's headers or pybind11.
     """
-    source = ROOT / "tools" / "pyxrt" / "pyxrt.cpp"
+    source = ROOT / "tools" / "pyxrt_binding" / "pyxrt.cpp"
     if not (XRT_HEADERS / "xrt" / "xrt_kernel.h").is_file():
         raise MissingToolError("XRT's headers are missing: apt-get install libxrt-dev uuid-dev")
     if importlib.util.find_spec("pybind11") is None:

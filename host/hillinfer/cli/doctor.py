@@ -10,16 +10,21 @@ from typing import Annotated
 
 import typer
 
-from hillinfer.machine.diagnosis import Finding, Verdict, diagnose
+from hillinfer.machine.diagnosis import diagnose
+from hillinfer.machine.finding import Finding, Verdict
 
 
 def doctor(
     *,
     cold_dir: Annotated[Path | None, typer.Option(help="Directory of the cold pool.")] = None,
+    xclbin: Annotated[
+        Path | None,
+        typer.Option(help="Image of a card's kernels: checked, loaded, and reads timed."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Say what this machine can do and what is missing, with the fix."""
-    findings = diagnose(cold_dir)
+    findings = diagnose(cold_dir, xclbin)
     ready = all(finding.verdict is not Verdict.MISSING for finding in findings)
     if as_json:
         listed = [asdict(finding) for finding in findings]

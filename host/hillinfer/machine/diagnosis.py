@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 
 from hillinfer.byte_size import format_bytes
 from hillinfer.cold_dir import prepared_cold_dir
 from hillinfer.errors import HillInferError
+from hillinfer.machine.card_findings import card_findings
 from hillinfer.machine.drive import DriveFacts
+from hillinfer.machine.finding import Finding, Verdict
 from hillinfer.machine.gpu import visible_gpus
 from hillinfer.machine.memory import MemoryFacts
 from hillinfer.machine.processor import ProcessorFacts
@@ -23,44 +23,15 @@ _OLDEST_PYTHON = (3, 11)
 _SPEED_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "asimd", "bf16")
 
 
-class Verdict(StrEnum):
-    """How a finding stands."""
-
-    OK = "ok"
-    WARNING = "warning"
-    MISSING = "missing"
-    OPTIONAL = "not found"
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing looked at.
-
-    Parameters
-    ----------
-    name
-        What.
-    verdict
-        MISSING keeps `hillinfer generate` from working; OPTIONAL does not.
-    found
-        What is there.
-    fix
-        What to do; None where nothing is to be done.
-    """
-
-    name: str
-    verdict: Verdict
-    found: str
-    fix: str | None = None
-
-
-def diagnose(cold_dir: Path | None) -> tuple[Finding, ...]:
-    """Look at Python, packages, processor, memory, GPU, drive, model and tools.
+def diagnose(cold_dir: Path | None, xclbin: Path | None = None) -> tuple[Finding, ...]:
+    """Look at Python, packages, processor, memory, GPU, drive, model, tools and cards.
 
     Parameters
     ----------
     cold_dir
         Directory of the cold pool; None for the default one.
+    xclbin
+        Image of a card's kernels to check, or None.
     """
     return (
         _python(),
@@ -71,6 +42,7 @@ def diagnose(cold_dir: Path | None) -> tuple[Finding, ...]:
         _drive(cold_dir),
         *_models(),
         *_tools(),
+        *card_findings(xclbin, cold_dir),
     )
 
 

@@ -40,7 +40,6 @@ _PROGRAMS = (
         "building bitstreams",
         "install AMD Vitis and source its settings64.sh",
     ),
-    ("XRT", "xrt-smi", "running on a card", "install AMD XRT and source its setup.sh"),
 )
 
 

@@ -3,15 +3,14 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from pathlib import Path
 
 from hillinfer.devices.csim_device import warn_of_loss
 from hillinfer.devices.device_options import DeviceOptions
 from hillinfer.devices.device_scorer import DeviceScorer
 from hillinfer.devices.device_shadows import DeviceShadows
 from hillinfer.devices.errors import DeviceError
+from hillinfer.devices.xrt.environment import environment_of
 from hillinfer.devices.xrt.errors import XclbinError
 from hillinfer.devices.xrt.spec_record import check_xclbin, recorded_spec
 from hillinfer.devices.xrt.worker_process import WorkerProcess
@@ -22,8 +21,6 @@ from hillinfer.hie.torch_scorer import TorchScorer
 from hillinfer_model.choices import Scope
 from hillinfer_model.kernel_spec import KernelSpec
 
-# Beside an xclbin for an emulated card: the variables that lead to it.
-ENVIRONMENT_FILE = "environment.json"
 # Queries, scores and status of the longest launches: untouched pages take no memory.
 _WINDOW_BYTES = 256 << 20
 
@@ -48,7 +45,7 @@ def open_xrt(spec: KernelSpec, scope: Scope, options: DeviceOptions) -> DeviceSc
     check_xclbin(xclbin, kernels, xclbin.platform, name)
     deadlines = Deadlines()
     try:
-        worker = WorkerProcess(_environment(options.xclbin), _WINDOW_BYTES, deadlines.load)
+        worker = WorkerProcess(environment_of(options.xclbin), _WINDOW_BYTES, deadlines.load)
         card = worker.ask("open", deadlines.load, xclbin=str(options.xclbin.resolve()), index=0)
     except DeviceError as error:
         raise SettingsError(f"device=xrt: {error}") from error
@@ -68,19 +65,3 @@ def kernels_for(spec: KernelSpec, found: KernelSpec) -> KernelSpec:
     Multipliers and the size of score blocks change no score.
     """
     return replace(spec, product_style=found.product_style, block_tokens=found.block_tokens)
-
-
-def _environment(xclbin: Path) -> dict[str, str]:
-    """Return the variables beside an xclbin for an emulated card; none for a card."""
-    file = xclbin.with_name(ENVIRONMENT_FILE)
-    if not file.is_file():
-        return {}
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise SettingsError(f"{file} cannot be read: {error}") from error
-    if not isinstance(content, dict) or not all(
-        isinstance(part, str) for item in content.items() for part in item
-    ):
-        raise SettingsError(f"{file} does not hold names and values of variables")
-    return content
