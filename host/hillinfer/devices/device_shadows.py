@@ -77,12 +77,12 @@ class DeviceShadows:
         self._host_share = beta / (1 + beta)
         self._report = report
         self._layout = ShadowLayout(spec)
-        self._free: list[int] = []
-        self._fresh = 0
-        # The last slots take shadows that come from the drive for one launch.
-        staging = min(STAGING_SLOTS, device.slots // 2)
-        self.staging = range(device.slots - staging, device.slots)
         self.lost = False
+        # The first slots take shadows that come from the drive for one launch.
+        staging = min(STAGING_SLOTS, device.slots // 2)
+        self.staging = range(staging if staging and self._has_room(staging - 1) else 0)
+        self._free: list[int] = []
+        self._fresh = self.staging.stop
         self.probe_bytes = probe_bytes(self._layout)
         self.launches = 0
         self.scored_tokens = 0
@@ -93,7 +93,7 @@ class DeviceShadows:
             return None
         if self._free:
             slot = heapq.heappop(self._free)
-        elif self._fresh < self._device.slots - len(self.staging):
+        elif self._fresh < self._device.slots and self._has_room(self._fresh):
             slot, self._fresh = self._fresh, self._fresh + 1
         else:
             return None
@@ -102,6 +102,13 @@ class DeviceShadows:
     def _for_host(self, segments: int) -> int:
         """Return how many of the first segments the host scores."""
         return int(segments * self._host_share + 0.5)
+
+    def _has_room(self, slot: int) -> bool:
+        try:
+            return self._device.has_room(slot)
+        except DeviceError as error:
+            self.lose(error)
+            return False
 
     def wants(self, number: int) -> bool:
         """Say whether the device is to score the segment of some number."""

@@ -51,6 +51,10 @@ class LaunchDevice:
         self._memory = np.zeros((slots * spec.segment_beats, BEAT_BYTES), dtype=np.uint8)
         self._launches = 0
 
+    def has_room(self, slot: int) -> bool:
+        """Say whether there is such a slot; see `ScoringDevice`."""
+        return slot < self.slots
+
     def write(self, slot: int, first_beat: int, beats: Beats) -> None:
         """Put beats into a slot's shadow; see `ScoringDevice`."""
         start = slot * self._spec.segment_beats + first_beat

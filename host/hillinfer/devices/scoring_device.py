@@ -63,6 +63,10 @@ class ScoringDevice(Protocol):
         """Shadows of one segment that it has room for."""
         ...
 
+    def has_room(self, slot: int) -> bool:
+        """Say whether a slot can be used: memory may be shared with others who came first."""
+        ...
+
     def write(self, slot: int, first_beat: int, beats: Beats) -> None:
         """Put beats, uint8 (beats, 64), into a slot's shadow."""
         ...

@@ -12,15 +12,19 @@ from hillinfer.devices.device_shadows import DeviceShadows
 from hillinfer.devices.errors import DeviceError
 from hillinfer.devices.xrt.environment import environment_of
 from hillinfer.devices.xrt.errors import XclbinError
+from hillinfer.devices.xrt.memory_claims import MemoryClaims
 from hillinfer.devices.xrt.spec_record import check_xclbin, recorded_spec
 from hillinfer.devices.xrt.worker_process import WorkerProcess
 from hillinfer.devices.xrt.xclbin import Xclbin
 from hillinfer.devices.xrt.xrt_device import Deadlines, XrtDevice
 from hillinfer.errors import SettingsError
 from hillinfer.hie.torch_scorer import TorchScorer
+from hillinfer.user_cache import user_cache_dir
 from hillinfer_model.choices import Scope
 from hillinfer_model.kernel_spec import KernelSpec
 
+# What the buffers of launches may take of the card's memory.
+_RESERVED_BYTES = 256 << 20
 # Queries, scores and status of the longest launches: untouched pages take no memory.
 _WINDOW_BYTES = 256 << 20
 
@@ -54,7 +58,9 @@ def open_xrt(spec: KernelSpec, scope: Scope, options: DeviceOptions) -> DeviceSc
     except XclbinError:
         worker.close()
         raise
-    device = XrtDevice(kernels, worker, int(card["memory_bytes"]), deadlines)
+    memory = max(int(card["memory_bytes"]) - _RESERVED_BYTES, 0)
+    claims = MemoryClaims(user_cache_dir("cards"), str(card["place"]), memory)
+    device = XrtDevice(kernels, worker, memory, claims, deadlines)
     shadows = DeviceShadows(spec, device, options.beta, warn_of_loss)
     return DeviceScorer(TorchScorer(spec, scope), shadows)
 

@@ -77,14 +77,25 @@ class Worker:
         self._kernel = xrt.kernel(self._device, loaded, "score_tokens")
         bank = self._kernel.group_id(1)
         memory = [one for one in xrt.xclbin(xclbin).get_mems() if one.get_index() == bank]
+        name = self._device.get_info(xrt.xrt_info_device.name)
+        try:
+            place = self._device.get_info(xrt.xrt_info_device.bdf)
+        except RuntimeError:
+            # An emulated card has no place on a bus.
+            place = f"{name} {index}"
         return {
-            "name": self._device.get_info(xrt.xrt_info_device.name),
+            "name": name,
+            "place": place,
             "memory_bytes": memory[0].get_size_kb() * 1024,
         }
 
     def do_chunk(self, size: int) -> dict[str, Any]:
         """Take memory for shadows; drive and host write into it past any host copy (P2P)."""
-        buffer = self._xrt.bo(self._device, size, self._xrt.bo.p2p, self._kernel.group_id(1))
+        try:
+            buffer = self._xrt.bo(self._device, size, self._xrt.bo.p2p, self._kernel.group_id(1))
+        except RuntimeError as error:
+            # Another user's process may have been first.
+            return {"full": str(error)}
         self._chunks.append((buffer, memoryview(buffer.map()).cast("B")))
         return {"address": buffer.address()}
 

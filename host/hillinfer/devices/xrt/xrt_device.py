@@ -12,6 +12,7 @@ import numpy as np
 from hillinfer.devices.errors import DeviceError
 from hillinfer.devices.score_arrays import ScoreArrays
 from hillinfer.devices.scoring_device import DeviceSegment, ScoredTokens
+from hillinfer.devices.xrt.memory_claims import MemoryClaims
 from hillinfer.devices.xrt.worker_process import WorkerProcess
 from hillinfer_model.beats import Beats
 from hillinfer_model.choices import Scope
@@ -24,8 +25,6 @@ from hillinfer_model.status_beat import HASH_BYTES, StatusBeat
 CHUNK_BYTES = 64 << 20
 # Bytes of one P2P read; a SmartSSD reaches half of its rate from 256 KiB on.
 P2P_BLOCK_BYTES = 1 << 20
-# What a launch's other buffers may take of the card's memory.
-_RESERVED_BYTES = 256 << 20
 _PAGE = 4096
 _MOST_LAUNCH_ID = 1 << 32
 
@@ -59,26 +58,47 @@ class XrtDevice:
     worker
         Has opened the card.
     memory_bytes
-        The card's memory that it may take.
+        The card's memory.
+    claims
+        Admit what it takes of it.
     deadlines
         When to give the card up.
     """
 
     def __init__(
-        self, spec: KernelSpec, worker: WorkerProcess, memory_bytes: int, deadlines: Deadlines
+        self,
+        spec: KernelSpec,
+        worker: WorkerProcess,
+        memory_bytes: int,
+        claims: MemoryClaims,
+        deadlines: Deadlines,
     ) -> None:
         self._spec = spec
         self._worker = worker
+        self._claims = claims
         self._deadlines = deadlines
         # Whole pages, as files hold them.
         self._slot_bytes = -(-spec.segment_bytes // _PAGE) * _PAGE
         self._per_chunk = max(CHUNK_BYTES // self._slot_bytes, 1)
         self._chunk_bytes = self._per_chunk * self._slot_bytes
-        chunks = max(memory_bytes - _RESERVED_BYTES, 0) // self._chunk_bytes
+        chunks = memory_bytes // self._chunk_bytes
         self.slots = chunks * self._per_chunk
         self._addresses: list[int] = []
         self._launches = 0
         self._scoring: _Scoring | None = None
+
+    def has_room(self, slot: int) -> bool:
+        """Take memory for a slot where it is not there yet; see `ScoringDevice`."""
+        self._finish()
+        while len(self._addresses) <= slot // self._per_chunk:
+            if not self._claims.claim(self._chunk_bytes):
+                return False
+            answer = self._ask("chunk", size=self._chunk_bytes)
+            if "full" in answer:
+                self._claims.give_back(self._chunk_bytes)
+                return False
+            self._addresses.append(int(answer["address"]))
+        return True
 
     def write(self, slot: int, first_beat: int, beats: Beats) -> None:
         """Put beats into a slot's shadow; see `ScoringDevice`."""
@@ -159,6 +179,7 @@ class XrtDevice:
     def close(self) -> None:
         """Let go of the card; harmless when done twice."""
         self._worker.close()
+        self._claims.release()
 
     def progress(self) -> bool:
         """Wait for the next sign of the launch under way; return whether it has ended."""
@@ -201,11 +222,8 @@ class XrtDevice:
             self.progress()
 
     def _place(self, slot: int) -> tuple[int, int]:
-        """Return chunk and offset in bytes of a slot, the chunk made where it is missing."""
+        """Return chunk and offset in bytes of a slot that has room."""
         chunk, index = divmod(slot, self._per_chunk)
-        while len(self._addresses) <= chunk:
-            answer = self._ask("chunk", size=self._chunk_bytes)
-            self._addresses.append(int(answer["address"]))
         return chunk, index * self._slot_bytes
 
     def _ask(self, what: str, files: Sequence[int] = (), **given: object) -> dict[str, Any]:
