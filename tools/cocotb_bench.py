@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import resource
 import shutil
 import sys
 import time
@@ -114,7 +115,8 @@ def main() -> int:
             continue
         own = rows_of(job, result)
         rows += own
-        report = {"label": "RTL simulation in cocotb", "rows": rows}
+        minutes = round(_cpu_seconds() / 60, 1)
+        report = {"label": "RTL simulation in cocotb", "cpu_minutes": minutes, "rows": rows}
         given.out.write_text(json.dumps(report, indent=1) + "\n")
         wrong = sum(row["mismatches"] for row in own)
         print(
@@ -126,8 +128,17 @@ def main() -> int:
         )
         if result.failed or wrong or not result.passed:
             status = max(status, 1)
-    print(f"cocotb: {len(rows)} rows, {(time.monotonic() - start) / 60:.1f} minutes: {given.out}")
+    print(
+        f"cocotb: {len(rows)} rows, {_cpu_seconds() / 60:.1f} CPU minutes in "
+        f"{(time.monotonic() - start) / 60:.1f} minutes: {given.out}"
+    )
     return status
+
+
+def _cpu_seconds() -> float:
+    """Return the CPU time of this process and of the simulators it waited for."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
 
 
 def _jobs(given: argparse.Namespace) -> list[Job]:

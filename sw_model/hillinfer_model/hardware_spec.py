@@ -15,10 +15,10 @@ MOST_GROUP_SIZE = 8
 TUPLES_PER_BEAT = 16
 BEAT_BITS = 512
 
-# A block RAM of an UltraScale+ device as one port writes and the other reads.
+# A block RAM of an UltraScale+ device as one port writes and the other reads; half of one is as
+# deep and half as wide. Written in lanes it keeps bytes without their ninth bit.
 BLOCK_RAM_BITS, BLOCK_RAM_WORDS = 72, 512
-# Shallower memories are built from LUTs.
-LEAST_BLOCK_RAM_WORDS = 64
+LANED_BLOCK_RAM_BITS = 64
 KU15P_BLOCK_RAMS = 984
 # Of one kernel: both kernels, the shell, the memory controller and the interconnect share the
 # device, and a design that fills its block RAM columns does not meet timing.
@@ -44,47 +44,70 @@ class OnChipMemory:
         How many of it are read in the same cycle.
     bits, words
         Width and depth of one.
+    lane_bits
+        Width of the parts that are written by themselves; 0 for the whole word.
     """
 
     name: str
     copies: int
     bits: int
     words: int
+    lane_bits: int = 0
 
     @property
-    def block_rams(self) -> int:
-        """36-kbit block RAMs; 0 where the memory is so shallow that LUTs hold it."""
-        if self.words <= LEAST_BLOCK_RAM_WORDS:
-            return 0
-        deep = -(-self.words // BLOCK_RAM_WORDS)
-        return self.copies * -(-self.bits // BLOCK_RAM_BITS) * deep
+    def block_rams(self) -> float:
+        """36-kbit block RAMs, in halves."""
+        laned = 0 < self.lane_bits <= LANED_BLOCK_RAM_BITS
+        width = LANED_BLOCK_RAM_BITS if laned else BLOCK_RAM_BITS
+        whole, rest = divmod(self.bits, width)
+        columns = whole + (0 if rest == 0 else 0.5 if 2 * rest <= width else 1)
+        return self.copies * columns * -(-self.words // BLOCK_RAM_WORDS)
 
 
-def on_chip_memories(spec: KernelSpec) -> list[OnChipMemory]:
-    """Return the memories of the spec's `score_tokens`, estimated from its structure."""
-    rows = spec.key_mode is KeyMode.FP16
-    halves = 2 if rows else 1
-    words = spec.kv_heads * spec.padded_head_dim // SLICE_CHANNELS
-    heads = spec.scored_heads // spec.kv_heads
+def on_chip_memories(spec: KernelSpec, kernel: str = "score_tokens") -> list[OnChipMemory]:
+    """Return the block RAMs' contents of a kernel, by the structure of the RTL.
+
+    Parameters
+    ----------
+    spec
+        The kernel's.
+    kernel
+        `score_tokens` or `make_shadow`.
+    """
+    # Addresses are bits: depths are powers of two.
+    words = _power_of_two(spec.kv_heads * spec.padded_head_dim // SLICE_CHANNELS)
+    heads = _power_of_two(max(spec.kv_heads, 2))
     memories = [
-        OnChipMemory("key FIFO", 1, BEAT_BITS, KEY_FIFO_BEATS),
-        OnChipMemory("block FIFO", 1, BEAT_BITS, _BLOCK_READ_BEATS),
+        # A read beat has its error bit beside it.
+        OnChipMemory("key FIFO", 1, BEAT_BITS + 1, KEY_FIFO_BEATS),
+        OnChipMemory("block FIFO", 1, BEAT_BITS + 1, _BLOCK_READ_BEATS),
         OnChipMemory("write FIFO", 1, BEAT_BITS, _WRITE_BEATS),
-        # Two slots: a segment is loaded while another is computed.
-        OnChipMemory("query codes", halves * heads, 8 * SLICE_CHANNELS, -(-2 * words // halves)),
-        OnChipMemory("addends and exponents", heads, 40, 2 * spec.kv_heads),
     ]
-    if rows:
-        memories.append(OnChipMemory("statistics", halves, BEAT_BITS, -(-2 * words // halves)))
-    else:
-        depth = _EXPONENT_GROUPS * spec.kv_heads
-        memories.append(OnChipMemory("exponents", 1, BEAT_BITS, depth))
-    return memories
+    # Two slots: a segment is loaded while another is computed. Rows are cast two slices at a time,
+    # from two halves.
+    statistics = OnChipMemory("statistics", 2, BEAT_BITS, words)
+    if kernel == "make_shadow":
+        lane = SLICE_CHANNELS * spec.key_mode.code_bits
+        return [
+            *memories,
+            statistics,
+            OnChipMemory("tiles", 2, BEAT_BITS, words, lane),
+            OnChipMemory("exponents", 1, BEAT_BITS, 2 * heads, 8),
+        ]
+    queries = spec.scored_heads // spec.kv_heads
+    code_bits = 8 * SLICE_CHANNELS
+    if spec.key_mode is KeyMode.FP16:
+        return [*memories, OnChipMemory("query codes", 2 * queries, code_bits, words), statistics]
+    return [
+        *memories,
+        OnChipMemory("query codes", queries, code_bits, 2 * words),
+        OnChipMemory("exponents", 1, BEAT_BITS, _EXPONENT_GROUPS * heads),
+    ]
 
 
-def block_rams(spec: KernelSpec) -> int:
-    """Return the block RAMs of the spec's `score_tokens`, estimated."""
-    return sum(memory.block_rams for memory in on_chip_memories(spec))
+def block_rams(spec: KernelSpec, kernel: str = "score_tokens") -> float:
+    """Return the block RAMs of a kernel, by the structure of the RTL; one of 18 kbit is a half."""
+    return sum(memory.block_rams for memory in on_chip_memories(spec, kernel))
 
 
 def check_hardware_spec(spec: KernelSpec, limit: int = KERNEL_BLOCK_RAMS) -> None:
@@ -123,15 +146,18 @@ def check_hardware_spec(spec: KernelSpec, limit: int = KERNEL_BLOCK_RAMS) -> Non
         )
     if spec.product_style is ProductStyle.MIXED:
         raise HardwareSpecError("product_style=mixed: kernels have dsp or lut products")
-    needed = block_rams(spec)
-    if needed > limit:
-        parts = ", ".join(
-            f"{memory.name} {memory.block_rams}"
-            for memory in on_chip_memories(spec)
-            if memory.block_rams
-        )
-        raise HardwareSpecError(
-            f"too much on-chip memory: {needed} block RAMs ({parts}) of the {limit} that a kernel "
-            f"may use of a KU15P's {KU15P_BLOCK_RAMS}; fewer KV heads, fewer query heads per KV "
-            f"head or rule raw_sum need less"
-        )
+    for kernel in ("score_tokens", *(["make_shadow"] if spec.key_mode is not KeyMode.FP16 else [])):
+        needed = block_rams(spec, kernel)
+        if needed > limit:
+            parts = ", ".join(
+                f"{memory.name} {memory.block_rams:g}" for memory in on_chip_memories(spec, kernel)
+            )
+            raise HardwareSpecError(
+                f"too much on-chip memory: {kernel} needs {needed:g} block RAMs ({parts}) of the "
+                f"{limit} that a kernel may use of a KU15P's {KU15P_BLOCK_RAMS}; fewer KV heads, "
+                f"fewer query heads per KV head or rule raw_sum need less"
+            )
+
+
+def _power_of_two(number: int) -> int:
+    return 1 << (number - 1).bit_length()

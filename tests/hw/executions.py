@@ -117,7 +117,7 @@ class Entry:
     `shapes` are those of its pairwise selection; `spec_of` makes the spec of a shape, key mode and
     rule. `rules` says which rules meet a shape and key mode: where each of them is a build of its
     own, one, in turn. `tokens` are those of a case's larger segments. `reference` makes what the
-    execution must equal. `presets` are those that whole sequences of keys are scored with.
+    execution must equal. `presets` are the shapes that whole sequences of keys are scored with.
     """
 
     name: str
@@ -142,9 +142,9 @@ EXECUTIONS = [
     ),
     # Compiling takes most of the time; `make csim` runs every case of every preset.
     Entry("csim", csim("sequential"), UNLIKE_PRESETS, rules=one_rule, presets=("smollm2-135m",)),
-    Entry("csim-threads", csim("threads"), ("half-beat",), small_spec, presets=()),
+    Entry("csim-threads", csim("threads"), ("half-beat",), small_spec, presets=("half-beat",)),
     # A build takes up to a minute, so one shape here; `make cocotb` runs all presets.
-    Entry("rtl", rtl_execution, ("half-beat",), small_rtl_spec, presets=()),
+    Entry("rtl", rtl_execution, ("half-beat",), small_rtl_spec, presets=("half-beat",)),
     # The same builds on an emulated card.
     Entry("pynq", pynq_execution, ("half-beat",), small_rtl_spec, presets=()),
 ]

@@ -5,6 +5,7 @@ Shapes, key modes, rules, scopes and cases are chosen so that every two of them 
 """
 
 from dataclasses import replace
+from itertools import combinations, product
 
 import numpy as np
 import pytest
@@ -23,18 +24,38 @@ def same_build(spec):
     return pytest.mark.xdist_group(spec.digest().hex())
 
 
-def score_rows():
+def score_choices(entry):
+    """Rows of shape, key mode, rule, scope and case, of builds that the entry allows."""
+    factors = [list(entry.shapes), list(KeyMode), list(Rule), list(Scope), list(SCORE_CASES)]
     rows = {}
+    for shape, mode, wished, scope, case in pairwise(factors):
+        allowed = entry.rules(shape, mode)
+        # Rows that the change of rule made equal are one.
+        rows[shape, mode, wished if wished in allowed else allowed[0], scope, case] = None
+    # A change of rule can part a rule from a case or scope: they meet in a build of that rule.
+    builds = {
+        rule: [
+            (shape, mode)
+            for shape in entry.shapes
+            for mode in KeyMode
+            if rule in entry.rules(shape, mode)
+        ]
+        for rule in Rule
+    }
+    met = {(rule, scope, case) for _, _, rule, scope, case in rows}
+    for number, (rule, scope, case) in enumerate(product(Rule, Scope, SCORE_CASES)):
+        if builds[rule] and (rule, scope, case) not in met:
+            shape, mode = builds[rule][number % len(builds[rule])]
+            rows[shape, mode, rule, scope, case] = None
+    return list(rows)
+
+
+def score_rows():
     for entry in EXECUTIONS:
-        factors = [list(entry.shapes), list(KeyMode), list(Rule), list(Scope), list(SCORE_CASES)]
-        for shape, mode, wished, scope, case in pairwise(factors):
-            allowed = entry.rules(shape, mode)
-            rule = wished if wished in allowed else allowed[0]
-            name = "-".join((entry.name, shape, mode, rule, scope, case))
-            # Rows that the change of rule made equal are one.
+        for shape, mode, rule, scope, case in score_choices(entry):
             spec = entry.spec_of(shape, mode, rule)
-            rows[name] = pytest.param(entry, spec, scope, case, id=name, marks=same_build(spec))
-    return list(rows.values())
+            name = "-".join((entry.name, shape, mode, rule, scope, case))
+            yield pytest.param(entry, spec, scope, case, id=name, marks=same_build(spec))
 
 
 def shadow_rows():
@@ -77,22 +98,42 @@ def assert_flips_show(entry, spec, launch, kernel):
     flip = visible_flip(spec, launch, golden, same)
     if flip is not None:
         found = run(spec, flip)
-        assert not same(found, expected)
-        assert same(found, golden(spec, flip))
+        assert_differ(found, expected)
+        assert_same(found, golden(spec, flip))
+    # And in what a run gave.
     generator = np.random.default_rng(1)
-    assert not same(replace(expected, output=flipped(expected.output, generator)), expected)
-    if expected.status.size:
-        assert not same(replace(expected, status=flipped(expected.status, generator)), expected)
+    found = run(spec, launch)
+    assert_differ(replace(found, output=flipped(found.output, generator)), expected)
+    if found.status.size:
+        assert_differ(replace(found, status=flipped(found.status, generator)), expected)
 
 
-@pytest.mark.parametrize(("entry", "spec", "scope", "case"), score_rows())
+def assert_differ(found, expected):
+    """The twin of `assert_same`: it must fail."""
+    with pytest.raises(AssertionError, match="bytes differ"):
+        assert_same(found, expected)
+
+
+@pytest.mark.parametrize("entry", EXECUTIONS, ids=lambda entry: entry.name)
+def test_every_two_choices_meet(entry):
+    """Shape, mode, rule, scope and case, but for the rules that a build is not made for."""
+    rows = score_choices(entry)
+    factors = [list(entry.shapes), list(KeyMode), list(Rule), list(Scope), list(SCORE_CASES)]
+    for a, b in combinations(range(5), 2):
+        wanted = set(product(factors[a], factors[b]))
+        assert {(row[a], row[b]) for row in rows} == wanted
+    # A rule has cases of its own, which differ by scope.
+    assert {row[2:] for row in rows} == set(product(*factors[2:]))
+
+
+@pytest.mark.parametrize(("entry", "spec", "scope", "case"), [*score_rows()])
 def test_scores_are_equal(entry, spec, scope, case):
     launch = SCORE_CASES[case](spec, scope, entry.tokens(spec))
     expected = entry.reference().score(spec, launch)
     assert_same(execution_of(entry.name).score(spec, launch), expected)
 
 
-@pytest.mark.parametrize(("entry", "spec", "scope", "case"), score_rows())
+@pytest.mark.parametrize(("entry", "spec", "scope", "case"), [*score_rows()])
 def test_a_flipped_bit_of_a_score_launch_shows(entry, spec, scope, case):
     launch = SCORE_CASES[case](spec, scope, entry.tokens(spec))
     assert_flips_show(entry, spec, launch, "score")

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +15,7 @@ from hillinfer_model.hardware_spec import (
 from hillinfer_model.kernel_spec import KernelSpec, ProductStyle
 from hillinfer_model.presets import PRESETS, preset_spec
 
+BASELINES = Path(__file__).parents[2] / "hw" / "rtl" / "baselines.json"
 SOUND = KernelSpec(128, 40, 8, key_mode=KeyMode.FP16)
 
 
@@ -23,18 +26,23 @@ def test_every_preset_can_be_built(preset, mode, rule):
     check_hardware_spec(preset_spec(preset, mode, rule))
 
 
-def test_a_memory_takes_whole_block_rams():
-    # 512 bits are 8 columns of 72; 513 words are two rows of 512.
-    assert OnChipMemory("keys", 1, 512, 512).block_rams == 8
-    assert OnChipMemory("keys", 1, 512, 513).block_rams == 16
-    assert OnChipMemory("keys", 3, 128, 65).block_rams == 6
-    assert OnChipMemory("keys", 3, 128, 64).block_rams == 0
+def test_a_memory_takes_halves_of_block_rams():
+    # 512 bits are 7 columns of 72 and half a one; 513 words are two rows of 512.
+    assert OnChipMemory("keys", 1, 512, 512).block_rams == 7.5
+    assert OnChipMemory("keys", 1, 512, 513).block_rams == 15
+    assert OnChipMemory("keys", 3, 128, 64).block_rams == 6
+    # Written by bytes there are 64 bits to a column.
+    assert OnChipMemory("keys", 1, 512, 64, lane_bits=8).block_rams == 8
+    assert OnChipMemory("keys", 1, 512, 64, lane_bits=128).block_rams == 7.5
 
 
-def test_block_rams_of_a_kernel_counted_by_hand():
-    # LLaMA-13B, FP16: key FIFO 8, write FIFO 8; query codes of 2 halves x 320 words of 128 bits:
-    # 2 x 2; addends 80 words of 40 bits: 1; statistics 2 x 320 words of 512 bits: 16.
-    assert block_rams(preset_spec("llama-13b", KeyMode.FP16, Rule.RAW_SUM)) == 8 + 8 + 4 + 1 + 16
+def test_block_rams_are_those_that_synthesis_counts():
+    baselines = json.loads(BASELINES.read_text())
+    assert baselines
+    for name, area in baselines.items():
+        kernel, preset, mode, rule = name.split()
+        spec = preset_spec(preset, KeyMode(mode), Rule.RAW_SUM if rule == "-" else Rule(rule))
+        assert block_rams(spec, kernel) == area["bram36"], name
 
 
 @pytest.mark.parametrize(
@@ -58,6 +66,7 @@ def test_too_much_on_chip_memory_is_refused_with_its_parts():
     needed = block_rams(SOUND)
     check_hardware_spec(SOUND, limit=needed)
     with pytest.raises(
-        HardwareSpecError, match=rf"on-chip memory: {needed} block RAMs .*query codes.*984"
+        HardwareSpecError,
+        match=rf"on-chip memory: score_tokens needs {needed:g} .*query codes.*984",
     ):
         check_hardware_spec(SOUND, limit=needed - 1)

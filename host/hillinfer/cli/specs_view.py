@@ -73,7 +73,7 @@ def specs_lines(tokens: int, spec: KernelSpec, figures: KernelFigures) -> list[t
         ("    tokens/s of a layer, by P2P", _million(P2P_ROOF / rows) if rows else "-"),
         ("shadow (fp16: key-only plane) bytes per token", f"{figures.shadow_bytes_per_token:,}"),
         ("tokens of all layers on a card", f"{figures.card_tokens:,}"),
-        (f"block RAMs of a KU15P's {KU15P_BLOCK_RAMS}", f"{block_rams(spec)}"),
+        (f"block RAMs of a KU15P's {KU15P_BLOCK_RAMS}", f"{block_rams(spec):g}"),
     ]
 
 
