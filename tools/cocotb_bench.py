@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import shutil
 import sys
 import time
@@ -23,6 +22,7 @@ sys.path[:0] = [str(ROOT / part) for part in ("tools", "sw_model", "tests/hw", "
 from cocotb_kernels import COCOTB_KERNELS, CocotbKernel, preset_kernel  # noqa: E402
 
 from hillinfer_hw.cocotb_bench import BenchResult, run_bench, save_case  # noqa: E402
+from hillinfer_hw.cpu_time import cpu_seconds  # noqa: E402
 from hillinfer_hw.import_export import check_export, import_export  # noqa: E402
 from hillinfer_hw.rtl_files import RtlSource, render_rtl  # noqa: E402
 from hillinfer_hw.toolchain import MissingToolError  # noqa: E402
@@ -115,7 +115,7 @@ def main() -> int:
             continue
         own = rows_of(job, result)
         rows += own
-        minutes = round(_cpu_seconds() / 60, 1)
+        minutes = round(cpu_seconds() / 60, 1)
         report = {"label": "RTL simulation in cocotb", "cpu_minutes": minutes, "rows": rows}
         given.out.write_text(json.dumps(report, indent=1) + "\n")
         wrong = sum(row["mismatches"] for row in own)
@@ -129,16 +129,10 @@ def main() -> int:
         if result.failed or wrong or not result.passed:
             status = max(status, 1)
     print(
-        f"cocotb: {len(rows)} rows, {_cpu_seconds() / 60:.1f} CPU minutes in "
+        f"cocotb: {len(rows)} rows, {cpu_seconds() / 60:.1f} CPU minutes in "
         f"{(time.monotonic() - start) / 60:.1f} minutes: {given.out}"
     )
     return status
-
-
-def _cpu_seconds() -> float:
-    """Return the CPU time of this process and of the simulators it waited for."""
-    children = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return time.process_time() + children.ru_utime + children.ru_stime
 
 
 def _jobs(given: argparse.Namespace) -> list[Job]:

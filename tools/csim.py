@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import sys
 import time
 from collections.abc import Iterator
@@ -25,6 +24,7 @@ import numpy as np
 
 from hillinfer.models.registry_model import DEFAULT_MODEL
 from hillinfer.user_cache import user_cache_dir
+from hillinfer_hw.cpu_time import cpu_seconds
 from hillinfer_hw.csim import CsimExecution
 from hillinfer_hw.csim_build import Scheduling
 from hillinfer_model.choices import KeyMode, Rule, Scope
@@ -83,7 +83,7 @@ def run(job: Job, recorded: Any) -> list[dict[str, Any]]:
 
 def _row(job: Job, scope: Scope | None, recorded: Any) -> dict[str, Any]:
     execution = CsimExecution(job.scheduling)
-    start = _cpu_seconds()
+    start = cpu_seconds()
     tokens = mismatches = launches = 0
     faults = []
     for case, launch in _launches(job.spec, scope, recorded):
@@ -117,7 +117,7 @@ def _row(job: Job, scope: Scope | None, recorded: Any) -> dict[str, Any]:
         "tokens": tokens,
         "mismatches": mismatches,
         "faults": faults,
-        "cpu_minutes": round((_cpu_seconds() - start) / 60, 3),
+        "cpu_minutes": round((cpu_seconds() - start) / 60, 3),
     }
 
 
@@ -143,12 +143,6 @@ def _differing_words(found: LaunchResult, expected: LaunchResult) -> int:
             (found.status, expected.status),
         )
     )
-
-
-def _cpu_seconds() -> float:
-    """Return the CPU time of this process and of the compilers it waited for."""
-    children = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return time.process_time() + children.ru_utime + children.ru_stime
 
 
 def recorded_keys(folder: Path | None) -> Any:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import sys
 import time
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "sw_model")]
 
+from hillinfer_hw.cpu_time import cpu_seconds  # noqa: E402
 from hillinfer_hw.formal import check  # noqa: E402
 from hillinfer_hw.formal_bench import FormalBench  # noqa: E402
 from hillinfer_hw.formal_benches import BENCHES_TABLE  # noqa: E402
@@ -99,7 +99,7 @@ def main() -> int:
             rows.append(row | {"seconds": round(row["seconds"], 1)})
             print(_line(row), flush=True)
             # Written as it grows: a run that is cut off leaves what it found.
-            report = {"cpu_minutes": round(_cpu_seconds() / 60, 1), "rows": rows}
+            report = {"cpu_minutes": round(cpu_seconds() / 60, 1), "rows": rows}
             given.out.write_text(json.dumps(report, indent=1) + "\n")
     except (MissingToolError, SolverMissingError) as error:
         print(f"formal: {error}", file=sys.stderr)
@@ -108,7 +108,7 @@ def main() -> int:
     kept = sum(row["proof"] == "induction" for row in rows)
     print(
         f"formal: {len(rows)} rows, {wrong} wrong, {kept} benches by induction, "
-        f"{_cpu_seconds() / 60:.1f} CPU minutes: {given.out}"
+        f"{cpu_seconds() / 60:.1f} CPU minutes: {given.out}"
     )
     return int(not rows or bool(wrong))
 
@@ -118,12 +118,6 @@ def _all_rows(word: str) -> Iterator[dict[str, Any]]:
         if word in bench.name:
             yield from rows_of(bench)
     yield from arithmetic_rows(word)
-
-
-def _cpu_seconds() -> float:
-    """Return the CPU time of this process and of the tools it waited for."""
-    children = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return time.process_time() + children.ru_utime + children.ru_stime
 
 
 if __name__ == "__main__":

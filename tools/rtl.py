@@ -11,9 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
@@ -41,6 +39,7 @@ from launch_cases import (  # noqa: E402
     usual_tokens,
 )
 
+from hillinfer_hw.cpu_time import cpu_seconds  # noqa: E402
 from hillinfer_hw.memory_model import IDEAL, REALISTIC, STALLS, MemoryModel  # noqa: E402
 from hillinfer_hw.rtl import RtlRun, RtlSession, check_outcome  # noqa: E402
 from hillinfer_model.choices import KeyMode, Rule, Scope  # noqa: E402
@@ -284,19 +283,13 @@ class Found:
 
 def run_kernel(kernel: Kernel, tokens: int) -> Found:
     """Run everything about one kernel."""
-    before = _cpu_seconds()
+    before = cpu_seconds()
     session = RtlSession(kernel.spec, kernel.name)
     scopes = [None] if kernel.rule is None else list(Scope)
     adversarial = [adversarial_row(kernel, session, scope) for scope in scopes]
     rows = [row_of(kernel, session, case) for case in cases(kernel, tokens)]
     session.close()
-    return Found(rows, adversarial, _cpu_seconds() - before)
-
-
-def _cpu_seconds() -> float:
-    """Return the CPU time of this process and of the compilers it waited for."""
-    children = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return time.process_time() + children.ru_utime + children.ru_stime
+    return Found(rows, adversarial, cpu_seconds() - before)
 
 
 def main() -> int:

@@ -6,15 +6,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from hillinfer_hw.build_cache import BUILD, ROOT
+from hillinfer_hw.cpu_time import cpu_seconds
 from hillinfer_hw.rtl_files import RTL, render_rtl
 from hillinfer_hw.synth import (
     CAVEATS,
@@ -97,15 +96,9 @@ def main() -> int:
 
 def timed_row_of(case: Case) -> tuple[SynthRow, float]:
     """Return a kernel's row and the CPU seconds it took, those of yosys with them."""
-    before = _cpu_seconds()
+    before = cpu_seconds()
     row = row_of(case)
-    return row, _cpu_seconds() - before
-
-
-def _cpu_seconds() -> float:
-    """Return the CPU time of this process and of the programs it waited for."""
-    children = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return time.process_time() + children.ru_utime + children.ru_stime
+    return row, cpu_seconds() - before
 
 
 def _write(path: Path, rows: list[SynthRow], wrong: list[str], minutes: float) -> None:

@@ -116,13 +116,12 @@ def assert_differ(found, expected):
 
 @pytest.mark.parametrize("entry", EXECUTIONS, ids=lambda entry: entry.name)
 def test_every_two_choices_meet(entry):
-    """Shape, mode, rule, scope and case, but for the rules that a build is not made for."""
+    """Of shape, mode, rule, scope and case; and every rule, scope and case together."""
     rows = score_choices(entry)
     factors = [list(entry.shapes), list(KeyMode), list(Rule), list(Scope), list(SCORE_CASES)]
     for a, b in combinations(range(5), 2):
         wanted = set(product(factors[a], factors[b]))
         assert {(row[a], row[b]) for row in rows} == wanted
-    # A rule has cases of its own, which differ by scope.
     assert {row[2:] for row in rows} == set(product(*factors[2:]))
 
 
