@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The device `xrt` behind the real XRT: equal to golden, and replaced by the host when it fails."""
 
+import io
 import os
 import shutil
 import signal
@@ -8,7 +9,9 @@ import subprocess
 import sys
 import time
 import warnings
+import zipfile
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,10 +27,12 @@ from hillinfer.devices.xrt.errors import XclbinError
 from hillinfer.devices.xrt.open_xrt import open_xrt
 from hillinfer.devices.xrt.section_kind import SectionKind
 from hillinfer.devices.xrt.spec_record import spec_record
+from hillinfer.devices.xrt.worker_process import WorkerProcess
 from hillinfer.devices.xrt.xclbin import Xclbin
 from hillinfer.devices.xrt.xrt_device import Deadlines
 from hillinfer.errors import HillInferWarning, SettingsError
 from hillinfer_hw.emulation import Engine, make_surrounding
+from hillinfer_hw.emulation_image import emulation_image
 from hillinfer_hw.toolchain import MissingToolError
 from hillinfer_model.choices import KeyMode, Rule, Scope
 from hillinfer_model.kernel_spec import KernelSpec, ProductStyle
@@ -199,8 +204,10 @@ def test_slots_of_several_chunks_are_scored_in_one_launch(cards, opened, monkeyp
     monkeypatch.setattr("hillinfer.devices.xrt.xrt_device.CHUNK_BYTES", 140_000)
     keys = Keys.random(5 * 512)
     scorer = opened(cards(Engine.HLS))
+    # Chunks hold two slots each, and those that take shadows from the drive are there already.
+    before = len(scorer.shadows._device._addresses)
     segments = keys.resident(scorer)
-    assert len(scorer.shadows._device._addresses) == 3
+    assert len(scorer.shadows._device._addresses) == before + 3
     np.testing.assert_array_equal(keys.codes(scorer, segments), keys.golden(Scope.LAYER))
 
 
@@ -329,20 +336,62 @@ def opening(surrounding, spec=SMALL):
     return open_xrt(spec, Scope.LAYER, DeviceOptions(xclbin=surrounding.xclbin))
 
 
-def test_a_start_script_that_is_missing_is_an_error_in_time(cards, tmp_path, monkeypatch):
-    own = Xclbin.read(cards(Engine.HLS).xclbin)
-    sections = dict(own.sections)
-    del sections[SectionKind.USER_METADATA]
-    sections[SectionKind.BITSTREAM] = sections[SectionKind.BITSTREAM].replace(
-        b"simulate.sh", b"simulate.no"
-    )
-    sections[SectionKind.USER_METADATA] = spec_record(SMALL, sections)
-    surrounding = changed(cards(Engine.HLS), tmp_path, replace(own, sections=sections).pack())
+def with_start_script(surrounding, folder, script):
+    """A surrounding whose card is started by another script; None leaves it without one."""
+    own = Xclbin.read(surrounding.xclbin)
+    archive = own.sections[SectionKind.BITSTREAM]
+    if script is None:
+        sections = dict(own.sections) | {
+            SectionKind.BITSTREAM: archive.replace(b"simulate.sh", b"simulate.no")
+        }
+        del sections[SectionKind.USER_METADATA]
+        sections[SectionKind.USER_METADATA] = spec_record(SMALL, sections)
+        return changed(surrounding, folder, replace(own, sections=sections).pack())
+    with zipfile.ZipFile(io.BytesIO(archive)) as files:
+        contents = {Path(name).name: files.read(name) for name in files.namelist()}
+    contents["simulate.sh"] = script.encode()
+    return changed(surrounding, folder, emulation_image(SMALL, contents).pack())
+
+
+# Connects as the card does, and answers the first call with bytes that mean nothing.
+GARBAGE = f"""#!{sys.executable}
+import os, socket, sys, time
+folder = "/tmp/" + os.environ["USER"] + "/"
+own = os.environ["EMULATION_SOCKETID"]
+def connect(name):
+    while True:
+        one = socket.socket(socket.AF_UNIX)
+        try:
+            one.connect(folder + name)
+            return one
+        except OSError:
+            time.sleep(0.01)
+calls, host = connect(own), connect("D2X_unix_sock_" + own)
+calls.recv(14)
+calls.sendall(b"garbage of the card " * 1000)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("script", [None, "#!/bin/sh\nexit 1\n", GARBAGE])
+def test_a_card_that_does_not_come_up_is_an_error_in_time(cards, tmp_path, monkeypatch, script):
+    surrounding = with_start_script(cards(Engine.HLS), tmp_path, script)
     monkeypatch.setattr("hillinfer.devices.xrt.open_xrt.Deadlines", lambda: Deadlines(load=4.0))
+    folders = []
+
+    class Seen(WorkerProcess):
+        def _share(self, *given):
+            folders.append(self.folder)
+            return super()._share(*given)
+
+    monkeypatch.setattr("hillinfer.devices.xrt.open_xrt.WorkerProcess", Seen)
     start = time.monotonic()
     with pytest.raises(SettingsError, match="device=xrt: the card could not open"):
         opening(surrounding)
     assert time.monotonic() - start < 30
+    (folder,) = folders
+    assert not folder.exists()
+    assert processes_in(folder) == []
 
 
 def test_an_xclbin_that_does_not_fit_is_refused_with_the_reason(cards, tmp_path):
@@ -386,8 +435,6 @@ def test_nothing_is_left_where_the_host_is_killed(cards, tmp_path):
         stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
-        from pathlib import Path
-
         folder = Path(host.stdout.readline().strip())
         assert len(processes_in(folder)) == 2
     finally:
@@ -401,7 +448,5 @@ def test_nothing_is_left_where_the_host_is_killed(cards, tmp_path):
 
 
 def test_a_worker_without_pyxrt_says_so(monkeypatch):
-    from hillinfer.devices.xrt.worker_process import WorkerProcess
-
     with warnings.catch_warnings(), pytest.raises(DeviceError, match="cannot import pyxrt"):
         WorkerProcess({"PYTHONPATH": "/nonexistent"}, 1 << 20, 30)

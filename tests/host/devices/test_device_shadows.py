@@ -31,15 +31,18 @@ SHAPE = ModelShape(
 
 @dataclass
 class GoldenLaunches:
-    """The golden model as an execution; flips a bit of one score of a launch where told to."""
+    """The golden model as an execution; flips a bit of the given byte of what a launch leaves."""
 
-    flip: bool = False
+    flipped_byte: int | None = None
 
     def score(self, spec, launch):
         result = run_score_launch(spec, launch)
-        if self.flip:
-            result.output[5, 3] ^= 0x40
+        if self.flipped_byte is not None:
+            result.output[5, self.flipped_byte] ^= 0x40
         return result
+
+
+SCORE_BYTE, POSITION_BYTE = 3, 0
 
 
 class FailingDevice:
@@ -51,6 +54,9 @@ class FailingDevice:
         self._left = number
         self.closed = False
         self.slots = device.slots
+
+    def has_room(self, slot):
+        return self._device.has_room(slot)
 
     def write(self, *given):
         self._count("write")
@@ -88,7 +94,7 @@ class Told:
     """A runtime over a device, with what its attention gave."""
 
     def __init__(
-        self, cold_dir, wrap=lambda device: device, slots=100, flip=False, limit=100, **changes
+        self, cold_dir, wrap=lambda device: device, slots=100, flip=None, limit=100, **changes
     ):
         settings = Settings().changed(block_rows=100, alpha=0.1, kept_recent=4, **changes)
         spec = kernel_spec(SHAPE, settings)
@@ -188,7 +194,7 @@ def test_a_device_changes_no_output(tell, expected, rule, scope):
 
 
 def test_a_flipped_score_changes_the_output(tell, expected):
-    told = tell(flip=True)
+    told = tell(flip=SCORE_BYTE)
     assert not same(long_story(told), expected())
 
 
@@ -253,7 +259,9 @@ def test_memory_and_slots_are_given_back(tell):
     told.runtime.release(told.sequence)
     assert told.runtime._accountant.held()["shadow"] == 0
     assert told.runtime._shadow._memory._full_bytes == 0
-    assert len(told.shadows._free) == told.shadows._fresh > 0
+    taken = range(told.shadows.staging.stop, told.shadows._fresh)
+    assert sorted(told.shadows._free) == list(taken)
+    assert taken
 
 
 @pytest.mark.parametrize(
@@ -290,6 +298,14 @@ def test_a_lost_shadow_is_the_same_when_it_is_coded_again(tell):
         for one, other in zip(after, before[layer], strict=True):
             beats = one.tokens // 64 * told.spec.group_beats
             np.testing.assert_array_equal(one.shadow[:beats], other[:beats])
+
+
+def test_a_device_that_leaves_no_scores_is_replaced(tell, expected):
+    told = tell(flip=POSITION_BYTE)
+    with pytest.warns(HillInferWarning, match="left no scores of tokens 0 to.* the host goes on"):
+        outputs = long_story(told)
+    assert same(outputs, expected())
+    assert told.shadows.lost
 
 
 def test_a_flipped_bit_on_the_device_shows(tell, expected):

@@ -22,9 +22,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 _MESSAGE_BYTES = 1 << 16
-_STATUS_BEAT, _COMPLETE_AT = 64, 12
-# How long to wait before looking at the status again: short at first, as launches are.
+_STATUS_BEAT = 64
+# As many as surely fit in a message.
+_BEATS_A_MESSAGE = 256
 _READS_AT_ONCE = 4
+# How long to wait before looking at the status again: short at first, as launches are.
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.0002, 0.005
 
 
@@ -130,26 +132,37 @@ class Worker:
         return {}
 
     def do_score(
-        self, chunk: int, parts: dict[str, list[int]], segments: int, scope: int, launch_id: int
+        self,
+        chunk: int,
+        parts: dict[str, list[int]],
+        score_bytes: list[int],
+        scope: int,
+        launch_id: int,
     ) -> dict[str, Any]:
-        """Launch, and tell of progress until the launch has ended.
+        """Launch, and tell of every status beat that changes until the launch has ended.
 
-        `parts` says for segments, queries, scores and status where in the window they lie and how
-        many bytes they have.
+        `parts` says for segments, queries and scores where in the window they lie and how many
+        bytes they have; `score_bytes` where each segment's scores begin, and the last one's end.
         """
+        segments = len(score_bytes) - 1
         buffers = []
-        for index, name in ((0, "segments"), (2, "queries"), (3, "scores"), (4, "status")):
+        for index, name in ((0, "segments"), (2, "queries"), (3, "scores")):
             at, size = parts[name]
             buffer = self._buffer(name, index, size)
-            if name in ("segments", "queries"):
-                buffer.write(self._window[at : at + size], 0)
-            elif name == "status":
-                buffer.write(bytes(size), 0)
             if name != "scores":
+                buffer.write(self._window[at : at + size], 0)
                 buffer.sync(self._xrt.xclBOSyncDirection.XCL_BO_SYNC_BO_TO_DEVICE, size, 0)
             buffers.append(buffer)
-        buffers.insert(1, self._chunks[chunk][0])
-        run = self._kernel(*buffers, segments, scope, launch_id)
+        beats = self._buffer("status", 4, segments * _STATUS_BEAT)
+        beats.write(bytes(segments * _STATUS_BEAT), 0)
+        beats.sync(
+            self._xrt.xclBOSyncDirection.XCL_BO_SYNC_BO_TO_DEVICE, segments * _STATUS_BEAT, 0
+        )
+        memory, _ = self._chunks[chunk]
+        descriptors, queries, scores = buffers
+        run = self._kernel(
+            descriptors, memory, queries, scores, beats, segments, scope, launch_id
+        )
         states = self._xrt.ert_cmd_state
         going_on = (
             states.ERT_CMD_STATE_NEW,
@@ -157,15 +170,17 @@ class Worker:
             states.ERT_CMD_STATE_SUBMITTED,
             states.ERT_CMD_STATE_RUNNING,
         )
-        told, delay = 0, _FIRST_DELAY_S
+        known, delay = [bytes(_STATUS_BEAT)] * segments, _FIRST_DELAY_S
         while True:
             state = run.state()
-            complete = self._complete(parts["status"])
-            if complete > told:
-                self._fetch("scores", parts["scores"])
-                if state in going_on:
-                    self._send({"progress": complete})
-                told, delay = complete, _FIRST_DELAY_S
+            changed = self._changed(known)
+            if changed:
+                # What a status counts was written before it, so it is there when read after it;
+                # the host hears of it when it lies in the window.
+                start, stop = score_bytes[min(changed)], score_bytes[max(changed) + 1]
+                self._fetch("scores", parts["scores"][0], start, stop - start)
+                self._tell(changed)
+                delay = _FIRST_DELAY_S
             if state not in going_on:
                 # The state of a run whose end nobody waits for is not that of its last moment.
                 run.wait()
@@ -173,18 +188,29 @@ class Worker:
             time.sleep(delay)
             delay = min(2 * delay, _LONGEST_DELAY_S)
 
-    def _complete(self, part: list[int]) -> int:
-        """Bring the status beats into the window; return how many tokens they count complete."""
-        self._fetch("status", part)
-        at, size = part
-        words = self._window[at : at + size].cast("I")
-        return sum(words[_COMPLETE_AT // 4 :: _STATUS_BEAT // 4])
-
-    def _fetch(self, name: str, part: list[int]) -> None:
-        at, size = part
-        buffer = self._buffers[name]
+    def _changed(self, known: list[bytes]) -> dict[int, bytes]:
+        """Read the status beats; return those that are not as known, and know them."""
+        buffer, size = self._buffers["status"], len(known) * _STATUS_BEAT
         buffer.sync(self._xrt.xclBOSyncDirection.XCL_BO_SYNC_BO_FROM_DEVICE, size, 0)
-        self._window[at : at + size] = buffer.read(size, 0)
+        beats = bytes(buffer.read(size, 0))
+        changed = {}
+        for segment, before in enumerate(known):
+            now = beats[segment * _STATUS_BEAT : (segment + 1) * _STATUS_BEAT]
+            if now != before:
+                known[segment] = changed[segment] = now
+        return changed
+
+    def _tell(self, changed: dict[int, bytes]) -> None:
+        """Send status beats, a message's worth at a time."""
+        found = [[segment, beat.hex()] for segment, beat in changed.items()]
+        for start in range(0, len(found), _BEATS_A_MESSAGE):
+            self._send({"status": found[start : start + _BEATS_A_MESSAGE]})
+
+    def _fetch(self, name: str, at: int, offset: int, size: int) -> None:
+        """Bring a part of a buffer to the same part of its place in the window."""
+        buffer = self._buffers[name]
+        buffer.sync(self._xrt.xclBOSyncDirection.XCL_BO_SYNC_BO_FROM_DEVICE, size, offset)
+        self._window[at + offset : at + offset + size] = buffer.read(size, offset)
 
     def _buffer(self, name: str, index: int, size: int) -> Any:
         """Return a buffer of at least some size; it grows and never shrinks."""

@@ -150,7 +150,6 @@ class XrtDevice:
             "segments": descriptors.nbytes,
             "queries": queries.nbytes,
             "scores": arrays.beats * BEAT_BYTES,
-            "status": len(segments) * BEAT_BYTES,
         }
         at, parts = 0, {}
         for name, size in sizes.items():
@@ -165,15 +164,13 @@ class XrtDevice:
             "score",
             chunk=self._addresses.index(lowest),
             parts=parts,
-            segments=len(segments),
+            score_bytes=[beats * BEAT_BYTES for beats in arrays.starts],
             scope=SCOPE_NUMBERS[scope],
             launch_id=self._launches,
         )
-        scores, status = (
-            window[parts[name][0] : sum(parts[name])].reshape(-1, BEAT_BYTES)
-            for name in ("scores", "status")
-        )
-        self._scoring = _Scoring(self, arrays, segments, scores, status, self._launches)
+        start, size = parts["scores"]
+        scores = window[start : start + size].reshape(-1, BEAT_BYTES)
+        self._scoring = _Scoring(self, arrays, segments, scores, self._launches)
         return iter(self._scoring)
 
     def close(self) -> None:
@@ -181,23 +178,27 @@ class XrtDevice:
         self._worker.close()
         self._claims.release()
 
-    def progress(self) -> bool:
-        """Wait for the next sign of the launch under way; return whether it has ended."""
+    def progress(self) -> list[tuple[int, Beats]] | None:
+        """Wait for the next status beats of the launch under way, by segment; None: it has ended.
+
+        The scores that they count lie in the window before they come.
+        """
         answer = self._worker.receive("score", self._deadlines.progress)
-        if "progress" in answer:
-            return False
+        if "status" in answer:
+            return [
+                (int(index), np.frombuffer(bytes.fromhex(beat), np.uint8).reshape(1, BEAT_BYTES))
+                for index, beat in answer["status"]
+            ]
         self._scoring = None
         if answer.get("state") != "ERT_CMD_STATE_COMPLETED":
             self._worker.close()
             raise DeviceError(f"the card ended a launch with {answer.get('state')}")
-        return True
+        return None
 
     def check(self, beat: Beats, launch_id: int) -> int:
         """Return the tokens that a status beat counts complete, or raise what it says is wrong."""
-        if not beat.any():
-            return 0
         try:
-            status = StatusBeat.unpack(beat.copy())
+            status = StatusBeat.unpack(beat)
         except (LaunchError, ValueError) as error:
             raise self._wrong(f"a status that cannot be read: {error}") from error
         if status.spec_hash != self._spec.digest()[:HASH_BYTES]:
@@ -246,34 +247,26 @@ class _Scoring:
         arrays: ScoreArrays,
         segments: Sequence[DeviceSegment],
         scores: Beats,
-        status: Beats,
         launch_id: int,
     ) -> None:
         self._device = device
         self._arrays = arrays
         self._segments = segments
         self._scores = scores
-        self._status = status
         self._launch_id = launch_id
 
     def __iter__(self) -> Iterator[ScoredTokens]:
-        done = np.zeros(len(self._segments), dtype=np.int64)
-        ended = False
-        while not ended:
-            ended = self._device.progress()
-            for index, segment in enumerate(self._segments):
-                if done[index] == segment.tokens:
-                    continue
-                beat = self._status[index : index + 1]
-                complete = self._device.check(beat, self._launch_id)
-                if complete > segment.tokens:
+        done = [0] * len(self._segments)
+        while (beats := self._device.progress()) is not None:
+            for index, beat in beats:
+                first, complete = done[index], self._device.check(beat, self._launch_id)
+                if not first <= complete <= self._segments[index].tokens:
                     raise DeviceError(
-                        f"the card counts {complete} tokens of a segment of {segment.tokens}"
+                        f"the card counts {complete} tokens of a segment of "
+                        f"{self._segments[index].tokens}, after {first}"
                     )
-                if complete > done[index]:
-                    first, done[index] = int(done[index]), complete
+                done[index] = complete
+                if complete > first:
                     yield self._arrays.scored(index, first, complete, self._scores)
-                if complete < segment.tokens:
-                    break
-        if any(done != [one.tokens for one in self._segments]):
+        if done != [one.tokens for one in self._segments]:
             raise DeviceError("the card ended a launch before all of its tokens were scored")
