@@ -41,7 +41,7 @@ def _spec():
 
 @cache
 def _card(engine, folder):
-    """The image of an emulated card; skips, or fails in the project's CI, where a tool is missing."""
+    """The image of an emulated card; skips, or fails in CI, where a tool is missing."""
     sys.path.append(str(Path(__file__).parents[3] / "tools"))
     from hillinfer_hw.emulation import Engine, make_surrounding
     from hillinfer_hw.toolchain import MissingToolError

@@ -120,11 +120,12 @@ class Worker:
                     raise OSError(f"the file of shadows ends at byte {file_offset + done}")
                 done += count
 
+        start = time.perf_counter()
         try:
             list(self._readers.map(read, range(0, size, block)))
         finally:
             os.close(file)
-        return {}
+        return {"seconds": time.perf_counter() - start}
 
     def do_read(self, chunk: int, offset: int, at: int, size: int) -> dict[str, Any]:
         """Copy from a chunk into the window."""
@@ -160,9 +161,7 @@ class Worker:
         )
         memory, _ = self._chunks[chunk]
         descriptors, queries, scores = buffers
-        run = self._kernel(
-            descriptors, memory, queries, scores, beats, segments, scope, launch_id
-        )
+        run = self._kernel(descriptors, memory, queries, scores, beats, segments, scope, launch_id)
         states = self._xrt.ert_cmd_state
         going_on = (
             states.ERT_CMD_STATE_NEW,

@@ -13,6 +13,7 @@ from hillinfer.devices.errors import DeviceError
 from hillinfer.devices.score_arrays import ScoreArrays
 from hillinfer.devices.scoring_device import DeviceSegment, ScoredTokens
 from hillinfer.devices.xrt.memory_claims import MemoryClaims
+from hillinfer.devices.xrt.read_curve import ReadCurve
 from hillinfer.devices.xrt.worker_process import WorkerProcess
 from hillinfer_model.beats import Beats
 from hillinfer_model.choices import Scope
@@ -23,8 +24,6 @@ from hillinfer_model.status_beat import HASH_BYTES, StatusBeat
 
 # Shadows are taken room for in pieces, as they come.
 CHUNK_BYTES = 64 << 20
-# Bytes of one P2P read; a SmartSSD reaches half of its rate from 256 KiB on.
-P2P_BLOCK_BYTES = 1 << 20
 _PAGE = 4096
 _MOST_LAUNCH_ID = 1 << 32
 
@@ -63,6 +62,13 @@ class XrtDevice:
         Admit what it takes of it.
     deadlines
         When to give the card up.
+
+    Attributes
+    ----------
+    slots
+        Shadows that the card's memory has room for.
+    reads
+        The rates of reads from the drive.
     """
 
     def __init__(
@@ -83,6 +89,7 @@ class XrtDevice:
         self._chunk_bytes = self._per_chunk * self._slot_bytes
         chunks = memory_bytes // self._chunk_bytes
         self.slots = chunks * self._per_chunk
+        self.reads = ReadCurve(self._slot_bytes)
         self._addresses: list[int] = []
         self._launches = 0
         self._scoring: _Scoring | None = None
@@ -113,15 +120,17 @@ class XrtDevice:
         """Fill a slot from a file by P2P; see `ScoringDevice`."""
         self._finish()
         chunk, start = self._place(slot)
-        self._ask(
+        block = self.reads.block_bytes()
+        answer = self._ask(
             "load",
             [file],
             chunk=chunk,
             offset=start,
             file_offset=offset,
             size=self._slot_bytes,
-            block=P2P_BLOCK_BYTES,
+            block=block,
         )
+        self.reads.note(block, float(answer["seconds"]))
 
     def read(self, slot: int, into: Beats) -> None:
         """Read a slot's shadow; see `ScoringDevice`."""
