@@ -98,7 +98,13 @@ class Worker:
         except RuntimeError as error:
             # Another user's process may have been first.
             return {"full": str(error)}
-        self._chunks.append((buffer, memoryview(buffer.map()).cast("B")))
+        try:
+            memory = memoryview(buffer.map()).cast("B")
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"{error}; is P2P enabled for the card? `hillinfer doctor` says how"
+            ) from error
+        self._chunks.append((buffer, memory))
         return {"address": buffer.address()}
 
     def do_write(self, chunk: int, offset: int, at: int, size: int) -> dict[str, Any]:
