@@ -71,14 +71,12 @@ def find_cards(devices: Path = PCI_DEVICES) -> list[CardFacts]:
 
 def _used_by_programs(functions: list[Path]) -> Iterator[Path]:
     """Yield those functions of one PCI device that programs would use."""
-    users = [one for one in functions if (one / "user_pf").exists() or _driver(one) == XRT_DRIVER]
+    users = [one for one in functions if _driver(one) == XRT_DRIVER]
     # Without XRT's driver nothing tells functions apart, but the management function comes first.
     others = [
         one
         for one in functions
-        if _text(one / "vendor") == _XILINX
-        and not (one / "mgmt_pf").exists()
-        and _driver(one) != _MANAGEMENT_DRIVER
+        if _text(one / "vendor") == _XILINX and _driver(one) != _MANAGEMENT_DRIVER
     ]
     yield from users or others[-1:]
 

@@ -35,7 +35,6 @@ class Machine:
     def user(self, address="0000:17:00.1", p2p=None, ready="0x1", **given):
         """A function as XRT's driver xocl shows it."""
         folder = self.device(address, driver="xocl", **given)
-        (folder / "user_pf").write_text("")
         (folder / "ready").write_text(f"{ready}\n")
         rom = folder / "rom.u.26624"
         rom.mkdir()
@@ -48,7 +47,6 @@ class Machine:
 
     def management(self, address="0000:17:00.0"):
         folder = self.device(address, driver="xclmgmt")
-        (folder / "mgmt_pf").write_text("")
         rom = folder / "rom.m.26624"
         rom.mkdir()
         (rom / "VBNV").write_text(f"{SHELL}\n")
