@@ -40,3 +40,11 @@ def recorded_layer(smollm2_folder):
     from recorded import record_layer
 
     return record_layer(smollm2_folder)
+
+
+@pytest.fixture(scope="session")
+def cards(tmp_path_factory):
+    """Makes the surrounding of an emulated card with an engine, once."""
+    from emulated_cards import EmulatedCards
+
+    return EmulatedCards(tmp_path_factory.mktemp)

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from emulated_cards import ONE_PROCESS, SMALL
 
 from hillinfer.devices.child_session import processes_in
 from hillinfer.devices.device_options import DeviceOptions
@@ -31,39 +32,15 @@ from hillinfer.devices.xrt.worker_process import WorkerProcess
 from hillinfer.devices.xrt.xclbin import Xclbin
 from hillinfer.devices.xrt.xrt_device import Deadlines
 from hillinfer.errors import HillInferWarning, SettingsError
-from hillinfer_hw.emulation import Engine, make_surrounding
+from hillinfer_hw.emulation import Engine
 from hillinfer_hw.emulation_image import emulation_image
-from hillinfer_hw.toolchain import MissingToolError
-from hillinfer_model.choices import KeyMode, Rule, Scope
-from hillinfer_model.kernel_spec import KernelSpec, ProductStyle
+from hillinfer_model.choices import Scope
+from hillinfer_model.kernel_spec import ProductStyle
 
-SMALL = KernelSpec(
-    64, 2, 1, key_mode=KeyMode.INT8, rule=Rule.RAW_SUM, segment_tokens=512, block_tokens=64
-)
 SCALING = 0.3
 PATIENCE = 2.0
 
-# Tests of one spec run in one process, so that its kernels are built once.
-pytestmark = pytest.mark.xdist_group(SMALL.digest().hex())
-
-
-@pytest.fixture(scope="module")
-def cards(tmp_path_factory):
-    """Makes the surrounding of an engine, once."""
-    made = {}
-
-    def of(engine):
-        if engine not in made:
-            try:
-                folder = tmp_path_factory.mktemp("card") / engine.value
-                made[engine] = make_surrounding(SMALL, engine, folder)
-            except MissingToolError as error:
-                if os.environ.get("CI"):
-                    raise
-                pytest.skip(str(error))
-        return made[engine]
-
-    return of
+pytestmark = ONE_PROCESS
 
 
 @dataclass

@@ -8,41 +8,17 @@ import sys
 from pathlib import Path
 
 import pytest
+from emulated_cards import ONE_PROCESS
 
-from hillinfer_hw.emulation import Engine, make_surrounding
-from hillinfer_hw.toolchain import MissingToolError
-from hillinfer_model.choices import KeyMode, Rule
-from hillinfer_model.kernel_spec import KernelSpec
+from hillinfer_hw.emulation import Engine
 
-SMALL = KernelSpec(
-    64, 2, 1, key_mode=KeyMode.INT8, rule=Rule.RAW_SUM, segment_tokens=512, block_tokens=64
-)
 PROGRAMS = [
     "image", "both_kernels", "launches_in_flight", "sub_buffers", "peer_to_peer",
     "close_and_reopen",
 ]  # fmt: skip
 HERE = Path(__file__).parent
 
-# Tests of one spec run in one process, so that its kernels are built once.
-pytestmark = pytest.mark.xdist_group(SMALL.digest().hex())
-
-
-@pytest.fixture(scope="module")
-def cards(tmp_path_factory):
-    made = {}
-
-    def of(engine):
-        if engine not in made:
-            try:
-                folder = tmp_path_factory.mktemp("card") / engine.value
-                made[engine] = make_surrounding(SMALL, engine, folder)
-            except MissingToolError as error:
-                if os.environ.get("CI"):
-                    raise
-                pytest.skip(str(error))
-        return made[engine]
-
-    return of
+pytestmark = ONE_PROCESS
 
 
 def start(surrounding, program, folder):

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import pyxrt
 from launch_cases import random_launch, random_shadow_launch
 
-import pyxrt
 from hillinfer.devices.xrt.spec_record import recorded_spec
 from hillinfer.devices.xrt.xclbin import Xclbin
 from hillinfer_model.choices import Scope

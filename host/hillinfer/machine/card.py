@@ -1,53 +1,61 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cards that XRT's driver or PCI knows, and what peer-to-peer transfers need of them."""
+"""Cards as Linux and XRT's driver show them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import StrEnum
+from itertools import groupby
 from pathlib import Path
 
+from hillinfer.machine.peer_to_peer import P2PState, PeerToPeer
+from hillinfer.machine.translation import Translation
+
 PCI_DEVICES = Path("/sys/bus/pci/devices")
+XRT_DRIVER = "xocl"
+_MANAGEMENT_DRIVER = "xclmgmt"
 _XILINX = "0x10ee"
-
-
-class PeerToPeer(StrEnum):
-    """Whether a drive can reach a card's memory."""
-
-    ENABLED = "enabled"
-    DISABLED = "disabled"
-    REBOOT = "enabled after a warm reboot"
-    WRONG = "remapped wrongly"
-    UNKNOWN = "unknown: XRT's driver says nothing about it"
+# After them, `resource` lists the ROM and windows that are no BARs of this function.
+_BARS = 6
+_IS_MEMORY = 0x200
 
 
 @dataclass(frozen=True)
 class CardFacts:
-    """One card.
+    """One card: that function of it which programs use.
 
     Parameters
     ----------
     address
         Its place on the bus, like 0000:17:00.1.
+    driver
+        Name of its driver; None without one.
+    driver_version
+        The driver's version; None where it has none.
     shell
-        Name and version of its platform; None without XRT's driver.
+        Name of its platform, versions included; None where XRT's driver knows none.
+    ready
+        Whether XRT's driver lets programs have it.
     peer_to_peer
-        As the driver says.
+        Whether a drive can reach its memory.
     largest_bar_bytes
         Size of the largest window that the bus has into it.
-    behind_iommu
-        Whether addresses on the bus are translated.
+    translation
+        What an IOMMU does with its addresses.
     """
 
     address: str
+    driver: str | None
+    driver_version: str | None
     shell: str | None
+    ready: bool
     peer_to_peer: PeerToPeer
     largest_bar_bytes: int
-    behind_iommu: bool
+    translation: Translation
 
 
 def find_cards(devices: Path = PCI_DEVICES) -> list[CardFacts]:
-    """Return the cards of this machine, those functions of them that programs can use.
+    """Return the cards of this machine.
 
     Parameters
     ----------
@@ -56,56 +64,65 @@ def find_cards(devices: Path = PCI_DEVICES) -> list[CardFacts]:
     """
     if not devices.is_dir():
         return []
-    found = []
-    for device in sorted(devices.iterdir()):
-        if _text(device / "vendor") != _XILINX:
-            continue
-        # The management function has a driver, too, and no part that programs use.
-        user_parts = list(device.glob("rom.u.*"))
-        if not user_parts and (device / "driver").exists() and _driver(device) != "xocl":
-            continue
-        shell = _text(user_parts[0] / "VBNV") if user_parts else None
-        found.append(
-            CardFacts(
-                device.name,
-                shell or None,
-                _peer_to_peer(device),
-                _largest_bar(device),
-                (device / "iommu_group").exists(),
-            )
-        )
-    return found
+    # Functions of one card differ in what follows the dot.
+    slots = groupby(sorted(devices.iterdir()), lambda device: device.name.rpartition(".")[0])
+    return [_facts(device) for _, slot in slots for device in _used_by_programs(list(slot))]
 
 
-def _driver(device: Path) -> str:
-    return (device / "driver").resolve().name
+def _used_by_programs(functions: list[Path]) -> Iterator[Path]:
+    """Yield those functions of one PCI device that programs would use."""
+    users = [one for one in functions if _driver(one) == XRT_DRIVER]
+    # Without XRT's driver nothing tells functions apart, but the management function comes first.
+    others = [
+        one
+        for one in functions
+        if _text(one / "vendor") == _XILINX and _driver(one) != _MANAGEMENT_DRIVER
+    ]
+    yield from users or others[-1:]
 
 
-def _peer_to_peer(device: Path) -> PeerToPeer:
-    """Read the driver's lines `bar:`, `exp_bar:`, `rbar:` and `remap:`, sizes in GiB or bytes."""
-    configs = [_text(part / "config") for part in device.glob("p2p.u.*")]
-    values = {}
-    for line in configs[0].splitlines() if configs else []:
-        name, _, value = line.partition(":")
-        if value.strip().isdigit():
-            values[name.strip()] = int(value)
-    own = values.get("bar")
-    if own is None:
-        return PeerToPeer.UNKNOWN
-    if values.get("rbar", 0) > own:
-        return PeerToPeer.REBOOT
-    if values.get("remap", 0) not in (0, own):
-        return PeerToPeer.WRONG
-    return PeerToPeer.ENABLED if values.get("exp_bar") == own else PeerToPeer.DISABLED
+def _facts(device: Path) -> CardFacts:
+    driver = _driver(device)
+    return CardFacts(
+        address=device.name,
+        driver=driver,
+        # Version and hash of the sources.
+        driver_version=_text(device / "driver" / "module" / "version").partition(",")[0] or None,
+        shell=_part(device, "rom", "VBNV") or None,
+        ready=_text(device / "ready") in ("0x1", "1"),
+        peer_to_peer=(
+            PeerToPeer.of_config(_part(device, "p2p", "config"))
+            if driver == XRT_DRIVER
+            else PeerToPeer(P2PState.UNKNOWN)
+        ),
+        largest_bar_bytes=_largest_bar(_text(device / "resource")),
+        translation=(
+            Translation.of_group(_text(device / "iommu_group" / "type"))
+            if (device / "iommu_group").exists()
+            else Translation.NONE
+        ),
+    )
 
 
-def _largest_bar(device: Path) -> int:
+def _driver(device: Path) -> str | None:
+    link = device / "driver"
+    return link.resolve().name if link.exists() else None
+
+
+def _part(device: Path, part: str, node: str) -> str:
+    """Read a node of a part of XRT's driver; its folder is like rom.u.26624."""
+    folders = sorted(device.glob(f"{part}.*"))
+    return _text(folders[0] / node) if folders else ""
+
+
+def _largest_bar(resource: str) -> int:
+    """Return the size of the largest memory window; lines hold first, last and flags."""
     sizes = [0]
-    for line in _text(device / "resource").splitlines():
-        parts = line.split()
-        if len(parts) == 3:
-            first, last = int(parts[0], 16), int(parts[1], 16)
-            sizes.append(last - first + 1 if last > first else 0)
+    for line in resource.splitlines()[:_BARS]:
+        first, last, flags = (int(number, 16) for number in line.split())
+        # A window that found no room on the bus begins at 0.
+        if first and flags & _IS_MEMORY:
+            sizes.append(last - first + 1)
     return max(sizes)
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from hillinfer.byte_size import format_bytes
 from hillinfer.cold_dir import prepared_cold_dir
 from hillinfer.errors import HillInferError
-from hillinfer.machine.card_findings import card_findings
+from hillinfer.machine.card import find_cards
+from hillinfer.machine.card_findings import card_findings, library_finding
 from hillinfer.machine.drive import DriveFacts
 from hillinfer.machine.finding import Finding, Verdict
 from hillinfer.machine.gpu import visible_gpus
@@ -18,6 +19,8 @@ from hillinfer.machine.memory import MemoryFacts
 from hillinfer.machine.processor import ProcessorFacts
 from hillinfer.machine.tools import optional_tools
 from hillinfer.machine.versions import python_version, run_packages
+from hillinfer.machine.xclbin_findings import xclbin_findings
+from hillinfer.machine.xrt_library import find_xrt_library
 
 _OLDEST_PYTHON = (3, 11)
 _SPEED_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "asimd", "bf16")
@@ -42,7 +45,9 @@ def diagnose(cold_dir: Path | None, xclbin: Path | None = None) -> tuple[Finding
         _drive(cold_dir),
         *_models(),
         *_tools(),
-        *card_findings(xclbin, cold_dir),
+        library_finding(find_xrt_library()),
+        *card_findings(find_cards()),
+        *(xclbin_findings(xclbin, cold_dir) if xclbin is not None else ()),
     )
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib.util
 import shutil
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -32,8 +33,19 @@ class ToolFacts:
 
 _PROGRAMS = (
     ("g++", "g++", "compiling the HLS kernels for C simulation", "apt install g++"),
-    ("Verilator", "verilator", "simulating the RTL", "apt install verilator"),
+    (
+        "Verilator",
+        "verilator",
+        "simulating the RTL, and the emulated card's engine rtl",
+        "pip install 'hillinfer[rtl]'",
+    ),
     ("Icarus Verilog", "iverilog", "the RTL's test benches", "apt install iverilog"),
+    (
+        "protoc",
+        "protoc",
+        "building the emulated card",
+        "make hw_emu in a source tree, or apt install protobuf-compiler libprotobuf-dev",
+    ),
     (
         "Vitis v++",
         "v++",
@@ -46,16 +58,27 @@ _PROGRAMS = (
 def optional_tools() -> tuple[ToolFacts, ...]:
     """Look for every optional tool on the path, and for XRT's Python module."""
     found = [
-        ToolFacts(name, shutil.which(program), purpose, fix)
+        ToolFacts(name, _in_package(program) or shutil.which(program), purpose, fix)
         for name, program, purpose, fix in _PROGRAMS
     ]
     module = importlib.util.find_spec("pyxrt")
     found.append(
         ToolFacts(
             "pyxrt",
-            (module.origin or "built in") if module else None,
-            "the xrt device",
+            # A mere folder of this name has no origin.
+            module.origin if module else None,
+            "the xrt device on a card; an emulated card brings its own",
             "source XRT's setup.sh, which puts pyxrt on PYTHONPATH",
         )
     )
     return tuple(found)
+
+
+def _in_package(program: str) -> str | None:
+    """Return where a Python package has its program, which the hardware rooms take first."""
+    package = importlib.util.find_spec(program)
+    for folder in (package and package.submodule_search_locations) or ():
+        inside = Path(folder) / "bin" / program
+        if inside.is_file():
+            return str(inside)
+    return None

@@ -6,42 +6,15 @@ from dataclasses import replace
 from uuid import UUID
 
 import pytest
+from made_xclbin import BANKS, CONNECTIONS, INSTANCES, PLATFORM, SPEC, make
 
 from hillinfer.devices.xrt.errors import XclbinError
-from hillinfer.devices.xrt.kernel_instance import (
-    Connection,
-    KernelInstance,
-    pack_connections,
-    pack_instances,
-    unpack_connections,
-    unpack_instances,
-)
-from hillinfer.devices.xrt.memory_bank import MemoryBank, MemoryType, pack_banks, unpack_banks
+from hillinfer.devices.xrt.kernel_instance import unpack_connections, unpack_instances
+from hillinfer.devices.xrt.memory_bank import unpack_banks
 from hillinfer.devices.xrt.section_kind import SectionKind
-from hillinfer.devices.xrt.spec_record import check_xclbin, spec_record
+from hillinfer.devices.xrt.spec_record import check_xclbin
 from hillinfer.devices.xrt.xclbin import HW_EMU, Xclbin
 from hillinfer_model.choices import KeyMode
-from hillinfer_model.kernel_spec import KernelSpec
-
-PLATFORM = "xilinx_u2_gen3x4_xdma_gc_2_202110_1"
-SPEC = KernelSpec(64, 3, 3)
-BANKS = [MemoryBank("bank0", MemoryType.DDR4, 4 << 30, 0)]
-INSTANCES = [
-    KernelInstance("score_tokens", "score_tokens_1", 0x1800000),
-    KernelInstance("make_shadow", "make_shadow_1", 0x1810000),
-]
-CONNECTIONS = [Connection(argument, 0, 0) for argument in range(5)]
-
-
-def make(spec=SPEC, platform=PLATFORM):
-    sections = {
-        SectionKind.BITSTREAM: b"bits" * 1001,
-        SectionKind.MEM_TOPOLOGY: pack_banks(BANKS),
-        SectionKind.IP_LAYOUT: pack_instances(INSTANCES),
-        SectionKind.CONNECTIVITY: pack_connections(CONNECTIONS),
-    }
-    sections[SectionKind.USER_METADATA] = spec_record(spec, sections)
-    return Xclbin(platform, UUID(int=77), HW_EMU, sections)
 
 
 def test_what_was_packed_is_read_back():

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `hillinfer doctor` says about an xclbin and the card that it is for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+from hillinfer.byte_size import format_bytes
+from hillinfer.cold_dir import prepared_cold_dir
+from hillinfer.devices.xrt.environment import environment_of
+from hillinfer.devices.xrt.errors import XclbinError
+from hillinfer.devices.xrt.spec_record import check_xclbin, recorded_spec
+from hillinfer.devices.xrt.worker_process import WorkerProcess
+from hillinfer.devices.xrt.xclbin import HW_EMU, Xclbin
+from hillinfer.devices.xrt.xrt_device import P2P_BLOCK_BYTES
+from hillinfer.errors import HillInferError
+from hillinfer.machine.finding import Finding, Verdict
+from hillinfer.machine.read_curve import read_curve
+from hillinfer.storage.cold_file import ColdFile, IOMode, probe_io_mode
+from hillinfer_model.kernel_spec import KernelSpec
+
+_WINDOW_BYTES = 1 << 20
+_START_S = 60.0
+
+
+def xclbin_findings(
+    path: Path, cold_dir: Path | None, load_seconds: float = 120.0
+) -> Iterator[Finding]:
+    """Check an image, load it on its card, and time reads from the drive into the card's memory.
+
+    Parameters
+    ----------
+    path
+        The image.
+    cold_dir
+        Directory on the drive; None for the default one.
+    load_seconds
+        In which the image must be on its card.
+    """
+    try:
+        xclbin = Xclbin.read(path)
+        spec = recorded_spec(xclbin, str(path))
+        check_xclbin(xclbin, spec, xclbin.platform, str(path))
+    except XclbinError as error:
+        yield Finding("xclbin", Verdict.WARNING, "unusable", str(error))
+        return
+    yield Finding(
+        "xclbin", Verdict.OK,
+        f"{spec.key_mode} {spec.rule}, heads of {spec.head_dim}, {spec.kv_heads} KV heads, "
+        f"{spec.group_size} query heads each, for {xclbin.platform}; sections and spec hash "
+        f"{spec.digest().hex()[:16]} as built",
+    )  # fmt: skip
+    yield from _tried(path, xclbin, spec, cold_dir, load_seconds)
+
+
+def _tried(
+    path: Path, xclbin: Xclbin, spec: KernelSpec, cold_dir: Path | None, load_seconds: float
+) -> list[Finding]:
+    """Open the card; no process of it is left when this returns."""
+    name = "xclbin on its card"
+    try:
+        worker = WorkerProcess(environment_of(path), _WINDOW_BYTES, _START_S)
+        with closing(worker):
+            card = worker.ask("open", load_seconds, xclbin=str(path.resolve()), index=0)
+            check_xclbin(xclbin, spec, str(card["name"]), str(path))
+            emulated = " (emulated)" if xclbin.mode == HW_EMU else f" at {card['place']}"
+            memory = format_bytes(int(card["memory_bytes"]))
+            opened = Finding(name, Verdict.OK, f"{card['name']}{emulated}, {memory}")
+            return [opened, _curve(worker, xclbin, cold_dir)]
+    except HillInferError as error:
+        return [Finding(name, Verdict.WARNING, "unusable", str(error))]
+
+
+def _curve(worker: WorkerProcess, xclbin: Xclbin, cold_dir: Path | None) -> Finding:
+    name = "P2P read curve"
+    try:
+        folder = prepared_cold_dir(cold_dir)
+        mode = probe_io_mode(folder)
+        with closing(ColdFile(folder, mode, "a file to time")) as file:
+            points = [
+                f"{format_bytes(point.block_bytes)} {point.bytes_per_second / 1e9:.2f} GB/s"
+                for point in read_curve(worker, file)
+            ]
+    except HillInferError as error:
+        return Finding(name, Verdict.WARNING, "not measured", str(error))
+    found = ", ".join(points)
+    if xclbin.mode == HW_EMU:
+        return Finding(name, Verdict.OK, f"{found} (not a card's: into this machine's memory)")
+    if mode is IOMode.BUFFERED:
+        fix = f"{folder} does not allow direct I/O: choose another directory with --cold-dir"
+        return Finding(name, Verdict.WARNING, f"{found} (through the page cache, no P2P)", fix)
+    return Finding(
+        name, Verdict.OK,
+        f"{found} from {folder} straight into the card's memory, measured now; launches read "
+        f"{format_bytes(P2P_BLOCK_BYTES)} at a time",
+    )  # fmt: skip

