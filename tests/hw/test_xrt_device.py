@@ -20,12 +20,12 @@ from hillinfer.devices.errors import DeviceError
 from hillinfer.devices.golden_scorer import GoldenScorer
 from hillinfer.devices.resident_shadow import ResidentShadow
 from hillinfer.devices.scorer import SegmentShadow
+from hillinfer.devices.xrt.deadlines import Deadlines
 from hillinfer.devices.xrt.errors import XclbinError
 from hillinfer.devices.xrt.open_xrt import open_xrt
 from hillinfer.devices.xrt.section_kind import SectionKind
 from hillinfer.devices.xrt.spec_record import spec_record
 from hillinfer.devices.xrt.xclbin import Xclbin
-from hillinfer.devices.xrt.xrt_device import Deadlines
 from hillinfer.errors import HillInferWarning, SettingsError
 from hillinfer_hw.emulation import Engine, make_surrounding
 from hillinfer_hw.toolchain import MissingToolError
@@ -338,7 +338,9 @@ def test_a_start_script_that_is_missing_is_an_error_in_time(cards, tmp_path, mon
     )
     sections[SectionKind.USER_METADATA] = spec_record(SMALL, sections)
     surrounding = changed(cards(Engine.HLS), tmp_path, replace(own, sections=sections).pack())
-    monkeypatch.setattr("hillinfer.devices.xrt.open_xrt.Deadlines", lambda: Deadlines(load=4.0))
+    monkeypatch.setattr(
+        "hillinfer.devices.xrt.open_xrt.deadlines_of", lambda _: Deadlines(load=4.0)
+    )
     start = time.monotonic()
     with pytest.raises(SettingsError, match="device=xrt: the card could not open"):
         opening(surrounding)

@@ -7,6 +7,7 @@ from uuid import UUID
 
 import pytest
 
+from hillinfer.devices.xrt.deadlines import Deadlines, deadlines_of
 from hillinfer.devices.xrt.errors import XclbinError
 from hillinfer.devices.xrt.kernel_instance import (
     Connection,
@@ -19,7 +20,7 @@ from hillinfer.devices.xrt.kernel_instance import (
 from hillinfer.devices.xrt.memory_bank import MemoryBank, MemoryType, pack_banks, unpack_banks
 from hillinfer.devices.xrt.section_kind import SectionKind
 from hillinfer.devices.xrt.spec_record import check_xclbin, spec_record
-from hillinfer.devices.xrt.xclbin import HW_EMU, Xclbin
+from hillinfer.devices.xrt.xclbin import HARDWARE, HW_EMU, Xclbin
 from hillinfer_model.choices import KeyMode
 from hillinfer_model.kernel_spec import KernelSpec
 
@@ -113,3 +114,11 @@ def test_a_platform_that_does_not_fit_is_refused():
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(XclbinError, match=r"cannot read .*none\.xclbin"):
         Xclbin.read(tmp_path / "none.xclbin")
+
+
+def test_a_simulator_is_waited_for_longer_than_a_card():
+    card, simulator = (deadlines_of(replace(make(), mode=mode)) for mode in (HARDWARE, HW_EMU))
+    assert card == Deadlines(load=120, answer=30, progress=60)
+    assert simulator.load > card.load
+    assert simulator.answer > card.answer
+    assert simulator.progress > card.progress
