@@ -19,8 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from hillinfer_hw.build_cache import BUILD, ROOT
-from hillinfer_hw.emulation import Engine, Surrounding, make_surrounding, xrt_version
+from hillinfer_hw.emulation import Engine, make_surrounding
+from hillinfer_hw.surrounding import Surrounding
 from hillinfer_hw.toolchain import MissingToolError
+from hillinfer_hw.xrt_installation import debian_xrt
 from hillinfer_model.choices import KeyMode, Rule
 from hillinfer_model.presets import PRESETS, preset_spec
 
@@ -65,7 +67,7 @@ def row_of(engine: Engine, surrounding: Surrounding, given: argparse.Namespace) 
         "execution": "hw_emu",
         "engine": engine.value,
         "simulator": "verilator" if engine is Engine.RTL else "g++",
-        "xrt_version": xrt_version(),
+        "xrt_version": debian_xrt().version,
         "kernel_launches": sum(one["launches"] for one in worked),
         "simulated_cycles": sum(one["cycles"] for one in worked),
         "device_scored_tokens": card["device_scored_tokens"],
@@ -110,7 +112,7 @@ def main() -> int:
             f"{row['wall_seconds']} s",
             flush=True,
         )
-    print(f"hw_emu: XRT {xrt_version()}: {given.out}")
+    print(f"hw_emu: XRT {debian_xrt().version}: {given.out}")
     good = all(row["tokens_equal"] and row["device_scored_tokens"] for row in rows)
     return 0 if good else 1
 
