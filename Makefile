@@ -16,6 +16,9 @@ KERNELS ?= hls
 PLATFORM ?= xilinx_u2_gen3x4_xdma_gc_2_202110_1
 FREQUENCY ?= 300
 
+# Who emulates the card of `make hw_emu`: vitis, own, or auto: Vitis where v++ is on PATH.
+EMULATOR ?= auto
+
 QUESTION ?= Which statement makes the listed identifiers be interpreted as globals?
 
 .DEFAULT_GOAL := help
@@ -80,8 +83,10 @@ synth: $(VENV)/installed ## Estimate the area of the RTL with yosys (a minute an
 
 pynq-env: $(BUILD)/pynq-env/installed ## Make the environment of the PYNQ front (63 MB to fetch, once)
 
-hw_emu: model $(BUILD)/xrt-installed ## Generate with HIE scores from an emulated card behind the real XRT
-	PYTHONPATH=tools $(BIN)/python tools/hw_emu.py --out $(BUILD)/reports/hw_emu.json
+hw_emu: model ## Generate with HIE scores from an emulated card behind the real XRT
+	sh tools/install_xrt.sh "$(EMULATOR)"
+	PYTHONPATH=tools $(BIN)/python tools/hw_emu.py --emulator "$(EMULATOR)" \
+		--platform "$(PLATFORM)" --build $(BUILD) --out $(BUILD)/reports/hw_emu.json
 
 bitstream: $(VENV)/installed ## Build an xclbin with Vitis (hours), or print the commands and what is missing
 	PYTHONPATH=tools $(BIN)/python tools/bitstream.py --preset "$(PRESET)" --mode "$(MODE)" \
@@ -104,12 +109,6 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	@touch $@
 
 # The lock's numpy has no wheels for Python 3.13 and newer.
-# XRT and what the emulated card is built with, from Debian's packages.
-$(BUILD)/xrt-installed: tools/install_xrt.sh
-	@mkdir -p $(@D)
-	sh tools/install_xrt.sh
-	@touch $@
-
 $(BUILD)/pynq-env/installed: tools/pynq_env/requirements.txt tools/pynq_env/build-requirements.txt
 	@$(PYNQ_PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' || \
 		{ echo "PYNQ needs Python 3.11 or 3.12: make PYNQ_PYTHON=/path/to/python3.11 ..."; exit 2; }

@@ -54,11 +54,20 @@ def debian_xrt() -> XrtInstallation:
     raise MissingToolError("XRT's hw_emu driver is missing: apt-get install libxrt1 unzip")
 
 
-def sourced_xrt(environment: Mapping[str, str]) -> XrtInstallation | None:
-    """Return the XRT whose `setup.sh` set these variables; None where none did."""
+def sourced_xrt(environment: Mapping[str, str]) -> XrtInstallation:
+    """Return the XRT whose `setup.sh` set these variables.
+
+    Raises
+    ------
+    MissingToolError
+        Where none did.
+    """
     named = environment.get(XRT_VARIABLE)
     if not named:
-        return None
+        raise MissingToolError(
+            f"{XRT_VARIABLE} is not set (the XRT of the Vitis release; source "
+            "/opt/xilinx/xrt/setup.sh)"
+        )
     root = Path(named)
     fix = f"{root} is no whole XRT; install its package again"
     version = _version(root / "version.json")
