@@ -16,15 +16,24 @@ KERNELS ?= hls
 PLATFORM ?= xilinx_u2_gen3x4_xdma_gc_2_202110_1
 FREQUENCY ?= 300
 
+# Who emulates the card of `make hw_emu`: vitis, own, or auto: Vitis where v++ is on PATH.
+EMULATOR ?= auto
+
 QUESTION ?= Which statement makes the listed identifiers be interpreted as globals?
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model run test test-kernels test-fast lint format quality pools faults space csim cocotb formal synth hw_emu bitstream pynq-env doctor clean
+.PHONY: help setup pyxrt xrt model run test test-kernels test-fast lint format quality pools faults space csim cocotb formal synth hw_emu bitstream pynq-env doctor clean
 
 help: ## List every target
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: $(VENV)/installed ## Make the virtual environment with the tested versions
+setup: pyxrt ## Make the virtual environment with the tested versions
+
+pyxrt: $(VENV)/installed ## Build the module pyxrt where XRT has headers and no module of its own
+	PYTHONPATH=tools $(BIN)/python tools/build_pyxrt.py
+
+xrt: ## Install XRT and what the emulated card is built with, from Debian's packages
+	sh tools/install_xrt.sh own
 
 model: $(VENV)/installed ## Fetch the real model of the examples and tests (93 MB, once)
 	$(BIN)/hillinfer fetch
@@ -33,10 +42,10 @@ run: model $(BUILD)/document.txt ## Answer a question over a long text with a qu
 	$(BIN)/hillinfer generate --prompt-file $(BUILD)/document.txt --question "$(QUESTION)" \
 		--max-new-tokens 96 --alpha 0.1 --shadow int4 --dram-budget 25% --report $(BUILD)/reports/run.json
 
-test: model lint $(if $(CI),pynq-env) ## Run the test suite, all but the long tests of the kernels
+test: model lint $(if $(CI),xrt pynq-env) ## Run the test suite, all but the long tests of the kernels
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadgroup -m "not kernels"
 
-test-kernels: model $(if $(CI),pynq-env) ## Compile, simulate and prove kernels (an hour of two cores)
+test-kernels: model $(if $(CI),xrt pynq-env) ## Compile, simulate and prove kernels (an hour of two cores)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadgroup -m kernels
 
 test-fast: $(VENV)/installed ## Run the tests that need no real model
@@ -80,8 +89,10 @@ synth: $(VENV)/installed ## Estimate the area of the RTL with yosys (a minute an
 
 pynq-env: $(BUILD)/pynq-env/installed ## Make the environment of the PYNQ front (63 MB to fetch, once)
 
-hw_emu: model $(BUILD)/xrt-installed ## Generate with HIE scores from an emulated card behind the real XRT
-	PYTHONPATH=tools $(BIN)/python tools/hw_emu.py --out $(BUILD)/reports/hw_emu.json
+hw_emu: model ## Generate with HIE scores from an emulated card behind the real XRT
+	sh tools/install_xrt.sh "$(EMULATOR)"
+	PYTHONPATH=tools $(BIN)/python tools/hw_emu.py --emulator "$(EMULATOR)" \
+		--platform "$(PLATFORM)" --build $(BUILD) --out $(BUILD)/reports/hw_emu.json
 
 bitstream: $(VENV)/installed ## Build an xclbin with Vitis (hours), or print the commands and what is missing
 	PYTHONPATH=tools $(BIN)/python tools/bitstream.py --preset "$(PRESET)" --mode "$(MODE)" \
@@ -104,12 +115,6 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	@touch $@
 
 # The lock's numpy has no wheels for Python 3.13 and newer.
-# XRT and what the emulated card is built with, from Debian's packages.
-$(BUILD)/xrt-installed: tools/install_xrt.sh
-	@mkdir -p $(@D)
-	sh tools/install_xrt.sh
-	@touch $@
-
 $(BUILD)/pynq-env/installed: tools/pynq_env/requirements.txt tools/pynq_env/build-requirements.txt
 	@$(PYNQ_PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' || \
 		{ echo "PYNQ needs Python 3.11 or 3.12: make PYNQ_PYTHON=/path/to/python3.11 ..."; exit 2; }

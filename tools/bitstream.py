@@ -11,18 +11,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from hillinfer.devices.xrt.errors import XclbinError
-from hillinfer.devices.xrt.spec_record import check_xclbin, spec_record
-from hillinfer.devices.xrt.xclbin import Xclbin
-from hillinfer_hw.bitstream_evidence import collect_evidence
-from hillinfer_hw.bitstream_manifest import manifest, publish
 from hillinfer_hw.build_cache import BUILD, ROOT
 from hillinfer_hw.emulation_image import PLATFORM
 from hillinfer_hw.kernel_xml import CLOCK_MHZ
@@ -30,16 +25,15 @@ from hillinfer_hw.vitis_build import KernelSource, Target, VitisBuild, VitisBuil
 from hillinfer_hw.vitis_flow import (
     RECORD,
     Step,
-    finished_xclbin,
     flow_steps,
     output_folders,
-    packaged_xclbin,
     programs,
     record_step,
 )
-from hillinfer_hw.vitis_run import BuildFailedError, run_step, run_steps
+from hillinfer_hw.vitis_run import BuildFailedError, run_steps
 from hillinfer_hw.vitis_sources import write_sources
-from hillinfer_hw.vitis_tools import find_platform, missing, tool_versions
+from hillinfer_hw.vitis_tools import missing
+from hillinfer_hw.vitis_xclbin import finish, named_build, render_anew
 from hillinfer_model.choices import KeyMode, Rule
 from hillinfer_model.kernel_spec import KernelSpec, ProductStyle
 from hillinfer_model.presets import PRESETS, preset_spec
@@ -54,10 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         build = _build(given)
         absent = missing(programs(build), given.platform)
         if not given.finish:
-            if not absent:
-                # What an earlier build left must not be taken for a result of this one.
-                shutil.rmtree(build.folder, ignore_errors=True)
-            write_sources(build)
+            # Without the tools, sources are rendered to be read, over what an earlier build left.
+            (write_sources if absent else render_anew)(build)
     except (ValueError, OSError) as error:
         # HardwareSpecError and VitisBuildError are ValueErrors.
         print(f"bitstream: {error}", file=sys.stderr)
@@ -69,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if not given.finish:
             run_steps(steps, build.folder, sys.stdout)
-        finish(build, steps, given.out)
+        finish(build, given.out, sys.stdout)
     except (BuildFailedError, XclbinError, OSError) as error:
         print(f"bitstream: {build.name} failed: {error}", file=sys.stderr)
         return 1
@@ -79,48 +71,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def finish(build: VitisBuild, steps: Sequence[Step], out: Path) -> None:
-    """Check a linked and packaged build, add its spec to the xclbin, and publish it.
-
-    Raises
-    ------
-    BuildFailedError
-        Where the reports say that the xclbin is no use.
-    XclbinError
-        Where the result is not what the host accepts.
-    """
-    evidence = collect_evidence(build)
-    packaged = Xclbin.read(build.folder / packaged_xclbin(build))
-    (build.folder / RECORD).write_bytes(spec_record(build.spec, packaged.sections))
-    last = record_step(build)
-    run_step(last, build.folder, sys.stdout)
-    path = build.folder / finished_xclbin(build)
-    check_xclbin(Xclbin.read(path), build.spec, build.platform_name, str(path))
-    content = manifest(build, evidence, tool_versions(programs(build)), [*steps, last])
-    for warning in evidence.warnings:
-        print(f"warning: {warning}")
-    for file in publish(build, content, out):
-        print(f"bitstream: {file}")
-
-
 def _build(given: argparse.Namespace) -> VitisBuild:
     if given.spec is None:
         spec = preset_spec(given.preset, KeyMode(given.mode), Rule(given.rule))
         stem = f"{given.preset}-{given.mode}-{given.rule}"
     else:
         spec, stem = _read_spec(given.spec), given.spec.stem
-    name = f"{stem}-{given.kernels}" + ("" if given.target == Target.HW else f"-{given.target}")
-    build = VitisBuild(
-        name,
+    return named_build(
+        stem,
         spec,
         KernelSource(given.kernels),
         Target(given.target),
         given.platform,
         given.frequency,
-        (given.build / name).resolve(),
+        given.build,
     )
-    found = find_platform(given.platform)
-    return build if found is None else replace(build, platform=str(found))
 
 
 def _read_spec(path: Path) -> KernelSpec:

@@ -1,122 +1,111 @@
 # SPDX-License-Identifier: Apache-2.0
 """Generate with a real model whose tokens are scored behind the real XRT, on an emulated card.
 
-Runs `hillinfer generate` twice, on the plain drive and with `--device xrt`, compares the tokens and
-writes build/reports/hw_emu.json. Ends with 1 where a token differs or the card scored nothing, with
-2 where a tool is missing.
+Where Vitis is on PATH, it builds and emulates the card, else this project's own program does.
+`hillinfer generate` runs twice, on the plain drive and with `--device xrt`; the tokens are compared
+and build/reports/hw_emu.json is written. Ends with 1 where a token differs, the card scored nothing
+or a tool fails, with 2 where a tool is missing or a setting is wrong.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
-import tempfile
-import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from hillinfer_hw.build_cache import BUILD, ROOT
-from hillinfer_hw.emulation import Engine, Surrounding, make_surrounding, xrt_version
+from hillinfer.devices.xrt.errors import XclbinError
+from hillinfer_hw.build_cache import BUILD
+from hillinfer_hw.emulation import Engine
+from hillinfer_hw.emulation_image import PLATFORM
+from hillinfer_hw.emulator import Emulator, EmulatorName, usual_emulator
+from hillinfer_hw.generation_setting import GenerationSetting
+from hillinfer_hw.hw_emu_report import hw_emu_report, shown_row
+from hillinfer_hw.hw_emu_run import Run, compared_row, run_command
+from hillinfer_hw.own_emulator import OwnEmulator
 from hillinfer_hw.toolchain import MissingToolError
+from hillinfer_hw.vitis_emulator import VitisEmulator
 from hillinfer_model.choices import KeyMode, Rule
-from hillinfer_model.presets import PRESETS, preset_spec
 
 MODEL = "smollm2-135m"
-QUESTION = "What does the text say?"
-ALPHA = 0.1
+CANNOT_START = 2
+_AUTO = "auto"
 
 
-def generate(folder: Path, device: str, given: argparse.Namespace, *more: str) -> dict[str, Any]:
-    """Run `hillinfer generate` and return its report."""
-    report = folder / f"{device}.json"
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    document = folder / "document.txt"
-    document.write_text(text[: given.characters], encoding="utf-8")
-    command = [
-        *(sys.executable, "-c", "from hillinfer.cli.main import main; main()", "generate"),
-        *("--prompt-file", str(document), "--question", QUESTION, "--alpha", str(ALPHA)),
-        *("--shadow", given.mode, "--rule", given.rule, "--dram-budget", "200%"),
-        *("--max-new-tokens", str(given.new_tokens), "--report", str(report)),
-        *("--device", device, *more),
-    ]
-    environment = os.environ | {"HILLINFER_EMULATION_LOG": str(folder / "card.log")}
-    subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
-    content: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))
-    return content
+def main(argv: Sequence[str] | None = None, run: Run = run_command) -> int:
+    """Generate with the cards of all engines and write the report.
+
+    Parameters
+    ----------
+    argv
+        Options; the process' own without them.
+    run
+        Runs `hillinfer generate`.
+    """
+    given = _parser().parse_args(argv)
+    setting = GenerationSetting(
+        MODEL, KeyMode(given.mode), Rule(given.rule), given.new_tokens, given.characters
+    )
+    try:
+        return _generate(_emulator(given), setting, [*map(Engine, given.engine)], given.out, run)
+    except MissingToolError as error:
+        print(f"hw_emu: {error}", file=sys.stderr)
+        return CANNOT_START
+    except (XclbinError, RuntimeError, OSError) as error:
+        # BuildFailedError is a RuntimeError.
+        print(f"hw_emu: failed: {error}", file=sys.stderr)
+        return 1
+    except ValueError as error:
+        # HardwareSpecError and VitisBuildError are ValueErrors.
+        print(f"hw_emu: {error}", file=sys.stderr)
+        return CANNOT_START
+    except KeyboardInterrupt:
+        print("hw_emu: interrupted", file=sys.stderr)
+        return 1
 
 
-def row_of(engine: Engine, surrounding: Surrounding, given: argparse.Namespace) -> dict[str, Any]:
-    """Generate with and without the card and compare."""
-    with tempfile.TemporaryDirectory(prefix="hillinfer-hw-emu-") as name:
-        folder = Path(name)
-        start = time.monotonic()
-        card = generate(folder, "xrt", given, "--xclbin", str(surrounding.xclbin))
-        seconds = time.monotonic() - start
-        plain = generate(folder, "nvme", given)
-        lines = (folder / "card.log").read_text(encoding="utf-8").splitlines()
-    worked = [json.loads(line) for line in lines]
-    return {
-        "preset": MODEL,
-        "mode": given.mode,
-        "rule": given.rule,
-        "execution": "hw_emu",
-        "engine": engine.value,
-        "simulator": "verilator" if engine is Engine.RTL else "g++",
-        "xrt_version": xrt_version(),
-        "kernel_launches": sum(one["launches"] for one in worked),
-        "simulated_cycles": sum(one["cycles"] for one in worked),
-        "device_scored_tokens": card["device_scored_tokens"],
-        "scored_tokens": card["scored_tokens"],
-        "prompt_tokens": card["prompt_tokens"],
-        "new_tokens": card["new_tokens"],
-        "tokens_equal": _tokens(card) == _tokens(plain),
-        "wall_seconds": round(seconds, 1),
-    }
+def _generate(
+    emulator: Emulator, setting: GenerationSetting, engines: Sequence[Engine], out: Path, run: Run
+) -> int:
+    emulator.check(setting, engines)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    rows = []
+    for engine in engines:
+        rows.append(compared_row(setting, engine, emulator.card(setting, engine), run))
+        report = hw_emu_report(emulator, rows)
+        out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        print(shown_row(rows[-1]), flush=True)
+    print(f"{emulator.label}: XRT {rows[0]['xrt_version']}: {out}")
+    return 0 if all(row["tokens_equal"] and row["device_scored_tokens"] for row in rows) else 1
 
 
-def main() -> int:
-    """Run both engines and write the report."""
+def _emulator(given: argparse.Namespace) -> Emulator:
+    name = usual_emulator() if given.emulator == _AUTO else EmulatorName(given.emulator)
+    if name is EmulatorName.VITIS:
+        return VitisEmulator(given.build, given.platform)
+    return OwnEmulator(given.build)
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--engine", nargs="+", choices=list(Engine), default=list(Engine))
+    parser.add_argument(
+        "--emulator",
+        choices=[_AUTO, *EmulatorName],
+        default=_AUTO,
+        help="auto: vitis where v++ is on PATH, else own",
+    )
     parser.add_argument("--mode", choices=["int8", "int4", "int2"], default="int4")
     parser.add_argument("--rule", choices=list(Rule), default=Rule.WEIGHT_SUM.value)
     parser.add_argument("--new-tokens", type=int, default=4)
     parser.add_argument("--characters", type=int, default=1500, help="of the document")
+    parser.add_argument(
+        "--platform", default=PLATFORM, help="for Vitis: a name, or the path of an .xpfm"
+    )
+    parser.add_argument("--build", type=Path, default=BUILD, help="where cards are built")
     parser.add_argument("--out", type=Path, default=BUILD / "reports" / "hw_emu.json")
-    given = parser.parse_args()
-    assert MODEL in PRESETS
-    spec = preset_spec(MODEL, KeyMode(given.mode), Rule(given.rule))
-    rows: list[dict[str, Any]] = []
-    given.out.parent.mkdir(parents=True, exist_ok=True)
-    for engine in map(Engine, given.engine):
-        folder = BUILD / "hw_emu" / f"{MODEL}-{given.mode}-{given.rule}-{engine}"
-        try:
-            surrounding = make_surrounding(spec, engine, folder)
-        except MissingToolError as error:
-            print(f"hw_emu: {error}", file=sys.stderr)
-            return 2
-        row = row_of(engine, surrounding, given)
-        rows.append(row)
-        report = {"label": "hw_emu (real XRT, emulated card)", "rows": rows}
-        given.out.write_text(json.dumps(report, indent=1) + "\n")
-        print(
-            f"{engine}: {row['prompt_tokens']} prompt and {row['new_tokens']} new tokens, "
-            f"{row['kernel_launches']} launches, {row['simulated_cycles']} cycles, "
-            f"{row['device_scored_tokens']} of {row['scored_tokens']} tokens scored by the card, "
-            f"tokens {'equal' if row['tokens_equal'] else 'DIFFER'}, "
-            f"{row['wall_seconds']} s",
-            flush=True,
-        )
-    print(f"hw_emu: XRT {xrt_version()}: {given.out}")
-    good = all(row["tokens_equal"] and row["device_scored_tokens"] for row in rows)
-    return 0 if good else 1
-
-
-def _tokens(report: dict[str, Any]) -> list[list[int]]:
-    return [answer["token_ids"] for answer in report["answers"]]
+    return parser
 
 
 if __name__ == "__main__":

@@ -2,7 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 # Installs XRT and what the emulated card is built with from Debian's packages, where they are
 # missing. Needs root, or sudo without a question; else it says what to install.
+# Usage: install_xrt.sh [auto|vitis|own], as hw_emu.py --emulator. Vitis has an XRT of its own.
 set -eu
+emulator=${1:-auto}
+if [ "$emulator" = auto ] && command -v v++ >/dev/null; then
+    emulator=vitis
+fi
+if [ "$emulator" = vitis ]; then
+    echo "hw_emu is Vitis' own, with the XRT of XILINX_XRT (${XILINX_XRT:-not set}): no packages needed"
+    exit 0
+fi
 packages="libxrt1 libxrt-dev unzip uuid-dev libprotobuf-dev protobuf-compiler g++"
 missing=""
 for package in $packages; do

@@ -2,7 +2,6 @@
 """The Vitis flow from end to end, with programs in place of Vitis that check their arguments."""
 
 import hashlib
-import importlib.util
 import json
 import shlex
 import shutil
@@ -14,6 +13,8 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("jinja2", reason="rendering needs jinja2: pip install jinja2")
+
+from vitis_place import VitisPlace, tool_main
 
 from hillinfer.devices.xrt.errors import XclbinError
 from hillinfer.devices.xrt.spec_record import check_xclbin
@@ -41,48 +42,21 @@ NAME = "smollm2-135m-int4-weight_sum-hls"
 SPEC = preset_spec("smollm2-135m", KeyMode.INT4, Rule.WEIGHT_SUM)
 
 
-def tool_main():
-    described = importlib.util.spec_from_file_location("bitstream", ROOT / "tools/bitstream.py")
-    module = importlib.util.module_from_spec(described)
-    described.loader.exec_module(module)
-    return module.main
-
-
-class Place:
-    """A folder with stand-ins on PATH, a platform, and places to build and to publish."""
+class Place(VitisPlace):
+    """With folders to build in and to publish to."""
 
     def __init__(self, folder, monkeypatch):
+        super().__init__(folder, monkeypatch)
         self.build, self.out = folder / "build", folder / "bitstreams"
-        self.record = folder / "record.jsonl"
-        platform = folder / "platforms" / PLATFORM
-        platform.mkdir(parents=True)
-        (platform / f"{PLATFORM}.xpfm").write_text("<sdx:platform/>\n")
-        self.platform = platform / f"{PLATFORM}.xpfm"
-        self.programs = folder / "programs"
-        self.programs.mkdir()
-        standin = Path(__file__).with_name("vitis_standin.py")
-        for tool in ("v++", "vivado", "emconfigutil", "xclbinutil"):
-            script = self.programs / tool
-            line = shlex.join([sys.executable, str(standin), tool])
-            script.write_text(f'#!/bin/sh\nexec {line} "$@"\n')
-            script.chmod(0o755)
-        rooms = ":".join(str(ROOT / room) for room in ("sw_model", "host", "tools"))
-        monkeypatch.setenv("PATH", f"{self.programs}:/usr/bin:/bin")
-        monkeypatch.setenv("PYTHONPATH", rooms)
-        monkeypatch.setenv("PLATFORM_REPO_PATHS", f"/nowhere:{platform.parent}")
-        monkeypatch.setenv("STANDIN_RECORD", str(self.record))
-        monkeypatch.delenv("XILINX_VITIS", raising=False)
-        self.monkeypatch = monkeypatch
 
     def run(self, *options, fault=""):
         self.monkeypatch.setenv("STANDIN_FAULT", fault)
-        return tool_main()(["--build", str(self.build), "--out", str(self.out), *options])
+        return tool_main("bitstream")(
+            ["--build", str(self.build), "--out", str(self.out), *options]
+        )
 
     def published(self):
         return sorted(path.name for path in self.out.iterdir()) if self.out.is_dir() else []
-
-    def calls(self):
-        return [json.loads(line) for line in self.record.read_text().splitlines()]
 
     def manifest(self, name=NAME):
         return json.loads((self.out / f"{name}.json").read_text())

@@ -24,13 +24,13 @@ from hillinfer.devices.errors import DeviceError
 from hillinfer.devices.golden_scorer import GoldenScorer
 from hillinfer.devices.resident_shadow import ResidentShadow
 from hillinfer.devices.scorer import SegmentShadow
+from hillinfer.devices.xrt.deadlines import Deadlines
 from hillinfer.devices.xrt.errors import XclbinError
 from hillinfer.devices.xrt.open_xrt import open_xrt
 from hillinfer.devices.xrt.section_kind import SectionKind
 from hillinfer.devices.xrt.spec_record import spec_record
 from hillinfer.devices.xrt.worker_process import WorkerProcess
 from hillinfer.devices.xrt.xclbin import Xclbin
-from hillinfer.devices.xrt.xrt_device import Deadlines
 from hillinfer.errors import HillInferWarning, SettingsError
 from hillinfer_hw.emulation import Engine
 from hillinfer_hw.emulation_image import emulation_image
@@ -353,7 +353,9 @@ time.sleep(600)
 @pytest.mark.parametrize("script", [None, "#!/bin/sh\nexit 1\n", GARBAGE])
 def test_a_card_that_does_not_come_up_is_an_error_in_time(cards, tmp_path, monkeypatch, script):
     surrounding = with_start_script(cards(Engine.HLS), tmp_path, script)
-    monkeypatch.setattr("hillinfer.devices.xrt.open_xrt.Deadlines", lambda: Deadlines(load=4.0))
+    monkeypatch.setattr(
+        "hillinfer.devices.xrt.open_xrt.deadlines_of", lambda *_: Deadlines(load=4.0)
+    )
     folders = []
 
     class Seen(WorkerProcess):

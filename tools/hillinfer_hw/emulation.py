@@ -3,27 +3,25 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import shutil
-import subprocess
-import sysconfig
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from hillinfer.devices.xrt.environment import ENVIRONMENT_FILE
 from hillinfer_hw.build_cache import ROOT, cached
 from hillinfer_hw.csim_build import Scheduling, build_kernel
 from hillinfer_hw.emulation_image import DDR_BYTES, PLATFORM, emulation_image, kernel_instances
 from hillinfer_hw.rtl_files import arguments, render_rtl
+from hillinfer_hw.run_tool import run_tool
+from hillinfer_hw.surrounding import Surrounding, write_environment
 from hillinfer_hw.toolchain import MissingToolError, find_compiler
 from hillinfer_hw.verilate import build
+from hillinfer_hw.xrt_binding import find_binding
+from hillinfer_hw.xrt_installation import debian_xrt
 from hillinfer_model.kernel_spec import KernelSpec
 
 EMULATION = ROOT / "hw" / "emulation"
 HARNESS = ROOT / "hw" / "testbench" / "harness.h"
-XRT_HEADERS = Path("/usr/include/xrt")
 # XRT 2.13 as Debian ships it frees a reply buffer that it has not enlarged: no reply may be larger
 # than the first message, so the first message is made large.
 PACKET_BYTES = 131_072
@@ -46,25 +44,6 @@ class Engine(StrEnum):
     HLS = "hls"
 
 
-@dataclass(frozen=True)
-class Surrounding:
-    """What a process needs to find the emulated card.
-
-    Parameters
-    ----------
-    folder
-        Holds everything the variables point to.
-    xclbin
-        To be loaded.
-    environment
-        Variables to set.
-    """
-
-    folder: Path
-    xclbin: Path
-    environment: dict[str, str]
-
-
 def build_device_process() -> Path:
     """Return the program that plays the card, built once.
 
@@ -81,8 +60,10 @@ def build_device_process() -> Path:
     sources = sorted(p for p in EMULATION.iterdir() if p.suffix in (".cpp", ".h", ".proto"))
 
     def make(folder: Path) -> None:
-        _run(["protoc", f"--cpp_out={folder}", f"-I{EMULATION}", str(EMULATION / "calls.proto")])
-        _run(
+        run_tool(
+            ["protoc", f"--cpp_out={folder}", f"-I{EMULATION}", str(EMULATION / "calls.proto")]
+        )
+        run_tool(
             [
                 *(compiler, "-std=c++17", "-O1", "-Wall", "-Wextra", f"-I{folder}"),
                 *(f"-I{EMULATION}", *map(str, sorted(EMULATION.glob("*.cpp")))),
@@ -101,54 +82,11 @@ def build_short_sleep() -> Path:
 
     def make(folder: Path) -> None:
         library = str(folder / "short_sleep.so")
-        _run([find_compiler(), "-x", "c", "-O1", "-shared", "-fPIC", str(source), "-o", library])
-
-    return cached("hw_emu-sleep", [source.read_bytes()], make) / "short_sleep.so"
-
-
-def build_binding() -> Path:
-    """Return the folder of a module pyxrt for this interpreter, built once.
-
-    Raises
-    ------
-    MissingToolError
-        Without XRT's headers or pybind11.
-    """
-    source = ROOT / "tools" / "pyxrt_binding" / "pyxrt.cpp"
-    if not (XRT_HEADERS / "xrt" / "xrt_kernel.h").is_file():
-        raise MissingToolError("XRT's headers are missing: apt-get install libxrt-dev uuid-dev")
-    if importlib.util.find_spec("pybind11") is None:
-        raise MissingToolError("pybind11 is missing: pip install pybind11")
-    import pybind11
-
-    suffix = str(sysconfig.get_config_var("EXT_SUFFIX"))
-    python = sysconfig.get_path("include")
-
-    def make(folder: Path) -> None:
-        _run(
-            [
-                *(find_compiler(), "-O1", "-std=c++17", "-shared", "-fPIC", "-fvisibility=hidden"),
-                *(f"-I{pybind11.get_include()}", f"-I{python}", f"-I{XRT_HEADERS}", str(source)),
-                *("-o", str(folder / f"pyxrt{suffix}"), "-lxrt_coreutil", "-luuid", "-pthread"),
-            ]
+        run_tool(
+            [find_compiler(), "-x", "c", "-O1", "-shared", "-fPIC", str(source), "-o", library]
         )
 
-    contents = [source.read_bytes(), suffix.encode(), pybind11.__version__.encode()]
-    return cached("pyxrt", contents, make)
-
-
-def xrt_version() -> str:
-    """Return the version of the XRT library that the emulated card's driver belongs to."""
-    target = (find_xrt() / "libxrt_hwemu.so.2").resolve().name
-    return target.removeprefix("libxrt_hwemu.so.")
-
-
-def find_binding() -> Path:
-    """Return the folder of a module pyxrt: XRT's own where it has one, else ours, built once."""
-    found = importlib.util.find_spec("pyxrt")
-    if found is not None and found.origin is not None:
-        return Path(found.origin).parent
-    return build_binding()
+    return cached("hw_emu-sleep", [source.read_bytes()], make) / "short_sleep.so"
 
 
 def device_config(spec: KernelSpec, engine: Engine) -> str:
@@ -173,7 +111,7 @@ def make_surrounding(spec: KernelSpec, engine: Engine, folder: Path) -> Surround
     MissingToolError
         Without XRT or what the device process is built with.
     """
-    libraries = find_xrt()
+    xrt = debian_xrt()
     if " " in str(folder):
         raise ValueError(f"XRT's driver cannot work in {folder}: its path has a space")
     device = build_device_process()
@@ -183,7 +121,7 @@ def make_surrounding(spec: KernelSpec, engine: Engine, folder: Path) -> Surround
     for name, target in _LINKS.items():
         link = prefix / name
         link.unlink(missing_ok=True)
-        link.symlink_to(libraries / target)
+        link.symlink_to(xrt.libraries / target)
     (prefix.parent / "version.json").write_text('{"BUILD_VERSION": "2.13.466"}\n')
     (folder / "emconfig.json").write_text(json.dumps(_emconfig(), indent=1) + "\n")
     (folder / "xrt.ini").write_text(
@@ -207,24 +145,9 @@ def make_surrounding(spec: KernelSpec, engine: Engine, folder: Path) -> Surround
         "SDACCEL_EM_RUN_DIR": str(runs),
         "LD_PRELOAD": str(build_short_sleep()),
     }
-    # For the host's worker, which imports pyxrt.
-    lead = environment | {"PYTHONPATH": str(find_binding())}
-    (folder / ENVIRONMENT_FILE).write_text(json.dumps(lead, indent=1) + "\n")
-    return Surrounding(folder, xclbin, environment)
-
-
-def find_xrt() -> Path:
-    """Return the folder of XRT's libraries.
-
-    Raises
-    ------
-    MissingToolError
-        Without the driver for hw_emu.
-    """
-    for folder in sorted(Path("/usr/lib").glob("*-linux-gnu")):
-        if (folder / "libxrt_hwemu.so.2").exists():
-            return folder
-    raise MissingToolError("XRT's hw_emu driver is missing: apt-get install libxrt1 unzip")
+    made = Surrounding(folder, xclbin, environment)
+    write_environment(made, find_binding(xrt))
+    return made
 
 
 def _emconfig() -> dict[str, object]:
@@ -249,9 +172,3 @@ def _emconfig() -> dict[str, object]:
             "Boards": [{"NumBoards": "1", "Devices": [device]}],
         },
     }
-
-
-def _run(command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{command[0]} failed:\n{done.stdout}{done.stderr}"[:8000])

@@ -11,9 +11,10 @@ from pathlib import Path
 
 from hillinfer.devices.pynq.card import Card
 from hillinfer.devices.pynq.execution import PynqExecution
-from hillinfer_hw.emulation import Engine, build_device_process, find_xrt, make_surrounding
+from hillinfer_hw.emulation import Engine, build_device_process, make_surrounding
 from hillinfer_hw.emulation_image import PLATFORM
 from hillinfer_hw.toolchain import find_pynq_python
+from hillinfer_hw.xrt_installation import debian_xrt
 from hillinfer_model.kernel_spec import KernelSpec
 
 
@@ -28,7 +29,7 @@ def emulated_pynq(engine: Engine) -> PynqExecution:
         Without the front's environment, XRT, or what the device process is built with.
     """
     python = find_pynq_python()
-    find_xrt()
+    debian_xrt()
     build_device_process()
     folder = Path(tempfile.mkdtemp(prefix="hillinfer-cards-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)

@@ -11,6 +11,8 @@ from hillinfer_hw.vitis_build import KernelSource, Target, VitisBuild
 from hillinfer_hw.vitis_sources import LINK_CONFIG, compile_config, hls_names, rtl_names
 
 RECORD = "spec_record.json"
+# The name that XRT looks for.
+EMULATION_CONFIG = "emconfig.json"
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ def flow_steps(build: VitisBuild) -> list[Step]:
     steps += [_link_step(build), _package_step(build)]
     if build.target is Target.HW_EMU:
         command = ("emconfigutil", "--platform", build.platform, "--od", ".")
-        steps.append(Step("emconfig", command, (), ("emconfig.json",)))
+        steps.append(Step("emconfig", command, (), (EMULATION_CONFIG,)))
     return steps
 
 

@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 PLATFORM_PATHS = "PLATFORM_REPO_PATHS"
+_COMPILER = "v++"
 _USUAL_PLATFORMS = Path("/opt/xilinx/platforms")
 _WHERE_FROM = {
-    "v++": "the compiler of Vitis; source settings64.sh of Vitis 2021.2 to 2022.2",
+    _COMPILER: "the compiler of Vitis; source settings64.sh of Vitis 2021.2 to 2022.2",
     "vivado": "comes with Vitis; source settings64.sh",
     "emconfigutil": "comes with Vitis; source settings64.sh",
     "xclbinutil": "comes with Vitis and with XRT; source /opt/xilinx/xrt/setup.sh",
@@ -21,6 +22,11 @@ _WHERE_FROM = {
 _VERSION_OPTION = {"vivado": "-version", "xclbinutil": "--version"}
 _VERSION = re.compile(r"v?\d+\.\d+")
 _VERSION_SECONDS = 120
+
+
+def vitis_is_there() -> bool:
+    """Return whether Vitis' compiler is on PATH; `missing` says what else it needs."""
+    return shutil.which(_COMPILER) is not None
 
 
 def find_platform(platform: str, environment: Mapping[str, str] | None = None) -> Path | None:

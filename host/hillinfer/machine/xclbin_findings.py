@@ -14,7 +14,6 @@ from hillinfer.devices.xrt.errors import XclbinError
 from hillinfer.devices.xrt.spec_record import check_xclbin, recorded_spec
 from hillinfer.devices.xrt.worker_process import WorkerProcess
 from hillinfer.devices.xrt.xclbin import HW_EMU, Xclbin
-from hillinfer.devices.xrt.xrt_device import P2P_BLOCK_BYTES
 from hillinfer.errors import HillInferError
 from hillinfer.machine.finding import Finding, Verdict
 from hillinfer.machine.read_curve import read_curve
@@ -93,6 +92,6 @@ def _curve(worker: WorkerProcess, xclbin: Xclbin, cold_dir: Path | None) -> Find
         return Finding(name, Verdict.WARNING, f"{found} (through the page cache, no P2P)", fix)
     return Finding(
         name, Verdict.OK,
-        f"{found} from {folder} straight into the card's memory, measured now; launches read "
-        f"{format_bytes(P2P_BLOCK_BYTES)} at a time",
+        f"{found} from {folder} straight into the card's memory, measured now; a run measures "
+        "its own reads and goes on with the best size",
     )  # fmt: skip

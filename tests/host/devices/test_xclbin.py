@@ -8,12 +8,13 @@ from uuid import UUID
 import pytest
 from made_xclbin import BANKS, CONNECTIONS, INSTANCES, PLATFORM, SPEC, make
 
+from hillinfer.devices.xrt.deadlines import Deadlines, deadlines_of
 from hillinfer.devices.xrt.errors import XclbinError
 from hillinfer.devices.xrt.kernel_instance import unpack_connections, unpack_instances
 from hillinfer.devices.xrt.memory_bank import unpack_banks
 from hillinfer.devices.xrt.section_kind import SectionKind
 from hillinfer.devices.xrt.spec_record import check_xclbin
-from hillinfer.devices.xrt.xclbin import HW_EMU, Xclbin
+from hillinfer.devices.xrt.xclbin import HARDWARE, HW_EMU, Xclbin
 from hillinfer_model.choices import KeyMode
 
 
@@ -86,3 +87,14 @@ def test_a_platform_that_does_not_fit_is_refused():
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(XclbinError, match=r"cannot read .*none\.xclbin"):
         Xclbin.read(tmp_path / "none.xclbin")
+
+
+def test_vitis_simulator_is_waited_for_longer_than_a_card():
+    card, emulated = (replace(make(), mode=mode) for mode in (HARDWARE, HW_EMU))
+    vitis = {"XILINX_VITIS": "/opt/vitis"}
+    for usual in ((card, {}), (card, vitis), (emulated, {})):
+        assert deadlines_of(*usual) == Deadlines(load=120, answer=30, progress=60)
+    simulator = deadlines_of(emulated, vitis)
+    assert simulator.load > 120
+    assert simulator.answer > 30
+    assert simulator.progress > 60

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 from hillinfer.devices.csim_device import warn_of_loss
@@ -10,13 +11,14 @@ from hillinfer.devices.device_options import DeviceOptions
 from hillinfer.devices.device_scorer import DeviceScorer
 from hillinfer.devices.device_shadows import DeviceShadows
 from hillinfer.devices.errors import DeviceError
+from hillinfer.devices.xrt.deadlines import deadlines_of
 from hillinfer.devices.xrt.environment import environment_of
 from hillinfer.devices.xrt.errors import XclbinError
 from hillinfer.devices.xrt.memory_claims import MemoryClaims
 from hillinfer.devices.xrt.spec_record import check_xclbin, recorded_spec
 from hillinfer.devices.xrt.worker_process import WorkerProcess
 from hillinfer.devices.xrt.xclbin import Xclbin
-from hillinfer.devices.xrt.xrt_device import Deadlines, XrtDevice
+from hillinfer.devices.xrt.xrt_device import XrtDevice
 from hillinfer.errors import SettingsError
 from hillinfer.hie.torch_scorer import TorchScorer
 from hillinfer.user_cache import user_cache_dir
@@ -47,9 +49,10 @@ def open_xrt(spec: KernelSpec, scope: Scope, options: DeviceOptions) -> DeviceSc
     name = str(options.xclbin)
     kernels = kernels_for(spec, recorded_spec(xclbin, name))
     check_xclbin(xclbin, kernels, xclbin.platform, name)
-    deadlines = Deadlines()
+    environment = environment_of(options.xclbin)
+    deadlines = deadlines_of(xclbin, {**os.environ, **environment})
     try:
-        worker = WorkerProcess(environment_of(options.xclbin), _WINDOW_BYTES, deadlines.load)
+        worker = WorkerProcess(environment, _WINDOW_BYTES, deadlines.load)
         card = worker.ask("open", deadlines.load, xclbin=str(options.xclbin.resolve()), index=0)
     except DeviceError as error:
         raise SettingsError(f"device=xrt: {error}") from error

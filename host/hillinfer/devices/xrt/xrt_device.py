@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ import numpy as np
 from hillinfer.devices.errors import DeviceError
 from hillinfer.devices.score_arrays import ScoreArrays
 from hillinfer.devices.scoring_device import DeviceSegment, ScoredTokens
+from hillinfer.devices.xrt.deadlines import Deadlines
 from hillinfer.devices.xrt.memory_claims import MemoryClaims
 from hillinfer.devices.xrt.read_curve import ReadCurve
 from hillinfer.devices.xrt.worker_process import WorkerProcess
@@ -26,25 +26,6 @@ from hillinfer_model.status_beat import HASH_BYTES, StatusBeat
 CHUNK_BYTES = 64 << 20
 _PAGE = 4096
 _MOST_LAUNCH_ID = 1 << 32
-
-
-@dataclass(frozen=True)
-class Deadlines:
-    """How long the host waits for the card, in seconds.
-
-    Parameters
-    ----------
-    load
-        For the worker and the card's image.
-    answer
-        For a copy.
-    progress
-        For the next sign of a launch that is under way.
-    """
-
-    load: float = 120.0
-    answer: float = 30.0
-    progress: float = 60.0
 
 
 class XrtDevice:

@@ -1,0 +1,308 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`make hw_emu`: who emulates the card, with programs in place of Vitis and of generating."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("jinja2", reason="rendering needs jinja2: pip install jinja2")
+
+from vitis_place import ROOT, VitisPlace, tool_main
+
+from hillinfer.devices.xrt.environment import environment_of
+from hillinfer.devices.xrt.spec_record import check_xclbin
+from hillinfer.devices.xrt.xclbin import HW_EMU, Xclbin
+from hillinfer_hw.emulation_image import PLATFORM
+from hillinfer_hw.surrounding import Surrounding
+from hillinfer_model.choices import KeyMode, Rule
+from hillinfer_model.presets import preset_spec
+
+STEM = "smollm2-135m-int4-weight_sum"
+NAME = f"{STEM}-hls-hw_emu"
+SPEC = preset_spec("smollm2-135m", KeyMode.INT4, Rule.WEIGHT_SUM)
+HLS = ("--engine", "hls")
+REPORT = {
+    "prompt_tokens": 442,
+    "new_tokens": 2,
+    "scored_tokens": 900,
+    "device_scored_tokens": 800,
+    "kernel_launches": 30,
+}
+
+
+class Generations:
+    """Stands in for `hillinfer generate`: records how it is called and leaves a report."""
+
+    def __init__(self):
+        self.calls = []
+        self.tokens = {"xrt": [5, 7], "nvme": [5, 7]}
+
+    def __call__(self, command, environment):
+        assert (command[0], command[3]) == (sys.executable, "generate")
+        options = dict(zip(command[4::2], command[5::2], strict=True))
+        assert Path(options["--prompt-file"]).read_text()
+        self.calls.append((options, environment))
+        tokens = self.tokens[options["--device"]]
+        report = REPORT | {"answers": [{"token_ids": tokens}]}
+        Path(options["--report"]).write_text(json.dumps(report))
+        log = environment.get("HILLINFER_EMULATION_LOG")
+        if log and options["--device"] == "xrt":
+            with Path(log).open("a") as file:
+                file.write('{"launches": 20, "cycles": 7000}\n{"launches": 3, "cycles": 500}\n')
+
+
+class Place(VitisPlace):
+    """With an XRT beside the Vitis, as a shell has it that sourced both."""
+
+    def __init__(self, folder, monkeypatch):
+        super().__init__(folder, monkeypatch)
+        self.build, self.out = folder / "build", folder / "hw_emu.json"
+        self.xrt = folder / "xrt"
+        (self.xrt / "python").mkdir(parents=True)
+        (self.xrt / "python" / "pyxrt.py").write_text("")
+        (self.xrt / "version.json").write_text('{"BUILD_VERSION": "2.14.354"}')
+        self.vitis = {
+            "XILINX_XRT": str(self.xrt),
+            "XILINX_VITIS": "/tools/Vitis/2022.2",
+            "LD_LIBRARY_PATH": f"{self.xrt}/lib",
+            "PATH": os.environ["PATH"],
+        }
+        for name, value in self.vitis.items():
+            monkeypatch.setenv(name, value)
+        for name in ("XILINX_VIVADO", "XCL_EMULATION_MODE", "EMCONFIG_PATH"):
+            monkeypatch.delenv(name, raising=False)
+        self.generations = Generations()
+
+    def run(self, *options, fault=""):
+        self.monkeypatch.setenv("STANDIN_FAULT", fault)
+        given = ["--build", str(self.build), "--out", str(self.out), *options]
+        return tool_main("hw_emu")(given, self.generations)
+
+    def report(self):
+        return json.loads(self.out.read_text())
+
+    def nothing_ran(self):
+        return not self.calls() and not self.generations.calls and not self.out.exists()
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    return Place(tmp_path, monkeypatch)
+
+
+def test_with_vitis_on_the_path_its_tools_build_the_card(place):
+    assert place.run(*HLS) == 0
+    stages = [call[:2] for call in place.calls()]
+    assert stages == [
+        ["v++", "-c"],
+        ["v++", "-c"],
+        ["v++", "-l"],
+        ["v++", "-p"],
+        ["emconfigutil", "--platform"],
+        ["xclbinutil", "--force"],
+    ]
+    for call in place.calls()[:4]:
+        assert call[call.index("-t") + 1] == "hw_emu"
+    for call in place.calls()[:5]:
+        assert call[call.index("--platform") + 1] == str(place.platform)
+    folder = place.build / "hw_emu" / NAME
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "emconfig.json",
+        "environment.json",
+        f"{NAME}.json",
+        f"{NAME}.xclbin",
+    ]
+    xclbin = Xclbin.read(folder / f"{NAME}.xclbin")
+    assert xclbin.mode == HW_EMU
+    check_xclbin(xclbin, SPEC, PLATFORM, NAME)
+
+
+def test_rtl_kernels_are_built_first_and_both_are_in_the_report(place):
+    pytest.importorskip("tkinter", reason="the stand-in runs Tcl: apt-get install python3-tk")
+    assert place.run() == 0
+    programs = [call[0] for call in place.calls()]
+    rest = ["v++", "v++", "emconfigutil", "xclbinutil"]
+    assert programs == ["vivado", "vivado", *rest, "v++", "v++", *rest]
+    assert [row["engine"] for row in place.report()["rows"]] == ["rtl", "hls"]
+    used = [options.get("--xclbin") for options, _ in place.generations.calls]
+    names = [name and Path(name).name for name in used]
+    assert names == [f"{STEM}-rtl-hw_emu.xclbin", None, f"{NAME}.xclbin", None]
+
+
+def test_what_the_host_finds_beside_the_xclbin_leads_to_the_card(place):
+    assert place.run(*HLS) == 0
+    folder = place.build / "hw_emu" / NAME
+    assert environment_of(folder / f"{NAME}.xclbin") == {
+        "XCL_EMULATION_MODE": "hw_emu",
+        "EMCONFIG_PATH": str(folder),
+        "PYTHONPATH": str(place.xrt / "python"),
+        **place.vitis,
+    }
+
+
+def test_the_generations_differ_in_the_device_only(place):
+    assert place.run(*HLS, "--new-tokens", "2", "--characters", "99") == 0
+    (card, first), (plain, second) = place.generations.calls
+    folder = place.build / "hw_emu" / NAME
+    assert card.pop("--xclbin") == str(folder / f"{NAME}.xclbin")
+    assert (card.pop("--device"), plain.pop("--device")) == ("xrt", "nvme")
+    assert card.pop("--report") != plain.pop("--report")
+    assert card == plain
+    assert card["--max-new-tokens"] == "2"
+    assert (card["--shadow"], card["--rule"]) == ("int4", "weight_sum")
+    for environment in (first, second):
+        assert environment["XCL_EMULATION_MODE"] == "hw_emu"
+        assert environment["EMCONFIG_PATH"] == str(folder)
+        assert environment["XILINX_VITIS"] == place.vitis["XILINX_VITIS"]
+    assert "XCL_EMULATION_MODE" not in os.environ
+
+
+def test_the_report_of_vitis_says_what_it_knows(place):
+    assert place.run(*HLS) == 0
+    found = place.report()
+    wall = found["wall_seconds"]
+    (row,) = found.pop("rows")
+    assert found == {
+        "label": "hw_emu (real XRT, Vitis' emulation)",
+        "emulator": "vitis",
+        "xrt_version": "2.14.354",
+        "kernel_launches": 30,
+        "simulated_cycles": None,
+        "prompt_tokens": 442,
+        "new_tokens": 2,
+        "tokens_equal": True,
+        "wall_seconds": wall,
+    }
+    assert (row["engine"], row["simulator"], row["execution"]) == ("hls", "xsim", "hw_emu")
+    assert (row["device_scored_tokens"], row["scored_tokens"]) == (800, 900)
+
+
+def test_tokens_that_differ_are_a_failure(place):
+    place.generations.tokens["xrt"] = [5, 8]
+    assert place.run(*HLS) == 1
+    assert place.report()["tokens_equal"] is False
+
+
+def test_a_card_that_scored_nothing_is_a_failure(place, monkeypatch):
+    monkeypatch.setitem(REPORT, "device_scored_tokens", 0)
+    assert place.run(*HLS) == 1
+
+
+def test_a_build_that_fails_says_why_and_generates_nothing(place, capsys):
+    assert place.run(*HLS, fault="compile") == 1
+    message = capsys.readouterr().err
+    assert "hw_emu: failed: compile_score_tokens" in message
+    assert "ERROR: [v++ 207-3776]" in message
+    assert not place.generations.calls
+
+
+def test_a_missing_platform_is_told_and_nothing_else_emulates(place, capsys):
+    place.monkeypatch.setenv("PLATFORM_REPO_PATHS", "")
+    assert place.run() == 2
+    message = capsys.readouterr().err
+    assert "hw_emu: Vitis cannot emulate a card:\n- the platform" in message
+    assert f"the platform {PLATFORM} is not installed" in message
+    assert "is not on PATH" not in message
+    assert place.nothing_ran()
+
+
+def test_all_that_is_missing_is_told_before_anything_is_built(place, capsys):
+    (place.programs / "emconfigutil").unlink()
+    (place.programs / "vivado").unlink()
+    place.monkeypatch.delenv("XILINX_XRT")
+    assert place.run() == 2
+    message = capsys.readouterr().err
+    for line in ("emconfigutil is not on PATH", "vivado is not on PATH", "XILINX_XRT is not set"):
+        assert f"- {line}" in message
+    assert place.nothing_ran()
+
+
+def test_a_pyxrt_that_cannot_be_had_is_told_before_anything_is_built(place, capsys):
+    if importlib.util.find_spec("pyxrt"):
+        pytest.skip("this interpreter has a pyxrt of its own")
+    (place.xrt / "python" / "pyxrt.py").unlink()
+    assert place.run(*HLS) == 2
+    assert f"{place.xrt} is no whole XRT" in capsys.readouterr().err
+    assert place.nothing_ran()
+
+
+def test_vitis_that_is_asked_for_and_not_there_is_told(place, capsys):
+    (place.programs / "v++").unlink()
+    assert place.run(*HLS, "--emulator", "vitis") == 2
+    assert "v++ is not on PATH" in capsys.readouterr().err
+    assert place.nothing_ran()
+
+
+def test_a_path_that_vitis_cannot_work_with_is_told(place, capsys, tmp_path):
+    place.build = tmp_path / "my build"
+    assert place.run(*HLS) == 2
+    assert "it has a space" in capsys.readouterr().err
+    assert place.nothing_ran()
+
+
+@pytest.mark.parametrize("asked", ["own", "auto"])
+def test_the_own_emulator_counts_launches_and_cycles(place, tmp_path, asked):
+    if asked == "auto":
+        (place.programs / "v++").unlink()
+    made = []
+
+    def make(spec, engine, folder):
+        made.append((spec, engine.value, folder))
+        folder.mkdir(parents=True)
+        return Surrounding(folder, folder / "kernels.xclbin", {"LD_PRELOAD": "not for the host"})
+
+    xrt = type("Xrt", (), {"version": "2.13.0"})
+    place.monkeypatch.setattr("hillinfer_hw.own_emulator.make_surrounding", make)
+    place.monkeypatch.setattr("hillinfer_hw.own_emulator.debian_xrt", lambda: xrt)
+    assert place.run("--emulator", asked) == 0
+    folder = place.build / "hw_emu"
+    assert made == [(SPEC, engine, folder / f"{STEM}-{engine}") for engine in ("rtl", "hls")]
+    assert place.calls() == []
+    found = place.report()
+    assert (found["emulator"], found["xrt_version"]) == ("own", "2.13.0")
+    assert (found["kernel_launches"], found["simulated_cycles"]) == (23, 7500)
+    assert [row["simulator"] for row in found["rows"]] == ["verilator", "g++"]
+    options, environment = place.generations.calls[0]
+    assert options["--xclbin"] == str(folder / f"{STEM}-rtl" / "kernels.xclbin")
+    assert not {"XCL_EMULATION_MODE", "LD_PRELOAD"} & (set(environment) - set(os.environ))
+
+
+def test_one_row_that_differs_is_seen_above_the_rows(place):
+    pytest.importorskip("tkinter", reason="the stand-in runs Tcl: apt-get install python3-tk")
+    answers = iter([[5, 7], [5, 7], [5, 8], [5, 7]])
+    place.generations.tokens = type("Next", (), {"__getitem__": lambda *_: next(answers)})()
+    assert place.run() == 1
+    found = place.report()
+    assert [row["tokens_equal"] for row in found["rows"]] == [True, False]
+    assert found["tokens_equal"] is False
+
+
+def install_xrt(place, *given):
+    """Run tools/install_xrt.sh on a machine where no package is missing; return what it said."""
+    asked = place.programs / "asked"
+    package = place.programs / "dpkg-query"
+    package.write_text(f'#!/bin/sh\necho >>{asked}\necho "install ok installed"\n')
+    package.chmod(0o755)
+    command = ["/bin/sh", str(ROOT / "tools" / "install_xrt.sh"), *given]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return done.stdout, asked.exists()
+
+
+@pytest.mark.parametrize("given", [(), ("auto",), ("vitis",)])
+def test_with_vitis_no_packages_are_asked_for(place, given):
+    said, asked = install_xrt(place, *given)
+    assert said.count("\n") == 1
+    assert str(place.xrt) in said
+    assert not asked
+
+
+def test_without_vitis_or_for_the_own_emulator_packages_are_asked_for(place):
+    assert install_xrt(place, "own") == ("", True)
+    (place.programs / "asked").unlink()
+    (place.programs / "v++").unlink()
+    assert install_xrt(place, "auto") == ("", True)

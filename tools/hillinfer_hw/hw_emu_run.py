@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Generates with and without an emulated card, and compares."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hillinfer_hw.build_cache import ROOT
+from hillinfer_hw.emulated_card import EmulatedCard
+from hillinfer_hw.emulation import Engine
+from hillinfer_hw.generation_setting import GenerationSetting
+
+QUESTION = "What does the text say?"
+ALPHA = 0.1
+
+# Runs a command to its end, with all of its variables.
+Run = Callable[[Sequence[str], Mapping[str, str]], None]
+
+
+def run_command(command: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Run a command; its text is not shown, what it says of itself is.
+
+    Raises
+    ------
+    RuntimeError
+        Where it fails.
+    """
+    done = subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=False)
+    if done.returncode:
+        raise RuntimeError(f"hillinfer generate ended with {done.returncode}")
+
+
+def compared_row(
+    setting: GenerationSetting, engine: Engine, card: EmulatedCard, run: Run
+) -> dict[str, Any]:
+    """Generate with the card and on the plain drive; return a row of the report.
+
+    Parameters
+    ----------
+    setting
+        With what is generated.
+    engine
+        What the card's kernels were made from.
+    card
+        Made with the same setting.
+    run
+        Runs `hillinfer generate`.
+    """
+    with tempfile.TemporaryDirectory(prefix="hillinfer-hw-emu-") as name:
+        folder = Path(name)
+        text = (ROOT / "README.md").read_text(encoding="utf-8")
+        (folder / "document.txt").write_text(text[: setting.characters], encoding="utf-8")
+        variables = os.environ | card.environment
+        start = time.monotonic()
+        command = _command(folder, setting, "xrt", "--xclbin", str(card.xclbin))
+        run(command, variables)
+        seconds = time.monotonic() - start
+        run(_command(folder, setting, "nvme"), variables)
+        with_card, plain = (
+            json.loads(_report(folder, device).read_text(encoding="utf-8"))
+            for device in ("xrt", "nvme")
+        )
+    work = card.work(with_card)
+    return {
+        "preset": setting.preset,
+        "mode": setting.mode,
+        "rule": setting.rule,
+        "execution": "hw_emu",
+        "engine": engine,
+        "simulator": card.simulator,
+        "xrt_version": card.xrt_version,
+        "kernel_launches": work.launches,
+        "simulated_cycles": work.cycles,
+        "device_scored_tokens": with_card["device_scored_tokens"],
+        "scored_tokens": with_card["scored_tokens"],
+        "prompt_tokens": with_card["prompt_tokens"],
+        "new_tokens": with_card["new_tokens"],
+        "tokens_equal": _tokens(with_card) == _tokens(plain),
+        "wall_seconds": round(seconds, 1),
+    }
+
+
+def _command(folder: Path, setting: GenerationSetting, device: str, *more: str) -> list[str]:
+    return [
+        *(sys.executable, "-c", "from hillinfer.cli.main import main; main()", "generate"),
+        *("--prompt-file", str(folder / "document.txt"), "--question", QUESTION),
+        *("--alpha", str(ALPHA), "--shadow", setting.mode, "--rule", setting.rule),
+        *("--dram-budget", "200%", "--max-new-tokens", str(setting.new_tokens)),
+        *("--report", str(_report(folder, device)), "--device", device, *more),
+    ]
+
+
+def _report(folder: Path, device: str) -> Path:
+    return folder / f"{device}.json"
+
+
+def _tokens(report: Mapping[str, Any]) -> list[list[int]]:
+    return [answer["token_ids"] for answer in report["answers"]]

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The emulated card of this project behind Debian's XRT."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+from hillinfer_hw.emulated_card import CardWork, EmulatedCard
+from hillinfer_hw.emulation import Engine, make_surrounding
+from hillinfer_hw.emulator import EmulatorName
+from hillinfer_hw.generation_setting import GenerationSetting
+from hillinfer_hw.xrt_installation import debian_xrt
+
+_LOG_VARIABLE = "HILLINFER_EMULATION_LOG"
+
+
+@dataclass(frozen=True)
+class OwnEmulator:
+    """Makes cards that the project's own program plays; see `Emulator`.
+
+    Parameters
+    ----------
+    build
+        Folder below which they are made.
+    """
+
+    name: ClassVar[EmulatorName] = EmulatorName.OWN
+    label: ClassVar[str] = "hw_emu (real XRT, emulated card)"
+
+    build: Path
+
+    def check(self, setting: GenerationSetting, engines: Sequence[Engine]) -> None:
+        """See that XRT is there; cards are made in seconds and say themselves what they miss."""
+        debian_xrt()
+
+    def card(self, setting: GenerationSetting, engine: Engine) -> EmulatedCard:
+        """Make a card; see `Emulator`."""
+        folder = (self.build / "hw_emu" / f"{setting.stem}-{engine}").resolve()
+        surrounding = make_surrounding(setting.spec, engine, folder)
+        log = folder / "card.log"
+        log.unlink(missing_ok=True)
+        simulator = "verilator" if engine is Engine.RTL else "g++"
+        return EmulatedCard(
+            surrounding.xclbin,
+            {_LOG_VARIABLE: str(log)},
+            simulator,
+            debian_xrt().version,
+            partial(_logged_work, log),
+        )
+
+
+def _logged_work(log: Path, _: Mapping[str, Any]) -> CardWork:
+    """Sum what every process that played the card has written as it ended."""
+    lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+    return CardWork(sum(one["launches"] for one in lines), sum(one["cycles"] for one in lines))
