@@ -10,6 +10,8 @@ import pytest
 # Tables of cases lie beside the rooms that use them and are imported by name.
 for room in ("host", "host/quality", "sw_model", "hw"):
     sys.path.insert(0, str(Path(__file__).parent / room))
+# What builds and runs kernels.
+sys.path.append(str(Path(__file__).parents[1] / "tools"))
 
 
 @pytest.fixture(scope="session", autouse=True)

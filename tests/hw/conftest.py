@@ -1,12 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real keys for launches, and the hardware's tools on the path."""
-
-import sys
-from pathlib import Path
+"""Real keys for launches, emulated cards, and which tests are long."""
 
 import pytest
-
-sys.path.append(str(Path(__file__).parents[2] / "tools"))
 
 # Files whose tests compile kernels, simulate them for long or ask solvers: `make test-kernels`.
 _LONG = {
@@ -45,6 +40,6 @@ def recorded_layer(smollm2_folder):
 @pytest.fixture(scope="session")
 def cards(tmp_path_factory):
     """Makes the surrounding of an emulated card with an engine, once."""
-    from emulated_cards import EmulatedCards
+    from emulated_cards import SMALL, EmulatedCards
 
-    return EmulatedCards(tmp_path_factory.mktemp)
+    return EmulatedCards(SMALL, tmp_path_factory.mktemp)

@@ -19,6 +19,8 @@ from hillinfer.devices.xrt.spec_record import check_xclbin
 from hillinfer.devices.xrt.xclbin import HW_EMU, Xclbin
 from hillinfer_hw.emulation_image import PLATFORM
 from hillinfer_hw.surrounding import Surrounding
+from hillinfer_hw.toolchain import MissingToolError
+from hillinfer_hw.xrt_installation import debian_xrt
 from hillinfer_model.choices import KeyMode, Rule
 from hillinfer_model.presets import preset_spec
 
@@ -306,3 +308,27 @@ def test_without_vitis_or_for_the_own_emulator_packages_are_asked_for(place):
     (place.programs / "asked").unlink()
     (place.programs / "v++").unlink()
     assert install_xrt(place, "auto") == ("", True)
+
+
+@pytest.mark.model
+@pytest.mark.xdist_group(SPEC.digest().hex())
+def test_the_real_model_generates_the_same_tokens_behind_the_real_xrt(tmp_path, smollm2_folder):
+    """Both engines, all of it real: what `make hw_emu` does, with fewer tokens."""
+    try:
+        debian_xrt()
+    except MissingToolError as missing:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(str(missing))
+    out = tmp_path / "hw_emu.json"
+    given = ["--emulator", "own", "--new-tokens", "2", "--characters", "1200"]
+    assert tool_main("hw_emu")([*given, "--build", str(tmp_path), "--out", str(out)]) == 0
+    report = json.loads(out.read_text())
+    assert report["tokens_equal"]
+    rtl, hls = report["rows"]
+    assert (rtl["engine"], hls["engine"]) == ("rtl", "hls")
+    assert rtl["simulated_cycles"] > 0
+    for row in report["rows"]:
+        assert row["new_tokens"] == 2
+        assert row["prompt_tokens"] > 300
+        # A launch for each layer and decode step.
+        assert row["kernel_launches"] == 30
+        assert 0 < row["device_scored_tokens"] < row["scored_tokens"]

@@ -5,14 +5,11 @@ The devices of the table below run behind whole models: prefill, decode, several
 segments, forks, beams and cuts, budgets from the least to all hot.
 """
 
-import os
-import sys
 from dataclasses import replace
-from functools import cache
-from pathlib import Path
 
 import pytest
 import torch
+from emulated_cards import EmulatedCards
 from generation_runs import bits
 from placement_cases import ALL_HOT, Case, Placement
 from test_placement_invariance import BEAMS, beams_and_turns
@@ -23,6 +20,7 @@ from hillinfer.devices.xrt import open_xrt, xrt_device
 from hillinfer.model_shape import ModelShape
 from hillinfer.pools.budget_plan import kernel_spec
 from hillinfer.settings import Settings
+from hillinfer_hw.emulation import Engine
 
 # Heads as wide as kernels are built for, and two KV heads of two query heads each.
 TINY = TinyModel("llama", "gqa", torch.float16, head_dim=64)
@@ -39,22 +37,9 @@ def _spec():
     return kernel_spec(shape, Settings().changed(**SELECTION))
 
 
-@cache
-def _card(engine, folder):
-    """The image of an emulated card; skips, or fails in CI, where a tool is missing."""
-    sys.path.append(str(Path(__file__).parents[3] / "tools"))
-    from hillinfer_hw.emulation import Engine, make_surrounding
-    from hillinfer_hw.toolchain import MissingToolError
-
-    try:
-        return make_surrounding(_spec(), Engine(engine), folder / engine).xclbin
-    except MissingToolError as missing:
-        (pytest.fail if os.environ.get("CI") else pytest.skip)(str(missing))
-
-
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("cards")
+def cards(tmp_path_factory):
+    return EmulatedCards(_spec(), tmp_path_factory.mktemp)
 
 
 # What scores, and the settings that choose it: one line each.
@@ -62,8 +47,8 @@ DEVICES = {
     "golden": lambda _: {"device": "golden"},
     "nvme": lambda _: {"device": "nvme"},
     "csim": lambda _: {"device": "csim"},
-    "xrt-rtl": lambda folder: {"device": "xrt", "xclbin": _card("rtl", folder)},
-    "xrt-hls": lambda folder: {"device": "xrt", "xclbin": _card("hls", folder)},
+    "xrt-rtl": lambda cards: {"device": "xrt", "xclbin": cards(Engine.RTL).xclbin},
+    "xrt-hls": lambda cards: {"device": "xrt", "xclbin": cards(Engine.HLS).xclbin},
 }
 CARDS = ("csim", "xrt-rtl", "xrt-hls")
 
@@ -80,9 +65,9 @@ def expected(tmp_path_factory):
 
 @pytest.mark.parametrize("share", [None, 0.2, 0.0])
 @pytest.mark.parametrize("device", DEVICES)
-def test_every_device_gives_the_same_bits(device, share, expected, folder, cold_dir):
+def test_every_device_gives_the_same_bits(device, share, expected, cards, cold_dir):
     model, (long, hot), _, _ = expected
-    placement = Placement(share, DEVICES[device](folder))
+    placement = Placement(share, DEVICES[device](cards))
     found, statistics = LONG.run(model, cold_dir, **placement.for_case(LONG, hot.kv_bytes))
     assert torch.equal(bits(found), bits(long))
     assert (statistics.device_scored_tokens > 0) == (device in CARDS)
@@ -90,26 +75,26 @@ def test_every_device_gives_the_same_bits(device, share, expected, folder, cold_
 
 @pytest.mark.parametrize("beta", [0.0, 1.0])
 @pytest.mark.parametrize("device", CARDS)
-def test_what_the_host_shares_with_a_card_changes_no_bit(device, beta, expected, folder, cold_dir):
+def test_what_the_host_shares_with_a_card_changes_no_bit(device, beta, expected, cards, cold_dir):
     model, (long, _), _, _ = expected
     found, statistics = LONG.run(
-        model, cold_dir, dram_budget=ALL_HOT, beta=beta, **DEVICES[device](folder)
+        model, cold_dir, dram_budget=ALL_HOT, beta=beta, **DEVICES[device](cards)
     )
     assert torch.equal(bits(found), bits(long))
     assert 0 < statistics.device_scored_tokens < statistics.scored_tokens
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_beams_and_turns_on_every_device(device, expected, folder, cold_dir):
+def test_beams_and_turns_on_every_device(device, expected, cards, cold_dir):
     model, _, case, beams = expected
-    placement = Placement(0.1, DEVICES[device](folder)).for_case(case, 1_000_000)
+    placement = Placement(0.1, DEVICES[device](cards)).for_case(case, 1_000_000)
     found = beams_and_turns(model, cold_dir, **placement)
     for one, other in zip(found, beams, strict=True):
         assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize("device", ["xrt-rtl", "xrt-hls"])
-def test_shadows_that_a_small_card_has_no_room_for(device, expected, folder, cold_dir, monkeypatch):
+def test_shadows_that_a_small_card_has_no_room_for(device, expected, cards, cold_dir, monkeypatch):
     """Some segments stay on the card, others are read from the drive for every launch."""
     model = expected[0]
     wanted, in_dram = go(model, cold_dir, 100)
@@ -121,7 +106,7 @@ def test_shadows_that_a_small_card_has_no_room_for(device, expected, folder, col
     monkeypatch.setattr(
         xrt_device.XrtDevice, "load", lambda *given: loads.append(given[1]) or load(*given)
     )
-    found, streamed = go(model, cold_dir, 0, **DEVICES[device](folder))
+    found, streamed = go(model, cold_dir, 0, **DEVICES[device](cards))
     assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
     assert loads
     assert streamed.device_scored_tokens > 0
