@@ -12,8 +12,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from hillinfer.devices.xrt.errors import XclbinError
 from hillinfer_hw.build_cache import BUILD
@@ -77,7 +78,12 @@ def _generate(
         out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
         print(shown_row(rows[-1]), flush=True)
     print(f"{emulator.label}: XRT {rows[0]['xrt_version']}: {out}")
-    return 0 if all(row["tokens_equal"] and row["device_scored_tokens"] for row in rows) else 1
+    return 0 if all(_good(row) for row in rows) else 1
+
+
+def _good(row: Mapping[str, Any]) -> bool:
+    """Say whether the card scored to the end, and what came out is right."""
+    return bool(row["tokens_equal"] and row["device_scored_tokens"] and not row["device_lost"])
 
 
 def _emulator(given: argparse.Namespace) -> Emulator:

@@ -378,6 +378,7 @@ class Runtime:
             other_bytes=peak[Part.OTHER],
             io_mode=self._store.io_mode.value,
             layer_hit_rates=self._layer_hits.rates(),
+            device_lost=self._device is not None and self._device.lost,
             **asdict(self.counters),
         )
 

@@ -42,6 +42,7 @@ class CacheStatistics:
     scored_tokens: int
     device_scored_tokens: int
     kernel_launches: int
+    device_lost: bool
     fp16_overflows: int
     io_mode: str
     layer_hit_rates: tuple[float, ...]

@@ -9,6 +9,7 @@ import pytest
 from emulated_cards import ONE_PROCESS, SMALL
 
 from hillinfer.devices.child_session import processes_in
+from hillinfer.devices.xrt.deadlines import Deadlines
 from hillinfer.devices.xrt.section_kind import SectionKind
 from hillinfer.devices.xrt.spec_record import spec_record
 from hillinfer.devices.xrt.worker_process import WorkerProcess
@@ -74,7 +75,7 @@ def test_a_card_whose_process_does_not_start_is_unusable_and_leaves_nothing(
     shutil.copy(cards(Engine.HLS).xclbin.with_name("environment.json"), tmp_path)
     path = tmp_path / "kernels.xclbin"
     path.write_bytes(replace(own, sections=sections).pack())
-    found = rows(path, tmp_path, 4.0)
+    found = rows(path, tmp_path, Deadlines(load=4.0))
     assert found["xclbin"].verdict is Verdict.OK
     assert found["xclbin on its card"].verdict is Verdict.WARNING
     assert found["xclbin on its card"].found == "unusable"

@@ -33,6 +33,7 @@ REPORT = {
     "new_tokens": 2,
     "scored_tokens": 900,
     "device_scored_tokens": 800,
+    "device_lost": False,
     "kernel_launches": 30,
 }
 
@@ -192,6 +193,11 @@ def test_tokens_that_differ_are_a_failure(place):
 
 def test_a_card_that_scored_nothing_is_a_failure(place, monkeypatch):
     monkeypatch.setitem(REPORT, "device_scored_tokens", 0)
+    assert place.run(*HLS) == 1
+
+
+def test_a_card_that_was_lost_on_the_way_is_a_failure(place, monkeypatch):
+    monkeypatch.setitem(REPORT, "device_lost", True)
     assert place.run(*HLS) == 1
 
 

@@ -80,6 +80,7 @@ def compared_row(
         "kernel_launches": work.launches,
         "simulated_cycles": work.cycles,
         "device_scored_tokens": with_card["device_scored_tokens"],
+        "device_lost": with_card["device_lost"],
         "scored_tokens": with_card["scored_tokens"],
         "prompt_tokens": with_card["prompt_tokens"],
         "new_tokens": with_card["new_tokens"],

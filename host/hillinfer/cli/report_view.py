@@ -88,13 +88,14 @@ def report_lines(report: RunReport) -> list[tuple[str, str]]:
                 f"{report.session.open_seconds:.1f} s",
             )
         )
-    if statistics.kernel_launches:
+    if statistics.kernel_launches or statistics.device_lost:
         share = statistics.device_scored_tokens / max(statistics.scored_tokens, 1)
         lines.append(
             (
                 "device",
                 f"{statistics.kernel_launches} launches scored "
-                f"{statistics.device_scored_tokens} tokens, {share:.1%} of all",
+                f"{statistics.device_scored_tokens} tokens, {share:.1%} of all"
+                + ("; then it was LOST and the host went on" if statistics.device_lost else ""),
             )
         )
     if report.machine["gpu"]:

@@ -163,17 +163,21 @@ class DeviceShadows:
         """Launch; see `ScoringDevice.score`."""
         if self.lost:
             raise DeviceError("the device is lost")
-        scoring = self._device.score(scope, queries, segments)
+        return self._counted(self._device.score(scope, queries, segments))
+
+    def _counted(self, scoring: Iterator[ScoredTokens]) -> Iterator[ScoredTokens]:
+        """Count what the device really gave: it may fail in the middle."""
+        for part in scoring:
+            self.scored_tokens += part.tuples.shape[1]
+            yield part
         self.launches += 1
-        self.scored_tokens += sum(one.tokens for one in segments)
-        return scoring
 
     def lose(self, error: DeviceError) -> None:
         """Give the device up, once."""
         if not self.lost:
             self.lost = True
-            self._report(error)
             self._device.close()
+            self._report(error)
 
     def close(self) -> None:
         """Let go of the device; harmless when done twice."""

@@ -19,7 +19,6 @@ BLOCKS = (4 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20)
 _READS = 256
 _LARGEST_BYTES = 64 << 20
 _PIECE_BYTES = 1 << 20
-_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class CurvePoint:
     bytes_per_second: float
 
 
-def read_curve(worker: WorkerProcess, file: ColdFile) -> Iterator[CurvePoint]:
+def read_curve(worker: WorkerProcess, file: ColdFile, seconds: float) -> Iterator[CurvePoint]:
     """Yield a point per size of reads, after a look at whether the bytes arrive.
 
     Parameters
@@ -47,6 +46,8 @@ def read_curve(worker: WorkerProcess, file: ColdFile) -> Iterator[CurvePoint]:
         With an opened card, and a window of at least 1 MiB.
     file
         An empty one; it is written first.
+    seconds
+        In which each answer of the worker must come.
 
     Raises
     ------
@@ -55,7 +56,7 @@ def read_curve(worker: WorkerProcess, file: ColdFile) -> Iterator[CurvePoint]:
     ColdPoolError
         Where the drive fails.
     """
-    answer = worker.ask("chunk", _SECONDS, size=_LARGEST_BYTES)
+    answer = worker.ask("chunk", seconds, size=_LARGEST_BYTES)
     if "full" in answer:
         raise DeviceError(f"the card gives no memory that a drive can reach: {answer['full']}")
     # Drives may be faster with zeros.
@@ -65,21 +66,21 @@ def read_curve(worker: WorkerProcess, file: ColdFile) -> Iterator[CurvePoint]:
         # Each piece is another, so that one in the place of another shows.
         piece[0] = number
         file.write(piece.data, number * piece.nbytes)
-    _load(worker, file, _LARGEST_BYTES, _PIECE_BYTES)
+    _load(worker, file, seconds, _LARGEST_BYTES, _PIECE_BYTES)
     # Reading a card's memory over the bus is slow, so only the last piece is looked at.
     start = _LARGEST_BYTES - piece.nbytes
-    worker.ask("read", _SECONDS, chunk=0, offset=start, at=0, size=piece.nbytes)
+    worker.ask("read", seconds, chunk=0, offset=start, at=0, size=piece.nbytes)
     if not np.array_equal(worker.window[: piece.nbytes], piece):
         raise DeviceError("the card's memory does not hold what was read from the drive")
     for block in BLOCKS:
         size = min(_LARGEST_BYTES, block * _READS)
         began = time.perf_counter()
-        _load(worker, file, size, block)
+        _load(worker, file, seconds, size, block)
         yield CurvePoint(block, size / (time.perf_counter() - began))
 
 
-def _load(worker: WorkerProcess, file: ColdFile, size: int, block: int) -> None:
+def _load(worker: WorkerProcess, file: ColdFile, seconds: float, size: int, block: int) -> None:
     worker.ask(
-        "load", _SECONDS, [file.descriptor],
+        "load", seconds, [file.descriptor],
         chunk=0, offset=0, file_offset=0, size=size, block=block,
     )  # fmt: skip

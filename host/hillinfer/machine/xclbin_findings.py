@@ -9,6 +9,7 @@ from pathlib import Path
 
 from hillinfer.byte_size import format_bytes
 from hillinfer.cold_dir import prepared_cold_dir
+from hillinfer.devices.xrt.deadlines import Deadlines, deadlines_of
 from hillinfer.devices.xrt.environment import environment_of
 from hillinfer.devices.xrt.errors import XclbinError
 from hillinfer.devices.xrt.spec_record import check_xclbin, recorded_spec
@@ -21,11 +22,10 @@ from hillinfer.storage.cold_file import ColdFile, IOMode, probe_io_mode
 from hillinfer_model.kernel_spec import KernelSpec
 
 _WINDOW_BYTES = 1 << 20
-_START_S = 60.0
 
 
 def xclbin_findings(
-    path: Path, cold_dir: Path | None, load_seconds: float = 120.0
+    path: Path, cold_dir: Path | None, deadlines: Deadlines | None = None
 ) -> Iterator[Finding]:
     """Check an image, load it on its card, and time reads from the drive into the card's memory.
 
@@ -35,8 +35,8 @@ def xclbin_findings(
         The image.
     cold_dir
         Directory on the drive; None for the default one.
-    load_seconds
-        In which the image must be on its card.
+    deadlines
+        How long to wait for the card; None for what a run waits.
     """
     try:
         xclbin = Xclbin.read(path)
@@ -51,28 +51,34 @@ def xclbin_findings(
         f"{spec.group_size} query heads each, for {xclbin.platform}; sections and spec hash "
         f"{spec.digest().hex()[:16]} as built",
     )  # fmt: skip
-    yield from _tried(path, xclbin, spec, cold_dir, load_seconds)
+    yield from _tried(path, xclbin, spec, cold_dir, deadlines)
 
 
 def _tried(
-    path: Path, xclbin: Xclbin, spec: KernelSpec, cold_dir: Path | None, load_seconds: float
+    path: Path,
+    xclbin: Xclbin,
+    spec: KernelSpec,
+    cold_dir: Path | None,
+    deadlines: Deadlines | None,
 ) -> list[Finding]:
     """Open the card; no process of it is left when this returns."""
     name = "xclbin on its card"
     try:
-        worker = WorkerProcess(environment_of(path), _WINDOW_BYTES, _START_S)
+        environment = environment_of(path)
+        wait = deadlines or deadlines_of(xclbin, environment)
+        worker = WorkerProcess(environment, _WINDOW_BYTES, wait.load)
         with closing(worker):
-            card = worker.ask("open", load_seconds, xclbin=str(path.resolve()), index=0)
+            card = worker.ask("open", wait.load, xclbin=str(path.resolve()), index=0)
             check_xclbin(xclbin, spec, str(card["name"]), str(path))
             emulated = " (emulated)" if xclbin.mode == HW_EMU else f" at {card['place']}"
             memory = format_bytes(int(card["memory_bytes"]))
             opened = Finding(name, Verdict.OK, f"{card['name']}{emulated}, {memory}")
-            return [opened, _curve(worker, xclbin, cold_dir)]
+            return [opened, _curve(worker, xclbin, cold_dir, wait.answer)]
     except HillInferError as error:
         return [Finding(name, Verdict.WARNING, "unusable", str(error))]
 
 
-def _curve(worker: WorkerProcess, xclbin: Xclbin, cold_dir: Path | None) -> Finding:
+def _curve(worker: WorkerProcess, xclbin: Xclbin, cold_dir: Path | None, seconds: float) -> Finding:
     name = "P2P read curve"
     try:
         folder = prepared_cold_dir(cold_dir)
@@ -80,7 +86,7 @@ def _curve(worker: WorkerProcess, xclbin: Xclbin, cold_dir: Path | None) -> Find
         with closing(ColdFile(folder, mode, "a file to time")) as file:
             points = [
                 f"{format_bytes(point.block_bytes)} {point.bytes_per_second / 1e9:.2f} GB/s"
-                for point in read_curve(worker, file)
+                for point in read_curve(worker, file, seconds)
             ]
     except HillInferError as error:
         return Finding(name, Verdict.WARNING, "not measured", str(error))

@@ -36,6 +36,7 @@ STATISTICS = CacheStatistics(
     scored_tokens=400,
     device_scored_tokens=300,
     kernel_launches=12,
+    device_lost=False,
     fp16_overflows=7,
     io_mode="direct",
     layer_hit_rates=(0.75, 0.5, 1.0),

@@ -16,6 +16,7 @@ from test_placement_invariance import BEAMS, beams_and_turns
 from test_shadow_placement import go
 from tiny_models import TinyModel
 
+from hillinfer.devices.device_shadows import DeviceShadows
 from hillinfer.devices.xrt import open_xrt, xrt_device
 from hillinfer.model_shape import ModelShape
 from hillinfer.pools.budget_plan import kernel_spec
@@ -28,8 +29,11 @@ SELECTION = {"alpha": 0.2, "kept_recent": 5, "kept_sinks": 2, "block_rows": 100}
 # A long sequence of two segments beside one of less than two groups.
 LONG = Case(TINY, (1500, 90), 256, 4, SELECTION)
 
-# One process makes each kernel once.
-pytestmark = pytest.mark.xdist_group("device-placement")
+# One process makes each kernel once. A card that is lost would be replaced, and nothing tried.
+pytestmark = [
+    pytest.mark.xdist_group("device-placement"),
+    pytest.mark.filterwarnings("error::hillinfer.errors.HillInferWarning"),
+]
 
 
 def _spec():
@@ -63,6 +67,20 @@ def expected(tmp_path_factory):
     return model, long, case, beams
 
 
+@pytest.fixture
+def launches(monkeypatch):
+    """What devices have been asked to score; losing one is an error in these tests."""
+    asked = []
+    score = DeviceShadows.score
+
+    def counted(self, scope, queries, segments):
+        asked.append(segments)
+        return score(self, scope, queries, segments)
+
+    monkeypatch.setattr(DeviceShadows, "score", counted)
+    return asked
+
+
 @pytest.mark.parametrize("share", [None, 0.2, 0.0])
 @pytest.mark.parametrize("device", DEVICES)
 def test_every_device_gives_the_same_bits(device, share, expected, cards, cold_dir):
@@ -85,12 +103,31 @@ def test_what_the_host_shares_with_a_card_changes_no_bit(device, beta, expected,
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_beams_and_turns_on_every_device(device, expected, cards, cold_dir):
+def test_beams_and_turns_on_every_device(device, expected, cards, cold_dir, launches):
     model, _, case, beams = expected
     placement = Placement(0.1, DEVICES[device](cards)).for_case(case, 1_000_000)
     found = beams_and_turns(model, cold_dir, **placement)
     for one, other in zip(found, beams, strict=True):
         assert torch.equal(one, other)
+    assert bool(launches) == (device in CARDS)
+
+
+@pytest.mark.parametrize("device", CARDS)
+def test_a_flipped_bit_on_a_card_changes_what_comes_out(
+    device, expected, cards, cold_dir, monkeypatch
+):
+    """The twin: what the card holds decides."""
+    model, (long, _), _, _ = expected
+    update = DeviceShadows.update
+
+    def flipped(self, resident, shadow, coded_tokens):
+        wrong = shadow.copy()
+        wrong[_spec().kv_heads :] ^= 0x11
+        update(self, resident, wrong, coded_tokens)
+
+    monkeypatch.setattr(DeviceShadows, "update", flipped)
+    found, _ = LONG.run(model, cold_dir, dram_budget=ALL_HOT, **DEVICES[device](cards))
+    assert not torch.equal(bits(found), bits(long))
 
 
 @pytest.mark.parametrize("device", ["xrt-rtl", "xrt-hls"])

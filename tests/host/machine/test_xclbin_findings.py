@@ -11,7 +11,7 @@ import pytest
 from made_xclbin import PLATFORM, SPEC, make
 
 from hillinfer.devices.xrt.section_kind import SectionKind
-from hillinfer.devices.xrt.xclbin import HARDWARE
+from hillinfer.devices.xrt.xclbin import HARDWARE, HW_EMU
 from hillinfer.machine.finding import Verdict
 from hillinfer.machine.read_curve import BLOCKS
 from hillinfer.machine.xclbin_findings import xclbin_findings
@@ -25,8 +25,9 @@ CARD, CURVE = "xclbin on its card", "P2P read curve"
 class Image:
     """An xclbin beside what leads to its card."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, monkeypatch):
         self.folder = folder
+        self.monkeypatch = monkeypatch
         self.path = folder / "kernels.xclbin"
         self.told = folder / "told"
         self.modules = folder / "modules"
@@ -43,7 +44,8 @@ class Image:
             "PYTHONPATH": str(self.modules), "TOLD": str(self.told), "FAULT": fault,
             "SHELL_NAME": shell,
         }  # fmt: skip
-        self.path.with_name("environment.json").write_text(json.dumps(variables))
+        for name, value in variables.items():
+            self.monkeypatch.setenv(name, value)
 
     def findings(self, cold_dir):
         found = list(xclbin_findings(self.path, cold_dir))
@@ -59,8 +61,8 @@ class Image:
 
 
 @pytest.fixture
-def image(tmp_path):
-    return Image(tmp_path)
+def image(tmp_path, monkeypatch):
+    return Image(tmp_path, monkeypatch)
 
 
 def with_record(change):
@@ -196,6 +198,7 @@ def test_an_xclbin_for_another_shell_is_unusable_on_this_card(image, cold_dir):
 
 
 def test_a_lead_that_cannot_be_read_is_told(image, cold_dir):
+    image.write(make(mode=HW_EMU).pack())
     image.path.with_name("environment.json").write_text("{")
     rows = image.findings(cold_dir)
     assert rows[CARD].found == "unusable"

@@ -44,6 +44,6 @@ def deadlines_of(xclbin: Xclbin, environment: Mapping[str, str]) -> Deadlines:
     xclbin
         Its mode says whether it is for a card.
     environment
-        Variables that its process gets; those of Vitis are there where Vitis simulates.
+        The variables beside it; those of Vitis are among them where Vitis has built it.
     """
     return _SIMULATOR if xclbin.mode == HW_EMU and _VITIS in environment else _CARD

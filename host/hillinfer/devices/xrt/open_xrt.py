@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 
 from hillinfer.devices.csim_device import warn_of_loss
@@ -50,7 +49,7 @@ def open_xrt(spec: KernelSpec, scope: Scope, options: DeviceOptions) -> DeviceSc
     kernels = kernels_for(spec, recorded_spec(xclbin, name))
     check_xclbin(xclbin, kernels, xclbin.platform, name)
     environment = environment_of(options.xclbin)
-    deadlines = deadlines_of(xclbin, {**os.environ, **environment})
+    deadlines = deadlines_of(xclbin, environment)
     try:
         worker = WorkerProcess(environment, _WINDOW_BYTES, deadlines.load)
         card = worker.ask("open", deadlines.load, xclbin=str(options.xclbin.resolve()), index=0)

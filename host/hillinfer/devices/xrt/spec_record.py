@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict
 from enum import StrEnum
@@ -17,6 +18,8 @@ from hillinfer_model.choices import KeyMode, Rule
 from hillinfer_model.kernel_spec import KernelSpec, ProductStyle
 
 FORMAT = "hillinfer-kernels-1"
+# Shell, its version, release date and edition of the platform for development.
+_PLATFORM = re.compile(r"(.+)_(\d+)_(\d{6})_\d+")
 _CHOICES: dict[str, type[StrEnum]] = {
     "key_mode": KeyMode,
     "rule": Rule,
@@ -45,7 +48,7 @@ def check_xclbin(xclbin: Xclbin, spec: KernelSpec, platform: str, name: str) -> 
     spec
         What the host packs shadows and queries for.
     platform
-        The card's shell.
+        The card's shell, as the card or the platform for development is called.
     name
         What error messages call the file.
 
@@ -54,18 +57,19 @@ def check_xclbin(xclbin: Xclbin, spec: KernelSpec, platform: str, name: str) -> 
     XclbinError
         With the reason.
     """
-    if xclbin.platform != platform:
+    if shell_of(xclbin.platform) != shell_of(platform):
         raise XclbinError(
             f"{name} was built for the platform {xclbin.platform!r}, the card has {platform!r}: "
             "build it again with `make bitstream` for this card"
         )
     record = _record(xclbin, name)
     try:
-        sums, found = record["sections"].items(), record["spec_hash"]
-    except (KeyError, AttributeError) as error:
+        sums = {int(kind): expected for kind, expected in record["sections"].items()}
+        found = record["spec_hash"]
+    except (KeyError, AttributeError, ValueError) as error:
         raise _unreadable(name) from error
-    for kind, expected in sums:
-        own = xclbin.sections.get(int(kind))
+    for kind, expected in sums.items():
+        own = xclbin.sections.get(kind)
         if own is None or _sum(own) != expected:
             raise XclbinError(f"{name} is damaged: section {kind} is not what was built")
     if found != spec.digest().hex():
@@ -73,6 +77,16 @@ def check_xclbin(xclbin: Xclbin, spec: KernelSpec, platform: str, name: str) -> 
             f"{name} holds kernels of another spec ({_difference(record.get('spec'), spec)}): "
             "build one for this model and these settings"
         )
+
+
+def shell_of(platform: str) -> str:
+    """Return the name of the shell that a card has for a platform.
+
+    An xclbin names the platform that it was built with, `..._gc_2_202110_1`; a card names its
+    shell, `..._gc_base_2`.
+    """
+    named = _PLATFORM.fullmatch(platform)
+    return f"{named[1]}_base_{named[2]}" if named else platform
 
 
 def recorded_spec(xclbin: Xclbin, name: str) -> KernelSpec:

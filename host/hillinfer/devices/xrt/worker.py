@@ -13,12 +13,14 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import shutil
 import signal
 import socket
 import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 _MESSAGE_BYTES = 1 << 16
@@ -80,11 +82,11 @@ class Worker:
         bank = self._kernel.group_id(1)
         memory = [one for one in xrt.xclbin(xclbin).get_mems() if one.get_index() == bank]
         name = self._device.get_info(xrt.xrt_info_device.name)
-        try:
+        if "XCL_EMULATION_MODE" in os.environ:
+            # Each process has an emulated card of its own, whatever place on a bus it tells.
+            place = str(Path.cwd())
+        else:
             place = self._device.get_info(xrt.xrt_info_device.bdf)
-        except RuntimeError:
-            # An emulated card has no place on a bus.
-            place = f"{name} {index}"
         return {
             "name": name,
             "place": place,
@@ -235,6 +237,8 @@ class Worker:
 def _end_with(host: int) -> None:
     """End everything when the host has ended, even where a call to XRT never returns."""
     os.read(host, 1)
+    # The host made the folder for this process and what it starts, and nobody else removes it now.
+    shutil.rmtree(Path.cwd(), ignore_errors=True)
     os.killpg(0, signal.SIGKILL)
 
 

@@ -116,8 +116,7 @@ class WorkerProcess:
 
     def send(self, what: str, files: Sequence[int] = (), **given: Any) -> None:
         """Make the worker do something; its answers are received one by one."""
-        if not self.running:
-            raise DeviceError(f"the card cannot {what}: it was let go")
+        self._check_running(what)
         try:
             message = json.dumps({"do": what, **given}).encode()
             socket.send_fds(self._channel, [message], files)
@@ -126,6 +125,7 @@ class WorkerProcess:
 
     def receive(self, what: str, seconds: float) -> dict[str, Any]:
         """Return the next answer; raises as `ask` does."""
+        self._check_running(what)
         return self._expect(what, seconds)
 
     def close(self) -> None:
@@ -140,6 +140,16 @@ class WorkerProcess:
             except OSError:
                 pass
             self._end()
+
+    def abandon(self) -> None:
+        """End the worker and all it has started at once; harmless when done twice."""
+        self._end()
+
+    def _check_running(self, what: str) -> None:
+        if not self.running:
+            raise DeviceError(
+                f"the card cannot {what}: it was let go, as a call to it was interrupted"
+            )
 
     def _share(self, size: int, seconds: float) -> NDArray[np.uint8]:
         file = os.memfd_create("hillinfer-window", os.MFD_CLOEXEC)

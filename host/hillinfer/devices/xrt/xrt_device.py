@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -74,116 +76,139 @@ class XrtDevice:
         self._addresses: list[int] = []
         self._launches = 0
         self._scoring: _Scoring | None = None
+        self._release = weakref.finalize(self, claims.release)
 
     def has_room(self, slot: int) -> bool:
         """Take memory for a slot where it is not there yet; see `ScoringDevice`."""
-        self._finish()
-        while len(self._addresses) <= slot // self._per_chunk:
-            if not self._claims.claim(self._chunk_bytes):
-                return False
-            answer = self._ask("chunk", size=self._chunk_bytes)
-            if "full" in answer:
-                self._claims.give_back(self._chunk_bytes)
-                return False
-            self._addresses.append(int(answer["address"]))
+        with self._whole():
+            self._finish()
+            while len(self._addresses) <= slot // self._per_chunk:
+                if not self._take_chunk():
+                    return False
         return True
+
+    def _take_chunk(self) -> bool:
+        """Take the next piece of memory; False where a card that is in use has no more."""
+        if not self._claims.claim(self._chunk_bytes):
+            reason = "other processes hold all of its memory"
+        else:
+            answer = self._ask("chunk", size=self._chunk_bytes)
+            if "address" in answer:
+                self._addresses.append(int(answer["address"]))
+                return True
+            self._claims.give_back(self._chunk_bytes)
+            reason = str(answer["full"])
+        if not self._addresses:
+            raise DeviceError(
+                f"the card gives no memory that a drive can reach (P2P): {reason}; "
+                "`hillinfer doctor` looks at the card"
+            )
+        return False
 
     def write(self, slot: int, first_beat: int, beats: Beats) -> None:
         """Put beats into a slot's shadow; see `ScoringDevice`."""
-        self._finish()
-        chunk, offset = self._place(slot)
-        self._fits(beats.nbytes)
-        self._worker.window[: beats.nbytes] = beats.reshape(-1)
-        start = offset + first_beat * BEAT_BYTES
-        self._ask("write", chunk=chunk, offset=start, at=0, size=beats.nbytes)
+        with self._whole():
+            self._finish()
+            chunk, offset = self._place(slot)
+            self._fits(beats.nbytes)
+            self._worker.window[: beats.nbytes] = beats.reshape(-1)
+            start = offset + first_beat * BEAT_BYTES
+            self._ask("write", chunk=chunk, offset=start, at=0, size=beats.nbytes)
 
     def load(self, slot: int, file: int, offset: int) -> None:
         """Fill a slot from a file by P2P; see `ScoringDevice`."""
-        self._finish()
-        chunk, start = self._place(slot)
-        block = self.reads.block_bytes()
-        answer = self._ask(
-            "load",
-            [file],
-            chunk=chunk,
-            offset=start,
-            file_offset=offset,
-            size=self._slot_bytes,
-            block=block,
-        )
-        self.reads.note(block, float(answer["seconds"]))
+        with self._whole():
+            self._finish()
+            chunk, start = self._place(slot)
+            block = self.reads.block_bytes()
+            answer = self._ask(
+                "load",
+                [file],
+                chunk=chunk,
+                offset=start,
+                file_offset=offset,
+                size=self._slot_bytes,
+                block=block,
+            )
+            self.reads.note(block, float(answer["seconds"]))
 
     def read(self, slot: int, into: Beats) -> None:
         """Read a slot's shadow; see `ScoringDevice`."""
-        self._finish()
-        chunk, offset = self._place(slot)
-        self._fits(into.nbytes)
-        self._ask("read", chunk=chunk, offset=offset, at=0, size=into.nbytes)
-        into[:] = self._worker.window[: into.nbytes].reshape(into.shape)
+        with self._whole():
+            self._finish()
+            chunk, offset = self._place(slot)
+            self._fits(into.nbytes)
+            self._ask("read", chunk=chunk, offset=offset, at=0, size=into.nbytes)
+            into[:] = self._worker.window[: into.nbytes].reshape(into.shape)
 
     def score(
         self, scope: Scope, queries: Beats, segments: Sequence[DeviceSegment]
     ) -> Iterator[ScoredTokens]:
         """Launch the kernel; see `ScoringDevice`."""
-        self._finish()
-        self._launches = (self._launches + 1) % _MOST_LAUNCH_ID
-        # Offsets count from the buffer that the kernel is given: the one at the lowest address.
-        lowest = min(self._addresses)
-        placed = []
-        for one in segments:
-            chunk, offset = self._place(one.slot)
-            beats = (self._addresses[chunk] - lowest + offset) // BEAT_BYTES
-            placed.append((one, beats))
-        arrays = ScoreArrays(self._spec, scope, segments)
-        descriptors = arrays.descriptors([beats for _, beats in placed])
-        sizes = {
-            "segments": descriptors.nbytes,
-            "queries": queries.nbytes,
-            "scores": arrays.beats * BEAT_BYTES,
-        }
-        at, parts = 0, {}
-        for name, size in sizes.items():
-            parts[name] = [at, size]
-            at += -(-size // _PAGE) * _PAGE
-        self._fits(at)
-        window = self._worker.window
-        for name, content in (("segments", descriptors), ("queries", queries)):
-            start, size = parts[name]
-            window[start : start + size] = content.reshape(-1)
-        self._worker.send(
-            "score",
-            chunk=self._addresses.index(lowest),
-            parts=parts,
-            score_bytes=[beats * BEAT_BYTES for beats in arrays.starts],
-            scope=SCOPE_NUMBERS[scope],
-            launch_id=self._launches,
-        )
-        start, size = parts["scores"]
-        scores = window[start : start + size].reshape(-1, BEAT_BYTES)
-        self._scoring = _Scoring(self, arrays, segments, scores, self._launches)
-        return iter(self._scoring)
+        with self._whole():
+            self._finish()
+            self._launches = (self._launches + 1) % _MOST_LAUNCH_ID
+            # Offsets count from the buffer that the kernel is given: the one at the lowest address.
+            lowest = min(self._addresses)
+            placed = []
+            for one in segments:
+                chunk, offset = self._place(one.slot)
+                beats = (self._addresses[chunk] - lowest + offset) // BEAT_BYTES
+                placed.append((one, beats))
+            arrays = ScoreArrays(self._spec, scope, segments)
+            descriptors = arrays.descriptors([beats for _, beats in placed])
+            sizes = {
+                "segments": descriptors.nbytes,
+                "queries": queries.nbytes,
+                "scores": arrays.beats * BEAT_BYTES,
+            }
+            at, parts = 0, {}
+            for name, size in sizes.items():
+                parts[name] = [at, size]
+                at += -(-size // _PAGE) * _PAGE
+            self._fits(at)
+            window = self._worker.window
+            for name, content in (("segments", descriptors), ("queries", queries)):
+                start, size = parts[name]
+                window[start : start + size] = content.reshape(-1)
+            self._worker.send(
+                "score",
+                chunk=self._addresses.index(lowest),
+                parts=parts,
+                score_bytes=[beats * BEAT_BYTES for beats in arrays.starts],
+                scope=SCOPE_NUMBERS[scope],
+                launch_id=self._launches,
+            )
+            start, size = parts["scores"]
+            scores = window[start : start + size].reshape(-1, BEAT_BYTES)
+            self._scoring = _Scoring(self, arrays, segments, scores, self._launches)
+            return iter(self._scoring)
 
     def close(self) -> None:
         """Let go of the card; harmless when done twice."""
         self._worker.close()
-        self._claims.release()
+        self._release()
 
     def progress(self) -> list[tuple[int, Beats]] | None:
         """Wait for the next status beats of the launch under way, by segment; None: it has ended.
 
         The scores that they count lie in the window before they come.
         """
-        answer = self._worker.receive("score", self._deadlines.progress)
-        if "status" in answer:
-            return [
-                (int(index), np.frombuffer(bytes.fromhex(beat), np.uint8).reshape(1, BEAT_BYTES))
-                for index, beat in answer["status"]
-            ]
-        self._scoring = None
-        if answer.get("state") != "ERT_CMD_STATE_COMPLETED":
-            self._worker.close()
-            raise DeviceError(f"the card ended a launch with {answer.get('state')}")
-        return None
+        with self._whole():
+            answer = self._worker.receive("score", self._deadlines.progress)
+            if "status" in answer:
+                return [
+                    (
+                        int(index),
+                        np.frombuffer(bytes.fromhex(beat), np.uint8).reshape(1, BEAT_BYTES),
+                    )
+                    for index, beat in answer["status"]
+                ]
+            self._scoring = None
+            if answer.get("state") != "ERT_CMD_STATE_COMPLETED":
+                self._worker.close()
+                raise DeviceError(f"the card ended a launch with {answer.get('state')}")
+            return None
 
     def check(self, beat: Beats, launch_id: int) -> int:
         """Return the tokens that a status beat counts complete, or raise what it says is wrong."""
@@ -206,6 +231,17 @@ class XrtDevice:
     def _wrong(self, what: str) -> DeviceError:
         self._worker.close()
         return DeviceError(f"the card's kernel left {what}")
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """Let the card go where a call is interrupted: its answer would pass for a later call's."""
+        try:
+            yield
+        except DeviceError:
+            raise
+        except BaseException:
+            self._worker.abandon()
+            raise
 
     def _finish(self) -> None:
         """Let a launch end that nobody listens to any more."""
