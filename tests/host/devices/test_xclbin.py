@@ -9,12 +9,14 @@ import pytest
 from made_xclbin import BANKS, CONNECTIONS, INSTANCES, PLATFORM, SPEC, make
 
 from hillinfer.devices.xrt.deadlines import Deadlines, deadlines_of
+from hillinfer.devices.xrt.environment import environment_of
 from hillinfer.devices.xrt.errors import XclbinError
 from hillinfer.devices.xrt.kernel_instance import unpack_connections, unpack_instances
 from hillinfer.devices.xrt.memory_bank import unpack_banks
 from hillinfer.devices.xrt.section_kind import SectionKind
-from hillinfer.devices.xrt.spec_record import check_xclbin
+from hillinfer.devices.xrt.spec_record import check_xclbin, shell_of
 from hillinfer.devices.xrt.xclbin import HARDWARE, HW_EMU, Xclbin
+from hillinfer.errors import SettingsError
 from hillinfer_model.choices import KeyMode
 
 
@@ -98,3 +100,40 @@ def test_vitis_simulator_is_waited_for_longer_than_a_card():
     assert simulator.load > 120
     assert simulator.answer > 30
     assert simulator.progress > 60
+
+
+def test_a_card_names_its_shell_and_an_xclbin_the_platform():
+    shell = "xilinx_u2_gen3x4_xdma_gc_base_2"
+    assert shell_of(PLATFORM) == shell_of(shell) == shell
+    check_xclbin(make(), SPEC, shell, "kernels.xclbin")
+    for other in ("xilinx_u2_gen3x4_xdma_gc_base_1", "xilinx_u50_gen3x16_xdma_base_5", ""):
+        assert shell_of(PLATFORM) != shell_of(other)
+        with pytest.raises(XclbinError, match="was built for the platform"):
+            check_xclbin(make(), SPEC, other, "kernels.xclbin")
+
+
+def test_the_file_beside_an_image_counts_for_an_emulated_card_only(tmp_path):
+    path = tmp_path / "kernels.xclbin"
+    path.with_name("environment.json").write_text('{"PYTHONPATH": "/somewhere"}')
+    path.write_bytes(make(mode=HW_EMU).pack())
+    assert environment_of(path) == {"PYTHONPATH": "/somewhere"}
+    path.write_bytes(make(mode=HARDWARE).pack())
+    assert environment_of(path) == {}
+
+
+def test_a_file_that_others_may_have_written_is_refused(tmp_path):
+    path = tmp_path / "kernels.xclbin"
+    path.write_bytes(make(mode=HW_EMU).pack())
+    path.with_name("environment.json").write_text("{}")
+    path.with_name("environment.json").chmod(0o666)
+    with pytest.raises(SettingsError, match="others may have written it"):
+        environment_of(path)
+
+
+def test_a_record_with_a_section_that_is_no_number_is_damage():
+    own = make()
+    record = own.sections[SectionKind.USER_METADATA].replace(b'"0":', b'"x":')
+    assert record != own.sections[SectionKind.USER_METADATA]
+    damaged = replace(own, sections={**own.sections, SectionKind.USER_METADATA: record})
+    with pytest.raises(XclbinError, match="damaged"):
+        check_xclbin(damaged, SPEC, PLATFORM, "kernels.xclbin")

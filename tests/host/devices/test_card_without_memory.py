@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A card that gives no memory is told and left; one that gives some is used."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from hillinfer.devices.csim_device import warn_of_loss
+from hillinfer.devices.device_shadows import DeviceShadows
+from hillinfer.devices.xrt.deadlines import Deadlines
+from hillinfer.devices.xrt.memory_claims import MemoryClaims
+from hillinfer.devices.xrt.worker_process import WorkerProcess
+from hillinfer.devices.xrt.xrt_device import XrtDevice
+from hillinfer.errors import HillInferWarning
+from hillinfer_model.kernel_spec import KernelSpec
+
+SPEC = KernelSpec(64, 2, 1)
+MEMORY = 1 << 30
+STAND_IN = Path(__file__).parents[1] / "machine" / "stand_in_pyxrt.py"
+
+
+@pytest.fixture
+def card(tmp_path):
+    """Opens a card of mere memory, with one fault."""
+    opened = []
+
+    def of(fault=""):
+        modules = tmp_path / "modules"
+        modules.mkdir(exist_ok=True)
+        shutil.copy(STAND_IN, modules / "pyxrt.py")
+        lead = {
+            "PYTHONPATH": str(modules), "TOLD": str(tmp_path / "told"), "FAULT": fault,
+            "SHELL_NAME": "shell",
+        }  # fmt: skip
+        worker = WorkerProcess(lead, 1 << 24, 30)
+        worker.ask("open", 30, xclbin="any", index=0)
+        claims = MemoryClaims(tmp_path / "cards", "card", MEMORY)
+        device = XrtDevice(SPEC, worker, MEMORY, claims, Deadlines())
+        opened.append(DeviceShadows(SPEC, device, 0.0, warn_of_loss))
+        return opened[-1]
+
+    yield of
+    for shadows in opened:
+        shadows.close()
+
+
+def test_a_card_with_memory_takes_shadows(card):
+    shadows = card()
+    assert shadows.take(0) is not None
+    assert not shadows.lost
+
+
+def test_a_card_without_p2p_is_told_with_what_to_look_at(card):
+    with pytest.warns(HillInferWarning, match="Operation not permitted.*hillinfer doctor"):
+        shadows = card("no p2p")
+    assert shadows.lost
+    assert shadows.take(0) is None
+
+
+def test_a_card_that_others_have_taken_is_told(card, tmp_path):
+    assert MemoryClaims(tmp_path / "cards", "card", MEMORY).claim(MEMORY)
+    with pytest.warns(HillInferWarning, match="other processes hold all of its memory"):
+        shadows = card()
+    assert shadows.lost
+
+
+def test_two_share_a_card_by_what_fits(card, tmp_path):
+    other = MemoryClaims(tmp_path / "cards", "card", MEMORY)
+    assert other.claim(MEMORY - (200 << 20))
+    shadows = card()
+    slots = shadows._device._per_chunk * 3
+    taken = [shadows.take(number) for number in range(slots + 5)]
+    assert sum(one is not None for one in taken) == slots - len(shadows.staging)
+    assert not shadows.lost
+    other.release()
+    assert shadows.take(slots) is not None
