@@ -12,6 +12,8 @@ import pytest
 from memory_cgroup import memory_cgroup
 
 SCRIPT = Path(__file__).parent / "limited_run.py"
+# One process makes the run that the limit comes from.
+pytestmark = pytest.mark.xdist_group("memory-limit")
 # What a process needs beyond its own peak, for page tables and pages of files.
 SLACK = 64 << 20
 
