@@ -25,7 +25,7 @@ QUESTION ?= Which statement makes the listed identifiers be interpreted as globa
 .PHONY: help setup pyxrt xrt model run test test-kernels test-fast lint format quality pools faults space csim cocotb formal synth hw_emu bitstream pynq-env doctor clean
 
 help: ## List every target
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z_-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: pyxrt ## Make the virtual environment with the tested versions
 
@@ -33,7 +33,7 @@ pyxrt: $(VENV)/installed ## Build the module pyxrt where XRT has headers and no 
 	PYTHONPATH=tools $(BIN)/python tools/build_pyxrt.py
 
 xrt: ## Install XRT and what the emulated card is built with, from Debian's packages
-	sh tools/install_xrt.sh own
+	sh tools/install_xrt.sh own "$(PYTHON)"
 
 model: $(VENV)/installed ## Fetch the real model of the examples and tests (93 MB, once)
 	$(BIN)/hillinfer fetch
@@ -90,7 +90,7 @@ synth: $(VENV)/installed ## Estimate the area of the RTL with yosys (a minute an
 pynq-env: $(BUILD)/pynq-env/installed ## Make the environment of the PYNQ front (63 MB to fetch, once)
 
 hw_emu: model ## Generate with HIE scores from an emulated card behind the real XRT
-	sh tools/install_xrt.sh "$(EMULATOR)"
+	sh tools/install_xrt.sh "$(EMULATOR)" "$(BIN)/python"
 	PYTHONPATH=tools $(BIN)/python tools/hw_emu.py --emulator "$(EMULATOR)" \
 		--platform "$(PLATFORM)" --build $(BUILD) --out $(BUILD)/reports/hw_emu.json
 

@@ -52,11 +52,14 @@ class Settings:
     cold_dir
         Directory on the drive that holds the cold pool; None for the user's cache directory.
     device
-        Name in the table of devices: `nvme`, `golden`, `csim` or `xrt`.
+        Name in the table of devices: `nvme`, `golden`, `csim`, `xrt` or `pynq`.
     beta
         Host-scored to device-scored segments, Mc/Ms; 0 gives the device every full group.
     xclbin
-        Image of the kernels for device `xrt`; None for the one that fits.
+        Image of the kernels; devices `xrt` and `pynq` need one.
+    pynq_python
+        Interpreter of PYNQ's environment, for device `pynq`; None for the one that the variable
+        HILLINFER_PYNQ_PYTHON names, or else that of `make pynq-env`.
     block_rows
         Rows that are read and attended to at a time; never derived from the budget, because it
         changes output bits.
@@ -86,6 +89,7 @@ class Settings:
     device: str = "nvme"
     beta: float = 0.0
     xclbin: Path | None = None
+    pynq_python: Path | None = None
     block_rows: int = 512
     block_tokens: int = 1024
     io_threads: int = 16
@@ -128,7 +132,7 @@ class Settings:
     @property
     def device_options(self) -> DeviceOptions:
         """What the device is opened with."""
-        return DeviceOptions(self.beta, self.xclbin)
+        return DeviceOptions(self.beta, self.xclbin, self.pynq_python)
 
     @property
     def kept_tokens(self) -> int:
@@ -158,7 +162,7 @@ class Settings:
         return replace(self, **changes)
 
 
-_PATHS = frozenset({"cold_dir", "pool_timeline", "xclbin"})
+_PATHS = frozenset({"cold_dir", "pool_timeline", "pynq_python", "xclbin"})
 _CHOICES: dict[str, type[StrEnum]] = {
     "rule": Rule,
     "scope": Scope,

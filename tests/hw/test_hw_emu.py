@@ -291,14 +291,17 @@ def test_one_row_that_differs_is_seen_above_the_rows(place):
 
 
 def install_xrt(place, *given):
-    """Run tools/install_xrt.sh on a machine where no package is missing; return what it said."""
+    """Run tools/install_xrt.sh on a machine where no package is missing.
+
+    Returns what it said and the packages that it asked for.
+    """
     asked = place.programs / "asked"
     package = place.programs / "dpkg-query"
-    package.write_text(f'#!/bin/sh\necho >>{asked}\necho "install ok installed"\n')
+    package.write_text(f'#!/bin/sh\necho "$3" >>{asked}\necho "install ok installed"\n')
     package.chmod(0o755)
     command = ["/bin/sh", str(ROOT / "tools" / "install_xrt.sh"), *given]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
-    return done.stdout, asked.exists()
+    return done.stdout, asked.read_text().split() if asked.exists() else []
 
 
 @pytest.mark.parametrize("given", [(), ("auto",), ("vitis",)])
@@ -306,14 +309,34 @@ def test_with_vitis_no_packages_are_asked_for(place, given):
     said, asked = install_xrt(place, *given)
     assert said.count("\n") == 1
     assert str(place.xrt) in said
-    assert not asked
+    assert asked == []
 
 
 def test_without_vitis_or_for_the_own_emulator_packages_are_asked_for(place):
-    assert install_xrt(place, "own") == ("", True)
+    said, asked = install_xrt(place, "own")
+    assert said == ""
+    assert "libxrt1" in asked
     (place.programs / "asked").unlink()
     (place.programs / "v++").unlink()
-    assert install_xrt(place, "auto") == ("", True)
+    assert install_xrt(place, "auto", "python3") == ("", asked)
+
+
+@pytest.mark.parametrize(
+    ("headers", "packages"),
+    [("/usr/include/python9.9", ["python9.9-dev"]), ("/opt/python9.9/include", [])],
+    ids=["debians-python", "another-python"],
+)
+def test_headers_are_asked_for_where_debians_interpreter_lacks_them(place, headers, packages):
+    python = place.programs / "python9.9"
+    python.write_text(f"#!/bin/sh\necho {headers}\n")
+    python.chmod(0o755)
+    _, asked = install_xrt(place, "own", str(python))
+    assert [one for one in asked if one.endswith("-dev") and "python" in one] == packages
+
+
+def test_headers_that_are_there_are_not_asked_for(place):
+    _, asked = install_xrt(place, "own", sys.executable)
+    assert not any("python" in one for one in asked)
 
 
 @pytest.mark.model

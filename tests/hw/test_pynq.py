@@ -21,7 +21,6 @@ from hillinfer.devices.pynq.card import Card
 from hillinfer.devices.pynq.errors import PynqError
 from hillinfer.devices.pynq.execution import PynqExecution
 from hillinfer.devices.pynq.front_process import FrontProcess
-from hillinfer.devices.pynq.host_memory import without_host_memory
 from hillinfer.devices.xrt.errors import XclbinError
 from hillinfer.devices.xrt.section_kind import SectionKind
 from hillinfer.devices.xrt.spec_record import spec_record
@@ -244,7 +243,7 @@ def test_the_folder_is_its_owners_only(own):
 
 def stand_in(tmp_path, script):
     """A program in place of the environment's interpreter: it is called with -I, front.py,
-    a folder and a descriptor."""
+    a folder and two descriptors."""
     program = tmp_path / "python"
     program.write_text(f"#!/bin/bash\n{script}\n")
     program.chmod(0o700)
@@ -288,28 +287,48 @@ def test_an_environment_that_is_not_there_is_named(card, tmp_path):
         find_pynq_python(tmp_path)
 
 
-def test_a_front_ends_when_its_parent_is_killed(emulated, card, tmp_path):
-    """Nobody is left to end it then."""
-    xclbin = tmp_path / "loadable.xclbin"
-    content = without_host_memory(Xclbin.read(card.xclbin), SMALL, "a.xclbin")
-    xclbin.write_bytes(content.pack())
-    program = (
-        "import sys, time\n"
-        "from pathlib import Path\n"
-        "from hillinfer.devices.pynq.front_process import FrontProcess\n"
-        "python, xclbin, platform = sys.argv[1:]\n"
-        "front = FrontProcess(Path(python), Path(xclbin).read_bytes(), platform, '', {}, 60)\n"
-        "print(front.folder, flush=True)\n"
-        "time.sleep(100)\n"
-    )
-    command = [sys.executable, "-c", program, emulated.python, xclbin, card.platform]
-    environment = {**os.environ, **card.environment}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as parent:
-        folder = Path(parent.stdout.readline().strip())
-        assert len(processes_in(folder)) == 2
-        parent.kill()
+# A host: it loads a card, says where, and launches when told.
+HOST = """
+import sys
+from pathlib import Path
+from emulated_cards import SMALL
+from launch_cases import random_launch
+from hillinfer.devices.pynq.card import Card
+from hillinfer.devices.pynq.execution import PynqExecution
+from hillinfer_model.choices import Scope
+python, xclbin, platform = sys.argv[1:]
+execution = PynqExecution(Path(python), lambda spec: Card(Path(xclbin), platform, {}))
+execution.load(SMALL)
+print(execution.front.pid, execution.front.folder, flush=True)
+sys.stdin.readline()
+execution.score(SMALL, random_launch(SMALL, Scope.LAYER, [3]))
+"""
+
+
+@pytest.mark.parametrize("doing", ["waits", "hangs"])
+def test_a_front_ends_when_its_parent_is_killed(doing, emulated, card):
+    """Nobody is left to end it then; one that hangs in XRT reads nothing and hears no timer."""
+    command = [sys.executable, "-c", HOST, emulated.python, card.xclbin, card.platform]
+    environment = {**os.environ, **card.environment, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    ) as host:
+        front, place = host.stdout.readline().split()
+        folder = Path(place)
+        pids = processes_in(folder)
+        assert len(pids) == 2
+        if doing == "hangs":
+            os.kill(next(pid for pid in pids if pid != int(front)), signal.SIGSTOP)
+            host.stdin.write("\n")
+            host.stdin.flush()
+            # Until the front has taken the launch and waits for the card.
+            time.sleep(2)
+        host.kill()
     end = time.monotonic() + 10
     while processes_in(folder) and time.monotonic() < end:
         time.sleep(0.01)
-    assert not processes_in(folder)
+    left = processes_in(folder)
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert not left
     shutil.rmtree(folder)

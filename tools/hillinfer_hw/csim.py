@@ -78,6 +78,9 @@ class CsimExecution:
         scalars = [launch.segments.shape[0], launch.launch_id]
         return self._run("make_shadow", spec, reads, launch.shadow, scalars)
 
+    def close(self) -> None:
+        """Do nothing: what was compiled stays for the next one."""
+
     def _run(
         self,
         kernel: str,

@@ -7,23 +7,14 @@ from collections.abc import Sequence
 from xml.etree import ElementTree
 
 from hillinfer.devices.xrt.kernel_instance import KernelInstance
-from hillinfer_hw.rtl_files import BUNDLES, argument_offsets, arguments
+from hillinfer_hw.argument_list import add_arguments
+from hillinfer_hw.kernel_ports import CONTROL_PORT, REGISTER_RANGE
+from hillinfer_hw.rtl_files import BUNDLES
 from hillinfer_model.kernel_spec import KernelSpec
 
 PROJECT = "hillinfer"
 PART = "kintexuplus:xcku15p:ffva1156:-2LV:e"
-REGISTER_RANGE = 0x1000
 CLOCK_MHZ = 300
-_POINTER_BYTES, _SCALAR_BYTES = 8, 4
-_SCALAR, _GLOBAL = "0", "1"
-
-
-def bundle_of(kernel: str, argument: str) -> str:
-    """Return the memory bundle of a pointer: keys, what else is read, or what is written."""
-    if argument == ("shadow" if kernel == "score_tokens" else "rows"):
-        return BUNDLES[0]
-    written = ("scores", "status") if kernel == "score_tokens" else ("shadow", "status")
-    return BUNDLES[2] if argument in written else BUNDLES[1]
 
 
 def kernel_xml(spec: KernelSpec, instances: Sequence[KernelInstance], platform: str) -> bytes:
@@ -69,21 +60,11 @@ def _add_kernel(core: ElementTree.Element, spec: KernelSpec, instance: KernelIns
             range="0xFFFFFFFFFFFFFFFF", dataWidth=str(spec.axi_bits), base="0x0",
         )  # fmt: skip
     ElementTree.SubElement(
-        kernel, "port", name="S_AXI_CONTROL", portType="addressable", mode="slave",
+        kernel, "port", name=CONTROL_PORT.upper(), portType="addressable", mode="slave",
         range=hex(REGISTER_RANGE), dataWidth="32", base="0x0",
     )  # fmt: skip
-    pointers, _ = arguments(spec, instance.kernel)
-    for index, (name, offset) in enumerate(argument_offsets(spec, instance.kernel).items()):
-        is_pointer = name in pointers
-        bundle = f"M_AXI_{bundle_of(instance.kernel, name).upper()}"
-        port = bundle if is_pointer else "S_AXI_CONTROL"
-        size = hex(_POINTER_BYTES if is_pointer else _SCALAR_BYTES)
-        ElementTree.SubElement(
-            kernel, "arg", name=name, addressQualifier=_GLOBAL if is_pointer else _SCALAR,
-            id=str(index), port=port, size=size, offset=hex(offset), hostOffset="0x0",
-            hostSize=size, type="void*" if is_pointer else "uint",
-        )  # fmt: skip
+    add_arguments(kernel, spec, instance.kernel, str.upper)
     own = ElementTree.SubElement(kernel, "instance", name=instance.instance)
     ElementTree.SubElement(
-        own, "addrRemap", base=hex(instance.base), range=hex(0x10000), port="S_AXI_CONTROL"
+        own, "addrRemap", base=hex(instance.base), range=hex(0x10000), port=CONTROL_PORT.upper()
     )

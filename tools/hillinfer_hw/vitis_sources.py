@@ -8,13 +8,8 @@ from pathlib import Path
 
 from hillinfer_hw.csim_build import HLS, rendered_sources
 from hillinfer_hw.emulation_image import BANKS
-from hillinfer_hw.package_xml import (
-    CONTROL_PORT,
-    LIBRARY,
-    VENDOR,
-    memory_port,
-    package_xml,
-)
+from hillinfer_hw.kernel_ports import CONTROL_PORT, memory_port
+from hillinfer_hw.package_xml import LIBRARY, VENDOR, package_xml
 from hillinfer_hw.render import HARDWARE, render
 from hillinfer_hw.rtl_files import BUNDLES, RTL, argument_offsets, arguments, rtl_context
 from hillinfer_hw.vitis_build import KernelSource, VitisBuild

@@ -84,14 +84,21 @@ def generate(
         Path | None, typer.Option(help="Directory on the drive; by default in the user's cache.")
     ] = None,
     device: Annotated[
-        str, typer.Option(help="What scores: nvme, golden, csim or xrt.")
+        str, typer.Option(help="What scores: nvme, golden, csim, xrt or pynq.")
     ] = _DEFAULTS.device,
     beta: Annotated[
         float,
         typer.Option(help="Host-scored to device-scored segments; 0: the device scores all."),
     ] = _DEFAULTS.beta,
     xclbin: Annotated[
-        Path | None, typer.Option(help="Image of the card's kernels, for --device xrt.")
+        Path | None, typer.Option(help="Image of the card's kernels, for --device xrt or pynq.")
+    ] = None,
+    pynq_python: Annotated[
+        Path | None,
+        typer.Option(
+            help="Python of `make pynq-env`, for --device pynq; by default HILLINFER_PYNQ_PYTHON, "
+            "or build/pynq-env of the source tree."
+        ),
     ] = None,
     block_rows: Annotated[
         int, typer.Option(help="Rows read and attended to at a time.")
@@ -140,6 +147,7 @@ def generate(
         device=device,
         beta=beta,
         xclbin=xclbin,
+        pynq_python=pynq_python,
         block_rows=block_rows,
     )
     make_pool_policy(pool_policy)

@@ -51,6 +51,7 @@ def settings_facts(request: GenerateRequest, checked: CheckedRun) -> dict[str, A
         "device": settings.device,
         "beta": settings.beta,
         "xclbin": str(settings.xclbin) if settings.xclbin else None,
+        "pynq_python": str(settings.pynq_python) if settings.pynq_python else None,
         "block_rows": settings.block_rows,
         "block_tokens": settings.block_tokens,
         "io_threads": settings.io_threads,

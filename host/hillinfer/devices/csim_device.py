@@ -6,22 +6,18 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-import warnings
 from pathlib import Path
 from typing import cast
 
 from hillinfer.devices.device_options import DeviceOptions
 from hillinfer.devices.device_scorer import DeviceScorer
 from hillinfer.devices.device_shadows import DeviceShadows
-from hillinfer.devices.errors import DeviceError
-from hillinfer.devices.launch_device import LaunchDevice, LaunchExecution
-from hillinfer.errors import HillInferWarning, SettingsError
+from hillinfer.devices.launch_device import MEMORY_BYTES, LaunchDevice, LaunchExecution
+from hillinfer.devices.loss_warning import warn_of_loss
+from hillinfer.errors import SettingsError
 from hillinfer.hie.torch_scorer import TorchScorer
 from hillinfer_model.choices import Scope
 from hillinfer_model.kernel_spec import KernelSpec
-
-# As much as a SmartSSD's DRAM; memory that is not written to is not taken.
-_MEMORY_BYTES = 4 << 30
 
 
 def open_csim(spec: KernelSpec, scope: Scope, options: DeviceOptions) -> DeviceScorer:
@@ -33,18 +29,9 @@ def open_csim(spec: KernelSpec, scope: Scope, options: DeviceOptions) -> DeviceS
         Outside HillInfer's source tree, where the C++ and what builds it are missing.
     """
     execution = cast("LaunchExecution", _execution())
-    device = LaunchDevice(spec, execution, _MEMORY_BYTES // spec.segment_bytes)
+    device = LaunchDevice(spec, execution, MEMORY_BYTES // spec.segment_bytes)
     return DeviceScorer(
         TorchScorer(spec, scope), DeviceShadows(spec, device, options.beta, warn_of_loss)
-    )
-
-
-def warn_of_loss(error: DeviceError) -> None:
-    """Tell the user that scoring goes on without the device."""
-    warnings.warn(
-        f"{error}; the host goes on scoring and codes the lost shadow again: same tokens, slower",
-        HillInferWarning,
-        stacklevel=2,
     )
 
 

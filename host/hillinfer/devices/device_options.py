@@ -17,8 +17,11 @@ class DeviceOptions:
         Host-scored to device-scored segments, Mc/Ms (HillInfer equation 4); 0 gives the device
         every full group.
     xclbin
-        Image of the kernels for device `xrt`; None for the one that fits in the bitstream folder.
+        Image of the kernels; devices `xrt` and `pynq` need one.
+    pynq_python
+        Interpreter of PYNQ's environment; None for the one that `pynq_python` finds.
     """
 
     beta: float = 0.0
     xclbin: Path | None = None
+    pynq_python: Path | None = None

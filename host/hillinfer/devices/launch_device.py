@@ -21,6 +21,9 @@ from hillinfer_model.launch_result import LaunchResult
 from hillinfer_model.score_launch import SCOPE_NUMBERS, ScoreLaunch
 from hillinfer_model.status_beat import StatusBeat
 
+# As much as a SmartSSD's DRAM; memory that is not written to is not taken.
+MEMORY_BYTES = 4 << 30
+
 
 class LaunchExecution(Protocol):
     """Runs a launch of `score_tokens` to its end."""
@@ -29,9 +32,13 @@ class LaunchExecution(Protocol):
         """Return what the launch leaves in memory."""
         ...
 
+    def close(self) -> None:
+        """Let go of what runs launches; harmless when done twice."""
+        ...
+
 
 class LaunchDevice:
-    """Shadows in host memory, scored by an execution: for tests and without hardware.
+    """Shadows in host memory, scored by an execution: csim, and PYNQ, which copies every launch.
 
     Parameters
     ----------
@@ -99,7 +106,8 @@ class LaunchDevice:
         )
 
     def close(self) -> None:
-        """Do nothing: memory goes with the object."""
+        """Let the execution go; memory goes with the object."""
+        self._execution.close()
 
     def _check(self, index: int, result: LaunchResult) -> None:
         try:

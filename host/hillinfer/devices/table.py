@@ -9,6 +9,7 @@ from hillinfer.devices.csim_device import open_csim
 from hillinfer.devices.device_options import DeviceOptions
 from hillinfer.devices.device_scorer import DeviceScorer
 from hillinfer.devices.golden_scorer import GoldenScorer
+from hillinfer.devices.pynq.open_pynq import open_pynq
 from hillinfer.devices.scorer import Scorer
 from hillinfer.devices.xrt.open_xrt import open_xrt
 from hillinfer.errors import SettingsError
@@ -21,6 +22,7 @@ DEVICES: dict[str, Callable[[KernelSpec, Scope, DeviceOptions], Scorer]] = {
     "golden": lambda spec, scope, _: GoldenScorer(spec, scope),
     "csim": open_csim,
     "xrt": open_xrt,
+    "pynq": open_pynq,
 }
 
 

@@ -14,8 +14,7 @@ from hillinfer.hie.token_tuples import TokenTuples
 from hillinfer_model.choices import Scope
 from hillinfer_model.kernel_spec import KernelSpec
 from hillinfer_model.score_block import ScoreBlock
-
-_WINDOW = 1 << 16
+from hillinfer_model.score_tuples import WINDOW_TOKENS
 
 
 class ScoreStream:
@@ -53,8 +52,8 @@ class ScoreStream:
         length = self._spec.block_tokens
         step = final_tokens(self._spec, tuples.shape[0])
         filled = 0
-        for window in range(0, self._tokens, _WINDOW):
-            window_stop = min(window + _WINDOW, self._tokens)
+        for window in range(0, self._tokens, WINDOW_TOKENS):
+            window_stop = min(window + WINDOW_TOKENS, self._tokens)
             for start in range(window, window_stop, length):
                 stop = min(start + length, window_stop)
                 while filled < stop:

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from hillinfer.hie.score_codes import raw_sum_codes, weight_sum_codes, weights_in_place
 from hillinfer_model.choices import Rule, Scope
 from hillinfer_model.kernel_spec import KernelSpec
-
-_WINDOW = 1 << 16
+from hillinfer_model.score_tuples import WINDOW_TOKENS
 
 
 class TokenTuples:
@@ -66,5 +65,5 @@ class TokenTuples:
         codes.masked_fill_(invalid, 0)
         codes.bitwise_left_shift_(16)
         positions = torch.arange(first_position, first_position + codes.shape[-1])
-        codes += positions.bitwise_and_(_WINDOW - 1)
+        codes += positions.bitwise_and_(WINDOW_TOKENS - 1)
         return codes.numpy().astype(np.uint32)

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from hillinfer.devices.csim_device import warn_of_loss
 from hillinfer.devices.device_scorer import DeviceScorer
 from hillinfer.devices.device_shadows import DeviceShadows
 from hillinfer.devices.errors import DeviceError
 from hillinfer.devices.launch_device import LaunchDevice
+from hillinfer.devices.loss_warning import warn_of_loss
 from hillinfer.errors import HillInferWarning
 from hillinfer.hie.torch_scorer import TorchScorer
 from hillinfer.model_shape import ModelShape, StoredType
@@ -40,6 +40,9 @@ class GoldenLaunches:
         if self.flipped_byte is not None:
             result.output[5, self.flipped_byte] ^= 0x40
         return result
+
+    def close(self):
+        pass
 
 
 SCORE_BYTE, POSITION_BYTE = 3, 0

@@ -49,6 +49,18 @@ class PynqExecution:
         self._spec: KernelSpec | None = None
         self.front: FrontProcess | None = None
 
+    def load(self, spec: KernelSpec) -> None:
+        """Load a spec's kernels now, not with their first launch.
+
+        Raises
+        ------
+        XclbinError
+            Where the card's xclbin is damaged, or for another spec or platform.
+        PynqError
+            Where the front does not start in time.
+        """
+        self._front_of(spec)
+
     def score(self, spec: KernelSpec, launch: ScoreLaunch) -> LaunchResult:
         """Run `score_tokens`.
 

@@ -78,20 +78,24 @@ class FrontProcess:
             # Everything that the driver makes is in the folder: sockets, and the card's process.
             variables |= {"USER": self.folder.name, "SDACCEL_EM_RUN_DIR": str(self.folder)}
         self._replies, theirs = os.pipe()
+        # Kept open as long as this process lives, whatever the front is doing.
+        their_life, life = os.pipe()
         try:
             with self._log.open("ab") as log:
                 self._process = subprocess.Popen(
-                    [python, "-I", _PROGRAM, self.folder, str(theirs)],
-                    cwd=self.folder, env=variables, pass_fds=(theirs,), start_new_session=True,
-                    stdin=subprocess.PIPE, stdout=log, stderr=log,
+                    [python, "-I", _PROGRAM, self.folder, str(theirs), str(their_life)],
+                    cwd=self.folder, env=variables, pass_fds=(theirs, their_life),
+                    start_new_session=True, stdin=subprocess.PIPE, stdout=log, stderr=log,
                 )  # fmt: skip
         except OSError as error:
             os.close(self._replies)
+            os.close(life)
             shutil.rmtree(self.folder, ignore_errors=True)
             raise PynqError(f"cannot start {python}: {error.strerror}") from error
         finally:
             os.close(theirs)
-        self._end = weakref.finalize(self, _end, self._process, self._replies, self.folder)
+            os.close(their_life)
+        self._end = weakref.finalize(self, _end, self._process, self.folder, (self._replies, life))
         self._wait("ready", "load the card", seconds)
 
     @property
@@ -209,10 +213,11 @@ class FrontProcess:
         return content
 
 
-def _end(process: subprocess.Popen[bytes], replies: int, folder: Path) -> None:
+def _end(process: subprocess.Popen[bytes], folder: Path, pipes: tuple[int, ...]) -> None:
     """Kill the front and everything it has started, and remove its folder."""
     end_session(process, folder)
     assert process.stdin is not None
     with suppress(BrokenPipeError):
         process.stdin.close()
-    os.close(replies)
+    for pipe in pipes:
+        os.close(pipe)

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hillinfer.devices.csim_device import warn_of_loss
 from hillinfer.devices.device_options import DeviceOptions
 from hillinfer.devices.device_scorer import DeviceScorer
 from hillinfer.devices.device_shadows import DeviceShadows
 from hillinfer.devices.errors import DeviceError
+from hillinfer.devices.loss_warning import warn_of_loss
 from hillinfer.devices.xrt.deadlines import deadlines_of
 from hillinfer.devices.xrt.environment import environment_of
 from hillinfer.devices.xrt.errors import XclbinError

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Opens a card behind PYNQ for the host's table of devices."""
+
+from __future__ import annotations
+
+import os
+
+from hillinfer.devices.device_options import DeviceOptions
+from hillinfer.devices.device_scorer import DeviceScorer
+from hillinfer.devices.device_shadows import DeviceShadows
+from hillinfer.devices.launch_device import MEMORY_BYTES, LaunchDevice
+from hillinfer.devices.loss_warning import warn_of_loss
+from hillinfer.devices.pynq.card import Card
+from hillinfer.devices.pynq.errors import PynqError
+from hillinfer.devices.pynq.execution import PynqExecution
+from hillinfer.devices.pynq.interpreter import pynq_python
+from hillinfer.devices.pynq.launches import PynqLaunches
+from hillinfer.devices.xrt.deadlines import deadlines_of
+from hillinfer.devices.xrt.environment import environment_of
+from hillinfer.devices.xrt.open_xrt import kernels_for
+from hillinfer.devices.xrt.spec_record import recorded_spec
+from hillinfer.devices.xrt.xclbin import Xclbin
+from hillinfer.errors import SettingsError
+from hillinfer.hie.torch_scorer import TorchScorer
+from hillinfer_model.choices import Scope
+from hillinfer_model.kernel_spec import KernelSpec
+
+
+def open_pynq(spec: KernelSpec, scope: Scope, options: DeviceOptions) -> DeviceScorer:
+    """Return a scorer whose device is a card that PYNQ loads and starts.
+
+    Raises
+    ------
+    SettingsError
+        Where no xclbin is named, or it is damaged or for other kernels or another platform
+        (`XclbinError`), PYNQ's environment or XRT is missing, or the card cannot be loaded.
+    """
+    if options.xclbin is None:
+        raise SettingsError(
+            "device=pynq needs the image of the card's kernels: --xclbin FILE; `make bitstream` "
+            "builds one with Vitis, `make hw_emu` one for an emulated card"
+        )
+    python = pynq_python(options.pynq_python, os.environ)
+    xclbin = Xclbin.read(options.xclbin)
+    kernels = kernels_for(spec, recorded_spec(xclbin, str(options.xclbin)))
+    environment = environment_of(options.xclbin)
+    variables = {**os.environ, **environment}
+    if not variables.get("XILINX_XRT"):
+        raise SettingsError(
+            "device=pynq needs XRT, which XILINX_XRT names: source /opt/xilinx/xrt/setup.sh; for "
+            "an emulated card, environment.json beside the xclbin names it"
+        )
+    card = Card(options.xclbin, xclbin.platform, environment)
+    deadlines = deadlines_of(xclbin, variables)
+    # A launch through files says nothing before its end.
+    execution = PynqExecution(python, lambda _: card, max(deadlines.load, deadlines.progress))
+    try:
+        execution.load(kernels)
+    except (PynqError, OSError) as error:
+        raise SettingsError(f"device=pynq: {error}") from error
+    device = LaunchDevice(kernels, PynqLaunches(execution), MEMORY_BYTES // kernels.segment_bytes)
+    shadows = DeviceShadows(spec, device, options.beta, warn_of_loss)
+    return DeviceScorer(TorchScorer(spec, scope), shadows)
