@@ -18,6 +18,7 @@ from hillinfer.models.context_needs import ContextNeeds
 from hillinfer.models.loader import ModelOutline
 from hillinfer.policies.pool_policies import make_pool_policy
 from hillinfer.pools.budget_plan import hit_bytes, kernel_spec, observed_bytes
+from hillinfer.pools.device_part import DevicePart
 from hillinfer.prompt import DocumentPrompt, PromptError, QuestionPrompt
 from hillinfer.sessions.fingerprint import Fingerprint
 from hillinfer.sessions.prefix import reusable_tokens
@@ -219,7 +220,9 @@ def _fork_bytes(
     if (document_tokens - 1) % request.chunk_tokens and not reused_tokens:
         return own
     spec = kernel_spec(shape, _named(request.settings))
-    return own + shape.layers * (shadow_bytes(spec) + statistics_bytes(spec))
+    device = DevicePart.of(request.settings.device, spec, shape.layers, 1, 1)
+    shadow = shape.layers * (shadow_bytes(spec) + statistics_bytes(spec))
+    return own + shadow + device.probe_bytes
 
 
 def _named(settings: Settings) -> Settings:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from hillinfer.devices.errors import DeviceError
 from hillinfer.devices.scoring_device import DeviceSegment, ScoredTokens, ScoringDevice
-from hillinfer.hie.probe_shadow import ProbeShadow, probe_bytes
+from hillinfer.hie.probe_shadow import ProbeShadow
 from hillinfer.hie.shadow_layout import ShadowLayout
 from hillinfer_model.beats import Beats
 from hillinfer_model.choices import Scope
@@ -61,8 +61,6 @@ class DeviceShadows:
         Slots for shadows that come from the drive for one launch.
     lost
         Whether the device failed: nothing that it held is there any more.
-    probe_bytes
-        Bytes that the host keeps of each segment.
     """
 
     def __init__(
@@ -83,7 +81,8 @@ class DeviceShadows:
         self.staging = range(staging if staging and self._has_room(staging - 1) else 0)
         self._free: list[int] = []
         self._fresh = self.staging.stop
-        self.probe_bytes = probe_bytes(self._layout)
+        # Asking a card for room takes time, and every token asks.
+        self._full = False
         self.launches = 0
         self.scored_tokens = 0
 
@@ -93,11 +92,12 @@ class DeviceShadows:
             return None
         if self._free:
             slot = heapq.heappop(self._free)
-        elif self._fresh < self._device.slots and self._has_room(self._fresh):
+        elif not self._full and self._fresh < self._device.slots and self._has_room(self._fresh):
             slot, self._fresh = self._fresh, self._fresh + 1
         else:
+            self._full = True
             return None
-        return Resident(slot, 0, ProbeShadow(self._layout, number == 0))
+        return Resident(slot, 0, ProbeShadow(self._layout, number))
 
     def _for_host(self, segments: int) -> int:
         """Return how many of the first segments the host scores."""
@@ -116,7 +116,7 @@ class DeviceShadows:
 
     def probes(self, number: int, shadow: NDArray[np.uint8]) -> ProbeShadow:
         """Return the probe tokens of a full segment that the drive holds."""
-        made = ProbeShadow(self._layout, number == 0)
+        made = ProbeShadow(self._layout, number)
         made.take(shadow, 0, self._spec.segment_tokens)
         return made
 
@@ -128,6 +128,7 @@ class DeviceShadows:
 
     def give(self, resident: Resident) -> None:
         """Let a slot be used for another segment."""
+        self._full = False
         heapq.heappush(self._free, resident.slot)
 
     def update(self, resident: Resident, shadow: NDArray[np.uint8], coded_tokens: int) -> None:

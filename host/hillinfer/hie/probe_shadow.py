@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from hillinfer.hie.offsets import PROBE_STRIDE, SINKS
 from hillinfer.hie.shadow_layout import ShadowLayout
-from hillinfer_model.kernel_spec import BEAT_BYTES, GROUP_TOKENS
+from hillinfer_model.kernel_spec import BEAT_BYTES, GROUP_TOKENS, KernelSpec
 
 
 class ProbeShadow:
@@ -21,8 +21,8 @@ class ProbeShadow:
     ----------
     layout
         Of the segment's shadow.
-    first
-        Whether it is the first segment, which has the sinks.
+    number
+        Of the segment: number 0 has the sinks.
 
     Attributes
     ----------
@@ -32,13 +32,10 @@ class ProbeShadow:
         uint8 of shape (groups · group_beats, 64).
     """
 
-    def __init__(self, layout: ShadowLayout, first: bool) -> None:  # noqa: FBT001 - a fact
+    def __init__(self, layout: ShadowLayout, number: int) -> None:
         self._layout = layout
-        probes = np.arange(0, layout.spec.segment_tokens, PROBE_STRIDE)
-        sinks = np.arange(1, SINKS) if first else np.arange(0)
-        self.tokens = np.concatenate([probes, sinks])
-        groups = -(-self.tokens.size // GROUP_TOKENS)
-        self.shadow = np.zeros((groups * layout.spec.group_beats, BEAT_BYTES), dtype=np.uint8)
+        self.tokens = _kept_tokens(layout.spec, number)
+        self.shadow = np.zeros((_beats(layout.spec, number), BEAT_BYTES), dtype=np.uint8)
 
     def take(self, shadow: NDArray[np.uint8], first_token: int, stop: int) -> None:
         """Copy the tokens first_token <= index < stop that are kept out of a segment's shadow."""
@@ -51,7 +48,15 @@ class ProbeShadow:
         return self.shadow.shape[0] // self._layout.spec.group_beats
 
 
-def probe_bytes(layout: ShadowLayout) -> int:
-    """Return an upper bound of the bytes of one segment's probe shadow."""
-    tokens = layout.spec.segment_tokens // PROBE_STRIDE + SINKS - 1
-    return -(-tokens // GROUP_TOKENS) * layout.spec.group_beats * BEAT_BYTES
+def probe_bytes(spec: KernelSpec, number: int) -> int:
+    """Return the bytes of the probe shadow of the segment of some number."""
+    return _beats(spec, number) * BEAT_BYTES
+
+
+def _kept_tokens(spec: KernelSpec, number: int) -> NDArray[np.int64]:
+    sinks = range(0 if number else 1, 0 if number else SINKS)
+    return np.array([*range(0, spec.segment_tokens, PROBE_STRIDE), *sinks], np.int64)
+
+
+def _beats(spec: KernelSpec, number: int) -> int:
+    return -(-_kept_tokens(spec, number).size // GROUP_TOKENS) * spec.group_beats

@@ -10,6 +10,7 @@ from hillinfer.errors import BudgetError
 from hillinfer.hie.scratch import score_bytes_per_token, scratch_bytes
 from hillinfer.model_shape import ModelShape
 from hillinfer.policies.pool_policies import make_pool_policy
+from hillinfer.pools.device_part import DevicePart
 from hillinfer.pools.hit_rate_table import HIT_BYTES, room_for
 from hillinfer.pools.hot_pools import TABLE_GROWTH_ROWS
 from hillinfer.pools.slot_table import SLOT_BYTES
@@ -72,6 +73,9 @@ class BudgetPlan:
         Every I/O, gather, spill and prefill buffer, and scoring scratch.
     other_bytes
         Statistics, slot tables, hit-rate tables, observed queries, scores.
+    device
+        Of these, what is there because a device scores; the probe tokens are no part of
+        `shadow_bytes`.
     """
 
     budget_bytes: int
@@ -82,6 +86,7 @@ class BudgetPlan:
     all_rows_bytes: int
     staging_bytes: int
     other_bytes: int
+    device: DevicePart
 
     @classmethod
     def for_context(
@@ -111,6 +116,7 @@ class BudgetPlan:
         row = shape.layers * (shape.row_bytes + SLOT_BYTES)
         tails = GROUP_TOKENS * shape.token_bytes * sequences
         observed = make_pool_policy(settings.pool_policy).observed_queries
+        device = DevicePart.of(settings.device, spec, shape.layers, tokens, sequences)
         return cls(
             budget_bytes=settings.dram_budget.resolve(kv_bytes),
             kv_bytes=kv_bytes,
@@ -118,12 +124,13 @@ class BudgetPlan:
             streamed_shadow_bytes=0,
             kept_bytes=settings.kept_tokens * row * sequences + tails,
             all_rows_bytes=tokens * row * sequences + tails,
-            staging_bytes=staging_bytes(shape, settings),
+            staging_bytes=staging_bytes(shape, settings) + device.staging_bytes,
             other_bytes=segments * shape.layers * statistics_bytes(spec)
             # One slot table is there twice while it grows.
             + (rows * shape.layers + rows - TABLE_GROWTH_ROWS) * _SLOT_TABLE_BYTES
             + (hit_bytes(shape, tokens) + observed_bytes(shape, observed)) * sequences
             + score_bytes(spec, settings.scope, tokens),
+            device=device,
         )
 
     def streamed(self, spec: KernelSpec, layers: int, sequences: int) -> BudgetPlan:
@@ -132,7 +139,8 @@ class BudgetPlan:
         in_dram = _moving_shadows(layers, sequences) * one
         staging = self.staging_bytes + STREAM_BUFFERS * one
         rows = max(self.kept_bytes, self.budget_bytes // 2)
-        left = (self.budget_bytes - rows - staging - self.other_bytes) // one * one
+        fixed = rows + staging + self.other_bytes + self.device.probe_bytes
+        left = (self.budget_bytes - fixed) // one * one
         resident = min(max(left, in_dram), self.shadow_bytes)
         return replace(
             self,
@@ -151,13 +159,12 @@ class BudgetPlan:
     @property
     def required_bytes(self) -> int:
         """The smallest budget this plan can run with."""
-        return self.shadow_bytes + self.kept_bytes + self.staging_bytes + self.other_bytes
+        return self._fixed_bytes + self.kept_bytes
 
     @property
     def comfortable_bytes(self) -> int:
         """The smallest budget of which half, or room for all rows, is left for hot rows."""
-        fixed = self.shadow_bytes + self.staging_bytes + self.other_bytes
-        return fixed + min(fixed, self.all_rows_bytes)
+        return self._fixed_bytes + min(self._fixed_bytes, self.all_rows_bytes)
 
     @property
     def hot_bytes(self) -> int:
@@ -177,18 +184,26 @@ class BudgetPlan:
                 needs += " even with the key shadow on the drive"
             raise BudgetError(
                 f"the DRAM budget of {format_bytes(self.budget_bytes)} is too small: this context "
-                f"needs {needs} (shadow {format_bytes(self.shadow_bytes)}, kept rows "
+                f"needs {needs} (shadow "
+                f"{format_bytes(self.shadow_bytes + self.device.probe_bytes)}, kept rows "
                 f"{format_bytes(self.kept_bytes)}, staging {format_bytes(self.staging_bytes)}, "
                 f"other {format_bytes(self.other_bytes)}); raise --dram-budget, shrink the shadow "
                 "with --shadow int4 or int2, or lower --block-rows, which sets most of the staging"
             )
 
+    @property
+    def _fixed_bytes(self) -> int:
+        """What is there whatever the rows take."""
+        shadow = self.shadow_bytes + self.device.probe_bytes
+        return shadow + self.staging_bytes + self.other_bytes
+
 
 def _moving_shadows(layers: int, sequences: int) -> int:
     """Return how many shadows DRAM must hold that are no full ones at rest.
 
-    The open segment of each sequence in every layer, the full one that is open again while a
-    sequence is cut, and those on their way to the drive.
+    For each sequence and layer, the open segment and a full one: it is open again while the
+    sequence is cut, or a device holds it, too, and its tokens are among the newest. Then those on
+    their way to the drive.
     """
     return 2 * layers * sequences + LEAVING_SHADOWS
 

@@ -143,7 +143,7 @@ class RowKeeper:
         segments = (
             saved.manifest.extent.segments if whole else tokens // self._shadow.spec.segment_tokens
         )
-        self._shadow.adopt(sequence, SavedShadow(saved), segments)
+        self._shadow.adopt(sequence, SavedShadow(saved), segments, tokens)
         fill_sequence(saved, sequence, tokens, self._keeper.observed_queries)
         sequence.lengths = [tokens] * self._shape.layers
         return sequence

@@ -74,8 +74,19 @@ class ShadowKeeper:
             segment.owners += 1
         return list(sequence.segments)
 
-    def adopt(self, sequence: Sequence, saved: SavedShadow, segments: int) -> None:
-        """Give an empty sequence the first segments of a saved shadow, as they were."""
+    def adopt(self, sequence: Sequence, saved: SavedShadow, segments: int, tokens: int) -> None:
+        """Give an empty sequence the first segments of a saved shadow, as they were.
+
+        Parameters
+        ----------
+        sequence
+            Of no tokens yet.
+        saved, segments
+            Whose, and how many of them.
+        tokens
+            That the sequence is about to have.
+        """
+        size = self.spec.segment_tokens
         for number in range(segments):
             segment = self._own(sequence, number)
             for layer, own in enumerate(segment.layers):
@@ -89,6 +100,7 @@ class ShadowKeeper:
                         saved.slot(number, layer),
                         partial(saved.read_codes, number, layer),
                     )
+                    self._memory.leave_to_device(own, (number + 1) * size, tokens)
 
     def shadows(self, layer: int, sequence: Sequence) -> list[SegmentShadow]:
         """Return what is coded of a layer already, to be read in this order."""
@@ -101,15 +113,19 @@ class ShadowKeeper:
         kept = -(-length // size)
         if length % size and kept <= len(sequence.segments):
             left = length - (kept - 1) * size
+            for later in sequence.segments[kept:]:
+                self._memory.leave_all_to_device(later)
             if any(one.coded_tokens > left for one in sequence.segments[kept - 1].layers):
                 self._memory.cut(self._own(sequence, kept - 1), left)
         while len(sequence.segments) > kept:
             self._memory.release(sequence.segments.pop())
 
     def _code(self, layer: int, sequence: Sequence, fresh: torch.Tensor, stop: int) -> None:
-        size = self.spec.segment_tokens
-        for number in range(len(sequence.segments)):
+        size, tokens = self.spec.segment_tokens, sequence.lengths[layer]
+        for number, segment in enumerate(sequence.segments):
             self._recode_lost(layer, sequence, number, fresh)
+            # Now, lest the shadows of a long prompt pile up until the first step scores.
+            self._memory.leave_to_device(segment.layers[layer], (number + 1) * size, tokens)
         for number in range(-(-stop // size)):
             base, end = number * size, min((number + 1) * size, stop)
             if number < len(sequence.segments) and (
@@ -131,6 +147,7 @@ class ShadowKeeper:
             self._scorer.encode(keys, statistics, shadow, coded)
             own.coded_tokens = end - base
             self._memory.note_coded(own, number)
+            self._memory.leave_to_device(own, (number + 1) * size, tokens)
 
     def _recode_lost(
         self, layer: int, sequence: Sequence, number: int, fresh: torch.Tensor

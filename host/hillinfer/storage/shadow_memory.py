@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hillinfer.counters import Counters
-from hillinfer.devices.device_shadows import DeviceShadows, Resident
+from hillinfer.devices.device_shadows import DeviceShadows
 from hillinfer.devices.resident_shadow import ResidentShadow
 from hillinfer.devices.scorer import SegmentShadow
 from hillinfer.errors import ColdPoolError
@@ -97,8 +97,7 @@ class ShadowMemory:
             if own.statistics is None:
                 break
             if own.resident is not None:
-                if base + self._size + RECENT_TOKENS <= tokens:
-                    self._leave_to_device(own)
+                self.leave_to_device(own, base + self._size, tokens)
                 made.append(self._resident_shadow(base, own, partial(remake, number)))
                 continue
             if own.shadow is not None:
@@ -149,6 +148,29 @@ class ShadowMemory:
         self._store.read(own.slot, staging).result()
         return staging
 
+    def leave_to_device(self, own: SegmentLayer, end: int, tokens: int) -> None:
+        """Drop DRAM's copy of a shadow that a device holds whole, once it is not looked at.
+
+        The newest tokens are scored here at every step.
+
+        Parameters
+        ----------
+        own, end
+            A segment, and the position behind it.
+        tokens
+            Of the sequence, all of whose newest ones stay here.
+        """
+        if end + RECENT_TOKENS <= tokens:
+            self._drop_copy(own)
+
+    def leave_all_to_device(self, segment: Segment) -> None:
+        """Drop DRAM's copies of what a device holds of a segment that is about to go.
+
+        There is room for them or for a segment that is open again, and not for both.
+        """
+        for own in segment.layers:
+            self._drop_copy(own)
+
     def adopt(
         self,
         own: SegmentLayer,
@@ -159,6 +181,8 @@ class ShadowMemory:
         read: Callable[[NDArray[np.uint8]], None],
     ) -> None:
         """Take over a shadow that a saved session holds.
+
+        A full one goes to the device, to DRAM or stays where it lies: the first with room for it.
 
         Parameters
         ----------
@@ -171,13 +195,15 @@ class ShadowMemory:
         read
             Fills memory with it.
         """
+        self._claim(own, number)
         full = coded_tokens == self._size
         fits = self._full_bytes + self._store.slot_bytes <= self._limit_bytes
-        if full and not fits and self._store.has_base:
+        if full and own.resident is None and not fits and self._store.has_base:
             self._streaming()
             self._accountant.take(Part.OTHER, self._statistics_bytes)
             own.slot = slot
             own.statistics, own.coded_tokens = statistics, coded_tokens
+            self._keep_probes(own, number)
             return
         read(self.writable(own))
         own.statistics, own.coded_tokens = statistics, coded_tokens
@@ -189,8 +215,7 @@ class ShadowMemory:
         The device gets its full groups, where there is one with room; else a full shadow stays, or
         goes to the drive.
         """
-        if self._device is not None and own.resident is None and own.slot is None:
-            own.resident = self._taken(number)
+        self._claim(own, number)
         if self._device is not None and own.resident is not None:
             assert own.shadow is not None
             self._device.update(own.resident, own.shadow, own.coded_tokens)
@@ -227,8 +252,8 @@ class ShadowMemory:
             self._store.give(slot)
             raise
         own.slot = slot
-        self._keep_probes(own, number)
         self._leaving.append((own, writing))
+        self._keep_probes(own, number)
         self._counters.shadow_write_bytes += self._store.slot_bytes
         while self._leaving and self._leaving[0][1].done():
             self._drop_written()
@@ -321,17 +346,18 @@ class ShadowMemory:
         full = own.coded_tokens == self._size
         return full and own.shadow is not None and own.resident is None
 
-    def _taken(self, number: int) -> Resident | None:
-        """Return room on the device for a segment of some number, and for its probes here."""
-        assert self._device is not None
+    def _claim(self, own: SegmentLayer, number: int) -> None:
+        """Take room on the device for a segment of some number, and for its probes here."""
+        if self._device is None or own.resident is not None or own.slot is not None:
+            return
         resident = self._device.take(number)
         if resident is not None:
             try:
-                self._accountant.take(Part.SHADOW, self._device.probe_bytes)
+                self._accountant.take(Part.SHADOW, resident.probes.shadow.nbytes)
             except BaseException:
                 self._device.give(resident)
                 raise
-        return resident
+        own.resident = resident
 
     def _resident_shadow(
         self, base: int, own: SegmentLayer, remake: Callable[[], NDArray[np.uint8]]
@@ -369,31 +395,29 @@ class ShadowMemory:
             return False
         return self._device.read(own.resident, into)
 
-    def _leave_to_device(self, own: SegmentLayer) -> None:
-        """Drop DRAM's copy of a shadow that a device holds whole."""
-        assert own.resident is not None
-        if own.shadow is not None and own.resident.tokens == self._size:
-            own.shadow = None
-            self._accountant.give(Part.SHADOW, self._store.slot_bytes)
+    def _drop_copy(self, own: SegmentLayer) -> None:
+        if own.shadow is None or own.resident is None or own.resident.tokens < self._size:
+            return
+        own.shadow = None
+        self._accountant.give(Part.SHADOW, self._store.slot_bytes)
 
     def _keep_probes(self, own: SegmentLayer, number: int) -> None:
-        """Keep the probe tokens of a shadow on its way to the drive, if a device is to score it."""
+        """Keep the probe tokens of a shadow that has a slot, if a device is to score it."""
         if self._device is not None and self._device.staging and self._device.wants(number):
-            assert own.shadow is not None
-            self._accountant.take(Part.SHADOW, self._device.probe_bytes)
-            own.probes = self._device.probes(number, own.shadow)
+            probes = self._device.probes(number, self.whole(own))
+            self._accountant.take(Part.SHADOW, probes.shadow.nbytes)
+            own.probes = probes
 
     def _drop_probes(self, own: SegmentLayer) -> None:
         if own.probes is not None:
-            assert self._device is not None
-            self._accountant.give(Part.SHADOW, self._device.probe_bytes)
+            self._accountant.give(Part.SHADOW, own.probes.shadow.nbytes)
             own.probes = None
 
     def _free_resident(self, own: SegmentLayer) -> None:
         assert own.resident is not None
         assert self._device is not None
         self._device.give(own.resident)
-        self._accountant.give(Part.SHADOW, self._device.probe_bytes)
+        self._accountant.give(Part.SHADOW, own.resident.probes.shadow.nbytes)
         own.resident = None
 
     def _free(self, own: SegmentLayer) -> None:

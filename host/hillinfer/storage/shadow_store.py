@@ -91,10 +91,10 @@ class ShadowStore:
             return self._readers.submit(self._base.file.read, whole, slot * self.slot_bytes)
         return self._readers.submit(self._opened().read, whole, self._offset(slot))
 
-    def place(self, slot: int) -> tuple[int, int] | None:
-        """Return descriptor and offset of a written shadow; None where it lies in the base."""
-        if slot < self._base_slots:
-            return None
+    def place(self, slot: int) -> tuple[int, int]:
+        """Return descriptor and offset of a shadow that was written or lies in the base."""
+        if self._base is not None and slot < self._base_slots:
+            return self._base.file.descriptor, slot * self.slot_bytes
         return self._opened().descriptor, self._offset(slot)
 
     def close(self) -> None:

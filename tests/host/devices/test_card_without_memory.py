@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hillinfer.devices.csim_device import warn_of_loss
 from hillinfer.devices.device_shadows import DeviceShadows
+from hillinfer.devices.loss_warning import warn_of_loss
 from hillinfer.devices.xrt.deadlines import Deadlines
 from hillinfer.devices.xrt.memory_claims import MemoryClaims
 from hillinfer.devices.xrt.worker_process import WorkerProcess

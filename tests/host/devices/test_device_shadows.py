@@ -2,174 +2,23 @@
 """What a device holds and scores changes no token: not its share, its room, nor its loss."""
 
 import warnings
-from dataclasses import dataclass
+from contextlib import ExitStack, closing
 
 import numpy as np
 import pytest
-import torch
+from told_runtime import POSITION_BYTE, SCORE_BYTE, FailingDevice, Told, long_story, same
 
-from hillinfer.devices.device_scorer import DeviceScorer
-from hillinfer.devices.device_shadows import DeviceShadows
 from hillinfer.devices.errors import DeviceError
-from hillinfer.devices.launch_device import LaunchDevice
-from hillinfer.devices.loss_warning import warn_of_loss
 from hillinfer.errors import HillInferWarning
-from hillinfer.hie.torch_scorer import TorchScorer
-from hillinfer.model_shape import ModelShape, StoredType
-from hillinfer.pools.budget_plan import kernel_spec, staging_bytes
-from hillinfer.runtime import Runtime
-from hillinfer.settings import Settings
+from hillinfer.hie.probe_shadow import probe_bytes
 from hillinfer.storage.shadow_store import shadow_bytes
 from hillinfer_model.choices import Rule, Scope
-from hillinfer_model.golden_launch import run_score_launch
-
-SHAPE = ModelShape(
-    layers=2, kv_heads=2, query_heads=4, head_dim=6, stored_type=StoredType.FLOAT16,
-    max_positions=10_000,
-)  # fmt: skip
-
-
-@dataclass
-class GoldenLaunches:
-    """The golden model as an execution; flips a bit of the given byte of what a launch leaves."""
-
-    flipped_byte: int | None = None
-
-    def score(self, spec, launch):
-        result = run_score_launch(spec, launch)
-        if self.flipped_byte is not None:
-            result.output[5, self.flipped_byte] ^= 0x40
-        return result
-
-    def close(self):
-        pass
-
-
-SCORE_BYTE, POSITION_BYTE = 3, 0
-
-
-class FailingDevice:
-    """A device that fails at its call of some number, for one kind of call."""
-
-    def __init__(self, device, kind, number):
-        self._device = device
-        self._kind = kind
-        self._left = number
-        self.closed = False
-        self.slots = device.slots
-
-    def has_room(self, slot):
-        return self._device.has_room(slot)
-
-    def write(self, *given):
-        self._count("write")
-        self._device.write(*given)
-
-    def load(self, *given):
-        self._count("load")
-        self._device.load(*given)
-
-    def read(self, *given):
-        self._count("read")
-        self._device.read(*given)
-
-    def score(self, *given):
-        self._count("score")
-        return self._scored(self._device.score(*given))
-
-    def close(self):
-        self.closed = True
-
-    def _scored(self, parts):
-        for part in parts:
-            self._count("part")
-            yield part
-
-    def _count(self, kind):
-        assert not self.closed, "a lost device is left alone"
-        if kind == self._kind:
-            self._left -= 1
-            if self._left < 0:
-                raise DeviceError(f"{kind} failed")
-
-
-class Told:
-    """A runtime over a device, with what its attention gave."""
-
-    def __init__(
-        self, cold_dir, wrap=lambda device: device, slots=100, flip=None, limit=100, **changes
-    ):
-        settings = Settings().changed(block_rows=100, alpha=0.1, kept_recent=4, **changes)
-        spec = kernel_spec(SHAPE, settings)
-        self.spec = spec
-        scorer = None
-        if slots is not None:
-            device = wrap(LaunchDevice(spec, GoldenLaunches(flip), slots))
-            self.shadows = DeviceShadows(spec, device, settings.beta, warn_of_loss)
-            scorer = DeviceScorer(TorchScorer(spec, settings.scope), self.shadows)
-        budget = staging_bytes(SHAPE, settings) + (2 << 20)
-        self.runtime = Runtime(
-            SHAPE, settings, budget, cold_dir, scorer=scorer,
-            shadow_limit_bytes=limit * shadow_bytes(spec),
-        )  # fmt: skip
-        self.sequence = self.runtime.open_sequence()
-        self.generator = torch.Generator().manual_seed(0)
-        self.outputs = []
-
-    def feed(self, tokens, sequence=None):
-        sequence = sequence or self.sequence
-        states = torch.randn(2, 2, 2, tokens, 6, generator=self.generator).half()
-        query = torch.randn(2, 4, tokens, 6, generator=self.generator).half()
-        self.runtime.begin_step()
-        for layer in range(2):
-            keys, values = states[0, layer], states[1, layer]
-            self.runtime.append(layer, sequence, keys, values)
-            if tokens > 1:
-                self.runtime.attend_dense(layer, sequence, query[layer], keys, values, 0.4)
-            else:
-                self.outputs.append(
-                    self.runtime.attend_selected(layer, sequence, query[layer], keys, 0.4).clone()
-                )
-        sequence.token_ids.extend([0] * tokens)
 
 
 @pytest.fixture
 def tell(cold_dir):
-    made = []
-
-    def make(**given):
-        made.append(Told(cold_dir, **given))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.runtime.close()
-
-
-def long_story(told):
-    """Prompt, decode over the end of a segment, fork, rewind into full segments, more tokens."""
-    told.feed(2500)
-    told.feed(1)
-    told.feed(570)
-    for _ in range(3):
-        told.feed(1)
-    fork = told.runtime.fork(told.sequence)
-    told.feed(1, fork)
-    told.runtime.truncate(fork, 1500)
-    told.feed(1, fork)
-    told.feed(800, fork)
-    told.feed(1, fork)
-    told.runtime.truncate(told.sequence, 2048)
-    told.feed(1)
-    told.runtime.release(fork)
-    told.feed(1100)
-    told.feed(1)
-    told.feed(1)
-    return told.outputs
-
-
-def same(one, other):
-    return len(one) == len(other) and all(map(torch.equal, one, other))
+    with ExitStack() as told:
+        yield lambda **given: told.enter_context(closing(Told(cold_dir, **given)))
 
 
 @pytest.fixture(scope="module")
@@ -181,7 +30,7 @@ def expected(tmp_path_factory):
         if key not in kept:
             told = Told(tmp_path_factory.mktemp("cold"), slots=None, **changes)
             kept[key] = long_story(told)
-            told.runtime.close()
+            told.close()
         return kept[key]
 
     return of
@@ -250,10 +99,9 @@ def test_the_device_scores_every_full_group_and_the_host_keeps_the_probes(tell):
     held = [[one.shadow is not None for one in each.layers] for each in told.sequence.segments]
     # The newest 256 of 2,902 tokens lie in the open segment.
     assert held == [[False] * 2, [False] * 2, [True] * 2]
-    probes = told.shadows.probe_bytes
+    probes = sum(probe_bytes(told.spec, number) for number in range(3))
     room = told.runtime._accountant.held()["shadow"]
-    segment = told.spec.segment_bytes
-    assert room - 2 * (3 * probes) < 2 * (segment + 4096)
+    assert room == 2 * (probes + shadow_bytes(told.spec))
 
 
 def test_memory_and_slots_are_given_back(tell):
