@@ -26,6 +26,7 @@ from hillinfer.devices.errors import DeviceError
 from hillinfer.devices.golden_scorer import GoldenScorer
 from hillinfer.devices.resident_shadow import ResidentShadow
 from hillinfer.devices.scorer import SegmentShadow
+from hillinfer.devices.scoring_device import StoredShadow
 from hillinfer.devices.xrt.deadlines import Deadlines
 from hillinfer.devices.xrt.errors import XclbinError
 from hillinfer.devices.xrt.open_xrt import open_xrt
@@ -170,13 +171,14 @@ def test_shadows_come_from_a_file_past_the_host(cards, opened, tmp_path):
     file = os.open(path, os.O_RDONLY | os.O_DIRECT)
     slots = scorer.shadows.staging
     assert len(slots) == 16
+    stored = [StoredShadow(slots[number], file, number * size) for number in range(3)]
+    scorer.shadows.load(stored[:2])
     for number, one in enumerate(keys.segments):
-        scorer.shadows.load(slots[number], file, number * size)
         into = np.zeros_like(one.shadow)
         scorer.shadows._device.read(slots[number], into)
         np.testing.assert_array_equal(into, one.shadow)
     with pytest.raises(DeviceError, match=f"ends at byte {2 * size}"):
-        scorer.shadows.load(slots[2], file, 2 * size)
+        scorer.shadows.load(stored[1:])
     os.close(file)
 
 
@@ -449,7 +451,7 @@ def test_an_interrupted_call_leaves_no_answer_to_the_next(
     calls = {
         "write": lambda: device.write(1, 0, keys.segments[0].shadow),
         "read": lambda: device.read(segments[0].slot, np.zeros_like(keys.segments[0].shadow)),
-        "load": lambda: device.load(0, file, 0),
+        "load": lambda: device.load([StoredShadow(0, file, 0)]),
         "has_room": lambda: device.has_room(2 * device._per_chunk),
         "score": lambda: keys.codes(scorer, segments),
     }

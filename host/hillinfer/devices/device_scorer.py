@@ -14,7 +14,7 @@ from hillinfer.devices.device_shadows import DeviceShadows
 from hillinfer.devices.errors import DeviceError
 from hillinfer.devices.resident_shadow import ResidentShadow
 from hillinfer.devices.scorer import SegmentShadow
-from hillinfer.devices.scoring_device import DeviceSegment
+from hillinfer.devices.scoring_device import DeviceSegment, StoredShadow
 from hillinfer.hie.key_buffers import KeyBufferPool, KeyBuffers
 from hillinfer.hie.offsets import RECENT_TOKENS, sequence_offsets
 from hillinfer.hie.query_coding import code_query, scale_query
@@ -157,7 +157,7 @@ class DeviceScorer:
 
     def _place(self, launch: Sequence[SegmentShadow]) -> list[DeviceSegment]:
         """Return where the segments of a launch lie, those from the drive loaded."""
-        placed = []
+        placed, stored = [], []
         staging = iter(self.shadows.staging)
         for one in launch:
             if isinstance(one, ResidentShadow):
@@ -166,8 +166,11 @@ class DeviceScorer:
                 assert isinstance(one, StreamedShadow)
                 assert one.place is not None
                 slot = next(staging)
-                self.shadows.load(slot, *one.place)
+                stored.append(StoredShadow(slot, *one.place))
             placed.append(DeviceSegment(slot, one.base_position, one.device_tokens))
+        if stored:
+            # All at once: their blocks are in flight together.
+            self.shadows.load(stored)
         return placed
 
     def _score_groups(

@@ -11,7 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hillinfer.devices.errors import DeviceError
-from hillinfer.devices.scoring_device import DeviceSegment, ScoredTokens, ScoringDevice
+from hillinfer.devices.scoring_device import (
+    DeviceSegment,
+    ScoredTokens,
+    ScoringDevice,
+    StoredShadow,
+)
 from hillinfer.hie.probe_shadow import ProbeShadow
 from hillinfer.hie.shadow_layout import ShadowLayout
 from hillinfer_model.beats import Beats
@@ -120,11 +125,11 @@ class DeviceShadows:
         made.take(shadow, 0, self._spec.segment_tokens)
         return made
 
-    def load(self, slot: int, file: int, offset: int) -> None:
-        """Bring a shadow from the drive into a staging slot; see `ScoringDevice.load`."""
+    def load(self, shadows: Sequence[StoredShadow]) -> None:
+        """Bring shadows from the drive into staging slots; see `ScoringDevice.load`."""
         if self.lost:
             raise DeviceError("the device is lost")
-        self._device.load(slot, file, offset)
+        self._device.load(shadows)
 
     def give(self, resident: Resident) -> None:
         """Let a slot be used for another segment."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from hillinfer.devices.errors import DeviceError
 from hillinfer.devices.score_arrays import ScoreArrays
-from hillinfer.devices.scoring_device import DeviceSegment, ScoredTokens
+from hillinfer.devices.scoring_device import DeviceSegment, ScoredTokens, StoredShadow
 from hillinfer.storage.aligned_buffer import PAGE_BYTES, aligned_buffer
 from hillinfer_model.beats import Beats
 from hillinfer_model.choices import Scope
@@ -67,12 +67,15 @@ class LaunchDevice:
         start = slot * self._spec.segment_beats + first_beat
         self._memory[start : start + len(beats)] = beats
 
-    def load(self, slot: int, file: int, offset: int) -> None:
-        """Fill a slot from a file; see `ScoringDevice`."""
+    def load(self, shadows: Sequence[StoredShadow]) -> None:
+        """Fill slots from files; see `ScoringDevice`."""
         pages = aligned_buffer(-(-self._spec.segment_bytes // PAGE_BYTES) * PAGE_BYTES)
-        if os.preadv(file, [pages.data], offset) < self._spec.segment_bytes:
-            raise DeviceError(f"the file of shadows ends before byte {offset + pages.nbytes}")
-        self.write(slot, 0, pages[: self._spec.segment_bytes].reshape(-1, BEAT_BYTES))
+        for one in shadows:
+            if os.preadv(one.file, [pages.data], one.offset) < self._spec.segment_bytes:
+                raise DeviceError(
+                    f"the file of shadows ends before byte {one.offset + pages.nbytes}"
+                )
+            self.write(one.slot, 0, pages[: self._spec.segment_bytes].reshape(-1, BEAT_BYTES))
 
     def read(self, slot: int, into: Beats) -> None:
         """Read a slot's shadow; see `ScoringDevice`."""

@@ -52,6 +52,25 @@ class ScoredTokens:
     tuples: NDArray[np.uint32]
 
 
+@dataclass(frozen=True)
+class StoredShadow:
+    """The shadow of a whole segment in a file, and where on a device it is to go.
+
+    Parameters
+    ----------
+    slot
+        Where it goes.
+    file
+        Descriptor, readable; direct I/O where the file system allows it.
+    offset
+        Where the shadow starts, a multiple of 4,096 bytes; the file holds whole pages.
+    """
+
+    slot: int
+    file: int
+    offset: int
+
+
 class ScoringDevice(Protocol):
     """Holds shadows in slots of one segment and scores them (design, section 5).
 
@@ -71,18 +90,8 @@ class ScoringDevice(Protocol):
         """Put beats, uint8 (beats, 64), into a slot's shadow."""
         ...
 
-    def load(self, slot: int, file: int, offset: int) -> None:
-        """Fill a slot with the shadow of a whole segment from an open file, past host memory.
-
-        Parameters
-        ----------
-        slot
-            Where it goes.
-        file
-            Descriptor, readable; direct I/O where the file system allows it.
-        offset
-            Where the shadow starts, a multiple of 4,096 bytes; the file holds whole pages.
-        """
+    def load(self, shadows: Sequence[StoredShadow]) -> None:
+        """Fill slots with shadows of whole segments from open files, past host memory."""
         ...
 
     def read(self, slot: int, into: Beats) -> None:

@@ -82,5 +82,5 @@ def read_curve(worker: WorkerProcess, file: ColdFile, seconds: float) -> Iterato
 def _load(worker: WorkerProcess, file: ColdFile, seconds: float, size: int, block: int) -> None:
     worker.ask(
         "load", seconds, [file.descriptor],
-        chunk=0, offset=0, file_offset=0, size=size, block=block,
+        parts=[[0, 0, 0, 0]], size=size, block=block,
     )  # fmt: skip

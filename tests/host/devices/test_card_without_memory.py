@@ -73,5 +73,7 @@ def test_two_share_a_card_by_what_fits(card, tmp_path):
     taken = [shadows.take(number) for number in range(slots + 5)]
     assert sum(one is not None for one in taken) == slots - len(shadows.staging)
     assert not shadows.lost
+    # Who was refused asks again when something of its own came back.
     other.release()
-    assert shadows.take(slots) is not None
+    shadows.give(taken[0])
+    assert [shadows.take(slots + number) is not None for number in range(2)] == [True, True]

@@ -24,6 +24,8 @@ from pathlib import Path
 from typing import Any
 
 _MESSAGE_BYTES = 1 << 16
+# As many segments as a launch brings from the drive.
+_MOST_FILES = 16
 _STATUS_BEAT = 64
 # As many as surely fit in a message.
 _BEATS_A_MESSAGE = 256
@@ -56,7 +58,7 @@ class Worker:
     def serve(self) -> None:
         """Answer until the host closes the channel."""
         while True:
-            content, files, _, _ = socket.recv_fds(self._channel, _MESSAGE_BYTES, 1)
+            content, files, _, _ = socket.recv_fds(self._channel, _MESSAGE_BYTES, _MOST_FILES)
             if not content:
                 return
             asked = json.loads(content)
@@ -114,26 +116,32 @@ class Worker:
         self._chunks[chunk][1][offset : offset + size] = self._window[at : at + size]
         return {}
 
-    def do_load(
-        self, file: int, chunk: int, offset: int, file_offset: int, size: int, block: int
-    ) -> dict[str, Any]:
-        """Read from a file straight into a chunk (P2P), several blocks at once."""
-        memory = self._chunks[chunk][1]
+    def do_load(self, *files: int, parts: list[list[int]], size: int, block: int) -> dict[str, Any]:
+        """Read from files straight into chunks (P2P), several blocks at once.
 
-        def read(start: int) -> None:
+        `parts` says for each stretch of `size` bytes which file, which chunk, where in the chunk
+        and where in the file.
+        """
+
+        def read(piece: tuple[list[int], int]) -> None:
+            (file, chunk, offset, file_offset), start = piece
+            memory = self._chunks[chunk][1]
             done, stop = start, min(start + block, size)
             while done < stop:
-                count = os.preadv(file, [memory[offset + done : offset + stop]], file_offset + done)
+                own = [memory[offset + done : offset + stop]]
+                count = os.preadv(files[file], own, file_offset + done)
                 if count == 0:
                     raise OSError(f"the file of shadows ends at byte {file_offset + done}")
                 done += count
 
-        start = time.perf_counter()
+        begun = time.perf_counter()
         try:
-            list(self._readers.map(read, range(0, size, block)))
+            pieces = [(part, start) for part in parts for start in range(0, size, block)]
+            list(self._readers.map(read, pieces))
         finally:
-            os.close(file)
-        return {"seconds": time.perf_counter() - start}
+            for file in files:
+                os.close(file)
+        return {"seconds": time.perf_counter() - begun}
 
     def do_read(self, chunk: int, offset: int, at: int, size: int) -> dict[str, Any]:
         """Copy from a chunk into the window."""

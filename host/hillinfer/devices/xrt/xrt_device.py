@@ -12,7 +12,7 @@ import numpy as np
 
 from hillinfer.devices.errors import DeviceError
 from hillinfer.devices.score_arrays import ScoreArrays
-from hillinfer.devices.scoring_device import DeviceSegment, ScoredTokens
+from hillinfer.devices.scoring_device import DeviceSegment, ScoredTokens, StoredShadow
 from hillinfer.devices.xrt.deadlines import Deadlines
 from hillinfer.devices.xrt.memory_claims import MemoryClaims
 from hillinfer.devices.xrt.read_curve import ReadCurve
@@ -115,22 +115,22 @@ class XrtDevice:
             start = offset + first_beat * BEAT_BYTES
             self._ask("write", chunk=chunk, offset=start, at=0, size=beats.nbytes)
 
-    def load(self, slot: int, file: int, offset: int) -> None:
-        """Fill a slot from a file by P2P; see `ScoringDevice`."""
+    def load(self, shadows: Sequence[StoredShadow]) -> None:
+        """Fill slots from files by P2P, their blocks in flight together; see `ScoringDevice`."""
         with self._whole():
             self._finish()
-            chunk, start = self._place(slot)
+            files = sorted({one.file for one in shadows})
             block = self.reads.block_bytes()
             answer = self._ask(
                 "load",
-                [file],
-                chunk=chunk,
-                offset=start,
-                file_offset=offset,
+                files,
+                parts=[
+                    [files.index(one.file), *self._place(one.slot), one.offset] for one in shadows
+                ],
                 size=self._slot_bytes,
                 block=block,
             )
-            self.reads.note(block, float(answer["seconds"]))
+            self.reads.note(block, float(answer["seconds"]) / len(shadows))
 
     def read(self, slot: int, into: Beats) -> None:
         """Read a slot's shadow; see `ScoringDevice`."""
