@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A session goes from the drive to a device and back, and no bit of an answer changes."""
+
+import shutil
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from generation_runs import SETTINGS, attached
+from session_runs import IDS, PROMPT, TINY, answer, feed, seal_checksums
+
+from hillinfer.devices import table
+from hillinfer.devices.csim_device import warn_of_loss
+from hillinfer.devices.device_scorer import DeviceScorer
+from hillinfer.devices.device_shadows import DeviceShadows
+from hillinfer.devices.launch_device import LaunchDevice
+from hillinfer.errors import HillInferWarning
+from hillinfer.hie.torch_scorer import TorchScorer
+from hillinfer.model_shape import ModelShape
+from hillinfer.pools.budget_plan import staging_bytes
+from hillinfer.settings import Settings
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "devices"))
+from told_runtime import FailingDevice, GoldenLaunches
+
+SELECTION = {"shadow": "int8", "alpha": 0.1}
+
+
+class Loads(LaunchDevice):
+    """Counts what it loads from files."""
+
+    loads = 0
+
+    def load(self, *given):
+        self.loads += 1
+        super().load(*given)
+
+
+@pytest.fixture
+def devices(monkeypatch):
+    """Let `--device csim` score with the golden model; return what makes and holds the devices."""
+    made = Devices()
+    monkeypatch.setitem(table.DEVICES, "csim", made.open)
+    return made
+
+
+class Devices:
+    """Opens devices of so many slots and lists them."""
+
+    slots = 100
+    flipped = None
+
+    def __init__(self):
+        self.opened = []
+        self.wrap = lambda device: device
+
+    def open(self, spec, scope, options):
+        device = Loads(spec, GoldenLaunches(self.flipped), self.slots)
+        self.opened.append(device)
+        shadows = DeviceShadows(spec, self.wrap(device), options.beta, warn_of_loss)
+        return DeviceScorer(TorchScorer(spec, scope), shadows)
+
+
+def tight():
+    """Return a budget of which a cache of unknown length leaves no full shadow any DRAM."""
+    shape = ModelShape.from_config(TINY.config(), TINY.dtype)
+    return 2 * staging_bytes(shape, Settings().changed(**(SETTINGS | SELECTION)))
+
+
+def save(model, cold_dir, device, place):
+    """Save a session that a device helped to make; return its own answer."""
+    with attached(model, cold_dir, device=device, **SELECTION) as hill:
+        cache = hill.new_cache()
+        feed(model, cache, IDS)
+        # A step that scores, so that statistics of the open segment are taken.
+        feed(model, cache, PROMPT[:, IDS.shape[1] :][:, :1])
+        cache.save_session(place)
+        found = answer(model, cache)
+        cache.close()
+    return found
+
+
+def resume(model, cold_dir, device, place, **changes):
+    """Return the answer of a resumed session, and its statistics."""
+    with attached(model, cold_dir, device=device, **SELECTION, **changes) as hill:
+        cache = hill.load_session(place)
+        found = answer(model, cache)
+        statistics = cache.statistics()
+        cache.close()
+    assert statistics.dram_peak_bytes <= statistics.dram_budget_bytes
+    return found, statistics
+
+
+@pytest.fixture(scope="module")
+def plain(tiny_model, tmp_path_factory):
+    """A session of the plain drive, and its answer."""
+    place = tmp_path_factory.mktemp("plain") / "session"
+    return place, save(tiny_model, tmp_path_factory.mktemp("cold"), "nvme", place)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [("nvme", "csim"), ("csim", "nvme"), ("csim", "csim")]
+)
+def test_sessions_go_between_drive_and_device(
+    tiny_model, cold_dir, tmp_path, devices, plain, first, second
+):
+    _, expected = plain
+    assert torch.equal(save(tiny_model, cold_dir, first, tmp_path / "session"), expected)
+    found, statistics = resume(tiny_model, cold_dir, second, tmp_path / "session")
+    assert torch.equal(found, expected)
+    assert (statistics.device_scored_tokens > 0) == (second == "csim")
+
+
+def test_a_session_that_a_device_made_holds_the_same_shadow(
+    tiny_model, cold_dir, tmp_path, devices, plain
+):
+    save(tiny_model, cold_dir, "csim", tmp_path / "session")
+    for name in ("shadow.bin", "statistics.bin", "coded.bin"):
+        assert (tmp_path / "session" / name).read_bytes() == (plain[0] / name).read_bytes()
+
+
+# With room for all, for some and for none, beside as many slots to load into.
+@pytest.mark.parametrize(("slots", "loads"), [(100, False), (6, True), (4, True), (1, False)])
+def test_a_tight_budget_does_not_leave_the_device_idle(
+    tiny_model, cold_dir, devices, plain, slots, loads
+):
+    place, expected = plain
+    devices.slots = slots
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found, statistics = resume(tiny_model, cold_dir, "csim", place, dram_budget=tight())
+    assert torch.equal(found, expected)
+    assert bool(devices.opened[-1].loads) == loads
+    # Two full segments, in each of two layers and at each of ten steps, wherever they lie.
+    full = 2 * 2 * 1024 * 9
+    if slots > 1:
+        assert statistics.device_scored_tokens >= full
+
+
+@pytest.mark.parametrize(("kind", "number"), [("write", 1), ("load", 0), ("load", 5), ("part", 7)])
+def test_a_device_lost_while_it_serves_a_session_changes_nothing(
+    tiny_model, cold_dir, devices, plain, kind, number
+):
+    place, expected = plain
+    devices.slots = 4
+    devices.wrap = lambda device: FailingDevice(device, kind, number)
+    with pytest.warns(HillInferWarning, match=f"{kind} failed; the host goes on"):
+        found, _ = resume(tiny_model, cold_dir, "csim", place, dram_budget=tight())
+    assert torch.equal(found, expected)
+
+
+def test_a_flipped_score_shows(tiny_model, cold_dir, devices, plain):
+    place, expected = plain
+    devices.flipped = 3
+    found, _ = resume(tiny_model, cold_dir, "csim", place)
+    assert not torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("slots", [100, 4])
+def test_flipped_codes_of_a_session_show_on_the_device(
+    tiny_model, cold_dir, tmp_path, devices, plain, slots
+):
+    place, expected = plain
+    shutil.copytree(place, tmp_path / "session")
+    shadow = np.fromfile(tmp_path / "session" / "shadow.bin", np.uint8)
+    shadow[0::3] ^= 0x11
+    (tmp_path / "session" / "shadow.bin").write_bytes(shadow.tobytes())
+    seal_checksums(tmp_path / "session")
+    devices.slots = slots
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found, _ = resume(tiny_model, cold_dir, "csim", tmp_path / "session", dram_budget=tight())
+    assert not torch.equal(found, expected)
