@@ -40,6 +40,7 @@ from hillinfer.storage.cold_store import ColdStore
 from hillinfer.storage.drive_calls import DriveCalls
 from hillinfer.storage.group_table import GroupTable
 from hillinfer.storage.leftovers import sweep
+from hillinfer.storage.read_engines import open_engine
 from hillinfer.storage.row_keeper import RowKeeper
 from hillinfer.storage.row_layout import RowLayout
 from hillinfer.storage.row_reader import RowReader
@@ -131,11 +132,12 @@ class Runtime:
         self._keeper = PoolKeeper(self._pools, policy, settings, self.counters)
         self.calls = calls or DriveCalls()
         sweep(cold_dir, self.calls)
+        self._engine = open_engine(settings.io, settings.io_threads, self.calls)
         self._store = ColdStore(
             cold_dir,
             shape,
             settings.block_rows * shape.row_bytes,
-            settings.io_threads,
+            self._engine,
             self.counters,
             self.calls,
             base.rows if base else None,
@@ -163,7 +165,7 @@ class Runtime:
             cold_dir,
             self._store.own_io_mode,
             self._spec,
-            settings.io_threads,
+            self._engine,
             self.calls,
             base.shadow if base else None,
         )
@@ -377,6 +379,7 @@ class Runtime:
             staging_bytes=peak[Part.STAGING],
             other_bytes=peak[Part.OTHER],
             io_mode=self._store.io_mode.value,
+            io_engine=self._engine.name,
             layer_hit_rates=self._layer_hits.rates(),
             **asdict(self.counters),
         )
@@ -389,6 +392,7 @@ class Runtime:
             self._pools.close()
             self._store.close()
             self._shadow_store.close()
+            self._engine.close()
             if self._device is not None:
                 self._device.close()
             if self._timeline is not None:

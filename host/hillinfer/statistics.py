@@ -44,6 +44,7 @@ class CacheStatistics:
     kernel_launches: int
     fp16_overflows: int
     io_mode: str
+    io_engine: str
     layer_hit_rates: tuple[float, ...]
 
     @property

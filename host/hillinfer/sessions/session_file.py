@@ -79,6 +79,11 @@ class SessionFile:
                 calls.close(descriptor)
             raise
 
+    @property
+    def descriptor(self) -> int:
+        """Number of the open file."""
+        return self._descriptor
+
     def read(self, into: memoryview, offset: int) -> None:
         """Fill all of `into` from `offset`, or raise SessionError naming what failed."""
         unit = PAGE_BYTES if self.io_mode is IOMode.DIRECT else 1

@@ -13,6 +13,11 @@ from hillinfer.storage.cold_file import IOMode
 class ReadFile(Protocol):
     """A file that bytes are read from."""
 
+    @property
+    def descriptor(self) -> int:
+        """Number of the open file."""
+        ...
+
     def read(self, into: memoryview, offset: int) -> None:
         """Fill all of `into` from `offset`, or raise an error naming file and bytes."""
         ...

@@ -19,8 +19,7 @@ from hillinfer.pools.budget_plan import BudgetPlan, kernel_spec
 from hillinfer.sampling import Sampling
 from hillinfer.settings import Settings
 from hillinfer.storage.drive_calls import DriveCalls
-from hillinfer.storage.shadow_store import shadow_bytes
-from hillinfer.storage.shadow_stream import STREAM_BUFFERS
+from hillinfer.storage.shadow_store import STREAM_BUFFERS, shadow_bytes
 
 CHUNK = 128
 QUESTIONS = ([3, 17, 40, 8, 51], [9, 30, 2])
