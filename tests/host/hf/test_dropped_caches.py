@@ -51,6 +51,10 @@ class Collector(DriveCalls):
         self.collect()
         return super().preadv(descriptor, into, offset)
 
+    def ring_read(self, descriptor, into, offset, result):
+        self.collect()
+        return super().ring_read(descriptor, into, offset, result)
+
 
 class CollectingPolicy(PoolPolicy):
     """Lets a collector collect while rows are ranked."""
