@@ -6,6 +6,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 
@@ -133,15 +134,18 @@ class Runtime:
         self.calls = calls or DriveCalls()
         sweep(cold_dir, self.calls)
         self._engine = open_engine(settings.io, settings.io_threads, self.calls)
-        self._store = ColdStore(
-            cold_dir,
-            shape,
-            settings.block_rows * shape.row_bytes,
-            self._engine,
-            self.counters,
-            self.calls,
-            base.rows if base else None,
-        )
+        with ExitStack() as undone:
+            undone.callback(self._engine.close)
+            self._store = ColdStore(
+                cold_dir,
+                shape,
+                settings.block_rows * shape.row_bytes,
+                self._engine,
+                self.counters,
+                self.calls,
+                base.rows if base else None,
+            )
+            undone.pop_all()
         if self._store.own_io_mode is IOMode.BUFFERED:
             warnings.warn(buffered_warning(cold_dir), SetupWarning, stacklevel=2)
         self._reader = RowReader(
