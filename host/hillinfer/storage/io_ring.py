@@ -64,8 +64,6 @@ class IORing:
             self._closing()
             raise
         self.depth = depth
-        self.in_flight = 0
-        """Reads that the kernel has and that were not reaped yet."""
 
     def _map(self, parameters: NDArray[np.uint32]) -> None:
         if not int(parameters[_FEATURES]) & _SINGLE_MMAP:
@@ -96,6 +94,12 @@ class IORing:
     def queued(self) -> int:
         """Reads that were pushed and that the kernel did not take yet."""
         return (int(self._sq_tail[0]) - int(self._sq_head[0])) & _WORD
+
+    @property
+    def in_flight(self) -> int:
+        """Reads that the kernel took and that were not reaped yet."""
+        # From the queues themselves, which an interrupt cannot leave half counted.
+        return (int(self._sq_head[0]) - int(self._cq_head[0])) & _WORD
 
     def push(
         self,
@@ -135,7 +139,7 @@ class IORing:
         OSError
             Where the kernel takes nothing, InterruptedError among them.
         """
-        self.in_flight += self._calls.ring_enter(self._descriptor, self.queued, complete)
+        self._calls.ring_enter(self._descriptor, self.queued, complete)
 
     def retract(self) -> None:
         """Take back what is queued: the kernel looks at it in `enter` only."""
@@ -147,7 +151,6 @@ class IORing:
         count = (tail - head) & _WORD
         done = self._completions[(head + np.arange(count)) & self._cq_mask]
         self._cq_head[0] = tail
-        self.in_flight -= count
         return done["tag"].astype(np.int64), done["result"]
 
     def close(self) -> None:

@@ -60,18 +60,21 @@ class UringEngine:
 
     def read(self, file: ReadFile, buffer: NDArray[np.uint8], reads: Reads) -> None:
         """Make all reads; see `ReadEngine`."""
-        with self._changing:
-            if self._closed:
-                raise RuntimeError("this engine is closed")
-            self._reading += 1
+        entered = False
         try:
+            with self._changing:
+                if self._closed:
+                    raise RuntimeError("this engine is closed")
+                self._reading += 1
+                entered = True
             missing = self._through_ring(file.descriptor, buffer, reads)
             if len(missing):
                 self._plain.read(file, buffer, reads.only(missing))
         finally:
-            with self._changing:
-                self._reading -= 1
-                self._changing.notify_all()
+            if entered:
+                with self._changing:
+                    self._reading -= 1
+                    self._changing.notify_all()
 
     def close(self) -> None:
         """Wait for reads under way and give all rings back."""
@@ -102,6 +105,8 @@ class UringEngine:
             ring = self._ring()
         except OSError:
             return np.flatnonzero(~whole)
+        # Nothing is left, but for a second interrupt while the first one waited.
+        self._drain(ring, buffer)
         try:
             self._exchange(ring, descriptor, buffer, reads, whole)
         finally:

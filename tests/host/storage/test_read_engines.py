@@ -262,6 +262,29 @@ class TestFaults:
             np.testing.assert_array_equal(brought(engine, file, reads), expected(content, reads))
             assert not buffer.any()
 
+    def test_two_interrupts_leave_no_read_behind(self, rings, tmp_path, content):
+        file = make_file(tmp_path, content, IOMode.DIRECT)
+
+        class Interrupting(DriveCalls):
+            left = 2
+
+            def ring_enter(self, ring, submit, complete):
+                self.left -= 1
+                if self.left >= 0:
+                    super().ring_enter(ring, submit, 0)
+                    raise KeyboardInterrupt
+                return super().ring_enter(ring, submit, complete)
+
+        with opened(UringEngine(1, Interrupting(), depth=16)) as engine:
+            with pytest.raises(KeyboardInterrupt):
+                engine.read(file, aligned_buffer(400 * PAGE_BYTES), scattered(1, 40))
+            for seed in range(2, 5):
+                reads = scattered(seed, 40)
+                np.testing.assert_array_equal(
+                    brought(engine, file, reads), expected(content, reads)
+                )
+        file.close()
+
 
 class TestLife:
     def test_threads_use_one_engine_at_once(self, engine_choice, file, content):
