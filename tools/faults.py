@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 HARNESS = Path(__file__).parents[1] / "tests" / "host"
@@ -39,11 +40,14 @@ def _lives() -> dict[str, object]:
     from lives import DocumentLife, SessionLife
 
     rows = Scenario(document_tokens=600, new_tokens=4, alpha=0.05)
+    threads = replace(rows, io="threads")
     # Both questions fill the first segment: the fork's first, then the document's own.
     streamed = Scenario(1021, new_tokens=3, alpha=0.05, attachment=StreamingAttachment)
     lives = [
         DocumentLife(rows, "rows"),
+        DocumentLife(threads, "rows, read by threads"),
         DocumentLife(streamed, "streamed shadow"),
+        DocumentLife(replace(streamed, io="threads"), "streamed shadow, read by threads"),
         SessionLife(rows, "session"),
         SessionLife(streamed, "session with streamed shadow"),
     ]
@@ -72,7 +76,9 @@ def _io(drive: Path) -> dict[str, object]:
     lives = _lives()
     plan = [
         (lives["rows"], DriveCalls(), FEW_CALLS),
+        (lives["rows, read by threads"], DriveCalls(), 4),
         (lives["streamed shadow"], DriveCalls(), 4),
+        (lives["streamed shadow, read by threads"], DriveCalls(), 0),
         (lives["rows"], PlainFileSystem(), 0),
         (lives["session"], DriveCalls(), 4),
     ]

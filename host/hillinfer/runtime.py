@@ -6,6 +6,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 
@@ -40,6 +41,7 @@ from hillinfer.storage.cold_store import ColdStore
 from hillinfer.storage.drive_calls import DriveCalls
 from hillinfer.storage.group_table import GroupTable
 from hillinfer.storage.leftovers import sweep
+from hillinfer.storage.read_engines import open_engine
 from hillinfer.storage.row_keeper import RowKeeper
 from hillinfer.storage.row_layout import RowLayout
 from hillinfer.storage.row_reader import RowReader
@@ -131,15 +133,19 @@ class Runtime:
         self._keeper = PoolKeeper(self._pools, policy, settings, self.counters)
         self.calls = calls or DriveCalls()
         sweep(cold_dir, self.calls)
-        self._store = ColdStore(
-            cold_dir,
-            shape,
-            settings.block_rows * shape.row_bytes,
-            settings.io_threads,
-            self.counters,
-            self.calls,
-            base.rows if base else None,
-        )
+        self._engine = open_engine(settings.io, settings.io_threads, self.calls)
+        with ExitStack() as undone:
+            undone.callback(self._engine.close)
+            self._store = ColdStore(
+                cold_dir,
+                shape,
+                settings.block_rows * shape.row_bytes,
+                self._engine,
+                self.counters,
+                self.calls,
+                base.rows if base else None,
+            )
+            undone.pop_all()
         if self._store.own_io_mode is IOMode.BUFFERED:
             warnings.warn(buffered_warning(cold_dir), SetupWarning, stacklevel=2)
         self._reader = RowReader(
@@ -163,7 +169,7 @@ class Runtime:
             cold_dir,
             self._store.own_io_mode,
             self._spec,
-            settings.io_threads,
+            self._engine,
             self.calls,
             base.shadow if base else None,
         )
@@ -377,6 +383,7 @@ class Runtime:
             staging_bytes=peak[Part.STAGING],
             other_bytes=peak[Part.OTHER],
             io_mode=self._store.io_mode.value,
+            io_engine=self._engine.name,
             layer_hit_rates=self._layer_hits.rates(),
             device_lost=self._device is not None and self._device.lost,
             **asdict(self.counters),
@@ -390,6 +397,7 @@ class Runtime:
             self._pools.close()
             self._store.close()
             self._shadow_store.close()
+            self._engine.close()
             if self._device is not None:
                 self._device.close()
             if self._timeline is not None:

@@ -13,6 +13,7 @@ from hillinfer.byte_size import ByteSize
 from hillinfer.devices.device_options import DeviceOptions
 from hillinfer.errors import SettingsError
 from hillinfer.pools.layer_shares import PoolSizes
+from hillinfer.storage.read_engines import IOChoice
 from hillinfer_model.choices import KeyMode, Rule, Scope
 
 AUTO = "auto"
@@ -65,8 +66,10 @@ class Settings:
         changes output bits.
     block_tokens
         Tuples of one score block.
+    io
+        How the drive is read: io_uring, threads, or automatically io_uring where it is allowed.
     io_threads
-        Reads in flight.
+        Reads in flight without io_uring.
 
     Raises
     ------
@@ -92,6 +95,7 @@ class Settings:
     pynq_python: Path | None = None
     block_rows: int = 512
     block_tokens: int = 1024
+    io: IOChoice = IOChoice.AUTO
     io_threads: int = 16
 
     def __post_init__(self) -> None:
@@ -168,6 +172,7 @@ _CHOICES: dict[str, type[StrEnum]] = {
     "scope": Scope,
     "shadow": KeyMode,
     "pool_sizes": PoolSizes,
+    "io": IOChoice,
 }
 
 

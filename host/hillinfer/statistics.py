@@ -45,6 +45,7 @@ class CacheStatistics:
     device_lost: bool
     fp16_overflows: int
     io_mode: str
+    io_engine: str
     layer_hit_rates: tuple[float, ...]
 
     @property

@@ -19,6 +19,7 @@ from hillinfer.prompt import PromptError, PromptStyle
 from hillinfer.question_reading import QuestionReading
 from hillinfer.sampling import Sampling
 from hillinfer.settings import Settings
+from hillinfer.storage.read_engines import IOChoice
 
 _AUTO = "auto"
 _DEFAULTS = Settings()
@@ -100,6 +101,9 @@ def generate(
             "or build/pynq-env of the source tree."
         ),
     ] = None,
+    io: Annotated[
+        str, typer.Option(help=f"How the drive is read: {', '.join(IOChoice)}.")
+    ] = _DEFAULTS.io.value,
     block_rows: Annotated[
         int, typer.Option(help="Rows read and attended to at a time.")
     ] = _DEFAULTS.block_rows,
@@ -148,6 +152,7 @@ def generate(
         beta=beta,
         xclbin=xclbin,
         pynq_python=pynq_python,
+        io=io,
         block_rows=block_rows,
     )
     make_pool_policy(pool_policy)

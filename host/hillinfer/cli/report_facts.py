@@ -54,6 +54,7 @@ def settings_facts(request: GenerateRequest, checked: CheckedRun) -> dict[str, A
         "pynq_python": str(settings.pynq_python) if settings.pynq_python else None,
         "block_rows": settings.block_rows,
         "block_tokens": settings.block_tokens,
+        "io": settings.io.value,
         "io_threads": settings.io_threads,
         "prefill_chunk": request.chunk_tokens,
         "question_reading": request.question_reading.value,

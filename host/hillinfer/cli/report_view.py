@@ -69,8 +69,11 @@ def report_lines(report: RunReport) -> list[tuple[str, str]]:
             "drive",
             f"{format_bytes(statistics.cold_write_bytes)} written, "
             f"{format_bytes(statistics.cold_read_bytes)} read for "
-            f"{format_bytes(statistics.cold_useful_bytes)} asked for ({statistics.io_mode} I/O, "
-            f"{statistics.cold_reads} reads), "
+            f"{format_bytes(statistics.cold_useful_bytes)} asked for",
+        ),
+        (
+            "  reads",
+            f"{statistics.cold_reads}, {statistics.io_mode} I/O by {statistics.io_engine}, "
             f"waited {statistics.drive_wait_seconds:.1f} s",
         ),
         (

@@ -21,6 +21,8 @@ from hillinfer.machine.tools import optional_tools
 from hillinfer.machine.versions import python_version, run_packages
 from hillinfer.machine.xclbin_findings import xclbin_findings
 from hillinfer.machine.xrt_library import find_xrt_library
+from hillinfer.storage.drive_calls import DriveCalls
+from hillinfer.storage.read_engines import engine_text, why_no_ring
 
 _OLDEST_PYTHON = (3, 11)
 _SPEED_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "asimd", "bf16")
@@ -43,6 +45,7 @@ def diagnose(cold_dir: Path | None, xclbin: Path | None = None) -> tuple[Finding
         _memory(),
         _gpu(),
         _drive(cold_dir),
+        _read_engine(),
         *_models(),
         *_tools(),
         library_finding(find_xrt_library()),
@@ -109,6 +112,15 @@ def _drive(cold_dir: Path | None) -> Finding:
     )
     verdict = Verdict.WARNING if drive.warning else Verdict.OK
     return Finding("cold directory", verdict, found, drive.warning)
+
+
+def _read_engine() -> Finding:
+    reason = why_no_ring(DriveCalls())
+    if reason is None:
+        return Finding("drive reads", Verdict.OK, engine_text("uring"))
+    # Threads read the same bytes, with more work for the processor.
+    found = f"{engine_text('threads')}; no io_uring: {reason}"
+    return Finding("drive reads", Verdict.OK, found)
 
 
 def _models() -> Iterator[Finding]:

@@ -17,8 +17,7 @@ from hillinfer.pools.slot_table import SLOT_BYTES
 from hillinfer.settings import Settings
 from hillinfer.storage.aligned_buffer import PAGE_BYTES, round_up
 from hillinfer.storage.shadow_memory import LEAVING_SHADOWS, statistics_bytes
-from hillinfer.storage.shadow_store import shadow_bytes
-from hillinfer.storage.shadow_stream import STREAM_BUFFERS
+from hillinfer.storage.shadow_store import STREAM_BUFFERS, shadow_bytes
 from hillinfer_model.choices import Scope
 from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
 

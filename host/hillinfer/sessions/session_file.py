@@ -81,7 +81,7 @@ class SessionFile:
 
     @property
     def descriptor(self) -> int:
-        """Number of the open file, for a device that reads it by itself."""
+        """Number of the open file, for who reads it by itself."""
         return self._descriptor
 
     def read(self, into: memoryview, offset: int) -> None:

@@ -87,7 +87,7 @@ class ColdFile:
 
     @property
     def descriptor(self) -> int:
-        """Number of the open file, for a device that reads it by itself."""
+        """Number of the open file, for what reads it by itself: a device or an engine."""
         return self._descriptor
 
     def close(self) -> None:

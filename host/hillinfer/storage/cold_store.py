@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import pairwise
@@ -20,7 +20,8 @@ from hillinfer.model_shape import ModelShape
 from hillinfer.storage.aligned_buffer import PAGE_BYTES, aligned_buffer
 from hillinfer.storage.cold_file import ColdFile, IOMode, probe_io_mode
 from hillinfer.storage.drive_calls import DriveCalls
-from hillinfer.storage.read_plan import ReadBatch, plan_reads
+from hillinfer.storage.read_engine import ReadEngine
+from hillinfer.storage.read_plan import plan_reads
 from hillinfer.storage.stored_base import ReadFile, RowBase
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
@@ -45,8 +46,8 @@ class ColdStore:
         The model's.
     read_buffer_bytes
         Size of the one buffer that reads go through.
-    io_threads
-        Reads in flight.
+    engine
+        Reads rows; the caller closes it after the store.
     counters
         Where bytes and waits are counted.
     calls
@@ -60,7 +61,7 @@ class ColdStore:
         directory: Path,
         shape: ModelShape,
         read_buffer_bytes: int,
-        io_threads: int,
+        engine: ReadEngine,
         counters: Counters,
         calls: DriveCalls | None = None,
         base: RowBase | None = None,
@@ -74,11 +75,10 @@ class ColdStore:
         self._row_bytes = shape.row_bytes
         self._group_bytes = GROUP_TOKENS * shape.row_bytes
         self._buffer = aligned_buffer(max(read_buffer_bytes, shape.row_bytes + 2 * PAGE_BYTES))
-        self._readers = ThreadPoolExecutor(io_threads, thread_name_prefix="hillinfer-read")
+        self._engine = engine
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="hillinfer-write")
         self._pending: list[list[_PendingWrite]] = [[] for _ in range(shape.layers)]
         self._failure: Exception | None = None
-        self._io_threads = io_threads
         self._counters = counters
 
     @property
@@ -266,7 +266,6 @@ class ColdStore:
     def close(self) -> None:
         """Stop the threads and give the drive's space back."""
         self._writer.shutdown(cancel_futures=True)
-        self._readers.shutdown(cancel_futures=True)
         for file in [*self._files, *(self._base.files if self._base else ())]:
             file.close()
 
@@ -284,7 +283,7 @@ class ColdStore:
         places: NDArray[np.int64],
     ) -> None:
         for batch in plan_reads(rows, self._row_bytes, len(self._buffer)):
-            self._read(file, batch)
+            self._engine.read(file, self._buffer, batch)
             # Rows start at multiples of 64 bytes, so a view of all such places has them as rows.
             at_64 = np.lib.stride_tricks.as_strided(
                 self._buffer,
@@ -295,21 +294,3 @@ class ColdStore:
             out[places[batch.wanted]] = at_64[batch.row_offsets // 64]
             self._counters.cold_reads += len(batch.byte_counts)
             self._counters.cold_read_bytes += int(batch.byte_counts.sum())
-
-    def _read(self, file: ReadFile, batch: ReadBatch) -> None:
-        view = self._buffer.data
-
-        def read_share(share: int) -> None:
-            for i in range(share, len(batch.file_offsets), self._io_threads):
-                at, count = int(batch.buffer_offsets[i]), int(batch.byte_counts[i])
-                file.read(view[at : at + count], int(batch.file_offsets[i]))
-
-        if len(batch.file_offsets) == 1:
-            read_share(0)
-            return
-        shares = min(self._io_threads, len(batch.file_offsets))
-        reads = [self._readers.submit(read_share, share) for share in range(shares)]
-        # All of them, before any error: a read still under way would fill the buffer of the next.
-        wait(reads)
-        for read in reads:
-            read.result()

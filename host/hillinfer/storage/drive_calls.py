@@ -3,9 +3,20 @@
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import os
 from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+# The same numbers on every kind of processor.
+_IO_URING_SETUP, _IO_URING_ENTER = 425, 426
+_ENTER_GETEVENTS = 1
+# A call through CDLL lets other threads of Python run meanwhile.
+_SYSTEM = ctypes.CDLL(None, use_errno=True)
+_SYSTEM.syscall.restype = ctypes.c_long
 
 
 class DriveCalls:
@@ -31,6 +42,24 @@ class DriveCalls:
     def preadv(self, descriptor: int, into: memoryview, offset: int) -> int:
         """Read at an offset in bytes and return how many came, maybe fewer."""
         return os.preadv(descriptor, [into], offset)
+
+    def ring_open(self, entries: int, parameters: NDArray[np.uint32]) -> int:
+        """Make a ring of io_uring, fill in its parameters (30 words) and return its descriptor."""
+        address = ctypes.c_void_p(parameters.ctypes.data)
+        return _checked(_SYSTEM.syscall(_IO_URING_SETUP, ctypes.c_uint(entries), address))
+
+    def ring_enter(self, ring: int, submit: int, complete: int) -> int:
+        """Hand over queued reads, wait until some completed, and return how many were taken."""
+        words = (ring, submit, complete, _ENTER_GETEVENTS)
+        given = [ctypes.c_uint(word) for word in words]
+        nothing = ctypes.c_void_p(None)
+        return _checked(
+            _SYSTEM.syscall(_IO_URING_ENTER, *given, nothing, ctypes.c_size_t(0)),
+        )
+
+    def ring_read(self, descriptor: int, into: memoryview, offset: int, result: int) -> int:
+        """Return how many bytes a read through a ring brought, by what the kernel said of it."""
+        return _checked_result(result)
 
     def size(self, descriptor: int) -> int:
         """Return how many bytes long an open file is."""
@@ -69,3 +98,13 @@ class DriveCalls:
     def rmdir(self, path: Path) -> None:
         """Remove an empty directory."""
         path.rmdir()
+
+
+def _checked(result: int) -> int:
+    return _checked_result(-ctypes.get_errno() if result < 0 else result)
+
+
+def _checked_result(result: int) -> int:
+    if result < 0:
+        raise OSError(-result, os.strerror(-result))
+    return result

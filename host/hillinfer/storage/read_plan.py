@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hillinfer.storage.aligned_buffer import PAGE_BYTES
+from hillinfer.storage.reads import Reads
 
 # A random read costs about as much as streaming a few pages, so reading through a small gap is
 # cheaper than a second read. Gaps of 4 to 16 KiB measure alike; larger ones waste bandwidth.
@@ -18,22 +19,19 @@ MAX_READ_BYTES = 256 * 1024
 
 
 @dataclass(frozen=True)
-class ReadBatch:
+class ReadBatch(Reads):
     """Reads that fit one buffer together.
 
     Parameters
     ----------
     file_offsets, buffer_offsets, byte_counts
-        One entry per read, multiples of 4,096.
+        As there, multiples of 4,096.
     wanted
         Indices of the rows this batch brings, into the array the plan was made from.
     row_offsets
         Where each of them starts in the buffer.
     """
 
-    file_offsets: NDArray[np.int64]
-    buffer_offsets: NDArray[np.int64]
-    byte_counts: NDArray[np.int64]
     wanted: NDArray[np.int64]
     row_offsets: NDArray[np.int64]
 

@@ -20,8 +20,8 @@ from hillinfer.errors import ColdPoolError
 from hillinfer.hie.offsets import RECENT_TOKENS
 from hillinfer.pools.accountant import Accountant, Part
 from hillinfer.storage.segment import Segment, SegmentLayer
-from hillinfer.storage.shadow_store import ShadowStore
-from hillinfer.storage.shadow_stream import STREAM_BUFFERS, ShadowStream
+from hillinfer.storage.shadow_store import STREAM_BUFFERS, ShadowStore
+from hillinfer.storage.shadow_stream import ShadowStream
 from hillinfer.storage.streamed_shadow import StreamedShadow
 from hillinfer_model.channel_statistics import ChannelStatistics
 from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec

@@ -13,8 +13,14 @@ from numpy.typing import NDArray
 from hillinfer.storage.aligned_buffer import PAGE_BYTES, aligned_buffer, round_up
 from hillinfer.storage.cold_file import ColdFile, IOMode
 from hillinfer.storage.drive_calls import DriveCalls
-from hillinfer.storage.stored_base import ShadowBase
+from hillinfer.storage.read_engine import ReadEngine
+from hillinfer.storage.read_plan import MAX_READ_BYTES
+from hillinfer.storage.reads import Reads
+from hillinfer.storage.stored_base import ReadFile, ShadowBase
 from hillinfer_model.kernel_spec import BEAT_BYTES, KernelSpec
+
+# Shadows that are read at once, each into a buffer of its own.
+STREAM_BUFFERS = 4
 
 
 class ShadowStore:
@@ -28,8 +34,8 @@ class ShadowStore:
         Direct or buffered I/O.
     spec
         Fixes the size of a shadow.
-    readers
-        Reads in flight.
+    engine
+        Reads shadows; the caller closes it after the store.
     calls
         How the drive is reached.
     base
@@ -41,7 +47,7 @@ class ShadowStore:
         directory: Path,
         mode: IOMode,
         spec: KernelSpec,
-        readers: int,
+        engine: ReadEngine,
         calls: DriveCalls | None = None,
         base: ShadowBase | None = None,
     ) -> None:
@@ -52,7 +58,10 @@ class ShadowStore:
         self.slot_bytes = shadow_bytes(spec)
         self._file: ColdFile | None = None
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="hillinfer-shadow-write")
-        self._readers = ThreadPoolExecutor(readers, thread_name_prefix="hillinfer-shadow-read")
+        self._engine = engine
+        self._readers = ThreadPoolExecutor(
+            STREAM_BUFFERS, thread_name_prefix="hillinfer-shadow-read"
+        )
         self._free: list[int] = []
         self._base = base
         self._base_slots = base.slots if base else 0
@@ -86,10 +95,14 @@ class ShadowStore:
 
     def read(self, slot: int, into: NDArray[np.uint8]) -> Future[None]:
         """Read a shadow into what `buffer` made, in the background."""
-        whole = _whole(into, self.slot_bytes)
+        file: ReadFile
         if self._base is not None and slot < self._base_slots:
-            return self._readers.submit(self._base.file.read, whole, slot * self.slot_bytes)
-        return self._readers.submit(self._opened().read, whole, self._offset(slot))
+            file, offset = self._base.file, slot * self.slot_bytes
+        else:
+            file, offset = self._opened(), self._offset(slot)
+        memory = _memory(into)
+        reads = Reads.in_pieces(offset, self.slot_bytes, MAX_READ_BYTES)
+        return self._readers.submit(self._engine.read, file, memory, reads)
 
     def place(self, slot: int) -> tuple[int, int]:
         """Return descriptor and offset of a shadow that was written or lies in the base."""
@@ -126,7 +139,11 @@ def shadow_bytes(spec: KernelSpec) -> int:
 
 def _whole(shadow: NDArray[np.uint8], byte_count: int) -> memoryview:
     """Return a shadow's memory with the rest of its last page."""
-    base = shadow
-    while isinstance(base.base, np.ndarray):
-        base = base.base
-    return base.data[:byte_count]
+    return _memory(shadow).data[:byte_count]
+
+
+def _memory(shadow: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    memory = shadow
+    while isinstance(memory.base, np.ndarray):
+        memory = memory.base
+    return memory

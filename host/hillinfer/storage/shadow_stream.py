@@ -12,9 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hillinfer.counters import Counters
-from hillinfer.storage.shadow_store import ShadowStore
-
-STREAM_BUFFERS = 4
+from hillinfer.storage.shadow_store import STREAM_BUFFERS, ShadowStore
 
 
 class ShadowStream:

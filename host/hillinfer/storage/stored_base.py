@@ -15,7 +15,7 @@ class ReadFile(Protocol):
 
     @property
     def descriptor(self) -> int:
-        """Number of the open file, for a device that reads it by itself."""
+        """Number of the open file, for who reads it by itself."""
         ...
 
     def read(self, into: memoryview, offset: int) -> None:

@@ -19,8 +19,8 @@ from hillinfer.pools.budget_plan import BudgetPlan, kernel_spec
 from hillinfer.sampling import Sampling
 from hillinfer.settings import Settings
 from hillinfer.storage.drive_calls import DriveCalls
-from hillinfer.storage.shadow_store import shadow_bytes
-from hillinfer.storage.shadow_stream import STREAM_BUFFERS
+from hillinfer.storage.read_engines import IOChoice
+from hillinfer.storage.shadow_store import STREAM_BUFFERS, shadow_bytes
 
 CHUNK = 128
 QUESTIONS = ([3, 17, 40, 8, 51], [9, 30, 2])
@@ -47,6 +47,8 @@ class Scenario:
         Share selected.
     attachment
         How caches are made: `StreamingAttachment` keeps full shadows on the drive.
+    io
+        How the drive is read.
     """
 
     document_tokens: int
@@ -54,6 +56,7 @@ class Scenario:
     head_dim: int = 32
     alpha: float = 0.1
     attachment: type[Attachment] = Attachment
+    io: IOChoice = IOChoice.AUTO
 
     @property
     def document(self) -> list[int]:
@@ -82,6 +85,7 @@ class Scenario:
             kept_recent=6,
             block_rows=64,
             block_tokens=256,
+            io=self.io,
             io_threads=2,
             shadow="int4",
             cold_dir=cold_dir,

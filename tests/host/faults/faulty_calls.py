@@ -28,6 +28,10 @@ class Fault(StrEnum):
     ENOSPC = "ENOSPC"
     EDQUOT = "EDQUOT"
     EINTR = "EINTR"
+    EAGAIN = "EAGAIN"
+    ENOSYS = "ENOSYS"
+    EPERM = "EPERM"
+    ENOMEM = "ENOMEM"
     SHORT = "short"
     ODD = "odd"
     NOTHING = "nothing"
@@ -43,6 +47,9 @@ FAULTS: dict[str, tuple[Fault, ...]] = {
     "close": (Fault.EIO, Fault.ENOSPC, Fault.DELAY),
     "pwrite": (*_ERRORS, *_SPACE, *_PARTS),
     "preadv": (*_ERRORS, *_PARTS),
+    "ring_open": (Fault.ENOSYS, Fault.EPERM, Fault.ENOMEM, Fault.DELAY),
+    "ring_enter": (*_ERRORS, Fault.EAGAIN),
+    "ring_read": (*_ERRORS, *_PARTS),
     "size": (Fault.EIO, Fault.DELAY),
     "fsync": (*_ERRORS, *_SPACE),
     "fdatasync": (*_ERRORS, *_SPACE),
@@ -54,7 +61,12 @@ FAULTS: dict[str, tuple[Fault, ...]] = {
     "rmdir": (Fault.EIO, Fault.DELAY),
 }
 # After these a run must give the right tokens; after the others it may end with a clear error.
-HARMLESS = frozenset({Fault.EINTR, Fault.SHORT, Fault.ODD, Fault.DELAY})
+HARMLESS = frozenset(
+    (
+        *(Fault.EINTR, Fault.SHORT, Fault.ODD, Fault.DELAY),
+        *(Fault.EAGAIN, Fault.ENOSYS, Fault.EPERM, Fault.ENOMEM),
+    )
+)
 
 
 @dataclass(frozen=True)
@@ -175,6 +187,8 @@ def _with_faults(kind: str) -> Callable[..., Any]:
         if fault is Fault.DELAY:
             time.sleep(self._delay_seconds)
             return reached(*args)
+        if kind == "ring_read":
+            return _of_ring(fault, args[1], reached(*args))
         if fault is Fault.NOTHING:
             return 0
         if fault in (Fault.SHORT, Fault.ODD):
@@ -216,6 +230,18 @@ def _part(kind: str, descriptor: int, data: memoryview, offset: int, count: int)
         if kind == "pwrite":
             os.fsync(own)
         os.close(own)
+
+
+def _of_ring(fault: Fault, data: memoryview, count: int) -> int:
+    """Say that less came, or nothing, and spoil what came nevertheless."""
+    unit = 512
+    half = max(unit, count // 2 // unit * unit)
+    came = {Fault.SHORT: half, Fault.ODD: half - 1}.get(fault, 0)
+    data[came:] = bytes([0xEE]) * (len(data) - came)
+    if fault in (Fault.EIO, Fault.EINTR):
+        number = getattr(errno, fault.value)
+        raise OSError(number, os.strerror(number))
+    return came
 
 
 for _kind in KINDS:

@@ -66,7 +66,7 @@ def test_the_command_says_it_once(
     assert len(told) == 1, outcome.err
     assert told[0].startswith("hillinfer: warning: ")
     assert str(cold_dir) in told[0]
-    assert "(buffered I/O" in outcome.err
+    assert "buffered I/O by" in outcome.err
 
 
 def test_other_warnings_of_ours_show_as_a_line_and_once(capfd):

@@ -39,6 +39,7 @@ STATISTICS = CacheStatistics(
     device_lost=False,
     fp16_overflows=7,
     io_mode="direct",
+    io_engine="uring",
     layer_hit_rates=(0.75, 0.5, 1.0),
 )
 

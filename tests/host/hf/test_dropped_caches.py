@@ -51,6 +51,10 @@ class Collector(DriveCalls):
         self.collect()
         return super().preadv(descriptor, into, offset)
 
+    def ring_read(self, descriptor, into, offset, result):
+        self.collect()
+        return super().ring_read(descriptor, into, offset, result)
+
 
 class CollectingPolicy(PoolPolicy):
     """Lets a collector collect while rows are ranked."""
@@ -135,7 +139,7 @@ def test_the_last_cache_is_collected_in_a_thread_of_its_own(where, forks, cold_d
 def test_all_threads_of_a_runtime_are_known_by_their_names(cold_dir, calls):
     model = TINY.build()
     before = set(threading.enumerate())
-    with attached(model, cold_dir, calls, alpha=0.5) as hill:
+    with attached(model, cold_dir, calls, alpha=0.5, io="threads") as hill:
         cache = hill.new_cache()
         feed(model, cache, IDS)
         make_cold(cache._runtime)
@@ -145,7 +149,7 @@ def test_all_threads_of_a_runtime_are_known_by_their_names(cold_dir, calls):
         shadows.write(slot, shadow).result()
         shadows.read(slot, shadow).result()
         # A tiny model's rows are read at once, in the calling thread.
-        cache._runtime._store._readers.submit(int).result()
+        cache._runtime._engine._pool.submit(int).result()
         new = set(threading.enumerate()) - before
         kinds = {one.name.rpartition("_")[0].removeprefix(RUNTIME_THREADS) for one in new}
         assert kinds == {"pool", "gather", "read", "write", "shadow-read", "shadow-write"}

@@ -16,6 +16,8 @@ from hillinfer.storage import cold_store
 from hillinfer.storage.aligned_buffer import aligned_buffer
 from hillinfer.storage.cold_file import ColdFile, IOMode, probe_io_mode
 from hillinfer.storage.cold_store import ColdStore
+from hillinfer.storage.drive_calls import DriveCalls
+from hillinfer.storage.read_engines import open_engine
 
 
 def shape_of(row_bytes, layers=2):
@@ -44,15 +46,17 @@ def mode(request, cold_dir, monkeypatch):
 
 
 @pytest.fixture
-def make_store(cold_dir):
+def make_store(cold_dir, engine_choice):
     stores = []
 
     def make(row_bytes=64, read_buffer_bytes=1 << 16, io_threads=2, layers=2):
         counters = Counters()
+        engine = open_engine(engine_choice, io_threads, DriveCalls())
         store = ColdStore(
-            cold_dir, shape_of(row_bytes, layers), read_buffer_bytes, io_threads, counters
+            cold_dir, shape_of(row_bytes, layers), read_buffer_bytes, engine, counters
         )
         stores.append(store)
+        stores.append(engine)
         return store, counters
 
     yield make

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`--io`: how the drive is read, which no answer depends on."""
+
+import pytest
+from engine_cases import SKIP, kernel_permits_rings
+
+from hillinfer.machine.diagnosis import diagnose
+from hillinfer.storage.drive_calls import DriveCalls
+from hillinfer.storage.read_engines import IOChoice
+
+LEAST = ("--question", "which cat?", "--dram-budget", "auto", "--shadow", "int4")
+
+
+def forbid(monkeypatch):
+    def refuse(self, entries, parameters):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(DriveCalls, "ring_open", refuse)
+
+
+def drive_reads(directory):
+    return next(one for one in diagnose(directory) if one.name == "drive reads")
+
+
+def test_every_choice_gives_the_same_tokens_and_is_reported(ask_tiny):
+    found, engines = [], []
+    choices = [one for one in IOChoice if one is not IOChoice.URING or kernel_permits_rings()]
+    for choice in choices:
+        outcome, report = ask_tiny(*LEAST, "--io", choice.value)
+        assert report["settings"]["io"] == choice.value
+        assert f"I/O by {report['io_engine']}," in outcome.err
+        assert report["cold_reads"] > 0
+        engines.append(report["io_engine"])
+        found.append(report["answers"][0]["token_ids"])
+    assert all(tokens == found[0] for tokens in found)
+    assert engines == (["uring"] * 2 if kernel_permits_rings() else ["threads"]) + ["threads"]
+
+
+def test_where_io_uring_is_forbidden_threads_read(ask_tiny, monkeypatch, cold_dir):
+    expected, _ = ask_tiny(*LEAST)
+    forbid(monkeypatch)
+    outcome, report = ask_tiny(*LEAST)
+    assert (outcome.out, report["io_engine"]) == (expected.out, "threads")
+    finding = drive_reads(cold_dir)
+    assert finding.verdict == "ok"
+    assert "threads" in finding.found
+    assert "no io_uring: it is forbidden here" in finding.found
+
+
+@pytest.fixture
+def ask_wrongly(command, tiny_folder, cold_dir, document):
+    """Generate from the tiny model and return the outcome, which is an error."""
+
+    def ask(*arguments):
+        given = ("--model", tiny_folder, "--prompt-file", document, "--cold-dir", cold_dir)
+        outcome = command("generate", *given, *LEAST, *arguments)
+        assert outcome.code == 2, outcome
+        assert outcome.out == ""
+        return outcome.err
+
+    return ask
+
+
+def test_io_uring_by_name_is_refused_where_it_is_forbidden(ask_wrongly, monkeypatch):
+    forbid(monkeypatch)
+    said = ask_wrongly("--io", "uring")
+    assert "io=uring: no io_uring, it is forbidden here" in said
+    assert "choose --io auto or --io threads" in said
+
+
+def test_an_unknown_choice_names_those_there_are(ask_wrongly):
+    assert "choose one of auto, uring, threads" in ask_wrongly("--io", "fast")
+
+
+def test_doctor_says_how_the_drive_is_read(cold_dir):
+    if not kernel_permits_rings():
+        pytest.skip(SKIP)
+    assert drive_reads(cold_dir).found.startswith("io_uring, up to 64 reads in flight")

@@ -1,0 +1,390 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Both read engines bring the same bytes, whatever the drive and the kernel do."""
+
+import errno
+import gc
+import os
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from engine_cases import SKIP, kernel_permits_rings
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hillinfer.errors import ColdPoolError, SettingsError
+from hillinfer.storage import uring_engine
+from hillinfer.storage.aligned_buffer import PAGE_BYTES, aligned_buffer
+from hillinfer.storage.cold_file import ColdFile, IOMode, probe_io_mode
+from hillinfer.storage.drive_calls import DriveCalls
+from hillinfer.storage.read_engines import IOChoice, open_engine, why_no_ring
+from hillinfer.storage.reads import Reads
+from hillinfer.storage.uring_engine import UringEngine
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
+from faulty_calls import FAULTS, Fault, FaultyCalls, Injection
+
+PAGES = 300
+THREADS = 3
+
+
+@pytest.fixture(scope="module")
+def content():
+    data = aligned_buffer(PAGES * PAGE_BYTES)
+    data[:] = np.random.default_rng(3).integers(0, 256, len(data), np.uint8)
+    return data
+
+
+@pytest.fixture(params=IOMode)
+def file(request, tmp_path, content):
+    made = make_file(tmp_path, content, request.param)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def rings():
+    if not kernel_permits_rings():
+        pytest.skip(SKIP)
+
+
+def make_file(directory, content, mode=None, calls=None):
+    best = probe_io_mode(directory)
+    if mode is IOMode.DIRECT and best is not IOMode.DIRECT:
+        pytest.skip(f"the file system of {directory} has no direct I/O: set --basetemp to a drive")
+    made = ColdFile(directory, mode or best, "rows of layer 4", calls)
+    made.write(content.data, 0)
+    return made
+
+
+@contextmanager
+def opened(engine):
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+def scattered(seed, count, most_pages=4):
+    """Reads of some pages each, in any order, packed in the buffer one behind the other."""
+    chance = np.random.default_rng(seed)
+    sizes = chance.integers(1, most_pages + 1, count)
+    offsets = chance.integers(0, PAGES - most_pages, count)
+    places = np.cumsum(sizes) - sizes
+    return Reads(*(one.astype(np.int64) * PAGE_BYTES for one in (offsets, places, sizes)))
+
+
+def expected(content, reads):
+    into = np.zeros(int(reads.byte_counts.sum()), np.uint8)
+    for offset, place, size in zip(
+        reads.file_offsets, reads.buffer_offsets, reads.byte_counts, strict=True
+    ):
+        into[place : place + size] = content[offset : offset + size]
+    return into
+
+
+def brought(engine, file, reads):
+    buffer = aligned_buffer(int(reads.byte_counts.sum()))
+    buffer[:] = 0xA5
+    engine.read(file, buffer, reads)
+    return buffer[: int(reads.byte_counts.sum())]
+
+
+def open_files():
+    gc.collect()
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_any_reads_bring_the_bytes_of_the_file(engine_choice, file, content):
+    with opened(open_engine(engine_choice, THREADS, DriveCalls())) as engine:
+
+        @settings(max_examples=40, deadline=None)
+        @given(seed=st.integers(0, 2**32), count=st.integers(0, 200), most=st.integers(1, 40))
+        def check(seed, count, most):
+            reads = scattered(seed, count, most)
+            np.testing.assert_array_equal(brought(engine, file, reads), expected(content, reads))
+
+        check()
+
+
+def test_a_byte_that_differs_is_seen(engine_choice, file, content):
+    changed = content.copy()
+    changed[7 * PAGE_BYTES + 11] ^= 1
+    reads = Reads(np.array([7 * PAGE_BYTES]), np.array([0]), np.array([PAGE_BYTES]))
+    with opened(open_engine(engine_choice, THREADS, DriveCalls())) as engine:
+        came = brought(engine, file, reads)
+        assert np.flatnonzero(came != expected(changed, reads)).tolist() == [11]
+
+
+@pytest.mark.parametrize("depth", [1, 2, 8])
+def test_more_reads_than_a_ring_holds(rings, file, content, depth):
+    with opened(UringEngine(1, DriveCalls(), depth)) as engine:
+        for seed in range(4):
+            reads = scattered(seed, 3 * depth + seed)
+            np.testing.assert_array_equal(brought(engine, file, reads), expected(content, reads))
+
+
+def test_nothing_outside_the_places_asked_for_is_touched(engine_choice, file, content):
+    reads = Reads(np.array([0, 9 * PAGE_BYTES]), np.array([4096, 16384]), np.array([4096, 8192]))
+    buffer = aligned_buffer(8 * PAGE_BYTES)
+    buffer[:] = 0xA5
+    with opened(open_engine(engine_choice, THREADS, DriveCalls())) as engine:
+        engine.read(file, buffer, reads)
+    for place in (0, 8192, 12288, 24576, 28672):
+        assert (buffer[place : place + PAGE_BYTES] == 0xA5).all()
+    np.testing.assert_array_equal(buffer[16384:24576], content[9 * 4096 : 11 * 4096])
+
+
+class TestFaults:
+    @pytest.mark.parametrize("index", [0, 5, None])
+    @pytest.mark.parametrize(
+        ("kind", "fault"),
+        [(kind, fault) for kind in ("ring_read", "ring_enter") for fault in FAULTS[kind]],
+    )
+    def test_what_a_ring_does_not_bring_is_read_again(
+        self, rings, file, content, kind, fault, index
+    ):
+        if kind == "ring_enter" and index == 5:
+            index = 1
+        calls = FaultyCalls(Injection(kind, index, fault), delay_seconds=0.001)
+        reads = scattered(1, 40)
+        with opened(UringEngine(THREADS, calls, depth=8)) as engine:
+            came = brought(engine, file, reads)
+        assert calls.hits >= 1
+        np.testing.assert_array_equal(came, expected(content, reads))
+
+    @pytest.mark.parametrize("index", [0, None])
+    @pytest.mark.parametrize("fault", [Fault.SHORT, Fault.EINTR, Fault.DELAY])
+    def test_threads_go_on_by_themselves(self, tmp_path, content, fault, index):
+        calls = FaultyCalls(Injection("preadv", index, fault), delay_seconds=0.001)
+        file, reads = make_file(tmp_path, content, None, calls), scattered(1, 40)
+        with opened(open_engine(IOChoice.THREADS, THREADS, calls)) as engine:
+            np.testing.assert_array_equal(brought(engine, file, reads), expected(content, reads))
+        file.close()
+
+    def test_the_error_names_file_and_place(self, engine_choice, tmp_path, content):
+        class Failing(DriveCalls):
+            def preadv(self, descriptor, into, offset):
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+            def ring_read(self, descriptor, into, offset, result):
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        file, reads = make_file(tmp_path, content, None), scattered(1, 12)
+        file._calls = Failing()
+        with (
+            opened(open_engine(engine_choice, THREADS, Failing())) as engine,
+            pytest.raises(
+                ColdPoolError, match=r"could not read \d+ bytes at \d+ of rows of layer 4 .*Input"
+            ),
+        ):
+            brought(engine, file, reads)
+        file.close()
+
+    def test_a_file_that_lost_its_end_is_told(self, engine_choice, file):
+        os.truncate(f"/proc/self/fd/{file.descriptor}", (PAGES - 50) * PAGE_BYTES)
+        at = (PAGES - 52) * PAGE_BYTES
+        reads = Reads(np.array([0, at]), np.array([0, 4096]), np.array([4096, 16384]))
+        with (
+            opened(open_engine(engine_choice, THREADS, DriveCalls())) as engine,
+            pytest.raises(ColdPoolError, match=rf"16384 bytes at {at} .*bytes long and should be"),
+        ):
+            brought(engine, file, reads)
+
+    @pytest.mark.parametrize("fault", FAULTS["ring_open"])
+    def test_where_no_ring_is_to_be_had_threads_read(self, rings, file, content, fault):
+        if fault is Fault.DELAY:
+            return
+        calls = FaultyCalls(Injection("ring_open", None, fault))
+        assert why_no_ring(calls)
+        with pytest.raises(SettingsError, match=r"no io_uring, .*choose --io auto or --io threads"):
+            open_engine(IOChoice.URING, 1, calls)
+        with opened(open_engine(IOChoice.AUTO, THREADS, calls)) as engine:
+            assert engine.name == "threads"
+            reads = scattered(1, 40)
+            np.testing.assert_array_equal(brought(engine, file, reads), expected(content, reads))
+
+    def test_a_thread_that_gets_no_ring_reads_without(self, rings, file, content):
+        calls = FaultyCalls(Injection("ring_open", 1, Fault.ENOMEM))
+        reads, came = scattered(1, 40), []
+        with opened(UringEngine(THREADS, calls)) as engine:
+            other = threading.Thread(target=lambda: came.append(brought(engine, file, reads)))
+            other.start()
+            other.join()
+        assert calls.hits == 1
+        np.testing.assert_array_equal(came[0], expected(content, reads))
+
+    def test_reads_that_never_come_back_end_it(self, rings, tmp_path, content, monkeypatch):
+        # What lies in the page cache comes back at once.
+        file = make_file(tmp_path, content, IOMode.DIRECT)
+        monkeypatch.setattr(uring_engine, "_PAUSE", 0)
+
+        class Stuck(DriveCalls):
+            stuck = False
+
+            def ring_enter(self, ring, submit, complete):
+                if self.stuck:
+                    raise OSError(errno.EIO, os.strerror(errno.EIO))
+                self.stuck = True
+                return super().ring_enter(ring, submit, 0)
+
+        calls = Stuck()
+        engine = UringEngine(1, calls, depth=8)
+        with opened(engine):
+            for _ in range(2):
+                with pytest.raises(ColdPoolError, match=r"did not give back reads .*--io threads"):
+                    brought(engine, file, scattered(1, 40))
+            calls.stuck = False
+        file.close()
+
+    def test_an_interrupt_leaves_no_read_behind(self, rings, file, content):
+        class Interrupting(DriveCalls):
+            left = 5
+
+            def ring_read(self, *args):
+                self.left -= 1
+                if self.left == 0:
+                    raise KeyboardInterrupt
+                return super().ring_read(*args)
+
+        with opened(UringEngine(1, Interrupting(), depth=8)) as engine:
+            buffer = aligned_buffer(400 * PAGE_BYTES)
+            with pytest.raises(KeyboardInterrupt):
+                engine.read(file, buffer, scattered(1, 40))
+            assert not engine._ring().in_flight
+            assert not engine._ring().queued
+            buffer[:] = 0
+            reads = scattered(2, 40)
+            np.testing.assert_array_equal(brought(engine, file, reads), expected(content, reads))
+            assert not buffer.any()
+
+    def test_two_interrupts_leave_no_read_behind(self, rings, tmp_path, content):
+        file = make_file(tmp_path, content, IOMode.DIRECT)
+
+        class Interrupting(DriveCalls):
+            left = 2
+
+            def ring_enter(self, ring, submit, complete):
+                self.left -= 1
+                if self.left >= 0:
+                    super().ring_enter(ring, submit, 0)
+                    raise KeyboardInterrupt
+                return super().ring_enter(ring, submit, complete)
+
+        with opened(UringEngine(1, Interrupting(), depth=16)) as engine:
+            with pytest.raises(KeyboardInterrupt):
+                engine.read(file, aligned_buffer(400 * PAGE_BYTES), scattered(1, 40))
+            for seed in range(2, 5):
+                reads = scattered(seed, 40)
+                np.testing.assert_array_equal(
+                    brought(engine, file, reads), expected(content, reads)
+                )
+        file.close()
+
+
+class TestLife:
+    def test_threads_use_one_engine_at_once(self, engine_choice, file, content):
+        wrong, done = [], []
+
+        def use(seed):
+            for turn in range(8):
+                reads = scattered(100 * seed + turn, 30)
+                if not np.array_equal(brought(engine, file, reads), expected(content, reads)):
+                    wrong.append(seed)
+            done.append(seed)
+
+        with opened(open_engine(engine_choice, THREADS, DriveCalls())) as engine:
+            threads = [threading.Thread(target=use, args=(seed,)) for seed in range(24)]
+            for one in threads:
+                one.start()
+            for one in threads:
+                one.join()
+        assert (wrong, sorted(done)) == ([], list(range(24)))
+
+    def test_a_thread_takes_its_ring_along(self, rings, file):
+        with opened(UringEngine(1, DriveCalls())) as engine:
+            before = open_files()
+            for _ in range(20):
+                one = threading.Thread(target=brought, args=(engine, file, scattered(1, 4)))
+                one.start()
+                one.join()
+            assert open_files() == before
+
+    def test_nothing_stays_open(self, engine_choice, file):
+        with opened(open_engine(engine_choice, THREADS, DriveCalls())) as engine:
+            brought(engine, file, scattered(1, 4))
+        before, threads = open_files(), threading.active_count()
+        for _ in range(30):
+            engines = [open_engine(engine_choice, THREADS, DriveCalls()) for _ in range(3)]
+            for engine in engines:
+                brought(engine, file, scattered(1, 20))
+            for engine in engines:
+                engine.close()
+                engine.close()
+        del engine, engines
+        assert (open_files(), threading.active_count()) == (before, threads)
+
+    def test_an_engine_that_is_dropped_gives_its_ring_back(self, rings, file):
+        before = open_files()
+        brought(UringEngine(1, DriveCalls()), file, scattered(1, 20))
+        assert open_files() == before
+
+    def test_a_setup_that_breaks_off_leaves_nothing_open(self, rings):
+        class Old(DriveCalls):
+            def ring_open(self, entries, parameters):
+                descriptor = super().ring_open(entries, parameters)
+                parameters[5] = 0
+                return descriptor
+
+        before = open_files()
+        assert why_no_ring(Old()) == "the kernel has none"
+        assert open_files() == before
+
+    def test_closing_waits_for_reads_in_flight(self, rings, file, content):
+        entered, came = threading.Event(), []
+
+        class Slow(DriveCalls):
+            def ring_enter(self, ring, submit, complete):
+                taken = super().ring_enter(ring, submit, 0)
+                entered.set()
+                time.sleep(0.05)
+                return taken
+
+        reads = scattered(1, 30)
+        engine = UringEngine(1, Slow(), depth=8)
+        reader = threading.Thread(target=lambda: came.append(brought(engine, file, reads)))
+        reader.start()
+        assert entered.wait(20)
+        engine.close()
+        reader.join()
+        np.testing.assert_array_equal(came[0], expected(content, reads))
+        with pytest.raises(RuntimeError, match="closed"):
+            brought(engine, file, reads)
+
+    def test_a_child_of_a_fork_makes_a_ring_of_its_own(self, rings, file, content):
+        reads = scattered(1, 30)
+        with opened(UringEngine(1, DriveCalls())) as engine:
+            brought(engine, file, reads)
+            inherited = engine._ring()
+            child = os.fork()
+            if child == 0:
+                code = 2
+                try:
+                    right = np.array_equal(brought(engine, file, reads), expected(content, reads))
+                    code = 0 if right and engine._ring() is not inherited else 1
+                finally:
+                    os._exit(code)
+            assert os.waitpid(child, 0)[1] == 0
+            assert engine._ring() is inherited
+            np.testing.assert_array_equal(brought(engine, file, reads), expected(content, reads))
+
+
+def test_io_uring_is_taken_where_the_kernel_permits_it(rings):
+    assert why_no_ring(DriveCalls()) is None
+    for choice, name in zip(IOChoice, ("uring", "uring", "threads"), strict=True):
+        with opened(open_engine(choice, 1, DriveCalls())) as engine:
+            assert engine.name == name

@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`make drive`: how fast HillInfer reads a drive, beside fio on the same file.
+
+Every contender reads the same file at random places with the same sizes, in turns, because drives
+and neighbours change their pace. Each read engine works as the runtime uses it: batch after batch,
+a batch complete before the next begins. fio never pauses.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hillinfer.machine.drive import filesystem_of
+from hillinfer.machine.processor import ProcessorFacts
+from hillinfer.settings import Settings
+from hillinfer.storage.aligned_buffer import aligned_buffer, round_up
+from hillinfer.storage.cold_file import ColdFile, IOMode, probe_io_mode
+from hillinfer.storage.drive_calls import DriveCalls
+from hillinfer.storage.read_engine import ReadEngine
+from hillinfer.storage.read_engines import why_no_ring
+from hillinfer.storage.read_plan import plan_reads
+from hillinfer.storage.reads import Reads
+from hillinfer.storage.thread_engine import ThreadEngine
+from hillinfer.storage.uring_engine import DEPTH, UringEngine
+
+GOAL = 0.8
+BLOCK_ROWS = 512
+PIECE_BYTES = 4 << 20
+# Another place each time would cost the contender what fio makes in no time.
+BATCHES = 64
+ROWS = (1 << 10, 2 << 10, 4 << 10)
+BLOCKS = (64 << 10, 256 << 10, 1 << 20)
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is read: scattered rows, planned as the runtime does it, or whole blocks.
+
+    Parameters
+    ----------
+    name
+        For the report.
+    read_bytes
+        Bytes of each read, which fio makes, too.
+    row_bytes
+        Bytes of a row; 0 for blocks.
+    """
+
+    name: str
+    read_bytes: int
+    row_bytes: int = 0
+
+    def batch_reads(self, depth: int) -> int:
+        """Return how many reads are made before the next batch begins."""
+        return BLOCK_ROWS if self.row_bytes else 2 * depth
+
+    def places(self, file_bytes: int, depth: int, chance: np.random.Generator) -> NDArray[np.int64]:
+        """Return random places of a batch: numbers of rows, one per page at most, or of blocks."""
+        numbers = chance.integers(0, file_bytes // self.read_bytes, self.batch_reads(depth))
+        return (
+            np.unique(numbers) * (self.read_bytes // self.row_bytes) if self.row_bytes else numbers
+        )
+
+    def reads(self, places: NDArray[np.int64]) -> Reads:
+        """Return the reads of a batch; those of rows are planned."""
+        if self.row_bytes:
+            return next(plan_reads(places, self.row_bytes, 1 << 40))
+        starts = np.arange(len(places)) * self.read_bytes
+        return Reads(places * self.read_bytes, starts, np.full(len(places), self.read_bytes))
+
+
+CASES = (
+    *(Case(f"rows of {size >> 10} KiB", 4096, size) for size in ROWS),
+    *(Case(f"{size >> 10} KiB", size) for size in BLOCKS),
+)
+
+
+class PlainEngine:
+    """A `ReadEngine` that makes one read after the other."""
+
+    name = "preadv"
+
+    def read(self, file: ColdFile, buffer: NDArray[np.uint8], reads: Reads) -> None:
+        """Make all reads."""
+        for i in range(len(reads)):
+            at, count = int(reads.buffer_offsets[i]), int(reads.byte_counts[i])
+            file.read(buffer[at : at + count].data, int(reads.file_offsets[i]))
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """What a contender did in one turn.
+
+    Parameters
+    ----------
+    bytes_per_second
+        Bytes that came from the drive.
+    processor_share
+        Processor time over time, in processors.
+    """
+
+    bytes_per_second: float
+    processor_share: float
+
+
+def fio_pace(path: Path, case: Case, depth: int, seconds: float) -> Pace:
+    """Return what fio reaches with io_uring."""
+    command = [
+        *("fio", "--name=read", f"--filename={path}", "--readonly", "--rw=randread", "--direct=1"),
+        *("--ioengine=io_uring", f"--bs={case.read_bytes}", f"--iodepth={depth}"),
+        *("--norandommap", "--randrepeat=0", "--time_based", f"--runtime={seconds}"),
+        *("--output-format=json", "--invalidate=0"),
+    ]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    job = json.loads(done.stdout[done.stdout.index("{") :])["jobs"][0]
+    return Pace(job["read"]["bw_bytes"], (job["usr_cpu"] + job["sys_cpu"]) / 100)
+
+
+def engine_pace(
+    engine: ReadEngine,
+    file: ColdFile,
+    case: Case,
+    depth: int,
+    seconds: float,
+    file_bytes: int,
+) -> Pace:
+    """Return what an engine reaches, after a look at whether the bytes are the file's."""
+    chance = np.random.default_rng()
+    batches = [case.places(file_bytes, depth, chance) for _ in range(BATCHES)]
+    # Joined reads bring some bytes more.
+    buffer = aligned_buffer(2 * case.batch_reads(depth) * case.read_bytes)
+    reads = case.reads(batches[0])
+    buffer[:] = 0
+    engine.read(file, buffer, reads)
+    _compare(file, buffer, reads)
+    count = turn = 0
+    worked, started = time.process_time(), time.perf_counter()
+    while (passed := time.perf_counter() - started) < seconds:
+        # Planning is part of the work.
+        reads = case.reads(batches[turn % BATCHES])
+        engine.read(file, buffer, reads)
+        count += int(reads.byte_counts.sum())
+        turn += 1
+    return Pace(count / passed, (time.process_time() - worked) / passed)
+
+
+def _compare(file: ColdFile, buffer: NDArray[np.uint8], reads: Reads) -> None:
+    for i in range(len(reads)):
+        at, count = int(reads.buffer_offsets[i]), int(reads.byte_counts[i])
+        right = aligned_buffer(count)
+        file.read(right.data, int(reads.file_offsets[i]))
+        if not np.array_equal(right, buffer[at : at + count]):
+            sys.exit(f"read {i} of {len(reads)} brought other bytes than the file's")
+
+
+def summary(paces: dict[str, list[Pace]]) -> dict[str, Any]:
+    """Return least and median pace of each contender, and the median of its ratios to fio."""
+    found: dict[str, Any] = {}
+    for name, turns in paces.items():
+        speeds = [one.bytes_per_second for one in turns]
+        ratios = [
+            mine / one.bytes_per_second for mine, one in zip(speeds, paces["fio"], strict=True)
+        ]
+        found[name] = {
+            "min_mb_per_second": round(min(speeds) / 1e6, 1),
+            "median_mb_per_second": round(median(speeds) / 1e6, 1),
+            "processors": round(median(one.processor_share for one in turns), 2),
+            "ratio_to_fio": round(median(ratios), 3),
+            "min_ratio_to_fio": round(min(ratios), 3),
+        }
+    return found
+
+
+def _write(file: ColdFile, file_bytes: int) -> None:
+    # Drives may be faster with zeros.
+    chance, piece = np.random.default_rng(0), aligned_buffer(PIECE_BYTES)
+    for offset in range(0, file_bytes, PIECE_BYTES):
+        piece[:] = chance.integers(0, 256, len(piece), np.uint8)
+        file.write(piece.data, offset)
+
+
+def _engines(depth: int, opened: ExitStack) -> dict[str, ReadEngine]:
+    threads = Settings().io_threads
+    engines: list[ReadEngine] = [ThreadEngine(threads), PlainEngine()]
+    reason = why_no_ring(DriveCalls())
+    if reason is None:
+        engines.insert(0, UringEngine(threads, DriveCalls(), depth))
+    else:
+        print(f"no io_uring here: {reason}", file=sys.stderr)
+    for engine in engines:
+        opened.callback(engine.close)
+    return {engine.name: engine for engine in engines}
+
+
+def main() -> None:
+    """Measure every case in turns, write the report, and say where the goal is missed."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("build/reports/drive.json"))
+    parser.add_argument("--drive", type=Path, default=Path("build/drive"), help="directory on it")
+    parser.add_argument("--gib", type=float, default=2.0, help="size of the file")
+    parser.add_argument("--depth", type=int, default=DEPTH, help="reads in flight, of fio as well")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=1.0, help="length of a turn")
+    chosen = parser.parse_args()
+    if shutil.which("fio") is None:
+        sys.exit("fio is missing: on Debian and Ubuntu, apt install fio")
+    chosen.drive.mkdir(parents=True, exist_ok=True)
+    if probe_io_mode(chosen.drive) is not IOMode.DIRECT:
+        sys.exit(f"{chosen.drive} does not allow direct I/O: choose another with --drive")
+    file_bytes = round_up(int(chosen.gib * (1 << 30)), PIECE_BYTES)
+    with ExitStack() as opened:
+        file = ColdFile(chosen.drive, IOMode.DIRECT, "a file to read")
+        opened.callback(file.close)
+        _write(file, file_bytes)
+        # The file has no name; this is the same one for another process.
+        path = Path(f"/proc/{os.getpid()}/fd/{file.descriptor}")
+        contenders: dict[str, Callable[[Case], Pace]] = {
+            "fio": lambda case: fio_pace(path, case, chosen.depth, chosen.seconds)
+        }
+        for name, engine in _engines(chosen.depth, opened).items():
+            contenders[name] = lambda case, engine=engine: engine_pace(
+                engine, file, case, chosen.depth, chosen.seconds, file_bytes
+            )
+        paces: dict[str, dict[str, list[Pace]]] = {
+            case.name: {name: [] for name in contenders} for case in CASES
+        }
+        for turn in range(chosen.rounds):
+            for case in CASES:
+                # Another one begins each time, so that none has always the same neighbour.
+                names = list(contenders)[turn % len(contenders) :]
+                names += [name for name in contenders if name not in names]
+                for name in names:
+                    paces[case.name][name].append(contenders[name](case))
+            print(f"round {turn + 1} of {chosen.rounds}", file=sys.stderr, flush=True)
+    report = {
+        "goal_ratio_to_fio": GOAL,
+        "depth": chosen.depth,
+        "threads": Settings().io_threads,
+        "rounds": chosen.rounds,
+        "seconds_per_turn": chosen.seconds,
+        "file_bytes": file_bytes,
+        "filesystem": filesystem_of(chosen.drive),
+        "processor": ProcessorFacts.read().name,
+        "cores": ProcessorFacts.read().cores,
+        "load": os.getloadavg(),
+        "cases": {name: summary(one) for name, one in paces.items()},
+    }
+    chosen.out.parent.mkdir(parents=True, exist_ok=True)
+    chosen.out.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    _show(report)
+
+
+def _show(report: dict[str, Any]) -> None:
+    print(f"{'':16}{'':>8}{'min':>10}{'median':>10}{'of fio':>8}{'CPUs':>6}")
+    for name, contenders in report["cases"].items():
+        for contender, one in contenders.items():
+            print(
+                f"{name:16}{contender:>8}{one['min_mb_per_second']:>10.1f}"
+                f"{one['median_mb_per_second']:>10.1f}{one['ratio_to_fio']:>8.2f}"
+                f"{one['processors']:>6.2f}"
+            )
+    best = "uring" if "uring" in next(iter(report["cases"].values())) else "threads"
+    missed = [name for name, one in report["cases"].items() if one[best]["ratio_to_fio"] < GOAL]
+    print(f"MB/s. {best} below {GOAL:.0%} of fio: {', '.join(missed) or 'nowhere'}")
+
+
+if __name__ == "__main__":
+    main()
