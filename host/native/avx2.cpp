@@ -23,6 +23,13 @@ inline void store(int32_t* to, __m128i values) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to), values);
 }
 
+// Beats of a group are read in order; the processor alone does not fetch far enough ahead.
+constexpr int kAhead = 2048;
+
+inline void fetch(const uint8_t* beats) {
+    _mm_prefetch(reinterpret_cast<const char*>(beats + kAhead), _MM_HINT_T0);
+}
+
 template <int kBits>
 struct HeadTile;
 
@@ -44,38 +51,51 @@ struct HeadTile<8> {
     template <int kHeads>
     static void run(const uint8_t* beats, int slices, const int8_t* query, size_t stride,
                     int32_t* products) {
-        __m256i sums[kHeads][2];
-        for (auto& pair : sums) {
-            pair[0] = pair[1] = _mm256_setzero_si256();
-        }
-        for (int slice = 0; slice < slices; ++slice) {
-            const __m256i first = load(beats + slice * 64);
-            const __m256i second = load(beats + slice * 64 + 32);
-            const __m256i odd0 = _mm256_srai_epi16(first, 8);
-            const __m256i odd1 = _mm256_srai_epi16(second, 8);
-            const __m256i even0 = _mm256_srai_epi16(_mm256_slli_epi16(first, 8), 8);
-            const __m256i even1 = _mm256_srai_epi16(_mm256_slli_epi16(second, 8), 8);
-            for (int head = 0; head < kHeads; ++head) {
-                const int8_t* own = query + head * stride + slice * kSliceBytes;
-                const __m256i even = twice(own);
-                const __m256i odd = twice(own + 16);
-                sums[head][0] = _mm256_add_epi32(
-                    sums[head][0], _mm256_add_epi32(_mm256_madd_epi16(even0, even),
-                                                    _mm256_madd_epi16(odd0, odd)));
-                sums[head][1] = _mm256_add_epi32(
-                    sums[head][1], _mm256_add_epi32(_mm256_madd_epi16(even1, even),
-                                                    _mm256_madd_epi16(odd1, odd)));
-            }
+        // Half a beat at a time: four heads' sums of all of it would not stay in registers.
+        __m256i sums[2][kHeads];
+        for (int half = 0; half < 2; ++half) {
+            half_beat<kHeads>(beats + half * 32, slices, query, stride, sums[half]);
         }
         const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+#pragma GCC unroll 4
         for (int head = 0; head < kHeads; head += 2) {
             const int other = head + 1 < kHeads ? head + 1 : head;
             const __m256i both = _mm256_permutevar8x32_epi32(
-                _mm256_hadd_epi32(_mm256_hadd_epi32(sums[head][0], sums[head][1]),
-                                  _mm256_hadd_epi32(sums[other][0], sums[other][1])),
+                _mm256_hadd_epi32(_mm256_hadd_epi32(sums[0][head], sums[1][head]),
+                                  _mm256_hadd_epi32(sums[0][other], sums[1][other])),
                 order);
             store(products + head * kGroupTokens, _mm256_castsi256_si128(both));
             store(products + other * kGroupTokens, _mm256_extracti128_si256(both, 1));
+        }
+    }
+
+private:
+    template <int kHeads>
+    static void half_beat(const uint8_t* beats, int slices, const int8_t* query, size_t stride,
+                          __m256i* out) {
+        __m256i sums[kHeads];
+#pragma GCC unroll 4
+        for (int head = 0; head < kHeads; ++head) {
+            sums[head] = _mm256_setzero_si256();
+        }
+        for (int slice = 0; slice < slices; ++slice) {
+            fetch(beats + slice * 64);
+            const __m256i codes = load(beats + slice * 64);
+            const __m256i odd = _mm256_srai_epi16(codes, 8);
+            const __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(codes, 8), 8);
+            const int8_t* own = query + slice * kSliceBytes;
+#pragma GCC unroll 4
+            for (int head = 0; head < kHeads; ++head) {
+                sums[head] = _mm256_add_epi32(
+                    sums[head],
+                    _mm256_add_epi32(
+                        _mm256_madd_epi16(even, twice(own + head * stride)),
+                        _mm256_madd_epi16(odd, twice(own + head * stride + 16))));
+            }
+        }
+#pragma GCC unroll 4
+        for (int head = 0; head < kHeads; ++head) {
+            out[head] = sums[head];
         }
     }
 };
@@ -106,20 +126,24 @@ struct HeadTile<4> {
         const __m256i nibble = _mm256_set1_epi8(0x0F);
         for (int half = 0; half < 2; ++half) {
             __m256i wide[kHeads];
+#pragma GCC unroll 4
             for (auto& sum : wide) {
                 sum = _mm256_setzero_si256();
             }
             for (int start = 0; start < slices; start += 4) {
                 __m256i narrow[kHeads];
+#pragma GCC unroll 4
                 for (auto& sum : narrow) {
                     sum = _mm256_setzero_si256();
                 }
                 const int stop = start + 4 < slices ? start + 4 : slices;
                 for (int slice = start; slice < stop; ++slice) {
+                    fetch(beats + slice * 64 + half * 32);
                     const __m256i codes =
                         _mm256_xor_si256(load(beats + slice * 64 + half * 32), top);
                     const __m256i low = _mm256_and_si256(codes, nibble);
                     const __m256i high = _mm256_and_si256(_mm256_srli_epi16(codes, 4), nibble);
+#pragma GCC unroll 4
                     for (int head = 0; head < kHeads; ++head) {
                         const int8_t* own = query + head * stride + slice * kSliceBytes;
                         narrow[head] = _mm256_add_epi16(
@@ -128,11 +152,13 @@ struct HeadTile<4> {
                                              _mm256_maddubs_epi16(high, repeated(own + 8))));
                     }
                 }
+#pragma GCC unroll 4
                 for (int head = 0; head < kHeads; ++head) {
                     wide[head] =
                         _mm256_add_epi32(wide[head], _mm256_madd_epi16(narrow[head], ones));
                 }
             }
+#pragma GCC unroll 4
             for (int head = 0; head < kHeads; head += 2) {
                 const int other = head + 1 < kHeads ? head + 1 : head;
                 const __m256i both = _mm256_permute4x64_epi64(
@@ -170,22 +196,26 @@ struct HeadTile<2> {
         const __m256i field = _mm256_set1_epi8(3);
         for (int half = 0; half < 2; ++half) {
             __m256i wide[kHeads];
+#pragma GCC unroll 4
             for (auto& sum : wide) {
                 sum = _mm256_setzero_si256();
             }
             for (int start = 0; start < slices; start += 8) {
                 __m256i narrow[kHeads];
+#pragma GCC unroll 4
                 for (auto& sum : narrow) {
                     sum = _mm256_setzero_si256();
                 }
                 const int stop = start + 8 < slices ? start + 8 : slices;
                 for (int slice = start; slice < stop; ++slice) {
+                    fetch(beats + slice * 64 + half * 32);
                     const __m256i codes =
                         _mm256_xor_si256(load(beats + slice * 64 + half * 32), top);
                     const __m256i first = _mm256_and_si256(codes, field);
                     const __m256i second = _mm256_and_si256(_mm256_srli_epi16(codes, 2), field);
                     const __m256i third = _mm256_and_si256(_mm256_srli_epi16(codes, 4), field);
                     const __m256i fourth = _mm256_and_si256(_mm256_srli_epi16(codes, 6), field);
+#pragma GCC unroll 4
                     for (int head = 0; head < kHeads; ++head) {
                         const int8_t* own = query + head * stride + slice * kSliceBytes;
                         const __m256i lower =
@@ -198,11 +228,13 @@ struct HeadTile<2> {
                             _mm256_add_epi16(narrow[head], _mm256_add_epi16(lower, upper));
                     }
                 }
+#pragma GCC unroll 4
                 for (int head = 0; head < kHeads; ++head) {
                     wide[head] =
                         _mm256_add_epi32(wide[head], _mm256_madd_epi16(narrow[head], ones));
                 }
             }
+#pragma GCC unroll 4
             for (int head = 0; head < kHeads; ++head) {
                 _mm256_storeu_si256(reinterpret_cast<__m256i*>(products + head * kGroupTokens +
                                                                half * 8),

@@ -5,6 +5,7 @@
 // makes vector code of them for the flags this file is compiled with.
 #pragma once
 #include "contract.h"
+#include "head_offset.h"
 #include "kernels.h"
 #include "key_coding.h"
 #include "query_coding.h"
@@ -72,11 +73,15 @@ struct SetSums {
     alignas(64) int32_t values[kGroupTokens];
     alignas(64) int32_t valid[kGroupTokens];
 
-    void clear() {
+    void clear(bool raw) {
         for (int i = 0; i < kGroupTokens; ++i) {
-            weights[i] = 0;
-            values[i] = 0;
             valid[i] = -1;
+        }
+        for (int i = 0; raw && i < kGroupTokens; ++i) {
+            values[i] = 0;
+        }
+        for (int i = 0; !raw && i < kGroupTokens; ++i) {
+            weights[i] = 0;
         }
     }
 
@@ -101,7 +106,7 @@ inline void score_sets(const Shape& shape, const uint8_t* exponents, const int32
     const bool raw = shape.rule == hillinfer::kRawSum;
     for (int head = 0, row = 0; head < shape.kv_heads; ++head) {
         if (head == 0 || shape.scope == hillinfer::kKvHead) {
-            sums.clear();
+            sums.clear(raw);
         }
         mark_invalid(exponents + head * kGroupTokens, sums.valid);
         for (int i = 0; i < shape.heads; ++i, ++row) {
@@ -181,6 +186,7 @@ constexpr hillinfer::Kernels kernels_of(const char* name) {
             GroupScores<Products>::log_weights,
             GroupScores<Products>::tuples,
             GroupScores<Products>::finish,
+            log_sum,
             encode_keys,
             read_sum};
 }

@@ -28,6 +28,9 @@ struct Kernels {
     void (*finish)(const Shape&, const int32_t* log_weights, const uint8_t* exponents,
                    const int32_t* offsets, int64_t position, int tokens, uint32_t* out,
                    int64_t stride);
+    // B of a head; see head_offset.h.
+    int32_t (*log_sum)(const int32_t* log_weights, const uint8_t* invalid, int64_t count,
+                       int64_t once, int64_t stride);
     // Codes tokens of FP16 keys into a segment's shadow; strides in elements.
     void (*encode)(const Shape&, const uint16_t* keys, int64_t token_stride, int64_t head_stride,
                    int64_t channel_stride, const Segment&, uint8_t* shadow, int64_t first_token,

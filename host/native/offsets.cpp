@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "contract.h"
+#include "thread_pool.h"
 
 namespace hillinfer {
 
@@ -31,26 +32,6 @@ OffsetSample::OffsetSample(const Shape& shape, int64_t tokens)
 
 namespace {
 
-int32_t log_sum(const int32_t* log_weights, const uint8_t* invalid, int64_t count, int64_t once) {
-    int32_t top = kLeftOut;
-    for (int64_t i = 0; i < count; ++i) {
-        const int32_t own = invalid[i] ? kLeftOut : log_weights[i];
-        top = own > top ? own : top;
-    }
-    if (top == kLeftOut) {
-        return 0;
-    }
-    uint64_t total = 0;
-    for (int64_t i = 0; i < count; ++i) {
-        const int32_t own = invalid[i] ? kLeftOut : log_weights[i];
-        // Z <= 0, so w is at most 2^24 and fits an int32.
-        const uint64_t w = uint64_t(int32_t(weight(own - top)));
-        total += i < once ? w : w * uint64_t(kStride);
-    }
-    const int length = 64 - __builtin_clzll(total);
-    return top + ((length - 25) << 8) + int32_t(total >> (length - 9) & 255);
-}
-
 int32_t mean_of_sums(const OffsetSample& sample, int first_row, int rows, int first_head,
                      int heads) {
     int64_t total = 0;
@@ -73,23 +54,25 @@ int32_t mean_of_sums(const OffsetSample& sample, int first_row, int rows, int fi
 
 }  // namespace
 
-std::vector<int32_t> sequence_offsets(const Shape& shape, const OffsetSample& sample) {
-    std::vector<int32_t> offsets;
+std::vector<int32_t> sequence_offsets(const Kernels& kernels, const Shape& shape,
+                                      const OffsetSample& sample, int threads) {
     if (shape.rule == kRawSum) {
+        std::vector<int32_t> offsets(size_t(shape.sets()));
         const int heads = shape.kv_heads / shape.sets();
-        for (int set = 0; set < shape.sets(); ++set) {
-            offsets.push_back(mean_of_sums(sample, set * heads * shape.heads, heads * shape.heads,
-                                           set * heads, heads));
-        }
+        run_parallel(threads, shape.sets(), [&](int64_t set, int) {
+            const int first = int(set) * heads;
+            offsets[size_t(set)] =
+                mean_of_sums(sample, first * shape.heads, heads * shape.heads, first, heads);
+        });
         return offsets;
     }
+    std::vector<int32_t> offsets(size_t(shape.rows()));
     const int64_t once = sample.where.once(sample.tokens);
-    for (int row = 0; row < shape.rows(); ++row) {
-        offsets.push_back(log_sum(sample.log_weights.data() + size_t(row) * sample.count,
-                                  sample.invalid.data() +
-                                      size_t(row / shape.heads) * sample.count,
-                                  sample.count, once));
-    }
+    run_parallel(threads, shape.rows(), [&](int64_t row, int) {
+        offsets[size_t(row)] = kernels.log_sum(
+            sample.log_weights.data() + row * sample.count,
+            sample.invalid.data() + row / shape.heads * sample.count, sample.count, once, kStride);
+    });
     return offsets;
 }
 

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "shape.h"
+#include "kernels.h"
 
 namespace hillinfer {
 
@@ -39,6 +39,7 @@ struct OffsetSample {
 };
 
 // B of each row of the sample, or A of each set.
-std::vector<int32_t> sequence_offsets(const Shape& shape, const OffsetSample& sample);
+std::vector<int32_t> sequence_offsets(const Kernels& kernels, const Shape& shape,
+                                      const OffsetSample& sample, int threads);
 
 }  // namespace hillinfer

@@ -86,6 +86,14 @@ std::vector<Scratch> scratches(const Shape& shape, int threads) {
     return made;
 }
 
+// One token's codes lie a beat apart. A constant size makes each copy one instruction.
+template <size_t kBytes>
+void copy_pieces(const uint8_t* from, uint8_t* to, int slices) {
+    for (int slice = 0; slice < slices; ++slice) {
+        std::memcpy(to + size_t(slice) * kBeatBytes, from + size_t(slice) * kBeatBytes, kBytes);
+    }
+}
+
 // Copies a token's codes and exponents from one group into another.
 void copy_token(const Shape& shape, const uint8_t* from, int from_token, uint8_t* to,
                 int to_token) {
@@ -97,9 +105,11 @@ void copy_token(const Shape& shape, const uint8_t* from, int from_token, uint8_t
     const size_t codes = size_t(shape.kv_heads) * kBeatBytes;
     from += codes + from_token / tile * shape.tile_bytes() + size_t(from_token % tile * piece);
     to += codes + to_token / tile * shape.tile_bytes() + size_t(to_token % tile * piece);
-    for (int slice = 0; slice < shape.kv_heads * shape.slices(); ++slice) {
-        std::memcpy(to + size_t(slice) * kBeatBytes, from + size_t(slice) * kBeatBytes,
-                    size_t(piece));
+    const int slices = shape.kv_heads * shape.slices();
+    switch (piece) {
+        case 16: return copy_pieces<16>(from, to, slices);
+        case 8: return copy_pieces<8>(from, to, slices);
+        default: return copy_pieces<4>(from, to, slices);
     }
 }
 
@@ -120,7 +130,8 @@ public:
         }
         run_parallel(sequence_.threads, sequence_.segment_count,
                      [&](int64_t number, int worker) { sample(number, scratches_[worker]); });
-        const std::vector<int32_t> offsets = sequence_offsets(shape_, sample_);
+        const std::vector<int32_t> offsets =
+            sequence_offsets(kernels_, shape_, sample_, sequence_.threads);
         const int64_t per_segment = shape_.segment_tokens / kGroupTokens;
         const int64_t groups = groups_of(tokens_);
         const int64_t step =
@@ -159,53 +170,69 @@ private:
         for (int64_t group = 0; group < groups_of(segment.tokens); ++group) {
             const int64_t start = base + group * kGroupTokens;
             if (start < sample_.where.sinks || start + kGroupTokens > sample_.where.recent) {
-                const int count =
-                    int(std::min<int64_t>(segment.tokens - group * kGroupTokens, kGroupTokens));
-                keep(number, group_of(number, group), start, 1, count, scratch);
+                const int64_t count =
+                    std::min<int64_t>(segment.tokens - group * kGroupTokens, kGroupTokens);
+                const uint8_t* own = group_of(number, group);
+                weigh(number, own, scratch);
+                keep(own, 0, std::min(sample_.where.sinks - start, count), start, scratch);
+                const int64_t recent = std::max<int64_t>(sample_.where.recent - start, 0);
+                keep(own, recent, count, sample_.where.sinks + start + recent - sample_.where.recent,
+                     scratch);
             }
         }
     }
 
+    // The probe tokens among 1,024 tokens: a group of their own.
     void sample_probes(int64_t number, int64_t base, int64_t first, Scratch& scratch) {
         const Segment& segment = sequence_.segments[number];
-        const int count =
-            int(std::min<int64_t>((segment.tokens - first + kStride - 1) / kStride, kGroupTokens));
-        // All of them lie in R where the segment is among the last.
-        if (base + first >= sample_.where.recent) {
+        const int64_t start = base + first;
+        const int64_t held =
+            std::min<int64_t>((segment.tokens - first + kStride - 1) / kStride, kGroupTokens);
+        // The others lie in R; so does position 0.
+        const int64_t outside = (sample_.where.recent - start + kStride - 1) / kStride;
+        const int64_t count = std::min(held, outside);
+        const int64_t skipped = start == 0 ? 1 : 0;
+        if (count <= skipped) {
             return;
         }
         const uint8_t* group = scratch.probes.get();
         if (segment.probes) {
             group = segment.probes + size_t(first / (kStride * kGroupTokens)) * shape_.group_bytes();
         } else {
-            for (int i = 0; i < count; ++i) {
+            for (int64_t i = 0; i < count; ++i) {
                 const int64_t token = first + i * kStride;
                 copy_token(shape_, group_of(number, token / kGroupTokens),
-                           int(token % kGroupTokens), scratch.probes.get(), i);
+                           int(token % kGroupTokens), scratch.probes.get(), int(i));
             }
         }
-        keep(number, group, base + first, kStride, count, scratch);
+        weigh(number, group, scratch);
+        keep(group, skipped, count,
+             sample_.where.once(tokens_) + start / kStride + skipped - 1, scratch);
     }
 
-    // Puts L' of a group's tokens, `stride` positions apart, into the sample where they belong.
-    void keep(int64_t number, const uint8_t* group, int64_t position, int64_t stride, int count,
-              Scratch& scratch) {
+    // Takes L' of a group.
+    void weigh(int64_t number, const uint8_t* group, Scratch& scratch) {
         const QueryCodes query = queries_.codes_of(number);
         kernels_.log_weights(
             shape_, {group, &query, queries_.arranged_of(number), scratch.products.get()},
             scratch.log_weights.get());
-        for (int i = 0; i < count; ++i) {
-            const int64_t place = sample_.where.place(position + i * stride, tokens_);
-            if (place < 0) {
-                continue;
-            }
-            for (int row = 0; row < shape_.rows(); ++row) {
-                sample_.log_weights[size_t(row) * sample_.count + place] =
-                    scratch.log_weights.get()[row * kGroupTokens + i];
-            }
-            for (int head = 0; head < shape_.kv_heads; ++head) {
-                sample_.invalid[size_t(head) * sample_.count + place] =
-                    group[head * kGroupTokens + i] == kInvalidExponent;
+    }
+
+    // Puts tokens first .. stop - 1 of a weighed group into the sample, from `place` on.
+    void keep(const uint8_t* group, int64_t first, int64_t stop, int64_t place, Scratch& scratch) {
+        if (first >= stop) {
+            return;
+        }
+        const size_t count = size_t(stop - first);
+        for (int row = 0; row < shape_.rows(); ++row) {
+            std::memcpy(sample_.log_weights.data() + size_t(row) * sample_.count + place,
+                        scratch.log_weights.get() + row * kGroupTokens + first,
+                        count * sizeof(int32_t));
+        }
+        for (int head = 0; head < shape_.kv_heads; ++head) {
+            uint8_t* marks = sample_.invalid.data() + size_t(head) * sample_.count + place;
+            for (size_t i = 0; i < count; ++i) {
+                marks[i] = group[head * kGroupTokens + first + int64_t(i)] == kInvalidExponent;
             }
         }
     }
@@ -275,7 +302,8 @@ void finish_sequence(const Kernels& kernels, const Sequence& sequence, int64_t t
                 exponents[group * head_tokens + head * kGroupTokens + token] == kInvalidExponent;
         }
     }
-    const std::vector<int32_t> offsets = sequence_offsets(shape, sample);
+    const std::vector<int32_t> offsets =
+        sequence_offsets(kernels, shape, sample, sequence.threads);
     run_parallel(sequence.threads, groups_of(tokens), [&](int64_t group, int) {
         const int64_t position = group * kGroupTokens;
         const int count = int(std::min<int64_t>(tokens - position, kGroupTokens));
