@@ -58,7 +58,7 @@ def find_compiler() -> str:
 def build(target: Path = LIBRARY) -> Path:
     """Compile and link the library and return its path; raise BuildError with what failed."""
     compiler = find_compiler()
-    files: dict[str, list[str]] = dict.fromkeys(COMMON, [])
+    files: dict[str, list[str]] = {name: [] for name in COMMON}
     files |= OWN_FLAGS.get(platform.machine().lower(), {})
     with tempfile.TemporaryDirectory() as folder:
         objects = {name: Path(folder) / f"{name}.o" for name in files}

@@ -14,7 +14,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +23,8 @@ from numpy.typing import NDArray
 
 from hillinfer.devices.scorer import SegmentShadow
 from hillinfer.hie.native_scorer import NativeScorer
+from hillinfer.hie.probe_shadow import ProbeShadow
+from hillinfer.hie.shadow_layout import ShadowLayout
 from hillinfer.hie.torch_scorer import TorchScorer
 from hillinfer.machine.processor import ProcessorFacts
 from hillinfer.native.library import native_library
@@ -66,9 +68,13 @@ def shadows(spec: KernelSpec, least_bytes: int) -> tuple[NDArray[np.uint8], list
         generator.integers(-(2**16), 2**16, shape, dtype=np.int32),
     )
     length = spec.segment_tokens
-    return memory, [
-        SegmentShadow(index * length, length, own, channels) for index, own in enumerate(memory)
-    ]
+    layout = ShadowLayout(spec)
+    segments = []
+    for index, own in enumerate(memory):
+        probes = ProbeShadow(layout, index == 0)
+        probes.take(own, 0, length)
+        segments.append(SegmentShadow(index * length, length, own, channels, probes))
+    return memory, segments
 
 
 def measure(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
@@ -93,11 +99,13 @@ def bench(shape: str, mode: KeyMode, least_bytes: int, rounds: int) -> dict[str,
     )
     native, plain = NativeScorer(spec, Scope.LAYER), TorchScorer(spec, Scope.LAYER)
     library, threads = native_library(), torch.get_num_threads()
+    without = [replace(one, probe_copy=None) for one in segments]
     calls: dict[str, Callable[[], object]] = {
         "read": lambda: library.read_sum(
             native.variant, memory.ctypes.data, memory.nbytes, threads
         ),
         "native": lambda: native.tuples(query, _SCALING, segments),
+        "native without copies": lambda: native.tuples(query, _SCALING, without),
         "torch": lambda: list(plain.score(query, _SCALING, segments)),
     }
     seconds = measure(calls, rounds)

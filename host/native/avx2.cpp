@@ -24,7 +24,7 @@ inline void store(int32_t* to, __m128i values) {
 }
 
 // Beats of a group are read in order; the processor alone does not fetch far enough ahead.
-constexpr int kAhead = 2048;
+constexpr int kAhead = 8192;
 
 inline void fetch(const uint8_t* beats) {
     _mm_prefetch(reinterpret_cast<const char*>(beats + kAhead), _MM_HINT_T0);

@@ -164,6 +164,8 @@ struct GroupScores {
 inline uint64_t read_sum(const uint8_t* bytes, size_t count) {
     uint64_t sums[16] = {};
     for (size_t i = 0; i + 128 <= count; i += 128) {
+        __builtin_prefetch(bytes + i + 8192);
+        __builtin_prefetch(bytes + i + 8192 + 64);
         uint64_t words[16];
         std::memcpy(words, bytes + i, sizeof words);
         for (int lane = 0; lane < 16; ++lane) {

@@ -186,9 +186,7 @@ class NativeScorer:
             tuples.ctypes.data,
         )
 
-    def _sequence(
-        self, scaled: torch.Tensor | None, segments: NDArray[np.void] | None
-    ) -> object:
+    def _sequence(self, scaled: torch.Tensor | None, segments: NDArray[np.void] | None) -> object:
         described = NativeSequence(
             self._shape,
             None if scaled is None else scaled.data_ptr(),
@@ -205,26 +203,23 @@ class _Arguments:
     def __init__(self) -> None:
         self._kept: list[NDArray[np.generic]] = []
 
-    def segments(
-        self, segments: Sequence[SegmentShadow]
-    ) -> NDArray[np.void]:
+    def segments(self, segments: Sequence[SegmentShadow]) -> NDArray[np.void]:
         """Return an array of the library's descriptions of segments."""
         rows = [
             (
                 self._address(segment.shadow),
                 self._address(segment.statistics.exponents),
                 self._address(segment.statistics.means),
-                0,
+                0 if segment.probe_copy is None else self._address(segment.probe_copy.shadow),
                 segment.tokens,
             )
             for segment in segments
         ]
-        described = np.array(rows, dtype=SEGMENT)
-        self._kept.append(described)
-        return described
+        return np.array(rows, dtype=SEGMENT)
 
     def _address(self, array: NDArray[np.generic]) -> int:
-        whole = np.ascontiguousarray(array)
-        self._kept.append(whole)
-        address: int = whole.__array_interface__["data"][0]
+        if not array.flags.c_contiguous:
+            array = np.ascontiguousarray(array)
+            self._kept.append(array)
+        address: int = array.__array_interface__["data"][0]
         return address

@@ -21,6 +21,8 @@ from hillinfer.machine.tools import optional_tools
 from hillinfer.machine.versions import python_version, run_packages
 from hillinfer.machine.xclbin_findings import xclbin_findings
 from hillinfer.machine.xrt_library import find_xrt_library
+from hillinfer.native.errors import NativeError
+from hillinfer.native.library import native_library
 
 _OLDEST_PYTHON = (3, 11)
 _SPEED_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "asimd", "bf16")
@@ -40,6 +42,7 @@ def diagnose(cold_dir: Path | None, xclbin: Path | None = None) -> tuple[Finding
         _python(),
         *_packages(),
         _processor(),
+        _native_scorer(),
         _memory(),
         _gpu(),
         _drive(cold_dir),
@@ -73,6 +76,14 @@ def _processor() -> Finding:
     if not processor.fast_bfloat16:
         found += "; no bfloat16 in hardware, so --dtype auto takes float32 for bfloat16 models"
     return Finding("processor", Verdict.OK, found)
+
+
+def _native_scorer() -> Finding:
+    try:
+        variant = native_library().variants[0]
+    except NativeError as error:
+        return Finding("native scorer", Verdict.OPTIONAL, "torch scores instead", str(error))
+    return Finding("native scorer", Verdict.OK, f"{variant}")
 
 
 def _memory() -> Finding:

@@ -74,9 +74,7 @@ class NativeLibrary:
         found = self._functions.hillinfer_version()
         wanted = 100 * CONTRACT_VERSION + _INTERFACE_VERSION
         if found != wanted:
-            raise NativeError(
-                f"the native scorer is version {found}, not {wanted}: {HOW_TO_BUILD}"
-            )
+            raise NativeError(f"the native scorer is version {found}, not {wanted}: {HOW_TO_BUILD}")
         self.variants = tuple(
             one for one in PREFERENCE if self._functions.hillinfer_has_variant(one.number)
         )
