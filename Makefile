@@ -107,15 +107,19 @@ doctor: $(VENV)/installed ## Say what this machine can do and what is missing
 	$(BIN)/hillinfer doctor
 
 clean: ## Remove what the other targets made, but not the fetched model
+	rm -f host/hillinfer/native/*.so
 	rm -rf $(BUILD) $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-$(VENV)/installed: pyproject.toml constraints.txt
+NATIVE := hatch_build.py tools/build_native.py $(wildcard host/native/*)
+
+$(VENV)/installed: pyproject.toml constraints.txt $(NATIVE)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11 ..."; exit 2; }
 	@$(PYTHON) -c 'import ensurepip, venv' || \
 		{ echo "Python lacks venv: on Debian, apt install python3-venv"; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[run,hls,rtl,xrt,figures,test,lint]'
+	@$(BIN)/python tools/build_native.py
 	@touch $@
 
 # The lock's numpy has no wheels for Python 3.13 and newer.

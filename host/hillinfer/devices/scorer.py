@@ -34,12 +34,16 @@ class SegmentShadow:
         fixed places, so a short segment is the prefix of a full one, its last group included.
     statistics
         The segment's channel statistics.
+    probe_copy
+        A copy of the probe tokens among `tokens`, kept beside the shadow, or None. A scorer that
+        looks at them first then need not pass over the shadow twice.
     """
 
     base_position: int
     tokens: int
     shadow: NDArray[np.uint8]
     statistics: ChannelStatistics
+    probe_copy: ProbeShadow | None = None
 
     @property
     def on_drive(self) -> bool:

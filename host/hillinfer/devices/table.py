@@ -13,12 +13,12 @@ from hillinfer.devices.pynq.open_pynq import open_pynq
 from hillinfer.devices.scorer import Scorer
 from hillinfer.devices.xrt.open_xrt import open_xrt
 from hillinfer.errors import SettingsError
-from hillinfer.hie.torch_scorer import TorchScorer
+from hillinfer.hie.host_scorer import host_scorer
 from hillinfer_model.choices import Scope
 from hillinfer_model.kernel_spec import KernelSpec
 
 DEVICES: dict[str, Callable[[KernelSpec, Scope, DeviceOptions], Scorer]] = {
-    "nvme": lambda spec, scope, _: TorchScorer(spec, scope),
+    "nvme": lambda spec, scope, _: host_scorer(spec, scope),
     "golden": lambda spec, scope, _: GoldenScorer(spec, scope),
     "csim": open_csim,
     "xrt": open_xrt,

@@ -10,6 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from hillinfer.devices.scorer import Scorer, SegmentShadow
+from hillinfer.hie.native_scorer import NativeScorer
+from hillinfer.hie.native_top import native_top
 from hillinfer.hie.top_alpha import TopAlpha
 from hillinfer.settings import Settings
 from hillinfer_model.choices import Scope
@@ -64,6 +66,9 @@ class ImportanceEvaluation:
         if self.selects_all(length):
             return self.everything(length)
         kept = kept_positions(length, settings.kept_sinks, settings.kept_recent)
+        if isinstance(self._scorer, NativeScorer):
+            tuples = self._scorer.tuples(query, scaling, segments)
+            return [native_top(own, self._count(length), kept) for own in tuples]
         tops = [TopAlpha(self._count(length), kept) for _ in range(self._sets)]
         for block in self._scorer.score(query, scaling, segments):
             tops[block.kv_head].merge(block)

@@ -95,6 +95,22 @@ class TorchScorer:
         ValueError
             Keys, statistics or shadow of another shape or type, or tokens outside the segment.
         """
+        self.check_encoding(keys, statistics, shadow, first_token)
+        step = scratch.coding_tokens(self.spec)
+        for start in range(0, keys.shape[0], step):
+            codes, exponents = code_keys(
+                keys.detach()[start : start + step], statistics, self._layout.code_bits
+            )
+            self._layout.write(shadow, first_token + start, codes, exponents)
+
+    def check_encoding(
+        self,
+        keys: torch.Tensor,
+        statistics: ChannelStatistics,
+        shadow: NDArray[np.uint8],
+        first_token: int,
+    ) -> None:
+        """Raise ValueError where `encode` cannot take these arguments."""
         self._check_keys(keys)
         self._check_statistics(statistics)
         self._layout.check(shadow)
@@ -103,12 +119,6 @@ class TorchScorer:
                 f"tokens {first_token}..{first_token + keys.shape[0]} lie outside a segment of "
                 f"{self.spec.segment_tokens}"
             )
-        step = scratch.coding_tokens(self.spec)
-        for start in range(0, keys.shape[0], step):
-            codes, exponents = code_keys(
-                keys.detach()[start : start + step], statistics, self._layout.code_bits
-            )
-            self._layout.write(shadow, first_token + start, codes, exponents)
 
     def score(
         self, query: torch.Tensor, scaling: float, segments: Sequence[SegmentShadow]

@@ -21,6 +21,8 @@ from hillinfer.machine.tools import optional_tools
 from hillinfer.machine.versions import python_version, run_packages
 from hillinfer.machine.xclbin_findings import xclbin_findings
 from hillinfer.machine.xrt_library import find_xrt_library
+from hillinfer.native.errors import NativeError
+from hillinfer.native.library import native_library
 from hillinfer.storage.drive_calls import DriveCalls
 from hillinfer.storage.read_engines import engine_text, why_no_ring
 
@@ -42,6 +44,7 @@ def diagnose(cold_dir: Path | None, xclbin: Path | None = None) -> tuple[Finding
         _python(),
         *_packages(),
         _processor(),
+        _native_scorer(),
         _memory(),
         _gpu(),
         _drive(cold_dir),
@@ -76,6 +79,14 @@ def _processor() -> Finding:
     if not processor.fast_bfloat16:
         found += "; no bfloat16 in hardware, so --dtype auto takes float32 for bfloat16 models"
     return Finding("processor", Verdict.OK, found)
+
+
+def _native_scorer() -> Finding:
+    try:
+        variant = native_library().variants[0]
+    except NativeError as error:
+        return Finding("native scorer", Verdict.OPTIONAL, "torch scores instead", str(error))
+    return Finding("native scorer", Verdict.OK, f"{variant}")
 
 
 def _memory() -> Finding:

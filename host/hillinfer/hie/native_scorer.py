@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The scoring contract on the host CPU, in C++."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hillinfer.devices.scorer import SegmentShadow
+from hillinfer.hie.query_coding import scale_query
+from hillinfer.hie.torch_scorer import TorchScorer
+from hillinfer.native.errors import NativeError
+from hillinfer.native.library import native_library
+from hillinfer.native.structures import SEGMENT, Shape
+from hillinfer.native.structures import Sequence as NativeSequence
+from hillinfer.native.variant import Variant
+from hillinfer_model.channel_statistics import ChannelStatistics
+from hillinfer_model.choices import Scope
+from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
+from hillinfer_model.score_block import ScoreBlock
+from hillinfer_model.score_tuples import WINDOW_TOKENS
+
+
+class NativeScorer:
+    """Makes and scores key shadows in host memory with the native library (contract, 2 to 6).
+
+    A shadow is read where it lies, once, and only tuples are written; the offset tokens are scored
+    first. A shadow on the drive is there for a moment only, so its L' waits in memory instead.
+    Results are the same bits for any variant and any number of threads; calls share nothing.
+
+    Parameters
+    ----------
+    spec
+        Shape, key mode and rule. Key mode `fp16` keeps a shadow of the INT8 codes that the
+        kernel would make on the fly.
+    scope
+        What shares one selected set.
+    variant
+        Instructions to use; None for the best that this processor has.
+
+    Raises
+    ------
+    NativeError
+        The library is missing, or the processor cannot run the variant.
+    """
+
+    def __init__(self, spec: KernelSpec, scope: Scope, variant: Variant | None = None) -> None:
+        self.spec = spec
+        self.scope = scope
+        self._library = native_library()
+        self.variant = variant or self._library.variants[0]
+        if self.variant not in self._library.variants:
+            raise NativeError(f"this processor has no {self.variant}")
+        self._shape = Shape.of(spec, scope)
+        # Takes statistics, which cost nothing beside the rest, and checks arguments.
+        self._torch = TorchScorer(spec, scope)
+
+    def statistics(
+        self, keys: torch.Tensor, first_position: int, preceding: ChannelStatistics | None
+    ) -> ChannelStatistics:
+        """Take a segment's channel statistics (contract, section 2); see `TorchScorer`."""
+        return self._torch.statistics(keys, first_position, preceding)
+
+    def encode(
+        self,
+        keys: torch.Tensor,
+        statistics: ChannelStatistics,
+        shadow: NDArray[np.uint8],
+        first_token: int,
+    ) -> None:
+        """Write codes and exponents into a segment's shadow; see `TorchScorer` (sections 2, 5)."""
+        self._torch.check_encoding(keys, statistics, shadow, first_token)
+        own = _Arguments()
+        segment = own.segments([SegmentShadow(0, 0, shadow, statistics)])
+        values = keys.detach()
+        self._library.call(
+            "hillinfer_encode",
+            self.variant.number,
+            self._sequence(None, None),
+            segment.ctypes.data,
+            values.data_ptr(),
+            *values.stride(),
+            shadow.ctypes.data,
+            first_token,
+            values.shape[0],
+        )
+
+    def score(
+        self, query: torch.Tensor, scaling: float, segments: Sequence[SegmentShadow]
+    ) -> Iterator[ScoreBlock]:
+        """Score every token of consecutive segments; see `TorchScorer` (sections 3 to 6).
+
+        All tokens are scored before the first block; blocks come in position order, for each of
+        them one per KV head in scope `kv_head`.
+        """
+        self._torch.check(query, segments)
+        scaled = scale_query(self.spec, query, scaling)
+        return self._blocks(scaled, segments)
+
+    def tuples(
+        self, query: torch.Tensor, scaling: float, segments: Sequence[SegmentShadow]
+    ) -> NDArray[np.uint32]:
+        """Return the tuples of every token at once (contract, section 6).
+
+        Parameters
+        ----------
+        query, scaling, segments
+            As for `score`, whose errors it raises.
+
+        Returns
+        -------
+        uint32 of shape (sets, N): one set, or one per KV head in scope `kv_head`.
+        """
+        self._torch.check(query, segments)
+        return self._scored(scale_query(self.spec, query, scaling), segments)
+
+    def _blocks(
+        self, scaled: torch.Tensor, segments: Sequence[SegmentShadow]
+    ) -> Iterator[ScoreBlock]:
+        tuples = self._scored(scaled, segments)
+        length, tokens = self.spec.block_tokens, tuples.shape[1]
+        for window in range(0, tokens, WINDOW_TOKENS):
+            window_stop = min(window + WINDOW_TOKENS, tokens)
+            for start in range(window, window_stop, length):
+                stop = min(start + length, window_stop)
+                for row in range(tuples.shape[0]):
+                    yield ScoreBlock(row, window, tuples[row, start:stop])
+
+    def _scored(
+        self, scaled: torch.Tensor, segments: Sequence[SegmentShadow]
+    ) -> NDArray[np.uint32]:
+        tokens = sum(segment.tokens for segment in segments)
+        sets = 1 if self.scope is Scope.LAYER else self.spec.kv_heads
+        tuples = np.empty((sets, tokens), dtype=np.uint32)
+        if not tokens:
+            return tuples
+        scaled = scaled.contiguous()
+        own = _Arguments()
+        if any(segment.on_drive for segment in segments):
+            self._score_passing(scaled, segments, own, tuples)
+            return tuples
+        described = own.segments(segments)
+        self._library.call(
+            "hillinfer_score",
+            self.variant.number,
+            self._sequence(scaled, described),
+            tuples.ctypes.data,
+        )
+        return tuples
+
+    def _score_passing(
+        self,
+        scaled: torch.Tensor,
+        segments: Sequence[SegmentShadow],
+        own: _Arguments,
+        tuples: NDArray[np.uint32],
+    ) -> None:
+        """Score shadows that are asked for one after the other, each gone when the next comes."""
+        groups = -(-tuples.shape[1] // GROUP_TOKENS)
+        weights = np.empty((groups, self.spec.scored_heads, GROUP_TOKENS), dtype=np.int32)
+        exponents = np.empty((groups, self.spec.kv_heads, GROUP_TOKENS), dtype=np.uint8)
+        sequence = self._sequence(scaled, None)
+        for segment in segments:
+            if not segment.tokens:
+                continue
+            first = segment.base_position // GROUP_TOKENS
+            self._library.call(
+                "hillinfer_log_weights",
+                self.variant.number,
+                sequence,
+                own.segments([segment]).ctypes.data,
+                weights[first:].ctypes.data,
+                exponents[first:].ctypes.data,
+            )
+        self._library.call(
+            "hillinfer_finish",
+            self.variant.number,
+            sequence,
+            tuples.shape[1],
+            weights.ctypes.data,
+            exponents.ctypes.data,
+            tuples.ctypes.data,
+        )
+
+    def _sequence(self, scaled: torch.Tensor | None, segments: NDArray[np.void] | None) -> object:
+        described = NativeSequence(
+            self._shape,
+            None if scaled is None else scaled.data_ptr(),
+            None if segments is None else segments.ctypes.data,
+            0 if segments is None else len(segments),
+            torch.get_num_threads(),
+        )
+        return ctypes.byref(described)
+
+
+class _Arguments:
+    """Keeps what the library is given addresses of until the call is over."""
+
+    def __init__(self) -> None:
+        self._kept: list[NDArray[np.generic]] = []
+
+    def segments(self, segments: Sequence[SegmentShadow]) -> NDArray[np.void]:
+        """Return an array of the library's descriptions of segments."""
+        rows = [
+            (
+                self._address(segment.shadow),
+                self._address(segment.statistics.exponents),
+                self._address(segment.statistics.means),
+                0 if segment.probe_copy is None else self._address(segment.probe_copy.shadow),
+                segment.tokens,
+            )
+            for segment in segments
+        ]
+        return np.array(rows, dtype=SEGMENT)
+
+    def _address(self, array: NDArray[np.generic]) -> int:
+        if not array.flags.c_contiguous:
+            array = np.ascontiguousarray(array)
+            self._kept.append(array)
+        address: int = array.__array_interface__["data"][0]
+        return address

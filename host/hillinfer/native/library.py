@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds and loads the native library."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from pathlib import Path
+
+from hillinfer.native.errors import NativeError
+from hillinfer.native.structures import Sequence
+from hillinfer.native.variant import PREFERENCE, Variant
+from hillinfer_model.kernel_spec import CONTRACT_VERSION
+
+LIBRARY = Path(__file__).parent / "libhillinfer_native.so"
+HOW_TO_BUILD = "install a C++ compiler (apt install g++) and run python tools/build_native.py"
+
+_INTERFACE_VERSION = 1
+_POINTER = ctypes.c_void_p
+_INT = ctypes.c_int32
+_LONG = ctypes.c_int64
+_SIGNATURES = {
+    "hillinfer_version": (_INT, []),
+    "hillinfer_has_variant": (_INT, [_INT]),
+    "hillinfer_score": (_INT, [_INT, ctypes.POINTER(Sequence), _POINTER]),
+    "hillinfer_log_weights": (
+        _INT,
+        [_INT, ctypes.POINTER(Sequence), _POINTER, _POINTER, _POINTER],
+    ),
+    "hillinfer_finish": (
+        _INT,
+        [_INT, ctypes.POINTER(Sequence), _LONG, _POINTER, _POINTER, _POINTER],
+    ),
+    "hillinfer_encode": (
+        _INT,
+        [_INT, ctypes.POINTER(Sequence), _POINTER, _POINTER, *[_LONG] * 3, _POINTER, _LONG, _LONG],
+    ),
+    "hillinfer_select": (_INT, [_POINTER, _LONG, _POINTER, _LONG, _LONG, _POINTER]),
+    "hillinfer_read_sum": (ctypes.c_uint64, [_INT, _POINTER, _LONG, _INT]),
+}
+_NO_MEMORY = 2
+
+
+class NativeLibrary:
+    """The library's functions, with their results checked.
+
+    ctypes lets go of Python's global lock while a call runs.
+
+    Parameters
+    ----------
+    path
+        The shared object.
+
+    Attributes
+    ----------
+    variants
+        What this processor can run, fastest first.
+
+    Raises
+    ------
+    NativeError
+        It cannot be loaded, or is of another version.
+    """
+
+    def __init__(self, path: Path = LIBRARY) -> None:
+        try:
+            self._functions = ctypes.CDLL(str(path))
+            for name, (result, arguments) in _SIGNATURES.items():
+                function = getattr(self._functions, name)
+                function.restype, function.argtypes = result, arguments
+        except (OSError, AttributeError) as error:
+            reason = "is not built" if not path.exists() else f"cannot be used ({error})"
+            raise NativeError(f"the native scorer {reason}: {HOW_TO_BUILD}") from error
+        found = self._functions.hillinfer_version()
+        wanted = 100 * CONTRACT_VERSION + _INTERFACE_VERSION
+        if found != wanted:
+            raise NativeError(f"the native scorer is version {found}, not {wanted}: {HOW_TO_BUILD}")
+        self.variants = tuple(
+            one for one in PREFERENCE if self._functions.hillinfer_has_variant(one.number)
+        )
+
+    def call(self, name: str, *arguments: object) -> None:
+        """Call a function that returns whether it did what it should.
+
+        Raises
+        ------
+        MemoryError
+            It could not get memory.
+        NativeError
+            The processor lacks the variant that was asked for.
+        """
+        outcome = getattr(self._functions, name)(*arguments)
+        if outcome == _NO_MEMORY:
+            raise MemoryError(f"{name} found no memory to work in")
+        if outcome:
+            raise NativeError("this processor cannot run that variant of the native scorer")
+
+    def read_sum(self, variant: Variant, address: int, size: int, threads: int) -> int:
+        """Read memory as fast as this machine can, for comparison; return a sum of its words."""
+        return int(self._functions.hillinfer_read_sum(variant.number, address, size, threads))
+
+
+@cache
+def native_library() -> NativeLibrary:
+    """Return the library, loaded once, or raise NativeError saying how to get it."""
+    return NativeLibrary()
+
+
+def native_is_here() -> bool:
+    """Say whether the native library can be used."""
+    try:
+        native_library()
+    except NativeError:
+        return False
+    return True

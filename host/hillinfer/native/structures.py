@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The structures of the native library's C interface; host/native has the other side."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+
+from hillinfer_model.choices import Rule, Scope
+from hillinfer_model.kernel_spec import KernelSpec
+
+_INT = ctypes.c_int32
+
+
+class Shape(ctypes.Structure):
+    """What one call works on."""
+
+    _fields_ = (
+        ("kv_heads", _INT),
+        ("heads", _INT),
+        ("head_dim", _INT),
+        ("padded_dim", _INT),
+        ("code_bits", _INT),
+        ("rule", _INT),
+        ("scope", _INT),
+        ("segment_tokens", _INT),
+    )
+
+    @classmethod
+    def of(cls, spec: KernelSpec, scope: Scope) -> Shape:
+        """Return the shape of a spec."""
+        return cls(
+            spec.kv_heads,
+            spec.scored_heads // spec.kv_heads,
+            spec.head_dim,
+            spec.padded_head_dim,
+            spec.key_mode.code_bits,
+            0 if spec.rule is Rule.WEIGHT_SUM else 1,
+            0 if scope is Scope.LAYER else 1,
+            spec.segment_tokens,
+        )
+
+
+class Sequence(ctypes.Structure):
+    """Shape, query and segments of one call."""
+
+    _fields_ = (
+        ("shape", Shape),
+        ("scaled", ctypes.c_void_p),
+        ("segments", ctypes.c_void_p),
+        ("segment_count", ctypes.c_int64),
+        ("threads", _INT),
+    )
+
+
+# One segment: three addresses, that of its probe groups or 0, and how many tokens it has.
+SEGMENT = np.dtype(
+    [
+        ("shadow", np.uint64),
+        ("exponents", np.uint64),
+        ("means", np.uint64),
+        ("probes", np.uint64),
+        ("tokens", np.int64),
+    ]
+)

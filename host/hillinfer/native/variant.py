@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The instruction sets that the native library has code for."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Variant(StrEnum):
+    """What the native scorer multiplies with; results are the same bits for each."""
+
+    PORTABLE = "portable"
+    AVX2 = "avx2"
+    AVX512_VNNI = "avx512vnni"
+    NEON = "neon"
+
+    @property
+    def number(self) -> int:
+        """Its number in the library's C interface."""
+        return list(Variant).index(self)
+
+
+# Fastest first.
+PREFERENCE = (Variant.AVX512_VNNI, Variant.AVX2, Variant.NEON, Variant.PORTABLE)

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+// The C interface. Nothing here keeps memory of a caller; a call returns when its threads are done.
+#include <algorithm>
+#include <atomic>
+#include <new>
+
+#include "kernels.h"
+#include "selection.h"
+#include "sequence.h"
+#include "thread_pool.h"
+
+#if defined(__aarch64__)
+#include <sys/auxv.h>
+#endif
+
+#define HILLINFER_API extern "C" __attribute__((visibility("default")))
+
+using namespace hillinfer;
+
+namespace {
+
+// Numbers are part of the interface; Python has the same.
+enum Variant : int32_t { kPortableVariant = 0, kAvx2Variant = 1, kAvx512Variant = 2, kNeonVariant = 3 };
+
+enum Outcome : int32_t { kDone = 0, kNoSuchVariant = 1, kNoMemory = 2 };
+
+const Kernels* kernels_of(int32_t variant) {
+    switch (variant) {
+        case kPortableVariant:
+            return &kPortable;
+#if defined(__x86_64__)
+        case kAvx2Variant:
+            return __builtin_cpu_supports("avx2") ? &kAvx2 : nullptr;
+        case kAvx512Variant:
+            return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                           __builtin_cpu_supports("avx512dq") &&
+                           __builtin_cpu_supports("avx512vl") &&
+                           __builtin_cpu_supports("avx512vnni")
+                       ? &kAvx512Vnni
+                       : nullptr;
+#elif defined(__aarch64__)
+        case kNeonVariant: {
+            constexpr unsigned long kDotProduct = 1UL << 20;  // HWCAP_ASIMDDP
+            return getauxval(AT_HWCAP) & kDotProduct ? &kNeonDot : nullptr;
+        }
+#endif
+        default:
+            return nullptr;
+    }
+}
+
+// No exception leaves the library: the caller is not C++.
+template <class Call>
+int32_t guarded(int32_t variant, Call call) {
+    const Kernels* kernels = kernels_of(variant);
+    if (!kernels) {
+        return kNoSuchVariant;
+    }
+    try {
+        call(*kernels);
+    } catch (const std::bad_alloc&) {
+        return kNoMemory;
+    }
+    return kDone;
+}
+
+}  // namespace
+
+// Changes with the interface or with the contract: 100 * contract version + interface version.
+HILLINFER_API int32_t hillinfer_version() { return 101; }
+
+HILLINFER_API int32_t hillinfer_has_variant(int32_t variant) { return kernels_of(variant) != nullptr; }
+
+HILLINFER_API int32_t hillinfer_score(int32_t variant, const Sequence* sequence, uint32_t* tuples) {
+    return guarded(variant, [&](const Kernels& kernels) {
+        score_sequence(kernels, *sequence, tuples);
+    });
+}
+
+HILLINFER_API int32_t hillinfer_log_weights(int32_t variant, const Sequence* sequence,
+                                            const Segment* segment, int32_t* log_weights,
+                                            uint8_t* exponents) {
+    return guarded(variant, [&](const Kernels& kernels) {
+        segment_log_weights(kernels, *sequence, *segment, log_weights, exponents);
+    });
+}
+
+HILLINFER_API int32_t hillinfer_finish(int32_t variant, const Sequence* sequence, int64_t tokens,
+                                       const int32_t* log_weights, const uint8_t* exponents,
+                                       uint32_t* tuples) {
+    return guarded(variant, [&](const Kernels& kernels) {
+        finish_sequence(kernels, *sequence, tokens, log_weights, exponents, tuples);
+    });
+}
+
+// Codes keys into a shadow, 64 tokens at a time on each thread.
+HILLINFER_API int32_t hillinfer_encode(int32_t variant, const Sequence* sequence,
+                                       const Segment* segment, const uint16_t* keys,
+                                       int64_t token_stride, int64_t head_stride,
+                                       int64_t channel_stride, uint8_t* shadow,
+                                       int64_t first_token, int64_t tokens) {
+    return guarded(variant, [&](const Kernels& kernels) {
+        const int64_t first_group = first_token / kGroupTokens;
+        const int64_t groups = (first_token + tokens + kGroupTokens - 1) / kGroupTokens - first_group;
+        run_parallel(sequence->threads, groups, [&](int64_t item, int) {
+            const int64_t group = (first_group + item) * kGroupTokens;
+            const int64_t start = std::max(group, first_token);
+            const int64_t stop = std::min(group + kGroupTokens, first_token + tokens);
+            kernels.encode(sequence->shape, keys + (start - first_token) * token_stride,
+                           token_stride, head_stride, channel_stride, *segment, shadow, start,
+                           stop - start);
+        });
+    });
+}
+
+// Selects from `tuples` of positions 0 .. tokens - 1; see selection.h.
+HILLINFER_API int32_t hillinfer_select(const uint32_t* tuples, int64_t tokens, const int64_t* kept,
+                                       int64_t kept_count, int64_t count, int64_t* out) {
+    return guarded(kPortableVariant, [&](const Kernels&) {
+        select_top(tuples, tokens, kept, kept_count, count, out);
+    });
+}
+
+// Reads memory as fast as the machine can and returns a sum of it, so that nobody leaves it out.
+HILLINFER_API uint64_t hillinfer_read_sum(int32_t variant, const uint8_t* bytes, int64_t count,
+                                          int32_t threads) {
+    const Kernels* kernels = kernels_of(variant);
+    if (!kernels) {
+        return 0;
+    }
+    constexpr int64_t kPiece = 1 << 20;
+    std::atomic<uint64_t> total{0};
+    run_parallel(threads, (count + kPiece - 1) / kPiece, [&](int64_t item, int) {
+        total += kernels->read_sum(bytes + item * kPiece,
+                                   size_t(std::min(kPiece, count - item * kPiece)));
+    });
+    return total;
+}

@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+// From a group of 64 tokens to L' and to tuples, for one instruction set (contract, section 4).
+//
+// `Products` makes inner products; the loops over 64 tokens here are plain so that the compiler
+// makes vector code of them for the flags this file is compiled with.
+#pragma once
+#include "contract.h"
+#include "head_offset.h"
+#include "kernels.h"
+#include "key_coding.h"
+#include "query_coding.h"
+
+namespace {
+
+using hillinfer::GroupInput;
+using hillinfer::Shape;
+using hillinfer::kGroupTokens;
+using hillinfer::kInvalidExponent;
+
+// What `Products` leaves out of P for every token of a head: P = (U << shift) - bias.
+struct Correction {
+    int shift;
+    int32_t bias;
+};
+
+// `zero_code` is what unsigned codes of `Products` have added to them.
+template <class Products>
+inline Correction correction(const Shape& shape, int32_t code_sum) {
+    const int32_t added = Products::zero_code(shape.code_bits) * code_sum;
+    // INT2: P = 2 * sum(q * kappa) + sum(q).
+    return shape.code_bits == 2 ? Correction{1, 2 * added - code_sum} : Correction{0, added};
+}
+
+template <class Products>
+void group_products(const Shape& shape, const GroupInput& in) {
+    const uint8_t* tile = in.group + size_t(shape.kv_heads) * hillinfer::kBeatBytes;
+    for (int number = 0; number < shape.tiles(); ++number, tile += shape.tile_bytes()) {
+        Products::tile(shape, tile, in.arranged, in.products + number * shape.tile_tokens());
+    }
+}
+
+inline void align_row(const int32_t* __restrict products, const uint8_t* __restrict exponents,
+                      Correction correction, int32_t query_exponent, int32_t offset,
+                      int32_t* __restrict out) {
+    for (int i = 0; i < kGroupTokens; ++i) {
+        const int32_t product = (products[i] << correction.shift) - correction.bias;
+        out[i] = aligned(product, alignment(query_exponent, exponents[i])) + offset;
+    }
+}
+
+inline void add_weights(const int32_t* __restrict log_weights, int32_t offset,
+                        double* __restrict sums) {
+    for (int i = 0; i < kGroupTokens; ++i) {
+        sums[i] += double(weight(log_weights[i] - offset));
+    }
+}
+
+inline void add_values(const int32_t* __restrict log_weights, int32_t* __restrict sums) {
+    for (int i = 0; i < kGroupTokens; ++i) {
+        sums[i] += log_weights[i];
+    }
+}
+
+inline void mark_invalid(const uint8_t* __restrict exponents, int32_t* __restrict valid) {
+    for (int i = 0; i < kGroupTokens; ++i) {
+        valid[i] &= exponents[i] == kInvalidExponent ? 0 : -1;
+    }
+}
+
+// The sums of one selected set while its heads come.
+struct SetSums {
+    alignas(64) double weights[kGroupTokens];
+    alignas(64) int32_t values[kGroupTokens];
+    alignas(64) int32_t valid[kGroupTokens];
+
+    void clear(bool raw) {
+        for (int i = 0; i < kGroupTokens; ++i) {
+            valid[i] = -1;
+        }
+        for (int i = 0; raw && i < kGroupTokens; ++i) {
+            values[i] = 0;
+        }
+        for (int i = 0; !raw && i < kGroupTokens; ++i) {
+            weights[i] = 0;
+        }
+    }
+
+    void put(const Shape& shape, int32_t offset, int64_t position, int tokens, uint32_t* out) {
+        alignas(64) uint32_t tuples[kGroupTokens];
+        for (int i = 0; i < kGroupTokens; ++i) {
+            const int32_t code = shape.rule == hillinfer::kWeightSum
+                                     ? weight_sum_code(weights[i])
+                                     : raw_sum_code(values[i] - offset);
+            tuples[i] = uint32_t(code & valid[i]) << 16 | (uint32_t(position + i) & 0xFFFF);
+        }
+        std::memcpy(out, tuples, size_t(tokens) * sizeof *out);
+    }
+};
+
+// Adds up the heads of each set and writes its tuples; `next_row` yields L' of 64 tokens.
+template <class NextRow>
+inline void score_sets(const Shape& shape, const uint8_t* exponents, const int32_t* offsets,
+                       int64_t position, int tokens, uint32_t* out, int64_t stride,
+                       NextRow next_row) {
+    SetSums sums;
+    const bool raw = shape.rule == hillinfer::kRawSum;
+    for (int head = 0, row = 0; head < shape.kv_heads; ++head) {
+        if (head == 0 || shape.scope == hillinfer::kKvHead) {
+            sums.clear(raw);
+        }
+        mark_invalid(exponents + head * kGroupTokens, sums.valid);
+        for (int i = 0; i < shape.heads; ++i, ++row) {
+            const int32_t* log_weights = next_row(head, row);
+            if (raw) {
+                add_values(log_weights, sums.values);
+            } else {
+                add_weights(log_weights, offsets[row], sums.weights);
+            }
+        }
+        if (shape.scope == hillinfer::kKvHead) {
+            sums.put(shape, raw ? offsets[head] : 0, position, tokens, out + head * stride);
+        }
+    }
+    if (shape.scope == hillinfer::kLayer) {
+        sums.put(shape, raw ? offsets[0] : 0, position, tokens, out);
+    }
+}
+
+template <class Products>
+struct GroupScores {
+    static void log_weights(const Shape& shape, const GroupInput& in, int32_t* out) {
+        group_products<Products>(shape, in);
+        for (int row = 0; row < shape.rows(); ++row) {
+            align_row(in.products + row * kGroupTokens,
+                      in.group + row / shape.heads * kGroupTokens,
+                      correction<Products>(shape, in.query->sums[row]), in.query->exponents[row],
+                      in.query->corrections[row], out + row * kGroupTokens);
+        }
+    }
+
+    static void tuples(const Shape& shape, const GroupInput& in, const int32_t* offsets,
+                       int64_t position, int tokens, uint32_t* out, int64_t stride) {
+        group_products<Products>(shape, in);
+        alignas(64) int32_t log_weights[kGroupTokens];
+        score_sets(shape, in.group, offsets, position, tokens, out, stride,
+                   [&](int head, int row) {
+                       align_row(in.products + row * kGroupTokens,
+                                 in.group + head * kGroupTokens,
+                                 correction<Products>(shape, in.query->sums[row]),
+                                 in.query->exponents[row], in.query->corrections[row],
+                                 log_weights);
+                       return log_weights;
+                   });
+    }
+
+    static void finish(const Shape& shape, const int32_t* log_weights, const uint8_t* exponents,
+                       const int32_t* offsets, int64_t position, int tokens, uint32_t* out,
+                       int64_t stride) {
+        score_sets(shape, exponents, offsets, position, tokens, out, stride,
+                   [&](int, int row) { return log_weights + row * kGroupTokens; });
+    }
+};
+
+inline uint64_t read_sum(const uint8_t* bytes, size_t count) {
+    uint64_t sums[16] = {};
+    for (size_t i = 0; i + 128 <= count; i += 128) {
+        __builtin_prefetch(bytes + i + 8192);
+        __builtin_prefetch(bytes + i + 8192 + 64);
+        uint64_t words[16];
+        std::memcpy(words, bytes + i, sizeof words);
+        for (int lane = 0; lane < 16; ++lane) {
+            sums[lane] += words[lane];
+        }
+    }
+    uint64_t total = 0;
+    for (uint64_t sum : sums) {
+        total += sum;
+    }
+    return total;
+}
+
+template <class Products>
+constexpr hillinfer::Kernels kernels_of(const char* name) {
+    return {name,
+            Products::arranged_bytes,
+            Products::arrange,
+            code_query,
+            GroupScores<Products>::log_weights,
+            GroupScores<Products>::tuples,
+            GroupScores<Products>::finish,
+            log_sum,
+            encode_keys,
+            read_sum};
+}
+
+}  // namespace

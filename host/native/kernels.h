@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// What each instruction set provides.
+#pragma once
+#include "shape.h"
+
+namespace hillinfer {
+
+// Offsets and sums of one group on their way to tuples.
+struct GroupInput {
+    const uint8_t* group;
+    const QueryCodes* query;
+    const int8_t* arranged;  // From `arrange`.
+    int32_t* products;       // Scratch: rows * 64.
+};
+
+struct Kernels {
+    const char* name;
+    // Bytes of a segment's query codes as `log_weights` and `tuples` read them.
+    size_t (*arranged_bytes)(const Shape&);
+    void (*arrange)(const Shape&, const int8_t* codes, int8_t* out);
+    void (*code_query)(const Shape&, const float* scaled, const Segment&, const QueryCodes& out);
+    // L' of a group of 64 tokens: rows * 64.
+    void (*log_weights)(const Shape&, const GroupInput&, int32_t* out);
+    // The tuples of a group: out[set * stride + token], `tokens` of them.
+    void (*tuples)(const Shape&, const GroupInput&, const int32_t* offsets, int64_t position,
+                   int tokens, uint32_t* out, int64_t stride);
+    // The same from L' (rows * 64) and the group's exponents (kv_heads * 64).
+    void (*finish)(const Shape&, const int32_t* log_weights, const uint8_t* exponents,
+                   const int32_t* offsets, int64_t position, int tokens, uint32_t* out,
+                   int64_t stride);
+    // B of a head; see head_offset.h.
+    int32_t (*log_sum)(const int32_t* log_weights, const uint8_t* invalid, int64_t count,
+                       int64_t once, int64_t stride);
+    // Codes tokens of FP16 keys into a segment's shadow; strides in elements.
+    void (*encode)(const Shape&, const uint16_t* keys, int64_t token_stride, int64_t head_stride,
+                   int64_t channel_stride, const Segment&, uint8_t* shadow, int64_t first_token,
+                   int64_t tokens);
+    uint64_t (*read_sum)(const uint8_t* bytes, size_t count);
+};
+
+extern const Kernels kPortable;
+#if defined(__x86_64__)
+extern const Kernels kAvx2;
+extern const Kernels kAvx512Vnni;
+#elif defined(__aarch64__)
+extern const Kernels kNeonDot;
+#endif
+
+}  // namespace hillinfer

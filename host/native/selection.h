@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+// The exact top of one selected set (scoring contract, section 4: code descending, position
+// ascending).
+#pragma once
+#include <cstdint>
+
+namespace hillinfer {
+
+// Writes `count` positions, ascending: the kept ones and the best of the others.
+//
+// `tuples` are those of positions 0 .. tokens - 1 in order; `kept` are distinct and ascending;
+// kept_count <= count <= tokens.
+void select_top(const uint32_t* tuples, int64_t tokens, const int64_t* kept, int64_t kept_count,
+                int64_t count, int64_t* out);
+
+}  // namespace hillinfer

@@ -1,0 +1,319 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "sequence.h"
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "offsets.h"
+#include "thread_pool.h"
+
+namespace hillinfer {
+namespace {
+
+// Groups that a thread takes at once: few enough that all threads end at about the same time.
+constexpr int64_t kGroupsAtOnce = 16;
+
+template <class T>
+class Aligned {
+public:
+    explicit Aligned(size_t count)
+        : memory_(new uint8_t[count * sizeof(T) + 64]),
+          values_(reinterpret_cast<T*>((reinterpret_cast<uintptr_t>(memory_.get()) + 63) / 64 *
+                                       64)) {}
+    T* get() const { return values_; }
+
+private:
+    std::unique_ptr<uint8_t[]> memory_;
+    T* values_;
+};
+
+int64_t groups_of(int64_t tokens) { return (tokens + kGroupTokens - 1) / kGroupTokens; }
+
+// Query codes of all segments, and as the kernels read them.
+class Queries {
+public:
+    Queries(const Kernels& kernels, const Shape& shape, int64_t segments)
+        : kernels_(kernels),
+          shape_(shape),
+          arranged_bytes_((kernels.arranged_bytes(shape) + 63) / 64 * 64),
+          numbers_(size_t(segments) * shape.rows() * 3),
+          arranged_(size_t(segments) * arranged_bytes_) {}
+
+    // `room` holds rows * padded_dim codes on their way.
+    void code(const float* scaled, const Segment& segment, int64_t number, int8_t* room) {
+        QueryCodes out = codes_of(number);
+        out.codes = room;
+        kernels_.code_query(shape_, scaled, segment, out);
+        kernels_.arrange(shape_, out.codes, arranged_of(number));
+    }
+
+    QueryCodes codes_of(int64_t number) {
+        int32_t* own = numbers_.get() + size_t(number) * shape_.rows() * 3;
+        return {nullptr, own, own + shape_.rows(), own + 2 * shape_.rows()};
+    }
+
+    int8_t* arranged_of(int64_t number) { return arranged_.get() + size_t(number) * arranged_bytes_; }
+
+private:
+    const Kernels& kernels_;
+    const Shape& shape_;
+    size_t arranged_bytes_;
+    Aligned<int32_t> numbers_;
+    Aligned<int8_t> arranged_;
+};
+
+// What one thread works in, allocated before any thread starts: none may fail.
+struct Scratch {
+    explicit Scratch(const Shape& shape)
+        : codes(size_t(shape.rows()) * shape.padded_dim),
+          products(size_t(shape.rows()) * kGroupTokens),
+          log_weights(size_t(shape.rows()) * kGroupTokens),
+          probes(shape.group_bytes()) {}
+
+    Aligned<int8_t> codes;
+    Aligned<int32_t> products;
+    Aligned<int32_t> log_weights;
+    Aligned<uint8_t> probes;
+};
+
+std::vector<Scratch> scratches(const Shape& shape, int threads) {
+    std::vector<Scratch> made;
+    for (int i = 0; i < std::max(threads, 1); ++i) {
+        made.emplace_back(shape);
+    }
+    return made;
+}
+
+// One token's codes lie a beat apart. A constant size makes each copy one instruction; the next
+// probe token's beats are about `ahead` bytes away, where no processor looks by itself.
+template <size_t kBytes>
+void copy_pieces(const uint8_t* from, uint8_t* to, int slices, size_t ahead) {
+    for (int slice = 0; slice < slices; ++slice) {
+        __builtin_prefetch(from + size_t(slice) * kBeatBytes + ahead);
+        std::memcpy(to + size_t(slice) * kBeatBytes, from + size_t(slice) * kBeatBytes, kBytes);
+    }
+}
+
+// Copies a token's codes and exponents from one group into another.
+void copy_token(const Shape& shape, const uint8_t* from, int from_token, uint8_t* to,
+                int to_token) {
+    for (int head = 0; head < shape.kv_heads; ++head) {
+        to[head * kGroupTokens + to_token] = from[head * kGroupTokens + from_token];
+    }
+    const int tile = shape.tile_tokens();
+    const int piece = shape.piece_bytes();
+    const size_t codes = size_t(shape.kv_heads) * kBeatBytes;
+    from += codes + from_token / tile * shape.tile_bytes() + size_t(from_token % tile * piece);
+    to += codes + to_token / tile * shape.tile_bytes() + size_t(to_token % tile * piece);
+    const int slices = shape.kv_heads * shape.slices();
+    const size_t ahead = size_t(kStride) / tile * shape.tile_bytes();
+    switch (piece) {
+        case 16: return copy_pieces<16>(from, to, slices, ahead);
+        case 8: return copy_pieces<8>(from, to, slices, ahead);
+        default: return copy_pieces<4>(from, to, slices, ahead);
+    }
+}
+
+class SequenceScores {
+public:
+    SequenceScores(const Kernels& kernels, const Sequence& sequence)
+        : kernels_(kernels),
+          sequence_(sequence),
+          shape_(sequence.shape),
+          queries_(kernels, sequence.shape, sequence.segment_count),
+          scratches_(scratches(sequence.shape, sequence.threads)),
+          tokens_(total(sequence)),
+          sample_(sequence.shape, tokens_) {}
+
+    void run(uint32_t* tuples) {
+        if (!tokens_) {
+            return;
+        }
+        run_parallel(sequence_.threads, sequence_.segment_count,
+                     [&](int64_t number, int worker) { sample(number, scratches_[worker]); });
+        const std::vector<int32_t> offsets =
+            sequence_offsets(kernels_, shape_, sample_, sequence_.threads);
+        const int64_t per_segment = shape_.segment_tokens / kGroupTokens;
+        const int64_t groups = groups_of(tokens_);
+        const int64_t step =
+            std::clamp<int64_t>(groups / (8 * std::max(sequence_.threads, 1)), 1, kGroupsAtOnce);
+        run_parallel(sequence_.threads, (groups + step - 1) / step,
+                     [&](int64_t item, int worker) {
+                         const int64_t stop = std::min((item + 1) * step, groups);
+                         for (int64_t group = item * step; group < stop; ++group) {
+                             score(group / per_segment, group % per_segment, offsets.data(),
+                                   tuples, scratches_[worker]);
+                         }
+                     });
+    }
+
+private:
+    static int64_t total(const Sequence& sequence) {
+        int64_t tokens = 0;
+        for (int64_t i = 0; i < sequence.segment_count; ++i) {
+            tokens += sequence.segments[i].tokens;
+        }
+        return tokens;
+    }
+
+    const uint8_t* group_of(int64_t number, int64_t group) const {
+        return sequence_.segments[number].shadow + size_t(group) * shape_.group_bytes();
+    }
+
+    // Codes a segment's query and takes L' of its offset tokens.
+    void sample(int64_t number, Scratch& scratch) {
+        const Segment& segment = sequence_.segments[number];
+        queries_.code(sequence_.scaled, segment, number, scratch.codes.get());
+        const int64_t base = number * shape_.segment_tokens;
+        for (int64_t first = 0; first < segment.tokens; first += kStride * kGroupTokens) {
+            sample_probes(number, base, first, scratch);
+        }
+        for (int64_t group = 0; group < groups_of(segment.tokens); ++group) {
+            const int64_t start = base + group * kGroupTokens;
+            if (start < sample_.where.sinks || start + kGroupTokens > sample_.where.recent) {
+                const int64_t count =
+                    std::min<int64_t>(segment.tokens - group * kGroupTokens, kGroupTokens);
+                const uint8_t* own = group_of(number, group);
+                weigh(number, own, scratch);
+                keep(own, 0, std::min(sample_.where.sinks - start, count), start, scratch);
+                const int64_t recent = std::max<int64_t>(sample_.where.recent - start, 0);
+                keep(own, recent, count, sample_.where.sinks + start + recent - sample_.where.recent,
+                     scratch);
+            }
+        }
+    }
+
+    // The probe tokens among 1,024 tokens: a group of their own.
+    void sample_probes(int64_t number, int64_t base, int64_t first, Scratch& scratch) {
+        const Segment& segment = sequence_.segments[number];
+        const int64_t start = base + first;
+        const int64_t held =
+            std::min<int64_t>((segment.tokens - first + kStride - 1) / kStride, kGroupTokens);
+        // The others lie in R; so does position 0.
+        const int64_t outside = (sample_.where.recent - start + kStride - 1) / kStride;
+        const int64_t count = std::min(held, outside);
+        const int64_t skipped = start == 0 ? 1 : 0;
+        if (count <= skipped) {
+            return;
+        }
+        const uint8_t* group = scratch.probes.get();
+        if (segment.probes) {
+            group = segment.probes + size_t(first / (kStride * kGroupTokens)) * shape_.group_bytes();
+        } else {
+            for (int64_t i = 0; i < count; ++i) {
+                const int64_t token = first + i * kStride;
+                copy_token(shape_, group_of(number, token / kGroupTokens),
+                           int(token % kGroupTokens), scratch.probes.get(), int(i));
+            }
+        }
+        weigh(number, group, scratch);
+        keep(group, skipped, count,
+             sample_.where.once(tokens_) + start / kStride + skipped - 1, scratch);
+    }
+
+    // Takes L' of a group.
+    void weigh(int64_t number, const uint8_t* group, Scratch& scratch) {
+        const QueryCodes query = queries_.codes_of(number);
+        kernels_.log_weights(
+            shape_, {group, &query, queries_.arranged_of(number), scratch.products.get()},
+            scratch.log_weights.get());
+    }
+
+    // Puts tokens first .. stop - 1 of a weighed group into the sample, from `place` on.
+    void keep(const uint8_t* group, int64_t first, int64_t stop, int64_t place, Scratch& scratch) {
+        if (first >= stop) {
+            return;
+        }
+        const size_t count = size_t(stop - first);
+        for (int row = 0; row < shape_.rows(); ++row) {
+            std::memcpy(sample_.log_weights.data() + size_t(row) * sample_.count + place,
+                        scratch.log_weights.get() + row * kGroupTokens + first,
+                        count * sizeof(int32_t));
+        }
+        for (int head = 0; head < shape_.kv_heads; ++head) {
+            uint8_t* marks = sample_.invalid.data() + size_t(head) * sample_.count + place;
+            for (size_t i = 0; i < count; ++i) {
+                marks[i] = group[head * kGroupTokens + first + int64_t(i)] == kInvalidExponent;
+            }
+        }
+    }
+
+    void score(int64_t number, int64_t group, const int32_t* offsets, uint32_t* tuples,
+               Scratch& scratch) {
+        const QueryCodes query = queries_.codes_of(number);
+        const int64_t position = number * shape_.segment_tokens + group * kGroupTokens;
+        const int count = int(std::min<int64_t>(tokens_ - position, kGroupTokens));
+        kernels_.tuples(shape_,
+                        {group_of(number, group), &query, queries_.arranged_of(number),
+                         scratch.products.get()},
+                        offsets, position, count, tuples + position, tokens_);
+    }
+
+    const Kernels& kernels_;
+    const Sequence& sequence_;
+    const Shape& shape_;
+    Queries queries_;
+    std::vector<Scratch> scratches_;
+    int64_t tokens_;
+    OffsetSample sample_;
+};
+
+}  // namespace
+
+void score_sequence(const Kernels& kernels, const Sequence& sequence, uint32_t* tuples) {
+    SequenceScores(kernels, sequence).run(tuples);
+}
+
+void segment_log_weights(const Kernels& kernels, const Sequence& sequence, const Segment& segment,
+                         int32_t* log_weights, uint8_t* exponents) {
+    const Shape& shape = sequence.shape;
+    Queries queries(kernels, shape, 1);
+    std::vector<Scratch> own = scratches(shape, sequence.threads);
+    queries.code(sequence.scaled, segment, 0, own[0].codes.get());
+    const QueryCodes query = queries.codes_of(0);
+    run_parallel(sequence.threads, groups_of(segment.tokens), [&](int64_t group, int worker) {
+        const uint8_t* from = segment.shadow + size_t(group) * shape.group_bytes();
+        kernels.log_weights(
+            shape, {from, &query, queries.arranged_of(0), own[worker].products.get()},
+            log_weights + size_t(group) * shape.rows() * kGroupTokens);
+        std::memcpy(exponents + size_t(group) * shape.kv_heads * kGroupTokens, from,
+                    size_t(shape.kv_heads) * kGroupTokens);
+    });
+}
+
+void finish_sequence(const Kernels& kernels, const Sequence& sequence, int64_t tokens,
+                     const int32_t* log_weights, const uint8_t* exponents, uint32_t* tuples) {
+    const Shape& shape = sequence.shape;
+    OffsetSample sample(shape, tokens);
+    const size_t row_tokens = size_t(shape.rows()) * kGroupTokens;
+    const size_t head_tokens = size_t(shape.kv_heads) * kGroupTokens;
+    for (int64_t position = 0; position < tokens; ++position) {
+        const int64_t place = sample.where.place(position, tokens);
+        if (place < 0) {
+            continue;
+        }
+        const size_t group = size_t(position / kGroupTokens);
+        const size_t token = size_t(position % kGroupTokens);
+        for (int row = 0; row < shape.rows(); ++row) {
+            sample.log_weights[size_t(row) * sample.count + place] =
+                log_weights[group * row_tokens + row * kGroupTokens + token];
+        }
+        for (int head = 0; head < shape.kv_heads; ++head) {
+            sample.invalid[size_t(head) * sample.count + place] =
+                exponents[group * head_tokens + head * kGroupTokens + token] == kInvalidExponent;
+        }
+    }
+    const std::vector<int32_t> offsets =
+        sequence_offsets(kernels, shape, sample, sequence.threads);
+    run_parallel(sequence.threads, groups_of(tokens), [&](int64_t group, int) {
+        const int64_t position = group * kGroupTokens;
+        const int count = int(std::min<int64_t>(tokens - position, kGroupTokens));
+        kernels.finish(shape, log_weights + size_t(group) * row_tokens,
+                       exponents + size_t(group) * head_tokens, offsets.data(), position, count,
+                       tuples + position, tokens);
+    });
+}
+
+}  // namespace hillinfer

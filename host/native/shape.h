@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// What one call works on: shapes, queries and score codes' rule (scoring contract, sections 1 to 5).
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace hillinfer {
+
+constexpr int kGroupTokens = 64;
+constexpr int kBeatBytes = 64;
+constexpr int kSliceChannels = 16;
+constexpr int kInvalidExponent = 255;
+
+enum Rule : int32_t { kWeightSum = 0, kRawSum = 1 };
+enum Scope : int32_t { kLayer = 0, kKvHead = 1 };
+
+// Shared with Python: the order and types of these fields are part of the C interface.
+struct Shape {
+    int32_t kv_heads;
+    int32_t heads;  // Query rows of one KV head: G, or 1 where queries are summed first.
+    int32_t head_dim;
+    int32_t padded_dim;
+    int32_t code_bits;
+    int32_t rule;
+    int32_t scope;
+    int32_t segment_tokens;
+
+    int slices() const { return padded_dim / kSliceChannels; }
+    int rows() const { return kv_heads * heads; }
+    int sets() const { return scope == kLayer ? 1 : kv_heads; }
+    int tile_tokens() const { return 32 / code_bits; }
+    int tiles() const { return kGroupTokens / tile_tokens(); }
+    // Bytes of one token's 16 codes of one slice.
+    int piece_bytes() const { return 2 * code_bits; }
+    size_t tile_bytes() const { return size_t(kv_heads) * slices() * kBeatBytes; }
+    size_t group_bytes() const { return size_t(kv_heads) * kBeatBytes + tiles() * tile_bytes(); }
+};
+
+// One segment as Python holds it; nothing is copied.
+struct Segment {
+    const uint8_t* shadow;
+    const int8_t* exponents;  // c, kv_heads * head_dim.
+    const int32_t* means;     // M, likewise.
+    const uint8_t* probes;    // Groups of every 16th token, or null: they are gathered.
+    int64_t tokens;
+};
+
+// The query as one segment's keys see it: `rows` of each.
+struct QueryCodes {
+    int8_t* codes;         // rows * padded_dim, padding 0.
+    int32_t* exponents;    // s_h.
+    int32_t* corrections;  // o_h.
+    int32_t* sums;         // Of the codes.
+};
+
+}  // namespace hillinfer

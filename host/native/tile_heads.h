@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+// A tile's products for any number of heads, from kernels for a fixed number of them.
+#pragma once
+#include "group_scores.h"
+
+namespace {
+
+// `HeadTile<bits>` has kSliceBytes, `arrange` (16 query codes in its order) and `run<heads>`.
+template <template <int> class HeadTile, int kHeadsAtOnce>
+struct TileHeads {
+    static_assert(kHeadsAtOnce == 4);
+
+    static int slice_bytes(const Shape& shape) {
+        return shape.code_bits == 8   ? HeadTile<8>::kSliceBytes
+               : shape.code_bits == 4 ? HeadTile<4>::kSliceBytes
+                                      : HeadTile<2>::kSliceBytes;
+    }
+
+    static size_t arranged_bytes(const Shape& shape) {
+        return size_t(shape.rows()) * shape.slices() * slice_bytes(shape);
+    }
+
+    static void arrange(const Shape& shape, const int8_t* codes, int8_t* out) {
+        const auto arrange_slice = shape.code_bits == 8   ? HeadTile<8>::arrange
+                                   : shape.code_bits == 4 ? HeadTile<4>::arrange
+                                                          : HeadTile<2>::arrange;
+        const int slices = shape.rows() * shape.slices();
+        for (int slice = 0; slice < slices; ++slice) {
+            arrange_slice(codes + slice * 16, out + slice * slice_bytes(shape));
+        }
+    }
+
+    static void tile(const Shape& shape, const uint8_t* beats, const int8_t* arranged,
+                     int32_t* products) {
+        switch (shape.code_bits) {
+            case 8: return all_heads<HeadTile<8>>(shape, beats, arranged, products);
+            case 4: return all_heads<HeadTile<4>>(shape, beats, arranged, products);
+            default: return all_heads<HeadTile<2>>(shape, beats, arranged, products);
+        }
+    }
+
+private:
+    template <class Kernel>
+    static void all_heads(const Shape& shape, const uint8_t* beats, const int8_t* arranged,
+                          int32_t* products) {
+        const int slices = shape.slices();
+        const size_t stride = size_t(slices) * Kernel::kSliceBytes;
+        for (int head = 0; head < shape.kv_heads; ++head) {
+            for (int first = 0; first < shape.heads; first += kHeadsAtOnce) {
+                switch (shape.heads - first) {
+                    case 1: Kernel::template run<1>(beats, slices, arranged, stride, products); break;
+                    case 2: Kernel::template run<2>(beats, slices, arranged, stride, products); break;
+                    case 3: Kernel::template run<3>(beats, slices, arranged, stride, products); break;
+                    default: Kernel::template run<4>(beats, slices, arranged, stride, products);
+                }
+                const int done =
+                    shape.heads - first < kHeadsAtOnce ? shape.heads - first : kHeadsAtOnce;
+                arranged += done * stride;
+                products += done * kGroupTokens;
+            }
+            beats += size_t(slices) * hillinfer::kBeatBytes;
+        }
+    }
+};
+
+}  // namespace

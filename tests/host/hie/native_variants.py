@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The native scorer's variants, one test parameter each; those this machine lacks skip by name."""
+
+import pytest
+
+from hillinfer.hie.native_scorer import NativeScorer
+from hillinfer.native.errors import NativeError
+from hillinfer.native.library import native_library
+from hillinfer.native.variant import Variant
+
+
+def native_scorer(variant, spec, scope):
+    """A scorer that uses one variant, or a skip that says what is missing."""
+    try:
+        library = native_library()
+    except NativeError as error:
+        pytest.skip(str(error))
+    if variant not in library.variants:
+        pytest.skip(f"this processor has no {variant.value}")
+    return NativeScorer(spec, scope, variant)
+
+
+every_variant = pytest.mark.parametrize("variant", Variant)

@@ -1,0 +1,301 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The native scorer against the golden model, for every instruction set of this machine."""
+
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from native_variants import every_variant, native_scorer
+from scorer_cases import (
+    KEY_KINDS,
+    any_statistics,
+    assert_same_blocks,
+    assert_same_segments,
+    flip_bit,
+    plain_keys,
+    plain_query,
+    segments_of,
+)
+
+from hillinfer.devices.golden_scorer import GoldenScorer
+from hillinfer.devices.scorer import SegmentShadow
+from hillinfer.hie.probe_shadow import ProbeShadow
+from hillinfer.hie.shadow_layout import ShadowLayout
+from hillinfer.hie.torch_scorer import TorchScorer
+from hillinfer.storage.streamed_shadow import StreamedShadow
+from hillinfer_model.choices import KeyMode, Rule, Scope
+from hillinfer_model.errors import NonFiniteQueryError
+from hillinfer_model.kernel_spec import KernelSpec
+
+SHAPES = [(1, 1, 16), (3, 3, 64), (1, 7, 80), (2, 2, 256), (1, 64, 128), (40, 1, 64), (3, 2, 100)]
+INTEGER_MODES = [KeyMode.INT8, KeyMode.INT4, KeyMode.INT2]
+
+
+def with_copies(spec, segments):
+    layout = ShadowLayout(spec)
+    copied = []
+    for segment in segments:
+        probes = ProbeShadow(layout, segment.base_position == 0)
+        probes.take(segment.shadow, 0, segment.tokens)
+        copied.append(replace(segment, probe_copy=probes))
+    return copied
+
+
+def streamed(segments):
+    """The same from a drive: every shadow lies in one buffer that the next one overwrites."""
+    buffer = np.empty_like(segments[0].shadow)
+
+    def read(segment):
+        buffer[...] = segment.shadow
+        return buffer
+
+    return [
+        StreamedShadow(one.base_position, one.tokens, one.statistics, lambda own=one: read(own))
+        for one in segments
+    ]
+
+
+def assert_scores_equal_golden(scorer, segments, query, scaling):
+    golden = list(GoldenScorer(scorer.spec, scorer.scope).score(query, scaling, segments))
+    mine = list(scorer.score(query, scaling, segments))
+    assert_same_blocks(mine, golden)
+    for other in (with_copies(scorer.spec, segments), streamed(segments)):
+        assert_same_blocks(list(scorer.score(query, scaling, other)), golden)
+    return mine
+
+
+@every_variant
+@pytest.mark.parametrize("scope", Scope)
+@pytest.mark.parametrize("rule", Rule)
+@pytest.mark.parametrize("key_mode", KeyMode)
+@pytest.mark.parametrize(("kv_heads", "group_size", "head_dim"), SHAPES)
+def test_equal_golden(key_mode, rule, scope, kv_heads, group_size, head_dim, variant):
+    spec = KernelSpec(
+        head_dim, kv_heads, group_size, key_mode, rule, segment_tokens=512, block_tokens=200
+    )
+    scorer = native_scorer(variant, spec, scope)
+    keys = KEY_KINDS["rare"](head_dim, 1100 if kv_heads < 40 else 300, kv_heads, head_dim)
+    segments = segments_of(scorer, keys)
+    assert_same_segments(segments, segments_of(TorchScorer(spec, scope), keys))
+    distinct = 0
+    for scale in (0.01, 0.1, 3.0):
+        query = plain_query(group_size, spec, scale)
+        mine = assert_scores_equal_golden(scorer, segments, query, head_dim**-0.5)
+        codes = np.concatenate([block.codes for block in mine if block.kv_head == 0])
+        distinct = max(distinct, np.unique(codes).size)
+    # Some scale spreads the scores, so equality is not that of a few constants.
+    assert distinct > 40
+
+
+@every_variant
+@pytest.mark.parametrize("part", ["shadow", "tuples", "query"])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_flipped_bit_is_noticed(part, seed, variant):
+    """A bit of the result, or one of an input that must reach the result."""
+    spec = KernelSpec(64, 1, 1, KeyMode.INT8, Rule.RAW_SUM, segment_tokens=512)
+    scorer = native_scorer(variant, spec, Scope.LAYER)
+    segments = segments_of(scorer, plain_keys(1, 512, 1, 64))
+    query = plain_query(2, spec)
+    golden = list(GoldenScorer(spec, Scope.LAYER).score(query, 0.02, segments))
+    if part == "shadow":
+        segments[0].shadow[0, seed] ^= 0x80
+    if part == "query":
+        query[0, seed::4] *= -1
+    mine = list(scorer.score(query, 0.02, segments))
+    if part == "tuples":
+        flip_bit(mine[0].tuples, seed)
+    with pytest.raises(AssertionError):
+        assert_same_blocks(mine, golden)
+
+
+@every_variant
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.data())
+def test_any_case(data, variant):
+    draw = data.draw
+    kv_heads = draw(st.sampled_from([1, 2, 3, 5]))
+    spec = KernelSpec(
+        draw(st.integers(1, 96)),
+        kv_heads,
+        draw(st.integers(1, 8)),
+        draw(st.sampled_from(KeyMode)),
+        draw(st.sampled_from(Rule)),
+        segment_tokens=512,
+        block_tokens=draw(st.integers(1, 700)),
+    )
+    scorer = native_scorer(variant, spec, draw(st.sampled_from(Scope)))
+    seed = draw(st.integers(0, 2**20))
+    kind = draw(st.sampled_from(sorted(KEY_KINDS)))
+    keys = KEY_KINDS[kind](seed, draw(st.integers(1, 1200)), kv_heads, spec.head_dim)
+    segments = segments_of(scorer, keys)
+    assert_same_segments(segments, segments_of(GoldenScorer(spec, scorer.scope), keys))
+    query = plain_query(seed, spec, 2.0 ** draw(st.integers(-10, 4)))
+    scaling = draw(st.floats(-2, 2).filter(lambda value: abs(value) > 1e-3))
+    assert_scores_equal_golden(scorer, segments, query, scaling)
+
+
+@every_variant
+@pytest.mark.parametrize("scope", Scope)
+@pytest.mark.parametrize("rule", Rule)
+@pytest.mark.parametrize("key_mode", INTEGER_MODES)
+@pytest.mark.parametrize("scale", [1e-30, 1e-2, 1e2, 1e30])
+def test_any_shadow_and_statistics(key_mode, rule, scope, scale, variant):
+    """Every byte a shadow can hold: all exponents, codes that no key has, all shifts."""
+    spec = KernelSpec(64, 2, 3, key_mode, rule, segment_tokens=512)
+    generator = np.random.default_rng(9)
+    segments = [
+        SegmentShadow(
+            base,
+            tokens,
+            generator.integers(0, 256, (spec.segment_beats, 64), dtype=np.uint8),
+            any_statistics(base, 2, 64),
+        )
+        for base, tokens in ((0, 512), (512, 512), (1024, 77))
+    ]
+    scorer = native_scorer(variant, spec, scope)
+    assert_scores_equal_golden(scorer, segments, plain_query(5, spec, scale), 1.0)
+
+
+@every_variant
+@pytest.mark.parametrize("byte", [0x00, 0x7F, 0x80, 0x81, 0x77, 0x88, 0xAA, 0x55, 0xFF])
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("key_mode", INTEGER_MODES)
+def test_largest_products(key_mode, sign, byte, variant):
+    """Codes at their limits over 256 channels: no sum on the way may saturate or wrap."""
+    spec = KernelSpec(256, 2, 3, key_mode, Rule.RAW_SUM, segment_tokens=512)
+    shadow = np.full((spec.segment_beats, 64), byte, dtype=np.uint8)
+    for exponent in (0, 5, 13, 40):
+        shadow.reshape(-1, spec.group_beats, 64)[:, :2] = exponent
+        segments = [SegmentShadow(0, 500, shadow, any_statistics(1, 2, 256))]
+        segments[0].statistics.exponents[...] = 0
+        query = torch.full((spec.query_heads, spec.head_dim), 5.0 * sign)
+        scorer = native_scorer(variant, spec, Scope.LAYER)
+        assert_scores_equal_golden(scorer, segments, query, 1.0)
+
+
+@every_variant
+@pytest.mark.parametrize("scope", Scope)
+@pytest.mark.parametrize("rule", Rule)
+@pytest.mark.parametrize(
+    "tokens", [1, 2, 4, 5, 16, 17, 63, 64, 65, 255, 256, 257, 260, 261, 272, 273, 512, 513, 575]
+)
+def test_few_tokens(tokens, rule, scope, variant):
+    spec = KernelSpec(16, 2, 2, rule=rule, segment_tokens=512)
+    scorer = native_scorer(variant, spec, scope)
+    segments = segments_of(scorer, KEY_KINDS["rare"](tokens, tokens, 2, 16))
+    assert_scores_equal_golden(scorer, segments, plain_query(tokens, spec), 0.02)
+
+
+@every_variant
+@pytest.mark.parametrize("scope", Scope)
+@pytest.mark.parametrize("rule", Rule)
+def test_nothing_valid(rule, scope, variant):
+    spec = KernelSpec(16, 2, 2, rule=rule, segment_tokens=512)
+    scorer = native_scorer(variant, spec, scope)
+    segments = segments_of(scorer, torch.full((300, 2, 16), float("nan"), dtype=torch.float16))
+    blocks = assert_scores_equal_golden(scorer, segments, plain_query(1, spec), 0.02)
+    assert all(not block.codes.any() for block in blocks)
+
+
+@every_variant
+@pytest.mark.parametrize("segment_tokens", [1024, 65_536])
+def test_beyond_one_window(segment_tokens, variant):
+    spec = KernelSpec(16, 1, 1, segment_tokens=segment_tokens, block_tokens=3000)
+    scorer = native_scorer(variant, spec, Scope.LAYER)
+    segments = segments_of(scorer, plain_keys(1, 66_000, 1, 16))
+    blocks = assert_scores_equal_golden(scorer, segments, plain_query(1, spec), 0.02)
+    assert {block.window for block in blocks} == {0, 65_536}
+    assert np.array_equal(np.concatenate([block.positions for block in blocks]), np.arange(66_000))
+
+
+@every_variant
+@pytest.mark.parametrize("key_mode", KeyMode)
+@pytest.mark.parametrize("kind", KEY_KINDS)
+@pytest.mark.parametrize(("kv_heads", "head_dim"), [(1, 16), (3, 64), (2, 100), (2, 256)])
+def test_shadows_equal_golden(kv_heads, head_dim, kind, key_mode, variant):
+    """Token by token and in pieces, next to bytes that must stay, from keys with gaps."""
+    spec = KernelSpec(head_dim, kv_heads, 1, key_mode, segment_tokens=512)
+    scorer = native_scorer(variant, spec, Scope.LAYER)
+    keys = KEY_KINDS[kind](7, 150, kv_heads, head_dim)
+    apart = torch.empty((150, kv_heads, head_dim, 2), dtype=torch.float16)[..., 0]
+    apart.copy_(keys)
+    statistics = any_statistics(3, kv_heads, head_dim)
+    before = np.random.default_rng(0).integers(0, 256, (spec.segment_beats, 64), dtype=np.uint8)
+    mine, theirs = before.copy(), before.copy()
+    GoldenScorer(spec, Scope.LAYER).encode(keys, statistics, theirs, 37)
+    first = 0
+    for tokens in (1, 1, 30, 70, 48):
+        scorer.encode(apart[first : first + tokens], statistics, mine, 37 + first)
+        first += tokens
+    assert np.array_equal(mine, theirs)
+    flip_bit(mine, head_dim)
+    assert not np.array_equal(mine, theirs)
+
+
+@every_variant
+def test_threads_do_not_change_bits(variant):
+    spec = KernelSpec(64, 3, 3)
+    scorer = native_scorer(variant, spec, Scope.KV_HEAD)
+    keys = plain_keys(1, 3000, 3, 64)
+    results = []
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2, 5):
+            torch.set_num_threads(threads)
+            segments = segments_of(scorer, keys)
+            results.append((segments, list(scorer.score(plain_query(1, spec), 0.01, segments))))
+    finally:
+        torch.set_num_threads(before)
+    for segments, blocks in results[1:]:
+        assert_same_segments(segments, results[0][0])
+        assert_same_blocks(blocks, results[0][1])
+
+
+@every_variant
+def test_calls_at_once_do_not_disturb_each_other(variant):
+    spec = KernelSpec(16, 2, 2, segment_tokens=512)
+    scorer = native_scorer(variant, spec, Scope.LAYER)
+    segments = segments_of(scorer, plain_keys(1, 2000, 2, 16))
+    queries = [plain_query(seed, spec) for seed in range(4)]
+    alone = [list(scorer.score(query, 0.02, segments)) for query in queries]
+    together = [[] for _ in queries]
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+
+    def score(index):
+        for _ in range(20):
+            together[index] = list(scorer.score(queries[index], 0.02, segments))
+
+    threads = [threading.Thread(target=score, args=(index,)) for index in range(len(queries))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    torch.set_num_threads(before)
+    for one, other in zip(together, alone, strict=True):
+        assert_same_blocks(one, other)
+
+
+@every_variant
+def test_refuses_what_does_not_fit(variant):
+    spec = KernelSpec(16, 2, 2, segment_tokens=512)
+    scorer = native_scorer(variant, spec, Scope.LAYER)
+    keys = plain_keys(1, 100, 2, 16)
+    (segment,) = segments_of(scorer, keys)
+    query = plain_query(1, spec)
+    assert list(scorer.score(query, 0.02, [])) == []
+    with pytest.raises(ValueError, match="a query is float32"):
+        scorer.score(query.double(), 0.02, [segment])
+    with pytest.raises(ValueError, match="shadow"):
+        scorer.score(query, 0.02, [replace(segment, shadow=segment.shadow[:5])])
+    with pytest.raises(ValueError, match="outside"):
+        scorer.encode(keys, segment.statistics, segment.shadow, 500)
+    query[0, 0] = float("nan")
+    with pytest.raises(NonFiniteQueryError):
+        scorer.score(query, 0.02, [segment])

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compiles the native scorer into the package: python tools/build_native.py.
+
+Each instruction set's file has flags of its own; the library asks the processor which of them it
+may run. So one library serves every machine of an architecture.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCES = ROOT / "host" / "native"
+LIBRARY = ROOT / "host" / "hillinfer" / "native" / "libhillinfer_native.so"
+
+COMMON = ("api", "offsets", "portable", "selection", "sequence", "thread_pool")
+_X86 = {
+    "avx2": ["-mavx2"],
+    "avx512vnni": [
+        *("-mavx2", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni"),
+        # Newer processors would be given half the width.
+        "-mprefer-vector-width=512",
+        # gcc 12 warns of its own header.
+        *("-Wno-uninitialized", "-Wno-maybe-uninitialized"),
+    ],
+}
+_ARM = {"neon_dot": ["-march=armv8.2-a+dotprod"]}
+OWN_FLAGS = {"x86_64": _X86, "amd64": _X86, "aarch64": _ARM, "arm64": _ARM}
+# Floating point stands for integers here: nothing may be fused or traded.
+FLAGS = [
+    *("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"),
+    *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"),
+    "-fno-tree-loop-distribute-patterns",  # A call of memset for 256 bytes costs more.
+    # No NaN and no negative zero ever comes up, so a limit is one instruction.
+    *("-ffinite-math-only", "-fno-signed-zeros"),
+]
+
+
+class BuildError(Exception):
+    """The library was not built; the message says why."""
+
+
+def find_compiler() -> str:
+    """Return the C++ compiler: $CXX, or the first one on PATH."""
+    for name in (os.environ.get("CXX"), "c++", "g++", "clang++"):
+        if name and shutil.which(name):
+            return name
+    raise BuildError("no C++ compiler on PATH: apt install g++, or set CXX")
+
+
+def build(target: Path = LIBRARY) -> Path:
+    """Compile and link the library and return its path; raise BuildError with what failed."""
+    compiler = find_compiler()
+    files: dict[str, list[str]] = {name: [] for name in COMMON}
+    files |= OWN_FLAGS.get(platform.machine().lower(), {})
+    with tempfile.TemporaryDirectory() as folder:
+        objects = {name: Path(folder) / f"{name}.o" for name in files}
+
+        def compile_one(name: str) -> None:
+            source = SOURCES / f"{name}.cpp"
+            _run([compiler, *FLAGS, *files[name], "-c", str(source), "-o", str(objects[name])])
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(compile_one, files))
+        made = Path(folder) / target.name
+        _run([compiler, "-shared", "-pthread", *map(str, objects.values()), "-o", str(made)])
+        # In one step: whoever has the old one loaded keeps it.
+        beside = target.with_suffix(f".{os.getpid()}")
+        shutil.copyfile(made, beside)
+        beside.replace(target)
+    return target
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise BuildError(f"{' '.join(command)}\n{done.stderr.strip()}")
+
+
+def main() -> None:
+    """Build, and say where the library is or why there is none."""
+    try:
+        print(f"native scorer: {build().relative_to(ROOT)}")
+    except (BuildError, OSError) as error:
+        print(f"native scorer: not built, torch scores instead: {error}")
+        if "--require" in sys.argv[1:]:
+            raise SystemExit(1) from error
+
+
+if __name__ == "__main__":
+    main()

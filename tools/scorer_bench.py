@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How fast shadows are scored, against how fast this machine reads memory.
+
+python tools/scorer_bench.py --out build/reports/scorer.json
+
+Every round reads the shadows' bytes, then scores them with each scorer, so that what else the
+machine does falls on all of them. Reported are the fastest and the median round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hillinfer.devices.scorer import SegmentShadow
+from hillinfer.hie.native_scorer import NativeScorer
+from hillinfer.hie.probe_shadow import ProbeShadow
+from hillinfer.hie.shadow_layout import ShadowLayout
+from hillinfer.hie.torch_scorer import TorchScorer
+from hillinfer.machine.processor import ProcessorFacts
+from hillinfer.native.library import native_library
+from hillinfer_model.channel_statistics import ChannelStatistics
+from hillinfer_model.choices import KeyMode, Scope
+from hillinfer_model.kernel_spec import KernelSpec
+
+# KV heads, query heads per KV head, head_dim.
+SHAPES = {"llama-3.1-8b": (8, 4, 128), "smollm2-135m": (3, 3, 64)}
+MODES = (KeyMode.INT8, KeyMode.INT4, KeyMode.INT2)
+_SCALING = 0.02
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Bytes per second of one case.
+
+    Parameters
+    ----------
+    fastest, median
+        Of the rounds.
+    """
+
+    fastest: float
+    median: float
+
+
+def shadows(spec: KernelSpec, least_bytes: int) -> tuple[NDArray[np.uint8], list[SegmentShadow]]:
+    """Return at least so many bytes of shadows: real exponents, any codes."""
+    generator = np.random.default_rng(0)
+    count = -(-least_bytes // spec.segment_bytes)
+    memory = np.empty((count, spec.segment_beats, 64), dtype=np.uint8)
+    one = generator.integers(0, 256, memory[0].shape, dtype=np.uint8)
+    groups = one.reshape(-1, spec.group_beats, 64)
+    exponents = generator.integers(8, 16, groups[:, : spec.kv_heads].shape, dtype=np.uint8)
+    groups[:, : spec.kv_heads] = exponents
+    memory[:] = one
+    shape = (spec.kv_heads, spec.head_dim)
+    channels = ChannelStatistics(
+        generator.integers(-2, 3, shape, dtype=np.int8),
+        generator.integers(-(2**16), 2**16, shape, dtype=np.int32),
+    )
+    length = spec.segment_tokens
+    layout = ShadowLayout(spec)
+    segments = []
+    for index, own in enumerate(memory):
+        probes = ProbeShadow(layout, index == 0)
+        probes.take(own, 0, length)
+        segments.append(SegmentShadow(index * length, length, own, channels, probes))
+    return memory, segments
+
+
+def measure(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+    """Return the seconds of every call in every round; a first round is not counted."""
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    for number in range(rounds + 1):
+        for name, call in calls.items():
+            started = time.perf_counter()
+            call()
+            if number:
+                seconds[name].append(time.perf_counter() - started)
+    return seconds
+
+
+def bench(shape: str, mode: KeyMode, least_bytes: int, rounds: int) -> dict[str, object]:
+    """Measure one shape and key mode, print a line and return what was measured."""
+    kv_heads, group_size, head_dim = SHAPES[shape]
+    spec = KernelSpec(head_dim, kv_heads, group_size, mode)
+    memory, segments = shadows(spec, least_bytes)
+    query = torch.from_numpy(
+        np.random.default_rng(1).normal(0, 1, (spec.query_heads, head_dim)).astype(np.float32)
+    )
+    native, plain = NativeScorer(spec, Scope.LAYER), TorchScorer(spec, Scope.LAYER)
+    library, threads = native_library(), torch.get_num_threads()
+    without = [replace(one, probe_copy=None) for one in segments]
+    calls: dict[str, Callable[[], object]] = {
+        "read": lambda: library.read_sum(
+            native.variant, memory.ctypes.data, memory.nbytes, threads
+        ),
+        "native": lambda: native.tuples(query, _SCALING, segments),
+        "native without copies": lambda: native.tuples(query, _SCALING, without),
+        "torch": lambda: list(plain.score(query, _SCALING, segments)),
+    }
+    seconds = measure(calls, rounds)
+    figures = {
+        name: Figures(memory.nbytes / min(own), memory.nbytes / statistics.median(own))
+        for name, own in seconds.items()
+    }
+    # Of each round its own ratio: load that comes and goes must not fall on one side.
+    shares = [a / b for a, b in zip(seconds["read"], seconds["native"], strict=True)]
+    share = statistics.median(shares)
+    rates = "  ".join(
+        f"{name} {own.fastest / 1e9:6.2f} ({own.median / 1e9:5.2f})"
+        for name, own in figures.items()
+    )
+    print(f"{shape:>14} {mode.value}  {rates}  native/read {share:.2f}", flush=True)
+    return {
+        "shape": shape,
+        "key_mode": mode.value,
+        "bytes": memory.nbytes,
+        "tokens": len(segments) * spec.segment_tokens,
+        "bytes_per_second": {name: asdict(own) for name, own in figures.items()},
+        "native_of_bandwidth": share,
+    }
+
+
+def main() -> None:
+    """Measure every shape and key mode and write a report."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("build/reports/scorer.json"))
+    parser.add_argument("--mebibytes", type=int, default=512, help="of shadows, at least")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    processor = ProcessorFacts.read()
+    variant = native_library().variants[0]
+    print(f"{variant}, {options.threads} threads; GB/s, fastest round (median)")
+    rows = [
+        bench(shape, mode, options.mebibytes << 20, options.rounds)
+        for shape in SHAPES
+        for mode in MODES
+    ]
+    report = {
+        "processor": processor.name,
+        "variant": variant.value,
+        "threads": options.threads,
+        "rows": rows,
+    }
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(report, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
