@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import ctypes
+from array import array
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,9 +15,10 @@ from numpy.typing import NDArray
 from hillinfer.devices.scorer import SegmentShadow
 from hillinfer.hie.query_coding import scale_query
 from hillinfer.hie.torch_scorer import TorchScorer
+from hillinfer.native.addresses import Addresses
 from hillinfer.native.errors import NativeError
 from hillinfer.native.library import native_library
-from hillinfer.native.structures import SEGMENT, Shape
+from hillinfer.native.structures import SEGMENT_WORDS, Shape
 from hillinfer.native.structures import Sequence as NativeSequence
 from hillinfer.native.variant import Variant
 from hillinfer_model.channel_statistics import ChannelStatistics
@@ -56,6 +59,7 @@ class NativeScorer:
         if self.variant not in self._library.variants:
             raise NativeError(f"this processor has no {self.variant}")
         self._shape = Shape.of(spec, scope)
+        self._addresses = Addresses()
         # Takes statistics, which cost nothing beside the rest, and checks arguments.
         self._torch = TorchScorer(spec, scope)
 
@@ -74,14 +78,14 @@ class NativeScorer:
     ) -> None:
         """Write codes and exponents into a segment's shadow; see `TorchScorer` (sections 2, 5)."""
         self._torch.check_encoding(keys, statistics, shadow, first_token)
-        own = _Arguments()
+        own = _Arguments(self._addresses)
         segment = own.segments([SegmentShadow(0, 0, shadow, statistics)])
         values = keys.detach()
         self._library.call(
             "hillinfer_encode",
             self.variant.number,
             self._sequence(None, None),
-            segment.ctypes.data,
+            segment.buffer_info()[0],
             values.data_ptr(),
             *values.stride(),
             shadow.ctypes.data,
@@ -139,7 +143,7 @@ class NativeScorer:
         if not tokens:
             return tuples
         scaled = scaled.contiguous()
-        own = _Arguments()
+        own = _Arguments(self._addresses)
         if any(segment.on_drive for segment in segments):
             self._score_passing(scaled, segments, own, tuples)
             return tuples
@@ -168,11 +172,12 @@ class NativeScorer:
             if not segment.tokens:
                 continue
             first = segment.base_position // GROUP_TOKENS
+            described = own.segments([segment])
             self._library.call(
                 "hillinfer_log_weights",
                 self.variant.number,
                 sequence,
-                own.segments([segment]).ctypes.data,
+                described.buffer_info()[0],
                 weights[first:].ctypes.data,
                 exponents[first:].ctypes.data,
             )
@@ -186,40 +191,42 @@ class NativeScorer:
             tuples.ctypes.data,
         )
 
-    def _sequence(self, scaled: torch.Tensor | None, segments: NDArray[np.void] | None) -> object:
+    def _sequence(self, scaled: torch.Tensor | None, segments: array[int] | None) -> object:
         described = NativeSequence(
             self._shape,
             None if scaled is None else scaled.data_ptr(),
-            None if segments is None else segments.ctypes.data,
-            0 if segments is None else len(segments),
+            None if segments is None else segments.buffer_info()[0],
+            0 if segments is None else len(segments) // SEGMENT_WORDS,
             torch.get_num_threads(),
         )
         return ctypes.byref(described)
 
 
 class _Arguments:
-    """Keeps what the library is given addresses of until the call is over."""
+    """What the library is told of segments; lives until the call is over."""
 
-    def __init__(self) -> None:
-        self._kept: list[NDArray[np.generic]] = []
+    def __init__(self, addresses: Addresses) -> None:
+        self._addresses = addresses
+        self._kept: list[NDArray[Any]] = []
 
-    def segments(self, segments: Sequence[SegmentShadow]) -> NDArray[np.void]:
-        """Return an array of the library's descriptions of segments."""
-        rows = [
-            (
+    def segments(self, segments: Sequence[SegmentShadow]) -> array[int]:
+        """Return the library's descriptions of segments: five words each."""
+        words: list[int] = []
+        for segment in segments:
+            statistics, copy = segment.statistics, segment.probe_copy
+            words += (
                 self._address(segment.shadow),
-                self._address(segment.statistics.exponents),
-                self._address(segment.statistics.means),
-                0 if segment.probe_copy is None else self._address(segment.probe_copy.shadow),
+                self._address(statistics.exponents),
+                self._address(statistics.means),
+                0 if copy is None else self._address(copy.shadow),
                 segment.tokens,
             )
-            for segment in segments
-        ]
-        return np.array(rows, dtype=SEGMENT)
+        return array("q", words)
 
-    def _address(self, array: NDArray[np.generic]) -> int:
-        if not array.flags.c_contiguous:
-            array = np.ascontiguousarray(array)
-            self._kept.append(array)
-        address: int = array.__array_interface__["data"][0]
-        return address
+    def _address(self, values: NDArray[Any]) -> int:
+        try:
+            return self._addresses.of(values)
+        except ValueError:
+            whole = np.ascontiguousarray(values)
+            self._kept.append(whole)
+            return self._addresses.of(whole)

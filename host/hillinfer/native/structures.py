@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import ctypes
 
-import numpy as np
-
 from hillinfer_model.choices import Rule, Scope
 from hillinfer_model.kernel_spec import KernelSpec
 
@@ -54,13 +52,5 @@ class Sequence(ctypes.Structure):
     )
 
 
-# One segment: three addresses, that of its probe groups or 0, and how many tokens it has.
-SEGMENT = np.dtype(
-    [
-        ("shadow", np.uint64),
-        ("exponents", np.uint64),
-        ("means", np.uint64),
-        ("probes", np.uint64),
-        ("tokens", np.int64),
-    ]
-)
+# One segment: the addresses of its shadow, c, M and probe groups (or 0), and its tokens.
+SEGMENT_WORDS = 5
