@@ -71,7 +71,7 @@ def shadows(spec: KernelSpec, least_bytes: int) -> tuple[NDArray[np.uint8], list
     layout = ShadowLayout(spec)
     segments = []
     for index, own in enumerate(memory):
-        probes = ProbeShadow(layout, index == 0)
+        probes = ProbeShadow(layout, index)
         probes.take(own, 0, length)
         segments.append(SegmentShadow(index * length, length, own, channels, probes))
     return memory, segments

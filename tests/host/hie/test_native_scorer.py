@@ -39,7 +39,7 @@ def with_copies(spec, segments):
     layout = ShadowLayout(spec)
     copied = []
     for segment in segments:
-        probes = ProbeShadow(layout, segment.base_position == 0)
+        probes = ProbeShadow(layout, segment.base_position // spec.segment_tokens)
         probes.take(segment.shadow, 0, segment.tokens)
         copied.append(replace(segment, probe_copy=probes))
     return copied
