@@ -22,7 +22,7 @@ EMULATOR ?= auto
 QUESTION ?= Which statement makes the listed identifiers be interpreted as globals?
 
 .DEFAULT_GOAL := help
-.PHONY: help setup pyxrt xrt model run test test-kernels test-fast lint format quality pools faults drive space csim cocotb formal synth hw_emu bitstream pynq-env doctor clean
+.PHONY: help setup scorer pyxrt xrt model run test test-kernels test-fast lint format quality pools faults drive space csim cocotb formal synth hw_emu bitstream pynq-env doctor clean
 
 help: ## List every target
 	@awk -F ':.*## ' '/^[a-z_-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -69,6 +69,9 @@ pools: model ## Replay selections of the real model with every pool policy (eigh
 faults: $(VENV)/installed ## Let every I/O call fail and kill 200 processes; no token may be wrong (minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python tools/faults.py --out $(BUILD)/reports/faults.json \
 		--drive $(BUILD)/faults
+
+scorer: $(VENV)/installed ## Measure scoring on the host beside what memory reads (minutes)
+	$(BIN)/python tools/scorer_bench.py --out $(BUILD)/reports/scorer.json
 
 drive: $(VENV)/installed ## Measure how fast the drive is read, beside fio on the same file (six minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python tools/drive_bench.py --out $(BUILD)/reports/drive.json \
