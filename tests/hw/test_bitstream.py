@@ -216,6 +216,8 @@ def test_an_interrupted_build_leaves_no_process_and_publishes_nothing(place):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # A shell starts what runs in its background with interrupts ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     line = next(line for line in process.stdout if line.startswith("processes "))
     assert all(Path(f"/proc/{number}").exists() for number in line.split()[1:])

@@ -68,7 +68,7 @@ def optional_tools() -> tuple[ToolFacts, ...]:
             # A mere folder of this name has no origin.
             module.origin if module else None,
             "the xrt device on a card; an emulated card brings its own",
-            "source XRT's setup.sh, which puts pyxrt on PYTHONPATH",
+            "source XRT's setup.sh, or run make pyxrt in the source tree",
         )
     )
     return tuple(found)
