@@ -15,7 +15,7 @@ from hillinfer.devices.score_arrays import ScoreArrays
 from hillinfer.devices.scoring_device import DeviceSegment, ScoredTokens, StoredShadow
 from hillinfer.devices.xrt.deadlines import Deadlines
 from hillinfer.devices.xrt.memory_claims import MemoryClaims
-from hillinfer.devices.xrt.read_curve import ReadCurve
+from hillinfer.devices.xrt.read_sizes import ReadSizes
 from hillinfer.devices.xrt.worker_process import WorkerProcess
 from hillinfer_model.beats import Beats
 from hillinfer_model.choices import Scope
@@ -72,7 +72,7 @@ class XrtDevice:
         self._chunk_bytes = self._per_chunk * self._slot_bytes
         chunks = memory_bytes // self._chunk_bytes
         self.slots = chunks * self._per_chunk
-        self.reads = ReadCurve(self._slot_bytes)
+        self.reads = ReadSizes(self._slot_bytes)
         self._addresses: list[int] = []
         self._launches = 0
         self._scoring: _Scoring | None = None

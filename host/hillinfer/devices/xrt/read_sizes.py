@@ -10,7 +10,7 @@ _TRIALS = 3
 _ENOUGH = 0.95
 
 
-class ReadCurve:
+class ReadSizes:
     """The rates of one drive and card by bytes per read, and the size they speak for.
 
     The first loads try all sizes in turn, so measuring reads nothing that was not wanted anyway.

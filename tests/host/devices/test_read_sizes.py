@@ -3,14 +3,14 @@
 
 import pytest
 
-from hillinfer.devices.xrt.read_curve import BLOCKS, ReadCurve
+from hillinfer.devices.xrt.read_sizes import BLOCKS, ReadSizes
 
 LOAD = 8 << 20
 
 
 def measured(seconds, load=LOAD):
     """Let loads take some seconds by block size until a size is chosen."""
-    curve = ReadCurve(load)
+    curve = ReadSizes(load)
     tried = []
     for _ in range(40):
         block = curve.block_bytes()
