@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import sys
+import threading
 import warnings
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from hillinfer.app.prefetch_pipeline import PrefetchPipeline
 from hillinfer.attention.row_attention import RowAttention
 from hillinfer.counters import Counters
 from hillinfer.devices.device_scorer import DeviceScorer
@@ -40,6 +42,8 @@ from hillinfer.storage.cold_file import IOMode, buffered_warning
 from hillinfer.storage.cold_store import ColdStore
 from hillinfer.storage.drive_calls import DriveCalls
 from hillinfer.storage.group_table import GroupTable
+from hillinfer.storage.landed_rows import LandedRows
+from hillinfer.storage.landing_area import LandingArea
 from hillinfer.storage.leftovers import sweep
 from hillinfer.storage.read_engines import open_engine
 from hillinfer.storage.row_keeper import RowKeeper
@@ -152,6 +156,7 @@ class Runtime:
             self._store,
             self._pools,
             self._keeper,
+            LandingArea(settings.prefetch_blocks, settings.block_rows, shape.row_bytes),
             settings.block_rows,
             shape.row_bytes,
             self.counters,
@@ -199,6 +204,9 @@ class Runtime:
             self._reader, self.layout, settings.block_rows, self.counters
         )
         self._evaluation = ImportanceEvaluation(scorer, settings)
+        self._pipeline = PrefetchPipeline(self._reader, torch.get_num_threads())
+        # Shadows are coded and scored by one thread at a time.
+        self._scoring = threading.Lock()
         self._step = 0
         self._closed = False
 
@@ -214,10 +222,12 @@ class Runtime:
 
     def release(self, sequence: Sequence) -> None:
         """Free whatever only this sequence owned."""
+        self._pipeline.drop()
         self._rows.release(sequence)
 
     def truncate(self, sequence: Sequence, length: int) -> None:
         """Forget the tokens from position `length` on, in every layer."""
+        self._pipeline.drop()
         self._rows.truncate(sequence, length)
 
     def resume(self, saved: SavedSession, tokens: int) -> Sequence:
@@ -226,6 +236,7 @@ class Runtime:
 
     def save(self, sequence: Sequence, target: Path, origin: SessionOrigin) -> SavedBytes:
         """Save a sequence of whole tokens; see `save_sequence`."""
+        self._pipeline.drop()
         self._reader.settle()
         self._store.check()
         return save_sequence(
@@ -240,6 +251,7 @@ class Runtime:
 
     def begin_step(self) -> None:
         """Note that a forward pass begins, and raise what went wrong while writing before it."""
+        self._pipeline.drop()
         self._step += 1
         self._keeper.begin_step(self._step)
         self._store.check()
@@ -262,7 +274,8 @@ class Runtime:
         keys
             Theirs, stored type, (kv_heads, tokens, head_dim).
         """
-        self._shadow.code_full_segments(layer, sequence, _shadow_keys(keys))
+        with self._scoring:
+            self._shadow.code_full_segments(layer, sequence, _shadow_keys(keys))
 
     # --- attention -------------------------------------------------------------------------
 
@@ -299,6 +312,39 @@ class Runtime:
             sequence.observed[layer] = last.transpose(0, 1).float().cpu().contiguous()
         return out
 
+    def announce(self, layer: int, sequence: Sequence, query: torch.Tensor, scaling: float) -> None:
+        """Begin to select, and to read, for the token that is about to come to a layer.
+
+        What is announced is what `attend_selected` then attends to, whatever query it is given: the
+        same tokens wherever rows lie and however fast they come.
+
+        Parameters
+        ----------
+        layer, sequence
+            Where one token more is coming; all others are stored.
+        query
+            Predicted, (query_heads, 1, head_dim) on the model's device.
+        scaling
+            Factor on inner products.
+        """
+        past = sequence.lengths[layer]
+        if self._evaluation.selects_all(past + 1):
+            return
+        self._make_room_for_scores(past)
+        nothing = torch.empty((0, self.shape.kv_heads, self.shape.head_dim), dtype=torch.float16)
+        with self._scoring:
+            shadows = self._shadow.code_all(layer, sequence, nothing)
+            with _explained(layer):
+                self._count_observed(layer, sequence, scaling, shadows)
+        on_host = query[:, 0].float().cpu()
+
+        def select() -> list[NDArray[np.int64]]:
+            with self._scoring, _explained(layer):
+                shadows = self._shadow.shadows(layer, sequence)
+                return self._evaluation.select_next(on_host, scaling, shadows)
+
+        self._pipeline.announce(layer, sequence, past, select)
+
     def attend_selected(
         self,
         layer: int,
@@ -325,16 +371,24 @@ class Runtime:
         (query_heads, 1, head_dim) in the query's type.
         """
         length = sequence.lengths[layer]
+        landed: LandedRows | None = None
+        ahead = self._pipeline.take(layer, sequence)
+        if ahead is not None:
+            selected, landed = ahead.sets, ahead.landed
         # A segment takes its statistics when it is full or first scored, so where every token is
         # selected the shadow waits.
-        if self._evaluation.selects_all(length):
+        elif self._evaluation.selects_all(length):
             self.code_full_segments(layer, sequence, keys)
             selected = self._evaluation.everything(length)
         else:
             selected = self._scored(layer, sequence, query, keys, scaling)
         self.counters.scored_tokens += length * len(selected)
         self.counters.selected_tokens += sum(len(positions) for positions in selected)
-        return self._attention.selected(layer, sequence, query, selected, scaling, self._step)
+        out = self._attention.selected(
+            layer, sequence, query, selected, scaling, self._step, landed
+        )
+        self._rows.offer_filled(layer, sequence, self._step)
+        return out
 
     def _scored(
         self,
@@ -346,15 +400,10 @@ class Runtime:
     ) -> list[NDArray[np.int64]]:
         length = sequence.lengths[layer]
         self._make_room_for_scores(length)
-        shadows = self._shadow.code_all(layer, sequence, _shadow_keys(keys))
-        try:
+        with self._scoring, _explained(layer):
+            shadows = self._shadow.code_all(layer, sequence, _shadow_keys(keys))
             self._count_observed(layer, sequence, scaling, shadows)
             return self._evaluation.select(query[:, 0].float().cpu(), scaling, shadows)
-        except NonFiniteQueryError as error:
-            raise CacheUseError(
-                f"layer {layer} made a query that is not finite ({error}): the model's weights or "
-                "its number type are at fault; try --dtype float32"
-            ) from error
 
     def _count_observed(
         self, layer: int, sequence: Sequence, scaling: float, shadows: list[SegmentShadow]
@@ -393,6 +442,7 @@ class Runtime:
         """Stop all threads and give the drive's space back; harmless when done twice."""
         if not self._closed:
             self._closed = True
+            self._pipeline.close()
             self._reader.close()
             self._pools.close()
             self._store.close()
@@ -413,6 +463,18 @@ class Runtime:
         if needed > self._score_bytes:
             self._accountant.take(Part.OTHER, needed - self._score_bytes)
             self._score_bytes = needed
+
+
+@contextmanager
+def _explained(layer: int) -> Iterator[None]:
+    """Say what to do about a query that cannot be scored."""
+    try:
+        yield
+    except NonFiniteQueryError as error:
+        raise CacheUseError(
+            f"layer {layer} made a query that is not finite ({error}): the model's weights or "
+            "its number type are at fault; try --dtype float32"
+        ) from error
 
 
 def _shadow_keys(keys: torch.Tensor) -> torch.Tensor:

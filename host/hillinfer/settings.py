@@ -13,6 +13,7 @@ from hillinfer.byte_size import ByteSize
 from hillinfer.devices.device_options import DeviceOptions
 from hillinfer.errors import SettingsError
 from hillinfer.pools.layer_shares import PoolSizes
+from hillinfer.query_source import QuerySource
 from hillinfer.storage.read_engines import IOChoice
 from hillinfer_model.choices import KeyMode, Rule, Scope
 
@@ -23,8 +24,8 @@ AUTO = "auto"
 class Settings:
     """How tokens are selected, where rows lie and how much memory that may take.
 
-    Only `alpha`, `rule`, `scope`, `shadow`, `kept_sinks`, `kept_recent` and `max_selected` may
-    change which tokens are selected. `block_rows` changes output bits by its order of summing;
+    Only `alpha`, `rule`, `scope`, `query`, `shadow`, `kept_sinks`, `kept_recent` and `max_selected`
+    may change which tokens are selected. `block_rows` changes output bits by its order of summing;
     everything else changes speed and memory alone.
 
     Parameters
@@ -33,6 +34,10 @@ class Settings:
         Importance rate α: the share of the current length that is selected, above 0, at most 1.
     rule, scope
         How a token is scored and what shares one selected set.
+    query
+        Tokens are scored with the layer's true query, or with one predicted a layer earlier, so
+        that scoring and reading overlap with computing; by default what the table of
+        `hf/predictors` says for the model's family. Layers 0 and 1 take their true query always.
     shadow
         Number format of the key shadow; None (text: `auto`) for the widest that leaves half the
         budget for rows. `KeyMode.FP16` needs a device that holds rows.
@@ -64,6 +69,8 @@ class Settings:
     block_rows
         Rows that are read and attended to at a time; never derived from the budget, because it
         changes output bits.
+    prefetch_blocks
+        Blocks of rows that may be read before the layer that wants them begins.
     block_tokens
         Tuples of one score block.
     io
@@ -80,6 +87,7 @@ class Settings:
     alpha: float = 0.1
     rule: Rule = Rule.WEIGHT_SUM
     scope: Scope = Scope.LAYER
+    query: QuerySource = QuerySource.AUTO
     shadow: KeyMode | None = KeyMode.INT4
     kept_sinks: int = 4
     kept_recent: int = 32
@@ -94,6 +102,7 @@ class Settings:
     xclbin: Path | None = None
     pynq_python: Path | None = None
     block_rows: int = 512
+    prefetch_blocks: int = 4
     block_tokens: int = 1024
     io: IOChoice = IOChoice.AUTO
     io_threads: int = 16
@@ -113,6 +122,8 @@ class Settings:
             raise SettingsError(f"beta={self.beta} must be 0 or more: Mc/Ms in whole segments")
         if self.max_selected is not None and self.max_selected < 1:
             raise SettingsError(f"max_selected={self.max_selected} must be at least 1")
+        if self.prefetch_blocks < 0:
+            raise SettingsError(f"prefetch_blocks={self.prefetch_blocks} must be 0 or more")
         for name in ("block_rows", "block_tokens", "io_threads"):
             if getattr(self, name) < 1:
                 raise SettingsError(f"{name}={getattr(self, name)} must be at least 1")
@@ -170,6 +181,7 @@ _PATHS = frozenset({"cold_dir", "pool_timeline", "pynq_python", "xclbin"})
 _CHOICES: dict[str, type[StrEnum]] = {
     "rule": Rule,
     "scope": Scope,
+    "query": QuerySource,
     "shadow": KeyMode,
     "pool_sizes": PoolSizes,
     "io": IOChoice,

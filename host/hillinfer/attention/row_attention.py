@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from hillinfer.attention.softmax_merge import SoftmaxMerge
 from hillinfer.counters import Counters
+from hillinfer.storage.landed_rows import LandedRows
 from hillinfer.storage.row_layout import RowLayout
 from hillinfer.storage.row_reader import RowReader
 from hillinfer.storage.sequence import Sequence
@@ -87,6 +88,7 @@ class RowAttention:
         sets: list[NDArray[np.int64]],
         scaling: float,
         step: int,
+        landed: LandedRows | None,
     ) -> torch.Tensor:
         """Attend to selected rows and let those that were cold become hot.
 
@@ -102,6 +104,8 @@ class RowAttention:
             Factor on inner products.
         step
             The current step.
+        landed
+            What of their cold rows was read ahead, or None.
 
         Returns
         -------
@@ -110,7 +114,7 @@ class RowAttention:
         wide = query.to(_compute_type(query))
         merges = [SoftmaxMerge(heads, scaling) for heads in wide.chunk(len(sets))]
         union = sets[0] if len(sets) == 1 else np.unique(np.concatenate(sets))
-        for block, rows in self._reader.fetch(layer, sequence, union, step):
+        for block, rows in self._reader.fetch(layer, sequence, union, step, landed):
             block_keys, block_values = self._states(rows, wide)
             if len(sets) == 1:
                 merges[0].add_block(block_keys, block_values)

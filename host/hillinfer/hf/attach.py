@@ -28,6 +28,8 @@ from hillinfer.errors import (
 from hillinfer.hf import attention
 from hillinfer.hf.cache import HillInferCache
 from hillinfer.hf.features import check_model, check_uses_interface, check_versions
+from hillinfer.hf.predictors.table import predictor_of
+from hillinfer.hf.query_hooks import QueryHooks
 from hillinfer.model_shape import ModelShape
 from hillinfer.pools.budget_plan import kernel_spec, staging_bytes
 from hillinfer.pools.shadow_choice import ShadowChoice
@@ -98,12 +100,14 @@ class Attachment:
         self.model = model
         self.settings = settings
         self.calls = calls or DriveCalls()
+        predictor = predictor_of(model.config.model_type, settings.query)
         self._identity = ModelIdentity(model)
         self._previous = model.config._attn_implementation
         AttentionInterface.register(attention.NAME, attention.attention)
         AttentionMaskInterface.register(attention.NAME, attention.mask)
         model.set_attn_implementation(attention.NAME)
         check_uses_interface(model, attention.NAME)
+        self._query_hooks = None if predictor is None else QueryHooks(model, predictor)
         self._hooks = [
             model.register_forward_pre_hook(_before_forward, with_kwargs=True),
             model.register_forward_hook(_after_forward, with_kwargs=True, always_call=True),
@@ -258,6 +262,8 @@ class Attachment:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
+        if self._query_hooks is not None:
+            self._query_hooks.remove()
         del self.model.generate
         if self._own_generate is not None:
             self.model.generate = self._own_generate

@@ -272,6 +272,24 @@ class HillInferCache(Cache):  # type: ignore[misc]
         self._fresh[layer] = fresh
         self._index_lengths[layer] += plan.tokens
 
+    def announce(self, layer: int, query: torch.Tensor, scaling: float) -> None:
+        """Let every sequence select for a layer before the layer's own turn.
+
+        Parameters
+        ----------
+        layer
+            Index of the decoder layer; its new keys and values are not stored yet.
+        query
+            Predicted, (batch, query_heads, 1, head_dim).
+        scaling
+            Factor on inner products.
+        """
+        assert self._plan is not None
+        for share in self._plan.shares:
+            if share.tokens:
+                own = query[share.batch_rows[0]]
+                self._runtime.announce(layer, share.sequence, own, scaling)
+
     def attend(self, layer: int, query: torch.Tensor, scaling: float) -> torch.Tensor:
         """Attend to what `store` just completed.
 

@@ -61,18 +61,53 @@ class ImportanceEvaluation:
         One ascending int64 array of positions per selected set: one for the layer, or one per KV
         head.
         """
-        settings = self._settings
         length = segments[-1].base_position + segments[-1].tokens
         if self.selects_all(length):
             return self.everything(length)
-        kept = kept_positions(length, settings.kept_sinks, settings.kept_recent)
+        return self._top(query, scaling, segments, self._count(length), self._kept(length))
+
+    def select_next(
+        self, query: torch.Tensor, scaling: float, segments: Sequence[SegmentShadow]
+    ) -> list[NDArray[np.int64]]:
+        """Select for the token after those of `segments`, which has a query and no key yet.
+
+        It is as recent as a token can be, so it is kept; the others are chosen from what there is
+        (HillInfer section 4.3).
+
+        Parameters
+        ----------
+        query, scaling, segments
+            As in `select`; the query is a predicted one.
+
+        Returns
+        -------
+        As `select` of one token more: as many positions, the last of them the new token's.
+        """
+        past = segments[-1].base_position + segments[-1].tokens
+        if self.selects_all(past + 1):
+            return self.everything(past + 1)
+        kept, count = self._kept(past + 1), self._count(past + 1)
+        chosen = self._top(query, scaling, segments, count - 1, kept[:-1])
+        return [np.append(own, past) for own in chosen]
+
+    def _top(
+        self,
+        query: torch.Tensor,
+        scaling: float,
+        segments: Sequence[SegmentShadow],
+        count: int,
+        kept: NDArray[np.int64],
+    ) -> list[NDArray[np.int64]]:
         if isinstance(self._scorer, NativeScorer):
             tuples = self._scorer.tuples(query, scaling, segments)
-            return [native_top(own, self._count(length), kept) for own in tuples]
-        tops = [TopAlpha(self._count(length), kept) for _ in range(self._sets)]
+            return [native_top(own, count, kept) for own in tuples]
+        tops = [TopAlpha(count, kept) for _ in range(self._sets)]
         for block in self._scorer.score(query, scaling, segments):
             tops[block.kv_head].merge(block)
         return [top.positions() for top in tops]
+
+    def _kept(self, length: int) -> NDArray[np.int64]:
+        return kept_positions(length, self._settings.kept_sinks, self._settings.kept_recent)
 
     def _count(self, length: int) -> int:
         settings = self._settings

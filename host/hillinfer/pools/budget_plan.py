@@ -230,6 +230,8 @@ def staging_bytes(shape: ModelShape, settings: Settings) -> int:
     """Return the bytes of all buffers, which follow from the block size and never the budget."""
     spec = kernel_spec(shape, settings)
     block = round_up(settings.block_rows * shape.row_bytes, PAGE_BYTES)
+    gathered = round_up(max(settings.block_rows, GROUP_TOKENS) * shape.row_bytes, PAGE_BYTES)
+    landing = round_up(settings.prefetch_blocks * settings.block_rows * shape.row_bytes, PAGE_BYTES)
     channels = shape.kv_heads * shape.head_dim
     read = round_up(max(block, shape.row_bytes + 2 * PAGE_BYTES), PAGE_BYTES)
     spill = round_up(settings.block_rows, GROUP_TOKENS) * shape.row_bytes
@@ -238,7 +240,9 @@ def staging_bytes(shape: ModelShape, settings: Settings) -> int:
     return (
         # Each buffer, what is on its way into it from slots or from the read buffer, and out of it
         # into slots.
-        (2 * GATHER_BUFFERS + 1) * block
+        (2 * GATHER_BUFFERS + 1) * gathered
+        # Where rows are read ahead, and what is on its way from there into slots.
+        + landing
         + read
         + SPILL_BUFFERS * round_up(spill, PAGE_BYTES)
         + widened

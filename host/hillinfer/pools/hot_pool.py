@@ -59,6 +59,11 @@ class HotPool:
         """Return the slot of each row, -1 where it is not hot."""
         return self._slot_of_row[rows]
 
+    @property
+    def rows_in_slots(self) -> NDArray[np.uint8]:
+        """The rows themselves, uint8 of shape (slots, row_bytes)."""
+        return self._slots.data
+
     def copy_out(
         self, slots: NDArray[np.int32], out: NDArray[np.uint8], places: NDArray[np.int64]
     ) -> None:

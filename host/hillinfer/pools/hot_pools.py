@@ -167,6 +167,15 @@ class HotPools:
         self._wait_for(layer)
         self._raise_failure()
 
+    def wait_for(self, layer: int) -> None:
+        """Wait until what is under way in a layer is done; what went wrong is left for `settle`.
+
+        For a thread that only looks.
+        """
+        for exchange in list(self._under_way[layer]):
+            with suppress(CancelledError):
+                exchange.exception()
+
     def when_settled(self, layer: int, done: Callable[[], None]) -> None:
         """Call `done` from the background thread after what is under way in a layer.
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,6 +21,7 @@ from hillinfer.model_shape import ModelShape
 from hillinfer.storage.aligned_buffer import PAGE_BYTES, aligned_buffer
 from hillinfer.storage.cold_file import ColdFile, IOMode, probe_io_mode
 from hillinfer.storage.drive_calls import DriveCalls
+from hillinfer.storage.read_cost import ReadCost
 from hillinfer.storage.read_engine import ReadEngine
 from hillinfer.storage.read_plan import plan_reads
 from hillinfer.storage.stored_base import ReadFile, RowBase
@@ -76,6 +78,8 @@ class ColdStore:
         self._group_bytes = GROUP_TOKENS * shape.row_bytes
         self._buffer = aligned_buffer(max(read_buffer_bytes, shape.row_bytes + 2 * PAGE_BYTES))
         self._engine = engine
+        # Reads ahead and reads on demand share the buffer.
+        self._reading = threading.Lock()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="hillinfer-write")
         self._pending: list[list[_PendingWrite]] = [[] for _ in range(shape.layers)]
         self._failure: Exception | None = None
@@ -204,8 +208,8 @@ class ColdStore:
         rows: NDArray[np.int64],
         out: NDArray[np.uint8],
         places: NDArray[np.int64],
-    ) -> None:
-        """Read rows of a layer in one batch.
+    ) -> ReadCost:
+        """Read rows of a layer in one batch; any thread may, one after the other.
 
         Parameters
         ----------
@@ -218,18 +222,21 @@ class ColdStore:
         places
             int64, where in `out` each row goes.
         """
+        cost = ReadCost()
         if not len(rows):
-            return
+            return cost
         self.settle(layer, rows // GROUP_TOKENS)
-        started = time.perf_counter()
         first_row = self.base_groups * GROUP_TOKENS
         own = rows >= first_row
-        if self._base is not None and not own.all():
-            self._read_rows(self._base.files[layer], rows[~own], out, places[~own])
-        if own.any():
-            self._read_rows(self._files[layer], rows[own] - first_row, out, places[own])
-        self._counters.cold_useful_bytes += len(rows) * self._row_bytes
-        self._counters.drive_wait_seconds += time.perf_counter() - started
+        with self._reading:
+            if self._base is not None and not own.all():
+                cost += self._read_rows(self._base.files[layer], rows[~own], out, places[~own])
+            if own.any():
+                cost += self._read_rows(self._files[layer], rows[own] - first_row, out, places[own])
+            self._counters.cold_useful_bytes += len(rows) * self._row_bytes
+            self._counters.cold_reads += cost.reads
+            self._counters.cold_read_bytes += cost.byte_count
+        return cost
 
     def groups_in_order(self, layer: int, groups: list[int]) -> Iterator[memoryview]:
         """Yield the bytes of whole groups, one behind the other, in pieces valid until the next.
@@ -281,7 +288,8 @@ class ColdStore:
         rows: NDArray[np.int64],
         out: NDArray[np.uint8],
         places: NDArray[np.int64],
-    ) -> None:
+    ) -> ReadCost:
+        cost = ReadCost()
         for batch in plan_reads(rows, self._row_bytes, len(self._buffer)):
             self._engine.read(file, self._buffer, batch)
             # Rows start at multiples of 64 bytes, so a view of all such places has them as rows.
@@ -292,5 +300,5 @@ class ColdStore:
                 writeable=False,
             )
             out[places[batch.wanted]] = at_64[batch.row_offsets // 64]
-            self._counters.cold_reads += len(batch.byte_counts)
-            self._counters.cold_read_bytes += int(batch.byte_counts.sum())
+            cost += ReadCost(len(batch.byte_counts), int(batch.byte_counts.sum()))
+        return cost

@@ -99,6 +99,7 @@ class RowKeeper:
         for group in copy.groups:
             self._groups.share(group)
         copy.tails[:] = sequence.tails
+        copy.held_starts = list(sequence.held_starts)
         copy.segments = self._shadow.share(sequence)
         copy.hits = hits
         copy.observed = list(sequence.observed)
@@ -146,6 +147,7 @@ class RowKeeper:
         self._shadow.adopt(sequence, SavedShadow(saved), segments, tokens)
         fill_sequence(saved, sequence, tokens, self._keeper.observed_queries)
         sequence.lengths = [tokens] * self._shape.layers
+        sequence.held_starts = [groups * GROUP_TOKENS] * self._shape.layers
         return sequence
 
     def truncate(self, sequence: Sequence, length: int) -> None:
@@ -173,7 +175,9 @@ class RowKeeper:
             self._accountant.give(Part.STAGING, size)
         if max(sequence.lengths) > length:
             sequence.observed = [None] * self._shape.layers
-        sequence.lengths = [min(old, length) for old in sequence.lengths]
+        for layer, old in enumerate(sequence.lengths):
+            if old > length:
+                sequence.lengths[layer], sequence.held_starts[layer] = length, start
         self._give_groups(sequence, start // GROUP_TOKENS)
         sequence.hits.forget(length)
         del sequence.token_ids[length:]
@@ -207,6 +211,7 @@ class RowKeeper:
             if filled + tokens - done < GROUP_TOKENS:
                 end = filled + tokens - done
                 self._layout.pack(keys[:, done:], values[:, done:], tail[filled:end])
+                sequence.held_starts[layer] = sequence.tail_start(layer)
                 sequence.lengths[layer] += tokens - done
                 break
             groups = min((filled + tokens - done) // GROUP_TOKENS, self._spill.buffer_groups)
@@ -222,13 +227,25 @@ class RowKeeper:
                     values[:, done : done + taken],
                     buffer[filled : groups * GROUP_TOKENS],
                 )
-                self._keeper.offer_written(layer, sequence, positions, buffer, step)
+                if done + taken == tokens:
+                    tail[:] = buffer[taken + filled - GROUP_TOKENS : taken + filled]
+                    sequence.held_starts[layer] = int(positions[-GROUP_TOKENS])
+                # A single token is attended to before its group may push out what it attends to.
+                if tokens > 1:
+                    self._keeper.offer_written(layer, sequence, positions, buffer, step)
             except BaseException:
                 self._spill.put_back(buffer)
                 raise
             self._spill.send(layer, numbers, buffer)
             sequence.lengths[layer] += taken
             done += taken
+
+    def offer_filled(self, layer: int, sequence: Sequence, step: int) -> None:
+        """Let the rows of a group that a single token filled be hot, once it was attended to."""
+        start, length = sequence.held_starts[layer], sequence.lengths[layer]
+        if length - start == GROUP_TOKENS:
+            positions = np.arange(start, length)
+            self._keeper.offer_written(layer, sequence, positions, sequence.tails[layer], step)
 
     @property
     def _observed_bytes(self) -> int:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,16 +18,28 @@ from hillinfer.pools.layer_step import LayerStep
 from hillinfer.pools.pool_keeper import PoolKeeper
 from hillinfer.storage.aligned_buffer import aligned_buffer
 from hillinfer.storage.cold_store import ColdStore
+from hillinfer.storage.landed_rows import LandedRows
+from hillinfer.storage.landing_area import LandingArea
+from hillinfer.storage.read_cost import ReadCost
 from hillinfer.storage.sequence import Sequence
+from hillinfer_model.kernel_spec import GROUP_TOKENS
 
-_Gathered = tuple[NDArray[np.uint8], NDArray[np.int64]]
+
+@dataclass(frozen=True)
+class _Gathered:
+    """Rows in a buffer, which of them came from the drive, and what that took."""
+
+    rows: NDArray[np.uint8]
+    cold: NDArray[np.int64]
+    cost: ReadCost
 
 
 class RowReader:
-    """Gathers rows by position from tail, hot pool and drive, in blocks of a fixed size.
+    """Finds or gathers rows by position in tail, hot pool, landing area and on the drive.
 
-    The next block is gathered while the caller computes on the one before, and cold rows are
-    promoted from a block's buffer meanwhile.
+    Cold rows may be read ahead (`land`); what was not is read in blocks of a fixed size, the next
+    one while the caller computes on the one before. Cold rows are promoted from where they landed
+    meanwhile.
 
     Parameters
     ----------
@@ -34,6 +47,8 @@ class RowReader:
         Where full groups lie.
     keeper
         Promotes rows that were read.
+    landing
+        Where rows land that are read ahead.
     block_rows, row_bytes
         Size of a block.
     counters
@@ -49,6 +64,7 @@ class RowReader:
         store: ColdStore,
         pools: HotPools,
         keeper: PoolKeeper,
+        landing: LandingArea,
         block_rows: int,
         row_bytes: int,
         counters: Counters,
@@ -58,14 +74,15 @@ class RowReader:
         self._store = store
         self._pools = pools
         self._keeper = keeper
+        self._landing = landing
         self._block_rows = block_rows
         self._counters = counters
         self._layer_hits = layer_hits
         self._observe = observe
-        self._buffers = [
-            aligned_buffer(block_rows * row_bytes)[: block_rows * row_bytes].reshape(-1, row_bytes)
-            for _ in range(2)
-        ]
+        # At least a group, so that a tile of attention never waits for two buffers.
+        self._buffer_rows = max(block_rows, GROUP_TOKENS)
+        size = self._buffer_rows * row_bytes
+        self._buffers = [aligned_buffer(size)[:size].reshape(-1, row_bytes) for _ in range(2)]
         self._promoting: list[Future[tuple[int, int]] | None] = [None, None]
         self._ahead = ThreadPoolExecutor(1, thread_name_prefix="hillinfer-gather")
         self._upcoming: Future[_Gathered] | None = None
@@ -83,36 +100,156 @@ class RowReader:
             int64 logical positions, ascending.
         """
         self._pools.settle(layer)
-        for _, _, (rows, _) in self._blocks(layer, sequence, positions):
-            yield rows
+        started = time.perf_counter()
+        for _, _, gathered in self._blocks(layer, sequence, positions):
+            self._counters.drive_wait_seconds += time.perf_counter() - started
+            yield gathered.rows
+            started = time.perf_counter()
+
+    def land(
+        self, layer: int, sequence: Sequence, positions: NDArray[np.int64], on_drive: int
+    ) -> LandedRows | None:
+        """Begin to read the cold rows of a selection, as many as there are free blocks for.
+
+        Called from the thread that scores, while the one that attends is at an earlier layer: what
+        is hot may have changed when `fetch` looks again, so nothing depends on it but time.
+
+        Parameters
+        ----------
+        layer, sequence
+            Whose rows.
+        positions
+            int64, ascending.
+        on_drive
+            Rows from this position on are not to be read: they are in the tail.
+
+        Returns
+        -------
+        What lands where, or None where nothing does.
+        """
+        self._pools.wait_for(layer)
+        settled = positions[: np.searchsorted(positions, on_drive)]
+        rows = sequence.rows(settled)
+        cold = np.flatnonzero(self._pools.layers[layer].slots(rows) < 0)
+        blocks = self._landing.take(len(cold))
+        if not blocks:
+            return None
+        cold = cold[: len(blocks) * self._landing.block_rows]
+        places = self._landing.places(blocks, len(cold))
+        reading = self._ahead.submit(self._fill, layer, rows[cold], places, blocks)
+        return LandedRows(settled[cold], places, blocks, reading)
+
+    def abandon(self, landed: LandedRows) -> None:
+        """Free what landed for attention that will not come."""
+        wait([landed.reading])
+        # What went wrong freed the blocks, and matters to nobody now.
+        if landed.reading.exception() is None:
+            self._give(landed)
 
     def fetch(
-        self, layer: int, sequence: Sequence, positions: NDArray[np.int64], step: int
+        self,
+        layer: int,
+        sequence: Sequence,
+        positions: NDArray[np.int64],
+        step: int,
+        landed: LandedRows | None,
     ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.uint8]]]:
         """Yield blocks of selected positions and their rows, and promote those that were cold.
 
-        Parameters as in `stream`; `step` is the decode step, which hot rows are stamped with.
+        Parameters
+        ----------
+        layer, sequence
+            Whose rows.
+        positions
+            int64 logical positions, ascending.
+        step
+            The decode step, which hot rows are stamped with.
+        landed
+            What of them `land` has read ahead; given up here.
         """
-        self._keeper.begin_reading(layer, sequence, positions, step)
-        entry = LayerStep(step, layer, sequence.lengths[layer])
-        reads, read_bytes = self._counters.cold_reads, self._counters.cold_read_bytes
+        entry = self._begin(layer, sequence, positions, step)
         started = time.perf_counter()
-        for which, block, (rows, cold) in self._blocks(layer, sequence, positions):
-            entry.wait_seconds += time.perf_counter() - started
-            entry.hot_rows += len(block) - len(cold)
-            entry.cold_rows += len(cold)
-            if len(cold):
-                self._promoting[which] = self._keeper.offer_read(
-                    entry, sequence, block[cold], rows, cold
+        try:
+            self._arrive(landed, entry)
+            blocks = self._blocks(layer, sequence, positions, landed)
+            for which, block, gathered in blocks:
+                rows, cold = gathered.rows, gathered.cold
+                _note_reads(entry, gathered.cost)
+                entry.hot_rows += len(block) - len(cold)
+                entry.cold_rows += len(cold)
+                if len(cold):
+                    self._promoting[which] = self._keeper.offer_read(
+                        entry, sequence, block[cold], rows, cold
+                    )
+                entry.wait_seconds += time.perf_counter() - started
+                yield block, rows
+                started = time.perf_counter()
+        finally:
+            if landed is not None and landed.reading.exception() is None:
+                self._give(landed)
+        self._end(entry)
+
+    def fetch_in_place(
+        self,
+        layer: int,
+        sequence: Sequence,
+        positions: NDArray[np.int64],
+        step: int,
+        landed: LandedRows | None,
+        tile_rows: int,
+    ) -> Iterator[NDArray[np.uint64]]:
+        """Yield the addresses of selected rows where they lie, and promote those that were cold.
+
+        Parameters
+        ----------
+        layer, sequence, positions, step, landed
+            As in `fetch`.
+        tile_rows
+            All runs but the last are multiples of it; at most 64.
+
+        Yields
+        ------
+        uint64 addresses of consecutive runs of the positions, valid until the next.
+        """
+        entry = self._begin(layer, sequence, positions, step)
+        started = time.perf_counter()
+        promoting: Future[tuple[int, int]] | None = None
+        try:
+            self._arrive(landed, entry)
+            addresses, arrived, rest = self._locate(layer, sequence, positions, landed)
+            entry.cold_rows = len(arrived) + len(rest)
+            entry.hot_rows = len(positions) - entry.cold_rows
+            if landed is not None and len(arrived):
+                promoting = self._keeper.offer_read(
+                    entry,
+                    sequence,
+                    positions[arrived],
+                    self._landing.rows,
+                    _place_of(landed, positions[arrived]),
                 )
-            yield block, rows
-            started = time.perf_counter()
-        self._counters.hot_rows_read += entry.hot_rows
-        self._counters.cold_rows_read += entry.cold_rows
-        self._layer_hits.add(entry)
-        entry.reads = self._counters.cold_reads - reads
-        entry.read_bytes = self._counters.cold_read_bytes - read_bytes
-        self._pools.when_settled(layer, lambda: self._observe(entry))
+            runs = _runs(len(positions), rest, tile_rows, self._buffer_rows)
+            reads_of_runs = [rest[slice(*np.searchsorted(rest, run))] for run in runs]
+            for number, gathered in self._read_ahead(layer, sequence, positions, reads_of_runs):
+                start, stop = runs[number]
+                own = reads_of_runs[number]
+                if gathered is not None:
+                    which, from_drive = gathered
+                    _note_reads(entry, from_drive.cost)
+                    addresses[own] = _addresses(from_drive.rows, from_drive.cold)
+                    self._promoting[which] = self._keeper.offer_read(
+                        entry, sequence, positions[own], from_drive.rows, from_drive.cold
+                    )
+                entry.wait_seconds += time.perf_counter() - started
+                yield addresses[start:stop]
+                started = time.perf_counter()
+        finally:
+            if landed is not None and landed.reading.exception() is None:
+                if promoting is None:
+                    self._give(landed)
+                else:
+                    # Promotion may still copy rows from there; also called where it is cancelled.
+                    promoting.add_done_callback(lambda _: self._give(landed))
+        self._end(entry)
 
     def settle(self) -> None:
         """Wait for a stream that was left in the middle: it shares the buffer of all reads."""
@@ -123,22 +260,120 @@ class RowReader:
         """Stop the gathering thread."""
         self._ahead.shutdown(cancel_futures=True)
 
+    # --- inside ----------------------------------------------------------------------------
+
+    def _begin(
+        self, layer: int, sequence: Sequence, positions: NDArray[np.int64], step: int
+    ) -> LayerStep:
+        self._keeper.begin_reading(layer, sequence, positions, step)
+        return LayerStep(step, layer, sequence.lengths[layer])
+
+    def _end(self, entry: LayerStep) -> None:
+        self._counters.hot_rows_read += entry.hot_rows
+        self._counters.cold_rows_read += entry.cold_rows
+        self._counters.drive_wait_seconds += entry.wait_seconds
+        self._layer_hits.add(entry)
+        self._pools.when_settled(entry.layer, lambda: self._observe(entry))
+
+    def _fill(
+        self, layer: int, rows: NDArray[np.int64], places: NDArray[np.int64], blocks: list[int]
+    ) -> ReadCost:
+        try:
+            cost = self._store.read_rows(layer, rows, self._landing.rows, places)
+        except BaseException:
+            for block in blocks:
+                self._landing.abandon(block)
+            raise
+        for block in blocks:
+            self._landing.ready(block)
+        return cost
+
+    def _arrive(self, landed: LandedRows | None, entry: LayerStep) -> None:
+        if landed is not None:
+            _note_reads(entry, landed.reading.result())
+            for block in landed.blocks:
+                self._landing.use(block)
+
+    def _give(self, landed: LandedRows) -> None:
+        for block in landed.blocks:
+            self._landing.give(block)
+
+    def _locate(
+        self,
+        layer: int,
+        sequence: Sequence,
+        positions: NDArray[np.int64],
+        landed: LandedRows | None,
+    ) -> tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.int64]]:
+        """Return addresses, which positions landed, and which are still on the drive alone."""
+        addresses = np.zeros(len(positions), np.uint64)
+        held = sequence.held_starts[layer]
+        settled = int(np.searchsorted(positions, held))
+        addresses[settled:] = _addresses(sequence.tails[layer], positions[settled:] - held)
+        pool = self._pools.layers[layer]
+        slots = pool.slots(sequence.rows(positions[:settled]))
+        hot = slots >= 0
+        addresses[:settled][hot] = _addresses(pool.rows_in_slots, slots[hot])
+        cold = np.flatnonzero(~hot)
+        if landed is None:
+            return addresses, cold[:0], cold
+        came = np.isin(positions[cold], landed.positions, assume_unique=True)
+        arrived = cold[came]
+        places = _place_of(landed, positions[arrived])
+        addresses[arrived] = _addresses(self._landing.rows, places)
+        return addresses, arrived, cold[~came]
+
+    def _read_ahead(
+        self,
+        layer: int,
+        sequence: Sequence,
+        positions: NDArray[np.int64],
+        wanted: list[NDArray[np.int64]],
+    ) -> Iterator[tuple[int, tuple[int, _Gathered] | None]]:
+        """Yield the number of each run and, where it wants rows of the drive, the buffer's."""
+        turn = [number for number, own in enumerate(wanted) if len(own)]
+        if turn:
+            self.settle()
+
+        def read(i: int) -> _Gathered:
+            own = sequence.rows(positions[wanted[turn[i]]])
+            self._wait_promoted(i % 2)
+            out, places = self._buffers[i % 2][: len(own)], np.arange(len(own))
+            return _Gathered(out, places, self._store.read_rows(layer, own, out, places))
+
+        upcoming = self._upcoming = self._ahead.submit(read, 0) if turn else None
+        for number in range(len(wanted)):
+            if upcoming is None or not len(wanted[number]):
+                yield number, None
+                continue
+            i = turn.index(number)
+            gathered = upcoming.result()
+            upcoming = self._upcoming = (
+                self._ahead.submit(read, i + 1) if i + 1 < len(turn) else None
+            )
+            yield number, (i % 2, gathered)
+
     def _blocks(
-        self, layer: int, sequence: Sequence, positions: NDArray[np.int64]
+        self,
+        layer: int,
+        sequence: Sequence,
+        positions: NDArray[np.int64],
+        landed: LandedRows | None = None,
     ) -> Iterator[tuple[int, NDArray[np.int64], _Gathered]]:
         starts = range(0, len(positions), self._block_rows)
         blocks = [positions[start : start + self._block_rows] for start in starts]
         if not blocks:
             return
         # A stream that was left in the middle may still be gathering into these buffers.
-        if self._upcoming is not None:
-            wait([self._upcoming])
-        gathered = self._gather(layer, sequence, blocks[0], 0)
+        self.settle()
+
+        def gather(i: int) -> _Gathered:
+            return self._gather(layer, sequence, blocks[i], i % 2, landed)
+
+        gathered = gather(0)
         for i, block in enumerate(blocks):
             upcoming = self._upcoming = (
-                self._ahead.submit(self._gather, layer, sequence, blocks[i + 1], (i + 1) % 2)
-                if i + 1 < len(blocks)
-                else None
+                self._ahead.submit(gather, i + 1) if i + 1 < len(blocks) else None
             )
             try:
                 # Rows may be promoted meanwhile: this step's hot rows keep their slots.
@@ -148,20 +383,57 @@ class RowReader:
                     gathered = upcoming.result()
 
     def _gather(
-        self, layer: int, sequence: Sequence, positions: NDArray[np.int64], which: int
+        self,
+        layer: int,
+        sequence: Sequence,
+        positions: NDArray[np.int64],
+        which: int,
+        landed: LandedRows | None,
     ) -> _Gathered:
         """Copy rows into a buffer and return it and which of them came from the drive."""
-        promoting, self._promoting[which] = self._promoting[which], None
-        if promoting is not None:
-            wait([promoting])
+        self._wait_promoted(which)
         out = self._buffers[which][: len(positions)]
-        tail_start = sequence.tail_start(layer)
-        settled = int(np.searchsorted(positions, tail_start))
-        out[settled:] = sequence.tails[layer][positions[settled:] - tail_start]
+        held = sequence.held_starts[layer]
+        settled = int(np.searchsorted(positions, held))
+        out[settled:] = sequence.tails[layer][positions[settled:] - held]
         rows = sequence.rows(positions[:settled])
         slots = self._pools.layers[layer].slots(rows)
         hot = np.flatnonzero(slots >= 0)
         self._pools.layers[layer].copy_out(slots[hot], out, hot)
         cold = np.flatnonzero(slots < 0)
-        self._store.read_rows(layer, rows[cold], out, cold)
-        return out, cold
+        rest = cold
+        if landed is not None:
+            came = np.isin(positions[cold], landed.positions, assume_unique=True)
+            arrived, rest = cold[came], cold[~came]
+            out[arrived] = self._landing.rows[_place_of(landed, positions[arrived])]
+        return _Gathered(out, cold, self._store.read_rows(layer, rows[rest], out, rest))
+
+    def _wait_promoted(self, which: int) -> None:
+        promoting, self._promoting[which] = self._promoting[which], None
+        if promoting is not None:
+            wait([promoting])
+
+
+def _note_reads(entry: LayerStep, cost: ReadCost) -> None:
+    entry.reads += cost.reads
+    entry.read_bytes += cost.byte_count
+
+
+def _place_of(landed: LandedRows, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    return landed.places[np.searchsorted(landed.positions, positions)]
+
+
+def _addresses(rows: NDArray[np.uint8], numbers: NDArray[np.integer]) -> NDArray[np.uint64]:
+    return np.uint64(rows.ctypes.data) + numbers.astype(np.uint64) * np.uint64(rows.strides[0])
+
+
+def _runs(count: int, rest: NDArray[np.int64], tile_rows: int, most: int) -> list[tuple[int, int]]:
+    """Cut so many rows at multiples of a tile, so that no run wants more than `most` of `rest`."""
+    ends = np.append(np.arange(tile_rows, count, tile_rows), count)
+    wanted = np.searchsorted(rest, ends)
+    runs, start, taken = [], 0, 0
+    while start < count:
+        last = int(np.searchsorted(wanted, taken + most, side="right")) - 1
+        runs.append((start, int(ends[last])))
+        start, taken = int(ends[last]), int(wanted[last])
+    return runs

@@ -17,7 +17,7 @@ class Sequence:
 
     Groups are numbers in the cold pool, one per 64 positions, the same in every layer; full
     groups may be shared with sequences that have the same prefix. The open group's rows, fewer
-    than 64, lie in `tails`.
+    than 64, lie in `tails`; a group that the newest token filled lies there until the next comes.
 
     Parameters
     ----------
@@ -32,6 +32,8 @@ class Sequence:
         self.lengths = [0] * layers
         self.groups: list[int] = []
         self.tails = np.zeros((layers, GROUP_TOKENS, row_bytes), np.uint8)
+        # Position of the first row in `tails`, layer by layer.
+        self.held_starts = [0] * layers
         self.segments: list[Segment] = []
         self.hits = HitRateTable(layers)
         # Queries of the last prefill tokens, float32 (queries, query_heads, head_dim), until what

@@ -180,6 +180,10 @@ class ShadowKeeper:
         fresh_start = sequence.lengths[layer] - len(fresh)
         if start >= fresh_start:
             return fresh[start - fresh_start : end - fresh_start]
+        held = sequence.held_starts[layer]
+        if start >= held and end <= fresh_start:
+            tail = torch.from_numpy(sequence.tails[layer][start - held : end - held])
+            return self._layout.keys(tail).half()
         keys = torch.empty((end - start, *fresh.shape[1:]), dtype=torch.float16)
         at = 0
         stored = np.arange(start, min(end, fresh_start))

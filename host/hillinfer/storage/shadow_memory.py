@@ -100,8 +100,10 @@ class ShadowMemory:
                 self.leave_to_device(own, base + self._size, tokens)
                 made.append(self._resident_shadow(base, own, partial(remake, number)))
                 continue
-            if own.shadow is not None:
-                made.append(SegmentShadow(base, own.coded_tokens, own.shadow, own.statistics))
+            # Looked at once: the thread that attends may drop it once the drive has it.
+            shadow = own.shadow
+            if shadow is not None:
+                made.append(SegmentShadow(base, own.coded_tokens, shadow, own.statistics))
                 continue
             assert own.slot is not None
             place = None

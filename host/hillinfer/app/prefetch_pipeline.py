@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scores and reads for the next layer while the one before it computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hillinfer.storage.landed_rows import LandedRows
+from hillinfer.storage.row_reader import RowReader
+from hillinfer.storage.sequence import Sequence
+from hillinfer_model.kernel_spec import GROUP_TOKENS
+
+Sets = list[NDArray[np.int64]]
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """What is known of a layer before its attention begins.
+
+    Parameters
+    ----------
+    sets
+        The selected sets, one for the layer or one per KV head.
+    landed
+        Their cold rows that are read ahead, or None.
+    """
+
+    sets: Sets
+    landed: LandedRows | None
+
+
+class PrefetchPipeline:
+    """Selects tokens and reads their rows for layers that have not begun (APP).
+
+    One thread scores, in the order that layers are announced; the rows it selects are read by the
+    reader's own thread meanwhile.
+
+    Parameters
+    ----------
+    reader
+        Reads rows ahead.
+    threads
+        Compute threads of the scoring thread.
+    """
+
+    def __init__(self, reader: RowReader, threads: int) -> None:
+        self._reader = reader
+        self._scoring = ThreadPoolExecutor(
+            1,
+            thread_name_prefix="hillinfer-score",
+            # Threads start with the machine's number of them, not with what was chosen.
+            initializer=torch.set_num_threads,
+            initargs=(threads,),
+        )
+        self._ahead: dict[tuple[int, int], Future[Ahead]] = {}
+
+    def announce(
+        self, layer: int, sequence: Sequence, past: int, select: Callable[[], Sets]
+    ) -> None:
+        """Begin to select for a layer that comes next.
+
+        Parameters
+        ----------
+        layer, sequence
+            Whose attention comes.
+        past
+            Tokens of it that are stored; one more is coming.
+        select
+            Returns the selected sets; called from the scoring thread.
+        """
+        self._ahead[layer, id(sequence)] = self._scoring.submit(
+            self._work, layer, sequence, past, select
+        )
+
+    def take(self, layer: int, sequence: Sequence) -> Ahead | None:
+        """Return what was announced of a layer, once it is selected; None where nothing was.
+
+        Raises
+        ------
+        Exception
+            What went wrong while selecting.
+        """
+        under_way = self._ahead.pop((layer, id(sequence)), None)
+        return None if under_way is None else under_way.result()
+
+    def drop(self) -> None:
+        """Forget what was announced, because the forward pass broke off."""
+        dropped, self._ahead = self._ahead, {}
+        for under_way in dropped.values():
+            under_way.cancel()
+        wait(dropped.values())
+        for under_way in dropped.values():
+            if under_way.cancelled() or under_way.exception() is not None:
+                continue
+            landed = under_way.result().landed
+            if landed is not None:
+                self._reader.abandon(landed)
+
+    def close(self) -> None:
+        """Stop the scoring thread."""
+        self._scoring.shutdown(cancel_futures=True)
+
+    def _work(self, layer: int, sequence: Sequence, past: int, select: Callable[[], Sets]) -> Ahead:
+        sets = select()
+        union = sets[0] if len(sets) == 1 else np.unique(np.concatenate(sets))
+        # The newest token is stored when its layer begins.
+        stored = union[: np.searchsorted(union, past)]
+        # When attention looks, the tail holds what it holds now, or what follows a full group.
+        held = past // GROUP_TOKENS * GROUP_TOKENS
+        return Ahead(sets, self._reader.land(layer, sequence, stored, held))

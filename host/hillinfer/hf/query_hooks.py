@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tells caches what the next layer will ask for, while a layer begins."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from hillinfer.hf.cache import HillInferCache
+from hillinfer.hf.predictors.query_predictor import QueryPredictor
+
+# Layer 0's input is nothing like layer 1's, so layer 1 takes its true query like layer 0.
+FIRST_PREDICTED = 2
+
+
+class QueryHooks:
+    """Hooks on decoder layers that predict the query of the layer behind each (APP).
+
+    Parameters
+    ----------
+    model
+        A decoder-only transformers model.
+    predictor
+        Of its family.
+    """
+
+    def __init__(self, model: PreTrainedModel, predictor: QueryPredictor) -> None:
+        self._predictor = predictor
+        layers = list(model.get_decoder().layers)
+        self._hooks = [
+            layers[number - 1].register_forward_pre_hook(
+                self._hook(number, layers[number]), with_kwargs=True
+            )
+            for number in range(FIRST_PREDICTED, len(layers))
+        ]
+
+    def remove(self) -> None:
+        """Take the hooks off."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+    def _hook(self, number: int, following: Any) -> Any:
+        predictor = self._predictor
+
+        @torch.compiler.disable  # type: ignore[untyped-decorator]
+        def announce(
+            module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+        ) -> None:
+            cache = kwargs.get("past_key_values")
+            hidden = args[0] if args else kwargs["hidden_states"]
+            # Only a forward of a single token selects.
+            if not isinstance(cache, HillInferCache) or hidden.shape[1] != 1:
+                return
+            query = predictor.predict(following, hidden, kwargs.get("position_embeddings"))
+            cache.announce(number, query, predictor.scaling(following))
+
+        return announce
