@@ -20,18 +20,32 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ROOT / "host" / "native"
 LIBRARY = ROOT / "host" / "hillinfer" / "native" / "libhillinfer_native.so"
 
-COMMON = ("api", "offsets", "portable", "selection", "sequence", "thread_pool")
+_AVX512 = [
+    *("-mavx2", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni"),
+    # Newer processors would be given half the width.
+    "-mprefer-vector-width=512",
+    # gcc 12 warns of its own header.
+    *("-Wno-uninitialized", "-Wno-maybe-uninitialized"),
+]
+# Attention meets NaN and infinities.
+_ANY_FLOAT = ["-fno-finite-math-only", "-fsigned-zeros"]
+COMMON: dict[str, list[str]] = {
+    **{name: [] for name in ("api", "offsets", "portable", "selection", "sequence")},
+    "thread_pool": [],
+    "attention": _ANY_FLOAT,
+    "attention_api": [],
+    "attention_portable": _ANY_FLOAT,
+}
 _X86 = {
     "avx2": ["-mavx2"],
-    "avx512vnni": [
-        *("-mavx2", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni"),
-        # Newer processors would be given half the width.
-        "-mprefer-vector-width=512",
-        # gcc 12 warns of its own header.
-        *("-Wno-uninitialized", "-Wno-maybe-uninitialized"),
-    ],
+    "attention_avx2": ["-mavx2", "-mfma", "-mf16c", *_ANY_FLOAT],
+    "avx512vnni": _AVX512,
+    "attention_avx512": [*_AVX512, *_ANY_FLOAT],
 }
-_ARM = {"neon_dot": ["-march=armv8.2-a+dotprod"]}
+_ARM = {
+    "neon_dot": ["-march=armv8.2-a+dotprod"],
+    "attention_neon": _ANY_FLOAT,
+}
 OWN_FLAGS = {"x86_64": _X86, "amd64": _X86, "aarch64": _ARM, "arm64": _ARM}
 # Floating point stands for integers here: nothing may be fused or traded.
 FLAGS = [
@@ -58,8 +72,7 @@ def find_compiler() -> str:
 def build(target: Path = LIBRARY) -> Path:
     """Compile and link the library and return its path; raise BuildError with what failed."""
     compiler = find_compiler()
-    files: dict[str, list[str]] = {name: [] for name in COMMON}
-    files |= OWN_FLAGS.get(platform.machine().lower(), {})
+    files = COMMON | OWN_FLAGS.get(platform.machine().lower(), {})
     with tempfile.TemporaryDirectory() as folder:
         objects = {name: Path(folder) / f"{name}.o" for name in files}
 

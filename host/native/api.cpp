@@ -4,6 +4,7 @@
 #include <atomic>
 #include <new>
 
+#include "api.h"
 #include "kernels.h"
 #include "selection.h"
 #include "sequence.h"
@@ -13,16 +14,17 @@
 #include <sys/auxv.h>
 #endif
 
-#define HILLINFER_API extern "C" __attribute__((visibility("default")))
-
 using namespace hillinfer;
 
 namespace {
 
-// Numbers are part of the interface; Python has the same.
-enum Variant : int32_t { kPortableVariant = 0, kAvx2Variant = 1, kAvx512Variant = 2, kNeonVariant = 3 };
-
-enum Outcome : int32_t { kDone = 0, kNoSuchVariant = 1, kNoMemory = 2 };
+#if defined(__x86_64__)
+// Every processor with AVX2 but a few has these two, which attention uses.
+bool has_avx2() {
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+           __builtin_cpu_supports("f16c");
+}
+#endif
 
 const Kernels* kernels_of(int32_t variant) {
     switch (variant) {
@@ -30,9 +32,10 @@ const Kernels* kernels_of(int32_t variant) {
             return &kPortable;
 #if defined(__x86_64__)
         case kAvx2Variant:
-            return __builtin_cpu_supports("avx2") ? &kAvx2 : nullptr;
+            return has_avx2() ? &kAvx2 : nullptr;
         case kAvx512Variant:
-            return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+            return has_avx2() && __builtin_cpu_supports("avx512f") &&
+                           __builtin_cpu_supports("avx512bw") &&
                            __builtin_cpu_supports("avx512dq") &&
                            __builtin_cpu_supports("avx512vl") &&
                            __builtin_cpu_supports("avx512vnni")
@@ -67,7 +70,7 @@ int32_t guarded(int32_t variant, Call call) {
 }  // namespace
 
 // Changes with the interface or with the contract: 100 * contract version + interface version.
-HILLINFER_API int32_t hillinfer_version() { return 101; }
+HILLINFER_API int32_t hillinfer_version() { return 102; }
 
 HILLINFER_API int32_t hillinfer_has_variant(int32_t variant) { return kernels_of(variant) != nullptr; }
 

@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+// What every function of the C interface shares.
+#pragma once
+#include <cstdint>
+
+#define HILLINFER_API extern "C" __attribute__((visibility("default")))
+
+namespace hillinfer {
+
+// Numbers are part of the interface; Python has the same.
+enum Variant : int32_t { kPortableVariant = 0, kAvx2Variant = 1, kAvx512Variant = 2, kNeonVariant = 3 };
+
+enum Outcome : int32_t { kDone = 0, kNoSuchVariant = 1, kNoMemory = 2 };
+
+}  // namespace hillinfer
+
+HILLINFER_API int32_t hillinfer_has_variant(int32_t variant);

@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attention.h"
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "thread_pool.h"
+
+namespace hillinfer {
+namespace {
+
+// Of a tile's keys that are worked on together: with its values half of a small second cache.
+constexpr size_t kRangeBytes = 2048;
+// Chunks of a set whose partials are held at a time.
+constexpr int64_t kWaveChunks = 64;
+
+size_t partial_floats(int heads, int padded_dim) { return size_t(heads) * (2 + padded_dim); }
+
+Partial partial_in(float* memory, int heads) { return {memory, memory + heads, memory + 2 * heads}; }
+
+void clear(const Partial& partial, int heads, int padded_dim) {
+    std::fill_n(partial.largest, heads, -__builtin_inff());
+    std::fill_n(partial.sums, heads, 0.0f);
+    std::fill_n(partial.outputs, size_t(heads) * padded_dim, 0.0f);
+}
+
+void copy(const Partial& into, const Partial& from, int heads, int padded_dim) {
+    std::copy_n(from.largest, heads, into.largest);
+    std::copy_n(from.sums, heads, into.sums);
+    std::copy_n(from.outputs, size_t(heads) * padded_dim, into.outputs);
+}
+
+// What a caller keeps: its query in whole vectors, closed chunks merged, and for each KV head the
+// chunk that is not full yet.
+struct State {
+    State(const Attention& attention, void* memory)
+        : query(static_cast<float*>(memory)),
+          total(partial_in(query + query_floats(attention), attention.query_heads())),
+          open(partial_in(total.largest + floats(attention), attention.query_heads())),
+          open_rows(reinterpret_cast<int32_t*>(open.largest + floats(attention))) {}
+
+    static size_t query_floats(const Attention& attention) {
+        return size_t(attention.query_heads()) * attention.padded_dim();
+    }
+
+    static size_t floats(const Attention& attention) {
+        return partial_floats(attention.query_heads(), attention.padded_dim());
+    }
+
+    static size_t bytes(const Attention& attention) {
+        return (query_floats(attention) + 2 * floats(attention) + attention.kv_heads) *
+               sizeof(float);
+    }
+
+    float* query;
+    Partial total;
+    Partial open;
+    int32_t* open_rows;
+};
+
+// Rows of one set that are attended to in one go.
+struct Chunk {
+    int set;
+    const uint64_t* rows;
+    int64_t count;
+    Partial partial;
+};
+
+struct Item {
+    const Chunk* chunk;
+    HeadRange range;  // Of the layer.
+};
+
+class Wave {
+public:
+    Wave(const AttentionKernels& kernels, const Attention& attention, int64_t sets,
+         const State& state)
+        : kernels_(kernels),
+          attention_(attention),
+          state_(state),
+          set_kv_heads_(int(attention.kv_heads / sets)),
+          set_heads_(set_kv_heads_ * attention.group_size),
+          padded_dim_(attention.padded_dim()) {
+        const size_t head_bytes = std::max<size_t>(attention.head_bytes(), 1);
+        range_heads_ = std::clamp<int>(int(std::min<size_t>(kRangeBytes / head_bytes,
+                                                            kMostHeads / attention.group_size)),
+                                       1, set_kv_heads_);
+    }
+
+    void run(std::vector<RowSet>& sets) {
+        take_chunks(sets);
+        std::vector<Item> items;
+        for (const Chunk& chunk : chunks_) {
+            for (int head = 0; head < set_kv_heads_; head += range_heads_) {
+                items.push_back({&chunk,
+                                 {chunk.set * set_kv_heads_ + head,
+                                  std::min(range_heads_, set_kv_heads_ - head)}});
+            }
+        }
+        run_parallel(attention_.threads, int64_t(items.size()), [&](int64_t number, int) {
+            const Item& item = items[number];
+            const int head = item.range.first * attention_.group_size;
+            kernels_.add_rows(
+                attention_, state_.query + size_t(head) * padded_dim_, item.range,
+                item.chunk->rows, item.chunk->count,
+                item.chunk->partial.from(head - item.chunk->set * set_heads_, padded_dim_));
+        });
+        for (const Chunk& chunk : chunks_) {
+            close(chunk);
+        }
+    }
+
+private:
+    Partial open(int set) const { return state_.open.from(set * set_heads_, padded_dim_); }
+
+    // The first chunk continues what is open; the others get memory of their own.
+    void take_chunks(std::vector<RowSet>& sets) {
+        for (int set = 0; set < int(sets.size()); ++set) {
+            RowSet& rows = sets[set];
+            for (int64_t number = 0; number < kWaveChunks && rows.count; ++number) {
+                const int64_t room = kChunkRows - (number ? 0 : state_.open_rows[set]);
+                const int64_t count = std::min(room, rows.count);
+                chunks_.push_back({set, rows.rows, count, open(set)});
+                rows.rows += count;
+                rows.count -= count;
+            }
+        }
+        const size_t own = partial_floats(set_heads_, padded_dim_);
+        memory_.reset(new float[own * chunks_.size()]);
+        for (size_t i = 1; i < chunks_.size(); ++i) {
+            if (chunks_[i].set == chunks_[i - 1].set) {
+                chunks_[i].partial = partial_in(memory_.get() + own * i, set_heads_);
+                clear(chunks_[i].partial, set_heads_, padded_dim_);
+            }
+        }
+    }
+
+    void close(const Chunk& chunk) {
+        int32_t& rows = state_.open_rows[chunk.set];
+        const Partial continued = open(chunk.set);
+        if (chunk.partial.largest != continued.largest) {
+            copy(continued, chunk.partial, set_heads_, padded_dim_);
+        }
+        rows += int32_t(chunk.count);
+        if (rows == kChunkRows) {
+            kernels_.merge(state_.total.from(chunk.set * set_heads_, padded_dim_), continued,
+                           set_heads_, padded_dim_);
+            clear(continued, set_heads_, padded_dim_);
+            rows = 0;
+        }
+    }
+
+    const AttentionKernels& kernels_;
+    const Attention& attention_;
+    const State& state_;
+    const int set_kv_heads_;
+    const int set_heads_;
+    const int padded_dim_;
+    int range_heads_;
+    std::vector<Chunk> chunks_;
+    std::unique_ptr<float[]> memory_;
+};
+
+}  // namespace
+
+size_t attention_state_bytes(const Attention& attention) { return State::bytes(attention); }
+
+void begin_attention(const Attention& attention, void* memory) {
+    const State state(attention, memory);
+    const int padded_dim = attention.padded_dim();
+    std::fill_n(state.query, State::query_floats(attention), 0.0f);
+    for (int head = 0; head < attention.query_heads(); ++head) {
+        std::copy_n(attention.query + size_t(head) * attention.head_dim, attention.head_dim,
+                    state.query + size_t(head) * padded_dim);
+    }
+    clear(state.total, attention.query_heads(), padded_dim);
+    clear(state.open, attention.query_heads(), padded_dim);
+    std::fill_n(state.open_rows, attention.kv_heads, 0);
+}
+
+void add_rows(const AttentionKernels& kernels, const Attention& attention, const RowSet* sets,
+              int64_t set_count, void* memory) {
+    const State state(attention, memory);
+    std::vector<RowSet> left(sets, sets + set_count);
+    while (std::any_of(left.begin(), left.end(), [](const RowSet& set) { return set.count > 0; })) {
+        Wave(kernels, attention, set_count, state).run(left);
+    }
+}
+
+void attention_result(const AttentionKernels& kernels, const Attention& attention,
+                      const void* memory, float* out) {
+    const State state(attention, const_cast<void*>(memory));
+    const int heads = attention.query_heads();
+    const int padded_dim = attention.padded_dim();
+    const std::unique_ptr<float[]> own(new float[State::floats(attention)]);
+    const Partial total = partial_in(own.get(), heads);
+    copy(total, state.total, heads, padded_dim);
+    kernels.merge(total, state.open, heads, padded_dim);
+    for (int head = 0; head < heads; ++head) {
+        const float* from = total.outputs + size_t(head) * padded_dim;
+        for (int i = 0; i < attention.head_dim; ++i) {
+            out[size_t(head) * attention.head_dim + i] = from[i] / total.sums[head];
+        }
+    }
+}
+
+}  // namespace hillinfer

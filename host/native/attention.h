@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+// Exact softmax attention of one token's queries over rows where they lie.
+//
+// Rows come in tiles: scores of a tile's rows, then the softmax is continued by them, then their
+// values are added up. A chunk of tiles starts a softmax of its own, and chunks are merged in
+// their order. Tiles and chunks are counted from the first row on, so bits depend on the rows'
+// values and order alone: not on threads, addresses or how many calls brought them.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace hillinfer {
+
+constexpr int kTileRows = 64;
+constexpr int kChunkRows = 8 * kTileRows;
+// Query heads that share a KV head, at most.
+constexpr int kMostHeads = 128;
+
+enum StoredType : int32_t { kBfloat16 = 0, kFloat16 = 1 };
+
+// Shared with Python: the order and types of these fields are part of the C interface.
+struct Attention {
+    const float* query;  // query_heads * head_dim.
+    int32_t kv_heads;
+    int32_t group_size;
+    int32_t head_dim;
+    int32_t stored_type;
+    float scaling;
+    int32_t threads;
+
+    int query_heads() const { return kv_heads * group_size; }
+    // Floats of a query head in working memory: whole vectors of any instruction set.
+    int padded_dim() const { return (head_dim + 15) / 16 * 16; }
+    size_t head_bytes() const { return size_t(head_dim) * 2; }
+    // From a row's start to its values.
+    size_t values_start() const { return kv_heads * head_bytes(); }
+};
+
+// Rows that the KV heads of one set attend to; sets share out the KV heads evenly, in order.
+struct RowSet {
+    const uint64_t* rows;  // Addresses.
+    int64_t count;
+};
+
+// Softmax over some rows, of some query heads: the largest score, the sum of weights relative to
+// it, and the sum of weighted values.
+struct Partial {
+    float* largest;
+    float* sums;
+    float* outputs;  // padded_dim of each.
+
+    Partial from(int query_head, int padded_dim) const {
+        return {largest + query_head, sums + query_head, outputs + size_t(query_head) * padded_dim};
+    }
+};
+
+// KV heads that are worked on together.
+struct HeadRange {
+    int first;
+    int count;
+};
+
+// What each instruction set provides.
+struct AttentionKernels {
+    // Continues the softmax of a range's query heads (`partial` is theirs) by rows; `query` is
+    // the range's, padded_dim of each head.
+    void (*add_rows)(const Attention&, const float* query, HeadRange, const uint64_t* rows,
+                     int64_t count, const Partial&);
+    // Adds `other`, of `heads` query heads, to `into`.
+    void (*merge)(const Partial& into, const Partial& other, int heads, int padded_dim);
+    uint64_t (*read_rows)(const uint64_t* rows, int64_t count, int64_t row_bytes);
+};
+
+extern const AttentionKernels kPortableAttention;
+#if defined(__x86_64__)
+extern const AttentionKernels kAvx2Attention;
+extern const AttentionKernels kAvx512Attention;
+#elif defined(__aarch64__)
+extern const AttentionKernels kNeonAttention;
+#endif
+
+// Bytes of what a caller keeps between calls, aligned to 64.
+size_t attention_state_bytes(const Attention& attention);
+void begin_attention(const Attention& attention, void* state);
+// Every call but the last brings whole tiles to each set.
+void add_rows(const AttentionKernels& kernels, const Attention& attention, const RowSet* sets,
+              int64_t set_count, void* state);
+// Output of the rows so far, query_heads * head_dim; more rows may follow.
+void attention_result(const AttentionKernels& kernels, const Attention& attention,
+                      const void* state, float* out);
+
+}  // namespace hillinfer

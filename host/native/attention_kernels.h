@@ -1,0 +1,382 @@
+// SPDX-License-Identifier: Apache-2.0
+// Attention over tiles of rows, for the vectors of one instruction set.
+//
+// `V` has the type Float with kLanes lanes, kHeadsAtOnce (query heads whose sums stay in registers
+// over four rows) and what arithmetic operators lack. Everything has internal linkage: each
+// instruction set's file compiles its own copy, and the linker must not mix them.
+#pragma once
+#include <cstring>
+#include <initializer_list>
+
+#include "attention.h"
+
+namespace {
+
+using hillinfer::Attention;
+using hillinfer::HeadRange;
+using hillinfer::Partial;
+using hillinfer::StoredType;
+using hillinfer::kTileRows;
+
+constexpr float kNoScore = -__builtin_inff();
+constexpr int kRowsAtOnce = 4;
+constexpr int kLineItems = 32;
+
+// e^x for x <= 0; 0 where it would be subnormal, NaN where x is.
+template <class V>
+inline typename V::Float exponential(typename V::Float x) {
+    using Float = typename V::Float;
+    const Float least = V::all(-87.0f);
+    // Of the larger exponent, so that adding it rounds to an integer.
+    const Float rounder = V::all(12582912.0f);
+    const Float limited = V::largest(least, x);
+    const Float shifted = V::fma(limited, V::all(1.44269504088896341f), rounder);
+    const Float power = shifted - rounder;
+    Float rest = V::fma(power, V::all(-0.693359375f), limited);
+    rest = V::fma(power, V::all(2.12194440e-4f), rest);
+    Float sum = V::all(1.9875691500e-4f);
+    for (const float coefficient : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f,
+                                    1.6666665459e-1f, 5.0000001201e-1f}) {
+        sum = V::fma(sum, rest, V::all(coefficient));
+    }
+    sum = V::fma(sum, rest * rest, rest) + V::all(1.0f);
+    return V::zero_below(V::times_power(sum, shifted), x, least);
+}
+
+template <class V>
+inline float exponential_of(float x) {
+    return V::first(exponential<V>(V::all(x)));
+}
+
+// What scores are relative to: -inf less itself would be no number.
+inline float base_of(float largest) { return largest == kNoScore ? 0.0f : largest; }
+
+// Line addresses of the rows that come next, touched a few at a time while others are computed on.
+class Ahead {
+public:
+    Ahead(const uint64_t* rows, int count, size_t start, size_t bytes)
+        : rows_(rows), rows_left_(count), start_(start), bytes_(bytes) {
+        open_row();
+    }
+
+    void fetch(int lines) {
+        while (lines-- > 0 && rows_left_) {
+            __builtin_prefetch(line_, 0, 2);
+            line_ += 64;
+            if (line_ >= end_) {
+                ++rows_;
+                --rows_left_;
+                open_row();
+            }
+        }
+    }
+
+private:
+    void open_row() {
+        if (rows_left_) {
+            line_ = reinterpret_cast<const char*>(*rows_ + start_);
+            end_ = line_ + bytes_;
+        }
+    }
+
+    const uint64_t* rows_;
+    int rows_left_;
+    size_t start_;
+    size_t bytes_;
+    const char* line_ = nullptr;
+    const char* end_ = nullptr;
+};
+
+template <class V, StoredType kType>
+struct TileAttention {
+    using Float = typename V::Float;
+    static constexpr int kLanes = V::kLanes;
+
+    static const uint16_t* items(uint64_t row, size_t start) {
+        return reinterpret_cast<const uint16_t*>(row + start);
+    }
+
+    // Inner products of four rows' keys and kHeads queries: scores[head * kTileRows + row].
+    template <int kHeads>
+    static void inner_products(const uint64_t* rows, size_t start, int head_dim,
+                               const float* query, int padded_dim, float* scores) {
+        const uint16_t* keys[kRowsAtOnce];
+        Float sums[kHeads][kRowsAtOnce];
+#pragma GCC unroll 4
+        for (int row = 0; row < kRowsAtOnce; ++row) {
+            keys[row] = items(rows[row], start);
+#pragma GCC unroll 4
+            for (int head = 0; head < kHeads; ++head) {
+                sums[head][row] = V::all(0.0f);
+            }
+        }
+        const auto add = [&](int i, auto load) {
+            Float own[kHeads];
+#pragma GCC unroll 4
+            for (int head = 0; head < kHeads; ++head) {
+                own[head] = V::load(query + size_t(head) * padded_dim + i);
+            }
+#pragma GCC unroll 4
+            for (int row = 0; row < kRowsAtOnce; ++row) {
+                const Float key = load(keys[row] + i);
+#pragma GCC unroll 4
+                for (int head = 0; head < kHeads; ++head) {
+                    sums[head][row] = V::fma(key, own[head], sums[head][row]);
+                }
+            }
+        };
+        int i = 0;
+        for (; i + kLanes <= head_dim; i += kLanes) {
+            add(i, [](const uint16_t* from) { return V::template widen<kType>(from); });
+        }
+        if (i < head_dim) {
+            add(i, [&](const uint16_t* from) { return widen_some(from, head_dim - i); });
+        }
+#pragma GCC unroll 4
+        for (int head = 0; head < kHeads; ++head) {
+            V::four_sums(sums[head], scores + head * kTileRows);
+        }
+    }
+
+    // outputs = outputs * factor + weights * values, for kVectors vectors from item `i` on.
+    template <int kHeads, int kVectors, class Load>
+    static void weigh(const uint64_t* rows, int count, size_t start, const float* weights,
+                      const float* factors, float* outputs, int padded_dim, Ahead& ahead,
+                      Load load) {
+        Float sums[kHeads][kVectors];
+#pragma GCC unroll 8
+        for (int head = 0; head < kHeads; ++head) {
+            const Float factor = V::all(factors[head]);
+#pragma GCC unroll 8
+            for (int j = 0; j < kVectors; ++j) {
+                sums[head][j] =
+                    V::load(outputs + size_t(head) * padded_dim + j * kLanes) * factor;
+            }
+        }
+        for (int row = 0; row < count; ++row) {
+            const uint16_t* values = items(rows[row], start);
+            Float own[kHeads];
+#pragma GCC unroll 8
+            for (int head = 0; head < kHeads; ++head) {
+                own[head] = V::all(weights[head * kTileRows + row]);
+            }
+#pragma GCC unroll 8
+            for (int j = 0; j < kVectors; ++j) {
+                const Float value = load(values + j * kLanes);
+#pragma GCC unroll 8
+                for (int head = 0; head < kHeads; ++head) {
+                    sums[head][j] = V::fma(value, own[head], sums[head][j]);
+                }
+            }
+            ahead.fetch(1);
+        }
+#pragma GCC unroll 8
+        for (int head = 0; head < kHeads; ++head) {
+#pragma GCC unroll 8
+            for (int j = 0; j < kVectors; ++j) {
+                V::store(outputs + size_t(head) * padded_dim + j * kLanes, sums[head][j]);
+            }
+        }
+    }
+
+    template <int kHeads>
+    static void add_values(const uint64_t* rows, int count, size_t start, int head_dim,
+                           const float* weights, const float* factors, float* outputs,
+                           int padded_dim, Ahead& ahead) {
+        constexpr int kVectors = kLineItems / kLanes;
+        const auto whole = [](const uint16_t* from) { return V::template widen<kType>(from); };
+        int i = 0;
+        for (; i + kLineItems <= head_dim; i += kLineItems) {
+            weigh<kHeads, kVectors>(rows, count, start + i * 2, weights, factors, outputs + i,
+                                    padded_dim, ahead, whole);
+        }
+        for (; i + kLanes <= head_dim; i += kLanes) {
+            weigh<kHeads, 1>(rows, count, start + i * 2, weights, factors, outputs + i,
+                             padded_dim, ahead, whole);
+        }
+        if (i < head_dim) {
+            weigh<kHeads, 1>(rows, count, start + i * 2, weights, factors, outputs + i,
+                             padded_dim, ahead, [&](const uint16_t* from) {
+                                 return widen_some(from, head_dim - i);
+                             });
+        }
+    }
+
+    // Scores become weights; returns what earlier sums are worth now.
+    static float soften(float* scores, int count, float scaling, float* largest, float* sum) {
+        const int padded = (count + kLanes - 1) / kLanes * kLanes;
+        const Float scale = V::all(scaling);
+        Float most = V::all(*largest);
+        for (int row = count; row < padded; ++row) {
+            scores[row] = 0;
+        }
+        for (int row = 0; row < padded; row += kLanes) {
+            V::store(scores + row, V::load(scores + row) * scale);
+        }
+        for (int row = count; row < padded; ++row) {
+            scores[row] = kNoScore;
+        }
+        for (int row = 0; row < padded; row += kLanes) {
+            most = V::largest(V::load(scores + row), most);
+        }
+        const float now = V::largest_of(most);
+        const float base = base_of(now);
+        const Float bases = V::all(base);
+        Float total = V::all(0.0f);
+        for (int row = 0; row < padded; row += kLanes) {
+            const Float weights = exponential<V>(V::load(scores + row) - bases);
+            V::store(scores + row, weights);
+            total = total + weights;
+        }
+        const float factor = exponential_of<V>(*largest - base);
+        *largest = now;
+        *sum = *sum * factor + V::sum(total);
+        return factor;
+    }
+
+    static void add_tile(const Attention& attention, const float* query, HeadRange range,
+                         const uint64_t* rows, int count, const uint64_t* next, int next_count,
+                         const Partial& partial) {
+        alignas(64) float scores[hillinfer::kMostHeads * kTileRows];
+        alignas(64) float factors[hillinfer::kMostHeads];
+        const int group = attention.group_size;
+        const int padded_dim = attention.padded_dim();
+        const int head_dim = attention.head_dim;
+        const size_t keys_start = range.first * attention.head_bytes();
+        const size_t values_start = attention.values_start() + keys_start;
+        const size_t bytes = range.count * attention.head_bytes();
+        const int head_lines = int((attention.head_bytes() + 63) / 64);
+        // Whole blocks of rows: the last row stands in for those that lack.
+        uint64_t own[kTileRows];
+        std::memcpy(own, rows, count * sizeof *own);
+        for (int row = count; row < (count + kRowsAtOnce - 1) / kRowsAtOnce * kRowsAtOnce; ++row) {
+            own[row] = rows[count - 1];
+        }
+        Ahead values_ahead(rows, count, values_start, bytes);
+        for (int row = 0; row < count; row += kRowsAtOnce) {
+            for (int head = 0; head < range.count; ++head) {
+                each_subgroup(group, [&](int first, auto heads) {
+                    const size_t place = size_t(head) * group + first;
+                    inner_products<heads.value>(own + row, keys_start + head * attention.head_bytes(),
+                                           head_dim, query + place * padded_dim, padded_dim,
+                                           scores + place * kTileRows + row);
+                });
+                values_ahead.fetch(kRowsAtOnce * head_lines);
+            }
+        }
+        for (int head = 0; head < range.count * group; ++head) {
+            factors[head] = soften(scores + head * kTileRows, count, attention.scaling,
+                                   partial.largest + head, partial.sums + head);
+        }
+        Ahead keys_ahead(next, next_count, keys_start, bytes);
+        for (int head = 0; head < range.count; ++head) {
+            each_subgroup(group, [&](int first, auto heads) {
+                const size_t place = size_t(head) * group + first;
+                add_values<heads.value>(rows, count, values_start + head * attention.head_bytes(), head_dim,
+                                   scores + place * kTileRows, factors + place,
+                                   partial.outputs + place * padded_dim, padded_dim, keys_ahead);
+            });
+        }
+    }
+
+    static void add_rows(const Attention& attention, const float* query, HeadRange range,
+                         const uint64_t* rows, int64_t count, const Partial& partial) {
+        for (int64_t start = 0; start < count; start += kTileRows) {
+            const int own = at_most_a_tile(count - start);
+            add_tile(attention, query, range, rows + start, own, rows + start + own,
+                     at_most_a_tile(count - start - own), partial);
+        }
+    }
+
+private:
+    template <int kCount>
+    struct Heads {
+        static constexpr int value = kCount;
+    };
+
+    static int at_most_a_tile(int64_t rows) { return int(rows < kTileRows ? rows : kTileRows); }
+
+    static Float widen_some(const uint16_t* from, int count) {
+        uint16_t some[kLanes] = {};
+        std::memcpy(some, from, count * sizeof *some);
+        return V::template widen<kType>(some);
+    }
+
+    // Parts of a group of about the same size, none larger than the registers hold.
+    template <class Call>
+    static void each_subgroup(int group, Call call) {
+        const int parts = (group + V::kHeadsAtOnce - 1) / V::kHeadsAtOnce;
+        for (int part = 0, first = 0; part < parts; ++part) {
+            const int heads = (group - first + parts - part - 1) / (parts - part);
+            switch (heads) {
+                case 1: call(first, Heads<1>{}); break;
+                case 2: call(first, Heads<2>{}); break;
+                case 3: call(first, Heads<3>{}); break;
+                default:
+                    if constexpr (V::kHeadsAtOnce >= 4) {
+                        call(first, Heads<4>{});
+                    }
+            }
+            first += heads;
+        }
+    }
+};
+
+template <class V>
+void add_attention_rows(const Attention& attention, const float* query, HeadRange range,
+                        const uint64_t* rows, int64_t count, const Partial& partial) {
+    const auto add = attention.stored_type == hillinfer::kBfloat16
+                         ? TileAttention<V, hillinfer::kBfloat16>::add_rows
+                         : TileAttention<V, hillinfer::kFloat16>::add_rows;
+    add(attention, query, range, rows, count, partial);
+}
+
+template <class V>
+void merge_partials(const Partial& into, const Partial& other, int heads, int padded_dim) {
+    for (int head = 0; head < heads; ++head) {
+        const float before = into.largest[head];
+        const float largest = other.largest[head] > before ? other.largest[head] : before;
+        const float base = base_of(largest);
+        const float own = exponential_of<V>(before - base);
+        const float added = exponential_of<V>(other.largest[head] - base);
+        into.largest[head] = largest;
+        into.sums[head] = into.sums[head] * own + other.sums[head] * added;
+        float* to = into.outputs + size_t(head) * padded_dim;
+        const float* from = other.outputs + size_t(head) * padded_dim;
+        for (int i = 0; i < padded_dim; i += V::kLanes) {
+            V::store(to + i, V::load(to + i) * V::all(own) + V::load(from + i) * V::all(added));
+        }
+    }
+}
+
+// Reads rows as fast as the machine can, for comparison; returns a sum so that nobody leaves it out.
+inline uint64_t read_rows(const uint64_t* rows, int64_t count, int64_t row_bytes) {
+    // Compilers have vectors of this size on nearly any machine, or make them of smaller ones.
+    typedef uint64_t Words __attribute__((vector_size(32)));
+    constexpr int kRowsAhead = 4;
+    Words even = {};
+    Words odd = {};
+    for (int64_t row = 0; row < count; ++row) {
+        const char* own = reinterpret_cast<const char*>(rows[row]);
+        const char* next =
+            reinterpret_cast<const char*>(rows[row + kRowsAhead < count ? row + kRowsAhead : row]);
+        for (int64_t i = 0; i + 64 <= row_bytes; i += 64) {
+            __builtin_prefetch(next + i, 0, 2);
+            Words first;
+            Words second;
+            std::memcpy(&first, own + i, sizeof first);
+            std::memcpy(&second, own + i + 32, sizeof second);
+            even += first;
+            odd += second;
+        }
+    }
+    even += odd;
+    return even[0] + even[1] + even[2] + even[3];
+}
+
+template <class V>
+constexpr hillinfer::AttentionKernels attention_kernels_of() {
+    return {add_attention_rows<V>, merge_partials<V>, read_rows};
+}
+
+}  // namespace
