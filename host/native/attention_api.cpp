@@ -72,17 +72,6 @@ HILLINFER_API int32_t hillinfer_attention_result(int32_t variant, const Attentio
     });
 }
 
-// All of it in one call.
-HILLINFER_API int32_t hillinfer_attend(int32_t variant, const Attention* attention,
-                                       const RowSet* sets, int64_t set_count, void* state,
-                                       float* out) {
-    return guarded(variant, [&](const AttentionKernels& kernels) {
-        begin_attention(*attention, state);
-        add_rows(kernels, *attention, sets, set_count, state);
-        attention_result(kernels, *attention, state, out);
-    });
-}
-
 // Reads rows where they lie as fast as the machine can and returns a sum of them.
 HILLINFER_API uint64_t hillinfer_read_rows(int32_t variant, const uint64_t* rows, int64_t count,
                                            int64_t row_bytes, int32_t threads) {

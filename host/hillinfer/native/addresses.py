@@ -10,6 +10,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 
+def row_addresses(memory: NDArray[np.uint8], rows: NDArray[np.integer[Any]]) -> NDArray[np.uint64]:
+    """Return where rows of a C-contiguous uint8 array (rows, row_bytes) lie, as uint64.
+
+    Raises
+    ------
+    ValueError
+        The array has gaps or is not of rows.
+    IndexError
+        A row is not in it.
+    """
+    if memory.ndim != 2 or not memory.flags.c_contiguous:
+        raise ValueError(f"rows of shape {memory.shape} must lie in one contiguous 2-D array")
+    if len(rows) and not (int(rows.min()) >= 0 and int(rows.max()) < len(memory)):
+        raise IndexError(f"rows {rows.min()} to {rows.max()} of {len(memory)}")
+    steps = rows.astype(np.uint64) * np.uint64(memory.shape[1])
+    return np.asarray(steps + np.uint64(memory.ctypes.data))
+
+
 class Addresses:
     """Remembers the addresses of arrays that come again at every step, as long as they live.
 

@@ -7,15 +7,18 @@ import ctypes
 from functools import cache
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from hillinfer.native.errors import NativeError
-from hillinfer.native.structures import Sequence
+from hillinfer.native.structures import Attention, Sequence
 from hillinfer.native.variant import PREFERENCE, Variant
 from hillinfer_model.kernel_spec import CONTRACT_VERSION
 
 LIBRARY = Path(__file__).parent / "libhillinfer_native.so"
 HOW_TO_BUILD = "install a C++ compiler (apt install g++) and run python tools/build_native.py"
 
-_INTERFACE_VERSION = 1
+_INTERFACE_VERSION = 2
 _POINTER = ctypes.c_void_p
 _INT = ctypes.c_int32
 _LONG = ctypes.c_int64
@@ -36,6 +39,18 @@ _SIGNATURES = {
         [_INT, ctypes.POINTER(Sequence), _POINTER, _POINTER, *[_LONG] * 3, _POINTER, _LONG, _LONG],
     ),
     "hillinfer_select": (_INT, [_POINTER, _LONG, _POINTER, _LONG, _LONG, _POINTER]),
+    "hillinfer_tile_rows": (_INT, []),
+    "hillinfer_attention_bytes": (_LONG, [ctypes.POINTER(Attention)]),
+    "hillinfer_attention_begin": (_INT, [_INT, ctypes.POINTER(Attention), _POINTER]),
+    "hillinfer_attention_add": (
+        _INT,
+        [_INT, ctypes.POINTER(Attention), _POINTER, _LONG, _POINTER],
+    ),
+    "hillinfer_attention_result": (
+        _INT,
+        [_INT, ctypes.POINTER(Attention), _POINTER, _POINTER],
+    ),
+    "hillinfer_read_rows": (ctypes.c_uint64, [_INT, _POINTER, _LONG, _LONG, _INT]),
     "hillinfer_read_sum": (ctypes.c_uint64, [_INT, _POINTER, _LONG, _INT]),
 }
 _NO_MEMORY = 2
@@ -55,6 +70,8 @@ class NativeLibrary:
     ----------
     variants
         What this processor can run, fastest first.
+    tile_rows
+        Rows that attention takes at a time.
 
     Raises
     ------
@@ -78,6 +95,7 @@ class NativeLibrary:
         self.variants = tuple(
             one for one in PREFERENCE if self._functions.hillinfer_has_variant(one.number)
         )
+        self.tile_rows = int(self._functions.hillinfer_tile_rows())
 
     def call(self, name: str, *arguments: object) -> None:
         """Call a function that returns whether it did what it should.
@@ -94,6 +112,20 @@ class NativeLibrary:
             raise MemoryError(f"{name} found no memory to work in")
         if outcome:
             raise NativeError("this processor cannot run that variant of the native scorer")
+
+    def attention_bytes(self, attention: object) -> int:
+        """Return the bytes of a softmax's state, for a reference to an `Attention`."""
+        return int(self._functions.hillinfer_attention_bytes(attention))
+
+    def read_rows(
+        self, variant: Variant, rows: NDArray[np.uint64], row_bytes: int, threads: int
+    ) -> int:
+        """Read rows at any addresses, for comparison; return a sum of their words."""
+        return int(
+            self._functions.hillinfer_read_rows(
+                variant.number, rows.ctypes.data, len(rows), row_bytes, threads
+            )
+        )
 
     def read_sum(self, variant: Variant, address: int, size: int, threads: int) -> int:
         """Read memory as fast as this machine can, for comparison; return a sum of its words."""

@@ -52,5 +52,19 @@ class Sequence(ctypes.Structure):
     )
 
 
+class Attention(ctypes.Structure):
+    """One token's queries and what is in a row."""
+
+    _fields_ = (
+        ("query", ctypes.c_void_p),
+        ("kv_heads", _INT),
+        ("group_size", _INT),
+        ("head_dim", _INT),
+        ("stored_type", _INT),
+        ("scaling", ctypes.c_float),
+        ("threads", _INT),
+    )
+
+
 # One segment: the addresses of its shadow, c, M and probe groups (or 0), and its tokens.
 SEGMENT_WORDS = 5

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Softmax over rows that come in batches, in C++."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from array import array
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hillinfer.model_shape import ModelShape, StoredType
+from hillinfer.native.library import native_library
+from hillinfer.native.structures import Attention
+from hillinfer.native.variant import Variant
+
+_LINE_BYTES = 64
+
+
+class NativeSoftmax:
+    """Attention of one token's queries to all rows added so far.
+
+    Made by `NativeAttention.begin`. However rows are split into calls, output bits are those of
+    one call.
+
+    Parameters
+    ----------
+    shape, variant
+        As `NativeAttention` has them.
+    query, scaling
+        As `NativeAttention.begin` takes them.
+
+    Attributes
+    ----------
+    tile_rows
+        What every set's number of rows is a multiple of in each `add` but its last.
+    """
+
+    def __init__(
+        self, shape: ModelShape, variant: Variant, query: torch.Tensor, scaling: float
+    ) -> None:
+        expected = (shape.query_heads, shape.head_dim)
+        if tuple(query.shape) != expected:
+            raise ValueError(f"query of shape {tuple(query.shape)}, not {expected}")
+        if query.device.type != "cpu" or not query.is_floating_point():
+            raise ValueError(f"query of {query.dtype} on {query.device}: give floats on the CPU")
+        if not math.isfinite(scaling):
+            raise ValueError(f"scaling {scaling} is not finite")
+        self._shape = shape
+        self._variant = variant.number
+        self._library = native_library()
+        self.tile_rows = self._library.tile_rows
+        # Only until `begin` has copied it.
+        wide = query.detach().to(torch.float32).contiguous()
+        self._attention = Attention(
+            wide.data_ptr(),
+            shape.kv_heads,
+            shape.group_size,
+            shape.head_dim,
+            0 if shape.stored_type is StoredType.BFLOAT16 else 1,
+            scaling,
+            torch.get_num_threads(),
+        )
+        self._described = ctypes.byref(self._attention)
+        size = self._library.attention_bytes(self._described)
+        self._memory = np.empty(size + _LINE_BYTES, np.uint8)
+        address = self._memory.ctypes.data
+        # Vectors that cross no line load faster.
+        self._state = address + -address % _LINE_BYTES
+        self._library.call("hillinfer_attention_begin", self._variant, self._described, self._state)
+        self._attention.query = None
+        self._rows = [0]
+
+    def add(self, sets: Sequence[NDArray[np.uint64]]) -> None:
+        """Attend to further rows, in the order given; they are read during the call only.
+
+        Parameters
+        ----------
+        sets
+            Addresses of rows (`RowLayout`), uint64: of one set for all KV heads, or of one set
+            per KV head. The caller answers for what lies there.
+
+        Raises
+        ------
+        ValueError
+            There is another number of sets or an earlier call had another one, a set is no
+            contiguous uint64 vector, an address is 0, or an earlier call ended inside a tile.
+        MemoryError
+            There is none to work in.
+        """
+        words: list[int] = []
+        counts: list[int] = []
+        for rows in sets:
+            _check(rows)
+            counts.append(len(rows))
+            words += (rows.ctypes.data, len(rows))
+        self._check_counts(counts)
+        self._attention.threads = torch.get_num_threads()
+        described = array("q", words)
+        self._library.call(
+            "hillinfer_attention_add",
+            self._variant,
+            self._described,
+            described.buffer_info()[0],
+            len(sets),
+            self._state,
+        )
+        self._rows = [a + b for a, b in zip(self._rows, counts, strict=True)]
+
+    def result(self) -> torch.Tensor:
+        """Return the output over all rows so far, float32 (query_heads, head_dim).
+
+        Raises
+        ------
+        ValueError
+            A set has no rows.
+        """
+        if not all(self._rows):
+            raise ValueError("attention over no rows: add some first")
+        out = torch.empty((self._shape.query_heads, self._shape.head_dim))
+        self._library.call(
+            "hillinfer_attention_result",
+            self._variant,
+            self._described,
+            self._state,
+            out.data_ptr(),
+        )
+        return out
+
+    def _check_counts(self, counts: list[int]) -> None:
+        heads = self._shape.kv_heads
+        if len(counts) not in (1, heads):
+            raise ValueError(f"{len(counts)} sets of rows: give 1, or {heads}, one per KV head")
+        if len(counts) != len(self._rows):
+            if any(self._rows):
+                raise ValueError(f"{len(counts)} sets of rows after {len(self._rows)}")
+            self._rows = [0] * len(counts)
+        for before, count in zip(self._rows, counts, strict=True):
+            if count and before % self.tile_rows:
+                raise ValueError(
+                    f"{count} rows after {before}: every call but a set's last brings a multiple"
+                    f" of {self.tile_rows}"
+                )
+
+
+def _check(rows: NDArray[np.uint64]) -> None:
+    if rows.ndim != 1 or rows.dtype != np.uint64 or not rows.flags.c_contiguous:
+        raise ValueError(
+            f"row addresses of {rows.dtype} and shape {rows.shape}: give a contiguous uint64 vector"
+        )
+    if len(rows) and not rows.all():
+        raise ValueError(f"row {int(np.argmin(rows))} of {len(rows)} has the address 0")
