@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from hillinfer.app.prefetch_pipeline import PrefetchPipeline
+from hillinfer.attention.host_attention import host_attention
 from hillinfer.attention.row_attention import RowAttention
 from hillinfer.counters import Counters
 from hillinfer.devices.device_scorer import DeviceScorer
@@ -201,7 +202,7 @@ class Runtime:
             self._accountant,
         )
         self._attention = RowAttention(
-            self._reader, self.layout, settings.block_rows, self.counters
+            self._reader, self.layout, settings.block_rows, self.counters, host_attention(shape)
         )
         self._evaluation = ImportanceEvaluation(scorer, settings)
         self._pipeline = PrefetchPipeline(self._reader, torch.get_num_threads())

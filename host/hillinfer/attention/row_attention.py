@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from hillinfer.attention.native_attention import NativeAttention
 from hillinfer.attention.softmax_merge import SoftmaxMerge
 from hillinfer.counters import Counters
 from hillinfer.storage.landed_rows import LandedRows
@@ -26,11 +27,19 @@ class RowAttention:
         Queries and rows that are attended to at a time.
     counters
         Where copies to the model's device are counted.
+    native
+        Attends to one selected set where its rows lie, on the CPU; torch does where None.
     """
 
     def __init__(
-        self, reader: RowReader, layout: RowLayout, block_rows: int, counters: Counters
+        self,
+        reader: RowReader,
+        layout: RowLayout,
+        block_rows: int,
+        counters: Counters,
+        native: NativeAttention | None = None,
     ) -> None:
+        self._native = native
         self._reader = reader
         self._layout = layout
         self._block_rows = block_rows
@@ -111,6 +120,20 @@ class RowAttention:
         -------
         (query_heads, 1, head_dim) in the query's type.
         """
+        attended = sum(len(positions) for positions in sets)
+        if (
+            self._native is not None
+            and query.device.type == "cpu"
+            and len(sets) == 1
+            # Where nothing was selected, output is that of an ordinary cache to the last bit.
+            and attended < sequence.lengths[layer]
+        ):
+            softmax = self._native.begin(query[:, 0], scaling)
+            tile = softmax.tile_rows
+            fetched = self._reader.fetch_in_place(layer, sequence, sets[0], step, landed, tile)
+            for addresses in fetched:
+                softmax.add([addresses])
+            return softmax.result()[:, None].to(query.dtype)
         wide = query.to(_compute_type(query))
         merges = [SoftmaxMerge(heads, scaling) for heads in wide.chunk(len(sets))]
         union = sets[0] if len(sets) == 1 else np.unique(np.concatenate(sets))
