@@ -64,6 +64,13 @@ def generate(
     ] = _DEFAULTS.kept_recent,
     rule: Annotated[str, typer.Option(help="weight_sum or raw_sum.")] = _DEFAULTS.rule.value,
     scope: Annotated[str, typer.Option(help="layer or kv_head.")] = _DEFAULTS.scope.value,
+    query: Annotated[
+        str,
+        typer.Option(
+            help="Tokens are scored with the true query, or a predicted one so that reading "
+            "overlaps with computing; auto: what suits the model's family."
+        ),
+    ] = _DEFAULTS.query.value,
     shadow: Annotated[str, typer.Option(help="auto, int8, int4 or int2.")] = _AUTO,
     dram_budget: Annotated[
         str,
@@ -107,6 +114,9 @@ def generate(
     block_rows: Annotated[
         int, typer.Option(help="Rows read and attended to at a time.")
     ] = _DEFAULTS.block_rows,
+    prefetch_blocks: Annotated[
+        int, typer.Option(help="Blocks of rows read before their layer begins.")
+    ] = _DEFAULTS.prefetch_blocks,
     prefill_chunk: Annotated[int, typer.Option(help="Prompt tokens of one forward pass.")] = 1024,
     sparse_question: Annotated[
         bool,
@@ -143,6 +153,7 @@ def generate(
         kept_recent=kept_recent,
         rule=rule,
         scope=scope,
+        query=query,
         shadow=shadow,
         pool_policy=pool_policy,
         pool_sizes=pool_sizes,
@@ -154,6 +165,7 @@ def generate(
         pynq_python=pynq_python,
         io=io,
         block_rows=block_rows,
+        prefetch_blocks=prefetch_blocks,
     )
     make_pool_policy(pool_policy)
     budget = None if dram_budget == _AUTO else ByteSize.parse(dram_budget)

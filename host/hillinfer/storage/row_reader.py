@@ -152,7 +152,7 @@ class RowReader:
         sequence: Sequence,
         positions: NDArray[np.int64],
         step: int,
-        landed: LandedRows | None,
+        landed: LandedRows | None = None,
     ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.uint8]]]:
         """Yield blocks of selected positions and their rows, and promote those that were cold.
 

@@ -25,6 +25,8 @@ def cases(draw):
         dtype=draw(st.sampled_from(DTYPES)),
         # Rows of 64 to 384 bytes, padded or not.
         head_dim=draw(st.sampled_from([4, 6, 8, 12, 16])),
+        # Layers from the third on may take a predicted query.
+        layers=draw(st.sampled_from([2, 4])),
         seed=draw(st.integers(0, 1000)),
     )
     batch = draw(st.sampled_from([1, 4]))
@@ -38,6 +40,7 @@ def cases(draw):
         selection={
             "rule": draw(st.sampled_from(["weight_sum", "raw_sum"])),
             "scope": draw(st.sampled_from(["layer", "kv_head"])),
+            "query": draw(st.sampled_from(["true", "predicted"])),
             "shadow": draw(st.sampled_from(["int8", "int4", "int2"])),
             "alpha": draw(st.sampled_from([0.02, 0.1, 0.25, 0.5, 0.9, 1.0])),
             "kept_sinks": draw(st.integers(0, 5)),
@@ -109,8 +112,47 @@ def test_pools_that_hold_half_move_rows_and_change_no_bit(name, long_run, cold_d
     assert statistics.demoted_rows > 0
 
 
+@pytest.mark.parametrize("name", ["golden-least", "lru", "decayed-misses", "paper"])
+@pytest.mark.parametrize("prefetch_blocks", [0, 1, 8])
+def test_rows_read_ahead_change_no_bit(name, prefetch_blocks, ahead_run, cold_dir):
+    model, expected, hot = ahead_run
+    least = replace(PLACEMENTS[name], share=0.05)
+    placement = least.for_case(AHEAD, hot.kv_bytes) | {"prefetch_blocks": prefetch_blocks}
+    found, statistics = AHEAD.run(model, cold_dir, **placement)
+    assert torch.equal(bits(found), bits(expected))
+    assert statistics.cold_rows_read > 0
+
+
+# A group is filled, and a segment begun, while queries are predicted.
+AHEAD = Case(
+    tiny=TinyModel("llama", "gqa", torch.float32, layers=5),
+    lengths=(1015, 700),
+    chunk=256,
+    new_tokens=14,
+    selection={"alpha": 0.3, "kept_recent": 6, "block_rows": 64, "query": "predicted"},
+)
+
+
+@pytest.fixture(scope="module")
+def ahead_run(tmp_path_factory):
+    """The model and what comes out while all rows are hot."""
+    model = AHEAD.tiny.build()
+    return model, *AHEAD.run(model, tmp_path_factory.mktemp("ahead"), dram_budget=ALL_HOT)
+
+
+def test_a_predicted_query_selects_other_tokens_than_the_true_one(ahead_run, cold_dir):
+    model, expected, _ = ahead_run
+    true = replace(AHEAD, selection=AHEAD.selection | {"query": "true"})
+    found, _ = true.run(model, cold_dir, dram_budget=ALL_HOT)
+    assert not torch.equal(bits(found), bits(expected))
+
+
 BEAMS = Case(
-    TinyModel("qwen2"), (300,) * 8, 64, 10, {"alpha": 0.2, "block_rows": 37, "kept_recent": 5}
+    TinyModel("qwen2", layers=4),
+    (300,) * 8,
+    64,
+    10,
+    {"alpha": 0.2, "block_rows": 37, "kept_recent": 5, "query": "predicted"},
 )
 
 

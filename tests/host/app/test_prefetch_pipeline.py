@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is announced is selected and read ahead; what is not asked for leaves nothing behind."""
+
+import numpy as np
+import pytest
+import torch
+
+from hillinfer.errors import CacheUseError, ColdPoolError
+from hillinfer.model_shape import ModelShape, StoredType
+from hillinfer.pools.budget_plan import BudgetPlan
+from hillinfer.runtime import Runtime
+from hillinfer.settings import Settings
+from hillinfer.storage.drive_calls import DriveCalls
+
+TOKENS, LAYERS = 600, 3
+SHAPE = ModelShape(
+    layers=LAYERS,
+    kv_heads=2,
+    query_heads=4,
+    head_dim=32,
+    stored_type=StoredType.BFLOAT16,
+    max_positions=4096,
+)
+CHOSEN = Settings().changed(alpha=0.3, kept_recent=4, block_rows=64)
+
+
+class FailingCalls(DriveCalls):
+    """Every read fails once `broken` is set."""
+
+    broken = False
+
+    def preadv(self, *args):
+        if self.broken:
+            raise OSError(5, "Input/output error")
+        return super().preadv(*args)
+
+    def ring_read(self, *args):
+        if self.broken:
+            raise OSError(5, "Input/output error")
+        return super().ring_read(*args)
+
+
+def states(seed, tokens):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(2, SHAPE.kv_heads, tokens, SHAPE.head_dim, generator=generator).bfloat16()
+
+
+def query(seed):
+    generator = torch.Generator().manual_seed(100 + seed)
+    return torch.randn(SHAPE.query_heads, 1, SHAPE.head_dim, generator=generator).bfloat16()
+
+
+class Filled:
+    """A runtime with one sequence, almost nothing of it hot."""
+
+    def __init__(self, cold_dir, calls=None, **changes):
+        settings = CHOSEN.changed(**changes)
+        plan = BudgetPlan.with_whole_shadow(SHAPE, settings, TOKENS + 100)
+        self.runtime = Runtime(SHAPE, settings, plan.required_bytes, cold_dir, calls=calls)
+        self.sequence = self.runtime.open_sequence()
+        self.runtime.begin_step()
+        for layer in range(LAYERS):
+            keys, values = states(layer, TOKENS)
+            self.runtime.append(layer, self.sequence, keys, values)
+            self.runtime.code_full_segments(layer, self.sequence, keys)
+            self.runtime._store.settle_all(layer)
+
+    def append(self, layer, step):
+        keys, values = states(50 + 10 * step + layer, 1)
+        self.runtime.append(layer, self.sequence, keys, values)
+        return keys
+
+    def attend(self, layer, keys, seed):
+        scaling = SHAPE.head_dim**-0.5
+        return self.runtime.attend_selected(layer, self.sequence, query(seed), keys, scaling)
+
+    def announce(self, layer, seed):
+        self.runtime.announce(layer, self.sequence, query(seed), SHAPE.head_dim**-0.5)
+
+    @property
+    def blocks(self):
+        self.runtime.statistics()
+        return {state.value for state in self.runtime._reader._landing.states()}
+
+
+@pytest.fixture
+def filled(cold_dir):
+    made = Filled(cold_dir)
+    yield made
+    made.runtime.close()
+
+
+@pytest.fixture
+def cold_dir(tmp_path):
+    return tmp_path
+
+
+def test_rows_are_there_before_their_layer_begins(filled):
+    filled.runtime.begin_step()
+    filled.announce(1, seed=3)
+    ahead = filled.runtime._pipeline._ahead[1, id(filled.sequence)].result()
+    ahead.landed.reading.result()
+    before = filled.runtime.counters.cold_reads
+    assert before > 0
+    filled.attend(1, filled.append(1, 0), seed=3)
+    assert filled.runtime.counters.cold_reads == before
+    assert filled.blocks == {"free"}
+
+
+def test_output_is_that_of_rows_read_when_they_are_wanted(cold_dir):
+    outputs = []
+    for blocks in (0, 1, 4):
+        (cold_dir / str(blocks)).mkdir()
+        made = Filled(cold_dir / str(blocks), prefetch_blocks=blocks)
+        made.runtime.begin_step()
+        made.announce(2, seed=1)
+        outputs.append(made.attend(2, made.append(2, 0), seed=1))
+        made.runtime.close()
+    assert torch.equal(outputs[0], outputs[1])
+    assert torch.equal(outputs[0], outputs[2])
+
+
+def test_a_flipped_bit_where_a_row_landed_changes_the_output(cold_dir):
+    outputs = []
+    for flip in (0, 0x40):
+        (cold_dir / str(flip)).mkdir()
+        made = Filled(cold_dir / str(flip))
+        made.runtime.begin_step()
+        made.announce(2, seed=1)
+        landed = made.runtime._pipeline._ahead[2, id(made.sequence)].result().landed
+        landed.reading.result()
+        made.runtime._reader._landing.rows[landed.places[0], 1] ^= flip
+        outputs.append(made.attend(2, made.append(2, 0), seed=1))
+        made.runtime.close()
+    assert not torch.equal(*outputs)
+
+
+def test_the_announced_query_selects_and_not_the_one_at_hand(cold_dir):
+    outputs = []
+    for announced in (1, 2):
+        (cold_dir / str(announced)).mkdir()
+        made = Filled(cold_dir / str(announced))
+        made.runtime.begin_step()
+        made.announce(2, seed=announced)
+        outputs.append(made.attend(2, made.append(2, 0), seed=1))
+        made.runtime.close()
+    assert not torch.equal(*outputs)
+
+
+def test_what_was_announced_and_not_wanted_is_given_back(filled):
+    for _ in range(3):
+        filled.runtime.begin_step()
+        filled.announce(1, seed=1)
+        filled.announce(2, seed=2)
+        filled.runtime.begin_step()
+        assert not filled.runtime._pipeline._ahead
+        assert filled.blocks == {"free"}
+    filled.announce(1, seed=1)
+    filled.runtime.truncate(filled.sequence, TOKENS - 100)
+    assert filled.blocks == {"free"}
+    filled.announce(1, seed=1)
+    filled.runtime.release(filled.sequence)
+    assert filled.blocks == {"free"}
+
+
+def test_a_query_that_is_not_finite_is_told_when_its_layer_begins(filled):
+    filled.runtime.begin_step()
+    filled.runtime.announce(1, filled.sequence, query(1) * torch.nan, 0.1)
+    keys = filled.append(1, 0)
+    with pytest.raises(CacheUseError, match="layer 1 made a query that is not finite"):
+        filled.attend(1, keys, seed=1)
+    filled.runtime.truncate(filled.sequence, TOKENS)
+    filled.attend(1, filled.append(1, 0), seed=1)
+
+
+def test_a_drive_that_fails_is_told_when_its_layer_begins(cold_dir):
+    calls = FailingCalls()
+    made = Filled(cold_dir, calls)
+    made.runtime.begin_step()
+    made.announce(1, seed=1)
+    made.attend(1, made.append(1, 0), seed=1)
+    made.runtime.begin_step()
+    calls.broken = True
+    made.announce(1, seed=2)
+    keys = made.append(1, 1)
+    with pytest.raises(ColdPoolError):
+        made.attend(1, keys, seed=1)
+    calls.broken = False
+    made.runtime.truncate(made.sequence, TOKENS)
+    assert made.blocks == {"free"}
+    made.runtime.begin_step()
+    made.announce(1, seed=1)
+    assert torch.isfinite(made.attend(1, made.append(1, 0), seed=1)).all()
+    made.runtime.close()
+
+
+def test_more_rows_than_blocks_are_read_when_they_are_wanted(cold_dir):
+    made = Filled(cold_dir, prefetch_blocks=1)
+    made.runtime.begin_step()
+    made.announce(1, seed=1)
+    ahead = made.runtime._pipeline._ahead[1, id(made.sequence)].result()
+    ahead.landed.reading.result()
+    assert len(ahead.landed.positions) == 64
+    assert np.isin(ahead.landed.positions, ahead.sets[0]).all()
+    before = made.runtime.counters.cold_reads
+    made.attend(1, made.append(1, 0), seed=1)
+    assert made.runtime.counters.cold_reads > before
+    made.runtime.close()

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Predicted queries: made as each family makes its own, and used where they should be."""
+
+import pytest
+import torch
+from generation_runs import attached, run
+from tiny_models import FAMILIES, TinyModel, prompts
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from hillinfer.errors import SettingsError
+from hillinfer.hf.predictors.table import predictor_of
+from hillinfer.hf.query_hooks import FIRST_PREDICTED
+from hillinfer.query_source import QuerySource
+
+
+def own_queries(model, ids):
+    """Return, for each layer, its input, its query and its factor, of one forward pass."""
+    seen = []
+
+    def record(module, query, key, value, mask, scaling=None, **kwargs):
+        seen.append((query, scaling))
+        return sdpa_attention_forward(module, query, key, value, mask, scaling=scaling, **kwargs)
+
+    inputs = []
+    hooks = [
+        layer.register_forward_pre_hook(
+            lambda module, args, kwargs: inputs.append(
+                (args[0] if args else kwargs["hidden_states"], kwargs.get("position_embeddings"))
+            ),
+            with_kwargs=True,
+        )
+        for layer in model.get_decoder().layers
+    ]
+    AttentionInterface.register("recorded", record)
+    model.set_attn_implementation("recorded")
+    with torch.no_grad():
+        model(ids)
+    for hook in hooks:
+        hook.remove()
+    return [(*own, *made) for own, made in zip(inputs, seen, strict=True)]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_of_a_layers_own_input_the_very_query_is_made(family, dtype):
+    heads = "mha" if family == "opt" else "gqa"
+    model = TinyModel(family, heads, dtype, layers=3).build()
+    predictor = predictor_of(family, QuerySource.PREDICTED)
+    ids, _ = prompts([20])
+    layers = model.get_decoder().layers
+    for layer, (hidden, rotary, query, scaling) in zip(
+        layers, own_queries(model, ids), strict=True
+    ):
+        with torch.no_grad():
+            made = predictor.predict(layer, hidden, rotary)
+        assert torch.equal(made, query)
+        assert predictor.scaling(layer) == scaling
+        # The twin: of another layer's weights it is another query.
+        other = layers[0] if layer is not layers[0] else layers[1]
+        with torch.no_grad():
+            assert not torch.equal(predictor.predict(other, hidden, rotary), query)
+
+
+def test_only_layers_behind_the_second_are_announced(cold_dir):
+    model = TinyModel("llama", layers=5).build()
+    ids, mask = prompts([200])
+    with attached(model, cold_dir, query="predicted", alpha=0.2, dram_budget="32MiB") as hill:
+        cache = hill.new_cache()
+        announced, inner = [], cache._runtime.announce
+
+        def note(layer, *rest):
+            announced.append(layer)
+            inner(layer, *rest)
+
+        cache._runtime.announce = note
+        run(model, cache, ids, mask, 3)
+        cache.close()
+    # Three tokens take two forward passes after the prompt's.
+    assert announced == list(range(FIRST_PREDICTED, 5)) * 2
+
+
+def test_a_true_query_is_not_announced_and_nothing_stays_behind(cold_dir):
+    model = TinyModel("llama", layers=4).build()
+    with attached(model, cold_dir, query="true"):
+        assert not any(layer._forward_pre_hooks for layer in model.model.layers)
+    with attached(model, cold_dir, query="predicted"):
+        assert any(layer._forward_pre_hooks for layer in model.model.layers)
+    assert not any(layer._forward_pre_hooks for layer in model.model.layers)
+
+
+def test_a_family_without_a_predictor_takes_true_queries_or_says_so():
+    assert predictor_of("gpt_neox", QuerySource.AUTO) is None
+    assert predictor_of("gpt_neox", QuerySource.TRUE) is None
+    with pytest.raises(SettingsError, match="gpt_neox"):
+        predictor_of("gpt_neox", QuerySource.PREDICTED)
+
+
+def test_a_forward_pass_that_breaks_off_leaves_nothing_announced(cold_dir):
+    model = TinyModel("llama", layers=4).build()
+    ids, _ = prompts([200])
+    settings = {"query": "predicted", "alpha": 0.2, "kept_recent": 4}
+    with attached(model, cold_dir, **settings) as hill, torch.no_grad():
+        cache = hill.new_cache(300)
+        model(ids, past_key_values=cache)
+        expected = model(torch.tensor([[5]]), past_key_values=cache.fork()).logits
+
+        def fail(*_):
+            raise KeyboardInterrupt
+
+        # Layer 3 is announced when layer 2 begins, and never asks.
+        hook = model.model.layers[2].mlp.register_forward_pre_hook(fail)
+        with pytest.raises(KeyboardInterrupt):
+            model(torch.tensor([[5]]), past_key_values=cache)
+        hook.remove()
+        assert torch.equal(model(torch.tensor([[5]]), past_key_values=cache).logits, expected)
+        runtime = cache._runtime
+        assert not runtime._pipeline._ahead
+        runtime.statistics()
+        assert {state.value for state in runtime._reader._landing.states()} == {"free"}
+        cache.close()
