@@ -14,7 +14,7 @@ struct Avx512 {
     static Float all(float value) { return _mm512_set1_ps(value); }
     static Float load(const float* from) { return _mm512_loadu_ps(from); }
     static void store(float* to, Float values) { _mm512_storeu_ps(to, values); }
-    static float first(Float values) { return _mm512_cvtss_f32(values); }
+    static float first(Float values) { return _mm_cvtss_f32(_mm512_castps512_ps128(values)); }
     static Float fma(Float a, Float b, Float c) { return _mm512_fmadd_ps(a, b, c); }
     // The second where one is NaN.
     static Float largest(Float a, Float b) { return _mm512_max_ps(a, b); }
