@@ -163,17 +163,28 @@ private:
     std::unique_ptr<float[]> memory_;
 };
 
+std::vector<int> item_places(const AttentionKernels& kernels, const Attention& attention) {
+    std::vector<int> places(attention.head_dim);
+    for (int item = 0; item < attention.head_dim; ++item) {
+        places[item] = kernels.item_place(attention.stored_type, item);
+    }
+    return places;
+}
+
 }  // namespace
 
 size_t attention_state_bytes(const Attention& attention) { return State::bytes(attention); }
 
-void begin_attention(const Attention& attention, void* memory) {
+void begin_attention(const AttentionKernels& kernels, const Attention& attention, void* memory) {
     const State state(attention, memory);
     const int padded_dim = attention.padded_dim();
     std::fill_n(state.query, State::query_floats(attention), 0.0f);
+    const std::vector<int> places = item_places(kernels, attention);
+    const float* from = attention.query;
     for (int head = 0; head < attention.query_heads(); ++head) {
-        std::copy_n(attention.query + size_t(head) * attention.head_dim, attention.head_dim,
-                    state.query + size_t(head) * padded_dim);
+        for (const int place : places) {
+            state.query[size_t(head) * padded_dim + place] = *from++;
+        }
     }
     clear(state.total, attention.query_heads(), padded_dim);
     clear(state.open, attention.query_heads(), padded_dim);
@@ -198,10 +209,10 @@ void attention_result(const AttentionKernels& kernels, const Attention& attentio
     const Partial total = partial_in(own.get(), heads);
     copy(total, state.total, heads, padded_dim);
     kernels.merge(total, state.open, heads, padded_dim);
+    const std::vector<int> places = item_places(kernels, attention);
     for (int head = 0; head < heads; ++head) {
-        const float* from = total.outputs + size_t(head) * padded_dim;
-        for (int i = 0; i < attention.head_dim; ++i) {
-            out[size_t(head) * attention.head_dim + i] = from[i] / total.sums[head];
+        for (const int place : places) {
+            *out++ = total.outputs[size_t(head) * padded_dim + place] / total.sums[head];
         }
     }
 }

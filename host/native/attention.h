@@ -30,7 +30,7 @@ struct Attention {
 
     int query_heads() const { return kv_heads * group_size; }
     // Floats of a query head in working memory: whole vectors of any instruction set.
-    int padded_dim() const { return (head_dim + 15) / 16 * 16; }
+    int padded_dim() const { return (head_dim + 31) / 32 * 32; }
     size_t head_bytes() const { return size_t(head_dim) * 2; }
     // From a row's start to its values.
     size_t values_start() const { return kv_heads * head_bytes(); }
@@ -63,11 +63,13 @@ struct HeadRange {
 // What each instruction set provides.
 struct AttentionKernels {
     // Continues the softmax of a range's query heads (`partial` is theirs) by rows; `query` is
-    // the range's, padded_dim of each head.
+    // the range's, padded_dim of each head, items in their places.
     void (*add_rows)(const Attention&, const float* query, HeadRange, const uint64_t* rows,
                      int64_t count, const Partial&);
     // Adds `other`, of `heads` query heads, to `into`.
     void (*merge)(const Partial& into, const Partial& other, int heads, int padded_dim);
+    // Where a head's item lies in the vectors of queries and outputs.
+    int (*item_place)(int32_t stored_type, int item);
     uint64_t (*read_rows)(const uint64_t* rows, int64_t count, int64_t row_bytes);
 };
 
@@ -81,7 +83,7 @@ extern const AttentionKernels kNeonAttention;
 
 // Bytes of what a caller keeps between calls, aligned to 64.
 size_t attention_state_bytes(const Attention& attention);
-void begin_attention(const Attention& attention, void* state);
+void begin_attention(const AttentionKernels& kernels, const Attention& attention, void* state);
 // Every call but the last brings whole tiles to each set.
 void add_rows(const AttentionKernels& kernels, const Attention& attention, const RowSet* sets,
               int64_t set_count, void* state);

@@ -55,7 +55,9 @@ HILLINFER_API int64_t hillinfer_attention_bytes(const Attention* attention) {
 
 HILLINFER_API int32_t hillinfer_attention_begin(int32_t variant, const Attention* attention,
                                                 void* state) {
-    return guarded(variant, [&](const AttentionKernels&) { begin_attention(*attention, state); });
+    return guarded(variant, [&](const AttentionKernels& kernels) {
+        begin_attention(kernels, *attention, state);
+    });
 }
 
 HILLINFER_API int32_t hillinfer_attention_add(int32_t variant, const Attention* attention,

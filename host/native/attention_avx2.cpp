@@ -29,13 +29,24 @@ struct Avx2 {
         return _mm256_andnot_ps(_mm256_cmp_ps(x, least, _CMP_LT_OQ), values);
     }
 
-    template <StoredType kType>
-    static Float widen(const uint16_t* from) {
-        const __m128i narrow = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+    // A block's vectors: even and odd items of BF16, which then need one instruction each, the
+    // first and the last half of FP16.
+    template <StoredType kType, int kHalf>
+    static Float widen(const uint16_t* block) {
         if constexpr (kType == hillinfer::kFloat16) {
-            return _mm256_cvtph_ps(narrow);
+            const auto* half = reinterpret_cast<const __m128i*>(block + kHalf * kLanes);
+            return _mm256_cvtph_ps(_mm_loadu_si128(half));
         }
-        return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(narrow), 16));
+        const __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(block));
+        if constexpr (kHalf == 0) {
+            return _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16));
+        }
+        // From memory: a register for the mask is one sum less in registers.
+        alignas(32) static constexpr int32_t kMask[8] = {-65536, -65536, -65536, -65536,
+                                                         -65536, -65536, -65536, -65536};
+        __m256i odd;
+        asm("vpand %2, %1, %0" : "=x"(odd) : "x"(pairs), "m"(kMask));
+        return _mm256_castsi256_ps(odd);
     }
 
     static void four_sums(const Float* of, float* to) {

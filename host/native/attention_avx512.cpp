@@ -14,7 +14,7 @@ struct Avx512 {
     static Float all(float value) { return _mm512_set1_ps(value); }
     static Float load(const float* from) { return _mm512_loadu_ps(from); }
     static void store(float* to, Float values) { _mm512_storeu_ps(to, values); }
-    static float first(Float values) { return _mm512_cvtss_f32(values); }
+    static float first(Float values) { return _mm_cvtss_f32(_mm512_castps512_ps128(values)); }
     static Float fma(Float a, Float b, Float c) { return _mm512_fmadd_ps(a, b, c); }
     // The second where one is NaN.
     static Float largest(Float a, Float b) { return _mm512_max_ps(a, b); }
@@ -29,13 +29,17 @@ struct Avx512 {
         return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, least, _CMP_NLT_UQ), values);
     }
 
-    template <StoredType kType>
-    static Float widen(const uint16_t* from) {
-        const __m256i narrow = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+    // A block's vectors: even and odd items of BF16, which then need one instruction each, the
+    // first and the last half of FP16.
+    template <StoredType kType, int kHalf>
+    static Float widen(const uint16_t* block) {
         if constexpr (kType == hillinfer::kFloat16) {
-            return _mm512_cvtph_ps(narrow);
+            const auto* half = reinterpret_cast<const __m256i*>(block + kHalf * kLanes);
+            return _mm512_cvtph_ps(_mm256_loadu_si256(half));
         }
-        return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(narrow), 16));
+        const __m512i pairs = _mm512_loadu_si512(block);
+        return _mm512_castsi512_ps(kHalf ? _mm512_and_si512(pairs, _mm512_set1_epi32(-65536))
+                                         : _mm512_slli_epi32(pairs, 16));
     }
 
     static void four_sums(const Float* of, float* to) {

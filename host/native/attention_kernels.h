@@ -51,36 +51,49 @@ inline float exponential_of(float x) {
 // What scores are relative to: -inf less itself would be no number.
 inline float base_of(float largest) { return largest == kNoScore ? 0.0f : largest; }
 
-// Line addresses of the rows that come next, touched a few at a time while others are computed on.
+// Lines of the rows that come next, touched a few at a time while others are computed on: the
+// processor has only so many on their way at once.
 class Ahead {
 public:
+    static constexpr int kLines = 8;
+
     Ahead(const uint64_t* rows, int count, size_t start, size_t bytes)
-        : rows_(rows), rows_left_(count), start_(start), bytes_(bytes) {
+        : row_(rows), stop_(rows + count), start_(start), bytes_(bytes) {
         open_row();
     }
 
-    void fetch(int lines) {
-        while (lines-- > 0 && rows_left_) {
-            __builtin_prefetch(line_, 0, 2);
-            line_ += 64;
-            if (line_ >= end_) {
-                ++rows_;
-                --rows_left_;
-                open_row();
+    // kLines of them, fewer at the end of a row.
+    void fetch() {
+        const char* const line = line_;
+        if (line + kLines * 64 < end_) {
+#pragma GCC unroll 8
+            for (int i = 0; i < kLines; ++i) {
+                __builtin_prefetch(line + i * 64, 0, 2);
             }
+            line_ = line + kLines * 64;
+            return;
+        }
+        for (const char* i = line; i < end_; i += 64) {
+            __builtin_prefetch(i, 0, 2);
+        }
+        if (row_ != stop_) {
+            ++row_;
+            open_row();
         }
     }
 
 private:
     void open_row() {
-        if (rows_left_) {
-            line_ = reinterpret_cast<const char*>(*rows_ + start_);
-            end_ = line_ + bytes_;
+        if (row_ != stop_) {
+            line_ = reinterpret_cast<const char*>((*row_ + start_) & ~uint64_t(63));
+            end_ = reinterpret_cast<const char*>(*row_ + start_ + bytes_);
+        } else {
+            line_ = end_;
         }
     }
 
-    const uint64_t* rows_;
-    int rows_left_;
+    const uint64_t* row_;
+    const uint64_t* stop_;
     size_t start_;
     size_t bytes_;
     const char* line_ = nullptr;
@@ -91,6 +104,40 @@ template <class V, StoredType kType>
 struct TileAttention {
     using Float = typename V::Float;
     static constexpr int kLanes = V::kLanes;
+    // Items that widen into two vectors, in an order of the stored type's own.
+    static constexpr int kBlock = 2 * kLanes;
+
+    template <int kValue>
+    struct Number {
+        static constexpr int value = kValue;
+    };
+
+    struct Whole {
+        template <class Half>
+        Float operator()(const uint16_t* block, Half) const {
+            return V::template widen<kType, Half::value>(block);
+        }
+    };
+
+    struct Some {
+        int count;
+
+        template <class Half>
+        Float operator()(const uint16_t* block, Half) const {
+            uint16_t some[kBlock] = {};
+            std::memcpy(some, block, size_t(count) * sizeof *some);
+            return V::template widen<kType, Half::value>(some);
+        }
+    };
+
+    // Where the vectors have an item.
+    static int place(int item) {
+        if constexpr (kType == hillinfer::kFloat16) {
+            return item;
+        }
+        const int inside = item % kBlock;
+        return item - inside + inside % 2 * kLanes + inside / 2;
+    }
 
     static const uint16_t* items(uint64_t row, size_t start) {
         return reinterpret_cast<const uint16_t*>(row + start);
@@ -110,15 +157,15 @@ struct TileAttention {
                 sums[head][row] = V::all(0.0f);
             }
         }
-        const auto add = [&](int i, auto load) {
+        const auto add = [&](int i, auto half, auto load) {
             Float own[kHeads];
 #pragma GCC unroll 4
             for (int head = 0; head < kHeads; ++head) {
-                own[head] = V::load(query + size_t(head) * padded_dim + i);
+                own[head] = V::load(query + size_t(head) * padded_dim + i + half.value * kLanes);
             }
 #pragma GCC unroll 4
             for (int row = 0; row < kRowsAtOnce; ++row) {
-                const Float key = load(keys[row] + i);
+                const Float key = load(keys[row] + i, half);
 #pragma GCC unroll 4
                 for (int head = 0; head < kHeads; ++head) {
                     sums[head][row] = V::fma(key, own[head], sums[head][row]);
@@ -126,11 +173,13 @@ struct TileAttention {
             }
         };
         int i = 0;
-        for (; i + kLanes <= head_dim; i += kLanes) {
-            add(i, [](const uint16_t* from) { return V::template widen<kType>(from); });
+        for (; i + kBlock <= head_dim; i += kBlock) {
+            add(i, Number<0>{}, Whole{});
+            add(i, Number<1>{}, Whole{});
         }
         if (i < head_dim) {
-            add(i, [&](const uint16_t* from) { return widen_some(from, head_dim - i); });
+            add(i, Number<0>{}, Some{head_dim - i});
+            add(i, Number<1>{}, Some{head_dim - i});
         }
 #pragma GCC unroll 4
         for (int head = 0; head < kHeads; ++head) {
@@ -138,67 +187,79 @@ struct TileAttention {
         }
     }
 
-    // outputs = outputs * factor + weights * values, for kVectors vectors from item `i` on.
-    template <int kHeads, int kVectors, class Load>
+    // outputs = outputs * factor + weights * values, for kBlocks blocks.
+    template <int kHeads, int kBlocks, class Load>
     static void weigh(const uint64_t* rows, int count, size_t start, const float* weights,
                       const float* factors, float* outputs, int padded_dim, Ahead& ahead,
                       Load load) {
-        Float sums[kHeads][kVectors];
+        Float sums[kHeads][kBlocks][2];
 #pragma GCC unroll 8
         for (int head = 0; head < kHeads; ++head) {
             const Float factor = V::all(factors[head]);
 #pragma GCC unroll 8
-            for (int j = 0; j < kVectors; ++j) {
-                sums[head][j] =
-                    V::load(outputs + size_t(head) * padded_dim + j * kLanes) * factor;
+            for (int i = 0; i < kBlocks * 2; ++i) {
+                sums[head][i / 2][i % 2] =
+                    V::load(outputs + size_t(head) * padded_dim + i * kLanes) * factor;
             }
         }
-        for (int row = 0; row < count; ++row) {
-            const uint16_t* values = items(rows[row], start);
-            Float own[kHeads];
-#pragma GCC unroll 8
-            for (int head = 0; head < kHeads; ++head) {
-                own[head] = V::all(weights[head * kTileRows + row]);
-            }
-#pragma GCC unroll 8
-            for (int j = 0; j < kVectors; ++j) {
-                const Float value = load(values + j * kLanes);
+        for (int first = 0; first < count; first += Ahead::kLines) {
+            ahead.fetch();
+            const int stop = first + Ahead::kLines < count ? first + Ahead::kLines : count;
+            for (int row = first; row < stop; ++row) {
+                const uint16_t* values = items(rows[row], start);
+                const uint16_t* again = values;
+                // Or the compiler would keep what it loaded in a register and spill a sum.
+                asm("" : "+r"(again));
+                Float own[kHeads];
 #pragma GCC unroll 8
                 for (int head = 0; head < kHeads; ++head) {
-                    sums[head][j] = V::fma(value, own[head], sums[head][j]);
+                    own[head] = V::all(weights[head * kTileRows + row]);
+                }
+#pragma GCC unroll 8
+                for (int block = 0; block < kBlocks; ++block) {
+                    const Float low = load(values + block * kBlock, Number<0>{});
+#pragma GCC unroll 8
+                    for (int head = 0; head < kHeads; ++head) {
+                        sums[head][block][0] = V::fma(low, own[head], sums[head][block][0]);
+                    }
+                    const Float high = load(again + block * kBlock, Number<1>{});
+#pragma GCC unroll 8
+                    for (int head = 0; head < kHeads; ++head) {
+                        sums[head][block][1] = V::fma(high, own[head], sums[head][block][1]);
+                    }
                 }
             }
-            ahead.fetch(1);
         }
 #pragma GCC unroll 8
         for (int head = 0; head < kHeads; ++head) {
 #pragma GCC unroll 8
-            for (int j = 0; j < kVectors; ++j) {
-                V::store(outputs + size_t(head) * padded_dim + j * kLanes, sums[head][j]);
+            for (int i = 0; i < kBlocks * 2; ++i) {
+                V::store(outputs + size_t(head) * padded_dim + i * kLanes, sums[head][i / 2][i % 2]);
             }
         }
     }
 
-    template <int kHeads>
-    static void add_values(const uint64_t* rows, int count, size_t start, int head_dim,
+    // A line of each row's values at a time, so that the next query heads find it near.
+    static void add_values(const uint64_t* rows, int count, size_t start, int head_dim, int group,
                            const float* weights, const float* factors, float* outputs,
                            int padded_dim, Ahead& ahead) {
-        constexpr int kVectors = kLineItems / kLanes;
-        const auto whole = [](const uint16_t* from) { return V::template widen<kType>(from); };
+        const auto all_heads = [&](int i, auto blocks, auto load) {
+            each_subgroup(group, [&](int first, auto heads) {
+                weigh<heads.value, blocks.value>(
+                    rows, count, start + size_t(i) * 2, weights + first * kTileRows,
+                    factors + first, outputs + size_t(first) * padded_dim + i, padded_dim, ahead,
+                    load);
+            });
+        };
         int i = 0;
         for (; i + kLineItems <= head_dim; i += kLineItems) {
-            weigh<kHeads, kVectors>(rows, count, start + i * 2, weights, factors, outputs + i,
-                                    padded_dim, ahead, whole);
+            all_heads(i, Number<kLineItems / kBlock>{}, Whole{});
         }
-        for (; i + kLanes <= head_dim; i += kLanes) {
-            weigh<kHeads, 1>(rows, count, start + i * 2, weights, factors, outputs + i,
-                             padded_dim, ahead, whole);
+        for (; i + kBlock <= head_dim; i += kBlock) {
+            all_heads(i, Number<1>{}, Whole{});
         }
         if (i < head_dim) {
-            weigh<kHeads, 1>(rows, count, start + i * 2, weights, factors, outputs + i,
-                             padded_dim, ahead, [&](const uint16_t* from) {
-                                 return widen_some(from, head_dim - i);
-                             });
+            all_heads(i, Number<1>{}, Some{head_dim - i});
         }
     }
 
@@ -245,7 +306,8 @@ struct TileAttention {
         const size_t keys_start = range.first * attention.head_bytes();
         const size_t values_start = attention.values_start() + keys_start;
         const size_t bytes = range.count * attention.head_bytes();
-        const int head_lines = int((attention.head_bytes() + 63) / 64);
+        const int fetches = int((kRowsAtOnce * attention.head_bytes() / 64 + Ahead::kLines - 1) /
+                                Ahead::kLines);
         // Whole blocks of rows: the last row stands in for those that lack.
         uint64_t own[kTileRows];
         std::memcpy(own, rows, count * sizeof *own);
@@ -255,13 +317,16 @@ struct TileAttention {
         Ahead values_ahead(rows, count, values_start, bytes);
         for (int row = 0; row < count; row += kRowsAtOnce) {
             for (int head = 0; head < range.count; ++head) {
+                const size_t start = keys_start + head * attention.head_bytes();
                 each_subgroup(group, [&](int first, auto heads) {
-                    const size_t place = size_t(head) * group + first;
-                    inner_products<heads.value>(own + row, keys_start + head * attention.head_bytes(),
-                                           head_dim, query + place * padded_dim, padded_dim,
-                                           scores + place * kTileRows + row);
+                    const size_t own_head = size_t(head) * group + first;
+                    inner_products<heads.value>(own + row, start, head_dim,
+                                                query + own_head * padded_dim, padded_dim,
+                                                scores + own_head * kTileRows + row);
                 });
-                values_ahead.fetch(kRowsAtOnce * head_lines);
+                for (int i = 0; i < fetches; ++i) {
+                    values_ahead.fetch();
+                }
             }
         }
         for (int head = 0; head < range.count * group; ++head) {
@@ -270,12 +335,10 @@ struct TileAttention {
         }
         Ahead keys_ahead(next, next_count, keys_start, bytes);
         for (int head = 0; head < range.count; ++head) {
-            each_subgroup(group, [&](int first, auto heads) {
-                const size_t place = size_t(head) * group + first;
-                add_values<heads.value>(rows, count, values_start + head * attention.head_bytes(), head_dim,
-                                   scores + place * kTileRows, factors + place,
-                                   partial.outputs + place * padded_dim, padded_dim, keys_ahead);
-            });
+            const size_t first = size_t(head) * group;
+            add_values(rows, count, values_start + head * attention.head_bytes(), head_dim, group,
+                       scores + first * kTileRows, factors + first,
+                       partial.outputs + first * padded_dim, padded_dim, keys_ahead);
         }
     }
 
@@ -289,18 +352,7 @@ struct TileAttention {
     }
 
 private:
-    template <int kCount>
-    struct Heads {
-        static constexpr int value = kCount;
-    };
-
     static int at_most_a_tile(int64_t rows) { return int(rows < kTileRows ? rows : kTileRows); }
-
-    static Float widen_some(const uint16_t* from, int count) {
-        uint16_t some[kLanes] = {};
-        std::memcpy(some, from, count * sizeof *some);
-        return V::template widen<kType>(some);
-    }
 
     // Parts of a group of about the same size, none larger than the registers hold.
     template <class Call>
@@ -309,12 +361,12 @@ private:
         for (int part = 0, first = 0; part < parts; ++part) {
             const int heads = (group - first + parts - part - 1) / (parts - part);
             switch (heads) {
-                case 1: call(first, Heads<1>{}); break;
-                case 2: call(first, Heads<2>{}); break;
-                case 3: call(first, Heads<3>{}); break;
+                case 1: call(first, Number<1>{}); break;
+                case 2: call(first, Number<2>{}); break;
+                case 3: call(first, Number<3>{}); break;
                 default:
                     if constexpr (V::kHeadsAtOnce >= 4) {
-                        call(first, Heads<4>{});
+                        call(first, Number<4>{});
                     }
             }
             first += heads;
@@ -329,6 +381,12 @@ void add_attention_rows(const Attention& attention, const float* query, HeadRang
                          ? TileAttention<V, hillinfer::kBfloat16>::add_rows
                          : TileAttention<V, hillinfer::kFloat16>::add_rows;
     add(attention, query, range, rows, count, partial);
+}
+
+template <class V>
+int item_place(int32_t stored_type, int item) {
+    return stored_type == hillinfer::kBfloat16 ? TileAttention<V, hillinfer::kBfloat16>::place(item)
+                                               : TileAttention<V, hillinfer::kFloat16>::place(item);
 }
 
 template <class V>
@@ -376,7 +434,7 @@ inline uint64_t read_rows(const uint64_t* rows, int64_t count, int64_t row_bytes
 
 template <class V>
 constexpr hillinfer::AttentionKernels attention_kernels_of() {
-    return {add_attention_rows<V>, merge_partials<V>, read_rows};
+    return {add_attention_rows<V>, merge_partials<V>, item_place<V>, read_rows};
 }
 
 }  // namespace

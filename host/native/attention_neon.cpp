@@ -30,13 +30,16 @@ struct Neon {
             vbicq_u32(vreinterpretq_u32_f32(values), vcltq_f32(x, least)));
     }
 
-    template <StoredType kType>
-    static Float widen(const uint16_t* from) {
-        const uint16x4_t narrow = vld1_u16(from);
+    // A block's vectors: even and odd items of BF16, which then need one instruction each, the
+    // first and the last half of FP16.
+    template <StoredType kType, int kHalf>
+    static Float widen(const uint16_t* block) {
         if constexpr (kType == hillinfer::kFloat16) {
-            return vcvt_f32_f16(vreinterpret_f16_u16(narrow));
+            return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(block + kHalf * kLanes)));
         }
-        return vreinterpretq_f32_u32(vshll_n_u16(narrow, 16));
+        const uint32x4_t pairs = vreinterpretq_u32_u16(vld1q_u16(block));
+        return vreinterpretq_f32_u32(kHalf ? vandq_u32(pairs, vdupq_n_u32(0xFFFF0000u))
+                                           : vshlq_n_u32(pairs, 16));
     }
 
     static void four_sums(const Float* of, float* to) {

@@ -41,12 +41,16 @@ struct Portable {
         return Float(Bits(values) & ~Bits(x < least));
     }
 
-    template <StoredType kType>
-    static Float widen(const uint16_t* from) {
-        const Bits bits = {from[0], from[1], from[2], from[3]};
+    // A block's vectors: even and odd items of BF16, the first and the last half of FP16.
+    template <StoredType kType, int kHalf>
+    static Float widen(const uint16_t* block) {
         if constexpr (kType == hillinfer::kBfloat16) {
+            const uint16_t* own = block + kHalf;
+            const Bits bits = {own[0], own[2], own[4], own[6]};
             return Float(bits << 16);
         }
+        const uint16_t* own = block + kHalf * kLanes;
+        const Bits bits = {own[0], own[1], own[2], own[3]};
         const Bits magnitude = (bits & 0x7FFF) << 13;
         // The exponent's bias grows by 112, also where the number is subnormal.
         const Float finite = Float(magnitude) * all(float_of((112 + 127) << 23));
