@@ -37,7 +37,7 @@ def lanes_figure(trace: StepTrace, name: str) -> Figure:
     axes = figure.subplots()
     for place, (lane, spans) in enumerate(rows):
         _draw(axes, place, lane, spans, trace)
-    axes.set_yticks(range(len(rows)), [lane.value for lane, _ in rows])
+    axes.set_yticks(range(len(rows)), [_label(lane, spans) for lane, spans in rows])
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set_xlim(0, trace.nanoseconds / 1e6)
     axes.set_xlabel("ms since the step began (bars carry the number of their layer)")
@@ -55,6 +55,11 @@ def _rows(trace: StepTrace) -> list[tuple[Lane, list[Span]]]:
             threads.setdefault(span.thread, []).append(span)
         rows += [(lane, threads[thread]) for thread in sorted(threads)] or [(lane, [])]
     return rows
+
+
+def _label(lane: Lane, spans: list[Span]) -> str:
+    names = ", ".join(sorted({one.name for one in spans}))
+    return f"{lane.value}: {names}" if names else lane.value
 
 
 def _draw(axes: Axes, place: int, lane: Lane, spans: list[Span], trace: StepTrace) -> None:
