@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import stat
+from contextlib import suppress
 from io import FileIO
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from hillinfer.errors import SettingsError
 
 def private_file(file: Path, what: str, option: str) -> FileIO:
     """Open a file anew for writing, readable by its owner only.
+
+    Whoever still writes to a file that was there before writes to that one, not into this.
 
     Parameters
     ----------
@@ -27,6 +30,10 @@ def private_file(file: Path, what: str, option: str) -> FileIO:
         Where it cannot be made.
     """
     try:
+        if file.is_file() and not file.is_symlink():
+            # Where that is forbidden the file is emptied instead.
+            with suppress(OSError):
+                file.unlink()
         return FileIO(file, "w", opener=_private)
     except OSError as error:
         raise SettingsError(

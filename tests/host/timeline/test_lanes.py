@@ -175,6 +175,19 @@ def test_only_the_owner_may_read_it(tmp_path):
     assert "older" not in file.read_text()
 
 
+def test_of_two_that_write_at_once_the_last_stays_whole(tmp_path):
+    file = tmp_path / "t.json"
+    older = Lanes(TraceFile(file))
+    with older.span(Lane.READS, "older"):
+        pass
+    newer = Lanes(TraceFile(file))
+    with newer.span(Lane.READS, "newer"):
+        pass
+    older.close()
+    newer.close()
+    assert [one["name"] for one in spans(load(file))] == ["newer"]
+
+
 def test_close_may_come_twice_and_nothing_follows(tmp_path):
     file = tmp_path / "t.json"
     lanes = Lanes(TraceFile(file))
