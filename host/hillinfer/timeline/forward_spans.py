@@ -36,6 +36,13 @@ class ForwardSpans:
         self._started = self._resumed = time.perf_counter_ns()
 
     @contextmanager
+    def announce(self) -> Iterator[None]:
+        """Enclose what a predicted query sets going, in the middle of the model's time."""
+        self._leave_model()
+        yield
+        self._resumed = time.perf_counter_ns()
+
+    @contextmanager
     def store(self, layer: int) -> Iterator[None]:
         """Enclose the storing of a layer's rows; the model waits, and attention follows."""
         self._leave_model()
