@@ -11,14 +11,15 @@ from tiny_models import TinyModel, prompts
 from trace_events import check, ends, load, spans
 
 from hillinfer.hf.cache import HillInferCache
+from hillinfer.hf.query_hooks import FIRST_PREDICTED
 from hillinfer.model_shape import ModelShape
 from hillinfer.runtime import Runtime
 from hillinfer.timeline.lane import Lane
 from hillinfer.timeline.silent import SILENT, Silent
 from hillinfer.timeline.trace_record import TraceRecord
 
-LENGTH, NEW, LAYERS = 1300, 6, 2
-TINY = TinyModel("llama", "gqa", torch.float32)
+LENGTH, CHUNKS, NEW, LAYERS = 1300, 3, 6, 4
+TINY = TinyModel("llama", "gqa", torch.float32, layers=LAYERS)
 CHANGES = {"shadow": "int4", "alpha": 0.1, "kept_recent": 6, "block_rows": 48}
 
 
@@ -105,20 +106,41 @@ def test_every_layer_and_step_is_there_once(traced):
     # Three chunks of the prompt, and every new token but the last is read.
     tokens = [one["args"]["tokens"] for one in steps]
     assert tokens == [500, 500, 300] + [1] * (NEW - 1)
+    assert len(tokens) == CHUNKS + NEW - 1
     assert [one["args"]["step"] for one in steps] == list(range(1, len(steps) + 1))
     once = {(step, layer): 1 for step in range(1, len(steps) + 1) for layer in range(LAYERS)}
-    for lane, name in (("steps", "attend"), ("copies", "store"), ("compute", "model")):
-        counts = Counter(
-            (one["args"]["step"], one["args"].get("layer")) for one in spans(events, lane, name)
-        )
-        before = {(step, None): 1 for step, layer in once if layer == 0 and name == "model"}
-        assert counts == once | before
-    decoding = {key: 1 for key in once if key[0] > 3}
-    scored = Counter(
-        (one["args"]["step"], one["args"]["layer"])
-        for one in spans(events, "host scoring", "score")
+    decoding = {key: 1 for key in once if key[0] > CHUNKS}
+    assert counted(events, "steps", "attend") == counted(events, "copies", "store") == once
+    assert counted(events, "host scoring", "score") == decoding
+    before = {(step, None): 1 for step, layer in once if layer == 0}
+    # A layer's query is predicted two layers ahead, from layer 2 on, in the model's time.
+    announced = {key: 2 for key in decoding if key[1] + FIRST_PREDICTED < LAYERS}
+    assert counted(events, "compute", "model") == once | before | announced
+
+
+def counted(events, lane, name):
+    return Counter(
+        (one["args"]["step"], one["args"].get("layer")) for one in spans(events, lane, name)
     )
-    assert scored == decoding
+
+
+def scored_by_thread(events):
+    """Return which layers are scored, for each thread that does."""
+    layers = {}
+    for one in spans(events, "host scoring", "score"):
+        layers.setdefault(one["tid"], set()).add(one["args"]["layer"])
+    return list(layers.values())
+
+
+def test_predicted_queries_are_scored_by_a_thread_of_their_own(
+    model, cold_dir, least, traced, tmp_path
+):
+    first = set(range(FIRST_PREDICTED))
+    assert sorted(scored_by_thread(traced[1]), key=min) == [first, set(range(LAYERS)) - first]
+    # The twin: with the layers' own queries nothing is ahead.
+    file = tmp_path / "t.json"
+    generated(model, cold_dir, least, trace=file, query="true")
+    assert scored_by_thread(load(file)) == [set(range(LAYERS))]
 
 
 def outside(events):
