@@ -56,7 +56,12 @@ from hillinfer.storage.shadow_memory import ShadowMemory
 from hillinfer.storage.shadow_store import ShadowStore
 from hillinfer.storage.spill_queue import SpillQueue
 from hillinfer.storage.stored_base import StoredBase
+from hillinfer.timeline.lane import Lane
+from hillinfer.timeline.lanes import Lanes
 from hillinfer.timeline.pool_timeline import PoolTimeline
+from hillinfer.timeline.recorder import Recorder
+from hillinfer.timeline.silent import SILENT
+from hillinfer.timeline.trace_file import TraceFile
 from hillinfer_model.errors import NonFiniteQueryError
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
@@ -122,18 +127,23 @@ class Runtime:
         self._observe = observe
         self._layer_hits = LayerHits(shape.layers)
         self._timeline = PoolTimeline(settings.pool_timeline) if settings.pool_timeline else None
+        self.recorder: Recorder = Lanes(TraceFile(settings.trace)) if settings.trace else SILENT
         self.layout = RowLayout(shape)
         self._accountant = Accountant(budget_bytes)
         self._accountant.take(Part.STAGING, staging_bytes(shape, settings))
         self._spec = kernel_spec(shape, settings)
         scorer = scorer or make_scorer(
-            settings.device, self._spec, settings.scope, settings.device_options
+            settings.device, self._spec, settings.scope, settings.device_options, self.recorder
         )
         self._device = scorer.shadows if isinstance(scorer, DeviceScorer) else None
         self._score_bytes = 0
         policy = make_pool_policy(settings.pool_policy)
         self._pools = HotPools(
-            shape, self._accountant, policy, LayerShares(shape.layers, settings.pool_sizes)
+            shape,
+            self._accountant,
+            policy,
+            LayerShares(shape.layers, settings.pool_sizes),
+            self.recorder,
         )
         self._keeper = PoolKeeper(self._pools, policy, settings, self.counters)
         self.calls = calls or DriveCalls()
@@ -149,6 +159,7 @@ class Runtime:
                 self.counters,
                 self.calls,
                 base.rows if base else None,
+                self.recorder,
             )
             undone.pop_all()
         if self._store.own_io_mode is IOMode.BUFFERED:
@@ -178,6 +189,7 @@ class Runtime:
             self._engine,
             self.calls,
             base.shadow if base else None,
+            self.recorder,
         )
         shadow_memory = ShadowMemory(
             self._shadow_store,
@@ -202,7 +214,12 @@ class Runtime:
             self._accountant,
         )
         self._attention = RowAttention(
-            self._reader, self.layout, settings.block_rows, self.counters, host_attention(shape)
+            self._reader,
+            self.layout,
+            settings.block_rows,
+            self.counters,
+            host_attention(shape),
+            self.recorder,
         )
         self._evaluation = ImportanceEvaluation(scorer, settings)
         self._pipeline = PrefetchPipeline(self._reader, torch.get_num_threads())
@@ -254,6 +271,7 @@ class Runtime:
         """Note that a forward pass begins, and raise what went wrong while writing before it."""
         self._pipeline.drop()
         self._step += 1
+        self.recorder.begin_step(self._step)
         self._keeper.begin_step(self._step)
         self._store.check()
 
@@ -275,7 +293,7 @@ class Runtime:
         keys
             Theirs, stored type, (kv_heads, tokens, head_dim).
         """
-        with self._scoring:
+        with self._scoring, self.recorder.span(Lane.HOST_SCORING, "code", layer=layer):
             self._shadow.code_full_segments(layer, sequence, _shadow_keys(keys))
 
     # --- attention -------------------------------------------------------------------------
@@ -334,7 +352,8 @@ class Runtime:
         self._make_room_for_scores(past)
         nothing = torch.empty((0, self.shape.kv_heads, self.shape.head_dim), dtype=torch.float16)
         with self._scoring:
-            shadows = self._shadow.code_all(layer, sequence, nothing)
+            with self.recorder.span(Lane.HOST_SCORING, "code", layer=layer):
+                shadows = self._shadow.code_all(layer, sequence, nothing)
             with _explained(layer):
                 self._count_observed(layer, sequence, scaling, shadows)
         on_host = query[:, 0].float().cpu()
@@ -342,7 +361,8 @@ class Runtime:
         def select() -> list[NDArray[np.int64]]:
             with self._scoring, _explained(layer):
                 shadows = self._shadow.shadows(layer, sequence)
-                return self._evaluation.select_next(on_host, scaling, shadows)
+                with self.recorder.span(Lane.HOST_SCORING, "score", layer=layer, tokens=past):
+                    return self._evaluation.select_next(on_host, scaling, shadows)
 
         self._pipeline.announce(layer, sequence, past, select)
 
@@ -402,9 +422,11 @@ class Runtime:
         length = sequence.lengths[layer]
         self._make_room_for_scores(length)
         with self._scoring, _explained(layer):
-            shadows = self._shadow.code_all(layer, sequence, _shadow_keys(keys))
-            self._count_observed(layer, sequence, scaling, shadows)
-            return self._evaluation.select(query[:, 0].float().cpu(), scaling, shadows)
+            with self.recorder.span(Lane.HOST_SCORING, "code", layer=layer):
+                shadows = self._shadow.code_all(layer, sequence, _shadow_keys(keys))
+            with self.recorder.span(Lane.HOST_SCORING, "score", layer=layer, tokens=length):
+                self._count_observed(layer, sequence, scaling, shadows)
+                return self._evaluation.select(query[:, 0].float().cpu(), scaling, shadows)
 
     def _count_observed(
         self, layer: int, sequence: Sequence, scaling: float, shadows: list[SegmentShadow]
@@ -453,6 +475,7 @@ class Runtime:
                 self._device.close()
             if self._timeline is not None:
                 self._timeline.close()
+            self.recorder.close()
 
     def _note(self, entry: LayerStep) -> None:
         if self._timeline is not None:

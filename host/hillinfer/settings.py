@@ -55,6 +55,9 @@ class Settings:
     pool_timeline
         File that what happens to the pools is written to, a line per layer and step; None for
         none. Each cache begins it anew.
+    trace
+        File that what every lane does is written to, for trace viewers; None for none. Each cache
+        begins it anew.
     cold_dir
         Directory on the drive that holds the cold pool; None for the user's cache directory.
     device
@@ -96,6 +99,7 @@ class Settings:
     pool_policy: str = "decayed"
     pool_sizes: PoolSizes = PoolSizes.EQUAL
     pool_timeline: Path | None = None
+    trace: Path | None = None
     cold_dir: Path | None = None
     device: str = "nvme"
     beta: float = 0.0
@@ -177,7 +181,7 @@ class Settings:
         return replace(self, **changes)
 
 
-_PATHS = frozenset({"cold_dir", "pool_timeline", "pynq_python", "xclbin"})
+_PATHS = frozenset({"cold_dir", "pool_timeline", "pynq_python", "trace", "xclbin"})
 _CHOICES: dict[str, type[StrEnum]] = {
     "rule": Rule,
     "scope": Scope,

@@ -14,6 +14,9 @@ from hillinfer.storage.landed_rows import LandedRows
 from hillinfer.storage.row_layout import RowLayout
 from hillinfer.storage.row_reader import RowReader
 from hillinfer.storage.sequence import Sequence
+from hillinfer.timeline.lane import Lane
+from hillinfer.timeline.recorder import Recorder
+from hillinfer.timeline.silent import SILENT
 
 
 class RowAttention:
@@ -29,6 +32,8 @@ class RowAttention:
         Where copies to the model's device are counted.
     native
         Attends to one selected set where its rows lie, on the CPU; torch does where None.
+    recorder
+        Notes how long attention itself takes, once rows are there.
     """
 
     def __init__(
@@ -38,8 +43,10 @@ class RowAttention:
         block_rows: int,
         counters: Counters,
         native: NativeAttention | None = None,
+        recorder: Recorder = SILENT,
     ) -> None:
         self._native = native
+        self._recorder = recorder
         self._reader = reader
         self._layout = layout
         self._block_rows = block_rows
@@ -78,16 +85,18 @@ class RowAttention:
         merges = [SoftmaxMerge(wide[:, start : start + block], scaling) for start in starts]
         past = np.arange(sequence.lengths[layer] - tokens)
         for rows in self._reader.stream(layer, sequence, past):
-            block_keys, block_values = self._states(rows, wide)
-            for merge in merges:
-                merge.add_block(block_keys, block_values)
-        for i, start in enumerate(starts):
-            block_keys = keys[:, start : start + block].to(wide.dtype)
-            block_values = values[:, start : start + block].to(wide.dtype)
-            merges[i].add_causal(block_keys, block_values)
-            for merge in merges[i + 1 :]:
-                merge.add_block(block_keys, block_values)
-        return torch.cat([merge.result() for merge in merges], dim=1).to(query.dtype)
+            with self._recorder.span(Lane.COMPUTE, "attention", layer=layer):
+                block_keys, block_values = self._states(rows, wide)
+                for merge in merges:
+                    merge.add_block(block_keys, block_values)
+        with self._recorder.span(Lane.COMPUTE, "attention", layer=layer):
+            for i, start in enumerate(starts):
+                block_keys = keys[:, start : start + block].to(wide.dtype)
+                block_values = values[:, start : start + block].to(wide.dtype)
+                merges[i].add_causal(block_keys, block_values)
+                for merge in merges[i + 1 :]:
+                    merge.add_block(block_keys, block_values)
+            return torch.cat([merge.result() for merge in merges], dim=1).to(query.dtype)
 
     def selected(
         self,
@@ -132,22 +141,24 @@ class RowAttention:
             tile = softmax.tile_rows
             fetched = self._reader.fetch_in_place(layer, sequence, sets[0], step, landed, tile)
             for addresses in fetched:
-                softmax.add([addresses])
+                with self._recorder.span(Lane.COMPUTE, "attention", layer=layer):
+                    softmax.add([addresses])
             return softmax.result()[:, None].to(query.dtype)
         wide = query.to(_compute_type(query))
         merges = [SoftmaxMerge(heads, scaling) for heads in wide.chunk(len(sets))]
         union = sets[0] if len(sets) == 1 else np.unique(np.concatenate(sets))
         for block, rows in self._reader.fetch(layer, sequence, union, step, landed):
-            block_keys, block_values = self._states(rows, wide)
-            if len(sets) == 1:
-                merges[0].add_block(block_keys, block_values)
-                continue
-            for head, positions in enumerate(sets):
-                inside = np.flatnonzero(np.isin(block, positions, assume_unique=True))
-                if len(inside):
-                    index = torch.from_numpy(inside).to(query.device)
-                    own = slice(head, head + 1)
-                    merges[head].add_block(block_keys[own, index], block_values[own, index])
+            with self._recorder.span(Lane.COMPUTE, "attention", layer=layer):
+                block_keys, block_values = self._states(rows, wide)
+                if len(sets) == 1:
+                    merges[0].add_block(block_keys, block_values)
+                    continue
+                for head, positions in enumerate(sets):
+                    inside = np.flatnonzero(np.isin(block, positions, assume_unique=True))
+                    if len(inside):
+                        index = torch.from_numpy(inside).to(query.device)
+                        own = slice(head, head + 1)
+                        merges[head].add_block(block_keys[own, index], block_values[own, index])
         return torch.cat([merge.result() for merge in merges]).to(query.dtype)
 
     def _states(

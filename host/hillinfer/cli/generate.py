@@ -88,6 +88,12 @@ def generate(
         Path | None,
         typer.Option(help="CSV of what happens to the pools; see hillinfer pool-picture."),
     ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            help="Trace of compute, scoring, reads and copies; see hillinfer trace-picture."
+        ),
+    ] = None,
     cold_dir: Annotated[
         Path | None, typer.Option(help="Directory on the drive; by default in the user's cache.")
     ] = None,
@@ -158,6 +164,7 @@ def generate(
         pool_policy=pool_policy,
         pool_sizes=pool_sizes,
         pool_timeline=pool_timeline,
+        trace=trace,
         cold_dir=cold_dir,
         device=device,
         beta=beta,

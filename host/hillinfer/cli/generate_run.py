@@ -55,6 +55,8 @@ def run(request: GenerateRequest) -> None:
         prepare_report(request.report, "--report")
     if request.settings.pool_timeline is not None:
         prepare_report(request.settings.pool_timeline, "--pool-timeline")
+    if request.settings.trace is not None:
+        prepare_report(request.settings.trace, "--trace")
     if request.save_session is not None:
         prepare_target(request.save_session)
     with ExitStack() as opened:

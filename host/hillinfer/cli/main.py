@@ -18,6 +18,7 @@ from hillinfer.cli.pool_picture import pool_picture
 from hillinfer.cli.pools import pools
 from hillinfer.cli.quality import quality
 from hillinfer.cli.specs import specs
+from hillinfer.cli.trace_picture import trace_picture
 from hillinfer.errors import BrokenRunError, HillInferError
 
 EXIT_BROKEN = 1
@@ -38,6 +39,7 @@ app.command()(models)
 app.command()(quality)
 app.command()(pools)
 app.command()(pool_picture)
+app.command()(trace_picture)
 app.command()(specs)
 
 

@@ -16,11 +16,15 @@ from hillinfer.devices.launch_device import MEMORY_BYTES, LaunchDevice, LaunchEx
 from hillinfer.devices.loss_warning import warn_of_loss
 from hillinfer.errors import SettingsError
 from hillinfer.hie.torch_scorer import TorchScorer
+from hillinfer.timeline.recorder import Recorder
+from hillinfer.timeline.silent import SILENT
 from hillinfer_model.choices import Scope
 from hillinfer_model.kernel_spec import KernelSpec
 
 
-def open_csim(spec: KernelSpec, scope: Scope, options: DeviceOptions) -> DeviceScorer:
+def open_csim(
+    spec: KernelSpec, scope: Scope, options: DeviceOptions, recorder: Recorder = SILENT
+) -> DeviceScorer:
     """Return a scorer whose device runs the compiled HLS C++.
 
     Raises
@@ -31,7 +35,7 @@ def open_csim(spec: KernelSpec, scope: Scope, options: DeviceOptions) -> DeviceS
     execution = cast("LaunchExecution", _execution())
     device = LaunchDevice(spec, execution, MEMORY_BYTES // spec.segment_bytes)
     return DeviceScorer(
-        TorchScorer(spec, scope), DeviceShadows(spec, device, options.beta, warn_of_loss)
+        TorchScorer(spec, scope), DeviceShadows(spec, device, options.beta, warn_of_loss), recorder
     )
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -23,6 +24,9 @@ from hillinfer.hie.shadow_layout import ShadowLayout
 from hillinfer.hie.token_tuples import TokenTuples
 from hillinfer.hie.torch_scorer import TorchScorer
 from hillinfer.storage.streamed_shadow import StreamedShadow
+from hillinfer.timeline.lane import Lane
+from hillinfer.timeline.recorder import Recorder
+from hillinfer.timeline.silent import SILENT
 from hillinfer_model.beats import Beats
 from hillinfer_model.channel_statistics import ChannelStatistics
 from hillinfer_model.choices import Scope
@@ -62,9 +66,14 @@ class DeviceScorer:
         Takes statistics, codes keys and scores what the device does not hold.
     shadows
         The device, and what it holds.
+    recorder
+        Notes how long launches take.
     """
 
-    def __init__(self, host: TorchScorer, shadows: DeviceShadows) -> None:
+    def __init__(
+        self, host: TorchScorer, shadows: DeviceShadows, recorder: Recorder = SILENT
+    ) -> None:
+        self._recorder = recorder
         self.spec: KernelSpec = host.spec
         self.scope: Scope = host.scope
         self.shadows = shadows
@@ -125,9 +134,9 @@ class DeviceScorer:
         done = {one.base_position: 0 for one in given}
         try:
             for launch in self._launches(given):
-                scoring = self.shadows.score(
-                    self.scope, self._query_blocks(scaled, launch, offsets), self._place(launch)
-                )
+                queries, placed = self._query_blocks(scaled, launch, offsets), self._place(launch)
+                started = time.perf_counter_ns()
+                scoring = self.shadows.score(self.scope, queries, placed)
                 for segment, own in zip(segments, on_host, strict=False):
                     yield from self._blocks_of(segment.base_position, own, known, tuples)
                 on_host = []
@@ -135,6 +144,14 @@ class DeviceScorer:
                     base = launch[part.segment].base_position
                     yield from self._cut(base + part.first_token, part.tuples)
                     done[base] = part.first_token + part.tuples.shape[1]
+                self._recorder.note(
+                    Lane.DEVICE_SCORING,
+                    "launch",
+                    started,
+                    time.perf_counter_ns(),
+                    segments=len(placed),
+                    tokens=sum(one.tokens for one in placed),
+                )
         except DeviceError as error:
             self.shadows.lose(error)
             for segment, own in zip(segments, on_host, strict=False):
@@ -170,7 +187,8 @@ class DeviceScorer:
             placed.append(DeviceSegment(slot, one.base_position, one.device_tokens))
         if stored:
             # All at once: their blocks are in flight together.
-            self.shadows.load(stored)
+            with self._recorder.span(Lane.READS, "shadows to device", segments=len(stored)):
+                self.shadows.load(stored)
         return placed
 
     def _score_groups(

@@ -14,12 +14,14 @@ from hillinfer.devices.scorer import Scorer
 from hillinfer.devices.xrt.open_xrt import open_xrt
 from hillinfer.errors import SettingsError
 from hillinfer.hie.host_scorer import host_scorer
+from hillinfer.timeline.recorder import Recorder
+from hillinfer.timeline.silent import SILENT
 from hillinfer_model.choices import Scope
 from hillinfer_model.kernel_spec import KernelSpec
 
-DEVICES: dict[str, Callable[[KernelSpec, Scope, DeviceOptions], Scorer]] = {
-    "nvme": lambda spec, scope, _: host_scorer(spec, scope),
-    "golden": lambda spec, scope, _: GoldenScorer(spec, scope),
+DEVICES: dict[str, Callable[[KernelSpec, Scope, DeviceOptions, Recorder], Scorer]] = {
+    "nvme": lambda spec, scope, *_: host_scorer(spec, scope),
+    "golden": lambda spec, scope, *_: GoldenScorer(spec, scope),
     "csim": open_csim,
     "xrt": open_xrt,
     "pynq": open_pynq,
@@ -27,12 +29,16 @@ DEVICES: dict[str, Callable[[KernelSpec, Scope, DeviceOptions], Scorer]] = {
 
 
 def make_scorer(
-    device: str, spec: KernelSpec, scope: Scope, options: DeviceOptions | None = None
+    device: str,
+    spec: KernelSpec,
+    scope: Scope,
+    options: DeviceOptions | None = None,
+    recorder: Recorder = SILENT,
 ) -> Scorer:
     """Return the scorer of a device, or raise SettingsError naming the devices there are."""
     if device not in DEVICES:
         raise SettingsError(f"device={device!r} is unknown: choose one of {', '.join(DEVICES)}")
-    return DEVICES[device](spec, scope, options or DeviceOptions())
+    return DEVICES[device](spec, scope, options or DeviceOptions(), recorder)
 
 
 def check_device(device: str, spec: KernelSpec, scope: Scope, options: DeviceOptions) -> None:

@@ -40,7 +40,7 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def save_figure(figure: Figure, file: Path) -> None:
-    """Write a figure as PNG.
+    """Write a figure, as SVG where the name ends so, else as PNG.
 
     Raises
     ------
@@ -49,7 +49,7 @@ def save_figure(figure: Figure, file: Path) -> None:
     """
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(file, format="png")
+        figure.savefig(file, format="svg" if file.suffix.lower() == ".svg" else "png")
     except OSError as error:
         raise FigureError(
             f"cannot write the picture to {file}: {error.strerror}; choose another --out"

@@ -68,7 +68,11 @@ def attention(
     if scaling is None:
         scaling = query.shape[-1] ** -0.5
     # Scoring is exact in the types it chooses; autocast would choose others for it.
-    with torch.autocast("cpu", enabled=False), torch.autocast(query.device.type, enabled=False):
+    with (
+        torch.autocast("cpu", enabled=False),
+        torch.autocast(query.device.type, enabled=False),
+        layer.cache.spans.attend(layer.layer),
+    ):
         return layer.cache.attend(layer.layer, query, scaling), None
 
 

@@ -21,6 +21,7 @@ from hillinfer.sessions.model_identity import ModelIdentity
 from hillinfer.sessions.saving import SavedBytes, SessionOrigin
 from hillinfer.statistics import CacheStatistics
 from hillinfer.storage.sequence import Sequence
+from hillinfer.timeline.forward_spans import ForwardSpans
 
 
 class HillInferCache(Cache):  # type: ignore[misc]
@@ -56,6 +57,7 @@ class HillInferCache(Cache):  # type: ignore[misc]
         self._batch = Batch(runtime) if batch is None else batch
         self._index_lengths = [0] * runtime.shape.layers
         self._identity = identity
+        self.spans = ForwardSpans(runtime.recorder)
         self._plan: ForwardPlan | None = None
         self._fresh: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
         self._users = users or RuntimeUsers(runtime)
@@ -243,11 +245,12 @@ class HillInferCache(Cache):  # type: ignore[misc]
         self._fresh = {}
         # Last, so that the ids are kept even where the drive failed since the step before.
         self._runtime.begin_step()
+        self.spans.begin(ids.shape[1])
 
     def end_forward(self) -> None:
         """Learn that the forward pass got through, and its tokens count."""
-        self._plan = None
-        self._fresh = {}
+        self.spans.end()
+        self._forget_forward()
 
     def store(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Store a layer's new keys and values, (batch, kv_heads, tokens, head_dim)."""
@@ -366,4 +369,8 @@ class HillInferCache(Cache):  # type: ignore[misc]
             return
         self._batch.truncate(start)
         self._index_lengths = [start] * len(self._index_lengths)
-        self.end_forward()
+        self._forget_forward()
+
+    def _forget_forward(self) -> None:
+        self._plan = None
+        self._fresh = {}

@@ -52,7 +52,8 @@ class HillInferLayer(CacheLayerMixin):  # type: ignore[misc]
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Store new keys and values (batch, kv_heads, tokens, head_dim) and return them."""
-        self.cache.store(self.layer, key_states, value_states)
+        with self.cache.spans.store(self.layer):
+            self.cache.store(self.layer, key_states, value_states)
         key_states._hillinfer_layer = self  # type: ignore[attr-defined]
         return key_states, value_states
 

@@ -55,6 +55,7 @@ class QueryHooks:
             if not isinstance(cache, HillInferCache) or hidden.shape[1] != 1:
                 return
             query = predictor.predict(following, hidden, kwargs.get("position_embeddings"))
-            cache.announce(number, query, predictor.scaling(following))
+            with cache.spans.announce():
+                cache.announce(number, query, predictor.scaling(following))
 
         return announce

@@ -19,6 +19,9 @@ from hillinfer.pools.hot_pool import HotPool
 from hillinfer.pools.layer_shares import LayerShares
 from hillinfer.pools.pool_moment import PoolMoment
 from hillinfer.pools.slot_table import SLOT_BYTES
+from hillinfer.timeline.lane import Lane
+from hillinfer.timeline.recorder import Recorder
+from hillinfer.timeline.silent import SILENT
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
 TABLE_GROWTH_ROWS = 4096
@@ -40,6 +43,8 @@ class HotPools:
         Ranks rows.
     shares
         How the memory is divided among the layers.
+    recorder
+        Notes how long promotions take.
     """
 
     def __init__(
@@ -48,7 +53,9 @@ class HotPools:
         accountant: Accountant,
         policy: PoolPolicy,
         shares: LayerShares,
+        recorder: Recorder = SILENT,
     ) -> None:
+        self._recorder = recorder
         self._shape = shape
         self._accountant = accountant
         self._shares = shares
@@ -154,7 +161,8 @@ class HotPools:
             pool.grow(grown)
 
         def exchange() -> tuple[int, int]:
-            moved = pool.promote(candidates, moment, settled_before)
+            with self._recorder.span(Lane.COPIES, "promote", layer=layer, rows=len(candidates)):
+                moved = pool.promote(candidates, moment, settled_before)
             done(moved)
             return moved
 

@@ -25,6 +25,9 @@ from hillinfer.storage.read_cost import ReadCost
 from hillinfer.storage.read_engine import ReadEngine
 from hillinfer.storage.read_plan import plan_reads
 from hillinfer.storage.stored_base import ReadFile, RowBase
+from hillinfer.timeline.lane import Lane
+from hillinfer.timeline.recorder import Recorder
+from hillinfer.timeline.silent import SILENT
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
 
@@ -56,6 +59,8 @@ class ColdStore:
         How the drive is reached; the operating system itself where None.
     base
         Where the first groups lie already; the store closes it.
+    recorder
+        Notes how long reads and writes take.
     """
 
     def __init__(
@@ -67,7 +72,9 @@ class ColdStore:
         counters: Counters,
         calls: DriveCalls | None = None,
         base: RowBase | None = None,
+        recorder: Recorder = SILENT,
     ) -> None:
+        self._recorder = recorder
         self._directory = directory
         self._layers = shape.layers
         self._calls = calls
@@ -163,10 +170,10 @@ class ColdStore:
             try:
                 breaks = np.flatnonzero(np.diff(groups) != 1) + 1
                 for begin, end in pairwise([0, *breaks.tolist(), len(groups)]):
-                    file.write(
-                        data[begin * self._group_bytes : end * self._group_bytes],
-                        (int(groups[begin]) - first_group) * self._group_bytes,
-                    )
+                    piece = data[begin * self._group_bytes : end * self._group_bytes]
+                    at = (int(groups[begin]) - first_group) * self._group_bytes
+                    with self._recorder.span(Lane.WRITES, "rows", layer=layer, bytes=len(piece)):
+                        file.write(piece, at)
             except Exception as error:
                 self._failure = error
             finally:
@@ -230,9 +237,13 @@ class ColdStore:
         own = rows >= first_row
         with self._reading:
             if self._base is not None and not own.all():
-                cost += self._read_rows(self._base.files[layer], rows[~own], out, places[~own])
+                cost += self._read_rows(
+                    layer, self._base.files[layer], rows[~own], out, places[~own]
+                )
             if own.any():
-                cost += self._read_rows(self._files[layer], rows[own] - first_row, out, places[own])
+                cost += self._read_rows(
+                    layer, self._files[layer], rows[own] - first_row, out, places[own]
+                )
             self._counters.cold_useful_bytes += len(rows) * self._row_bytes
             self._counters.cold_reads += cost.reads
             self._counters.cold_read_bytes += cost.byte_count
@@ -284,6 +295,7 @@ class ColdStore:
 
     def _read_rows(
         self,
+        layer: int,
         file: ReadFile,
         rows: NDArray[np.int64],
         out: NDArray[np.uint8],
@@ -291,7 +303,11 @@ class ColdStore:
     ) -> ReadCost:
         cost = ReadCost()
         for batch in plan_reads(rows, self._row_bytes, len(self._buffer)):
-            self._engine.read(file, self._buffer, batch)
+            byte_count = int(batch.byte_counts.sum())
+            with self._recorder.span(
+                Lane.READS, "rows", layer=layer, reads=len(batch), bytes=byte_count
+            ):
+                self._engine.read(file, self._buffer, batch)
             # Rows start at multiples of 64 bytes, so a view of all such places has them as rows.
             at_64 = np.lib.stride_tricks.as_strided(
                 self._buffer,
@@ -300,5 +316,5 @@ class ColdStore:
                 writeable=False,
             )
             out[places[batch.wanted]] = at_64[batch.row_offsets // 64]
-            cost += ReadCost(len(batch.byte_counts), int(batch.byte_counts.sum()))
+            cost += ReadCost(len(batch), byte_count)
         return cost

@@ -17,6 +17,9 @@ from hillinfer.storage.read_engine import ReadEngine
 from hillinfer.storage.read_plan import MAX_READ_BYTES
 from hillinfer.storage.reads import Reads
 from hillinfer.storage.stored_base import ReadFile, ShadowBase
+from hillinfer.timeline.lane import Lane
+from hillinfer.timeline.recorder import Recorder
+from hillinfer.timeline.silent import SILENT
 from hillinfer_model.kernel_spec import BEAT_BYTES, KernelSpec
 
 # Shadows that are read at once, each into a buffer of its own.
@@ -40,6 +43,8 @@ class ShadowStore:
         How the drive is reached.
     base
         Holds the first slots, which are read and never written; the store closes it.
+    recorder
+        Notes how long reads and writes take.
     """
 
     def __init__(
@@ -50,7 +55,9 @@ class ShadowStore:
         engine: ReadEngine,
         calls: DriveCalls | None = None,
         base: ShadowBase | None = None,
+        recorder: Recorder = SILENT,
     ) -> None:
+        self._recorder = recorder
         self._directory = directory
         self._mode = mode
         self._calls = calls
@@ -91,7 +98,8 @@ class ShadowStore:
     def write(self, slot: int, shadow: NDArray[np.uint8]) -> Future[None]:
         """Write a shadow that `buffer` made, in the background; leave it alone until it is done."""
         file = self._opened()
-        return self._writer.submit(file.write, _whole(shadow, self.slot_bytes), self._offset(slot))
+        memory = _whole(shadow, self.slot_bytes)
+        return self._writer.submit(self._noted_write, file, memory, self._offset(slot))
 
     def read(self, slot: int, into: NDArray[np.uint8]) -> Future[None]:
         """Read a shadow into what `buffer` made, in the background."""
@@ -102,7 +110,7 @@ class ShadowStore:
             file, offset = self._opened(), self._offset(slot)
         memory = _memory(into)
         reads = Reads.in_pieces(offset, self.slot_bytes, MAX_READ_BYTES)
-        return self._readers.submit(self._engine.read, file, memory, reads)
+        return self._readers.submit(self._noted_read, file, memory, reads)
 
     def place(self, slot: int) -> tuple[int, int]:
         """Return descriptor and offset of a shadow that was written or lies in the base."""
@@ -119,6 +127,14 @@ class ShadowStore:
             self._file = None
         if self._base is not None:
             self._base.file.close()
+
+    def _noted_write(self, file: ColdFile, memory: memoryview, offset: int) -> None:
+        with self._recorder.span(Lane.WRITES, "shadow", bytes=len(memory)):
+            file.write(memory, offset)
+
+    def _noted_read(self, file: ReadFile, memory: NDArray[np.uint8], reads: Reads) -> None:
+        with self._recorder.span(Lane.READS, "shadow", reads=len(reads), bytes=self.slot_bytes):
+            self._engine.read(file, memory, reads)
 
     def _opened(self) -> ColdFile:
         if self._file is None:

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import os
-import stat
 import threading
 import warnings
 from contextlib import suppress
@@ -12,8 +10,9 @@ from dataclasses import astuple, fields
 from io import FileIO
 from pathlib import Path
 
-from hillinfer.errors import HillInferWarning, SettingsError
+from hillinfer.errors import HillInferWarning
 from hillinfer.pools.layer_step import LayerStep
+from hillinfer.timeline.private_file import private_file
 
 COLUMNS = tuple(field.name for field in fields(LayerStep))
 _BUFFER_BYTES = 1 << 14
@@ -39,13 +38,7 @@ class PoolTimeline:
     def __init__(self, file: Path) -> None:
         self._file = file
         self._lock = threading.Lock()
-        try:
-            self._out: FileIO | None = FileIO(file, "w", opener=_private)
-        except OSError as error:
-            raise SettingsError(
-                f"cannot write the pool timeline to {file}: {error.strerror}; choose another "
-                "--pool-timeline"
-            ) from error
+        self._out: FileIO | None = private_file(file, "the pool timeline", "--pool-timeline")
         self._waiting = bytearray((",".join(COLUMNS) + "\n").encode())
 
     def observe(self, entry: LayerStep) -> None:
@@ -95,11 +88,3 @@ class PoolTimeline:
             HillInferWarning,
             stacklevel=4,
         )
-
-
-def _private(file: str, flags: int) -> int:
-    descriptor = os.open(file, flags, 0o600)
-    # A file that was there before keeps its mode otherwise.
-    if stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.fchmod(descriptor, 0o600)
-    return descriptor

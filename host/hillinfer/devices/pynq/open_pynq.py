@@ -22,11 +22,15 @@ from hillinfer.devices.xrt.spec_record import recorded_spec
 from hillinfer.devices.xrt.xclbin import Xclbin
 from hillinfer.errors import SettingsError
 from hillinfer.hie.torch_scorer import TorchScorer
+from hillinfer.timeline.recorder import Recorder
+from hillinfer.timeline.silent import SILENT
 from hillinfer_model.choices import Scope
 from hillinfer_model.kernel_spec import KernelSpec
 
 
-def open_pynq(spec: KernelSpec, scope: Scope, options: DeviceOptions) -> DeviceScorer:
+def open_pynq(
+    spec: KernelSpec, scope: Scope, options: DeviceOptions, recorder: Recorder = SILENT
+) -> DeviceScorer:
     """Return a scorer whose device is a card that PYNQ loads and starts.
 
     Raises
@@ -60,4 +64,4 @@ def open_pynq(spec: KernelSpec, scope: Scope, options: DeviceOptions) -> DeviceS
         raise SettingsError(f"device=pynq: {error}") from error
     device = LaunchDevice(kernels, PynqLaunches(execution), MEMORY_BYTES // kernels.segment_bytes)
     shadows = DeviceShadows(spec, device, options.beta, warn_of_loss)
-    return DeviceScorer(TorchScorer(spec, scope), shadows)
+    return DeviceScorer(TorchScorer(spec, scope), shadows, recorder)

@@ -20,6 +20,8 @@ from hillinfer.devices.xrt.xclbin import Xclbin
 from hillinfer.devices.xrt.xrt_device import XrtDevice
 from hillinfer.errors import SettingsError
 from hillinfer.hie.torch_scorer import TorchScorer
+from hillinfer.timeline.recorder import Recorder
+from hillinfer.timeline.silent import SILENT
 from hillinfer.user_cache import user_cache_dir
 from hillinfer_model.choices import Scope
 from hillinfer_model.kernel_spec import KernelSpec
@@ -30,7 +32,9 @@ _RESERVED_BYTES = 256 << 20
 _WINDOW_BYTES = 256 << 20
 
 
-def open_xrt(spec: KernelSpec, scope: Scope, options: DeviceOptions) -> DeviceScorer:
+def open_xrt(
+    spec: KernelSpec, scope: Scope, options: DeviceOptions, recorder: Recorder = SILENT
+) -> DeviceScorer:
     """Return a scorer whose device is a card that an xclbin is loaded on.
 
     Raises
@@ -64,7 +68,7 @@ def open_xrt(spec: KernelSpec, scope: Scope, options: DeviceOptions) -> DeviceSc
     claims = MemoryClaims(user_cache_dir("cards"), str(card["place"]), memory)
     device = XrtDevice(kernels, worker, memory, claims, deadlines)
     shadows = DeviceShadows(spec, device, options.beta, warn_of_loss)
-    return DeviceScorer(TorchScorer(spec, scope), shadows)
+    return DeviceScorer(TorchScorer(spec, scope), shadows, recorder)
 
 
 def kernels_for(spec: KernelSpec, found: KernelSpec) -> KernelSpec:
