@@ -62,33 +62,35 @@ public:
         open_row();
     }
 
-    // kLines of them, fewer at the end of a row.
+    // The next kLines of them.
     void fetch() {
-        const char* const line = line_;
-        if (line + kLines * 64 < end_) {
+        if (line_ + kLines * 64 < end_) {
 #pragma GCC unroll 8
             for (int i = 0; i < kLines; ++i) {
-                __builtin_prefetch(line + i * 64, 0, 2);
+                touch(line_ + i * 64);
             }
-            line_ = line + kLines * 64;
+            line_ += kLines * 64;
             return;
         }
-        for (const char* i = line; i < end_; i += 64) {
-            __builtin_prefetch(i, 0, 2);
-        }
-        if (row_ != stop_) {
-            ++row_;
-            open_row();
+        for (int i = 0; i < kLines && line_ < end_; ++i) {
+            touch(line_);
+            line_ += 64;
+            if (line_ >= end_) {
+                ++row_;
+                open_row();
+            }
         }
     }
 
 private:
+    static void touch(uint64_t line) {
+        __builtin_prefetch(reinterpret_cast<const void*>(line), 0, 2);
+    }
+
     void open_row() {
         if (row_ != stop_) {
-            line_ = reinterpret_cast<const char*>((*row_ + start_) & ~uint64_t(63));
-            end_ = reinterpret_cast<const char*>(*row_ + start_ + bytes_);
-        } else {
-            line_ = end_;
+            line_ = (*row_ + start_) & ~uint64_t(63);
+            end_ = *row_ + start_ + bytes_;
         }
     }
 
@@ -96,8 +98,9 @@ private:
     const uint64_t* stop_;
     size_t start_;
     size_t bytes_;
-    const char* line_ = nullptr;
-    const char* end_ = nullptr;
+    // Of the row that is open; the line is not below the end where none is left.
+    uint64_t line_ = 0;
+    uint64_t end_ = 0;
 };
 
 template <class V, StoredType kType>
