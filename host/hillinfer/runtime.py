@@ -351,16 +351,17 @@ class Runtime:
             return
         self._make_room_for_scores(past)
         nothing = torch.empty((0, self.shape.kv_heads, self.shape.head_dim), dtype=torch.float16)
-        with self._scoring:
-            with self.recorder.span(Lane.HOST_SCORING, "code", layer=layer):
-                shadows = self._shadow.code_all(layer, sequence, nothing)
-            with _explained(layer):
+        if sequence.observed[layer] is not None or not self._shadow.codes_from_tail(
+            layer, sequence
+        ):
+            with self._scoring, _explained(layer):
+                shadows = self._coded(layer, sequence, nothing)
                 self._count_observed(layer, sequence, scaling, shadows)
         on_host = query[:, 0].float().cpu()
 
         def select() -> list[NDArray[np.int64]]:
             with self._scoring, _explained(layer):
-                shadows = self._shadow.shadows(layer, sequence)
+                shadows = self._coded(layer, sequence, nothing)
                 with self.recorder.span(Lane.HOST_SCORING, "score", layer=layer, tokens=past):
                     return self._evaluation.select_next(on_host, scaling, shadows)
 
@@ -422,11 +423,14 @@ class Runtime:
         length = sequence.lengths[layer]
         self._make_room_for_scores(length)
         with self._scoring, _explained(layer):
-            with self.recorder.span(Lane.HOST_SCORING, "code", layer=layer):
-                shadows = self._shadow.code_all(layer, sequence, _shadow_keys(keys))
+            shadows = self._coded(layer, sequence, _shadow_keys(keys))
             with self.recorder.span(Lane.HOST_SCORING, "score", layer=layer, tokens=length):
                 self._count_observed(layer, sequence, scaling, shadows)
                 return self._evaluation.select(query[:, 0].float().cpu(), scaling, shadows)
+
+    def _coded(self, layer: int, sequence: Sequence, fresh: torch.Tensor) -> list[SegmentShadow]:
+        with self.recorder.span(Lane.HOST_SCORING, "code", layer=layer):
+            return self._shadow.code_all(layer, sequence, fresh)
 
     def _count_observed(
         self, layer: int, sequence: Sequence, scaling: float, shadows: list[SegmentShadow]

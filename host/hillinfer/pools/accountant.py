@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from enum import StrEnum
 
@@ -32,6 +33,7 @@ class Accountant:
         self.budget_bytes = budget_bytes
         self._held = dict.fromkeys(Part, 0)
         self._peak = dict(self._held)
+        self._changing = threading.Lock()
         self._make_room: Callable[[], None] | None = None
 
     def on_shortage(self, make_room: Callable[[], None]) -> None:
@@ -54,16 +56,16 @@ class Accountant:
         BudgetError
             Where they do not fit even after hot rows were given up; nothing is counted then.
         """
-        self._held[part] += byte_count
+        self._change(part, byte_count)
         if self._total() > self.budget_bytes and self._make_room is not None:
             try:
                 self._make_room()
             except BaseException:
-                self._held[part] -= byte_count
+                self._change(part, -byte_count)
                 raise
         if self._total() > self.budget_bytes:
             needed = self._total()
-            self._held[part] -= byte_count
+            self._change(part, -byte_count)
             raise BudgetError(
                 f"the DRAM budget of {format_bytes(self.budget_bytes)} is too small: "
                 f"{format_bytes(needed)} are needed now ({self._describe()}, and "
@@ -74,7 +76,7 @@ class Accountant:
 
     def give(self, part: Part, byte_count: int) -> None:
         """Count bytes that were freed."""
-        self._held[part] -= byte_count
+        self._change(part, -byte_count)
 
     def peak(self) -> dict[Part, int]:
         """Return the parts at the moment their sum was largest."""
@@ -83,6 +85,11 @@ class Accountant:
     def held(self) -> dict[Part, int]:
         """Return the parts now."""
         return dict(self._held)
+
+    def _change(self, part: Part, byte_count: int) -> None:
+        # Any thread may; not held while room is made, which waits for others.
+        with self._changing:
+            self._held[part] += byte_count
 
     def _total(self) -> int:
         return sum(self._held.values())

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -68,6 +69,8 @@ class HotPools:
         self._background = ThreadPoolExecutor(1, thread_name_prefix="hillinfer-pool")
         self._under_way: list[list[Exchange]] = [[] for _ in range(shape.layers)]
         self._failure: BaseException | None = None
+        # Held by whoever attends to rows in their slots, which must not move meanwhile.
+        self.attending = threading.RLock()
         accountant.on_shortage(self._make_room)
 
     def capacity(self, layer: int) -> int:
@@ -247,8 +250,9 @@ class HotPools:
             raise failure
 
     def _make_room(self) -> None:
-        self._wait()
-        for layer, pool in enumerate(self.layers):
-            before = pool.used_rows
-            pool.shrink(self.capacity(layer), self._moments[layer])
-            self._accountant.give(Part.HOT, (before - pool.used_rows) * self._slot_bytes)
+        with self.attending:
+            self._wait()
+            for layer, pool in enumerate(self.layers):
+                before = pool.used_rows
+                pool.shrink(self.capacity(layer), self._moments[layer])
+                self._accountant.give(Part.HOT, (before - pool.used_rows) * self._slot_bytes)

@@ -83,6 +83,7 @@ class RowReader:
         self._buffer_rows = max(block_rows, GROUP_TOKENS)
         size = self._buffer_rows * row_bytes
         self._buffers = [aligned_buffer(size)[:size].reshape(-1, row_bytes) for _ in range(2)]
+        self._row_bytes = row_bytes
         self._promoting: list[Future[tuple[int, int]] | None] = [None, None]
         self._ahead = ThreadPoolExecutor(1, thread_name_prefix="hillinfer-gather")
         self._upcoming: Future[_Gathered] | None = None
@@ -105,6 +106,25 @@ class RowReader:
             self._counters.drive_wait_seconds += time.perf_counter() - started
             yield gathered.rows
             started = time.perf_counter()
+
+    def from_drive(
+        self, layer: int, sequence: Sequence, start: int, stop: int
+    ) -> Iterator[NDArray[np.uint8]]:
+        """Yield rows of full groups as the drive has them, valid until the next; any thread may.
+
+        Parameters
+        ----------
+        layer, sequence
+            Whose rows.
+        start, stop
+            Positions of the first one and behind the last one.
+        """
+        rows = np.empty((GROUP_TOKENS, self._row_bytes), np.uint8)
+        for first in range(start, stop, GROUP_TOKENS):
+            positions = np.arange(first, min(first + GROUP_TOKENS, stop))
+            own, places = rows[: len(positions)], np.arange(len(positions))
+            self._store.read_rows(layer, sequence.rows(positions), own, places)
+            yield own
 
     def land(
         self, layer: int, sequence: Sequence, positions: NDArray[np.int64], on_drive: int
@@ -169,6 +189,7 @@ class RowReader:
         """
         entry = self._begin(layer, sequence, positions, step)
         started = time.perf_counter()
+        self._pools.attending.acquire()
         try:
             self._arrive(landed, entry)
             blocks = self._blocks(layer, sequence, positions, landed)
@@ -185,6 +206,7 @@ class RowReader:
                 yield block, rows
                 started = time.perf_counter()
         finally:
+            self._pools.attending.release()
             if landed is not None and landed.reading.exception() is None:
                 self._give(landed)
         self._end(entry)
@@ -214,6 +236,7 @@ class RowReader:
         entry = self._begin(layer, sequence, positions, step)
         started = time.perf_counter()
         promoting: Future[tuple[int, int]] | None = None
+        self._pools.attending.acquire()
         try:
             self._arrive(landed, entry)
             addresses, arrived, rest = self._locate(layer, sequence, positions, landed)
@@ -243,6 +266,7 @@ class RowReader:
                 yield addresses[start:stop]
                 started = time.perf_counter()
         finally:
+            self._pools.attending.release()
             if landed is not None and landed.reading.exception() is None:
                 if promoting is None:
                     self._give(landed)

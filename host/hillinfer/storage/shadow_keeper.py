@@ -68,6 +68,22 @@ class ShadowKeeper:
         self._code(layer, sequence, fresh, sequence.lengths[layer])
         return self.shadows(layer, sequence)
 
+    def codes_from_tail(self, layer: int, sequence: Sequence) -> bool:
+        """Say whether coding what is left of a layer takes no memory and reads nothing back.
+
+        Another thread may code it then, while this one takes memory or reads rows.
+        """
+        size, tokens = self.spec.segment_tokens, sequence.lengths[layer]
+        number = (tokens - 1) // size
+        if number >= len(sequence.segments) or tokens % size == 0:
+            return False
+        segment = sequence.segments[number]
+        own = segment.layers[layer]
+        coded = number * size + own.coded_tokens
+        return (
+            segment.owners == 1 and own.shadow is not None and coded >= sequence.held_starts[layer]
+        )
+
     def share(self, sequence: Sequence) -> list[Segment]:
         """Return the sequence's segments, owned once more each, for a fork of it."""
         for segment in sequence.segments:
@@ -123,7 +139,7 @@ class ShadowKeeper:
     def _code(self, layer: int, sequence: Sequence, fresh: torch.Tensor, stop: int) -> None:
         size, tokens = self.spec.segment_tokens, sequence.lengths[layer]
         for number, segment in enumerate(sequence.segments):
-            self._recode_lost(layer, sequence, number, fresh)
+            self._recode_lost(layer, sequence, number)
             # Now, lest the shadows of a long prompt pile up until the first step scores.
             self._memory.leave_to_device(segment.layers[layer], (number + 1) * size, tokens)
         for number in range(-(-stop // size)):
@@ -149,9 +165,7 @@ class ShadowKeeper:
             self._memory.note_coded(own, number)
             self._memory.leave_to_device(own, (number + 1) * size, tokens)
 
-    def _recode_lost(
-        self, layer: int, sequence: Sequence, number: int, fresh: torch.Tensor
-    ) -> None:
+    def _recode_lost(self, layer: int, sequence: Sequence, number: int) -> None:
         """Code a segment again that was lost with its device, with the statistics it has.
 
         Whoever else owns it gets the same codes.
@@ -161,7 +175,7 @@ class ShadowKeeper:
         if lost:
             assert own.statistics is not None
             base = number * self.spec.segment_tokens
-            keys = self._keys(layer, sequence, fresh, base, base + lost)
+            keys = self._stored_keys(layer, sequence, base, base + lost)
             self._scorer.encode(keys, own.statistics, self._memory.writable(own), 0)
             own.coded_tokens = lost
             self._memory.note_coded(own, number)
@@ -169,8 +183,7 @@ class ShadowKeeper:
     def _remake(self, layer: int, sequence: Sequence, number: int) -> NDArray[np.uint8]:
         """Return the shadow of a segment whose device was just lost."""
         own = sequence.segments[number].layers[layer]
-        nothing = torch.empty((0, self.spec.kv_heads, self.spec.head_dim), dtype=torch.float16)
-        self._recode_lost(layer, sequence, number, nothing)
+        self._recode_lost(layer, sequence, number)
         return self._memory.whole(own)
 
     def _keys(
@@ -191,6 +204,21 @@ class ShadowKeeper:
             keys[at : at + len(rows)] = self._layout.keys(torch.from_numpy(rows))
             at += len(rows)
         keys[at:] = fresh[: end - start - at]
+        return keys
+
+    def _stored_keys(self, layer: int, sequence: Sequence, start: int, end: int) -> torch.Tensor:
+        """Return the keys of full groups as FP16, in whatever thread.
+
+        The device held full groups, and the thread that scores learns that it is lost while
+        another attends to rows.
+        """
+        keys = torch.empty(
+            (end - start, self.spec.kv_heads, self.spec.head_dim), dtype=torch.float16
+        )
+        at = 0
+        for rows in self._reader.from_drive(layer, sequence, start, end):
+            keys[at : at + len(rows)] = self._layout.keys(torch.from_numpy(rows))
+            at += len(rows)
         return keys
 
     def _own(self, sequence: Sequence, number: int) -> Segment:
