@@ -350,18 +350,17 @@ class Runtime:
         if self._evaluation.selects_all(past + 1):
             return
         self._make_room_for_scores(past)
-        nothing = torch.empty((0, self.shape.kv_heads, self.shape.head_dim), dtype=torch.float16)
         if sequence.observed[layer] is not None or not self._shadow.codes_from_tail(
             layer, sequence
         ):
             with self._scoring, _explained(layer):
-                shadows = self._coded(layer, sequence, nothing)
+                shadows = self._past(layer, sequence, past)
                 self._count_observed(layer, sequence, scaling, shadows)
         on_host = query[:, 0].float().cpu()
 
         def select() -> list[NDArray[np.int64]]:
             with self._scoring, _explained(layer):
-                shadows = self._coded(layer, sequence, nothing)
+                shadows = self._past(layer, sequence, past)
                 with self.recorder.span(Lane.HOST_SCORING, "score", layer=layer, tokens=past):
                     return self._evaluation.select_next(on_host, scaling, shadows)
 
@@ -427,6 +426,10 @@ class Runtime:
             with self.recorder.span(Lane.HOST_SCORING, "score", layer=layer, tokens=length):
                 self._count_observed(layer, sequence, scaling, shadows)
                 return self._evaluation.select(query[:, 0].float().cpu(), scaling, shadows)
+
+    def _past(self, layer: int, sequence: Sequence, past: int) -> list[SegmentShadow]:
+        with self.recorder.span(Lane.HOST_SCORING, "code", layer=layer):
+            return self._shadow.code_past(layer, sequence, past)
 
     def _coded(self, layer: int, sequence: Sequence, fresh: torch.Tensor) -> list[SegmentShadow]:
         with self.recorder.span(Lane.HOST_SCORING, "code", layer=layer):

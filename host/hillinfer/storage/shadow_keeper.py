@@ -16,7 +16,7 @@ from hillinfer.storage.row_reader import RowReader
 from hillinfer.storage.segment import Segment
 from hillinfer.storage.sequence import Sequence
 from hillinfer.storage.shadow_memory import ShadowMemory
-from hillinfer_model.kernel_spec import KernelSpec
+from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
 
 
 class ShadowKeeper:
@@ -68,6 +68,15 @@ class ShadowKeeper:
         self._code(layer, sequence, fresh, sequence.lengths[layer])
         return self.shadows(layer, sequence)
 
+    def code_past(self, layer: int, sequence: Sequence, past: int) -> list[SegmentShadow]:
+        """Code the first `past` tokens and return their shadow.
+
+        Unlike `code_all`, whatever is stored meanwhile: one token more may be, by another thread.
+        """
+        nothing = torch.empty((0, self.spec.kv_heads, self.spec.head_dim), dtype=torch.float16)
+        self._code(layer, sequence, nothing, past)
+        return self.shadows(layer, sequence)
+
     def codes_from_tail(self, layer: int, sequence: Sequence) -> bool:
         """Say whether coding what is left of a layer takes no memory and reads nothing back.
 
@@ -75,7 +84,8 @@ class ShadowKeeper:
         """
         size, tokens = self.spec.segment_tokens, sequence.lengths[layer]
         number = (tokens - 1) // size
-        if number >= len(sequence.segments) or tokens % size == 0:
+        # A full group leaves the tail when the next token comes.
+        if number >= len(sequence.segments) or tokens % GROUP_TOKENS == 0:
             return False
         segment = sequence.segments[number]
         own = segment.layers[layer]

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is announced is selected and read ahead; what is not asked for leaves nothing behind."""
 
+import threading
+
 import numpy as np
 import pytest
 import torch
@@ -53,14 +55,14 @@ def query(seed):
 class Filled:
     """A runtime with one sequence, almost nothing of it hot."""
 
-    def __init__(self, cold_dir, calls=None, **changes):
+    def __init__(self, cold_dir, calls=None, tokens=TOKENS, **changes):
         settings = CHOSEN.changed(**changes)
         plan = BudgetPlan.with_whole_shadow(SHAPE, settings, TOKENS + 100)
         self.runtime = Runtime(SHAPE, settings, plan.required_bytes, cold_dir, calls=calls)
         self.sequence = self.runtime.open_sequence()
         self.runtime.begin_step()
         for layer in range(LAYERS):
-            keys, values = states(layer, TOKENS)
+            keys, values = states(layer, tokens)
             self.runtime.append(layer, self.sequence, keys, values)
             self.runtime.code_full_segments(layer, self.sequence, keys)
             self.runtime._store.settle_all(layer)
@@ -145,6 +147,26 @@ def test_the_announced_query_selects_and_not_the_one_at_hand(cold_dir):
         outputs.append(made.attend(2, made.append(2, 0), seed=1))
         made.runtime.close()
     assert not torch.equal(*outputs)
+
+
+@pytest.mark.parametrize("tokens", [TOKENS, 575, 576, 639, 640])
+def test_when_the_scoring_thread_comes_round_to_it_changes_nothing(tokens, cold_dir):
+    """Also where it does only after the new token is stored, which it must not see."""
+    outputs = []
+    for late in (False, True):
+        (cold_dir / str(late)).mkdir()
+        made = Filled(cold_dir / str(late), tokens=tokens)
+        for step in range(3):
+            made.runtime.begin_step()
+            gate = threading.Event()
+            if late:
+                made.runtime._pipeline._scoring.submit(gate.wait)
+            made.announce(1, seed=step)
+            keys = made.append(1, step)
+            gate.set()
+            outputs.append(made.attend(1, keys, seed=step))
+        made.runtime.close()
+    assert all(map(torch.equal, outputs[:3], outputs[3:]))
 
 
 def test_what_was_announced_and_not_wanted_is_given_back(filled):
