@@ -26,7 +26,8 @@ class SegmentLayer:
     resident
         What a device holds of it; None where it holds nothing.
     probes
-        The probe tokens where it lies on the drive and a device is to score it, else None.
+        The probe tokens where it is full and at rest in DRAM, or lies on the drive and a device is
+        to score it; else None.
     statistics
         None until it is full or first scored.
     coded_tokens

@@ -18,9 +18,11 @@ from hillinfer.devices.resident_shadow import ResidentShadow
 from hillinfer.devices.scorer import SegmentShadow
 from hillinfer.errors import ColdPoolError
 from hillinfer.hie.offsets import RECENT_TOKENS
+from hillinfer.hie.probe_shadow import ProbeShadow, probe_bytes
+from hillinfer.hie.shadow_layout import ShadowLayout
 from hillinfer.pools.accountant import Accountant, Part
 from hillinfer.storage.segment import Segment, SegmentLayer
-from hillinfer.storage.shadow_store import STREAM_BUFFERS, ShadowStore
+from hillinfer.storage.shadow_store import STREAM_BUFFERS, ShadowStore, shadow_bytes
 from hillinfer.storage.shadow_stream import ShadowStream
 from hillinfer.storage.streamed_shadow import StreamedShadow
 from hillinfer_model.channel_statistics import ChannelStatistics
@@ -29,6 +31,8 @@ from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
 # Full shadows on their way to the drive, which DRAM still holds.
 LEAVING_SHADOWS = 4
 _STATISTICS_ITEM_BYTES = 5
+# A shadow in DRAM has the sinks beside it, so its copy is that of a segment without.
+_NO_SINKS = 1
 
 
 class ShadowMemory:
@@ -43,7 +47,7 @@ class ShadowMemory:
     spec
         Fixes sizes.
     limit_bytes
-        Most bytes of full shadows in DRAM.
+        Most bytes of full shadows in DRAM, the copies of their probe tokens aside.
     accountant
         Counts shadows, statistics and buffers.
     counters
@@ -67,6 +71,7 @@ class ShadowMemory:
         self._device = device
         self._staging: NDArray[np.uint8] | None = None
         self._store = store
+        self._layout = ShadowLayout(spec)
         self._size = spec.segment_tokens
         self._limit_bytes = limit_bytes
         self._statistics_bytes = statistics_bytes(spec)
@@ -103,7 +108,9 @@ class ShadowMemory:
             # Looked at once: the thread that attends may drop it once the drive has it.
             shadow = own.shadow
             if shadow is not None:
-                made.append(SegmentShadow(base, own.coded_tokens, shadow, own.statistics))
+                made.append(
+                    SegmentShadow(base, own.coded_tokens, shadow, own.statistics, own.probes)
+                )
                 continue
             assert own.slot is not None
             place = None
@@ -239,10 +246,11 @@ class ShadowMemory:
 
     def _note_full(self, own: SegmentLayer, number: int) -> None:
         """Learn that a shadow is complete: it stays, or goes to the drive."""
+        assert own.shadow is not None
         self._full_bytes += self._store.slot_bytes
         if self._full_bytes <= self._limit_bytes:
+            self._copy_probes(own, _NO_SINKS, own.shadow)
             return
-        assert own.shadow is not None
         self._streaming()
         while len(self._leaving) >= LEAVING_SHADOWS:
             self._drop_written()
@@ -300,6 +308,7 @@ class ShadowMemory:
                 own.shadow = self._copied(own)
                 self.forget_lost(own, 0)
         for own in segment.layers:
+            self._drop_probes(own)
             if self._counts_as_full(own) and tokens < self._size:
                 self._full_bytes -= self._store.slot_bytes
             if own.resident is not None:
@@ -406,9 +415,12 @@ class ShadowMemory:
     def _keep_probes(self, own: SegmentLayer, number: int) -> None:
         """Keep the probe tokens of a shadow that has a slot, if a device is to score it."""
         if self._device is not None and self._device.staging and self._device.wants(number):
-            probes = self._device.probes(number, self.whole(own))
-            self._accountant.take(Part.SHADOW, probes.shadow.nbytes)
-            own.probes = probes
+            self._copy_probes(own, number, self.whole(own))
+
+    def _copy_probes(self, own: SegmentLayer, number: int, shadow: NDArray[np.uint8]) -> None:
+        """Keep a copy of a full shadow's probe tokens, which are looked at before the others."""
+        self._accountant.take(Part.SHADOW, probe_bytes(self._layout.spec, number))
+        own.probes = ProbeShadow.of(self._layout, number, shadow)
 
     def _drop_probes(self, own: SegmentLayer) -> None:
         if own.probes is not None:
@@ -459,6 +471,11 @@ class ShadowMemory:
     def _settle(self) -> None:
         while self._leaving:
             self._drop_written()
+
+
+def held_bytes(spec: KernelSpec) -> int:
+    """Return the most bytes of one segment's shadow in DRAM, with the copy of its probe tokens."""
+    return shadow_bytes(spec) + probe_bytes(spec, _NO_SINKS)
 
 
 def statistics_bytes(spec: KernelSpec) -> int:
