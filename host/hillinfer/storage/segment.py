@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hillinfer.devices.device_shadows import Resident
+from hillinfer.devices.scorer import SegmentShadow
 from hillinfer.hie.probe_shadow import ProbeShadow
 from hillinfer_model.channel_statistics import ChannelStatistics
 
@@ -32,6 +33,9 @@ class SegmentLayer:
         None until it is full or first scored.
     coded_tokens
         Tokens coded so far.
+    told
+        What scorers are told of a full shadow at rest in DRAM: the same object at every step, so
+        that they need to look at it only once.
     """
 
     shadow: NDArray[np.uint8] | None = None
@@ -40,6 +44,11 @@ class SegmentLayer:
     probes: ProbeShadow | None = None
     statistics: ChannelStatistics | None = None
     coded_tokens: int = 0
+    told: SegmentShadow | None = None
+
+    def drop_shadow(self) -> None:
+        """Forget what DRAM holds of it."""
+        self.shadow, self.told = None, None
 
 
 class Segment:

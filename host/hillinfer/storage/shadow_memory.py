@@ -106,11 +106,11 @@ class ShadowMemory:
                 made.append(self._resident_shadow(base, own, partial(remake, number)))
                 continue
             # Looked at once: the thread that attends may drop it once the drive has it.
-            shadow = own.shadow
-            if shadow is not None:
-                made.append(
-                    SegmentShadow(base, own.coded_tokens, shadow, own.statistics, own.probes)
-                )
+            told, shadow = own.told, own.shadow
+            if told is None and shadow is not None:
+                told = self._told(base, own, shadow)
+            if told is not None:
+                made.append(told)
                 continue
             assert own.slot is not None
             place = None
@@ -134,6 +134,19 @@ class ShadowMemory:
         if on_drive:
             self._streaming().begin(on_drive)
         return made
+
+    def _told(self, base: int, own: SegmentLayer, shadow: NDArray[np.uint8]) -> SegmentShadow:
+        """Return a shadow in DRAM, and remember what is told of it where it is at rest there."""
+        assert own.statistics is not None
+        told = SegmentShadow(base, own.coded_tokens, shadow, own.statistics, own.probes)
+        if told.probe_copy is not None and own.slot is None:
+            own.told = told
+        return told
+
+    @property
+    def has_device(self) -> bool:
+        """Whether a device may hold shadows."""
+        return self._device is not None
 
     def writable(self, own: SegmentLayer) -> NDArray[np.uint8]:
         """Return a segment's shadow in DRAM, made where it is missing."""
@@ -275,7 +288,8 @@ class ShadowMemory:
         done: list[SegmentLayer] = []
         try:
             for own, original in zip(copy.layers, segment.layers, strict=True):
-                own.shadow, own.slot, own.resident, own.probes = None, None, None, None
+                own.drop_shadow()
+                own.slot, own.resident, own.probes = None, None, None
                 if own.statistics is None:
                     continue
                 self._accountant.take(Part.OTHER, self._statistics_bytes)
@@ -308,6 +322,7 @@ class ShadowMemory:
                 own.shadow = self._copied(own)
                 self.forget_lost(own, 0)
         for own in segment.layers:
+            own.told = None
             self._drop_probes(own)
             if self._counts_as_full(own) and tokens < self._size:
                 self._full_bytes -= self._store.slot_bytes
@@ -409,7 +424,7 @@ class ShadowMemory:
     def _drop_copy(self, own: SegmentLayer) -> None:
         if own.shadow is None or own.resident is None or own.resident.tokens < self._size:
             return
-        own.shadow = None
+        own.drop_shadow()
         self._accountant.give(Part.SHADOW, self._store.slot_bytes)
 
     def _keep_probes(self, own: SegmentLayer, number: int) -> None:
@@ -440,7 +455,7 @@ class ShadowMemory:
             self._free_resident(own)
         if own.shadow is not None:
             self._accountant.give(Part.SHADOW, self._store.slot_bytes)
-            own.shadow = None
+            own.drop_shadow()
         if own.slot is not None:
             self._store.give(own.slot)
             own.slot = None
@@ -464,7 +479,7 @@ class ShadowMemory:
             own.slot = None
             self._drop_probes(own)
             raise
-        own.shadow = None
+        own.drop_shadow()
         self._full_bytes -= self._store.slot_bytes
         self._accountant.give(Part.SHADOW, self._store.slot_bytes)
 

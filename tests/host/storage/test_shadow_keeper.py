@@ -267,6 +267,22 @@ def test_no_probe_token_outlives_a_cut(story):
     assert told.runtime._accountant.held()["shadow"] == held + again
 
 
+def test_scorers_are_told_of_a_full_shadow_once(story):
+    told = story()
+    told.feed(2100)
+    told.feed(1)
+    first = told.runtime._shadow.shadows(0, told.sequence)
+    again = told.runtime._shadow.shadows(0, told.sequence)
+    assert [a is b for a, b in zip(first, again, strict=True)] == [True, True, False]
+    told.runtime.truncate(told.sequence, 2000)
+    told.feed(48)
+    told.feed(1)
+    later = told.runtime._shadow.shadows(0, told.sequence)
+    assert [a is b for a, b in zip(first, later, strict=True)] == [True, False, False]
+    for one in later:
+        assert one.shadow is told.sequence.segments[one.base_position // SEGMENT].layers[0].shadow
+
+
 def test_what_is_on_the_drive_has_no_copy_for_the_host(story):
     told = story(placement="streamed")
     told.feed(2100)
