@@ -23,6 +23,22 @@ inline void store(int32_t* to, __m128i values) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(to), values);
 }
 
+inline void store(int32_t* to, __m256i values) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), values);
+}
+
+// gcc would take sums apart and put them together in another order, for which there are not
+// registers enough; it must not see through an addition.
+inline void add_to(__m256i& sum, __m256i values) {
+    sum = _mm256_add_epi32(sum, values);
+    asm volatile("" : "+x"(sum));
+}
+
+inline void add_narrow(__m256i& sum, __m256i values) {
+    sum = _mm256_add_epi16(sum, values);
+    asm volatile("" : "+x"(sum));
+}
+
 // Beats of a group are read in order; the processor alone does not fetch far enough ahead.
 constexpr int kAhead = 8192;
 
@@ -51,56 +67,45 @@ struct HeadTile<8> {
     template <int kHeads>
     static void run(const uint8_t* beats, int slices, const int8_t* query, size_t stride,
                     int32_t* products) {
-        // Half a beat at a time: four heads' sums of all of it would not stay in registers.
-        __m256i sums[2][kHeads];
-        for (int half = 0; half < 2; ++half) {
-            half_beat<kHeads>(beats + half * 32, slices, query, stride, sums[half]);
+        // Two tokens in each half: with four heads, eight sums and what they need fill the registers.
+        __m256i sums[kHeads][2];
+#pragma GCC unroll 4
+        for (auto& halves : sums) {
+            halves[0] = halves[1] = _mm256_setzero_si256();
+        }
+        for (int slice = 0; slice < slices; ++slice, beats += 64, query += kSliceBytes) {
+            fetch(beats);
+            const __m256i first = load(beats);
+            const __m256i second = load(beats + 32);
+            const __m256i first_odd = _mm256_srai_epi16(first, 8);
+            const __m256i second_odd = _mm256_srai_epi16(second, 8);
+            const __m256i first_even = _mm256_srai_epi16(_mm256_slli_epi16(first, 8), 8);
+            const __m256i second_even = _mm256_srai_epi16(_mm256_slli_epi16(second, 8), 8);
+#pragma GCC unroll 4
+            for (int head = 0; head < kHeads; ++head) {
+                const __m256i even = twice(query + head * stride);
+                const __m256i odd = twice(query + head * stride + 16);
+                add_to(sums[head][0], _mm256_madd_epi16(first_even, even));
+                add_to(sums[head][1], _mm256_madd_epi16(second_even, even));
+                add_to(sums[head][0], _mm256_madd_epi16(first_odd, odd));
+                add_to(sums[head][1], _mm256_madd_epi16(second_odd, odd));
+            }
         }
         const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
 #pragma GCC unroll 4
         for (int head = 0; head < kHeads; head += 2) {
             const int other = head + 1 < kHeads ? head + 1 : head;
             const __m256i both = _mm256_permutevar8x32_epi32(
-                _mm256_hadd_epi32(_mm256_hadd_epi32(sums[0][head], sums[1][head]),
-                                  _mm256_hadd_epi32(sums[0][other], sums[1][other])),
+                _mm256_hadd_epi32(_mm256_hadd_epi32(sums[head][0], sums[head][1]),
+                                  _mm256_hadd_epi32(sums[other][0], sums[other][1])),
                 order);
             store(products + head * kGroupTokens, _mm256_castsi256_si128(both));
             store(products + other * kGroupTokens, _mm256_extracti128_si256(both, 1));
         }
     }
-
-private:
-    template <int kHeads>
-    static void half_beat(const uint8_t* beats, int slices, const int8_t* query, size_t stride,
-                          __m256i* out) {
-        __m256i sums[kHeads];
-#pragma GCC unroll 4
-        for (int head = 0; head < kHeads; ++head) {
-            sums[head] = _mm256_setzero_si256();
-        }
-        for (int slice = 0; slice < slices; ++slice) {
-            fetch(beats + slice * 64);
-            const __m256i codes = load(beats + slice * 64);
-            const __m256i odd = _mm256_srai_epi16(codes, 8);
-            const __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(codes, 8), 8);
-            const int8_t* own = query + slice * kSliceBytes;
-#pragma GCC unroll 4
-            for (int head = 0; head < kHeads; ++head) {
-                sums[head] = _mm256_add_epi32(
-                    sums[head],
-                    _mm256_add_epi32(
-                        _mm256_madd_epi16(even, twice(own + head * stride)),
-                        _mm256_madd_epi16(odd, twice(own + head * stride + 16))));
-            }
-        }
-#pragma GCC unroll 4
-        for (int head = 0; head < kHeads; ++head) {
-            out[head] = sums[head];
-        }
-    }
 };
 
-// Half a beat: 4 tokens, 8 bytes each.
+// A beat: 8 tokens of 8 bytes, low and high nibbles apart.
 template <>
 struct HeadTile<4> {
     static constexpr int kSliceBytes = 16;
@@ -121,57 +126,62 @@ struct HeadTile<4> {
     template <int kHeads>
     static void run(const uint8_t* beats, int slices, const int8_t* query, size_t stride,
                     int32_t* products) {
-        const __m256i ones = _mm256_set1_epi16(1);
+        __m256i wide[kHeads][2];
+        add_slices<kHeads, true>(beats, slices < 4 ? slices : 4, query, stride, wide);
+        for (int done = 4; done < slices; done += 4) {
+            add_slices<kHeads, false>(beats + done * 64, slices - done < 4 ? slices - done : 4,
+                                      query + done * kSliceBytes, stride, wide);
+        }
+#pragma GCC unroll 4
+        for (int head = 0; head < kHeads; ++head) {
+            store(products + head * kGroupTokens,
+                  _mm256_permute4x64_epi64(_mm256_hadd_epi32(wide[head][0], wide[head][1]),
+                                           0b11011000));
+        }
+    }
+
+private:
+    // Adds up to four slices in 16 bits, and then to `wide`, or puts them there.
+    template <int kHeads, bool kFirst>
+    static void add_slices(const uint8_t* beats, int slices, const int8_t* query, size_t stride,
+                           __m256i (*wide)[2]) {
         const __m256i top = _mm256_set1_epi8(int8_t(0x88));
         const __m256i nibble = _mm256_set1_epi8(0x0F);
-        for (int half = 0; half < 2; ++half) {
-            __m256i wide[kHeads];
+        __m256i narrow[kHeads][2];
 #pragma GCC unroll 4
-            for (auto& sum : wide) {
-                sum = _mm256_setzero_si256();
+        for (auto& halves : narrow) {
+            halves[0] = halves[1] = _mm256_setzero_si256();
+        }
+        for (int slice = 0; slice < slices; ++slice, beats += 64, query += kSliceBytes) {
+            fetch(beats);
+            const __m256i first = _mm256_xor_si256(load(beats), top);
+            const __m256i second = _mm256_xor_si256(load(beats + 32), top);
+            const __m256i first_low = _mm256_and_si256(first, nibble);
+            const __m256i second_low = _mm256_and_si256(second, nibble);
+            const __m256i first_high = _mm256_and_si256(_mm256_srli_epi16(first, 4), nibble);
+            const __m256i second_high = _mm256_and_si256(_mm256_srli_epi16(second, 4), nibble);
+#pragma GCC unroll 4
+            for (int head = 0; head < kHeads; ++head) {
+                const __m256i even = repeated(query + head * stride);
+                const __m256i odd = repeated(query + head * stride + 8);
+                add_narrow(narrow[head][0], _mm256_maddubs_epi16(first_low, even));
+                add_narrow(narrow[head][1], _mm256_maddubs_epi16(second_low, even));
+                add_narrow(narrow[head][0], _mm256_maddubs_epi16(first_high, odd));
+                add_narrow(narrow[head][1], _mm256_maddubs_epi16(second_high, odd));
             }
-            for (int start = 0; start < slices; start += 4) {
-                __m256i narrow[kHeads];
+        }
+        const __m256i ones = _mm256_set1_epi16(1);
 #pragma GCC unroll 4
-                for (auto& sum : narrow) {
-                    sum = _mm256_setzero_si256();
-                }
-                const int stop = start + 4 < slices ? start + 4 : slices;
-                for (int slice = start; slice < stop; ++slice) {
-                    fetch(beats + slice * 64 + half * 32);
-                    const __m256i codes =
-                        _mm256_xor_si256(load(beats + slice * 64 + half * 32), top);
-                    const __m256i low = _mm256_and_si256(codes, nibble);
-                    const __m256i high = _mm256_and_si256(_mm256_srli_epi16(codes, 4), nibble);
-#pragma GCC unroll 4
-                    for (int head = 0; head < kHeads; ++head) {
-                        const int8_t* own = query + head * stride + slice * kSliceBytes;
-                        narrow[head] = _mm256_add_epi16(
-                            narrow[head],
-                            _mm256_add_epi16(_mm256_maddubs_epi16(low, repeated(own)),
-                                             _mm256_maddubs_epi16(high, repeated(own + 8))));
-                    }
-                }
-#pragma GCC unroll 4
-                for (int head = 0; head < kHeads; ++head) {
-                    wide[head] =
-                        _mm256_add_epi32(wide[head], _mm256_madd_epi16(narrow[head], ones));
-                }
-            }
-#pragma GCC unroll 4
-            for (int head = 0; head < kHeads; head += 2) {
-                const int other = head + 1 < kHeads ? head + 1 : head;
-                const __m256i both = _mm256_permute4x64_epi64(
-                    _mm256_hadd_epi32(wide[head], wide[other]), 0b11011000);
-                store(products + head * kGroupTokens + half * 4, _mm256_castsi256_si128(both));
-                store(products + other * kGroupTokens + half * 4,
-                      _mm256_extracti128_si256(both, 1));
+        for (int head = 0; head < kHeads; ++head) {
+            for (int half = 0; half < 2; ++half) {
+                const __m256i sum = _mm256_madd_epi16(narrow[head][half], ones);
+                wide[head][half] = kFirst ? sum : _mm256_add_epi32(wide[head][half], sum);
             }
         }
     }
 };
 
-// Half a beat: 8 tokens, 4 bytes each.
+// A beat: 16 tokens of 4 bytes, four fields in each of them.
 template <>
 struct HeadTile<2> {
     static constexpr int kSliceBytes = 16;
@@ -191,55 +201,65 @@ struct HeadTile<2> {
     template <int kHeads>
     static void run(const uint8_t* beats, int slices, const int8_t* query, size_t stride,
                     int32_t* products) {
-        const __m256i ones = _mm256_set1_epi16(1);
+        __m256i wide[kHeads][2];
+        add_slices<kHeads, true>(beats, slices < 8 ? slices : 8, query, stride, wide);
+        for (int done = 8; done < slices; done += 8) {
+            add_slices<kHeads, false>(beats + done * 64, slices - done < 8 ? slices - done : 8,
+                                      query + done * kSliceBytes, stride, wide);
+        }
+#pragma GCC unroll 4
+        for (int head = 0; head < kHeads; ++head) {
+            store(products + head * kGroupTokens, wide[head][0]);
+            store(products + head * kGroupTokens + 8, wide[head][1]);
+        }
+    }
+
+private:
+    // Adds up to eight slices in 16 bits, and then to `wide`, or puts them there.
+    template <int kHeads, bool kFirst>
+    static void add_slices(const uint8_t* beats, int slices, const int8_t* query, size_t stride,
+                           __m256i (*wide)[2]) {
         const __m256i top = _mm256_set1_epi8(int8_t(0xAA));
+        __m256i narrow[kHeads][2];
+#pragma GCC unroll 4
+        for (auto& halves : narrow) {
+            halves[0] = halves[1] = _mm256_setzero_si256();
+        }
+        for (int slice = 0; slice < slices; ++slice, beats += 64, query += kSliceBytes) {
+            fetch(beats);
+            const __m256i first = _mm256_xor_si256(load(beats), top);
+            const __m256i second = _mm256_xor_si256(load(beats + 32), top);
+            // Two of the four fields at a time: registers again.
+            add_fields<kHeads>(first, second, query, stride, narrow);
+            add_fields<kHeads>(_mm256_srli_epi16(first, 4), _mm256_srli_epi16(second, 4), query + 8,
+                               stride, narrow);
+        }
+        const __m256i ones = _mm256_set1_epi16(1);
+#pragma GCC unroll 4
+        for (int head = 0; head < kHeads; ++head) {
+            for (int half = 0; half < 2; ++half) {
+                const __m256i sum = _mm256_madd_epi16(narrow[head][half], ones);
+                wide[head][half] = kFirst ? sum : _mm256_add_epi32(wide[head][half], sum);
+            }
+        }
+    }
+
+    template <int kHeads>
+    static void add_fields(__m256i first, __m256i second, const int8_t* query, size_t stride,
+                           __m256i (*narrow)[2]) {
         const __m256i field = _mm256_set1_epi8(3);
-        for (int half = 0; half < 2; ++half) {
-            __m256i wide[kHeads];
+        const __m256i first_low = _mm256_and_si256(first, field);
+        const __m256i second_low = _mm256_and_si256(second, field);
+        const __m256i first_high = _mm256_and_si256(_mm256_srli_epi16(first, 2), field);
+        const __m256i second_high = _mm256_and_si256(_mm256_srli_epi16(second, 2), field);
 #pragma GCC unroll 4
-            for (auto& sum : wide) {
-                sum = _mm256_setzero_si256();
-            }
-            for (int start = 0; start < slices; start += 8) {
-                __m256i narrow[kHeads];
-#pragma GCC unroll 4
-                for (auto& sum : narrow) {
-                    sum = _mm256_setzero_si256();
-                }
-                const int stop = start + 8 < slices ? start + 8 : slices;
-                for (int slice = start; slice < stop; ++slice) {
-                    fetch(beats + slice * 64 + half * 32);
-                    const __m256i codes =
-                        _mm256_xor_si256(load(beats + slice * 64 + half * 32), top);
-                    const __m256i first = _mm256_and_si256(codes, field);
-                    const __m256i second = _mm256_and_si256(_mm256_srli_epi16(codes, 2), field);
-                    const __m256i third = _mm256_and_si256(_mm256_srli_epi16(codes, 4), field);
-                    const __m256i fourth = _mm256_and_si256(_mm256_srli_epi16(codes, 6), field);
-#pragma GCC unroll 4
-                    for (int head = 0; head < kHeads; ++head) {
-                        const int8_t* own = query + head * stride + slice * kSliceBytes;
-                        const __m256i lower =
-                            _mm256_add_epi16(_mm256_maddubs_epi16(first, repeated(own)),
-                                             _mm256_maddubs_epi16(second, repeated(own + 4)));
-                        const __m256i upper =
-                            _mm256_add_epi16(_mm256_maddubs_epi16(third, repeated(own + 8)),
-                                             _mm256_maddubs_epi16(fourth, repeated(own + 12)));
-                        narrow[head] =
-                            _mm256_add_epi16(narrow[head], _mm256_add_epi16(lower, upper));
-                    }
-                }
-#pragma GCC unroll 4
-                for (int head = 0; head < kHeads; ++head) {
-                    wide[head] =
-                        _mm256_add_epi32(wide[head], _mm256_madd_epi16(narrow[head], ones));
-                }
-            }
-#pragma GCC unroll 4
-            for (int head = 0; head < kHeads; ++head) {
-                _mm256_storeu_si256(reinterpret_cast<__m256i*>(products + head * kGroupTokens +
-                                                               half * 8),
-                                    wide[head]);
-            }
+        for (int head = 0; head < kHeads; ++head) {
+            const __m256i low = repeated(query + head * stride);
+            const __m256i high = repeated(query + head * stride + 4);
+            add_narrow(narrow[head][0], _mm256_maddubs_epi16(first_low, low));
+            add_narrow(narrow[head][1], _mm256_maddubs_epi16(second_low, low));
+            add_narrow(narrow[head][0], _mm256_maddubs_epi16(first_high, high));
+            add_narrow(narrow[head][1], _mm256_maddubs_epi16(second_high, high));
         }
     }
 };

@@ -8,6 +8,7 @@
 #include "head_offset.h"
 #include "kernels.h"
 #include "key_coding.h"
+#include "near_scores.h"
 #include "query_coding.h"
 
 namespace {
@@ -16,12 +17,6 @@ using hillinfer::GroupInput;
 using hillinfer::Shape;
 using hillinfer::kGroupTokens;
 using hillinfer::kInvalidExponent;
-
-// What `Products` leaves out of P for every token of a head: P = (U << shift) - bias.
-struct Correction {
-    int shift;
-    int32_t bias;
-};
 
 // `zero_code` is what unsigned codes of `Products` have added to them.
 template <class Products>
@@ -67,9 +62,10 @@ inline void mark_invalid(const uint8_t* __restrict exponents, int32_t* __restric
     }
 }
 
-// The sums of one selected set while its heads come.
+// The sums of one selected set while its heads come; weights as doubles, or as int32 where near.
+template <class Weight>
 struct SetSums {
-    alignas(64) double weights[kGroupTokens];
+    alignas(64) Weight weights[kGroupTokens];
     alignas(64) int32_t values[kGroupTokens];
     alignas(64) int32_t valid[kGroupTokens];
 
@@ -89,7 +85,7 @@ struct SetSums {
         alignas(64) uint32_t tuples[kGroupTokens];
         for (int i = 0; i < kGroupTokens; ++i) {
             const int32_t code = shape.rule == hillinfer::kWeightSum
-                                     ? weight_sum_code(weights[i])
+                                     ? weight_sum_code(double(weights[i]))
                                      : raw_sum_code(values[i] - offset);
             tuples[i] = uint32_t(code & valid[i]) << 16 | (uint32_t(position + i) & 0xFFFF);
         }
@@ -102,7 +98,7 @@ template <class NextRow>
 inline void score_sets(const Shape& shape, const uint8_t* exponents, const int32_t* offsets,
                        int64_t position, int tokens, uint32_t* out, int64_t stride,
                        NextRow next_row) {
-    SetSums sums;
+    SetSums<double> sums;
     const bool raw = shape.rule == hillinfer::kRawSum;
     for (int head = 0, row = 0; head < shape.kv_heads; ++head) {
         if (head == 0 || shape.scope == hillinfer::kKvHead) {
@@ -126,29 +122,80 @@ inline void score_sets(const Shape& shape, const uint8_t* exponents, const int32
     }
 }
 
+// The same where all numbers are small, else false: see near_scores.h. `near_row` yields a row
+// whose offset has the given int32 taken away.
+template <class NearRowOf>
+inline bool score_near_sets(const Shape& shape, const GroupInput& in, const int32_t* offsets,
+                            int64_t position, int tokens, uint32_t* out, int64_t stride,
+                            NearRowOf near_row) {
+    SetSums<int32_t> sums;
+    alignas(64) int32_t exponents[kGroupTokens];
+    const bool raw = shape.rule == hillinfer::kRawSum;
+    const int32_t limit = near_limit(shape.rows());
+    for (int head = 0, row = 0; head < shape.kv_heads; ++head) {
+        if (head == 0 || shape.scope == hillinfer::kKvHead) {
+            sums.clear(raw);
+        }
+        const uint8_t* stored = in.group + head * kGroupTokens;
+        mark_invalid(stored, sums.valid);
+        const int32_t largest = near_exponents(stored, exponents);
+        for (int i = 0; i < shape.heads; ++i, ++row) {
+            const NearRow own = near_row(row, raw ? 0 : offsets[row]);
+            const int32_t* products = in.products + row * kGroupTokens;
+            if (!own.fits(largest)) {
+                return false;
+            }
+            if (raw) {
+                add_near_values(products, exponents, own, sums.values);
+            } else if (add_near_weights(products, exponents, own, limit, sums.weights) >= limit) {
+                return false;
+            }
+        }
+        if (shape.scope == hillinfer::kKvHead) {
+            sums.put(shape, raw ? offsets[head] : 0, position, tokens, out + head * stride);
+        }
+    }
+    if (shape.scope == hillinfer::kLayer) {
+        sums.put(shape, raw ? offsets[0] : 0, position, tokens, out);
+    }
+    return true;
+}
+
 template <class Products>
 struct GroupScores {
     static void log_weights(const Shape& shape, const GroupInput& in, int32_t* out) {
         group_products<Products>(shape, in);
-        for (int row = 0; row < shape.rows(); ++row) {
-            align_row(in.products + row * kGroupTokens,
-                      in.group + row / shape.heads * kGroupTokens,
-                      correction<Products>(shape, in.query->sums[row]), in.query->exponents[row],
-                      in.query->corrections[row], out + row * kGroupTokens);
+        const int32_t nu = largest_nu(shape);
+        alignas(64) int32_t exponents[kGroupTokens];
+        for (int head = 0, row = 0; head < shape.kv_heads; ++head) {
+            const uint8_t* stored = in.group + head * kGroupTokens;
+            const int32_t largest = near_exponents(stored, exponents);
+            for (int i = 0; i < shape.heads; ++i, ++row) {
+                const int32_t* products = in.products + row * kGroupTokens;
+                const NearRow own = near_row(shape, in, nu, row, 0);
+                if (own.fits(largest)) {
+                    near_values(products, exponents, own, out + row * kGroupTokens);
+                } else {
+                    align(shape, in, head, row, out + row * kGroupTokens);
+                }
+            }
         }
     }
 
     static void tuples(const Shape& shape, const GroupInput& in, const int32_t* offsets,
                        int64_t position, int tokens, uint32_t* out, int64_t stride) {
         group_products<Products>(shape, in);
+        const int32_t nu = largest_nu(shape);
+        if (score_near_sets(shape, in, offsets, position, tokens, out, stride,
+                            [&](int row, int32_t less) {
+                                return near_row(shape, in, nu, row, less);
+                            })) {
+            return;
+        }
         alignas(64) int32_t log_weights[kGroupTokens];
         score_sets(shape, in.group, offsets, position, tokens, out, stride,
                    [&](int head, int row) {
-                       align_row(in.products + row * kGroupTokens,
-                                 in.group + head * kGroupTokens,
-                                 correction<Products>(shape, in.query->sums[row]),
-                                 in.query->exponents[row], in.query->corrections[row],
-                                 log_weights);
+                       align(shape, in, head, row, log_weights);
                        return log_weights;
                    });
     }
@@ -158,6 +205,19 @@ struct GroupScores {
                        int64_t stride) {
         score_sets(shape, exponents, offsets, position, tokens, out, stride,
                    [&](int, int row) { return log_weights + row * kGroupTokens; });
+    }
+
+private:
+    static NearRow near_row(const Shape& shape, const GroupInput& in, int32_t nu, int row,
+                            int32_t less) {
+        return NearRow(correction<Products>(shape, in.query->sums[row]), in.query->exponents[row],
+                       nu, in.query->corrections[row] - less);
+    }
+
+    static void align(const Shape& shape, const GroupInput& in, int head, int row, int32_t* out) {
+        align_row(in.products + row * kGroupTokens, in.group + head * kGroupTokens,
+                  correction<Products>(shape, in.query->sums[row]), in.query->exponents[row],
+                  in.query->corrections[row], out);
     }
 };
 

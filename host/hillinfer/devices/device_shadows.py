@@ -119,12 +119,6 @@ class DeviceShadows:
         """Say whether the device is to score the segment of some number."""
         return not self.lost and self._for_host(number + 1) == self._for_host(number)
 
-    def probes(self, number: int, shadow: NDArray[np.uint8]) -> ProbeShadow:
-        """Return the probe tokens of a full segment that the drive holds."""
-        made = ProbeShadow(self._layout, number)
-        made.take(shadow, 0, self._spec.segment_tokens)
-        return made
-
     def load(self, shadows: Sequence[StoredShadow]) -> None:
         """Bring shadows from the drive into staging slots; see `ScoringDevice.load`."""
         if self.lost:

@@ -35,8 +35,8 @@ class SegmentShadow:
     statistics
         The segment's channel statistics.
     probe_copy
-        A copy of the probe tokens among `tokens`, kept beside the shadow, or None. A scorer that
-        looks at them first then need not pass over the shadow twice.
+        A copy of the probe tokens among `tokens`, kept beside a full shadow in DRAM, or None. A
+        scorer that looks at them first then need not pass over the shadow twice.
     """
 
     base_position: int

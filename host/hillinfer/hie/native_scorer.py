@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 from array import array
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,8 @@ from numpy.typing import NDArray
 
 from hillinfer.devices.scorer import SegmentShadow
 from hillinfer.hie.query_coding import scale_query
+from hillinfer.hie.segment_words import SegmentWords
 from hillinfer.hie.torch_scorer import TorchScorer
-from hillinfer.native.addresses import Addresses
 from hillinfer.native.errors import NativeError
 from hillinfer.native.library import native_library
 from hillinfer.native.structures import SEGMENT_WORDS, Shape
@@ -26,6 +27,18 @@ from hillinfer_model.choices import Scope
 from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
 from hillinfer_model.score_block import ScoreBlock
 from hillinfer_model.score_tuples import WINDOW_TOKENS
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """Arguments of one call: the query, and five words of each segment unless one is on the drive.
+
+    `kept` holds copies that the words point to.
+    """
+
+    scaled: torch.Tensor
+    described: array[int] | None
+    kept: list[NDArray[Any]]
 
 
 class NativeScorer:
@@ -59,9 +72,9 @@ class NativeScorer:
         if self.variant not in self._library.variants:
             raise NativeError(f"this processor has no {self.variant}")
         self._shape = Shape.of(spec, scope)
-        self._addresses = Addresses()
         # Takes statistics, which cost nothing beside the rest, and checks arguments.
         self._torch = TorchScorer(spec, scope)
+        self._words = SegmentWords(spec.segment_tokens, self._torch.check_arrays)
 
     def statistics(
         self, keys: torch.Tensor, first_position: int, preceding: ChannelStatistics | None
@@ -78,8 +91,8 @@ class NativeScorer:
     ) -> None:
         """Write codes and exponents into a segment's shadow; see `TorchScorer` (sections 2, 5)."""
         self._torch.check_encoding(keys, statistics, shadow, first_token)
-        own = _Arguments(self._addresses)
-        segment = own.segments([SegmentShadow(0, 0, shadow, statistics)])
+        kept: list[NDArray[Any]] = []
+        segment = array("q", self._words.of(SegmentShadow(0, 0, shadow, statistics), kept))
         values = keys.detach()
         self._library.call(
             "hillinfer_encode",
@@ -101,9 +114,8 @@ class NativeScorer:
         All tokens are scored before the first block; blocks come in position order, for each of
         them one per KV head in scope `kv_head`.
         """
-        self._torch.check(query, segments)
-        scaled = scale_query(self.spec, query, scaling)
-        return self._blocks(scaled, segments)
+        prepared = self._prepared(query, scaling, segments)
+        return self._blocks(prepared, segments)
 
     def tuples(
         self, query: torch.Tensor, scaling: float, segments: Sequence[SegmentShadow]
@@ -119,13 +131,27 @@ class NativeScorer:
         -------
         uint32 of shape (sets, N): one set, or one per KV head in scope `kv_head`.
         """
-        self._torch.check(query, segments)
-        return self._scored(scale_query(self.spec, query, scaling), segments)
+        return self._scored(self._prepared(query, scaling, segments), segments)
+
+    def _prepared(
+        self, query: torch.Tensor, scaling: float, segments: Sequence[SegmentShadow]
+    ) -> _Prepared:
+        """Check everything, and describe what can be described before it is scored."""
+        self._torch.check_order(query, segments)
+        kept: list[NDArray[Any]] = []
+        described = None
+        if any(segment.on_drive for segment in segments):
+            for segment in segments:
+                self._torch.check_arrays(segment)
+        else:
+            described = array("q", b"".join([self._words.of(one, kept) for one in segments]))
+        scaled = scale_query(self.spec, query, scaling).contiguous()
+        return _Prepared(scaled, described, kept)
 
     def _blocks(
-        self, scaled: torch.Tensor, segments: Sequence[SegmentShadow]
+        self, prepared: _Prepared, segments: Sequence[SegmentShadow]
     ) -> Iterator[ScoreBlock]:
-        tuples = self._scored(scaled, segments)
+        tuples = self._scored(prepared, segments)
         length, tokens = self.spec.block_tokens, tuples.shape[1]
         for window in range(0, tokens, WINDOW_TOKENS):
             window_stop = min(window + WINDOW_TOKENS, tokens)
@@ -134,24 +160,19 @@ class NativeScorer:
                 for row in range(tuples.shape[0]):
                     yield ScoreBlock(row, window, tuples[row, start:stop])
 
-    def _scored(
-        self, scaled: torch.Tensor, segments: Sequence[SegmentShadow]
-    ) -> NDArray[np.uint32]:
+    def _scored(self, prepared: _Prepared, segments: Sequence[SegmentShadow]) -> NDArray[np.uint32]:
         tokens = sum(segment.tokens for segment in segments)
         sets = 1 if self.scope is Scope.LAYER else self.spec.kv_heads
         tuples = np.empty((sets, tokens), dtype=np.uint32)
         if not tokens:
             return tuples
-        scaled = scaled.contiguous()
-        own = _Arguments(self._addresses)
-        if any(segment.on_drive for segment in segments):
-            self._score_passing(scaled, segments, own, tuples)
+        if prepared.described is None:
+            self._score_passing(prepared.scaled, segments, tuples)
             return tuples
-        described = own.segments(segments)
         self._library.call(
             "hillinfer_score",
             self.variant.number,
-            self._sequence(scaled, described),
+            self._sequence(prepared.scaled, prepared.described),
             tuples.ctypes.data,
         )
         return tuples
@@ -160,7 +181,6 @@ class NativeScorer:
         self,
         scaled: torch.Tensor,
         segments: Sequence[SegmentShadow],
-        own: _Arguments,
         tuples: NDArray[np.uint32],
     ) -> None:
         """Score shadows that are asked for one after the other, each gone when the next comes."""
@@ -172,7 +192,8 @@ class NativeScorer:
             if not segment.tokens:
                 continue
             first = segment.base_position // GROUP_TOKENS
-            described = own.segments([segment])
+            kept: list[NDArray[Any]] = []
+            described = array("q", self._words.of(segment, kept))
             self._library.call(
                 "hillinfer_log_weights",
                 self.variant.number,
@@ -200,33 +221,3 @@ class NativeScorer:
             torch.get_num_threads(),
         )
         return ctypes.byref(described)
-
-
-class _Arguments:
-    """What the library is told of segments; lives until the call is over."""
-
-    def __init__(self, addresses: Addresses) -> None:
-        self._addresses = addresses
-        self._kept: list[NDArray[Any]] = []
-
-    def segments(self, segments: Sequence[SegmentShadow]) -> array[int]:
-        """Return the library's descriptions of segments: five words each."""
-        words: list[int] = []
-        for segment in segments:
-            statistics, copy = segment.statistics, segment.probe_copy
-            words += (
-                self._address(segment.shadow),
-                self._address(statistics.exponents),
-                self._address(statistics.means),
-                0 if copy is None else self._address(copy.shadow),
-                segment.tokens,
-            )
-        return array("q", words)
-
-    def _address(self, values: NDArray[Any]) -> int:
-        try:
-            return self._addresses.of(values)
-        except ValueError:
-            whole = np.ascontiguousarray(values)
-            self._kept.append(whole)
-            return self._addresses.of(whole)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of a segment's shadow that a host keeps when a device holds the rest (section 3)."""
+"""The part of a segment's shadow that is looked at first, kept apart from the rest (section 3)."""
 
 from __future__ import annotations
 
@@ -36,6 +36,21 @@ class ProbeShadow:
         self._layout = layout
         self.tokens = _kept_tokens(layout.spec, number)
         self.shadow = np.zeros((_beats(layout.spec, number), BEAT_BYTES), dtype=np.uint8)
+
+    @classmethod
+    def of(cls, layout: ShadowLayout, number: int, shadow: NDArray[np.uint8]) -> ProbeShadow:
+        """Return the probe tokens of a full segment.
+
+        Parameters
+        ----------
+        layout, number
+            As for the class.
+        shadow
+            The segment's, uint8 of shape (segment_beats, 64).
+        """
+        made = cls(layout, number)
+        made.take(shadow, 0, layout.spec.segment_tokens)
+        return made
 
     def take(self, shadow: NDArray[np.uint8], first_token: int, stop: int) -> None:
         """Copy the tokens first_token <= index < stop that are kept out of a segment's shadow."""

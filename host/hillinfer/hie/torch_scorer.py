@@ -157,6 +157,12 @@ class TorchScorer:
 
     def check(self, query: torch.Tensor, segments: Sequence[SegmentShadow]) -> None:
         """Raise ValueError where `score` cannot take these arguments."""
+        self.check_order(query, segments)
+        for segment in segments:
+            self.check_arrays(segment)
+
+    def check_order(self, query: torch.Tensor, segments: Sequence[SegmentShadow]) -> None:
+        """Raise ValueError where a query, or how segments follow on each other, is wrong."""
         if query.dtype != torch.float32 or query.shape != (
             self.spec.query_heads,
             self.spec.head_dim,
@@ -189,13 +195,16 @@ class TorchScorer:
         if statistics.means.shape != shape:
             raise ValueError(f"channel statistics have shape {shape}, not {statistics.means.shape}")
 
+    def check_arrays(self, segment: SegmentShadow) -> None:
+        """Raise ValueError where a segment's arrays are of another shape or type."""
+        # Looking at a shadow on the drive would read it.
+        if not segment.on_drive:
+            self._layout.check(segment.shadow)
+        self._check_statistics(segment.statistics)
+
     def _check_segments(self, segments: Sequence[SegmentShadow]) -> None:
         length = self.spec.segment_tokens
         for index, segment in enumerate(segments):
-            # Looking at a shadow on the drive would read it.
-            if not segment.on_drive:
-                self._layout.check(segment.shadow)
-            self._check_statistics(segment.statistics)
             if segment.base_position != index * length:
                 raise ValueError(
                     f"segment {index} starts at position {segment.base_position}, not "

@@ -16,7 +16,7 @@ from hillinfer.pools.hot_pools import TABLE_GROWTH_ROWS
 from hillinfer.pools.slot_table import SLOT_BYTES
 from hillinfer.settings import Settings
 from hillinfer.storage.aligned_buffer import PAGE_BYTES, round_up
-from hillinfer.storage.shadow_memory import LEAVING_SHADOWS, statistics_bytes
+from hillinfer.storage.shadow_memory import LEAVING_SHADOWS, held_bytes, statistics_bytes
 from hillinfer.storage.shadow_store import STREAM_BUFFERS, shadow_bytes
 from hillinfer_model.choices import Scope
 from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
@@ -61,7 +61,7 @@ class BudgetPlan:
     kv_bytes
         Rows of the whole context, for comparison.
     shadow_bytes
-        Key shadow in DRAM.
+        Key shadow in DRAM, with the copies of its probe tokens.
     streamed_shadow_bytes
         Key shadow on the drive, read for every new token.
     kept_bytes
@@ -119,7 +119,7 @@ class BudgetPlan:
         return cls(
             budget_bytes=settings.dram_budget.resolve(kv_bytes),
             kv_bytes=kv_bytes,
-            shadow_bytes=segments * shape.layers * shadow_bytes(spec),
+            shadow_bytes=segments * shape.layers * held_bytes(spec),
             streamed_shadow_bytes=0,
             kept_bytes=settings.kept_tokens * row * sequences + tails,
             all_rows_bytes=tokens * row * sequences + tails,
@@ -134,26 +134,29 @@ class BudgetPlan:
 
     def streamed(self, spec: KernelSpec, layers: int, sequences: int) -> BudgetPlan:
         """Return the plan with so much of the shadow on the drive that half is left for rows."""
-        one = shadow_bytes(spec)
-        in_dram = _moving_shadows(layers, sequences) * one
+        one, held = shadow_bytes(spec), held_bytes(spec)
         staging = self.staging_bytes + STREAM_BUFFERS * one
         rows = max(self.kept_bytes, self.budget_bytes // 2)
         fixed = rows + staging + self.other_bytes + self.device.probe_bytes
-        left = (self.budget_bytes - fixed) // one * one
-        resident = min(max(left, in_dram), self.shadow_bytes)
+        room = (self.budget_bytes - fixed) // held
+        shadows = self.shadow_bytes // held
+        resident = min(max(room, _moving_shadows(layers, sequences)), shadows)
         return replace(
             self,
-            shadow_bytes=resident,
-            streamed_shadow_bytes=self.shadow_bytes - resident,
+            shadow_bytes=resident * held,
+            streamed_shadow_bytes=(shadows - resident) * one,
             staging_bytes=staging,
         )
 
     def shadow_limit(self, spec: KernelSpec, layers: int, sequences: int) -> int:
-        """Return the most bytes of full shadows in DRAM that this plan has room for."""
-        if not self.streamed_shadow_bytes:
-            return self.shadow_bytes
-        moving = _moving_shadows(layers, sequences) * shadow_bytes(spec)
-        return max(0, self.shadow_bytes - moving)
+        """Return the most bytes of full shadows in DRAM that this plan has room for.
+
+        The copies of their probe tokens come on top.
+        """
+        shadows = self.shadow_bytes // held_bytes(spec)
+        if self.streamed_shadow_bytes:
+            shadows = max(0, shadows - _moving_shadows(layers, sequences))
+        return shadows * shadow_bytes(spec)
 
     @property
     def required_bytes(self) -> int:

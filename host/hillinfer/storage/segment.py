@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hillinfer.devices.device_shadows import Resident
+from hillinfer.devices.scorer import SegmentShadow
 from hillinfer.hie.probe_shadow import ProbeShadow
 from hillinfer_model.channel_statistics import ChannelStatistics
 
@@ -26,11 +27,15 @@ class SegmentLayer:
     resident
         What a device holds of it; None where it holds nothing.
     probes
-        The probe tokens where it lies on the drive and a device is to score it, else None.
+        The probe tokens where it is full and at rest in DRAM, or lies on the drive and a device is
+        to score it; else None.
     statistics
         None until it is full or first scored.
     coded_tokens
         Tokens coded so far.
+    told
+        What scorers are told of a full shadow at rest in DRAM: the same object at every step, so
+        that they need to look at it only once.
     """
 
     shadow: NDArray[np.uint8] | None = None
@@ -39,6 +44,11 @@ class SegmentLayer:
     probes: ProbeShadow | None = None
     statistics: ChannelStatistics | None = None
     coded_tokens: int = 0
+    told: SegmentShadow | None = None
+
+    def drop_shadow(self) -> None:
+        """Forget what DRAM holds of it."""
+        self.shadow, self.told = None, None
 
 
 class Segment:

@@ -148,7 +148,7 @@ class ShadowKeeper:
 
     def _code(self, layer: int, sequence: Sequence, fresh: torch.Tensor, stop: int) -> None:
         size, tokens = self.spec.segment_tokens, sequence.lengths[layer]
-        for number, segment in enumerate(sequence.segments):
+        for number, segment in enumerate(sequence.segments if self._memory.has_device else ()):
             self._recode_lost(layer, sequence, number)
             # Now, lest the shadows of a long prompt pile up until the first step scores.
             self._memory.leave_to_device(segment.layers[layer], (number + 1) * size, tokens)

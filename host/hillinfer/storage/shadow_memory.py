@@ -18,9 +18,11 @@ from hillinfer.devices.resident_shadow import ResidentShadow
 from hillinfer.devices.scorer import SegmentShadow
 from hillinfer.errors import ColdPoolError
 from hillinfer.hie.offsets import RECENT_TOKENS
+from hillinfer.hie.probe_shadow import ProbeShadow, probe_bytes
+from hillinfer.hie.shadow_layout import ShadowLayout
 from hillinfer.pools.accountant import Accountant, Part
 from hillinfer.storage.segment import Segment, SegmentLayer
-from hillinfer.storage.shadow_store import STREAM_BUFFERS, ShadowStore
+from hillinfer.storage.shadow_store import STREAM_BUFFERS, ShadowStore, shadow_bytes
 from hillinfer.storage.shadow_stream import ShadowStream
 from hillinfer.storage.streamed_shadow import StreamedShadow
 from hillinfer_model.channel_statistics import ChannelStatistics
@@ -29,6 +31,8 @@ from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
 # Full shadows on their way to the drive, which DRAM still holds.
 LEAVING_SHADOWS = 4
 _STATISTICS_ITEM_BYTES = 5
+# A shadow in DRAM has the sinks beside it, so its copy is that of a segment without.
+_NO_SINKS = 1
 
 
 class ShadowMemory:
@@ -43,7 +47,7 @@ class ShadowMemory:
     spec
         Fixes sizes.
     limit_bytes
-        Most bytes of full shadows in DRAM.
+        Most bytes of full shadows in DRAM, the copies of their probe tokens aside.
     accountant
         Counts shadows, statistics and buffers.
     counters
@@ -67,6 +71,7 @@ class ShadowMemory:
         self._device = device
         self._staging: NDArray[np.uint8] | None = None
         self._store = store
+        self._layout = ShadowLayout(spec)
         self._size = spec.segment_tokens
         self._limit_bytes = limit_bytes
         self._statistics_bytes = statistics_bytes(spec)
@@ -101,9 +106,11 @@ class ShadowMemory:
                 made.append(self._resident_shadow(base, own, partial(remake, number)))
                 continue
             # Looked at once: the thread that attends may drop it once the drive has it.
-            shadow = own.shadow
-            if shadow is not None:
-                made.append(SegmentShadow(base, own.coded_tokens, shadow, own.statistics))
+            told, shadow = own.told, own.shadow
+            if told is None and shadow is not None:
+                told = self._told(base, own, shadow)
+            if told is not None:
+                made.append(told)
                 continue
             assert own.slot is not None
             place = None
@@ -127,6 +134,19 @@ class ShadowMemory:
         if on_drive:
             self._streaming().begin(on_drive)
         return made
+
+    def _told(self, base: int, own: SegmentLayer, shadow: NDArray[np.uint8]) -> SegmentShadow:
+        """Return a shadow in DRAM, and remember what is told of it where it is at rest there."""
+        assert own.statistics is not None
+        told = SegmentShadow(base, own.coded_tokens, shadow, own.statistics, own.probes)
+        if told.probe_copy is not None and own.slot is None:
+            own.told = told
+        return told
+
+    @property
+    def has_device(self) -> bool:
+        """Whether a device may hold shadows."""
+        return self._device is not None
 
     def writable(self, own: SegmentLayer) -> NDArray[np.uint8]:
         """Return a segment's shadow in DRAM, made where it is missing."""
@@ -239,10 +259,11 @@ class ShadowMemory:
 
     def _note_full(self, own: SegmentLayer, number: int) -> None:
         """Learn that a shadow is complete: it stays, or goes to the drive."""
+        assert own.shadow is not None
         self._full_bytes += self._store.slot_bytes
         if self._full_bytes <= self._limit_bytes:
+            self._copy_probes(own, _NO_SINKS, own.shadow)
             return
-        assert own.shadow is not None
         self._streaming()
         while len(self._leaving) >= LEAVING_SHADOWS:
             self._drop_written()
@@ -267,7 +288,8 @@ class ShadowMemory:
         done: list[SegmentLayer] = []
         try:
             for own, original in zip(copy.layers, segment.layers, strict=True):
-                own.shadow, own.slot, own.resident, own.probes = None, None, None, None
+                own.drop_shadow()
+                own.slot, own.resident, own.probes = None, None, None
                 if own.statistics is None:
                     continue
                 self._accountant.take(Part.OTHER, self._statistics_bytes)
@@ -300,6 +322,8 @@ class ShadowMemory:
                 own.shadow = self._copied(own)
                 self.forget_lost(own, 0)
         for own in segment.layers:
+            own.told = None
+            self._drop_probes(own)
             if self._counts_as_full(own) and tokens < self._size:
                 self._full_bytes -= self._store.slot_bytes
             if own.resident is not None:
@@ -400,15 +424,18 @@ class ShadowMemory:
     def _drop_copy(self, own: SegmentLayer) -> None:
         if own.shadow is None or own.resident is None or own.resident.tokens < self._size:
             return
-        own.shadow = None
+        own.drop_shadow()
         self._accountant.give(Part.SHADOW, self._store.slot_bytes)
 
     def _keep_probes(self, own: SegmentLayer, number: int) -> None:
         """Keep the probe tokens of a shadow that has a slot, if a device is to score it."""
         if self._device is not None and self._device.staging and self._device.wants(number):
-            probes = self._device.probes(number, self.whole(own))
-            self._accountant.take(Part.SHADOW, probes.shadow.nbytes)
-            own.probes = probes
+            self._copy_probes(own, number, self.whole(own))
+
+    def _copy_probes(self, own: SegmentLayer, number: int, shadow: NDArray[np.uint8]) -> None:
+        """Keep a copy of a full shadow's probe tokens, which are looked at before the others."""
+        self._accountant.take(Part.SHADOW, probe_bytes(self._layout.spec, number))
+        own.probes = ProbeShadow.of(self._layout, number, shadow)
 
     def _drop_probes(self, own: SegmentLayer) -> None:
         if own.probes is not None:
@@ -428,7 +455,7 @@ class ShadowMemory:
             self._free_resident(own)
         if own.shadow is not None:
             self._accountant.give(Part.SHADOW, self._store.slot_bytes)
-            own.shadow = None
+            own.drop_shadow()
         if own.slot is not None:
             self._store.give(own.slot)
             own.slot = None
@@ -452,13 +479,18 @@ class ShadowMemory:
             own.slot = None
             self._drop_probes(own)
             raise
-        own.shadow = None
+        own.drop_shadow()
         self._full_bytes -= self._store.slot_bytes
         self._accountant.give(Part.SHADOW, self._store.slot_bytes)
 
     def _settle(self) -> None:
         while self._leaving:
             self._drop_written()
+
+
+def held_bytes(spec: KernelSpec) -> int:
+    """Return the most bytes of one segment's shadow in DRAM, with the copy of its probe tokens."""
+    return shadow_bytes(spec) + probe_bytes(spec, _NO_SINKS)
 
 
 def statistics_bytes(spec: KernelSpec) -> int:

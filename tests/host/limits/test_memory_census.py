@@ -94,8 +94,10 @@ def check(runtime):
     segments = {
         id(segment): segment for one in runtime._rows.sequences for segment in one.segments
     }.values()
-    shadows = [one.shadow for each in segments for one in each.layers if one.shadow is not None]
-    assert held[Part.SHADOW] == len(shadows) * runtime._shadow_store.slot_bytes
+    layers = [one for each in segments for one in each.layers]
+    shadows = sum(one.shadow is not None for one in layers)
+    copies = sum(one.probes.shadow.nbytes for one in layers if one.probes is not None)
+    assert held[Part.SHADOW] == shadows * runtime._shadow_store.slot_bytes + copies
     # Everything else that can be reached, buffers and tables of all kinds.
     reached = held_arrays(runtime) + slots
     assert reached <= sum(held.values()) + SMALL

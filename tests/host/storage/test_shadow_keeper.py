@@ -7,6 +7,8 @@ import torch
 
 from hillinfer.devices.golden_scorer import GoldenScorer
 from hillinfer.errors import BudgetError, ColdPoolError
+from hillinfer.hie.probe_shadow import ProbeShadow, probe_bytes
+from hillinfer.hie.shadow_layout import ShadowLayout
 from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.pools.budget_plan import kernel_spec, staging_bytes
 from hillinfer.runtime import Runtime
@@ -214,17 +216,79 @@ def test_memory_of_segments_is_given_back(story):
     before = accountant.held()
     told.feed(1100)
     told.feed(1)
-    one = shadow_bytes(kernel_spec(told.shape, told.settings))
-    assert accountant.held()["shadow"] == 2 * 2 * one
+    spec = kernel_spec(told.shape, told.settings)
+    one, copy = shadow_bytes(spec), probe_bytes(spec, 1)
+    assert accountant.held()["shadow"] == 2 * (2 * one + copy)
     fork = told.runtime.fork(told.sequence)
-    assert accountant.held()["shadow"] == 2 * 2 * one
+    assert accountant.held()["shadow"] == 2 * (2 * one + copy)
     told.feed(1, fork)
-    assert accountant.held()["shadow"] == 3 * 2 * one
+    assert accountant.held()["shadow"] == 2 * (3 * one + copy)
     told.runtime.release(fork)
     told.runtime.truncate(told.sequence, 1024)
-    assert accountant.held()["shadow"] == 2 * one
+    assert accountant.held()["shadow"] == 2 * (one + copy)
     told.runtime.release(told.sequence)
     assert accountant.held()["shadow"] == before["shadow"] == 0
+
+
+def copies(told, layer, sequence=None):
+    found = told.runtime._shadow.shadows(layer, sequence or told.sequence)
+    return [one.probe_copy for one in found]
+
+
+def test_a_full_shadow_in_dram_has_its_probe_tokens_beside_it(story):
+    told = story()
+    told.feed(2100)
+    told.feed(1)
+    layout = ShadowLayout(kernel_spec(told.shape, told.settings))
+    for layer in range(2):
+        *full, last = copies(told, layer)
+        assert last is None, "an open segment grows"
+        for number, copy in enumerate(full):
+            expected = ProbeShadow.of(layout, 1, told.shadow(number, layer)).shadow
+            np.testing.assert_array_equal(copy.shadow, expected)
+            flipped = told.shadow(number, layer)
+            flipped[3, 4] ^= 1
+            assert (ProbeShadow.of(layout, 1, flipped).shadow != copy.shadow).any()
+
+
+def test_no_probe_token_outlives_a_cut(story):
+    told = story()
+    told.feed(2100)
+    told.feed(1)
+    fork = told.runtime.fork(told.sequence)
+    held = told.runtime._accountant.held()["shadow"]
+    told.runtime.truncate(fork, 1500)
+    assert [copy is None for copy in copies(told, 0, fork)] == [False, True]
+    assert [copy is None for copy in copies(told, 0)] == [False, False, True]
+    told.feed(600, fork)
+    assert [copy is None for copy in copies(told, 0, fork)] == [False, False]
+    spec = kernel_spec(told.shape, told.settings)
+    again = 2 * (shadow_bytes(spec) + probe_bytes(spec, 1))
+    assert told.runtime._accountant.held()["shadow"] == held + again
+
+
+def test_scorers_are_told_of_a_full_shadow_once(story):
+    told = story()
+    told.feed(2100)
+    told.feed(1)
+    first = told.runtime._shadow.shadows(0, told.sequence)
+    again = told.runtime._shadow.shadows(0, told.sequence)
+    assert [a is b for a, b in zip(first, again, strict=True)] == [True, True, False]
+    told.runtime.truncate(told.sequence, 2000)
+    told.feed(48)
+    told.feed(1)
+    later = told.runtime._shadow.shadows(0, told.sequence)
+    assert [a is b for a, b in zip(first, later, strict=True)] == [True, False, False]
+    for one in later:
+        assert one.shadow is told.sequence.segments[one.base_position // SEGMENT].layers[0].shadow
+
+
+def test_what_is_on_the_drive_has_no_copy_for_the_host(story):
+    told = story(placement="streamed")
+    told.feed(2100)
+    told.feed(1)
+    told.runtime._shadow._memory._settle()
+    assert copies(told, 0) == [None] * 3
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)

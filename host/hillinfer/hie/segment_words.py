@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the native library is told of segments, remembered for those that stay as they are."""
+
+from __future__ import annotations
+
+import struct
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hillinfer.devices.scorer import SegmentShadow
+from hillinfer.native.addresses import Addresses
+
+# The addresses of shadow, c, M and probe groups (or 0), and the tokens.
+_WORDS = struct.Struct("=5q")
+
+
+class SegmentWords:
+    """Describes segments to the library, a full one once for as long as its object lives.
+
+    Asking numpy and checking shapes take longer than scoring a small model's segment does, and a
+    long sequence has hundreds of segments.
+
+    Parameters
+    ----------
+    segment_tokens
+        Of a full segment.
+    check
+        Called with every segment that is described anew; raises ValueError where its arrays are
+        of no use.
+    """
+
+    def __init__(self, segment_tokens: int, check: Callable[[SegmentShadow], None]) -> None:
+        self._size = segment_tokens
+        self._check = check
+        self._addresses = Addresses()
+        self._known: dict[int, tuple[weakref.ref[SegmentShadow], bytes]] = {}
+
+    def of(self, segment: SegmentShadow, kept: list[NDArray[Any]]) -> bytes:
+        """Return a segment's five words.
+
+        Parameters
+        ----------
+        segment
+            In host memory.
+        kept
+            Gets copies of arrays that have gaps; they must live until the library is called.
+        """
+        key = id(segment)
+        known = self._known.get(key)
+        if known is not None and known[0]() is segment:
+            return known[1]
+        self._check(segment)
+        copies = len(kept)
+        statistics, probes = segment.statistics, segment.probe_copy
+        words = _WORDS.pack(
+            self._address(segment.shadow, kept),
+            self._address(statistics.exponents, kept),
+            self._address(statistics.means, kept),
+            0 if probes is None else self._address(probes.shadow, kept),
+            segment.tokens,
+        )
+        # Other kinds find their shadow anew each time they are asked.
+        fixed = type(segment) is SegmentShadow and len(kept) == copies
+        if fixed and segment.tokens == self._size:
+            self._remember(key, segment, words)
+        return words
+
+    def _remember(self, key: int, segment: SegmentShadow, words: bytes) -> None:
+        forget = self._known
+
+        def drop(dead: weakref.ref[SegmentShadow]) -> None:
+            # Another segment may have the same id by now.
+            if forget.get(key, (None, b""))[0] is dead:
+                del forget[key]
+
+        self._known[key] = (weakref.ref(segment, drop), words)
+
+    def _address(self, values: NDArray[Any], kept: list[NDArray[Any]]) -> int:
+        try:
+            return self._addresses.of(values)
+        except ValueError:
+            whole = np.ascontiguousarray(values)
+            kept.append(whole)
+            return self._addresses.of(whole)

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the library is told of a segment is remembered as long as it is true, and no longer."""
+
+import gc
+import struct
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from hillinfer.devices.scorer import SegmentShadow
+from hillinfer.hie.segment_words import SegmentWords
+from hillinfer.storage.streamed_shadow import StreamedShadow
+from hillinfer_model.channel_statistics import ChannelStatistics
+
+SIZE = 1024
+
+
+def segment(tokens=SIZE):
+    shape = (2, 16)
+    statistics = ChannelStatistics(np.zeros(shape, np.int8), np.zeros(shape, np.int32))
+    return SegmentShadow(0, tokens, np.zeros((64, 64), np.uint8), statistics)
+
+
+def words_of(words, one):
+    return struct.unpack("=5q", words.of(one, []))
+
+
+@pytest.fixture
+def seen():
+    return []
+
+
+@pytest.fixture
+def words(seen):
+    return SegmentWords(SIZE, seen.append)
+
+
+def test_a_full_segment_is_looked_at_once(words, seen):
+    one = segment()
+    first = words_of(words, one)
+    assert first[0] == one.shadow.ctypes.data
+    assert first[2] == one.statistics.means.ctypes.data
+    assert first[3:] == (0, SIZE)
+    assert words_of(words, one) == first
+    assert len(seen) == 1
+    assert words_of(words, segment())[0] != first[0]
+    assert len(seen) == 2
+
+
+def test_an_open_segment_is_looked_at_every_time(words, seen):
+    one = segment(SIZE - 1)
+    for _ in range(3):
+        words_of(words, one)
+    assert len(seen) == 3
+
+
+def test_what_is_gone_is_forgotten(words, seen):
+    for _ in range(50):
+        one = segment()
+        assert words_of(words, one)[0] == one.shadow.ctypes.data
+        seen.clear()
+        del one
+        gc.collect()
+        assert not words._known
+
+
+def test_a_shadow_that_comes_from_the_drive_lies_elsewhere_each_time(words):
+    one = segment()
+    buffers = [np.zeros((64, 64), np.uint8) for _ in range(2)]
+    coming = iter(buffers)
+    streamed = StreamedShadow(0, SIZE, one.statistics, lambda: next(coming))
+    assert [words_of(words, streamed)[0] for _ in buffers] == [
+        buffer.ctypes.data for buffer in buffers
+    ]
+
+
+def test_copies_of_arrays_with_gaps_are_made_for_every_call(words):
+    statistics = segment().statistics
+    gaps = ChannelStatistics(statistics.exponents, np.zeros((2, 32), np.int32)[:, ::2])
+    one = replace(segment(), statistics=gaps)
+    for _ in range(2):
+        kept = []
+        told = struct.unpack("=5q", words.of(one, kept))
+        assert [copy.ctypes.data for copy in kept] == [told[2]]
+        assert kept[0].flags.c_contiguous
