@@ -18,10 +18,10 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from pydoc_data import topics
 from typing import Any
 
 import torch
-from pydoc_data import topics
 from transformers import DynamicCache
 
 from hillinfer.cold_dir import prepared_cold_dir
