@@ -77,6 +77,11 @@ class ShadowMemory:
         self._stream: ShadowStream | None = None
         self._leaving: deque[tuple[SegmentLayer, Future[None]]] = deque()
 
+    @property
+    def on_device(self) -> bool:
+        """Whether a device may hold shadows, and lose them."""
+        return self._device is not None
+
     def shadows(
         self, layer: int, segments: list[Segment], remake: Callable[[int], NDArray[np.uint8]]
     ) -> list[SegmentShadow]:
