@@ -22,7 +22,7 @@ EMULATOR ?= auto
 QUESTION ?= Which statement makes the listed identifiers be interpreted as globals?
 
 .DEFAULT_GOAL := help
-.PHONY: help setup scorer pyxrt xrt model run test test-kernels test-fast lint format quality pools faults drive space csim cocotb formal synth hw_emu bitstream pynq-env doctor clean
+.PHONY: help setup scorer pyxrt xrt model run test test-kernels test-fast lint format quality pools faults drive space prefill csim cocotb formal synth hw_emu bitstream pynq-env doctor clean
 
 help: ## List every target
 	@awk -F ':.*## ' '/^[a-z_-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -79,6 +79,11 @@ drive: $(VENV)/installed ## Measure how fast the drive is read, beside fio on th
 
 space: $(VENV)/installed ## Store 128k tokens of a 3B model's shape (14 GiB of drive) with memory flat at M0
 	$(BIN)/python tools/space.py --out $(BUILD)/reports/space.json
+	OMP_NUM_THREADS=1 $(BIN)/python tools/space.py --lengths 4096 16384 65536 131072 262144 \
+		--layers 4 --max-selected 1024 --alpha 0.5 --steps 8 --out $(BUILD)/reports/space_lengths.json
+
+prefill: model ## Measure the time to the first token beside ordinary chunked prefill (minutes)
+	$(BIN)/python tools/prefill_bench.py --out $(BUILD)/reports/prefill.json
 
 csim: model ## Compile the HLS kernels of all presets with g++ and compare their bits (an hour of CPU)
 	PYTHONPATH=tools $(BIN)/python tools/csim.py --out $(BUILD)/reports/csim.json

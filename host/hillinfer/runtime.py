@@ -16,8 +16,10 @@ import torch
 from numpy.typing import NDArray
 
 from hillinfer.app.prefetch_pipeline import PrefetchPipeline
+from hillinfer.attention.dense_attention import DenseAttention
 from hillinfer.attention.host_attention import host_attention
 from hillinfer.attention.row_attention import RowAttention
+from hillinfer.attention.row_states import RowStates
 from hillinfer.counters import Counters
 from hillinfer.devices.device_scorer import DeviceScorer
 from hillinfer.devices.scorer import Scorer, SegmentShadow
@@ -213,14 +215,9 @@ class Runtime:
             self._shadow,
             self._accountant,
         )
-        self._attention = RowAttention(
-            self._reader,
-            self.layout,
-            settings.block_rows,
-            self.counters,
-            host_attention(shape),
-            self.recorder,
-        )
+        states = RowStates(self.layout, self.counters)
+        self._dense = DenseAttention(self._reader, states, settings.block_rows, self.recorder)
+        self._attention = RowAttention(self._reader, states, host_attention(shape), self.recorder)
         self._evaluation = ImportanceEvaluation(scorer, settings)
         self._pipeline = PrefetchPipeline(self._reader, torch.get_num_threads())
         # Shadows are coded and scored by one thread at a time.
@@ -324,7 +321,7 @@ class Runtime:
         -------
         (query_heads, tokens, head_dim) in the query's type.
         """
-        out = self._attention.dense(layer, sequence, query, keys, values, scaling)
+        out = self._dense.attend(layer, sequence, query, keys, values, scaling)
         self.code_full_segments(layer, sequence, keys)
         if self._keeper.observed_queries:
             last = query[:, -self._keeper.observed_queries :]

@@ -43,17 +43,20 @@ def attend_causal(
 
     Shapes as in `attend_block`, with as many tokens as queries.
     """
-    group_size = query.shape[0] // keys.shape[0]
-    keys, values = (
-        states.repeat_interleave(group_size, dim=0) if group_size > 1 else states
-        for states in (keys, values)
-    )
+    heads, queries, head_dim = query.shape
+    kv_heads = keys.shape[0]
     if query.device.type == "cpu":
+        # KV heads stand where the kernel has its batch: it reads the same keys for a whole group.
+        shape = (kv_heads, heads // kv_heads, queries, head_dim)
         out, log_sum = _CPU_FLASH(
-            query[None], keys[None], values[None], is_causal=True, scale=scaling
+            query.reshape(shape),
+            keys[:, None].expand(shape),
+            values[:, None].expand(shape),
+            is_causal=True,
+            scale=scaling,
         )
-        return out[0], log_sum[0]
-    queries = query.shape[1]
+        return out.reshape(heads, queries, head_dim), log_sum.reshape(heads, queries)
+    keys, values = (states.repeat_interleave(heads // kv_heads, dim=0) for states in (keys, values))
     future = torch.ones(queries, queries, dtype=torch.bool, device=query.device).triu(1)
     return _attend_explicitly(query, keys, values, scaling, future)
 

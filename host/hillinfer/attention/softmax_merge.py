@@ -28,13 +28,27 @@ class SoftmaxMerge:
         self._out: torch.Tensor | None = None
         self._log_sum: torch.Tensor | None = None
 
-    def add_block(self, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Attend to a block that every query sees; (kv_heads, tokens, head_dim) each."""
-        self._merge(*attend_block(self._query, keys, values, self._scaling))
+    def add_block(self, keys: torch.Tensor, values: torch.Tensor, first: int = 0) -> None:
+        """Attend to a block that the queries from `first` on see, all of it.
 
-    def add_causal(self, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Attend to the queries' own tokens, causally."""
-        self._merge(*attend_causal(self._query, keys, values, self._scaling))
+        Parameters
+        ----------
+        keys, values
+            (kv_heads, tokens, head_dim) each.
+        first
+            The first of these queries.
+        """
+        out, log_sum = attend_block(self._query[:, first:], keys, values, self._scaling)
+        self._merge(out, log_sum, first)
+
+    def add_causal(self, keys: torch.Tensor, values: torch.Tensor, first: int = 0) -> None:
+        """Attend to as many queries' own tokens, causally; the first query is `first`.
+
+        Parameters as in `add_block`.
+        """
+        own = self._query[:, first : first + keys.shape[1]]
+        out, log_sum = attend_causal(own, keys, values, self._scaling)
+        self._merge(out, log_sum, first)
 
     def result(self) -> torch.Tensor:
         """Return the merged output, (query_heads, queries, head_dim)."""
@@ -42,12 +56,18 @@ class SoftmaxMerge:
             raise ValueError("attention over no rows: add a block first")
         return self._out.to(self._query.dtype)
 
-    def _merge(self, out: torch.Tensor, log_sum: torch.Tensor) -> None:
+    def _merge(self, out: torch.Tensor, log_sum: torch.Tensor, first: int) -> None:
         if self._out is None or self._log_sum is None:
-            self._out, self._log_sum = out, log_sum
-            return
-        total = torch.logaddexp(self._log_sum, log_sum)
-        old = torch.exp(self._log_sum - total)[..., None]
-        new = torch.exp(log_sum - total)[..., None]
-        self._out = self._out.float() * old + out.float() * new
-        self._log_sum = total
+            if out.shape == self._query.shape:
+                self._out, self._log_sum = out, log_sum
+                return
+            # Some queries wait for their first block, whose weight is then exactly 1.
+            self._out = torch.zeros_like(self._query, dtype=torch.float32)
+            self._log_sum = torch.full_like(self._out[..., 0], -torch.inf)
+        # In place: these pass through memory once per block, which is what merging costs.
+        self._out = self._out.float()
+        part = slice(first, first + out.shape[1])
+        old = self._log_sum[:, part]
+        weight = torch.sigmoid(log_sum - old)
+        self._out[:, part].lerp_(out.float(), weight[..., None])
+        self._log_sum[:, part] = torch.logaddexp(old, log_sum)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence as SequenceOf
 
 import torch
@@ -171,7 +172,7 @@ class Batch:
         # Without a mask `generate` finds the padding by itself, and the forward pass checks it.
         pads = self._pads[::copies] if mask is None else left_padding(mask)
         for i, (sequence, pad) in enumerate(zip(self._sequences, self._pads, strict=True)):
-            given = ids[i // copies, pad:past].tolist()
+            given = array("i", ids[i // copies, pad:past].tolist())
             if ids.shape[1] <= past or pads[i // copies] != pad or given != sequence.token_ids:
                 raise CacheUseError(
                     "the prompt does not continue what the cache holds "

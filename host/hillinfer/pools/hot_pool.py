@@ -159,7 +159,7 @@ class HotPool:
         slots = self._slots
         settled = np.flatnonzero(slots.rows[: self._used] != NOWHERE)
         keys = self._keys(settled, moment)
-        demoted = settled[np.argsort(keys)[: max(0, len(settled) - capacity)]]
+        demoted = settled[_least(keys, len(settled) - capacity)]
         self._leave(demoted)
         # Those that stay move together below the new end.
         occupied = slots.rows[: self._used] != NOWHERE
@@ -188,7 +188,7 @@ class HotPool:
             & (slots.last_selected[: self._used] < settled_before)
         )
         own = self._keys(at_rest, moment)
-        worst = np.argsort(own)[: len(keys)]
+        worst = _least(own, len(keys))
         giving_way = own[worst] < keys[: len(worst)]
         # Own keys rise and the others fall, so once one stays all after it do.
         return at_rest[worst[giving_way]]
@@ -218,3 +218,13 @@ class HotPool:
         rows = self._slots.rows[slots]
         self._slot_of_row[rows[rows != NOWHERE]] = NOWHERE
         self._slots.rows[slots] = NOWHERE
+
+
+def _least(keys: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    """Return where the smallest keys lie, rising; a pool of many rows is never sorted whole."""
+    if count <= 0:
+        return np.zeros(0, np.int64)
+    if count >= len(keys):
+        return np.argsort(keys)
+    least = np.argpartition(keys, count - 1)[:count]
+    return least[np.argsort(keys[least])]

@@ -93,7 +93,7 @@ class RowKeeper:
         except BaseException:
             self._pools.give_hits(hits)
             raise
-        copy.token_ids = list(sequence.token_ids)
+        copy.token_ids = sequence.token_ids[:]
         copy.lengths = list(sequence.lengths)
         copy.groups = list(sequence.groups)
         for group in copy.groups:
@@ -110,7 +110,7 @@ class RowKeeper:
         self._shadow.truncate(sequence, 0)
         self._give_groups(sequence, 0)
         sequence.lengths = [0] * self._shape.layers
-        sequence.token_ids = []
+        del sequence.token_ids[:]
         self.sequences.remove(sequence)
         self._pools.give_hits(sequence.hits)
         sequence.hits = HitRateTable(self._shape.layers)
@@ -130,7 +130,7 @@ class RowKeeper:
         """
         groups, whole = tokens // GROUP_TOKENS, tokens == saved.tokens
         sequence = self.open()
-        sequence.token_ids = saved.token_ids()[:tokens]
+        sequence.token_ids.extend(saved.token_ids()[:tokens])
         self._groups.fix(self._store.base_groups)
         self._pools.cover(self._groups.groups * GROUP_TOKENS)
         for group in range(groups):
@@ -268,4 +268,4 @@ class RowKeeper:
         for group in sequence.groups[keep:]:
             if self._groups.give(group):
                 self._pools.forget_group(group)
-        del sequence.groups[keep:]
+        sequence.drop_groups(keep)

@@ -14,7 +14,7 @@ from hillinfer.hie.probe_shadow import ProbeShadow
 from hillinfer_model.channel_statistics import ChannelStatistics
 
 
-@dataclass
+@dataclass(slots=True)
 class SegmentLayer:
     """Codes and statistics of one segment in one layer (contract, section 1).
 

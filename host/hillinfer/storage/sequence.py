@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from array import array
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -28,9 +30,12 @@ class Sequence:
     """
 
     def __init__(self, layers: int, row_bytes: int) -> None:
-        self.token_ids: list[int] = []
+        # 4 bytes per token, where a list of numbers takes 36.
+        self.token_ids = array("i")
         self.lengths = [0] * layers
         self.groups: list[int] = []
+        # The same as an array: made anew for every group that comes, not at every step.
+        self._group_table: NDArray[np.int64] = np.zeros(0, np.int64)
         self.tails = np.zeros((layers, GROUP_TOKENS, row_bytes), np.uint8)
         # Position of the first row in `tails`, layer by layer.
         self.held_starts = [0] * layers
@@ -46,5 +51,13 @@ class Sequence:
 
     def rows(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the row numbers of positions in full groups, int64 of the same shape."""
-        groups = np.asarray(self.groups, np.int64)
-        return groups[positions // GROUP_TOKENS] * GROUP_TOKENS + positions % GROUP_TOKENS
+        table = self._group_table
+        if len(table) != len(self.groups):
+            table = self._group_table = np.asarray(self.groups, np.int64)
+        return table[positions // GROUP_TOKENS] * GROUP_TOKENS + positions % GROUP_TOKENS
+
+    def drop_groups(self, keep: int) -> None:
+        """Forget all groups but the first `keep`."""
+        del self.groups[keep:]
+        # Others may come in their places before anyone asks for rows.
+        self._group_table = np.zeros(0, np.int64)

@@ -148,15 +148,22 @@ class ShadowKeeper:
 
     def _code(self, layer: int, sequence: Sequence, fresh: torch.Tensor, stop: int) -> None:
         size, tokens = self.spec.segment_tokens, sequence.lengths[layer]
-        for number, segment in enumerate(sequence.segments if self._memory.has_device else ()):
-            self._recode_lost(layer, sequence, number)
-            # Now, lest the shadows of a long prompt pile up until the first step scores.
-            self._memory.leave_to_device(segment.layers[layer], (number + 1) * size, tokens)
-        for number in range(-(-stop // size)):
+        count = -(-stop // size)
+        first = 0
+        if self._memory.has_device:
+            for number, segment in enumerate(sequence.segments):
+                self._recode_lost(layer, sequence, number)
+                # Now, lest the shadows of a long prompt pile up until the first step scores.
+                self._memory.leave_to_device(segment.layers[layer], (number + 1) * size, tokens)
+        else:
+            # Nothing is lost in the middle: what is to be coded lies at the end, and passing over
+            # all segments would cost every step what grows with the context.
+            first = count
+            while first and self._coded_tokens(layer, sequence, first - 1) < size:
+                first -= 1
+        for number in range(first, count):
             base, end = number * size, min((number + 1) * size, stop)
-            if number < len(sequence.segments) and (
-                sequence.segments[number].layers[layer].coded_tokens >= end - base
-            ):
+            if self._coded_tokens(layer, sequence, number) >= end - base:
                 continue
             own = self._own(sequence, number).layers[layer]
             coded = own.coded_tokens
@@ -174,6 +181,13 @@ class ShadowKeeper:
             own.coded_tokens = end - base
             self._memory.note_coded(own, number)
             self._memory.leave_to_device(own, (number + 1) * size, tokens)
+
+    @staticmethod
+    def _coded_tokens(layer: int, sequence: Sequence, number: int) -> int:
+        """Return the coded tokens of a segment, which may not be there yet."""
+        if number >= len(sequence.segments):
+            return 0
+        return sequence.segments[number].layers[layer].coded_tokens
 
     def _recode_lost(self, layer: int, sequence: Sequence, number: int) -> None:
         """Code a segment again that was lost with its device, with the statistics it has.

@@ -74,6 +74,38 @@ def test_past_blocks_and_the_queries_own_tokens(rows, heads, queries, seed):
     assert (merge.result().double() - expected).abs().max() < 1e-4
 
 
+@settings(max_examples=40, deadline=None)
+@given(
+    past=st.integers(0, 30),
+    rows=cut_rows(),
+    heads=st.sampled_from([(4, 4), (4, 2), (4, 1)]),
+    seed=st.integers(0, 1000),
+)
+def test_the_queries_own_tokens_in_pieces(past, rows, heads, seed):
+    queries, pieces = rows
+    query, keys, values = random_states(seed, *heads, queries, past + queries, 8)
+    merge = SoftmaxMerge(query, 0.3)
+    if past:
+        merge.add_block(keys[:, :past], values[:, :past])
+    for start, stop in pieces:
+        own = slice(past + start, past + stop)
+        merge.add_causal(keys[:, own], values[:, own], start)
+        if stop < queries:
+            merge.add_block(keys[:, own], values[:, own], stop)
+    expected, _ = exact_attention(query, keys, values, 0.3, causal(queries, past + queries))
+    assert (merge.result().double() - expected).abs().max() < 1e-4
+
+
+def test_a_piece_that_later_queries_miss_is_noticed():
+    query, keys, values = random_states(8, 4, 2, 40, 40, 8)
+    merge = SoftmaxMerge(query, 0.3)
+    merge.add_causal(keys[:, :20], values[:, :20])
+    merge.add_causal(keys[:, 20:], values[:, 20:], 20)
+    expected, _ = exact_attention(query, keys, values, 0.3, causal(40, 40))
+    assert (merge.result().double() - expected)[:, :20].abs().max() < 1e-4
+    assert (merge.result().double() - expected)[:, 20:].abs().max() > 1e-3
+
+
 def test_a_block_left_out_is_noticed():
     query, keys, values = random_states(5, 4, 2, 3, 60, 8)
     merge = SoftmaxMerge(query, 0.3)

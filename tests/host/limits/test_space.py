@@ -76,3 +76,44 @@ def test_the_tool_writes_a_report(tmp_path, cold_dir):
     assert report["tokens"] == 2048
     assert report["label"].startswith("measured")
     assert len(report["growth_after_chunks"]) == 2
+
+
+def test_steps_at_rising_contexts(tmp_path, cold_dir):
+    out = tmp_path / "lengths.json"
+    arguments = ["--lengths", "2048", "4096", "--layers", "1", "--steps", "1", "--alpha", "0.5"]
+    arguments += ["--max-selected", "64", "--dram-budget", "40MiB"]
+    subprocess.run(
+        [sys.executable, TOOL, *arguments, "--cold-dir", cold_dir, "--out", out], check=True
+    )
+    report = json.loads(out.read_text())
+    assert [point["tokens"] for point in report["points"]] == [2050, 4098]
+    # INT8 or narrower: codes and an exponent for each of 8 heads of 128 channels.
+    first, second = report["points"]
+    assert second["shadow_bytes"] - first["shadow_bytes"] in (
+        2048 * 8 * (128 // part + 1) for part in (1, 2, 4)
+    )
+    assert report["statistics"]["selected_tokens"] == 4 * 64
+
+
+def test_contexts_that_fall_are_refused(tmp_path):
+    arguments = ["--lengths", "4096", "2048", "--out", tmp_path / "space.json"]
+    ended = subprocess.run(
+        [sys.executable, TOOL, *arguments], check=False, capture_output=True, text=True
+    )
+    assert ended.returncode == 2
+    assert "--lengths [4096, 2048] must rise" in ended.stderr
+
+
+def points(*seconds):
+    return [
+        {"shadow_bytes": 1000 * 4**i, "cpu_seconds_per_step": one} for i, one in enumerate(seconds)
+    ]
+
+
+def test_the_line_through_steps_says_what_it_does_not_explain(tool):
+    line = tool.line_through(points(3.0, 6.0, 18.0))
+    assert line["fixed_seconds"] == pytest.approx(2.0)
+    assert line["shadow_bytes_per_second"] == pytest.approx(1000.0)
+    assert line["largest_unexplained_share"] == pytest.approx(0.0, abs=1e-9)
+    # What grows with the square of the context is no line.
+    assert tool.line_through(points(3.0, 18.0, 258.0))["largest_unexplained_share"] > 0.3

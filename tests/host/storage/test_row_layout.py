@@ -101,3 +101,9 @@ def test_infinities_and_nans_are_no_overflow():
     assert rounded[2].isnan()
     assert rounded[3] == 65504
     assert overflows == 1
+
+
+def test_padding_alone_rounds_to_nothing():
+    rounded, overflows = layout_of().round(torch.zeros(2, 0, 8))
+    assert rounded.shape == (2, 0, 8)
+    assert overflows == 0

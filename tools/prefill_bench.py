@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`make prefill`: time to the first token beside ordinary chunked prefill with the same chunk.
+
+python tools/prefill_bench.py --out build/reports/prefill.json
+
+The rival is transformers' DynamicCache with SDPA: the same model, prompt, chunk and threads. Every
+round reads each prompt once with each contender, so that what else the machine does falls on all
+of them. Reported are wall time and the process's CPU time, all threads together, to the logits
+that the first token is chosen from: the fastest and the median round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from pydoc_data import topics
+from typing import Any
+
+import torch
+from transformers import DynamicCache
+
+from hillinfer.cold_dir import prepared_cold_dir
+from hillinfer.errors import BudgetError
+from hillinfer.generation import Generation
+from hillinfer.hf.attach import Attachment
+from hillinfer.machine.processor import ProcessorFacts
+from hillinfer.models.loader import LoadedModel, load_model
+from hillinfer.models.number_type import NumberType
+from hillinfer.settings import Settings
+
+GOAL = 1.10
+RIVAL, OURS = "ordinary", "hillinfer"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How long one prompt took.
+
+    Parameters
+    ----------
+    seconds
+        Wall time to the logits of the first new token.
+    cpu_seconds
+        CPU time of the process, all threads together.
+    """
+
+    seconds: float
+    cpu_seconds: float
+
+
+@dataclass(frozen=True)
+class Row:
+    """One contender at one context.
+
+    Parameters
+    ----------
+    contender
+        `ordinary`, or HillInfer with its budget.
+    tokens
+        Of the prompt.
+    fastest, median
+        Of the rounds, seconds and CPU seconds apart.
+    seconds_ratio, cpu_ratio
+        Median over the rounds of this contender's time over the rival's in the same round.
+    """
+
+    contender: str
+    tokens: int
+    fastest: Reading
+    median: Reading
+    seconds_ratio: float
+    cpu_ratio: float
+
+
+def prompt_ids(loaded: LoadedModel, tokens: int) -> list[int]:
+    """Return the first tokens of a long English text: Python's own help."""
+    text = "\n\n".join(topics.topics[name].strip() for name in sorted(topics.topics))
+    ids: list[int] = loaded.tokenizer(text)["input_ids"]
+    if len(ids) < tokens:
+        raise SystemExit(f"the text has {len(ids)} tokens: choose --contexts below that")
+    return ids[:tokens]
+
+
+def reading(loaded: LoadedModel, cache: Any, ids: list[int], chunk: int) -> Reading:
+    """Read a prompt into a cache, close it and return how long reading took."""
+    generation = Generation(loaded.model, cache, chunk)
+    cpu, wall = time.process_time(), time.perf_counter()
+    try:
+        generation.read(ids)
+        return Reading(time.perf_counter() - wall, time.process_time() - cpu)
+    finally:
+        generation.close()
+
+
+def summary(tokens: int, readings: dict[str, list[Reading]]) -> list[Row]:
+    """Return a row per contender; `readings` holds one of each round, in order."""
+    rows = []
+    for contender, own in readings.items():
+        rounds = list(zip(own, readings[RIVAL], strict=True))
+        rows.append(
+            Row(
+                contender=contender,
+                tokens=tokens,
+                fastest=_each(own, min),
+                median=_each(own, statistics.median),
+                seconds_ratio=statistics.median(a.seconds / b.seconds for a, b in rounds),
+                cpu_ratio=statistics.median(a.cpu_seconds / b.cpu_seconds for a, b in rounds),
+            )
+        )
+    return rows
+
+
+def _each(readings: list[Reading], choose: Callable[[list[float]], float]) -> Reading:
+    return Reading(
+        choose([one.seconds for one in readings]), choose([one.cpu_seconds for one in readings])
+    )
+
+
+def measure(loaded: LoadedModel, chosen: argparse.Namespace) -> list[Row]:
+    """Read prompts of every length with every contender, in turns, and print a line of each."""
+    rows = []
+    for tokens in chosen.contexts:
+        ids = prompt_ids(loaded, tokens)
+        contenders = [RIVAL, *(f"{OURS} {budget}" for budget in chosen.budgets)]
+        readings: dict[str, list[Reading]] = {}
+        # The first round warms up and is not counted.
+        for number in range(chosen.rounds + 1):
+            for contender in list(contenders):
+                try:
+                    one = turn(loaded, contender, ids, chosen)
+                except BudgetError as error:
+                    print(f"{tokens:>7} {contender:<16} refused: {error}", flush=True)
+                    contenders.remove(contender)
+                    continue
+                if number:
+                    readings.setdefault(contender, []).append(one)
+        for row in summary(tokens, readings):
+            print(
+                f"{row.tokens:>7} {row.contender:<16} {row.fastest.seconds:8.3f} s "
+                f"({row.median.seconds:.3f})  CPU {row.fastest.cpu_seconds:8.3f} s "
+                f"({row.median.cpu_seconds:.3f})  x{row.seconds_ratio:.3f}  "
+                f"CPU x{row.cpu_ratio:.3f}",
+                flush=True,
+            )
+            rows.append(row)
+    return rows
+
+
+def turn(
+    loaded: LoadedModel, contender: str, ids: list[int], chosen: argparse.Namespace
+) -> Reading:
+    """Let one contender read a prompt with a new cache."""
+    if contender == RIVAL:
+        return reading(loaded, DynamicCache(), ids, chosen.chunk)
+    budget = contender.removeprefix(OURS).strip()
+    settings = Settings().changed(dram_budget=budget, cold_dir=chosen.cold_dir)
+    with Attachment(loaded.model, settings) as hill:
+        return reading(loaded, hill.new_cache(expected_tokens=len(ids) + 64), ids, chosen.chunk)
+
+
+def main() -> None:
+    """Measure and write a report with the goal beside what was reached."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("build/reports/prefill.json"))
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--dtype", default="float32", choices=[one.value for one in NumberType])
+    parser.add_argument("--contexts", type=int, nargs="+", default=[2048, 4096, 7800])
+    parser.add_argument("--budgets", nargs="+", default=["25%", "120%"])
+    parser.add_argument("--chunk", type=int, default=1024, help="tokens of one forward pass")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--cold-dir", type=Path)
+    chosen = parser.parse_args()
+    torch.set_num_threads(chosen.threads)
+    chosen.cold_dir = prepared_cold_dir(chosen.cold_dir)
+
+    loaded = load_model(chosen.model, NumberType(chosen.dtype))
+    loaded.model.set_attn_implementation("sdpa")
+    print(f"{loaded.name}, {chosen.dtype}, {chosen.threads} threads, chunks of {chosen.chunk}")
+    print("tokens, contender: fastest round (median), CPU time, ratios to ordinary", flush=True)
+    rows = measure(loaded, chosen)
+    # The goal speaks of a KV cache that fits in memory: the largest budget.
+    fits = f"{OURS} {chosen.budgets[-1]}"
+    reached = max(row.seconds_ratio for row in rows if row.contender == fits)
+    report = {
+        "label": "measured",
+        "processor": ProcessorFacts.read().name,
+        "threads": chosen.threads,
+        "model": loaded.name,
+        "dtype": chosen.dtype,
+        "chunk": chosen.chunk,
+        "rival": "transformers' DynamicCache, sdpa, the same chunk",
+        "rounds": chosen.rounds,
+        "rows": [asdict(row) for row in rows],
+        "goal": {"contender": fits, "ratio_at_most": GOAL, "worst_ratio": reached},
+    }
+    chosen.out.parent.mkdir(parents=True, exist_ok=True)
+    chosen.out.write_text(json.dumps(report, indent=2) + "\n")
+    verdict = "reached" if reached <= GOAL else "missed"
+    print(f"goal: {fits} at most x{GOAL:.2f}; worst context x{reached:.3f}: {verdict}")
+    print(f"report: {chosen.out}")
+
+
+if __name__ == "__main__":
+    main()
