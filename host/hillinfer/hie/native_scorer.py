@@ -105,6 +105,10 @@ class NativeScorer:
         scaled = scale_query(self.spec, query, scaling)
         return self._blocks(scaled, segments)
 
+    def check(self, query: torch.Tensor, segments: Sequence[SegmentShadow]) -> None:
+        """Raise ValueError where `score` cannot take these arguments."""
+        self._torch.check(query, segments)
+
     def tuples(
         self, query: torch.Tensor, scaling: float, segments: Sequence[SegmentShadow]
     ) -> NDArray[np.uint32]:
