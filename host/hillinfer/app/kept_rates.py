@@ -53,7 +53,15 @@ class KeptRates:
             return kept[key]
         made = profile()
         # Another process may have kept something while this one measured.
-        self._write({**dict(self.all()), key: made})
+        try:
+            self._write({**dict(self.all()), key: made})
+        except OSError as error:
+            warnings.warn(
+                f"the rates just measured cannot be kept in {self.file} ({error.strerror}): every "
+                "run measures them; make room there, or set XDG_CACHE_HOME to a folder of yours",
+                SetupWarning,
+                stacklevel=2,
+            )
         return made
 
     def all(self) -> list[tuple[RatesKey, Rates]]:

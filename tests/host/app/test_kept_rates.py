@@ -96,6 +96,12 @@ def test_what_fails_to_measure_keeps_nothing(kept):
     assert not kept.file.exists()
 
 
+def test_what_cannot_be_kept_is_used_all_the_same(tmp_path):
+    nowhere = KeptRates(tmp_path / "gone" / "rates.json")
+    with pytest.warns(SetupWarning, match="every run measures them"):
+        assert nowhere.get(KEY, lambda: RATES) == RATES
+
+
 def test_a_link_is_replaced_and_not_followed(kept, tmp_path):
     victim = tmp_path / "victim"
     victim.write_text('{"version": 0}')
