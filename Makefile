@@ -22,7 +22,7 @@ EMULATOR ?= auto
 QUESTION ?= Which statement makes the listed identifiers be interpreted as globals?
 
 .DEFAULT_GOAL := help
-.PHONY: help setup scorer pyxrt xrt model run test test-kernels test-fast lint format quality pools faults drive space prefill csim cocotb formal synth hw_emu bitstream pynq-env doctor clean
+.PHONY: help setup scorer pyxrt xrt model run test test-kernels test-fast lint format quality pools faults drive space prefill csim cocotb formal synth hw_emu bitstream pynq-env doctor clean beta
 
 help: ## List every target
 	@awk -F ':.*## ' '/^[a-z_-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -76,6 +76,9 @@ scorer: $(VENV)/installed ## Measure scoring on the host beside what memory read
 drive: $(VENV)/installed ## Measure how fast the drive is read, beside fio on the same file (six minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python tools/drive_bench.py --out $(BUILD)/reports/drive.json \
 		--drive $(BUILD)/drive
+
+beta: $(VENV)/installed ## Measure decode over β, a core of this processor in a card's place (minutes)
+	OMP_NUM_THREADS=1 $(BIN)/python tools/beta_sweep.py --out $(BUILD)/reports/beta.json
 
 space: $(VENV)/installed ## Store 128k tokens of a 3B model's shape (14 GiB of drive) with memory flat at M0
 	$(BIN)/python tools/space.py --out $(BUILD)/reports/space.json

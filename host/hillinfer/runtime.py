@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from hillinfer.app.prefetch_pipeline import PrefetchPipeline
 from hillinfer.attention.dense_attention import DenseAttention
+from hillinfer.app.share_by_rates import share_by_rates
 from hillinfer.attention.host_attention import host_attention
 from hillinfer.attention.row_attention import RowAttention
 from hillinfer.attention.row_states import RowStates
@@ -153,6 +154,8 @@ class Runtime:
         self._engine = open_engine(settings.io, settings.io_threads, self.calls)
         with ExitStack() as undone:
             undone.callback(self._engine.close)
+            if isinstance(scorer, DeviceScorer):
+                share_by_rates(scorer, shape, settings, cold_dir, self._engine, shadow_limit_bytes)
             self._store = ColdStore(
                 cold_dir,
                 shape,

@@ -9,6 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from hillinfer.app.model_name import ModelName
 from hillinfer.byte_size import ByteSize
 from hillinfer.devices.device_options import DeviceOptions
 from hillinfer.errors import SettingsError
@@ -61,9 +62,13 @@ class Settings:
     cold_dir
         Directory on the drive that holds the cold pool; None for the user's cache directory.
     device
-        Name in the table of devices: `nvme`, `golden`, `csim`, `xrt` or `pynq`.
+        Name in the table of devices: `nvme`, `golden`, `core`, `csim`, `xrt` or `pynq`.
     beta
-        Host-scored to device-scored segments, Mc/Ms; 0 gives the device every full group.
+        Host-scored to device-scored segments, Mc/Ms; 0 gives the device every full group. None
+        (text: `auto`) for what `beta_model` says with this machine's rates; the rates of an
+        emulated device say nothing, and it is given every full group.
+    beta_model
+        Whose latency is made least where `beta` is None.
     xclbin
         Image of the kernels; devices `xrt` and `pynq` need one.
     pynq_python
@@ -102,7 +107,8 @@ class Settings:
     trace: Path | None = None
     cold_dir: Path | None = None
     device: str = "nvme"
-    beta: float = 0.0
+    beta: float | None = None
+    beta_model: ModelName = ModelName.SCORES_THEN_ROWS
     xclbin: Path | None = None
     pynq_python: Path | None = None
     block_rows: int = 512
@@ -122,8 +128,10 @@ class Settings:
                 f"kept_sinks={self.kept_sinks}, kept_recent={self.kept_recent}: "
                 "the sinks must not be negative and at least the newest token is kept"
             )
-        if not (math.isfinite(self.beta) and self.beta >= 0):
-            raise SettingsError(f"beta={self.beta} must be 0 or more: Mc/Ms in whole segments")
+        if self.beta is not None and not (math.isfinite(self.beta) and self.beta >= 0):
+            raise SettingsError(
+                f"beta={self.beta} must be 0 or more, Mc/Ms in whole segments, or auto"
+            )
         if self.max_selected is not None and self.max_selected < 1:
             raise SettingsError(f"max_selected={self.max_selected} must be at least 1")
         if self.prefetch_blocks < 0:
@@ -172,6 +180,8 @@ class Settings:
                 raise SettingsError(f"{name!r} is no setting: choose one of {', '.join(known)}")
             if name == "shadow" and value == AUTO:
                 changes[name] = None
+            elif name == "beta" and isinstance(value, str):
+                changes[name] = None if value == AUTO else _number(name, value)
             elif name in _CHOICES and value is not None:
                 changes[name] = _choice(name, value)
             elif name == "dram_budget" and not isinstance(value, ByteSize):
@@ -188,8 +198,16 @@ _CHOICES: dict[str, type[StrEnum]] = {
     "query": QuerySource,
     "shadow": KeyMode,
     "pool_sizes": PoolSizes,
+    "beta_model": ModelName,
     "io": IOChoice,
 }
+
+
+def _number(name: str, value: str) -> float:
+    try:
+        return float(value)
+    except ValueError as error:
+        raise SettingsError(f"{name}={value!r} is neither a number nor {AUTO}") from error
 
 
 def _choice(name: str, value: str) -> StrEnum:

@@ -80,6 +80,23 @@ HILLINFER_API int32_t hillinfer_score(int32_t variant, const Sequence* sequence,
     });
 }
 
+// Query codes and offsets of a sequence; see sequence.h.
+HILLINFER_API int32_t hillinfer_start(int32_t variant, const Sequence* sequence, int8_t* codes,
+                                      int32_t* exponents, int32_t* corrections,
+                                      int32_t* offsets) {
+    return guarded(variant, [&](const Kernels& kernels) {
+        sequence_start(kernels, *sequence, {codes, exponents, corrections}, offsets);
+    });
+}
+
+// A launch of `score_tokens`, or the host's part beside one.
+HILLINFER_API int32_t hillinfer_score_pieces(int32_t variant, const Sequence* sequence,
+                                             const Piece* pieces, int64_t count) {
+    return guarded(variant, [&](const Kernels& kernels) {
+        score_pieces(kernels, *sequence, pieces, count);
+    });
+}
+
 HILLINFER_API int32_t hillinfer_log_weights(int32_t variant, const Sequence* sequence,
                                             const Segment* segment, int32_t* log_weights,
                                             uint8_t* exponents) {

@@ -131,10 +131,7 @@ public:
         if (!tokens_) {
             return;
         }
-        run_parallel(sequence_.threads, sequence_.segment_count,
-                     [&](int64_t number, int worker) { sample(number, scratches_[worker]); });
-        const std::vector<int32_t> offsets =
-            sequence_offsets(kernels_, shape_, sample_, sequence_.threads);
+        const std::vector<int32_t> offsets = this->offsets();
         const int64_t per_segment = shape_.segment_tokens / kGroupTokens;
         const int64_t groups = groups_of(tokens_);
         const int64_t step =
@@ -147,6 +144,12 @@ public:
                                    tuples, scratches_[worker]);
                          }
                      });
+    }
+
+    std::vector<int32_t> offsets() {
+        run_parallel(sequence_.threads, sequence_.segment_count,
+                     [&](int64_t number, int worker) { sample(number, scratches_[worker]); });
+        return sequence_offsets(kernels_, shape_, sample_, sequence_.threads);
     }
 
 private:
@@ -169,6 +172,18 @@ private:
         const int64_t base = number * shape_.segment_tokens;
         for (int64_t first = 0; first < segment.tokens; first += kStride * kGroupTokens) {
             sample_probes(number, base, first, scratch);
+        }
+        if (!segment.shadow) {
+            // Somebody else has it, and no recent token: the probe groups hold the sinks.
+            for (int64_t sink = 0; number == 0 && sink < sample_.where.sinks; ++sink) {
+                const int64_t probes = (shape_.segment_tokens + kStride - 1) / kStride;
+                const int64_t place = sink ? probes + sink - 1 : 0;
+                const uint8_t* group =
+                    segment.probes + size_t(place / kGroupTokens) * shape_.group_bytes();
+                weigh(number, group, scratch);
+                keep(group, place % kGroupTokens, place % kGroupTokens + 1, sink, scratch);
+            }
+            return;
         }
         for (int64_t group = 0; group < groups_of(segment.tokens); ++group) {
             const int64_t start = base + group * kGroupTokens;
@@ -264,6 +279,69 @@ private:
 
 void score_sequence(const Kernels& kernels, const Sequence& sequence, uint32_t* tuples) {
     SequenceScores(kernels, sequence).run(tuples);
+}
+
+void sequence_start(const Kernels& kernels, const Sequence& sequence, const CodedQueries& out,
+                    int32_t* offsets) {
+    const std::vector<int32_t> made = SequenceScores(kernels, sequence).offsets();
+    std::copy(made.begin(), made.end(), offsets);
+    const Shape& shape = sequence.shape;
+    const size_t rows = size_t(shape.rows());
+    std::vector<int32_t> sums(size_t(std::max(sequence.threads, 1)) * rows);
+    run_parallel(sequence.threads, sequence.segment_count, [&](int64_t number, int worker) {
+        kernels.code_query(shape, sequence.scaled, sequence.segments[number],
+                           {out.codes + size_t(number) * rows * shape.padded_dim,
+                            out.exponents + size_t(number) * rows,
+                            out.corrections + size_t(number) * rows, &sums[worker * rows]});
+    });
+}
+
+void score_pieces(const Kernels& kernels, const Sequence& sequence, const Piece* pieces,
+                  int64_t count) {
+    const Shape& shape = sequence.shape;
+    const size_t rows = size_t(shape.rows());
+    const size_t arranged_bytes = (kernels.arranged_bytes(shape) + 63) / 64 * 64;
+    Aligned<int8_t> arranged(size_t(count) * arranged_bytes);
+    std::vector<int32_t> sums(size_t(count) * rows);
+    const std::vector<int32_t> none(std::max(rows, size_t(shape.sets())));
+    std::vector<Scratch> own = scratches(shape, sequence.threads);
+    // Of every piece so many groups at a time.
+    std::vector<int64_t> first_item(size_t(count) + 1);
+    for (int64_t i = 0; i < count; ++i) {
+        const int64_t groups = groups_of(pieces[i].tokens);
+        first_item[i + 1] = first_item[i] + (groups + kGroupsAtOnce - 1) / kGroupsAtOnce;
+    }
+    run_parallel(sequence.threads, count, [&](int64_t number, int) {
+        const int8_t* codes = pieces[number].codes;
+        kernels.arrange(shape, codes, arranged.get() + size_t(number) * arranged_bytes);
+        for (size_t row = 0; row < rows; ++row) {
+            int32_t sum = 0;
+            for (int i = 0; i < shape.padded_dim; ++i) {
+                sum += codes[row * shape.padded_dim + i];
+            }
+            sums[number * rows + row] = sum;
+        }
+    });
+    run_parallel(sequence.threads, first_item[count], [&](int64_t item, int worker) {
+        const int64_t number =
+            std::upper_bound(first_item.begin(), first_item.end(), item) - first_item.begin() - 1;
+        const Piece& piece = pieces[number];
+        const QueryCodes query{nullptr, const_cast<int32_t*>(piece.exponents),
+                               const_cast<int32_t*>(piece.addends), &sums[number * rows]};
+        const int64_t start = (item - first_item[number]) * kGroupsAtOnce;
+        const int64_t stop = std::min(start + kGroupsAtOnce, groups_of(piece.tokens));
+        for (int64_t group = start; group < stop; ++group) {
+            const int64_t token = group * kGroupTokens;
+            const int64_t tokens = std::min<int64_t>(piece.tokens - token, kGroupTokens);
+            // The offsets are in the addends already.
+            kernels.tuples(shape,
+                           {piece.shadow + size_t(group) * shape.group_bytes(), &query,
+                            arranged.get() + size_t(number) * arranged_bytes,
+                            own[worker].products.get()},
+                           none.data(), piece.position + token, int(tokens), piece.tuples + token,
+                           piece.stride);
+        }
+    });
 }
 
 void segment_log_weights(const Kernels& kernels, const Sequence& sequence, const Segment& segment,

@@ -14,6 +14,35 @@ struct Sequence {
     int32_t threads;
 };
 
+// Query codes of all segments, one segment's behind the other's: `rows` of each.
+struct CodedQueries {
+    int8_t* codes;         // rows * padded_dim.
+    int32_t* exponents;    // s_h.
+    int32_t* corrections;  // o_h.
+};
+
+// Tokens of one segment, from a whole group on, with a query whose offsets are in its addends.
+struct Piece {
+    const uint8_t* shadow;  // Of the first group.
+    const int8_t* codes;
+    const int32_t* exponents;
+    const int32_t* addends;
+    int64_t position;
+    int64_t tokens;
+    uint32_t* tuples;  // tuples[set * stride + token]
+    int64_t stride;
+};
+
+// What a launch needs before anything else is scored: query codes of all segments, and B of each
+// row or A of each set. A segment without a shadow is full, holds no recent token, and its probe
+// groups go on with sinks 1 to 3 where it is the first.
+void sequence_start(const Kernels& kernels, const Sequence& sequence, const CodedQueries& out,
+                    int32_t* offsets);
+
+// The tuples of pieces; of the sequence only shape and threads are looked at.
+void score_pieces(const Kernels& kernels, const Sequence& sequence, const Piece* pieces,
+                  int64_t count);
+
 // Tuples of all N tokens, sets * N.
 void score_sequence(const Kernels& kernels, const Sequence& sequence, uint32_t* tuples);
 

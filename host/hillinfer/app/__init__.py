@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The adaptive prefetch pipeline (HillInfer section 4.3)."""
+"""The adaptive prefetch pipeline: who scores what, and what is fetched when (section 4.3)."""

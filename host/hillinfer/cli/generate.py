@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from hillinfer.app.model_name import ModelName
 from hillinfer.byte_size import ByteSize
 from hillinfer.cli.console import quiet_transformers
 from hillinfer.cli.generate_request import Asking, Compare, GenerateRequest
@@ -98,12 +99,18 @@ def generate(
         Path | None, typer.Option(help="Directory on the drive; by default in the user's cache.")
     ] = None,
     device: Annotated[
-        str, typer.Option(help="What scores: nvme, golden, csim, xrt or pynq.")
+        str, typer.Option(help="What scores: nvme, golden, core, csim, xrt or pynq.")
     ] = _DEFAULTS.device,
     beta: Annotated[
-        float,
-        typer.Option(help="Host-scored to device-scored segments; 0: the device scores all."),
-    ] = _DEFAULTS.beta,
+        str,
+        typer.Option(
+            help="Host-scored to device-scored segments; 0: the device scores all; auto: by the "
+            "rates of this machine."
+        ),
+    ] = _AUTO,
+    beta_model: Annotated[
+        str, typer.Option(help=f"What --beta auto makes least: {', '.join(ModelName)}.")
+    ] = _DEFAULTS.beta_model.value,
     xclbin: Annotated[
         Path | None, typer.Option(help="Image of the card's kernels, for --device xrt or pynq.")
     ] = None,
@@ -168,6 +175,7 @@ def generate(
         cold_dir=cold_dir,
         device=device,
         beta=beta,
+        beta_model=beta_model,
         xclbin=xclbin,
         pynq_python=pynq_python,
         io=io,

@@ -15,13 +15,13 @@ class DeviceOptions:
     ----------
     beta
         Host-scored to device-scored segments, Mc/Ms (HillInfer equation 4); 0 gives the device
-        every full group.
+        every full group. None for what the rates of host and device say.
     xclbin
         Image of the kernels; devices `xrt` and `pynq` need one.
     pynq_python
         Interpreter of PYNQ's environment; None for the one that `pynq_python` finds.
     """
 
-    beta: float = 0.0
+    beta: float | None = None
     xclbin: Path | None = None
     pynq_python: Path | None = None

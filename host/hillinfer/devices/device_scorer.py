@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -13,44 +12,24 @@ from numpy.typing import NDArray
 
 from hillinfer.devices.device_shadows import DeviceShadows
 from hillinfer.devices.errors import DeviceError
+from hillinfer.devices.host_part import HostPart, StartedScoring
+from hillinfer.devices.native_part import NativePart
 from hillinfer.devices.resident_shadow import ResidentShadow
 from hillinfer.devices.scorer import SegmentShadow
 from hillinfer.devices.scoring_device import DeviceSegment, StoredShadow
-from hillinfer.hie.key_buffers import KeyBufferPool, KeyBuffers
-from hillinfer.hie.offsets import RECENT_TOKENS, sequence_offsets
-from hillinfer.hie.query_coding import code_query, scale_query
-from hillinfer.hie.sequence_log_weights import group_log_weights
-from hillinfer.hie.shadow_layout import ShadowLayout
-from hillinfer.hie.token_tuples import TokenTuples
+from hillinfer.devices.torch_part import TorchPart
+from hillinfer.hie.native_scorer import NativeScorer
+from hillinfer.hie.query_coding import scale_query
 from hillinfer.hie.torch_scorer import TorchScorer
 from hillinfer.storage.streamed_shadow import StreamedShadow
 from hillinfer.timeline.lane import Lane
 from hillinfer.timeline.recorder import Recorder
 from hillinfer.timeline.silent import SILENT
-from hillinfer_model.beats import Beats
 from hillinfer_model.channel_statistics import ChannelStatistics
 from hillinfer_model.choices import Scope
-from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
-from hillinfer_model.query_block import make_query_block
-from hillinfer_model.query_codes import QueryCodes
+from hillinfer_model.kernel_spec import KernelSpec
 from hillinfer_model.score_block import ScoreBlock
 from hillinfer_model.score_tuples import WINDOW_TOKENS
-
-
-@dataclass(frozen=True)
-class _Known:
-    """L' of the tokens that the host has scored, and which tokens are invalid.
-
-    Parameters
-    ----------
-    weights
-        int32 of shape (kv_heads, heads, N).
-    invalid
-        bool of shape (kv_heads, N).
-    """
-
-    weights: torch.Tensor
-    invalid: torch.Tensor
 
 
 class DeviceScorer:
@@ -71,15 +50,18 @@ class DeviceScorer:
     """
 
     def __init__(
-        self, host: TorchScorer, shadows: DeviceShadows, recorder: Recorder = SILENT
+        self,
+        host: TorchScorer | NativeScorer,
+        shadows: DeviceShadows,
+        recorder: Recorder = SILENT,
     ) -> None:
         self._recorder = recorder
         self.spec: KernelSpec = host.spec
         self.scope: Scope = host.scope
         self.shadows = shadows
         self._host = host
-        self._layout = ShadowLayout(host.spec)
-        self._buffers = KeyBufferPool(host.spec)
+        self._torch = TorchPart(self.spec, self.scope)
+        self._native = NativePart(self.spec, self.scope) if isinstance(host, NativeScorer) else None
 
     def statistics(
         self, keys: torch.Tensor, first_position: int, preceding: ChannelStatistics | None
@@ -104,70 +86,143 @@ class DeviceScorer:
 
         Blocks of different segments come in any order.
         """
-        given = [one for one in segments if one.device_tokens]
-        if self.shadows.lost or not given:
+        if self._host_alone(segments):
             return self._host.score(query, scaling, segments)
-        self._host.check(query, segments)
-        return self._blocks(scale_query(self.spec, query, scaling), segments, given)
+        parts = self._parts(query, scaling, segments)
+        return (block for first, tuples in parts for block in self._cut(first, tuples))
 
-    def _blocks(
-        self,
-        scaled: torch.Tensor,
-        segments: Sequence[SegmentShadow],
-        given: Sequence[SegmentShadow],
-    ) -> Iterator[ScoreBlock]:
-        buffers = self._buffers.take()
-        tokens = segments[-1].base_position + segments[-1].tokens
-        known = _Known(
-            torch.zeros((*scaled.shape[:2], tokens), dtype=torch.int32),
-            torch.zeros((self.spec.kv_heads, tokens), dtype=torch.bool),
-        )
-        on_host = [range(one.device_tokens, one.tokens) for one in segments]
-        for segment, own in zip(segments, on_host, strict=True):
-            self._score_groups(scaled, segment, own, known, buffers)
-            if segment.device_tokens:
-                self._score_probes(scaled, segment, own.start, known, buffers)
-            recent = max(tokens - RECENT_TOKENS - segment.base_position, 0)
-            self._score_groups(scaled, segment, range(recent, own.start), known, buffers)
-        offsets = sequence_offsets(self.spec, self.scope, known.weights, known.invalid)
-        tuples = TokenTuples(self.spec, self.scope, offsets)
-        done = {one.base_position: 0 for one in given}
+    @property
+    def merges_natively(self) -> bool:
+        """Whether the host has `tuples`, and what takes the top of them, in C++."""
+        return isinstance(self._host, NativeScorer)
+
+    def tuples(
+        self, query: torch.Tensor, scaling: float, segments: Sequence[SegmentShadow]
+    ) -> NDArray[np.uint32]:
+        """Return the tuples of every token at once, where the host merges natively.
+
+        Picking the top of all of them in C++ takes less time than merging blocks while they come.
+
+        Parameters
+        ----------
+        query, scaling, segments
+            As for `score`, whose errors it raises.
+
+        Returns
+        -------
+        uint32 of shape (sets, N): one set, or one per KV head in scope `kv_head`.
+        """
+        if self._host_alone(segments):
+            assert isinstance(self._host, NativeScorer)
+            return self._host.tuples(query, scaling, segments)
+        sets = 1 if self.scope is Scope.LAYER else self.spec.kv_heads
+        length = segments[-1].base_position + segments[-1].tokens
+        whole = np.empty((sets, length), dtype=np.uint32)
+        for first, tuples in self._parts(query, scaling, segments):
+            whole[:, first : first + tuples.shape[1]] = tuples
+        return whole
+
+    def _host_alone(self, segments: Sequence[SegmentShadow]) -> bool:
+        return self.shadows.lost or not any(one.device_tokens for one in segments)
+
+    def host_part(self, segments: Sequence[SegmentShadow]) -> HostPart:
+        """Return what does the host's part of these segments."""
+        if self._native is not None and self._native.takes(segments):
+            return self._native
+        return self._torch
+
+    def note_selected(
+        self, segments: Sequence[SegmentShadow], selected: Sequence[NDArray[np.int64]]
+    ) -> None:
+        """Learn what was selected of what host and device scored (section 4.3, skewness).
+
+        Parameters
+        ----------
+        segments
+            As scored.
+        selected
+            The ascending positions of each selected set.
+        """
+        bounds = [
+            (one.base_position, one.base_position + one.device_tokens)
+            for one in segments
+            if one.device_tokens
+        ]
+        total = segments[-1].base_position + segments[-1].tokens
+        on_device = sum(stop - start for start, stop in bounds)
+        for own in selected:
+            edges = np.searchsorted(own, bounds)
+            taken = int((edges[:, 1] - edges[:, 0]).sum()) if bounds else 0
+            self.shadows.note_selected(total - on_device, own.size - taken, on_device, taken)
+
+    def _parts(
+        self, query: torch.Tensor, scaling: float, segments: Sequence[SegmentShadow]
+    ) -> Iterator[tuple[int, NDArray[np.uint32]]]:
+        """Yield a position and the tuples from there on, uint32 (sets, tokens), in any order."""
+        self._host.check(query, segments)
+        scaled = scale_query(self.spec, query, scaling)
+        return self._scored(self.host_part(segments), scaled, segments)
+
+    def _scored(
+        self, part: HostPart, scaled: torch.Tensor, segments: Sequence[SegmentShadow]
+    ) -> Iterator[tuple[int, NDArray[np.uint32]]]:
+        given = [number for number, one in enumerate(segments) if one.device_tokens]
+        own = [
+            (number, range(one.device_tokens, one.tokens))
+            for number, one in enumerate(segments)
+            if one.device_tokens < one.tokens
+        ]
+        started = part.start(scaled, segments)
+        done = dict.fromkeys(given, 0)
         try:
-            for launch in self._launches(given):
-                queries, placed = self._query_blocks(scaled, launch, offsets), self._place(launch)
-                started = time.perf_counter_ns()
+            for launch in self._launches(segments, given):
+                queries = started.query_blocks(launch)
+                placed = self._place([segments[number] for number in launch])
+                began = time.perf_counter_ns()
                 scoring = self.shadows.score(self.scope, queries, placed)
-                for segment, own in zip(segments, on_host, strict=False):
-                    yield from self._blocks_of(segment.base_position, own, known, tuples)
-                on_host = []
-                for part in scoring:
-                    base = launch[part.segment].base_position
-                    yield from self._cut(base + part.first_token, part.tuples)
-                    done[base] = part.first_token + part.tuples.shape[1]
+                yield from self._on_host(started, segments, own)
+                own = []
+                for found in scoring:
+                    number = launch[found.segment]
+                    base = segments[number].base_position
+                    yield base + found.first_token, found.tuples
+                    done[number] = found.first_token + found.tuples.shape[1]
                 self._recorder.note(
                     Lane.DEVICE_SCORING,
                     "launch",
-                    started,
+                    began,
                     time.perf_counter_ns(),
                     segments=len(placed),
                     tokens=sum(one.tokens for one in placed),
                 )
         except DeviceError as error:
             self.shadows.lose(error)
-            for segment, own in zip(segments, on_host, strict=False):
-                yield from self._blocks_of(segment.base_position, own, known, tuples)
-            for one in given:
-                missing = range(done[one.base_position], one.device_tokens)
-                self._score_groups(scaled, one, missing, known, buffers)
-                yield from self._blocks_of(one.base_position, missing, known, tuples)
-        self._buffers.give_back(buffers)
+            own += [
+                (number, range(done[number], segments[number].device_tokens))
+                for number in given
+                if done[number] < segments[number].device_tokens
+            ]
+            yield from self._on_host(started, segments, own)
+        started.end()
 
-    def _launches(self, given: Sequence[SegmentShadow]) -> Iterator[list[SegmentShadow]]:
+    @staticmethod
+    def _on_host(
+        started: StartedScoring,
+        segments: Sequence[SegmentShadow],
+        wanted: Sequence[tuple[int, range]],
+    ) -> Iterator[tuple[int, NDArray[np.uint32]]]:
+        if wanted:
+            for (number, tokens), tuples in zip(wanted, started.tuples(wanted), strict=True):
+                yield segments[number].base_position + tokens.start, tuples
+
+    def _launches(
+        self, segments: Sequence[SegmentShadow], given: Sequence[int]
+    ) -> Iterator[list[int]]:
         """Yield what is scored at once: what lies on the device, then the drive's in pieces."""
-        resident: list[SegmentShadow] = [one for one in given if isinstance(one, ResidentShadow)]
+        resident = [one for one in given if isinstance(segments[one], ResidentShadow)]
         if resident:
             yield resident
-        streamed = [one for one in given if not isinstance(one, ResidentShadow)]
+        streamed = [one for one in given if not isinstance(segments[one], ResidentShadow)]
         step = max(len(self.shadows.staging), 1)
         for start in range(0, len(streamed), step):
             yield streamed[start : start + step]
@@ -190,76 +245,6 @@ class DeviceScorer:
             with self._recorder.span(Lane.READS, "shadows to device", segments=len(stored)):
                 self.shadows.load(stored)
         return placed
-
-    def _score_groups(
-        self,
-        scaled: torch.Tensor,
-        segment: SegmentShadow,
-        tokens: range,
-        known: _Known,
-        buffers: KeyBuffers,
-    ) -> None:
-        """Put L' of the groups that hold some tokens of a segment where they belong."""
-        if not tokens:
-            return
-        groups = range(tokens.start // GROUP_TOKENS, -(-tokens.stop // GROUP_TOKENS))
-        weights, invalid = group_log_weights(
-            self._layout, scaled, segment.statistics, segment.shadow, groups, buffers
-        )
-        first = groups.start * GROUP_TOKENS
-        count = min(segment.tokens - first, weights.shape[-1])
-        place = slice(segment.base_position + first, segment.base_position + first + count)
-        known.weights[..., place] = weights[..., :count]
-        known.invalid[:, place] = invalid[:, :count]
-
-    def _score_probes(
-        self,
-        scaled: torch.Tensor,
-        segment: SegmentShadow,
-        stop: int,
-        known: _Known,
-        buffers: KeyBuffers,
-    ) -> None:
-        """Put L' of the probe tokens and sinks below `stop` where they belong."""
-        probes = segment.probes
-        weights, invalid = group_log_weights(
-            self._layout,
-            scaled,
-            segment.statistics,
-            probes.shadow,
-            range(probes.groups),
-            buffers,
-        )
-        kept = np.flatnonzero(probes.tokens < stop)
-        places = torch.from_numpy(segment.base_position + probes.tokens[kept])
-        known.weights[..., places] = weights[..., kept]
-        known.invalid[:, places] = invalid[:, kept]
-
-    def _query_blocks(
-        self, scaled: torch.Tensor, segments: Sequence[SegmentShadow], offsets: torch.Tensor
-    ) -> Beats:
-        """Return a query block per segment, one behind the other (contract, section 6)."""
-        coded = code_query(scaled, [one.statistics for one in segments])
-        heads = (len(segments), self.spec.scored_heads)
-        codes = coded.codes.numpy().astype(np.int8).reshape(*heads, -1)
-        exponents = coded.exponents.numpy().astype(np.int8).reshape(heads)
-        corrections = coded.offsets.numpy().astype(np.int32).reshape(heads)
-        own = offsets.numpy().astype(np.int64).reshape(-1)
-        blocks = [
-            make_query_block(QueryCodes(*parts), own, self.spec, self.scope).pack(self.spec)
-            for parts in zip(codes, exponents, corrections, strict=True)
-        ]
-        return np.concatenate(blocks)
-
-    def _blocks_of(
-        self, base_position: int, tokens: range, known: _Known, tuples: TokenTuples
-    ) -> Iterator[ScoreBlock]:
-        step = self.spec.block_tokens
-        for start in range(tokens.start, tokens.stop, step):
-            first = base_position + start
-            place = slice(first, first + min(step, tokens.stop - start))
-            made = tuples.of(known.weights[..., place], known.invalid[:, place], first)
-            yield from self._cut(first, made)
 
     def _cut(self, first: int, tuples: NDArray[np.uint32]) -> Iterator[ScoreBlock]:
         """Yield blocks of tuples of one segment, which never crosses a window."""

@@ -6,11 +6,13 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hillinfer.devices.errors import DeviceError
+from hillinfer.devices.host_share import GivenBeta, HostShare
 from hillinfer.devices.scoring_device import (
     DeviceSegment,
     ScoredTokens,
@@ -24,6 +26,13 @@ from hillinfer_model.choices import Scope
 from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
 
 STAGING_SLOTS = 16
+
+
+class Pace(StrEnum):
+    """Whether how long a device takes says anything of a device."""
+
+    REAL = "real"
+    EMULATED = "emulated"
 
 
 @dataclass
@@ -56,9 +65,11 @@ class DeviceShadows:
         Holds and scores.
     beta
         Host-scored to device-scored segments, Mc/Ms (HillInfer equation 4); 0 gives the device
-        every full group.
+        every full group, and so does None until `share_by` says otherwise.
     report
         Told once why the device was lost.
+    pace
+        Whether its speed is a device's own.
 
     Attributes
     ----------
@@ -72,13 +83,17 @@ class DeviceShadows:
         self,
         spec: KernelSpec,
         device: ScoringDevice,
-        beta: float,
+        beta: float | None,
         report: Callable[[DeviceError], None],
+        pace: Pace = Pace.EMULATED,
     ) -> None:
         self._spec = spec
         self._device = device
-        self._host_share = beta / (1 + beta)
+        self._share: HostShare = GivenBeta(beta or 0.0)
+        # By segment number, for all layers and sequences: what is placed stays.
+        self._on_host: list[bool] = []
         self._report = report
+        self.pace = pace
         self._layout = ShadowLayout(spec)
         self.lost = False
         # The first slots take shadows that come from the drive for one launch.
@@ -93,7 +108,11 @@ class DeviceShadows:
 
     def take(self, number: int) -> Resident | None:
         """Return room for a segment of some number, or None where the host is to score it."""
-        if not self.wants(number):
+        return self.room(number) if self.wants(number) else None
+
+    def room(self, number: int) -> Resident | None:
+        """Return room for a segment of some number, whoever is to score it, or None."""
+        if self.lost:
             return None
         if self._free:
             slot = heapq.heappop(self._free)
@@ -104,9 +123,15 @@ class DeviceShadows:
             return None
         return Resident(slot, 0, ProbeShadow(self._layout, number))
 
-    def _for_host(self, segments: int) -> int:
-        """Return how many of the first segments the host scores."""
-        return int(segments * self._host_share + 0.5)
+    def share_by(self, share: HostShare) -> None:
+        """Let something else decide from here on; segments that are placed stay where they are."""
+        self._share = share
+
+    def note_selected(
+        self, host_scored: int, host_selected: int, device_scored: int, device_selected: int
+    ) -> None:
+        """Learn what was selected of what each side scored; see `HostShare`."""
+        self._share.note(host_scored, host_selected, device_scored, device_selected)
 
     def _has_room(self, slot: int) -> bool:
         try:
@@ -117,7 +142,12 @@ class DeviceShadows:
 
     def wants(self, number: int) -> bool:
         """Say whether the device is to score the segment of some number."""
-        return not self.lost and self._for_host(number + 1) == self._for_host(number)
+        if self.lost:
+            return False
+        while len(self._on_host) <= number:
+            count = self._share.host_segments(len(self._on_host) + 1)
+            self._on_host.append(count > sum(self._on_host))
+        return not self._on_host[number]
 
     def load(self, shadows: Sequence[StoredShadow]) -> None:
         """Bring shadows from the drive into staging slots; see `ScoringDevice.load`."""

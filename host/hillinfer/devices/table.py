@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from hillinfer.devices.core_device import open_core
 from hillinfer.devices.csim_device import open_csim
 from hillinfer.devices.device_options import DeviceOptions
 from hillinfer.devices.device_scorer import DeviceScorer
@@ -22,6 +23,7 @@ from hillinfer_model.kernel_spec import KernelSpec
 DEVICES: dict[str, Callable[[KernelSpec, Scope, DeviceOptions, Recorder], Scorer]] = {
     "nvme": lambda spec, scope, *_: host_scorer(spec, scope),
     "golden": lambda spec, scope, *_: GoldenScorer(spec, scope),
+    "core": open_core,
     "csim": open_csim,
     "xrt": open_xrt,
     "pynq": open_pynq,

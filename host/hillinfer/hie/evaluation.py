@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from hillinfer.devices.device_scorer import DeviceScorer
 from hillinfer.devices.scorer import Scorer, SegmentShadow
 from hillinfer.hie.native_scorer import NativeScorer
 from hillinfer.hie.native_top import native_top
@@ -98,11 +99,27 @@ class ImportanceEvaluation:
         count: int,
         kept: NDArray[np.int64],
     ) -> list[NDArray[np.int64]]:
-        if isinstance(self._scorer, NativeScorer):
-            tuples = self._scorer.tuples(query, scaling, segments)
+        chosen = self._chosen(query, scaling, segments, count, kept)
+        if isinstance(self._scorer, DeviceScorer):
+            self._scorer.note_selected(segments, chosen)
+        return chosen
+
+    def _chosen(
+        self,
+        query: torch.Tensor,
+        scaling: float,
+        segments: Sequence[SegmentShadow],
+        count: int,
+        kept: NDArray[np.int64],
+    ) -> list[NDArray[np.int64]]:
+        scorer = self._scorer
+        if isinstance(scorer, NativeScorer) or (
+            isinstance(scorer, DeviceScorer) and scorer.merges_natively
+        ):
+            tuples = scorer.tuples(query, scaling, segments)
             return [native_top(own, count, kept) for own in tuples]
         tops = [TopAlpha(count, kept) for _ in range(self._sets)]
-        for block in self._scorer.score(query, scaling, segments):
+        for block in scorer.score(query, scaling, segments):
             tops[block.kv_head].merge(block)
         return [top.positions() for top in tops]
 

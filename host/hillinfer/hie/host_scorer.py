@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from hillinfer.devices.scorer import Scorer
 from hillinfer.hie.native_scorer import NativeScorer
 from hillinfer.hie.torch_scorer import TorchScorer
 from hillinfer.native.library import native_is_here
@@ -11,7 +10,7 @@ from hillinfer_model.choices import Scope
 from hillinfer_model.kernel_spec import KernelSpec
 
 
-def host_scorer(spec: KernelSpec, scope: Scope) -> Scorer:
+def host_scorer(spec: KernelSpec, scope: Scope) -> NativeScorer | TorchScorer:
     """Return the native scorer where its library can be used, else the torch one: the same bits.
 
     Parameters

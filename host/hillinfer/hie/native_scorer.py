@@ -117,6 +117,10 @@ class NativeScorer:
         prepared = self._prepared(query, scaling, segments)
         return self._blocks(prepared, segments)
 
+    def check(self, query: torch.Tensor, segments: Sequence[SegmentShadow]) -> None:
+        """Raise ValueError where `score` cannot take these arguments."""
+        self._torch.check(query, segments)
+
     def tuples(
         self, query: torch.Tensor, scaling: float, segments: Sequence[SegmentShadow]
     ) -> NDArray[np.uint32]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from hillinfer.byte_size import format_bytes
 from hillinfer.cold_dir import prepared_cold_dir
-from hillinfer.errors import HillInferError
+from hillinfer.errors import HillInferError, SettingsError
 from hillinfer.machine.card import find_cards
 from hillinfer.machine.card_findings import card_findings, library_finding
 from hillinfer.machine.drive import DriveFacts
@@ -49,6 +50,7 @@ def diagnose(cold_dir: Path | None, xclbin: Path | None = None) -> tuple[Finding
         _gpu(),
         _drive(cold_dir),
         _read_engine(),
+        *_rates(),
         *_models(),
         *_tools(),
         library_finding(find_xrt_library()),
@@ -132,6 +134,15 @@ def _read_engine() -> Finding:
     # Threads read the same bytes, with more work for the processor.
     found = f"{engine_text('threads')}; no io_uring: {reason}"
     return Finding("drive reads", Verdict.OK, found)
+
+
+def _rates() -> Iterator[Finding]:
+    # app/ belongs to no machine fact but uses several of them.
+    from hillinfer.app.kept_rates import KeptRates
+    from hillinfer.app.rates_findings import rates_findings
+
+    with suppress(SettingsError):
+        yield from rates_findings(KeptRates.of_user())
 
 
 def _models() -> Iterator[Finding]:

@@ -51,3 +51,13 @@ class ProcessorFacts:
         Without it PyTorch falls back to a bfloat16 product that is many times slower than float32.
         """
         return not self.flags.isdisjoint(_FAST_BFLOAT16)
+
+
+def largest_cache_bytes(cache: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> int:
+    """Return the size of the processor's largest cache, 0 where Linux does not tell."""
+    sizes = [0]
+    for file in cache.glob("index*/size"):
+        found = re.fullmatch(r"(\d+)K\s*", file.read_text())
+        if found:
+            sizes.append(int(found.group(1)) << 10)
+    return max(sizes)

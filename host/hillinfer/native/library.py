@@ -26,6 +26,8 @@ _SIGNATURES = {
     "hillinfer_version": (_INT, []),
     "hillinfer_has_variant": (_INT, [_INT]),
     "hillinfer_score": (_INT, [_INT, ctypes.POINTER(Sequence), _POINTER]),
+    "hillinfer_start": (_INT, [_INT, ctypes.POINTER(Sequence), *[_POINTER] * 4]),
+    "hillinfer_score_pieces": (_INT, [_INT, ctypes.POINTER(Sequence), _POINTER, _LONG]),
     "hillinfer_log_weights": (
         _INT,
         [_INT, ctypes.POINTER(Sequence), _POINTER, _POINTER, _POINTER],

@@ -68,3 +68,6 @@ class Attention(ctypes.Structure):
 
 # One segment: the addresses of its shadow, c, M and probe groups (or 0), and its tokens.
 SEGMENT_WORDS = 5
+# One piece of a launch: the addresses of its shadow, codes, exponents and addends, its position and
+# tokens, the address of its tuples and how far its sets lie apart.
+PIECE_WORDS = 8

@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 from made_xclbin import make
 
+from hillinfer.app.kept_rates import KeptRates
+from hillinfer.app.rates import Rates
+from hillinfer.app.rates_key import RatesKey
 from hillinfer.machine.xrt_library import find_xrt_library
 
 WITHOUT_TORCH = """
@@ -110,6 +113,27 @@ def test_doctor_says_what_is_wrong_with_an_xclbin_and_is_ready_still(command, co
     assert "cut short" in finding["fix"]
     outcome = command("doctor", "--cold-dir", cold_dir, "--xclbin", path)
     assert "warning  xclbin: unusable -> " in outcome.out
+    assert outcome.code == 0
+
+
+def test_doctor_says_which_rates_are_kept_and_measures_none(
+    command, cold_dir, monkeypatch, tmp_path
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    kept = KeptRates.of_user()
+    assert not any(
+        name.startswith("rates")
+        for name in findings_of(command("doctor", "--cold-dir", cold_dir, "--json").out)
+    )
+    assert not kept.file.exists()
+    key = RatesKey("cpu", 2, 1, "ext4", "1", "uring", "ab" * 32, "layer", 512, "xrt", "")
+    kept.get(key, lambda: Rates(1e6, 2e6, 3e6, 4e6))
+    found = findings_of(command("doctor", "--cold-dir", cold_dir, "--json").out)["rates of xrt"]
+    assert (found["verdict"], found["fix"]) == ("ok", None)
+    assert "fc 1.00 M tokens/s, fs 2.00 M" in found["found"]
+    kept.file.write_text("{")
+    outcome = command("doctor", "--cold-dir", cold_dir)
+    assert "rates of xrt" not in outcome.out
     assert outcome.code == 0
 
 

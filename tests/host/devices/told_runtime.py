@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 import torch
 
+from hillinfer.devices.core_device import CoreDevice
 from hillinfer.devices.device_scorer import DeviceScorer
 from hillinfer.devices.device_shadows import DeviceShadows
 from hillinfer.devices.errors import DeviceError
 from hillinfer.devices.launch_device import LaunchDevice
 from hillinfer.devices.loss_warning import warn_of_loss
-from hillinfer.hie.torch_scorer import TorchScorer
+from hillinfer.hie.host_scorer import host_scorer
 from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.pools.budget_plan import kernel_spec, staging_bytes
 from hillinfer.runtime import Runtime
@@ -99,16 +100,18 @@ class Told:
 
     def __init__(
         self, cold_dir, wrap=lambda device: device, slots=100, flip=None, limit=100, budget=None,
-        **changes,
+        host=host_scorer, core=False, **changes,
     ):  # fmt: skip
         settings = told_settings(**changes)
         spec = kernel_spec(SHAPE, settings)
         self.spec = spec
         scorer = None
         if slots is not None:
-            device = wrap(LaunchDevice(spec, GoldenLaunches(flip), slots))
+            device = wrap(
+                CoreDevice(spec) if core else LaunchDevice(spec, GoldenLaunches(flip), slots)
+            )
             self.shadows = DeviceShadows(spec, device, settings.beta, warn_of_loss)
-            scorer = DeviceScorer(TorchScorer(spec, settings.scope), self.shadows)
+            scorer = DeviceScorer(host(spec, settings.scope), self.shadows)
         self.runtime = Runtime(
             SHAPE, settings, budget or staging_bytes(SHAPE, settings) + (2 << 20), cold_dir,
             scorer=scorer,

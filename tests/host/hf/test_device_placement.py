@@ -16,6 +16,9 @@ from test_placement_invariance import BEAMS, beams_and_turns
 from test_shadow_placement import go
 from tiny_models import TinyModel
 
+from hillinfer.app.model_name import ModelName
+from hillinfer.app.profiling import Profiling
+from hillinfer.app.rates import Rates
 from hillinfer.devices.device_shadows import DeviceShadows
 from hillinfer.devices.xrt import open_xrt, xrt_device
 from hillinfer.model_shape import ModelShape
@@ -50,11 +53,12 @@ def cards(tmp_path_factory):
 DEVICES = {
     "golden": lambda _: {"device": "golden"},
     "nvme": lambda _: {"device": "nvme"},
+    "core": lambda _: {"device": "core", "beta": 0.0},
     "csim": lambda _: {"device": "csim"},
     "xrt-rtl": lambda cards: {"device": "xrt", "xclbin": cards(Engine.RTL).xclbin},
     "xrt-hls": lambda cards: {"device": "xrt", "xclbin": cards(Engine.HLS).xclbin},
 }
-CARDS = ("csim", "xrt-rtl", "xrt-hls")
+CARDS = ("core", "csim", "xrt-rtl", "xrt-hls")
 
 
 @pytest.fixture(scope="module")
@@ -96,10 +100,49 @@ def test_every_device_gives_the_same_bits(device, share, expected, cards, cold_d
 def test_what_the_host_shares_with_a_card_changes_no_bit(device, beta, expected, cards, cold_dir):
     model, (long, _), _, _ = expected
     found, statistics = LONG.run(
-        model, cold_dir, dram_budget=ALL_HOT, beta=beta, **DEVICES[device](cards)
+        model, cold_dir, dram_budget=ALL_HOT, **{**DEVICES[device](cards), "beta": beta}
     )
     assert torch.equal(bits(found), bits(long))
     assert 0 < statistics.device_scored_tokens < statistics.scored_tokens
+
+
+# fc, fs, Bc and Bs, and whether the device then scores something, whatever the model.
+MADE_RATES = {
+    "device-never": (Rates(1.0, 0.0, 1.0, 1.0), False),
+    "alike": (Rates(1.0, 1.0, 1e3, 1.0), None),
+    "device-fast": (Rates(1.0, 1e9, 1.0, 1e9), True),
+}
+
+
+@pytest.mark.parametrize("model_name", ModelName)
+@pytest.mark.parametrize("rates", MADE_RATES)
+def test_an_automatic_beta_changes_no_bit(
+    rates, model_name, expected, cards, cold_dir, monkeypatch, tmp_path
+):
+    model, (long, _), _, _ = expected
+    made, scores = MADE_RATES[rates]
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(Profiling, "rates", lambda self: made)
+    found, statistics = LONG.run(
+        model, cold_dir, dram_budget=ALL_HOT, device="core", beta="auto", beta_model=model_name
+    )
+    assert torch.equal(bits(found), bits(long))
+    assert statistics.scored_tokens > 0
+    if scores is not None:
+        assert (statistics.device_scored_tokens > 0) == scores
+
+
+@pytest.mark.parametrize("device", ["csim", "xrt-rtl"])
+def test_an_emulated_device_is_not_measured_and_gets_everything(
+    device, expected, cards, cold_dir, monkeypatch
+):
+    model, (long, _), _, _ = expected
+    monkeypatch.setattr(Profiling, "rates", lambda self: pytest.fail("measured"))
+    found, statistics = LONG.run(
+        model, cold_dir, dram_budget=ALL_HOT, **{**DEVICES[device](cards), "beta": "auto"}
+    )
+    assert torch.equal(bits(found), bits(long))
+    assert statistics.device_scored_tokens > 0
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -57,11 +57,11 @@ class Devices:
         self.opened = []
         self.wrap = lambda device: device
 
-    def open(self, spec, scope, options):
+    def open(self, spec, scope, options, recorder):
         device = Loads(spec, GoldenLaunches(self.flipped), self.slots)
         self.opened.append(device)
         shadows = DeviceShadows(spec, self.wrap(device), options.beta, warn_of_loss)
-        return DeviceScorer(TorchScorer(spec, scope), shadows)
+        return DeviceScorer(TorchScorer(spec, scope), shadows, recorder)
 
 
 def tight():

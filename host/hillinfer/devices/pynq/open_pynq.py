@@ -7,7 +7,7 @@ import os
 
 from hillinfer.devices.device_options import DeviceOptions
 from hillinfer.devices.device_scorer import DeviceScorer
-from hillinfer.devices.device_shadows import DeviceShadows
+from hillinfer.devices.device_shadows import DeviceShadows, Pace
 from hillinfer.devices.launch_device import MEMORY_BYTES, LaunchDevice
 from hillinfer.devices.loss_warning import warn_of_loss
 from hillinfer.devices.pynq.card import Card
@@ -19,9 +19,9 @@ from hillinfer.devices.xrt.deadlines import deadlines_of
 from hillinfer.devices.xrt.environment import environment_of
 from hillinfer.devices.xrt.open_xrt import kernels_for
 from hillinfer.devices.xrt.spec_record import recorded_spec
-from hillinfer.devices.xrt.xclbin import Xclbin
+from hillinfer.devices.xrt.xclbin import HW_EMU, Xclbin
 from hillinfer.errors import SettingsError
-from hillinfer.hie.torch_scorer import TorchScorer
+from hillinfer.hie.host_scorer import host_scorer
 from hillinfer.timeline.recorder import Recorder
 from hillinfer.timeline.silent import SILENT
 from hillinfer_model.choices import Scope
@@ -63,5 +63,6 @@ def open_pynq(
     except (PynqError, OSError) as error:
         raise SettingsError(f"device=pynq: {error}") from error
     device = LaunchDevice(kernels, PynqLaunches(execution), MEMORY_BYTES // kernels.segment_bytes)
-    shadows = DeviceShadows(spec, device, options.beta, warn_of_loss)
-    return DeviceScorer(TorchScorer(spec, scope), shadows, recorder)
+    pace = Pace.EMULATED if xclbin.mode == HW_EMU else Pace.REAL
+    shadows = DeviceShadows(spec, device, options.beta, warn_of_loss, pace)
+    return DeviceScorer(host_scorer(spec, scope), shadows, recorder)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from hillinfer.devices.device_options import DeviceOptions
 from hillinfer.devices.device_scorer import DeviceScorer
-from hillinfer.devices.device_shadows import DeviceShadows
+from hillinfer.devices.device_shadows import DeviceShadows, Pace
 from hillinfer.devices.errors import DeviceError
 from hillinfer.devices.loss_warning import warn_of_loss
 from hillinfer.devices.xrt.deadlines import deadlines_of
@@ -16,10 +16,10 @@ from hillinfer.devices.xrt.errors import XclbinError
 from hillinfer.devices.xrt.memory_claims import MemoryClaims
 from hillinfer.devices.xrt.spec_record import check_xclbin, recorded_spec
 from hillinfer.devices.xrt.worker_process import WorkerProcess
-from hillinfer.devices.xrt.xclbin import Xclbin
+from hillinfer.devices.xrt.xclbin import HW_EMU, Xclbin
 from hillinfer.devices.xrt.xrt_device import XrtDevice
 from hillinfer.errors import SettingsError
-from hillinfer.hie.torch_scorer import TorchScorer
+from hillinfer.hie.host_scorer import host_scorer
 from hillinfer.timeline.recorder import Recorder
 from hillinfer.timeline.silent import SILENT
 from hillinfer.user_cache import user_cache_dir
@@ -67,8 +67,9 @@ def open_xrt(
     memory = max(int(card["memory_bytes"]) - _RESERVED_BYTES, 0)
     claims = MemoryClaims(user_cache_dir("cards"), str(card["place"]), memory)
     device = XrtDevice(kernels, worker, memory, claims, deadlines)
-    shadows = DeviceShadows(spec, device, options.beta, warn_of_loss)
-    return DeviceScorer(TorchScorer(spec, scope), shadows, recorder)
+    pace = Pace.EMULATED if xclbin.mode == HW_EMU else Pace.REAL
+    shadows = DeviceShadows(spec, device, options.beta, warn_of_loss, pace)
+    return DeviceScorer(host_scorer(spec, scope), shadows, recorder)
 
 
 def kernels_for(spec: KernelSpec, found: KernelSpec) -> KernelSpec:

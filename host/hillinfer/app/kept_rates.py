@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keeps rates between runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+from hillinfer.app.rates import Rates
+from hillinfer.app.rates_key import RatesKey
+from hillinfer.errors import SettingsError, SetupWarning
+from hillinfer.user_cache import user_cache_dir
+
+VERSION = 1
+# Models and devices that one user tries; the oldest go first.
+_MOST = 64
+
+
+class KeptRates:
+    """Rates by what they depend on, in one small owner-only JSON file.
+
+    Parameters
+    ----------
+    file
+        Where; made when something is first kept.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    @classmethod
+    def of_user(cls) -> KeptRates:
+        """Return the rates in the user's cache directory."""
+        return cls(user_cache_dir() / "rates.json")
+
+    def get(self, key: RatesKey, profile: Callable[[], Rates]) -> Rates:
+        """Return what is kept for a key, or profile and keep it.
+
+        Parameters
+        ----------
+        key
+            Rates of any other key are not used.
+        profile
+            Measures; called where nothing is kept.
+        """
+        kept = dict(self.all())
+        if key in kept:
+            return kept[key]
+        made = profile()
+        # Another process may have kept something while this one measured.
+        try:
+            self._write({**dict(self.all()), key: made})
+        except OSError as error:
+            warnings.warn(
+                f"the rates just measured cannot be kept in {self.file} ({error.strerror}): every "
+                "run measures them; make room there, or set XDG_CACHE_HOME to a folder of yours",
+                SetupWarning,
+                stacklevel=2,
+            )
+        return made
+
+    def all(self) -> list[tuple[RatesKey, Rates]]:
+        """Return all that is kept, oldest first; nothing, with a warning, from a damaged file."""
+        try:
+            text = self.file.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return []
+        except (OSError, UnicodeDecodeError) as error:
+            return self._damaged(str(error))
+        try:
+            content = json.loads(text)
+            if content["version"] != VERSION:
+                # Another version of HillInfer's: nothing is wrong with it.
+                return []
+            return [(_key(one["key"]), Rates(**one["rates"])) for one in content["rates"]]
+        except (ValueError, TypeError, KeyError, SettingsError) as error:
+            return self._damaged(f"{type(error).__name__}: {error}")
+
+    def _damaged(self, reason: str) -> list[tuple[RatesKey, Rates]]:
+        warnings.warn(
+            f"the kept rates in {self.file} cannot be used ({reason}): they are measured again; "
+            "delete the file if this comes back",
+            SetupWarning,
+            stacklevel=4,
+        )
+        return []
+
+    def _write(self, rates: dict[RatesKey, Rates]) -> None:
+        content = {
+            "version": VERSION,
+            "unit": "tokens/s of one layer",
+            "label": "measured on this machine",
+            "rates": [
+                {"key": asdict(key), "rates": asdict(one)}
+                for key, one in list(rates.items())[-_MOST:]
+            ],
+        }
+        # A new file, owner-only from the start, takes the old one's place at once.
+        descriptor, name = tempfile.mkstemp(dir=self.file.parent, prefix=f"{self.file.name}.")
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                json.dump(content, file, indent=1)
+                file.flush()
+                os.fsync(file.fileno())
+            Path(name).replace(self.file)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+
+
+def _key(content: dict[str, object]) -> RatesKey:
+    key = RatesKey(**content)  # type: ignore[arg-type]
+    for name, kind in RatesKey.__annotations__.items():
+        if type(getattr(key, name)).__name__ != kind:
+            raise ValueError(f"{name}={getattr(key, name)!r} is no {kind}")
+    return key

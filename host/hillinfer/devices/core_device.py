@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The device `core`: a processor core that stands for one near the drive."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hillinfer.devices.device_options import DeviceOptions
+from hillinfer.devices.device_scorer import DeviceScorer
+from hillinfer.devices.device_shadows import DeviceShadows, Pace
+from hillinfer.devices.errors import DeviceError
+from hillinfer.devices.launch_device import MEMORY_BYTES
+from hillinfer.devices.loss_warning import warn_of_loss
+from hillinfer.devices.query_blocks import unpack_query_blocks
+from hillinfer.devices.scoring_device import DeviceSegment, ScoredTokens, StoredShadow
+from hillinfer.errors import SettingsError
+from hillinfer.hie.native_pieces import NativePieces, Piece
+from hillinfer.hie.native_scorer import NativeScorer
+from hillinfer.native.errors import NativeError
+from hillinfer.storage.aligned_buffer import PAGE_BYTES, aligned_buffer, round_up
+from hillinfer.timeline.recorder import Recorder
+from hillinfer.timeline.silent import SILENT
+from hillinfer_model.beats import Beats
+from hillinfer_model.choices import Scope
+from hillinfer_model.kernel_spec import BEAT_BYTES, KernelSpec
+
+# A device's own work in few pieces: the host merges the first while the next are scored.
+_PARTS = 4
+
+
+def open_core(
+    spec: KernelSpec, scope: Scope, options: DeviceOptions, recorder: Recorder = SILENT
+) -> DeviceScorer:
+    """Return a scorer whose device is one more thread of this process.
+
+    Raises
+    ------
+    SettingsError
+        Where the native library is missing.
+    """
+    try:
+        host, device = NativeScorer(spec, scope), CoreDevice(spec)
+    except NativeError as error:
+        raise SettingsError(f"device=core: {error}") from error
+    shadows = DeviceShadows(spec, device, options.beta, warn_of_loss, Pace.REAL)
+    return DeviceScorer(host, shadows, recorder)
+
+
+class CoreDevice:
+    """A `ScoringDevice` that works in parallel to the host wherever there is a second core.
+
+    It is given bytes in the launch format and answers with score arrays, as a card does, and its
+    memory is as large as a SmartSSD's; but that memory is this machine's, which M0 does not count.
+
+    Parameters
+    ----------
+    spec
+        Fixes sizes.
+
+    Raises
+    ------
+    NativeError
+        The native library is missing.
+    """
+
+    def __init__(self, spec: KernelSpec) -> None:
+        self._spec = spec
+        self.slots = MEMORY_BYTES // spec.segment_bytes
+        # Memory that is never written to is never taken.
+        memory = aligned_buffer(self.slots * spec.segment_bytes)[: self.slots * spec.segment_bytes]
+        self._memory = memory.reshape(self.slots, spec.segment_beats, BEAT_BYTES)
+        # Kept views, because an address that is known need not be asked for.
+        self._views: dict[int, NDArray[np.uint8]] = {}
+        self._pieces = {scope: NativePieces(spec, scope) for scope in Scope}
+        self._core = ThreadPoolExecutor(1, thread_name_prefix="hillinfer-core")
+        self._running: Future[list[NDArray[np.uint32]]] | None = None
+
+    def has_room(self, slot: int) -> bool:
+        """Say whether there is such a slot; see `ScoringDevice`."""
+        return slot < self.slots
+
+    def write(self, slot: int, first_beat: int, beats: Beats) -> None:
+        """Put beats into a slot's shadow; see `ScoringDevice`."""
+        self._wait()
+        self._memory[slot, first_beat : first_beat + len(beats)] = beats
+
+    def load(self, shadows: Sequence[StoredShadow]) -> None:
+        """Fill slots from files; see `ScoringDevice`."""
+        self._wait()
+        size = self._spec.segment_bytes
+        pages = aligned_buffer(round_up(size, PAGE_BYTES))
+        for one in shadows:
+            if os.preadv(one.file, [pages.data], one.offset) < size:
+                raise DeviceError(f"the file of shadows ends before byte {one.offset + size}")
+            self._memory[one.slot] = pages[:size].reshape(-1, BEAT_BYTES)
+
+    def read(self, slot: int, into: Beats) -> None:
+        """Read a slot's shadow; see `ScoringDevice`."""
+        into[:] = self._memory[slot, : len(into)]
+
+    def score(
+        self, scope: Scope, queries: Beats, segments: Sequence[DeviceSegment]
+    ) -> Iterator[ScoredTokens]:
+        """Score segments on the other core, a few at a time; see `ScoringDevice`."""
+        size = -(-len(segments) // _PARTS)
+        given = unpack_query_blocks(self._spec, queries, len(segments))
+        pieces = [
+            Piece(number, self._view(one.slot), 0, one.tokens, one.base_position)
+            for number, one in enumerate(segments)
+        ]
+        parts = [
+            (first, self._core.submit(
+                self._pieces[scope].score, given, pieces[first : first + size], 1
+            ))
+            for first in range(0, len(segments), size)
+        ]  # fmt: skip
+        self._running = parts[-1][1]
+        return (
+            ScoredTokens(first + index, 0, tuples)
+            for first, waiting in parts
+            for index, tuples in enumerate(waiting.result())
+        )
+
+    def close(self) -> None:
+        """Let the core go; memory goes with the object."""
+        self._core.shutdown()
+
+    def _view(self, slot: int) -> NDArray[np.uint8]:
+        if slot not in self._views:
+            self._views[slot] = self._memory[slot]
+        return self._views[slot]
+
+    def _wait(self) -> None:
+        """Wait for a launch that nobody reads any more: its shadows must not change under it."""
+        if self._running is not None:
+            self._running.result()
+            self._running = None

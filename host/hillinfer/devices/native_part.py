@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The host's part of a sequence, in C++."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hillinfer.devices.query_blocks import pack_query_blocks
+from hillinfer.devices.scorer import SegmentShadow
+from hillinfer.hie.native_pieces import LaunchQueries, NativePieces, OffsetSegment, Piece
+from hillinfer.hie.offsets import RECENT_TOKENS
+from hillinfer_model.beats import Beats
+from hillinfer_model.choices import Scope
+from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
+
+
+class NativePart:
+    """A `HostPart` that scores its own segments while the device scores the others.
+
+    Parameters
+    ----------
+    spec, scope
+        Shape and rule; what shares one selected set.
+
+    Raises
+    ------
+    NativeError
+        The native library is missing.
+    """
+
+    def __init__(self, spec: KernelSpec, scope: Scope) -> None:
+        self._pieces = NativePieces(spec, scope)
+
+    @staticmethod
+    def takes(segments: Sequence[SegmentShadow]) -> bool:
+        """Say whether all shadows that the host looks at are in memory."""
+        tokens = segments[-1].base_position + segments[-1].tokens
+        return not any(
+            one.on_drive
+            and (
+                one.device_tokens < one.tokens
+                or one.base_position + one.tokens > tokens - RECENT_TOKENS
+            )
+            for one in segments
+        )
+
+    def start(self, scaled: torch.Tensor, segments: Sequence[SegmentShadow]) -> _Started:
+        """Score R ∪ Φ and nothing else; see `HostPart`."""
+        threads = torch.get_num_threads()
+        queries = self._pieces.start(scaled, [_offset_segment(one) for one in segments], threads)
+        return _Started(self._pieces, queries, segments, threads)
+
+
+class _Started:
+    def __init__(
+        self,
+        pieces: NativePieces,
+        queries: LaunchQueries,
+        segments: Sequence[SegmentShadow],
+        threads: int,
+    ) -> None:
+        self._pieces = pieces
+        self._queries = queries
+        self._segments = segments
+        self._threads = threads
+
+    def query_blocks(self, numbers: Sequence[int]) -> Beats:
+        """Return query blocks; see `StartedScoring`."""
+        own = list(numbers)
+        return pack_query_blocks(
+            self._pieces.spec,
+            LaunchQueries(
+                self._queries.codes[own], self._queries.exponents[own], self._queries.addends[own]
+            ),
+        )
+
+    def tuples(self, wanted: Sequence[tuple[int, range]]) -> Iterator[NDArray[np.uint32]]:
+        """Score tokens, those of all shadows in memory at once; see `StartedScoring`."""
+        if any(self._segments[number].on_drive for number, _ in wanted):
+            # Brought back one at a time, after a device was lost.
+            for one in wanted:
+                yield from self._scored([one])
+        else:
+            yield from self._scored(wanted)
+
+    def end(self) -> None:
+        """Do nothing."""
+
+    def _scored(self, wanted: Sequence[tuple[int, range]]) -> Iterator[NDArray[np.uint32]]:
+        pieces = [self._piece(number, tokens) for number, tokens in wanted]
+        made = self._pieces.score(self._queries, pieces, self._threads)
+        for (_, tokens), own in zip(wanted, made, strict=True):
+            yield own[:, tokens.start % GROUP_TOKENS :]
+
+    def _piece(self, number: int, tokens: range) -> Piece:
+        segment = self._segments[number]
+        first = tokens.start // GROUP_TOKENS * GROUP_TOKENS
+        return Piece(
+            number, segment.shadow, first, tokens.stop - first, segment.base_position + first
+        )
+
+
+def _offset_segment(segment: SegmentShadow) -> OffsetSegment:
+    if segment.on_drive:
+        return OffsetSegment(segment.tokens, segment.statistics, None, segment.probes.shadow)
+    copy = segment.probe_copy
+    return OffsetSegment(
+        segment.tokens,
+        segment.statistics,
+        segment.shadow,
+        None if copy is None else copy.shadow,
+    )

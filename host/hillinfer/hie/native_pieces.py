@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A query's way to a launch, and launches themselves, in C++ (contract, sections 3, 4 and 6)."""
+
+from __future__ import annotations
+
+import ctypes
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hillinfer.native.addresses import Addresses
+from hillinfer.native.library import native_library
+from hillinfer.native.structures import PIECE_WORDS, SEGMENT_WORDS, Shape
+from hillinfer.native.structures import Sequence as NativeSequence
+from hillinfer_model.channel_statistics import ChannelStatistics
+from hillinfer_model.choices import Rule, Scope
+from hillinfer_model.kernel_spec import BEAT_BYTES, GROUP_TOKENS, KernelSpec
+from hillinfer_model.scores import offset_count
+
+
+@dataclass(frozen=True)
+class OffsetSegment:
+    """As much of a segment as its offsets need.
+
+    Parameters
+    ----------
+    tokens
+        How many it has.
+    statistics
+        Its channel statistics.
+    shadow
+        uint8 (beats, 64), or None where the host has it not: then it is full and holds none of
+        the recent tokens.
+    probes
+        Its probe groups, uint8 (beats, 64); None where there is a shadow to take them from.
+    """
+
+    tokens: int
+    statistics: ChannelStatistics
+    shadow: NDArray[np.uint8] | None
+    probes: NDArray[np.uint8] | None
+
+
+@dataclass(frozen=True)
+class LaunchQueries:
+    """A query as segments of a launch see it.
+
+    Parameters
+    ----------
+    codes
+        int8 of shape (segments, H', padded head_dim).
+    exponents
+        int32 of shape (segments, H').
+    addends
+        int32 of shape (segments, H'): the mean corrections less the offsets (contract, section 6).
+    """
+
+    codes: NDArray[np.int8]
+    exponents: NDArray[np.int32]
+    addends: NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Tokens of one segment, from the start of a group on.
+
+    Parameters
+    ----------
+    query
+        Index into `LaunchQueries`.
+    shadow
+        uint8 (beats, 64): the segment's.
+    first_token
+        A multiple of 64.
+    tokens
+        How many.
+    position
+        Of the first of them.
+    """
+
+    query: int
+    shadow: NDArray[np.uint8]
+    first_token: int
+    tokens: int
+    position: int
+
+
+class NativePieces:
+    """Does a launch's work on the host with the native library; calls share nothing.
+
+    Parameters
+    ----------
+    spec, scope
+        Shape and rule; what shares one selected set.
+
+    Raises
+    ------
+    NativeError
+        The library is missing.
+    """
+
+    def __init__(self, spec: KernelSpec, scope: Scope) -> None:
+        self.spec = spec
+        self.scope = scope
+        self._library = native_library()
+        self._variant = self._library.variants[0].number
+        self._shape = Shape.of(spec, scope)
+        self._addresses = Addresses()
+
+    def start(
+        self, scaled: torch.Tensor, segments: Sequence[OffsetSegment], threads: int
+    ) -> LaunchQueries:
+        """Code a query for all segments of a sequence and join it with the offsets.
+
+        Parameters
+        ----------
+        scaled
+            From `scale_query`, float32 (kv_heads, G or 1, head_dim).
+        segments
+            All of them, in order.
+        threads
+            To use.
+        """
+        spec = self.spec
+        heads = (len(segments), spec.scored_heads)
+        codes = np.empty((*heads, spec.padded_head_dim), dtype=np.int8)
+        exponents = np.empty(heads, dtype=np.int32)
+        corrections = np.empty(heads, dtype=np.int32)
+        offsets = np.empty(offset_count(spec, self.scope), dtype=np.int32)
+        words: list[int] = []
+        # Lives until the call is over.
+        kept: list[NDArray[np.int8] | NDArray[np.int32]] = []
+        for one in segments:
+            channels = np.ascontiguousarray(one.statistics.exponents)
+            means = np.ascontiguousarray(one.statistics.means)
+            kept += (channels, means)
+            words += (
+                0 if one.shadow is None else self._addresses.of(one.shadow),
+                self._addresses.of(channels),
+                self._addresses.of(means),
+                0 if one.probes is None else self._addresses.of(one.probes),
+                one.tokens,
+            )
+        scaled, described = scaled.contiguous(), array("q", words)
+        self._library.call(
+            "hillinfer_start",
+            self._variant,
+            self._sequence(scaled.data_ptr(), described, threads),
+            *(one.ctypes.data for one in (codes, exponents, corrections, offsets)),
+        )
+        addends = corrections.astype(np.int64)
+        if spec.rule is Rule.RAW_SUM and self.scope is Scope.LAYER:
+            # A is subtracted once from a sum over all heads: head 0 carries it.
+            addends[:, 0] -= offsets[0]
+        else:
+            addends -= offsets
+        return LaunchQueries(codes, exponents, addends.astype(np.int32))
+
+    def score(
+        self, queries: LaunchQueries, pieces: Sequence[Piece], threads: int
+    ) -> list[NDArray[np.uint32]]:
+        """Return the tuples of pieces, uint32 of shape (sets, tokens) each.
+
+        Parameters
+        ----------
+        queries
+            Contiguous arrays.
+        pieces
+            What to score; their shadows stay where they are until the call is over.
+        threads
+            To use.
+        """
+        sets = 1 if self.scope is Scope.LAYER else self.spec.kv_heads
+        total = sum(piece.tokens for piece in pieces)
+        tuples = np.empty((sets, total), dtype=np.uint32)
+        codes, exponents = queries.codes.ctypes.data, queries.exponents.ctypes.data
+        addends, out = queries.addends.ctypes.data, tuples.ctypes.data
+        heads = self.spec.scored_heads
+        group_bytes = self.spec.group_beats * BEAT_BYTES
+        words: list[int] = []
+        starts = [0]
+        for piece in pieces:
+            group = piece.first_token // GROUP_TOKENS
+            words += (
+                self._addresses.of(piece.shadow) + group * group_bytes,
+                codes + piece.query * heads * self.spec.padded_head_dim,
+                exponents + 4 * piece.query * heads,
+                addends + 4 * piece.query * heads,
+                piece.position,
+                piece.tokens,
+                out + 4 * starts[-1],
+                total,
+            )
+            starts.append(starts[-1] + piece.tokens)
+        described = array("q", words)
+        assert len(described) == PIECE_WORDS * len(pieces)
+        self._library.call(
+            "hillinfer_score_pieces",
+            self._variant,
+            self._sequence(None, None, threads),
+            described.buffer_info()[0],
+            len(pieces),
+        )
+        return [tuples[:, first:stop] for first, stop in pairwise(starts)]
+
+    def _sequence(self, scaled: int | None, segments: array[int] | None, threads: int) -> object:
+        described = NativeSequence(
+            self._shape,
+            scaled,
+            None if segments is None else segments.buffer_info()[0],
+            0 if segments is None else len(segments) // SEGMENT_WORDS,
+            threads,
+        )
+        return ctypes.byref(described)

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each model says, and that its closed form finds what trying everything finds."""
+
+import math
+from itertools import product
+
+import numpy as np
+import pytest
+
+from hillinfer.app.latency_model import LatencyModel
+from hillinfer.app.latency_models import LATENCY_MODELS
+from hillinfer.app.model_name import ModelName
+from hillinfer.app.parallel_scorers import ParallelScorers
+from hillinfer.app.rates import Rates, seconds_of
+from hillinfer.app.scores_then_rows import ScoresThenRows
+from hillinfer.app.selected_shares import RunningShares, SelectedShares
+from hillinfer.app.shared_scorer import SharedScorer
+from hillinfer.app.two_link_scorers import TwoLinkScorers
+from hillinfer.errors import SettingsError
+
+EVEN = SelectedShares(0.2, 0.2)
+SKEWED = SelectedShares(0.35, 0.04)
+RATES = Rates(f_c=8e6, f_s=3e6, b_c=5e6, b_s=4e5)
+PARALLEL = (ParallelScorers, TwoLinkScorers, ScoresThenRows)
+
+
+def some_rates(count=60):
+    chance = np.random.default_rng(0)
+    return [Rates(*(10.0 ** chance.uniform(3, 9, 4)).tolist()) for _ in range(count)]
+
+
+def test_equation_4_as_printed():
+    f_c, f_s, b_c, b_s, alpha = 8e6, 3e6, 5e6, 4e5, 0.2
+    printed = b_c * f_c * (b_s + alpha * f_s) / (b_s * f_s * (b_c + alpha * f_c))
+    assert ParallelScorers(RATES).beta(EVEN) == pytest.approx(printed, rel=1e-12)
+
+
+def test_section_5_4_as_printed_and_the_model_it_solves():
+    f_c, f_s, b_c, b_s, alpha = 8e6, 3e6, 5e6, 4e5, 0.2
+    printed = (
+        f_c
+        * (b_s * b_c + alpha * b_c * f_s + alpha * b_s * f_s)
+        / (b_s * f_s * (b_c + alpha * f_c))
+    )
+    model = TwoLinkScorers(RATES)
+    assert model.beta(EVEN) == pytest.approx(printed, rel=1e-12)
+    hosted = 10**9
+    on_device = round(hosted / printed)
+    host = hosted / f_c + alpha * hosted / b_c
+    device = on_device / f_s + alpha * on_device / b_s + alpha * on_device / b_c
+    assert host == pytest.approx(device, rel=1e-6)
+    assert model.latency(hosted, on_device, EVEN) == pytest.approx(host, rel=1e-6)
+    # It is no other name for equation 4.
+    assert model.beta(EVEN) > 1.01 * ParallelScorers(RATES).beta(EVEN)
+
+
+def test_equation_2_is_the_larger_side():
+    model = ParallelScorers(RATES)
+    assert model.latency(800, 0, SKEWED) == pytest.approx(800 / 8e6 + 0.35 * 800 / 5e6)
+    assert model.latency(0, 300, SKEWED) == pytest.approx(300 / 3e6 + 0.04 * 300 / 4e5)
+    both = model.latency(800, 300, SKEWED)
+    assert both == max(model.latency(800, 0, SKEWED), model.latency(0, 300, SKEWED))
+
+
+def test_the_skew_moves_tokens_to_the_device():
+    # The host's side has more rows to move than α says, the device's fewer.
+    for make in (ParallelScorers, TwoLinkScorers):
+        assert make(RATES).beta(SKEWED) < make(RATES).beta(EVEN)
+    # Rows that come after all scores change no β.
+    rows_after = ScoresThenRows(RATES)
+    assert rows_after.beta(SKEWED) == rows_after.beta(EVEN) == pytest.approx(8 / 3)
+
+
+def test_rows_after_scores_come_behind_both_sides():
+    model = ScoresThenRows(RATES, row_seconds=0.5)
+    assert model.latency(800, 240, SKEWED) == pytest.approx(800 / 8e6 + 0.5)
+    assert model.latency(0, 300, SKEWED) == pytest.approx(300 / 3e6 + 0.5)
+
+
+@pytest.mark.parametrize("make", PARALLEL)
+@pytest.mark.parametrize("shares", [EVEN, SKEWED], ids=["even", "skewed"])
+def test_the_closed_form_is_the_least_of_all_whole_segments(make, shares):
+    counts = set()
+    for rates, segments, most in product(some_rates(), (1, 2, 7, 64), (0, 1, 5, 10**6)):
+        model = make(rates)
+        found = model.host_segments(segments, 1024, shares, most)
+        # Every possibility, by the base class.
+        right = LatencyModel.host_segments(model, segments, 1024, shares, most)
+
+        def seconds(host, model=model, segments=segments):
+            return model.latency(1024 * host, 1024 * (segments - host), shares)
+
+        assert 0 <= found <= min(segments, most)
+        assert seconds(found) == pytest.approx(seconds(right), rel=1e-12)
+        counts.add(found)
+    # The cases are not all at one end.
+    assert len(counts) > 10
+
+
+def test_one_segment_off_is_worse():
+    """The twin: the least is a least."""
+    model = ParallelScorers(Rates(f_c=2e6, f_s=1e6, b_c=math.inf, b_s=math.inf))
+    assert model.host_segments(30, 1024, EVEN, 30) == 20
+    best = model.latency(20 * 1024, 10 * 1024, EVEN)
+    assert model.latency(19 * 1024, 11 * 1024, EVEN) > best
+    assert model.latency(21 * 1024, 9 * 1024, EVEN) > best
+
+
+def test_memory_bounds_the_host():
+    model = ParallelScorers(Rates(f_c=9e6, f_s=1e6, b_c=math.inf, b_s=math.inf))
+    assert [model.host_segments(10, 1024, EVEN, most) for most in (20, 9, 4, 0)] == [9, 9, 4, 0]
+
+
+@pytest.mark.parametrize("make", PARALLEL)
+def test_sides_that_never_end_or_take_no_time(make):
+    def host_of(**changed):
+        rates = Rates(**{"f_c": 1e6, "f_s": 1e6, "b_c": 1e9, "b_s": 1e9, **changed})
+        return make(rates).host_segments(8, 1024, EVEN, 8), make(rates).beta(EVEN)
+
+    assert host_of(f_s=0) == (8, math.inf)
+    assert host_of(f_c=0) == (0, 0.0)
+    # Neither answers: the host is the one that is there.
+    assert host_of(f_c=0, f_s=0) == (8, math.inf)
+    at_once = {"f_c": math.inf, "b_c": math.inf}
+    assert host_of(**at_once) == (8, math.inf)
+    never_slow = {**at_once, "f_s": math.inf, "b_s": math.inf}
+    assert host_of(**never_slow) == (0, 0.0)
+    assert make(RATES).host_segments(0, 1024, EVEN, 8) == 0
+    assert make(RATES).latency(0, 0, EVEN) == 0
+
+
+def test_without_a_device_memory_gets_all_there_is_room_for():
+    model = SharedScorer(Rates(f_c=1e6, f_s=0, b_c=5e6, b_s=1e5))
+    assert model.latency(300, 700, EVEN) == pytest.approx(
+        1000 / 1e6 + 0.2 * 300 / 5e6 + 0.2 * 700 / 1e5
+    )
+    assert [model.host_segments(10, 1024, EVEN, most) for most in (4, 99)] == [4, 10]
+    # Where the drive is the faster one, none.
+    slow_memory = SharedScorer(Rates(f_c=1e6, f_s=0, b_c=1e4, b_s=1e5))
+    assert slow_memory.host_segments(10, 1024, EVEN, 99) == 0
+
+
+def test_every_name_has_a_model():
+    assert set(LATENCY_MODELS) == set(ModelName)
+    assert all(make(RATES).latency(10, 10, EVEN) > 0 for make in LATENCY_MODELS.values())
+
+
+def test_running_shares_are_means_of_all_that_was_scored():
+    running = RunningShares(0.1)
+    assert running.shares == SelectedShares(0.1, 0.1)
+    running.note(1000, 300, 0, 0)
+    running.note(1000, 100, 4000, 40)
+    assert running.shares == SelectedShares(0.2, 0.01)
+
+
+@pytest.mark.parametrize("wrong", [-1.0, math.nan, "1e6", True, None])
+def test_what_is_no_rate_is_refused(wrong):
+    with pytest.raises(SettingsError, match=r"b_c=.* is no rate"):
+        Rates(1.0, 1.0, wrong, 1.0)
+    assert seconds_of(0, 0) == 0
+    assert seconds_of(3, 0) == math.inf
+    assert seconds_of(3, math.inf) == 0

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A machine is measured once, with the parts that do the work, and shares by what was found."""
+
+import json
+from contextlib import closing
+
+import pytest
+import torch
+
+from hillinfer.app.auto_beta import AutoBeta
+from hillinfer.app.kept_rates import KeptRates
+from hillinfer.app.parallel_scorers import ParallelScorers
+from hillinfer.app.profiling import Profiling
+from hillinfer.app.rates import Rates
+from hillinfer.devices.errors import DeviceError
+from hillinfer.errors import HillInferWarning
+from hillinfer.model_shape import ModelShape, StoredType
+from hillinfer.native.library import HOW_TO_BUILD, native_is_here
+from hillinfer.pools.budget_plan import staging_bytes
+from hillinfer.runtime import Runtime
+from hillinfer.settings import Settings
+
+pytestmark = pytest.mark.skipif(
+    not native_is_here(), reason=f"the native library is not built: {HOW_TO_BUILD}"
+)
+SHAPE = ModelShape(
+    layers=2, kv_heads=2, query_heads=4, head_dim=64, stored_type=StoredType.FLOAT16,
+    max_positions=10_000,
+)  # fmt: skip
+SETTINGS = Settings().changed(device="core", block_rows=64, alpha=0.1, kept_recent=4)
+
+
+@pytest.fixture
+def kept(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return KeptRates.of_user()
+
+
+def opened(cold_dir, limit=1 << 40, **changes):
+    settings = SETTINGS.changed(**changes)
+    budget = staging_bytes(SHAPE, settings) + (4 << 20)
+    return closing(Runtime(SHAPE, settings, budget, cold_dir, shadow_limit_bytes=limit))
+
+
+def decode(runtime, tokens):
+    generator = torch.Generator().manual_seed(0)
+
+    def random(heads, count=1):
+        return torch.randn(heads, count, 64, generator=generator).half()
+
+    sequence, found = runtime.open_sequence(), []
+    for count in (tokens, 1, 1):
+        runtime.begin_step()
+        for layer in range(2):
+            keys, values, query = random(2, count), random(2, count), random(4, count)
+            runtime.append(layer, sequence, keys, values)
+            if count > 1:
+                runtime.code_full_segments(layer, sequence, keys)
+            else:
+                found.append(runtime.attend_selected(layer, sequence, query, keys, 0.1))
+        sequence.token_ids.extend([0] * count)
+    return found
+
+
+def test_a_machine_is_measured_once_and_nothing_of_it_is_left(kept, cold_dir, monkeypatch):
+    with opened(cold_dir) as runtime:
+        ((key, rates),) = kept.all()
+        assert all(0 < getattr(rates, name) < float("inf") for name in ("f_c", "f_s", "b_c", "b_s"))
+        assert key.device == "core"
+        statistics = runtime.statistics()
+        assert statistics.kernel_launches == statistics.device_scored_tokens == 0
+        assert len(runtime._device._free) == runtime._device._fresh - runtime._device.staging.stop
+    monkeypatch.setattr(Profiling, "rates", lambda self: pytest.fail("measured again"))
+    with opened(cold_dir) as runtime:
+        assert isinstance(runtime._device._share, AutoBeta)
+    with (
+        pytest.raises(pytest.fail.Exception, match="measured again"),
+        opened(cold_dir, alpha=0.1, shadow="int8"),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("rates", [Rates(1, 0, 1, 1), Rates(1, 1, 1, 1), Rates(0, 1, 1, 1)])
+@pytest.mark.parametrize("model", ["scores_then_rows", "parallel", "two_links"])
+def test_whatever_the_rates_are_the_output_is_the_same(kept, cold_dir, monkeypatch, rates, model):
+    with opened(cold_dir, device="nvme") as runtime:
+        expected = decode(runtime, 3000)
+    monkeypatch.setattr(Profiling, "rates", lambda self: rates)
+    with opened(cold_dir, beta_model=model) as runtime:
+        found = decode(runtime, 3000)
+        scored = runtime.statistics().device_scored_tokens
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    # Two steps of two layers; of the open segment the device has whole groups.
+    everything = 2 * 2 * (3001 // 64 * 64)
+    if rates.f_s == 0:
+        assert scored == 0
+    elif rates.f_c == 0:
+        assert scored == everything
+    else:
+        assert 0 < scored < everything
+
+
+def test_what_is_selected_is_learned(kept, cold_dir, monkeypatch):
+    monkeypatch.setattr(Profiling, "rates", lambda self: Rates(1, 1, 1, 1))
+    with opened(cold_dir) as runtime:
+        decode(runtime, 3000)
+        running = runtime._device._share._running
+        host, device = running._host, running._device
+        statistics = runtime.statistics()
+    assert device[0] == statistics.device_scored_tokens > 0
+    assert host[0] + device[0] == statistics.scored_tokens
+    assert host[1] + device[1] == statistics.selected_tokens
+    assert host[1] > 0
+    assert device[1] > 0
+
+
+def test_memory_bounds_the_host_s_share(kept, cold_dir, monkeypatch):
+    monkeypatch.setattr(Profiling, "rates", lambda self: Rates(1, 0, 1, 1))
+    with opened(cold_dir, limit=0) as runtime:
+        decode(runtime, 3000)
+        assert runtime.statistics().device_scored_tokens == 2 * 2 * (3001 // 64 * 64)
+
+
+def test_the_model_is_the_one_that_was_asked_for(kept, cold_dir, monkeypatch):
+    monkeypatch.setattr(Profiling, "rates", lambda self: Rates(1, 1, 1, 1))
+    with opened(cold_dir, beta_model="parallel") as runtime:
+        assert type(runtime._device._share.model) is ParallelScorers
+    with opened(cold_dir, beta=0.5) as runtime:
+        assert not isinstance(runtime._device._share, AutoBeta)
+
+
+def test_a_device_that_fails_is_lost_and_keeps_no_rates(kept, cold_dir, monkeypatch):
+    from hillinfer.devices.core_device import CoreDevice
+
+    def failing(*given):
+        raise DeviceError("launch failed")
+
+    monkeypatch.setattr(CoreDevice, "score", failing)
+    with pytest.warns(HillInferWarning, match="launch failed; the host goes on"):
+        runtime = opened(cold_dir)
+    with runtime as own:
+        assert own.statistics().device_lost
+        assert kept.all() == []
+
+
+def test_a_plain_drive_measures_nothing(kept, cold_dir):
+    with opened(cold_dir, device="nvme"):
+        assert not kept.file.exists()
+
+
+def test_what_is_kept_says_what_it_is(kept, cold_dir, monkeypatch):
+    monkeypatch.setattr(Profiling, "rates", lambda self: Rates(1, 2, 3, 4))
+    with opened(cold_dir):
+        content = json.loads(kept.file.read_text())
+    assert content["unit"] == "tokens/s of one layer"
+    assert content["label"] == "measured on this machine"

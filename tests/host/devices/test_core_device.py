@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A core that stands for a device scores what a device would, while the host scores its share."""
+
+import threading
+from contextlib import closing
+
+import numpy as np
+import pytest
+from told_runtime import Told, long_story, same
+
+from hillinfer.app.sample_shadows import sample_shadows
+from hillinfer.devices.core_device import CoreDevice
+from hillinfer.devices.query_blocks import pack_query_blocks, unpack_query_blocks
+from hillinfer.devices.score_arrays import ScoreArrays
+from hillinfer.devices.scoring_device import DeviceSegment
+from hillinfer.hie.native_pieces import LaunchQueries
+from hillinfer.native.library import HOW_TO_BUILD, native_is_here
+from hillinfer_model.choices import KeyMode, Rule, Scope
+from hillinfer_model.golden_launch import run_score_launch
+from hillinfer_model.kernel_spec import KernelSpec
+from hillinfer_model.query_block import QueryBlock
+from hillinfer_model.score_launch import SCOPE_NUMBERS, ScoreLaunch
+
+pytestmark = pytest.mark.skipif(
+    not native_is_here(), reason=f"the native library is not built: {HOW_TO_BUILD}"
+)
+
+SPECS = [
+    KernelSpec(64, 3, 3, KeyMode.INT4),
+    KernelSpec(24, 2, 1, KeyMode.INT8),
+    KernelSpec(64, 2, 4, KeyMode.INT2, rule=Rule.RAW_SUM),
+]
+
+
+def queries_of(spec, segments, seed=0):
+    chance = np.random.default_rng(seed)
+    heads = (segments, spec.scored_heads)
+    codes = np.zeros((*heads, spec.padded_head_dim), dtype=np.int8)
+    codes[..., : spec.head_dim] = chance.integers(-127, 128, (*heads, spec.head_dim))
+    return LaunchQueries(
+        codes,
+        chance.integers(-12, -7, heads).astype(np.int32),
+        chance.integers(-(2**12), 2**4, heads).astype(np.int32),
+    )
+
+
+def filled(spec, count):
+    device = CoreDevice(spec)
+    for number, own in enumerate(sample_shadows(spec, count)):
+        # Segments hold the same codes: each is given another first beat of exponents.
+        own.shadow[0] = 8 + number
+        device.write(number, 0, own.shadow)
+    return device
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.key_mode.value)
+def test_blocks_are_packed_as_the_contract_has_them(spec):
+    queries = queries_of(spec, 5)
+    blocks = pack_query_blocks(spec, queries)
+    for number, block in enumerate(np.split(blocks, 5)):
+        right = QueryBlock(
+            queries.addends[number],
+            queries.exponents[number].astype(np.int8),
+            queries.codes[number, :, : spec.head_dim],
+        ).pack(spec)
+        np.testing.assert_array_equal(block, right)
+    back = unpack_query_blocks(spec, blocks, 5)
+    for name in ("codes", "exponents", "addends"):
+        np.testing.assert_array_equal(getattr(back, name), getattr(queries, name))
+
+
+@pytest.mark.parametrize("scope", Scope)
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.key_mode.value)
+def test_a_launch_leaves_what_the_golden_model_leaves(spec, scope, launch_of):
+    given = [DeviceSegment(2, 0, 1024), DeviceSegment(0, 1024, 1024), DeviceSegment(1, 2048, 130)]
+    blocks = pack_query_blocks(spec, queries_of(spec, len(given)))
+    with closing(filled(spec, 3)) as device:
+        found = list(device.score(scope, blocks, given))
+        launch, arrays = launch_of(spec, scope, device, blocks, given)
+        result = run_score_launch(spec, launch)
+        for index, (one, own) in enumerate(zip(found, given, strict=True)):
+            assert (one.segment, one.first_token) == (index, 0)
+            right = arrays.scored(index, 0, own.tokens, result.output)
+            np.testing.assert_array_equal(one.tuples, right.tuples)
+            # Scores that say something: neither all 0 nor all at their limit.
+            assert len(np.unique(one.tuples >> 16)) > 50
+        device.write(1, spec.kv_heads, device._memory[1, spec.kv_heads : spec.group_beats] ^ 0x11)
+        changed = list(device.score(scope, blocks, given))
+    assert np.array_equal(changed[0].tuples, found[0].tuples)
+    assert not np.array_equal(changed[2].tuples, found[2].tuples)
+
+
+@pytest.mark.parametrize("scope", Scope)
+@pytest.mark.parametrize("beta", [0.0, 0.7, 3.0])
+def test_it_changes_no_output(cold_dir, beta, scope):
+    with closing(Told(cold_dir, slots=None, scope=scope)) as plain:
+        expected = long_story(plain)
+    with closing(Told(cold_dir, core=True, beta=beta, scope=scope)) as told:
+        assert same(long_story(told), expected)
+        assert told.shadows.launches > 0
+        assert not told.shadows.lost
+
+
+def test_a_flipped_bit_in_its_memory_shows(cold_dir):
+    with closing(Told(cold_dir, slots=None)) as plain:
+        expected = long_story(plain)
+    with closing(Told(cold_dir, core=True)) as told:
+        write = told.shadows._device.write
+
+        def flipped(slot, first_beat, beats):
+            wrong = beats.copy()
+            wrong[told.spec.kv_heads :] ^= 0x11
+            write(slot, first_beat, wrong)
+
+        told.shadows._device.write = flipped
+        assert not same(long_story(told), expected)
+
+
+def test_it_scores_while_the_host_does_something_else():
+    spec = SPECS[0]
+    blocks = pack_query_blocks(spec, queries_of(spec, 2))
+    with closing(filled(spec, 2)) as device:
+        begun, go_on = threading.Event(), threading.Event()
+        own = device._pieces[Scope.LAYER]
+        score = own.score
+
+        def waiting(*given):
+            begun.set()
+            assert go_on.wait(60)
+            return score(*given)
+
+        own.score = waiting
+        found = device.score(
+            Scope.LAYER, blocks, [DeviceSegment(0, 0, 64), DeviceSegment(1, 1024, 64)]
+        )
+        assert begun.wait(60)
+        # The host is here, and the launch under way.
+        go_on.set()
+        assert [one.tuples.shape for one in found] == [(1, 64)] * 2
+
+
+def test_a_launch_that_nobody_reads_ends_before_its_shadow_changes():
+    spec = SPECS[0]
+    blocks = pack_query_blocks(spec, queries_of(spec, 1))
+    with closing(filled(spec, 1)) as device:
+        given = [DeviceSegment(0, 0, 1024)]
+        right = next(iter(device.score(Scope.LAYER, blocks, given))).tuples
+        waiting = device.score(Scope.LAYER, blocks, given)
+        device.write(0, 0, np.zeros((spec.segment_beats, 64), np.uint8))
+        np.testing.assert_array_equal(next(iter(waiting)).tuples, right)
+
+
+@pytest.fixture
+def launch_of():
+    def of(spec, scope, device, blocks, given):
+        arrays = ScoreArrays(spec, scope, given)
+        launch = ScoreLaunch(
+            segments=arrays.descriptors([one.slot * spec.segment_beats for one in given]),
+            shadow=device._memory[:4].reshape(-1, 64),
+            statistics=np.zeros((0, 64), dtype=np.uint8),
+            queries=blocks,
+            scores=np.zeros((arrays.beats, 64), dtype=np.uint8),
+            scope=SCOPE_NUMBERS[scope],
+            launch_id=1,
+        )
+        return launch, arrays
+
+    return of

@@ -1,0 +1,325 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`make beta`: decode latency over β, measured and modelled, and how near the best one `auto` is.
+
+A cache per β holds the same random rows; all of them decode the same queries in turns, because
+neighbours change a machine's pace. Time is that of storing and attending: no model computes.
+By default the device is `core`, a second core of this processor that stands for one near a drive,
+there is room for every row in DRAM, and few rows are selected, so that scoring is what is left to
+share.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from hillinfer.app.kept_rates import KeptRates
+from hillinfer.app.latency_models import LATENCY_MODELS
+from hillinfer.app.model_name import ModelName
+from hillinfer.app.rates import Rates, seconds_of
+from hillinfer.app.rates_key import RatesKey
+from hillinfer.app.scores_then_rows import ScoresThenRows
+from hillinfer.app.selected_shares import SelectedShares
+from hillinfer.cold_dir import prepared_cold_dir
+from hillinfer.machine.processor import ProcessorFacts
+from hillinfer.model_shape import ModelShape, StoredType
+from hillinfer.pools.budget_plan import BudgetPlan, kernel_spec
+from hillinfer.runtime import Runtime
+from hillinfer.settings import Settings
+from hillinfer.storage.drive_calls import DriveCalls
+from hillinfer.storage.read_engines import open_engine
+
+GOAL = 0.05
+# KV heads, query heads, head_dim.
+SHAPES = {"llama-3.2-1b": (8, 32, 64), "smollm2-135m": (3, 9, 64), "llama-3.1-8b": (8, 32, 128)}
+AUTO = "auto"
+# Nearer to infinity than segments can tell.
+_ALL_ON_HOST = 1e9
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What is decoded.
+
+    Parameters
+    ----------
+    shape
+        The model's, with as many layers as are stored.
+    settings
+        Without β.
+    segments
+        Full segments of context.
+    budget_bytes
+        M0.
+    cold_dir
+        Directory on the drive.
+    """
+
+    shape: ModelShape
+    settings: Settings
+    segments: int
+    budget_bytes: int
+    cold_dir: Path
+
+    @property
+    def segment_tokens(self) -> int:
+        """Tokens of a segment."""
+        return kernel_spec(self.shape, self.settings).segment_tokens
+
+    def decoder(self, beta: float | None) -> Decoder:
+        """Return a filled cache for a β; None for `auto`."""
+        return Decoder(self, beta)
+
+
+@dataclass(frozen=True)
+class Turns:
+    """What a cache did.
+
+    Parameters
+    ----------
+    host_segments
+        Full segments of each layer that the host scored.
+    seconds
+        Of each step.
+    selected_share, hot_share
+        Selected over scored tokens; how many of the selected rows the hot pool had.
+    """
+
+    host_segments: int
+    seconds: list[float]
+    selected_share: float
+    hot_share: float
+
+
+class Decoder:
+    """A cache that the same rows were stored in as in every other.
+
+    Parameters
+    ----------
+    sweep
+        What is stored.
+    beta
+        None for `auto`.
+    """
+
+    def __init__(self, sweep: Sweep, beta: float | None) -> None:
+        self._shape = sweep.shape
+        settings = sweep.settings.changed(beta=beta)
+        self._runtime = Runtime(sweep.shape, settings, sweep.budget_bytes, sweep.cold_dir)
+        self._sequence = self._runtime.open_sequence()
+        self._generator = torch.Generator().manual_seed(0)
+        self.steps = 0
+        for _ in range(sweep.segments):
+            self._runtime.begin_step()
+            for layer in range(self._shape.layers):
+                keys = self._rows(sweep.segment_tokens)
+                self._runtime.append(layer, self._sequence, keys, self._rows(keys.shape[1]))
+                self._runtime.code_full_segments(layer, self._sequence, keys)
+            self._sequence.token_ids.extend([0] * sweep.segment_tokens)
+
+    def step(self) -> float:
+        """Decode one token in all layers; return the seconds of storing and attending."""
+        shape = self._shape
+        given = [
+            (self._rows(1), self._rows(1), self._random(shape.query_heads).float())
+            for _ in range(shape.layers)
+        ]
+        started = time.perf_counter()
+        self._runtime.begin_step()
+        for layer, (keys, values, query) in enumerate(given):
+            self._runtime.append(layer, self._sequence, keys, values)
+            self._runtime.attend_selected(layer, self._sequence, query, keys, shape.head_dim**-0.5)
+        self._sequence.token_ids.append(0)
+        self.steps += 1
+        return time.perf_counter() - started
+
+    def turns(self, seconds: list[float]) -> Turns:
+        """Return what was done in so many seconds per step."""
+        found = self._runtime.statistics()
+        if found.device_lost:
+            sys.exit("the device was lost: there is nothing to compare")
+        tokens = found.device_scored_tokens / (self._shape.layers * self.steps)
+        spec = kernel_spec(self._shape, self._runtime.settings)
+        on_device = int(tokens // spec.segment_tokens)
+        return Turns(
+            len(self._sequence.segments) - 1 - on_device,
+            seconds,
+            found.selected_share,
+            found.hot_hit_rate,
+        )
+
+    def close(self) -> None:
+        """Give everything back."""
+        self._runtime.close()
+
+    def _rows(self, tokens: int) -> torch.Tensor:
+        return self._random(self._shape.kv_heads, tokens)
+
+    def _random(self, heads: int, tokens: int = 1) -> torch.Tensor:
+        size = (heads, tokens, self._shape.head_dim)
+        return torch.randn(size, generator=self._generator).half()
+
+
+def grid(segments: int, points: int) -> list[int]:
+    """Return host segments from none to all, at most so many of them."""
+    count = min(points, segments + 1)
+    return sorted({round(i * segments / (count - 1)) for i in range(count)})
+
+
+def beta_of(host: int, segments: int) -> float:
+    """Return the β that leaves so many segments to the host."""
+    return _ALL_ON_HOST if host == segments else host / (segments - host)
+
+
+def measure(sweep: Sweep, hosts: list[int], rounds: int) -> dict[str, Turns]:
+    """Return the turns of every contender, `auto` last."""
+    wanted = {str(host): beta_of(host, sweep.segments) for host in hosts}
+    with ExitStack() as opened:
+        decoders = {}
+        for name, beta in [*wanted.items(), (AUTO, None)]:
+            decoders[name] = sweep.decoder(beta)
+            opened.callback(decoders[name].close)
+            decoders[name].step()
+        seconds: dict[str, list[float]] = {name: [] for name in decoders}
+        for _ in range(rounds):
+            for name, decoder in decoders.items():
+                seconds[name].append(decoder.step())
+        return {name: decoder.turns(seconds[name]) for name, decoder in decoders.items()}
+
+
+def rates_of(sweep: Sweep) -> Rates:
+    """Return the rates that the sweep's caches went by."""
+    settings = sweep.settings
+    engine = open_engine(settings.io, settings.io_threads, DriveCalls())
+    key = RatesKey.of(
+        kernel_spec(sweep.shape, settings), settings.scope, sweep.shape.row_bytes,
+        sweep.cold_dir, engine.name, torch.get_num_threads(), settings.device, settings.xclbin,
+    )  # fmt: skip
+    engine.close()
+    return dict(KeptRates.of_user().all())[key]
+
+
+def report(sweep: Sweep, found: dict[str, Turns]) -> dict[str, Any]:
+    """Return the measured and modelled latencies, and the regret of `auto`."""
+    rates, tokens, own = rates_of(sweep), sweep.segment_tokens, found[AUTO]
+    shares = SelectedShares(own.selected_share, own.selected_share)
+    models = {name.value: make(rates) for name, make in LATENCY_MODELS.items()}
+    selected = own.selected_share * sweep.segments * tokens
+    models[ModelName.SCORES_THEN_ROWS.value] = ScoresThenRows(
+        rates,
+        seconds_of(selected * own.hot_share, rates.b_c)
+        + seconds_of(selected * (1 - own.hot_share), rates.b_s),
+    )
+    rows = [
+        {
+            "name": name,
+            "host_segments": (host := turns.host_segments),
+            "beta": None if host == sweep.segments else host / (sweep.segments - host),
+            "seconds": min(turns.seconds),
+            "median_seconds": median(turns.seconds),
+            "modelled_seconds": {
+                kind: sweep.shape.layers
+                * model.latency(host * tokens, (sweep.segments - host) * tokens, shares)
+                for kind, model in models.items()
+            },
+        }
+        for name, turns in found.items()
+    ]
+    chosen = rows[-1]
+    best = min(rows, key=lambda row: row["seconds"])
+    return {
+        "rates": asdict(rates),
+        "selected_share": own.selected_share,
+        "hot_share": own.hot_share,
+        "rows": rows,
+        "chosen_host_segments": chosen["host_segments"],
+        "best_host_segments": best["host_segments"],
+        "beta_regret": chosen["seconds"] / best["seconds"] - 1,
+        "goal": GOAL,
+        "host_segments_by_model": {
+            kind: model.host_segments(sweep.segments, tokens, shares, sweep.segments)
+            for kind, model in models.items()
+        },
+    }
+
+
+def main() -> None:
+    """Measure, write the report, and say what was chosen."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("build/reports/beta.json"))
+    parser.add_argument("--shape", choices=SHAPES, default="llama-3.2-1b")
+    parser.add_argument("--layers", type=int, default=4, help="as many as fit; each costs the same")
+    parser.add_argument("--tokens", type=int, default=32768)
+    parser.add_argument("--alpha", type=float, default=0.1)
+    parser.add_argument(
+        "--max-selected", type=int, default=512, help="few rows leave scoring to be seen; 0: all"
+    )
+    parser.add_argument("--budget", default="100%", help="100%% keeps every row in DRAM")
+    parser.add_argument("--device", default="core", help="one with a scorer of its own")
+    parser.add_argument("--xclbin", type=Path, help="image of a card's kernels")
+    parser.add_argument("--cold-dir", type=Path)
+    parser.add_argument("--points", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=20)
+    chosen = parser.parse_args()
+    kv_heads, query_heads, head_dim = SHAPES[chosen.shape]
+    segments = chosen.tokens // 1024
+    if segments < 1 or chosen.points < 2 or chosen.rounds < 1:
+        sys.exit("--tokens must be at least 1024, --points 2 and --rounds 1")
+    shape = ModelShape(
+        chosen.layers, kv_heads, query_heads, head_dim, StoredType.FLOAT16, 2 * chosen.tokens
+    )
+    settings = Settings().changed(
+        alpha=chosen.alpha,
+        device=chosen.device,
+        xclbin=chosen.xclbin,
+        dram_budget=chosen.budget,
+        max_selected=chosen.max_selected or None,
+    )
+    tokens = (segments + 1) * 1024
+    plan = BudgetPlan.with_whole_shadow(shape, settings, tokens)
+    # The rest of M0 comes on top: this is about sharing, not about what fits.
+    budget = plan.required_bytes + plan.budget_bytes
+    sweep = Sweep(shape, settings, segments, budget, prepared_cold_dir(chosen.cold_dir))
+    found = measure(sweep, grid(segments, chosen.points), chosen.rounds)
+    made = {
+        "label": f"measured: device {chosen.device}"
+        + (", a core of this processor that stands for a card" if chosen.device == "core" else ""),
+        "processor": ProcessorFacts.read().name,
+        "threads": torch.get_num_threads(),
+        "shape": chosen.shape,
+        "layers": chosen.layers,
+        "tokens": segments * 1024,
+        "alpha": chosen.alpha,
+        "max_selected": settings.max_selected,
+        "dram_budget": chosen.budget,
+        "shadow": settings.key_mode.value,
+        **report(sweep, found),
+    }
+    for row in made["rows"]:
+        modelled = "  ".join(
+            f"{kind} {1e3 * value:.2f}" for kind, value in row["modelled_seconds"].items()
+        )
+        print(
+            f"{row['name']:>5}  host {row['host_segments']:3d} of {segments}  "
+            f"{1e3 * row['seconds']:8.2f} ms ({1e3 * row['median_seconds']:.2f})  "
+            f"modelled: {modelled}"
+        )
+    print(
+        f"auto takes {made['chosen_host_segments']}, the best is {made['best_host_segments']}: "
+        f"beta_regret {made['beta_regret']:.3f} (goal {GOAL})"
+    )
+    chosen.out.parent.mkdir(parents=True, exist_ok=True)
+    chosen.out.write_text(json.dumps(made, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
