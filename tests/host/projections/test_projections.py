@@ -21,7 +21,8 @@ from hillinfer.hf.projections.table import PROJECTIONS, make_projections
 CLOSE = {"fused": 1e-5, "prepacked": 1e-5, "fp16": 5e-3, "int8": 0.2}
 CHANGING = tuple(CLOSE)
 HEAD_DIM = 16
-IDS = prompts([40])[0]
+# Long enough for INT8 weights to be widened; single tokens take the other way.
+IDS = prompts([70])[0]
 
 
 def built(family="llama", dtype=torch.float32):

@@ -13,7 +13,7 @@ from hillinfer.hf.projections.projection_way import PackedLinear, ProjectionWay,
 
 _LARGEST_CODE = 127
 # From here on widening the codes once costs less than torch's kernel, which is made for few rows.
-_MANY_ROWS = 16
+_MANY_ROWS = 64
 # The kernel reads a row of codes in vectors of this many and runs past the end of any other.
 _VECTOR = 16
 
@@ -23,7 +23,7 @@ class Int8(ProjectionWay):
 
     A weight is rounded to the nearest of 255 multiples of its output's scale, a bfloat16. With few
     rows torch's weight-only kernel computes, on inputs in bfloat16 and with float32 sums; with
-    more the codes are widened for the product. The model's own weights stay, since they cannot be
+    more the codes are widened and products are float32. The model's own weights stay, since they cannot be
     had back.
     """
 
@@ -51,7 +51,8 @@ class _Int8Linear:
             few = rows.to(torch.bfloat16).contiguous()
             out = torch._weight_int8pack_mm(few, self.codes, self.scales).to(states.dtype)
         else:
-            out = linear(rows, self.codes.to(states.dtype)) * self.scales.to(states.dtype)
+            wide = linear(rows.float(), self.codes.float()) * self.scales.float()
+            out = wide.to(states.dtype)
         if self.bias is not None:
             out = out + self.bias
         return out.view(*states.shape[:-1], -1)

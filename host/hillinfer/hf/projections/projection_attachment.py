@@ -107,7 +107,7 @@ class ProjectionAttachment:
             vars(layer)["forward"] = forward
 
     def _let_go_weight(self, layer: torch.nn.Linear) -> None:
-        own = layer.weight
+        own: Any = layer.weight
         self._let_go[layer] = own
         self._let_go_bytes += own.nbytes
         layer.weight = torch.nn.Parameter(
