@@ -22,7 +22,7 @@ EMULATOR ?= auto
 QUESTION ?= Which statement makes the listed identifiers be interpreted as globals?
 
 .DEFAULT_GOAL := help
-.PHONY: help setup pyxrt xrt model run test test-kernels test-fast lint format quality pools faults scorer projections drive space csim cocotb formal synth hw_emu bitstream pynq-env doctor clean
+.PHONY: help setup pyxrt xrt model run test test-kernels test-fast lint format quality pools faults scorer projections peers drive space csim cocotb formal synth hw_emu bitstream pynq-env doctor clean
 
 help: ## List every target
 	@awk -F ':.*## ' '/^[a-z_-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -75,6 +75,9 @@ scorer: $(VENV)/installed ## Measure scoring on the host beside what memory read
 
 projections: model ## Measure decode steps and quality with each way to compute linear layers (minutes)
 	$(BIN)/python tools/projections_bench.py --out $(BUILD)/reports/projections.json
+
+peers: model ## Compare with transformers, llama.cpp and vLLM, each fetched once into build/peers (an hour)
+	$(BIN)/python tools/peers_bench.py --out $(BUILD)/reports/peers.json --build $(BUILD)/peers
 
 drive: $(VENV)/installed ## Measure how fast the drive is read, beside fio on the same file (six minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python tools/drive_bench.py --out $(BUILD)/reports/drive.json \
