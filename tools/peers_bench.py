@@ -156,13 +156,12 @@ def table_text(report: dict[str, Any]) -> str:
         lines.append(
             f"{row['peer']:32} {row['weights']:>9} {row['kv']:>9} {row['context']:7d} "
             f"{row['ttft_seconds']['median']:8.2f} {row['step_ms']['median']:9.1f} "
-            f"{row['decode_tokens_per_second']:8.1f}  {row['equal_tokens']}/{row['new_tokens']}{flag}"
+            f"{row['decode_tokens_per_second']:8.1f}  "
+            f"{row['equal_tokens']}/{row['new_tokens']}{flag}"
         )
     for name, found in report["crossovers_of_hillinfer"].items():
         where = "" if found["context"] is None else f"{found['context']:.0f} tokens, "
-        lines.append(
-            f"hillinfer's step is the shorter one beside {name} from: {where}{found['kind']}"
-        )
+        lines.append(f"hillinfer decodes faster than {name} from: {where}{found['kind']}")
     lines += [f"{name}: skipped: {why}" for name, why in report["skipped"].items()]
     return "\n".join(lines)
 

@@ -28,7 +28,9 @@ class HillInferWorker(TransformersWorker):
         )
         settings = {name: request[name] for name in ("alpha", "projections", "dram_budget")}
         weights = "float16" if request["projections"] == "fp16" else facts["weights"]
-        return facts | {"settings": settings, "weights": weights}
+        # Rows of float32 models are FP16 (docs/limitations.md).
+        kv = "float16" if request["dtype"] == "float32" else request["dtype"]
+        return facts | {"settings": settings, "weights": weights, "kv": kv}
 
     def tokens(self, prompt: list[int], new_tokens: int) -> Iterator[int]:
         """Go on as the loop does, and close the cache afterwards."""

@@ -28,7 +28,7 @@ def report(tools, tiny_folder, tmp_path_factory):
         [
             *("--model", str(tiny_folder), "--out", str(made / "peers.json"), "--rounds", "1"),
             *("--build", str(made), "--dtype", "float32", "--new-tokens", "4", "--threads", "1"),
-            *("--contexts", *map(str, CONTEXTS), "--seconds", "120", "--peers", *HERE),
+            *("--contexts", *map(str, CONTEXTS), "--seconds", "900", "--peers", *HERE),
         ]
     )
     return json.loads((made / "peers.json").read_text())
@@ -41,7 +41,8 @@ def test_every_peer_has_a_row_per_context(report):
     ]
     for row in report["rows"]:
         assert row["new_tokens"] == 4
-        assert row["weights"] == row["kv"] == "float32"
+        assert row["weights"] == "float32"
+        assert row["kv"] == ("float16" if row["peer"] == "hillinfer" else "float32")
         assert 0 < row["step_ms"]["fastest"] <= row["step_ms"]["median"]
         assert row["ttft_seconds"]["fastest"] > 0
         assert row["decode_tokens_per_second"] == pytest.approx(1e3 / row["step_ms"]["median"])
@@ -104,7 +105,7 @@ def test_a_worker_that_ends_or_hangs_is_told(tools, tmp_path):
         worker.ask({"op": "open"})
     with (
         process(tools, tmp_path, hangs, seconds=0.5) as worker,
-        pytest.raises(skipped_error(tools), match=r"no answer within 0 s|no answer within 1 s"),
+        pytest.raises(skipped_error(tools), match="no answer within 0 s"),
     ):
         worker.ask({"op": "open"})
 
