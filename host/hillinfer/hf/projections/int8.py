@@ -23,8 +23,8 @@ class Int8(ProjectionWay):
 
     A weight is rounded to the nearest of 255 multiples of its output's scale, a bfloat16. With few
     rows torch's weight-only kernel computes, on inputs in bfloat16 and with float32 sums; with
-    more the codes are widened and products are float32. The model's own weights stay, since they cannot be
-    had back.
+    more the codes are widened and products are float32. The model's own weights stay,
+    since they cannot be had back.
     """
 
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
