@@ -22,7 +22,7 @@ EMULATOR ?= auto
 QUESTION ?= Which statement makes the listed identifiers be interpreted as globals?
 
 .DEFAULT_GOAL := help
-.PHONY: help setup scorer pyxrt xrt model run test test-kernels test-fast lint format quality pools faults drive space prefill csim cocotb formal synth hw_emu bitstream pynq-env doctor clean beta
+.PHONY: help setup scorer pyxrt xrt model run test test-kernels test-fast lint format quality pools faults drive space prefill csim cocotb formal synth hw_emu bitstream pynq-env doctor clean beta projections peers
 
 help: ## List every target
 	@awk -F ':.*## ' '/^[a-z_-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -72,6 +72,12 @@ faults: $(VENV)/installed ## Let every I/O call fail and kill 200 processes; no 
 
 scorer: $(VENV)/installed ## Measure scoring on the host beside what memory reads (minutes)
 	$(BIN)/python tools/scorer_bench.py --out $(BUILD)/reports/scorer.json
+
+projections: model ## Measure decode steps and quality with each way to compute linear layers (minutes)
+	$(BIN)/python tools/projections_bench.py --out $(BUILD)/reports/projections.json
+
+peers: model ## Compare with transformers, llama.cpp and vLLM, each fetched once into build/peers (an hour)
+	$(BIN)/python tools/peers_bench.py --out $(BUILD)/reports/peers.json --build $(BUILD)/peers
 
 drive: $(VENV)/installed ## Measure how fast the drive is read, beside fio on the same file (six minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python tools/drive_bench.py --out $(BUILD)/reports/drive.json \

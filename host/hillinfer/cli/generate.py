@@ -11,7 +11,7 @@ import typer
 from hillinfer.app.model_name import ModelName
 from hillinfer.byte_size import ByteSize
 from hillinfer.cli.console import quiet_transformers
-from hillinfer.cli.generate_request import Asking, Compare, GenerateRequest
+from hillinfer.cli.generate_request import STOCK, Asking, Compare, GenerateRequest
 from hillinfer.cli.prompt_source import read_document, reads_stdin
 from hillinfer.models.number_type import NumberType
 from hillinfer.models.registry_model import DEFAULT_MODEL
@@ -139,6 +139,10 @@ def generate(
         NumberType, typer.Option(help="auto: the model's own, float32 where a CPU is slow at it.")
     ] = NumberType.AUTO,
     threads: Annotated[int | None, typer.Option(help="Compute threads.")] = None,
+    projections: Annotated[
+        str,
+        typer.Option(help="How linear layers are computed: stock, fused, prepacked, fp16 or int8."),
+    ] = STOCK,
     report: Annotated[Path | None, typer.Option(help="Where run.json goes.")] = None,
     save_session: Annotated[
         Path | None,
@@ -208,6 +212,7 @@ def generate(
         compare=compare,
         session=session,
         save_session=save_session,
+        projections=projections,
     )
     # torch and transformers take seconds to import: help and bad options do not wait for them.
     quiet_transformers()

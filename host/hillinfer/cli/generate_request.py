@@ -15,6 +15,8 @@ from hillinfer.question_reading import QuestionReading
 from hillinfer.sampling import Sampling
 from hillinfer.settings import Settings
 
+STOCK = "stock"
+
 
 class Compare(StrEnum):
     """What a run is compared with."""
@@ -59,6 +61,8 @@ class GenerateRequest:
         None for no comparison.
     session, save_session
         Directories of the session to use and of the one to save; None for none.
+    projections
+        Name in the table of projections: how linear layers are computed.
 
     Raises
     ------
@@ -83,6 +87,7 @@ class GenerateRequest:
     compare: Compare | None
     session: Path | None = None
     save_session: Path | None = None
+    projections: str = STOCK
 
     def __post_init__(self) -> None:
         """Refuse values that mean nothing."""
@@ -103,6 +108,11 @@ class GenerateRequest:
         if self.document is None and self.save_session is not None:
             raise SettingsError(
                 "--save-session needs a document to read: give it with --prompt-file"
+            )
+        if self.projections != STOCK and (self.session or self.save_session):
+            raise SettingsError(
+                f"--projections {self.projections} computes keys and values a little differently "
+                f"than the model a session belongs to: use --projections {STOCK} with sessions"
             )
         if self.compare and self.only_saves:
             raise SettingsError("--compare full needs something to answer: add --question")

@@ -15,9 +15,10 @@ from rich.console import Console
 
 import hillinfer
 from hillinfer.answering import Answering, AnswerOptions, Progress
+from hillinfer.byte_size import format_bytes
 from hillinfer.cli.comparison import compare_with_ordinary
 from hillinfer.cli.console import error_console, setup_warnings_shown
-from hillinfer.cli.generate_request import Asking, GenerateRequest
+from hillinfer.cli.generate_request import STOCK, Asking, GenerateRequest
 from hillinfer.cli.preflight import CheckedRun, check_run
 from hillinfer.cli.progress import answering_view, reading_view
 from hillinfer.cli.report_facts import machine_facts, model_facts, settings_facts, version_facts
@@ -25,6 +26,8 @@ from hillinfer.cli.report_view import show_report
 from hillinfer.cli.session_run import make_prompt, open_cache, save_cache
 from hillinfer.errors import BrokenRunError, HillInferError
 from hillinfer.generation import Generation
+from hillinfer.hf.projections.projection_attachment import ProjectionAttachment
+from hillinfer.hf.projections.table import make_projections
 from hillinfer.machine.memory_peak import peak_rss_bytes, reset_peak_rss
 from hillinfer.models.loader import LoadedModel, ModelOutline
 from hillinfer.models.model_source import ModelSource
@@ -59,6 +62,7 @@ def run(request: GenerateRequest) -> None:
         prepare_report(request.settings.trace, "--trace")
     if request.save_session is not None:
         prepare_target(request.save_session)
+    way = make_projections(request.projections)
     with ExitStack() as opened:
         saved = opened.enter_context(SavedSession(request.session)) if request.session else None
         source = ModelSource.locate(request.model, console.print)
@@ -66,6 +70,13 @@ def run(request: GenerateRequest) -> None:
         prompt = make_prompt(request, outline.tokenizer, saved)
         checked = check_run(request, outline, prompt, saved, console.print)
         loaded = outline.load()
+        # Never taken off: a comparison runs with the same ones.
+        projections = ProjectionAttachment(loaded.model, way)
+        if request.projections != STOCK:
+            console.print(
+                f"projections: {request.projections}, {format_bytes(projections.held_bytes)} of "
+                "packed weights more than the model's own"
+            )
         options = _answer_options(request, loaded)
         with setup_warnings_shown():
             report, generating_peak = _answer_all(

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model folder's weights as a GGUF file of FP16 or FP32, for llama.cpp."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from peers.peer_environment import PeerSkippedError
+
+# llama.cpp's type for each of torch's: BF16 has no fast kernels without hardware for it, and FP16
+# keeps a bfloat16 weight's bits down to 2^-14.
+GGUF_TYPES = {"bfloat16": "float16", "float16": "float16", "float32": "float32"}
+
+
+def write_gguf(model: Any, dtype: str, file: Path) -> str:
+    """Write a Llama model and return the type of its matrices.
+
+    No tokenizer goes with it: prompts are token ids.
+
+    Parameters
+    ----------
+    model
+        A Llama model of transformers, in the type that the other peers compute with.
+    dtype
+        That type's name.
+    file
+        Where the file goes.
+
+    Raises
+    ------
+    PeerSkippedError
+        For other families.
+    """
+    config = model.config
+    if config.model_type != "llama":
+        raise PeerSkippedError(
+            f"only Llama models are written as GGUF and this is {config.model_type}"
+        )
+    kind = GGUF_TYPES[dtype]
+    writer = gguf.GGUFWriter(file, "llama")
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_tokenizer_model("no_vocab")
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    tied = config.tie_word_embeddings
+    for name, weight in model.state_dict().items():
+        if tied and name == "lm_head.weight":
+            continue
+        array: NDArray[Any] = weight.to(torch.float32).numpy()
+        if "q_proj" in name:
+            array = _interleaved(array, config.num_attention_heads)
+        if "k_proj" in name:
+            array = _interleaved(array, config.num_key_value_heads)
+        if array.ndim > 1 and kind == "float16":
+            array = array.astype(np.float16)
+        writer.add_tensor(names.get_name(name, try_suffixes=(".weight", ".bias")), array)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return kind
+
+
+def _interleaved(weight: NDArray[Any], heads: int) -> NDArray[Any]:
+    """Order the rows of each head as llama.cpp rotates them: pairs lie side by side."""
+    parts = weight.reshape(heads, 2, weight.shape[0] // heads // 2, *weight.shape[1:])
+    return np.ascontiguousarray(parts.swapaxes(1, 2).reshape(weight.shape))

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The worker's side of the protocol: a JSON object per line in, one per line out.
+
+`{"op": "open", ...}` is answered with facts about what was opened, `{"op": "run", "prompt": ids,
+"new_tokens": count}` with times and tokens, anything that fails with `{"error": text}`. Standard
+library only: this runs in environments that know nothing of HillInfer.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+
+class Worker(ABC):
+    """One runtime with a model in it."""
+
+    @abstractmethod
+    def open(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Load `model` in `dtype` with `threads`; return versions and types that were used."""
+
+    @abstractmethod
+    def tokens(self, prompt: list[int], new_tokens: int) -> Iterator[int]:
+        """Yield greedy tokens as they are known, never fewer than asked for."""
+
+    def run(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Return the tokens, seconds to the first and seconds from each to the next."""
+        times, found = [time.perf_counter()], []
+        for token in self.tokens(request["prompt"], request["new_tokens"]):
+            times.append(time.perf_counter())
+            found.append(token)
+        return {
+            "ttft_seconds": times[1] - times[0],
+            "step_seconds": [after - before for before, after in pairwise(times[1:])],
+            "tokens": found,
+        }
+
+
+def serve(worker: Worker) -> None:
+    """Answer requests until standard input ends."""
+    # Libraries print; only answers may go where the parent listens.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    operations = {"open": worker.open, "run": worker.run}
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            answer = operations[request["op"]](request)
+        except Exception as error:
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
