@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers.cache_utils import Cache
 
 from hillinfer.errors import CacheUseError, UnsupportedFeatureError
+from hillinfer.hf.attached_cache import AttachedCache
 from hillinfer.hf.batch import Batch
 from hillinfer.hf.forward_plan import ForwardPlan
 from hillinfer.hf.layer import HillInferLayer
@@ -24,7 +24,7 @@ from hillinfer.storage.sequence import Sequence
 from hillinfer.timeline.forward_spans import ForwardSpans
 
 
-class HillInferCache(Cache):  # type: ignore[misc]
+class HillInferCache(AttachedCache):
     """Keys and values of a batch of sequences, on a drive and partly in DRAM.
 
     Pass it as `past_key_values` to an attached model, to `generate` or to forward calls of your

@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of rivals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from hillinfer.errors import SettingsError
+from hillinfer.rivals.full_memory import FullMemory
+from hillinfer.rivals.rival import Rival
+from hillinfer.rivals.setup import RivalSetup
+
+RIVALS: Mapping[str, type[Rival]] = MappingProxyType({"full-memory": FullMemory})
+
+
+def make_rival(name: str, setup: RivalSetup) -> Rival:
+    """Return a rival by its name.
+
+    Raises
+    ------
+    SettingsError
+        Where there is none of that name.
+    BudgetError, ColdPoolError
+        As `Rival` says.
+    """
+    if name not in RIVALS:
+        raise SettingsError(f"rival={name!r}: choose one of {', '.join(RIVALS)}")
+    return RIVALS[name](setup)
