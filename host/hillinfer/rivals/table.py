@@ -7,11 +7,17 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from hillinfer.errors import SettingsError
+from hillinfer.rivals.full_drive import FullDrive
 from hillinfer.rivals.full_memory import FullMemory
 from hillinfer.rivals.rival import Rival
 from hillinfer.rivals.setup import RivalSetup
 
-RIVALS: Mapping[str, type[Rival]] = MappingProxyType({"full-memory": FullMemory})
+RIVALS: Mapping[str, type[Rival]] = MappingProxyType(
+    {
+        "full-memory": FullMemory,
+        "full-drive": FullDrive,
+    }
+)
 
 
 def make_rival(name: str, setup: RivalSetup) -> Rival:

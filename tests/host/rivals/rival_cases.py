@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shapes, prompts and the runs that the rivals' tests share."""
 
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -90,8 +91,26 @@ class Run:
             visible,
         )[0]
 
+    def wrong(self, found, layer, row):
+        """Whether a result is off, or no number."""
+        off = (found[layer, row].double() - self.exact(layer, row)).abs().max()
+        return not off < 1e-3
+
     def error(self, found):
         """The largest difference of a step's results from attention over everything."""
         return max(
             float((found[unit].double() - self.exact(*unit)).abs().max()) for unit in self.units()
         )
+
+
+def flip_on_drive(rows, layer, row, position, byte):
+    """Change one bit of a row on the drive, past everything the rival holds in memory."""
+    path = Path(f"/proc/self/fd/{rows.files[layer].descriptor}")
+    with path.open("r+b", buffering=0) as file:
+        at = (row * rows.region_rows + position) * rows.row_bytes + byte
+        file.seek(at)
+        (old,) = file.read(1)
+        file.seek(at)
+        # The exponent's highest bit: a value that nobody overlooks, or no number at all.
+        file.write(bytes([old ^ 0x40]))
+        os.fsync(file.fileno())
