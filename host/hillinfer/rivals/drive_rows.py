@@ -76,6 +76,7 @@ class DriveRows:
         row: int,
         units: NDArray[np.int64],
         out: NDArray[np.uint8],
+        places: NDArray[np.int64],
         buffer: NDArray[np.uint8],
     ) -> None:
         """Read scattered units of one or more rows, sorted and joined.
@@ -87,7 +88,9 @@ class DriveRows:
         units
             int64 numbers of units, each once; how many rows one has follows from `out`.
         out
-            uint8 of shape (units, unit_bytes): units in the order given.
+            uint8 of shape (any, unit_bytes).
+        places
+            int64, where in `out` each goes.
         buffer
             Page-aligned, what reads go through; as `scatter_buffer_bytes` says.
         """
@@ -103,7 +106,7 @@ class DriveRows:
                 strides=(64, 1),
                 writeable=False,
             )
-            out[batch.wanted] = at_64[batch.row_offsets // 64]
+            out[places[batch.wanted]] = at_64[batch.row_offsets // 64]
 
     def scatter_buffer_bytes(self, unit_rows: int) -> int:
         """Return the size of a buffer for `read_units`: 4 MiB, or what a sequence can need."""

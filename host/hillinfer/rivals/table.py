@@ -9,6 +9,7 @@ from types import MappingProxyType
 from hillinfer.errors import SettingsError
 from hillinfer.rivals.full_drive import FullDrive
 from hillinfer.rivals.full_memory import FullMemory
+from hillinfer.rivals.h2o_all_keys import H2OAllKeys
 from hillinfer.rivals.rival import Rival
 from hillinfer.rivals.setup import RivalSetup
 
@@ -16,6 +17,7 @@ RIVALS: Mapping[str, type[Rival]] = MappingProxyType(
     {
         "full-memory": FullMemory,
         "full-drive": FullDrive,
+        "h2o-all-keys": H2OAllKeys,
     }
 )
 

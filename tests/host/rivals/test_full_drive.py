@@ -8,7 +8,7 @@ from rival_cases import MULTI_HEAD, SHAPE, Run, flip_on_drive, make_setup
 
 from hillinfer.errors import BudgetError
 from hillinfer.model_shape import StoredType
-from hillinfer.rivals import full_drive
+from hillinfer.rivals import block_stream
 from hillinfer.rivals.table import make_rival
 from hillinfer.storage.read_engines import IOChoice
 
@@ -24,7 +24,7 @@ def least_budget(setup, share_groups, block_groups=1):
 
 @pytest.fixture(autouse=True)
 def _blocks_of_one_group(monkeypatch):
-    monkeypatch.setattr(full_drive, "_BLOCK_BYTES", 1)
+    monkeypatch.setattr(block_stream, "BLOCK_BYTES", 1)
 
 
 def make_run(cold_dir, shape=SHAPE, share=2, prompt=734, **changes):
@@ -108,7 +108,7 @@ def test_blocks_grow_with_the_budget(cold_dir, monkeypatch):
     monkeypatch.undo()
     run = Run("full-drive", make_setup(cold_dir, context=6400, budget_bytes=3 << 20), 6000)
     with run.rival as rival:
-        assert rival.block_tokens == (3 << 20) // 16 // (GROUP * 128) * GROUP
+        assert rival.stream.block_tokens == (3 << 20) // 16 // (GROUP * 128) * GROUP
         for _ in range(3):
             assert run.error(run.step()) < 1e-4
         assert rival.traffic().drive_read_bytes > 0
