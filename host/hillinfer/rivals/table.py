@@ -10,6 +10,7 @@ from hillinfer.errors import SettingsError
 from hillinfer.rivals.full_drive import FullDrive
 from hillinfer.rivals.full_memory import FullMemory
 from hillinfer.rivals.h2o_all_keys import H2OAllKeys
+from hillinfer.rivals.infinigen import InfiniGen
 from hillinfer.rivals.rival import Rival
 from hillinfer.rivals.setup import RivalSetup
 
@@ -18,6 +19,7 @@ RIVALS: Mapping[str, type[Rival]] = MappingProxyType(
         "full-memory": FullMemory,
         "full-drive": FullDrive,
         "h2o-all-keys": H2OAllKeys,
+        "infinigen": InfiniGen,
     }
 )
 
