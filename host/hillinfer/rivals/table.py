@@ -11,6 +11,8 @@ from hillinfer.rivals.full_drive import FullDrive
 from hillinfer.rivals.full_memory import FullMemory
 from hillinfer.rivals.h2o_all_keys import H2OAllKeys
 from hillinfer.rivals.infinigen import InfiniGen
+from hillinfer.rivals.leoam import LeoAM
+from hillinfer.rivals.quest import Quest
 from hillinfer.rivals.rival import Rival
 from hillinfer.rivals.setup import RivalSetup
 
@@ -20,6 +22,8 @@ RIVALS: Mapping[str, type[Rival]] = MappingProxyType(
         "full-drive": FullDrive,
         "h2o-all-keys": H2OAllKeys,
         "infinigen": InfiniGen,
+        "leoam": LeoAM,
+        "quest": Quest,
     }
 )
 
