@@ -116,7 +116,8 @@ class H2OAllKeys(DriveRival):
         out = torch.zeros(weights.shape[0], weights.shape[1], query.shape[-1])
         at = 0
         for part in parts:
-            for values in part.split(self.setup.block_rows):
+            for start in range(0, len(part), self.setup.block_rows):
+                values = part[start : start + self.setup.block_rows]
                 weight = weights[:, :, at : at + len(values)]
                 out += torch.matmul(weight, values.transpose(0, 1).float())
                 at += len(values)

@@ -43,7 +43,8 @@ class KeyBounds:
 
     def add(self, layer: int, row: int, first: int, keys: torch.Tensor) -> None:
         """Take a group's keys, (kv_heads, 64, head_dim), of tokens from `first` on."""
-        paged = keys.transpose(0, 1).unflatten(0, (-1, self.page_tokens))
+        heads, _, head_dim = keys.shape
+        paged = keys.transpose(0, 1).reshape(-1, self.page_tokens, heads, head_dim)
         at = first // self.page_tokens
         pages = slice(at, at + len(paged))
         self._bounds[layer, row, 0, pages] = paged.amax(1)
@@ -69,17 +70,13 @@ class KeyBounds:
             return np.zeros(0, np.float32)
         bounds = self._bounds[layer, row]
         grouped = query.float().reshape(bounds.shape[2], -1, query.shape[-1]) * scaling
-        parts = [grouped.clamp(min=0), grouped.clamp(max=0)]
+        # A bound is linear in the positive and in the negative part of a query.
+        rising, falling = grouped.clamp(min=0), grouped.clamp(max=0)
         blocks = []
         for start in range(0, len(pages), self._block_rows):
             chosen = _index(pages[start : start + self._block_rows])
-            # A bound is linear in the positive and in the negative part of a query.
-            blocks.append(
-                sum(
-                    torch.matmul(part, bound[chosen].permute(1, 2, 0).float())
-                    for part, bound in zip(parts, bounds, strict=True)
-                )
-            )
+            largest, least = (bound[chosen].permute(1, 2, 0).float() for bound in bounds)
+            blocks.append(torch.matmul(rising, largest) + torch.matmul(falling, least))
         logits = torch.cat(blocks, -1)
         scores: NDArray[np.float32] = torch.softmax(logits, -1).sum((0, 1)).numpy()
         return scores

@@ -62,6 +62,12 @@ class Meter:
             self._held += byte_count
             self._peak = max(self._peak, self._held)
 
+    def hold_beyond(self, byte_count: int) -> None:
+        """Count bytes held, whether they fit the budget or not."""
+        with self._lock:
+            self._held += byte_count
+            self._peak = max(self._peak, self._held)
+
     def release(self, byte_count: int) -> None:
         """Count bytes given back."""
         with self._lock:

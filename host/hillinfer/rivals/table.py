@@ -10,6 +10,7 @@ from hillinfer.errors import SettingsError
 from hillinfer.rivals.full_drive import FullDrive
 from hillinfer.rivals.full_memory import FullMemory
 from hillinfer.rivals.h2o_all_keys import H2OAllKeys
+from hillinfer.rivals.h2o_drop import H2ODrop
 from hillinfer.rivals.infinigen import InfiniGen
 from hillinfer.rivals.leoam import LeoAM
 from hillinfer.rivals.quest import Quest
@@ -24,6 +25,7 @@ RIVALS: Mapping[str, type[Rival]] = MappingProxyType(
         "infinigen": InfiniGen,
         "leoam": LeoAM,
         "quest": Quest,
+        "h2o-drop": H2ODrop,
     }
 )
 
