@@ -9,6 +9,7 @@ from types import MappingProxyType
 from hillinfer.errors import SettingsError
 from hillinfer.rivals.full_drive import FullDrive
 from hillinfer.rivals.full_memory import FullMemory
+from hillinfer.rivals.full_swap import FullSwap
 from hillinfer.rivals.h2o_all_keys import H2OAllKeys
 from hillinfer.rivals.h2o_drop import H2ODrop
 from hillinfer.rivals.infinigen import InfiniGen
@@ -21,6 +22,7 @@ RIVALS: Mapping[str, type[Rival]] = MappingProxyType(
     {
         "full-memory": FullMemory,
         "full-drive": FullDrive,
+        "full-swap": FullSwap,
         "h2o-all-keys": H2OAllKeys,
         "infinigen": InfiniGen,
         "leoam": LeoAM,
