@@ -136,7 +136,7 @@ class FullSwap(Rival):
             yield from cut(keys.transpose(0, 1), values.transpose(0, 1), self.setup.block_rows)
 
     def _byte(self, layer: int, row: int, token: int) -> int:
-        region = self._rows.shape[2]
+        region = int(self._rows.shape[2])
         return ((layer * self.setup.batch + row) * region + token) * self.row_bytes
 
     def _touch(self, layer: int, row: int, token: int) -> int:
