@@ -3,52 +3,78 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from hillinfer.attention.host_attention import host_attention
 from hillinfer.attention.softmax_merge import SoftmaxMerge
+from hillinfer.model_shape import ModelShape
+from hillinfer.native.addresses import row_addresses
+from hillinfer.storage.row_layout import RowLayout
 
 
-def compute_type(query: torch.Tensor) -> torch.dtype:
-    """Return the query's type, but float32 for FP16, whose kernels are slow and coarse on a CPU."""
-    return torch.float32 if query.dtype == torch.float16 else query.dtype
-
-
-def attend_blocks(
-    query: torch.Tensor,
-    blocks: Iterable[tuple[torch.Tensor, torch.Tensor]],
-    scaling: float,
-) -> torch.Tensor:
-    """Attend to blocks of keys and values as if they were one.
+class BlockAttention:
+    """Attends to rows where they lie with the native library, or block by block with torch.
 
     Parameters
     ----------
-    query
-        (query_heads, 1, head_dim).
-    blocks
-        Keys and values, (kv_heads, tokens, head_dim) in the stored type; empty ones are skipped.
-    scaling
-        Factor on inner products.
-
-    Returns
-    -------
-    (query_heads, 1, head_dim) in the query's type.
+    shape, layout
+        What is in a row.
+    block_rows
+        Rows that torch attends to at a time: what it widens stays in the processor's caches.
     """
-    wide = query.to(compute_type(query))
-    merge = SoftmaxMerge(wide, scaling)
-    for keys, values in blocks:
-        if keys.shape[1]:
-            merge.add_block(keys.to(wide.dtype), values.to(wide.dtype))
-    return merge.result().to(query.dtype)
 
+    def __init__(self, shape: ModelShape, layout: RowLayout, block_rows: int) -> None:
+        self._native = host_attention(shape)
+        self._layout = layout
+        self._block_rows = block_rows
 
-def cut(
-    keys: torch.Tensor, values: torch.Tensor, block_rows: int
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield keys and values, (kv_heads, tokens, head_dim), at most `block_rows` tokens at a time.
+    def attend(
+        self,
+        query: torch.Tensor,
+        batches: Iterable[Sequence[NDArray[np.uint8]]],
+        scaling: float,
+    ) -> torch.Tensor:
+        """Attend to batches of rows as if they were one.
 
-    Blocks that are widened to float32 then stay in the processor's caches.
-    """
-    for start in range(0, keys.shape[1], block_rows):
-        yield keys[:, start : start + block_rows], values[:, start : start + block_rows]
+        Parameters
+        ----------
+        query
+            (query_heads, 1, head_dim).
+        batches
+            Contiguous uint8 arrays (tokens, row_bytes), those of a batch there at once. Every batch
+            but the last has a multiple of 64 rows.
+        scaling
+            Factor on inner products.
+
+        Returns
+        -------
+        (query_heads, 1, head_dim) in the query's type.
+        """
+        if self._native is None or query.device.type != "cpu":
+            return self._with_torch(query, batches, scaling)
+        softmax = self._native.begin(query[:, 0], scaling)
+        for batch in batches:
+            places = [row_addresses(rows, np.arange(len(rows))) for rows in batch]
+            softmax.add([np.concatenate(places)])
+        return softmax.result()[:, None].to(query.dtype)
+
+    def _with_torch(
+        self,
+        query: torch.Tensor,
+        batches: Iterable[Sequence[NDArray[np.uint8]]],
+        scaling: float,
+    ) -> torch.Tensor:
+        # FP16 kernels are slow and coarse on a CPU.
+        kind = torch.float32 if query.dtype == torch.float16 else query.dtype
+        merge = SoftmaxMerge(query.to(kind), scaling)
+        for batch in batches:
+            for rows in batch:
+                for start in range(0, len(rows), self._block_rows):
+                    block = torch.from_numpy(rows[start : start + self._block_rows])
+                    keys, values = self._layout.keys(block), self._layout.values(block)
+                    merge.add_block(keys.transpose(0, 1).to(kind), values.transpose(0, 1).to(kind))
+        return merge.result().to(query.dtype)

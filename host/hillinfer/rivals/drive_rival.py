@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from hillinfer.rivals.block_attention import BlockAttention
 from hillinfer.rivals.drive_rows import DriveRows
 from hillinfer.rivals.rival import Rival
 from hillinfer.rivals.setup import RivalSetup
@@ -39,6 +40,7 @@ class DriveRival(Rival):
         self._tails = self.meter.buffer(size).reshape(setup.shape.layers, setup.batch, stride)
         self.spilled = [[0] * setup.batch for _ in range(setup.shape.layers)]
         self._stores: list[DriveRows] = []
+        self.attention = BlockAttention(setup.shape, self.layout, setup.block_rows)
         self.engine = open_engine(setup.io, setup.threads, DriveCalls())
         try:
             self.prepare()

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hillinfer.rivals.block_attention import attend_blocks, cut
 from hillinfer.rivals.block_stream import BlockStream
 from hillinfer.rivals.drive_rival import DriveRival
 from hillinfer.rivals.traffic import Traffic
@@ -54,7 +53,7 @@ class FullDrive(DriveRival):
 
     def attend(self, layer: int, row: int, query: torch.Tensor, scaling: float) -> torch.Tensor:
         """Attend to everything; see `Rival`."""
-        return attend_blocks(query, self._blocks(layer, row), scaling)
+        return self.attention.attend(query, self._batches(layer, row), scaling)
 
     def traffic(self) -> Traffic:
         """Return the totals, a block being read ahead included; see `Rival`."""
@@ -67,12 +66,9 @@ class FullDrive(DriveRival):
         super().close()
         self._held = np.empty((0, 0, 0, 0), np.uint8)
 
-    def _blocks(self, layer: int, row: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def _batches(self, layer: int, row: int) -> Iterator[list[NDArray[np.uint8]]]:
         held = min(self.spilled[layer][row], self.held_tokens)
-        yield from self._cut(self._held[layer, row, :held])
+        yield [self._held[layer, row, :held]]
         for rows in self.stream.blocks(layer, row):
-            yield from self._cut(rows)
-        yield from self._cut(self.tail(layer, row))
-
-    def _cut(self, rows: NDArray[np.uint8]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        return cut(*self.states(rows), self.setup.block_rows)
+            yield [rows]
+        yield [self.tail(layer, row)]

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from hillinfer.errors import BudgetError, ColdPoolError
-from hillinfer.rivals.block_attention import attend_blocks, cut
+from hillinfer.rivals.block_attention import BlockAttention
 from hillinfer.rivals.rival import Rival
 from hillinfer.rivals.setup import RivalSetup
 from hillinfer.storage.aligned_buffer import PAGE_BYTES, round_up
@@ -50,6 +50,7 @@ class FullSwap(Rival):
     def __init__(self, setup: RivalSetup) -> None:
         super().__init__(setup)
         self.row_bytes = setup.shape.row_bytes
+        self.attention = BlockAttention(setup.shape, self.layout, setup.block_rows)
         group_bytes = GROUP_TOKENS * self.row_bytes
         wanted = min(_WINDOW_BYTES, setup.budget_bytes // 16) // group_bytes
         self.window_tokens = max(1, wanted) * GROUP_TOKENS
@@ -112,7 +113,7 @@ class FullSwap(Rival):
 
     def attend(self, layer: int, row: int, query: torch.Tensor, scaling: float) -> torch.Tensor:
         """Attend to everything; see `Rival`."""
-        return attend_blocks(query, self._blocks(layer, row), scaling)
+        return self.attention.attend(query, self._batches(layer, row), scaling)
 
     def close(self) -> None:
         """Give memory and space back; see `Rival`."""
@@ -123,7 +124,7 @@ class FullSwap(Rival):
             self._map.close()
         self._file.close()
 
-    def _blocks(self, layer: int, row: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def _batches(self, layer: int, row: int) -> Iterator[list[NDArray[np.uint8]]]:
         length = self.lengths[layer][row]
         for first in range(0, length, self.window_tokens):
             last = min(first + self.window_tokens, length)
@@ -131,9 +132,7 @@ class FullSwap(Rival):
             if last < length:
                 # The kernel reads the next window while attention works on this one.
                 self._touch(layer, row, last)
-            rows = torch.from_numpy(self._rows[layer, row, first:last])
-            keys, values = self.layout.keys(rows), self.layout.values(rows)
-            yield from cut(keys.transpose(0, 1), values.transpose(0, 1), self.setup.block_rows)
+            yield [self._rows[layer, row, first:last]]
 
     def _byte(self, layer: int, row: int, token: int) -> int:
         region = int(self._rows.shape[2])

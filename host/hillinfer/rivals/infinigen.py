@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import ClassVar
@@ -12,7 +11,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hillinfer.rivals.block_attention import attend_blocks, cut
 from hillinfer.rivals.drive_rival import DriveRival
 from hillinfer.rivals.partial_keys import PartialKeys
 from hillinfer.rivals.pooled_rows import PooledRows
@@ -91,7 +89,7 @@ class InfiniGen(DriveRival):
         ahead = self._ahead.pop((layer, row), None)
         if ahead is None:
             ahead = self._submit(layer, row, query, scaling, length)
-        return attend_blocks(query, self._blocks(layer, row, ahead.result()), scaling)
+        return self.attention.attend(query, self._batches(layer, row, ahead.result()), scaling)
 
     def begin_step(self) -> None:
         """Forget predictions of a step that broke off; see `Rival`."""
@@ -139,15 +137,12 @@ class InfiniGen(DriveRival):
         into = self._selected[layer % 2, row, at : at + len(positions)]
         self.pool.fetch(layer, row, positions, into)
 
-    def _blocks(
-        self, layer: int, row: int, fetched: _Fetched
-    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def _batches(self, layer: int, row: int, fetched: _Fetched) -> list[list[NDArray[np.uint8]]]:
         spilled = self.spilled[layer][row]
         positions = fetched.positions
         there, cold = np.searchsorted(positions, [fetched.spilled, spilled])
         if cold > there:
             # A group left the tail after the prefetch had begun.
             self._worker.submit(self._read, layer, row, positions[there:cold], there).result()
-        rows = self._selected[layer % 2, row, :cold]
-        yield from cut(*self.states(rows), self.setup.block_rows)
-        yield self.states(self.tail(layer, row)[positions[cold:] - spilled])
+        warm = self.tail(layer, row)[positions[cold:] - spilled]
+        return [[self._selected[layer % 2, row, :cold], warm]]

@@ -4,13 +4,11 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hillinfer.rivals.block_attention import attend_blocks, cut
 from hillinfer.rivals.drive_rival import DriveRival
 from hillinfer.rivals.key_bounds import KeyBounds
 from hillinfer.rivals.pooled_rows import PooledRows
@@ -75,7 +73,8 @@ class PagedRival(DriveRival):
         pages = self._pages(layer, row, query, scaling)
         rows = self._selected[: len(pages)]
         self.pool.fetch(layer, row, pages, rows)
-        return attend_blocks(query, self._blocks(layer, row, rows), scaling)
+        batch = [rows.reshape(-1, self.row_bytes), self.tail(layer, row)]
+        return self.attention.attend(query, [batch], scaling)
 
     def close(self) -> None:
         """Give everything back; see `Rival`."""
@@ -95,12 +94,6 @@ class PagedRival(DriveRival):
         if wanted >= there:
             return np.arange(there)
         return self.best_pages(layer, row, query, scaling, wanted)
-
-    def _blocks(
-        self, layer: int, row: int, rows: NDArray[np.uint8]
-    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        yield from cut(*self.states(rows.reshape(-1, self.row_bytes)), self.setup.block_rows)
-        yield self.states(self.tail(layer, row))
 
 
 def top(scores: NDArray[np.float32], wanted: int) -> NDArray[np.int64]:

@@ -44,6 +44,14 @@ def test_attends_to_everything_while_groups_spill(cold_dir, io, share, shape):
         assert run.rival.spilled[0][0] == before + GROUP
 
 
+def test_without_the_native_library_torch_attends(cold_dir, monkeypatch):
+    run = make_run(cold_dir, block_rows=50)
+    with run.rival as rival:
+        monkeypatch.setattr(rival.attention, "_native", None)
+        for _ in range(3):
+            assert run.error(run.step()) < 1e-4
+
+
 @pytest.mark.parametrize(("layer", "row", "position"), [(0, 0, 128), (1, 1, 639), (1, 0, 300)])
 def test_a_bit_flipped_on_the_drive_is_seen(cold_dir, layer, row, position):
     run = make_run(cold_dir)

@@ -39,13 +39,13 @@ def noted_sets(run, monkeypatch):
     """The sets that the rival selects, by layer and sequence."""
     noted = {}
     rival = run.rival
-    blocks = rival._blocks
+    blocks = rival._batches
 
     def note(layer, row, fetched):
         noted[layer, row] = fetched.positions
         return blocks(layer, row, fetched)
 
-    monkeypatch.setattr(rival, "_blocks", note)
+    monkeypatch.setattr(rival, "_batches", note)
     return noted
 
 
