@@ -18,8 +18,8 @@ from hillinfer.storage.reads import Reads
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
 # What one read of a stretch takes; several are in flight.
-PIECE_BYTES = 512 * 1024
-SCATTER_BYTES = 4 * 1024 * 1024
+PIECE_BYTES = 256 * 1024
+SCATTER_BYTES = 2 * 1024 * 1024
 
 
 class DriveRows:
@@ -109,7 +109,7 @@ class DriveRows:
             out[places[batch.wanted]] = at_64[batch.row_offsets // 64]
 
     def scatter_buffer_bytes(self, unit_rows: int) -> int:
-        """Return the size of a buffer for `read_units`: 4 MiB, or what a sequence can need."""
+        """Return the size of a buffer for `read_units`: 2 MiB, or what a sequence can need."""
         unit = unit_rows * self.row_bytes
         everything = self.region_rows * self.row_bytes
         return max(min(SCATTER_BYTES, everything), round_up(unit, PAGE_BYTES)) + 2 * PAGE_BYTES

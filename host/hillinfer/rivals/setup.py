@@ -32,7 +32,7 @@ class RivalSetup:
     io
         How rows are read.
     block_rows
-        Rows that are attended to at a time.
+        Rows that torch scores, and without the native library attends to, at a time.
     threads
         Reads in flight without io_uring.
     kept_sinks, kept_recent
@@ -51,7 +51,7 @@ class RivalSetup:
     alpha: float
     cold_dir: Path
     io: IOChoice = IOChoice.AUTO
-    block_rows: int = 512
+    block_rows: int = 1024
     threads: int = 16
     kept_sinks: int = 4
     kept_recent: int = 32

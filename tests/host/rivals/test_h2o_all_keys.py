@@ -32,7 +32,7 @@ def fixed_bytes(setup):
     shape, half = setup.shape, half_bytes(setup.shape)
     region = -(-setup.context // 64) * 64
     tails = setup.units * pages((64 + setup.kept_recent) * shape.row_bytes)
-    scatter = max(min(4 << 20, region * half), pages(half)) + 2 * 4096
+    scatter = max(min(2 << 20, region * half), pages(half)) + 2 * 4096
     most = selected_count(setup.context, setup.alpha, setup.kept_tokens, None)
     return (
         tails

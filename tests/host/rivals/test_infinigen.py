@@ -30,7 +30,7 @@ def fixed_bytes(setup):
     partial = heads * (2 * setup.context * channels + 4 * shape.head_dim * channels)
     tails = setup.units * pages((64 + setup.kept_recent) * row)
     most = selected_count(setup.context, setup.alpha, setup.kept_tokens, None)
-    scatter = max(min(4 << 20, region * row), pages(row)) + 2 * 4096
+    scatter = max(min(2 << 20, region * row), pages(row)) + 2 * 4096
     logits = 4 * shape.query_heads * setup.context
     return partial + tails + 2 * setup.batch * most * row + scatter + logits
 

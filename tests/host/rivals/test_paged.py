@@ -32,7 +32,7 @@ def fixed_bytes(name, setup):
     )
     tails = setup.units * pages((64 + setup.kept_recent) * row)
     most = -(-selected_count(setup.context, setup.alpha, setup.kept_tokens, None) // 16)
-    scatter = max(min(4 << 20, region * row), pages(16 * row)) + 2 * 4096
+    scatter = max(min(2 << 20, region * row), pages(16 * row)) + 2 * 4096
     return bounds + tails + min(most, region // 16) * 16 * row + scatter
 
 

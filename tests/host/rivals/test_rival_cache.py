@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A rival as an attached model's cache gives the tokens of the ordinary cache."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from rival_cases import make_setup
@@ -13,10 +11,10 @@ import hillinfer
 from hillinfer.errors import CacheUseError, UnsupportedFeatureError
 from hillinfer.hf.rival_cache import RivalCache
 from hillinfer.model_shape import ModelShape
+from hillinfer.rivals.full_memory import FullMemory
 from hillinfer.rivals.table import RIVALS, make_rival
 
 PROMPT, STEPS = 150, 8
-EXACT = ("full-memory",)
 
 
 def decode(model, cache, first, steps=STEPS):
@@ -65,10 +63,11 @@ def test_everything_selected_decodes_as_the_ordinary_cache(name, prefilled, cold
 
 
 @torch.no_grad()
-def test_another_token_changes_the_logits(prefilled, cold_dir):
+def test_another_token_changes_the_logits(prefilled, cold_dir, monkeypatch):
+    monkeypatch.setattr(FullMemory, "_fastest", lambda self, makers: "sdpa over float32")
     model, _, first, (_, logits) = prefilled
     cache = filled("full-memory", prefilled, cold_dir)
-    cache.rival._values[0, 0, 0, 7] += 40
+    cache.rival.cache.values[0, 0, 0, 7] += 40
     with hillinfer.attach(model):
         _, found = decode(model, cache, first)
     assert (found - logits).abs().max() > 0.05
@@ -106,10 +105,13 @@ def test_a_broken_forward_pass_ends_the_cache(prefilled, cold_dir, monkeypatch):
             model(first, past_key_values=cache)
 
 
-def test_a_rival_of_another_type_rounds_what_it_is_given(prefilled, cold_dir):
+def test_a_rival_of_another_type_rounds_what_it_is_given(prefilled, cold_dir, monkeypatch):
     model, states, *_ = prefilled
-    shape = replace(ModelShape.from_config(model.config, model.dtype))
+    monkeypatch.setattr(FullMemory, "_fastest", lambda self, makers: "sdpa over float16")
+    shape = ModelShape.from_config(model.config, model.dtype)
     cache = RivalCache(make_rival("full-memory", make_setup(cold_dir, shape, context=400)))
-    cache.fill(0, 0, *(part[0] for part in states[0]))
-    assert cache.rival._keys.dtype in (torch.float16, torch.float32)
-    assert torch.equal(cache.rival._keys[0, 0, :, :PROMPT].half(), states[0][0][0].half())
+    keys, values = (part[0] for part in states[0])
+    cache.fill(0, 0, keys, values)
+    assert keys.dtype == torch.float32
+    assert torch.equal(cache.rival.cache.keys[0, 0, :, :PROMPT], keys.half())
+    assert torch.equal(cache.rival.cache.values[0, 0, :, :PROMPT], values.half())
