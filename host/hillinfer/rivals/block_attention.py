@@ -15,6 +15,14 @@ from hillinfer.model_shape import ModelShape
 from hillinfer.native.addresses import row_addresses
 from hillinfer.storage.row_layout import RowLayout
 
+# A contiguous uint8 array (any, row_bytes), and which of its rows, int64.
+Part = tuple[NDArray[np.uint8], NDArray[np.int64]]
+
+
+def whole(rows: NDArray[np.uint8]) -> Part:
+    """Return all rows of an array as a part of a batch."""
+    return rows, np.arange(len(rows))
+
 
 class BlockAttention:
     """Attends to rows where they lie with the native library, or block by block with torch.
@@ -35,7 +43,7 @@ class BlockAttention:
     def attend(
         self,
         query: torch.Tensor,
-        batches: Iterable[Sequence[NDArray[np.uint8]]],
+        batches: Iterable[Sequence[Part]],
         scaling: float,
     ) -> torch.Tensor:
         """Attend to batches of rows as if they were one.
@@ -45,8 +53,7 @@ class BlockAttention:
         query
             (query_heads, 1, head_dim).
         batches
-            Contiguous uint8 arrays (tokens, row_bytes), those of a batch there at once. Every batch
-            but the last has a multiple of 64 rows.
+            Parts that are there at once. Every batch but the last has a multiple of 64 rows.
         scaling
             Factor on inner products.
 
@@ -58,23 +65,23 @@ class BlockAttention:
             return self._with_torch(query, batches, scaling)
         softmax = self._native.begin(query[:, 0], scaling)
         for batch in batches:
-            places = [row_addresses(rows, np.arange(len(rows))) for rows in batch]
+            places = [row_addresses(*part) for part in batch]
             softmax.add([np.concatenate(places)])
         return softmax.result()[:, None].to(query.dtype)
 
     def _with_torch(
         self,
         query: torch.Tensor,
-        batches: Iterable[Sequence[NDArray[np.uint8]]],
+        batches: Iterable[Sequence[Part]],
         scaling: float,
     ) -> torch.Tensor:
         # FP16 kernels are slow and coarse on a CPU.
         kind = torch.float32 if query.dtype == torch.float16 else query.dtype
         merge = SoftmaxMerge(query.to(kind), scaling)
         for batch in batches:
-            for rows in batch:
-                for start in range(0, len(rows), self._block_rows):
-                    block = torch.from_numpy(rows[start : start + self._block_rows])
+            for rows, chosen in batch:
+                for start in range(0, len(chosen), self._block_rows):
+                    block = torch.from_numpy(rows[chosen[start : start + self._block_rows]])
                     keys, values = self._layout.keys(block), self._layout.values(block)
                     merge.add_block(keys.transpose(0, 1).to(kind), values.transpose(0, 1).to(kind))
         return merge.result().to(query.dtype)

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from hillinfer.rivals.block_attention import Part, whole
 from hillinfer.rivals.block_stream import BlockStream
 from hillinfer.rivals.drive_rival import DriveRival
 from hillinfer.rivals.traffic import Traffic
@@ -66,9 +67,9 @@ class FullDrive(DriveRival):
         super().close()
         self._held = np.empty((0, 0, 0, 0), np.uint8)
 
-    def _batches(self, layer: int, row: int) -> Iterator[list[NDArray[np.uint8]]]:
+    def _batches(self, layer: int, row: int) -> Iterator[list[Part]]:
         held = min(self.spilled[layer][row], self.held_tokens)
-        yield [self._held[layer, row, :held]]
+        yield [whole(self._held[layer, row, :held])]
         for rows in self.stream.blocks(layer, row):
-            yield [rows]
-        yield [self.tail(layer, row)]
+            yield [whole(rows)]
+        yield [whole(self.tail(layer, row))]

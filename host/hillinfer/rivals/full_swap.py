@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from hillinfer.errors import BudgetError, ColdPoolError
-from hillinfer.rivals.block_attention import BlockAttention
+from hillinfer.rivals.block_attention import BlockAttention, Part, whole
 from hillinfer.rivals.rival import Rival
 from hillinfer.rivals.setup import RivalSetup
 from hillinfer.storage.aligned_buffer import PAGE_BYTES, round_up
@@ -124,7 +124,7 @@ class FullSwap(Rival):
             self._map.close()
         self._file.close()
 
-    def _batches(self, layer: int, row: int) -> Iterator[list[NDArray[np.uint8]]]:
+    def _batches(self, layer: int, row: int) -> Iterator[list[Part]]:
         length = self.lengths[layer][row]
         for first in range(0, length, self.window_tokens):
             last = min(first + self.window_tokens, length)
@@ -132,7 +132,7 @@ class FullSwap(Rival):
             if last < length:
                 # The kernel reads the next window while attention works on this one.
                 self._touch(layer, row, last)
-            yield [self._rows[layer, row, first:last]]
+            yield [whole(self._rows[layer, row, first:last])]
 
     def _byte(self, layer: int, row: int, token: int) -> int:
         region = int(self._rows.shape[2])

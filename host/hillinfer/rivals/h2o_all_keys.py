@@ -80,14 +80,14 @@ class H2OAllKeys(DriveRival):
             at += len(rows)
         positions = best_tokens(self.setup, summed_weights(logits))
         cold = positions[positions < spilled]
-        rows = self._selected[: len(cold)]
-        self.pool.fetch(layer, row, cold, rows)
+        fetched = self.pool.fetch(layer, row, cold, self._selected)
         warm = self.tail(layer, row)[positions[len(cold) :] - spilled]
-        parts = [
-            self.layout.keys(torch.from_numpy(rows)),
-            self.layout.values(torch.from_numpy(warm)),
-        ]
-        return self._weighted(query, logits[:, torch.from_numpy(positions)], parts)
+        # Values lie alone on the drive, where a row's keys would.
+        halves = [fetched.pool[fetched.rows], fetched.read]
+        parts = [self.layout.keys(torch.from_numpy(half)) for half in halves if len(half)]
+        parts.append(self.layout.values(torch.from_numpy(warm)))
+        order = np.concatenate([cold[fetched.order], positions[len(cold) :]])
+        return self._weighted(query, logits[:, torch.from_numpy(order)], parts)
 
     def traffic(self) -> Traffic:
         """Return the totals, a block being read ahead included; see `Rival`."""

@@ -11,19 +11,21 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from hillinfer.rivals.block_attention import Part, whole
 from hillinfer.rivals.drive_rival import DriveRival
 from hillinfer.rivals.partial_keys import PartialKeys
-from hillinfer.rivals.pooled_rows import PooledRows
+from hillinfer.rivals.pooled_rows import Fetched, PooledRows
 from hillinfer.rivals.selection import best_tokens, count, summed_weights
 from hillinfer.rivals.traffic import Traffic
 
 
 @dataclass(frozen=True)
-class _Fetched:
-    """Selected tokens; of those below `spilled`, the rows are in the layer's buffer."""
+class _Prefetched:
+    """Selected tokens, and where the rows of those below `spilled` are."""
 
     positions: NDArray[np.int64]
     spilled: int
+    fetched: Fetched
 
 
 class InfiniGen(DriveRival):
@@ -54,7 +56,7 @@ class InfiniGen(DriveRival):
         self.pool = PooledRows(setup, self.rows, 1, self.meter)
         self.pool.take_pool(self.meter.free_bytes)
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="hillinfer-rival")
-        self._ahead: dict[tuple[int, int], Future[_Fetched]] = {}
+        self._ahead: dict[tuple[int, int], Future[_Prefetched]] = {}
 
     def describe(self) -> str:
         """Return what partial keys keep and what the pool holds."""
@@ -118,31 +120,33 @@ class InfiniGen(DriveRival):
 
     def _submit(
         self, layer: int, row: int, query: torch.Tensor, scaling: float, length: int
-    ) -> Future[_Fetched]:
+    ) -> Future[_Prefetched]:
         known = min(length, self.lengths[layer][row])
         spilled = self.spilled[layer][row]
 
-        def fetch() -> _Fetched:
+        def fetch() -> _Prefetched:
             logits = self._logits[:, :known]
             self.partial.logits(layer, row, query, scaling, logits)
             scores = np.zeros(length, np.float32)
             scores[:known] = summed_weights(logits)
             positions = best_tokens(self.setup, scores)
-            self._read(layer, row, positions[positions < spilled], 0)
-            return _Fetched(positions, spilled)
+            fetched = self._read(layer, row, positions[positions < spilled], 0)
+            return _Prefetched(positions, spilled, fetched)
 
         return self._worker.submit(fetch)
 
-    def _read(self, layer: int, row: int, positions: NDArray[np.int64], at: int) -> None:
-        into = self._selected[layer % 2, row, at : at + len(positions)]
-        self.pool.fetch(layer, row, positions, into)
+    def _read(self, layer: int, row: int, positions: NDArray[np.int64], at: int) -> Fetched:
+        return self.pool.fetch(layer, row, positions, self._selected[layer % 2, row, at:])
 
-    def _batches(self, layer: int, row: int, fetched: _Fetched) -> list[list[NDArray[np.uint8]]]:
+    def _batches(self, layer: int, row: int, ahead: _Prefetched) -> list[list[Part]]:
         spilled = self.spilled[layer][row]
-        positions = fetched.positions
-        there, cold = np.searchsorted(positions, [fetched.spilled, spilled])
+        positions, parts = ahead.positions, ahead.fetched.parts
+        there, cold = np.searchsorted(positions, [ahead.spilled, spilled])
         if cold > there:
             # A group left the tail after the prefetch had begun.
-            self._worker.submit(self._read, layer, row, positions[there:cold], there).result()
+            # What is read for it may take the pool's slots.
+            parts = [whole(rows[chosen]) for rows, chosen in parts]
+            late = self._worker.submit(self._read, layer, row, positions[there:cold], there)
+            parts += late.result().parts
         warm = self.tail(layer, row)[positions[cold:] - spilled]
-        return [[self._selected[layer % 2, row, :cold], warm]]
+        return [[*parts, whole(warm)]]

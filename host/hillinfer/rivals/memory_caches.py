@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from hillinfer.attention.kernels import attend_block
-from hillinfer.rivals.block_attention import BlockAttention
+from hillinfer.rivals.block_attention import BlockAttention, whole
 from hillinfer.rivals.meter import Meter
 from hillinfer.rivals.setup import RivalSetup
 from hillinfer.storage.row_layout import RowLayout
@@ -105,7 +105,7 @@ class RowCache:
         self, layer: int, row: int, length: int, query: torch.Tensor, scaling: float
     ) -> torch.Tensor:
         """Attend natively; see `MemoryCache`."""
-        return self._attention.attend(query, [[self.rows[layer, row, :length]]], scaling)
+        return self._attention.attend(query, [[whole(self.rows[layer, row, :length])]], scaling)
 
 
 def _sdpa(

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from hillinfer.rivals.block_attention import whole
 from hillinfer.rivals.drive_rival import DriveRival
 from hillinfer.rivals.key_bounds import KeyBounds
 from hillinfer.rivals.pooled_rows import PooledRows
@@ -71,9 +72,8 @@ class PagedRival(DriveRival):
     def attend(self, layer: int, row: int, query: torch.Tensor, scaling: float) -> torch.Tensor:
         """Fetch the best pages and attend to them and the tail; see `Rival`."""
         pages = self._pages(layer, row, query, scaling)
-        rows = self._selected[: len(pages)]
-        self.pool.fetch(layer, row, pages, rows)
-        batch = [rows.reshape(-1, self.row_bytes), self.tail(layer, row)]
+        fetched = self.pool.fetch(layer, row, pages, self._selected)
+        batch = [*fetched.parts, whole(self.tail(layer, row))]
         return self.attention.attend(query, [batch], scaling)
 
     def close(self) -> None:

@@ -3,17 +3,46 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hillinfer.rivals.block_attention import Part, whole
 from hillinfer.rivals.drive_rows import DriveRows
 from hillinfer.rivals.meter import Meter
 from hillinfer.rivals.setup import RivalSetup
 
 # A unit's slot; a slot's unit and when it was used.
 _UNIT_BYTES, _SLOT_BYTES = 4, 4 + 8
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """Where fetched units are: those found in the pool first, then those read.
+
+    Parameters
+    ----------
+    order
+        Index of each, in this order, in the units asked for.
+    pool
+        uint8 (rows, row_bytes), the pool of the layer and sequence.
+    rows
+        Which rows of it were asked for, int64.
+    read
+        uint8 (rows, row_bytes), what was read.
+    """
+
+    order: NDArray[np.int64]
+    pool: NDArray[np.uint8]
+    rows: NDArray[np.int64]
+    read: NDArray[np.uint8]
+
+    @property
+    def parts(self) -> list[Part]:
+        """The rows as parts of a batch to attend to."""
+        return [(self.pool, self.rows), whole(self.read)]
 
 
 class PooledRows:
@@ -63,8 +92,10 @@ class PooledRows:
             _UNIT_BYTES * self.units + slots * (self.unit_bytes + _SLOT_BYTES)
         )
 
-    def fetch(self, layer: int, row: int, units: NDArray[np.int64], out: NDArray[np.uint8]) -> None:
-        """Bring units together.
+    def fetch(
+        self, layer: int, row: int, units: NDArray[np.int64], out: NDArray[np.uint8]
+    ) -> Fetched:
+        """Find units in the pool and read the others, which are in the pool afterwards.
 
         Parameters
         ----------
@@ -73,28 +104,46 @@ class PooledRows:
         units
             int64 numbers, each once.
         out
-            uint8 of shape (units, unit_bytes): units in the order given.
+            uint8 of shape (units or more, unit_bytes), for those that are read.
+
+        Returns
+        -------
+        Where they all are, until the next call for this layer and sequence or with this `out`.
         """
-        if not self.slots:
-            self._rows.read_units(layer, row, units, out, np.arange(len(units)), self._buffer)
-            return
         place, used = self._place[layer, row], self._used[layer, row]
-        slots = place[units]
+        slots = place[units] if self.slots else np.full(len(units), -1)
         hits, misses = np.flatnonzero(slots >= 0), np.flatnonzero(slots < 0)
-        out[hits] = self._data[layer, row, slots[hits]]
-        used[slots[hits]] = self._ticks(len(hits))
+        read = out[: len(misses)]
+        found = Fetched(
+            np.concatenate([hits, misses]),
+            self._data[layer, row].reshape(-1, self._rows.row_bytes),
+            self._rows_of(slots[hits]),
+            read.reshape(-1, self._rows.row_bytes),
+        )
+        if self.slots:
+            used[slots[hits]] = self._ticks(len(hits))
         if not len(misses):
-            return
-        self._rows.read_units(layer, row, units[misses], out, misses, self._buffer)
-        # Where they do not all fit, the last ones stay: those of the newest tokens.
-        come = misses[-self.slots :]
-        victims = np.argpartition(used, len(come) - 1)[: len(come)]
-        owner = self._owner[layer, row]
-        gone = owner[victims]
-        place[gone[gone >= 0]] = -1
-        owner[victims], place[units[come]] = units[come], victims
-        used[victims] = self._ticks(len(come))
-        self._data[layer, row, victims] = out[come]
+            return found
+        self._rows.read_units(layer, row, units[misses], read, np.arange(len(misses)), self._buffer)
+        # What was found must stay where it is. Where not all of the others fit, the last ones
+        # stay: those of the newest tokens.
+        room = min(self.slots - len(hits), len(misses))
+        if room:
+            come = units[misses[-room:]]
+            victims = np.argpartition(used, room - 1)[:room]
+            owner = self._owner[layer, row]
+            gone = owner[victims]
+            place[gone[gone >= 0]] = -1
+            owner[victims], place[come] = come, victims
+            used[victims] = self._ticks(room)
+            self._data[layer, row, victims] = read[-room:]
+        return found
+
+    def _rows_of(self, slots: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
+        """Return the rows of slots, in a pool seen as rows."""
+        per_unit = self.unit_bytes // self._rows.row_bytes
+        rows: NDArray[np.int64] = slots.astype(np.int64)[:, None] * per_unit + np.arange(per_unit)
+        return rows.reshape(-1)
 
     def close(self) -> None:
         """Give the memory back; the meter's owner counts it."""

@@ -16,10 +16,12 @@ class ReferencePool:
     def misses(self, units):
         """Return the units that are not there; all of them are there afterwards, if they fit."""
         missing = [unit for unit in units if unit not in self.held]
+        # What was found stays until it was attended to.
+        room = self.slots - (len(units) - len(missing))
         for unit in units:
             if unit in self.held:
                 self.held.move_to_end(unit)
-        for unit in missing[-self.slots :] if self.slots else []:
+        for unit in missing[-room:] if room else []:
             if len(self.held) == self.slots:
                 self.held.popitem(last=False)
             self.held[unit] = None

@@ -39,11 +39,11 @@ def noted_sets(run, monkeypatch):
     """The sets that the rival selects, by layer and sequence."""
     noted = {}
     rival = run.rival
-    blocks = rival._batches
+    batches = rival._batches
 
-    def note(layer, row, fetched):
-        noted[layer, row] = fetched.positions
-        return blocks(layer, row, fetched)
+    def note(layer, row, ahead):
+        noted[layer, row] = ahead.positions
+        return batches(layer, row, ahead)
 
     monkeypatch.setattr(rival, "_batches", note)
     return noted
