@@ -98,6 +98,17 @@ def test_attends_to_the_best_pages_and_the_tail(cold_dir, name, alpha):
                 assert (found[unit].double() - run.exact(*unit)).abs().max() > 1e-3
 
 
+def test_without_the_native_library_torch_attends(cold_dir, name, monkeypatch):
+    run = Run(name, make_setup(cold_dir, context=1500, block_rows=50), 1400)
+    with run.rival as rival:
+        monkeypatch.setattr(rival.attention, "_native", None)
+        for _ in range(3):
+            found = run.step()
+            for unit in run.units():
+                exact = run.exact(*unit, visible(run, expected_pages(name, run, *unit)))
+                assert (found[unit].double() - exact).abs().max() < 1e-4
+
+
 def test_leoam_and_quest_do_not_select_alike(cold_dir):
     run = Run("quest", make_setup(cold_dir, alpha=0.2, context=1500), 1400)
     with run.rival:
