@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from hillinfer.rivals.block_stream import BlockStream
 from hillinfer.rivals.drive_rival import DriveRival
 from hillinfer.rivals.pooled_rows import PooledRows
-from hillinfer.rivals.selection import best_tokens, count, head_logits, summed_weights
+from hillinfer.rivals.selection import best_tokens, count, head_logits, replayed, summed_weights
 from hillinfer.rivals.traffic import Traffic
 from hillinfer.storage.aligned_buffer import PAGE_BYTES, round_up
 from hillinfer_model.kernel_spec import GROUP_TOKENS
@@ -79,6 +79,7 @@ class H2OAllKeys(DriveRival):
             head_logits(query, keys, scaling, logits[:, at : at + len(rows)])
             at += len(rows)
         positions = best_tokens(self.setup, summed_weights(logits))
+        positions = replayed(self.setup, layer, row, length, positions)
         cold = positions[positions < spilled]
         fetched = self.pool.fetch(layer, row, cold, self._selected)
         warm = self.tail(layer, row)[positions[len(cold) :] - spilled]

@@ -15,7 +15,7 @@ from hillinfer.rivals.block_attention import Part, whole
 from hillinfer.rivals.drive_rival import DriveRival
 from hillinfer.rivals.partial_keys import PartialKeys
 from hillinfer.rivals.pooled_rows import Fetched, PooledRows
-from hillinfer.rivals.selection import best_tokens, count, summed_weights
+from hillinfer.rivals.selection import best_tokens, count, replayed, summed_weights
 from hillinfer.rivals.traffic import Traffic
 
 
@@ -130,6 +130,7 @@ class InfiniGen(DriveRival):
             scores = np.zeros(length, np.float32)
             scores[:known] = summed_weights(logits)
             positions = best_tokens(self.setup, scores)
+            positions = replayed(self.setup, layer, row, length, positions)
             fetched = self._read(layer, row, positions[positions < spilled], 0)
             return _Prefetched(positions, spilled, fetched)
 

@@ -13,7 +13,7 @@ from hillinfer.rivals.block_attention import whole
 from hillinfer.rivals.drive_rival import DriveRival
 from hillinfer.rivals.key_bounds import KeyBounds
 from hillinfer.rivals.pooled_rows import PooledRows
-from hillinfer.rivals.selection import count
+from hillinfer.rivals.selection import count, replayed_pages
 
 PAGE_TOKENS = 16
 
@@ -93,7 +93,8 @@ class PagedRival(DriveRival):
         wanted = max(1, -(-(count(self.setup, length) - (length - spilled)) // PAGE_TOKENS))
         if wanted >= there:
             return np.arange(there)
-        return self.best_pages(layer, row, query, scaling, wanted)
+        best = self.best_pages(layer, row, query, scaling, wanted)
+        return replayed_pages(self.setup, layer, row, length, PAGE_TOKENS, there, best)
 
 
 def top(scores: NDArray[np.float32], wanted: int) -> NDArray[np.int64]:

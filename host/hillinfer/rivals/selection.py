@@ -65,3 +65,40 @@ def summed_weights(logits: torch.Tensor) -> NDArray[np.float32]:
     """Return the attention weights of each token, summed over heads; logits (heads, tokens)."""
     weights: NDArray[np.float32] = torch.softmax(logits, -1).sum(0).numpy()
     return weights
+
+
+def replayed(
+    setup: RivalSetup, layer: int, row: int, length: int, positions: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Return what a benchmark has this layer select in place of `positions`, or these."""
+    return positions if setup.selections is None else setup.selections(layer, row, length)
+
+
+def replayed_pages(
+    setup: RivalSetup,
+    layer: int,
+    row: int,
+    length: int,
+    page_tokens: int,
+    there: int,
+    pages: NDArray[np.int64],
+) -> NDArray[np.int64]:
+    """Return in place of `pages` as many that hold the most tokens of a benchmark's selection.
+
+    Parameters
+    ----------
+    setup, layer, row, length
+        As for `replayed`.
+    page_tokens, there
+        Tokens of a page, and pages to choose from; the first is always chosen.
+    pages
+        Numbers of pages that the rival selected, int64 ascending.
+    """
+    if setup.selections is None:
+        return pages
+    positions = setup.selections(layer, row, length)
+    held = np.bincount(positions // page_tokens, minlength=there)[:there]
+    held[0] = page_tokens + 1
+    # Among equals the newer page.
+    order = np.lexsort((-np.arange(there), -held))
+    return np.sort(order[: len(pages)])

@@ -3,8 +3,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
 
 from hillinfer.errors import SettingsError
 from hillinfer.model_shape import ModelShape
@@ -37,6 +41,10 @@ class RivalSetup:
         Reads in flight without io_uring.
     kept_sinks, kept_recent
         Tokens that are always selected: the first and the most recent ones.
+    selections
+        For benchmarks on random weights: which positions a rival that selects attends to, int64
+        ascending, by layer, row and length. It ranks as ever and then takes these in place of its
+        own. None where it selects by itself.
 
     Raises
     ------
@@ -55,6 +63,7 @@ class RivalSetup:
     threads: int = 16
     kept_sinks: int = 4
     kept_recent: int = 32
+    selections: Callable[[int, int, int], NDArray[np.int64]] | None = None
 
     def __post_init__(self) -> None:
         for name in ("batch", "context", "block_rows", "threads", "kept_recent"):
