@@ -19,10 +19,13 @@ FREQUENCY ?= 300
 # Who emulates the card of `make hw_emu`: vitis, own, or auto: Vitis where v++ is on PATH.
 EMULATOR ?= auto
 
+# What `make bench` measures: quick, goals or full.
+PLAN ?= goals
+
 QUESTION ?= Which statement makes the listed identifiers be interpreted as globals?
 
 .DEFAULT_GOAL := help
-.PHONY: help setup scorer pyxrt xrt model run test test-kernels test-fast lint format quality pools faults drive space prefill csim cocotb formal synth hw_emu bitstream pynq-env doctor clean beta projections peers
+.PHONY: help setup scorer pyxrt xrt model run test test-kernels test-fast lint format quality pools faults drive space prefill csim cocotb formal synth hw_emu bitstream pynq-env doctor clean beta projections peers bench
 
 help: ## List every target
 	@awk -F ':.*## ' '/^[a-z_-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -65,6 +68,12 @@ quality: model ## Compare selection rules and shadows with the full cache (a qua
 
 pools: model ## Replay selections of the real model with every pool policy (eight minutes)
 	$(BIN)/hillinfer pools --out $(BUILD)/reports/pools.json
+
+bench: model ## Measure decode beside rivals in one run (ten minutes; PLAN=quick, goals or full)
+	-$(BIN)/python tools/scorer_bench.py --out $(BUILD)/reports/scorer.json
+	-OMP_NUM_THREADS=1 $(BIN)/python tools/drive_bench.py --out $(BUILD)/reports/drive.json \
+		--drive $(BUILD)/drive
+	$(BIN)/hillinfer bench --plan $(PLAN) --out $(BUILD)/reports/bench.json
 
 faults: $(VENV)/installed ## Let every I/O call fail and kill 200 processes; no token may be wrong (minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python tools/faults.py --out $(BUILD)/reports/faults.json \

@@ -102,6 +102,8 @@ class Runtime:
         Called once, before the first shadow goes to the drive.
     scorer
         Executes the scoring contract; that of the settings' device where None.
+    evaluate
+        Makes what selects tokens with that scorer; benchmarks give one that replays selections.
 
     Raises
     ------
@@ -123,6 +125,7 @@ class Runtime:
         base: StoredBase | None = None,
         announce_streaming: Callable[[], None] = _unannounced,
         scorer: Scorer | None = None,
+        evaluate: Callable[[Scorer, Settings], ImportanceEvaluation] = ImportanceEvaluation,
     ) -> None:
         self.shape = shape
         self.settings = settings
@@ -221,7 +224,7 @@ class Runtime:
         states = RowStates(self.layout, self.counters)
         self._dense = DenseAttention(self._reader, states, settings.block_rows, self.recorder)
         self._attention = RowAttention(self._reader, states, host_attention(shape), self.recorder)
-        self._evaluation = ImportanceEvaluation(scorer, settings)
+        self._evaluation = evaluate(scorer, settings)
         self._pipeline = PrefetchPipeline(self._reader, torch.get_num_threads())
         # Shadows are coded and scored by one thread at a time.
         self._scoring = threading.Lock()

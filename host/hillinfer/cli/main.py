@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import typer
 
+from hillinfer.cli.bench import bench
 from hillinfer.cli.console import shown_warnings
 from hillinfer.cli.doctor import doctor
 from hillinfer.cli.fetch import fetch
@@ -41,6 +42,7 @@ app.command()(pools)
 app.command()(pool_picture)
 app.command()(trace_picture)
 app.command()(specs)
+app.command()(bench)
 
 
 @app.callback(invoke_without_command=True)

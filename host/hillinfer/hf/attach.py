@@ -26,6 +26,7 @@ from hillinfer.errors import (
     UnsupportedFeatureError,
 )
 from hillinfer.hf import attention
+from hillinfer.hf.attached_cache import AttachedCache
 from hillinfer.hf.cache import HillInferCache
 from hillinfer.hf.features import check_model, check_uses_interface, check_versions
 from hillinfer.hf.predictors.table import predictor_of
@@ -72,8 +73,8 @@ def _warn_of_streaming(segment_bytes: int) -> None:
 class Attachment:
     """HillInfer on one model; a context manager that takes it off at the end.
 
-    While attached, a forward pass with a `HillInferCache` goes through HillInfer; with any other
-    cache it computes what it always did.
+    While attached, a forward pass with a `HillInferCache` (or a `RivalCache`) goes through it; with
+    any other cache the model computes what it always did.
 
     Parameters
     ----------
@@ -287,7 +288,7 @@ def _before_forward(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict
     attention.own_forward.set(False)
     arguments = _named(module, args, kwargs)
     cache = arguments.get("past_key_values")
-    if not isinstance(cache, HillInferCache):
+    if not isinstance(cache, AttachedCache):
         return
     if module.training:
         raise UnsupportedFeatureError(
@@ -318,7 +319,7 @@ def _after_forward(
     attention.own_forward.set(False)
     cache = _named(module, args, kwargs).get("past_key_values")
     # Nothing comes out of a forward pass that raised; the cache then forgets what it brought.
-    if isinstance(cache, HillInferCache) and output is not None:
+    if isinstance(cache, AttachedCache) and output is not None:
         cache.end_forward()
 
 
@@ -337,7 +338,7 @@ def _guarded(generate: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(generate)
     def guarded(*args: Any, **kwargs: Any) -> Any:
         cache = kwargs.get("past_key_values")
-        if isinstance(cache, HillInferCache):
+        if isinstance(cache, AttachedCache):
             ids = kwargs.get("input_ids", kwargs.get("inputs", args[0] if args else None))
             if ids is not None:
                 cache.check_continues(ids, kwargs.get("attention_mask"))

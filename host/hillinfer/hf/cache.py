@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers.cache_utils import Cache
 
 from hillinfer.errors import CacheUseError, UnsupportedFeatureError
+from hillinfer.hf.attached_cache import AttachedCache
 from hillinfer.hf.batch import Batch
 from hillinfer.hf.forward_plan import ForwardPlan
 from hillinfer.hf.layer import HillInferLayer
 from hillinfer.hf.runtime_users import RuntimeUsers
 from hillinfer.prompt import PromptForm
+from hillinfer.query_source import QuerySource
 from hillinfer.runtime import Runtime
 from hillinfer.sessions.model_identity import ModelIdentity
 from hillinfer.sessions.saving import SavedBytes, SessionOrigin
@@ -24,7 +25,7 @@ from hillinfer.storage.sequence import Sequence
 from hillinfer.timeline.forward_spans import ForwardSpans
 
 
-class HillInferCache(Cache):  # type: ignore[misc]
+class HillInferCache(AttachedCache):
     """Keys and values of a batch of sequences, on a drive and partly in DRAM.
 
     Pass it as `past_key_values` to an attached model, to `generate` or to forward calls of your
@@ -145,6 +146,27 @@ class HillInferCache(Cache):  # type: ignore[misc]
         # Whoever detaches it closes: a cache is closed or dropped, once.
         if self._closer.detach() is not None:
             self._users.leave(self._batch)
+
+    def fill(self, ids: torch.Tensor, keys: list[torch.Tensor], values: list[torch.Tensor]) -> None:
+        """Take tokens whose keys and values are known, without a forward pass.
+
+        Nothing attends, so no query of theirs counts as a first hit of the pools.
+
+        Parameters
+        ----------
+        ids
+            (batch, tokens).
+        keys, values
+            One tensor per layer, (batch, kv_heads, tokens, head_dim).
+        """
+        self.begin_forward(ids, None)
+        assert self._plan is not None
+        for layer, states in enumerate(zip(keys, values, strict=True)):
+            self.store(layer, *states)
+            fresh = self._fresh.pop(layer)
+            for share, (stored, _) in zip(self._plan.shares, fresh, strict=True):
+                self._runtime.code_full_segments(layer, share.sequence, stored)
+        self.end_forward()
 
     # --- what transformers calls -----------------------------------------------------------
 
@@ -274,6 +296,11 @@ class HillInferCache(Cache):  # type: ignore[misc]
             fresh.append((rounded[0], rounded[1]))
         self._fresh[layer] = fresh
         self._index_lengths[layer] += plan.tokens
+
+    @property
+    def takes_predictions(self) -> bool:
+        """Whether the settings leave it open that queries are predicted."""
+        return self._runtime.settings.query is not QuerySource.TRUE
 
     def announce(self, layer: int, query: torch.Tensor, scaling: float) -> None:
         """Let every sequence select for a layer before the layer's own turn.

@@ -10,7 +10,7 @@ import torch
 from transformers.cache_utils import CacheLayerMixin
 
 if TYPE_CHECKING:
-    from hillinfer.hf.cache import HillInferCache
+    from hillinfer.hf.attached_cache import AttachedCache
 
 
 class HillInferLayer(CacheLayerMixin):  # type: ignore[misc]
@@ -31,14 +31,14 @@ class HillInferLayer(CacheLayerMixin):  # type: ignore[misc]
     is_compileable = False
     is_croppable = False
 
-    def __init__(self, cache: HillInferCache, layer: int) -> None:
+    def __init__(self, cache: AttachedCache, layer: int) -> None:
         super().__init__()
         # Without a cycle the cache and its space on the drive go when the last user drops it.
         self._cache = weakref.ref(cache)
         self.layer = layer
 
     @property
-    def cache(self) -> HillInferCache:
+    def cache(self) -> AttachedCache:
         """The cache this layer is part of."""
         cache = self._cache()
         assert cache is not None, "a layer is only used through its cache"
@@ -70,7 +70,7 @@ class HillInferLayer(CacheLayerMixin):  # type: ignore[misc]
         return -1
 
     def reset(self) -> None:
-        """Do nothing: `HillInferCache.reset` clears all layers at once."""
+        """Do nothing: the cache's own `reset` clears all layers at once."""
 
     def offload(self) -> None:
         """Do nothing: rows are on the drive already."""
@@ -79,5 +79,5 @@ class HillInferLayer(CacheLayerMixin):  # type: ignore[misc]
         """Do nothing: rows are fetched when they are selected."""
 
     def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
-        """Refuse: beams are reordered for all layers at once by `HillInferCache`."""
-        raise RuntimeError("reorder the whole HillInferCache, not one layer")
+        """Refuse: beams are reordered for all layers at once by the cache."""
+        raise RuntimeError("reorder the whole cache, not one layer")

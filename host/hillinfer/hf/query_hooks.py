@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from hillinfer.hf.cache import HillInferCache
+from hillinfer.hf.attached_cache import AttachedCache
 from hillinfer.hf.predictors.query_predictor import QueryPredictor
 
 # Layer 0's input is nothing like layer 1's, so layer 1 takes its true query like layer 0.
@@ -52,7 +52,9 @@ class QueryHooks:
             cache = kwargs.get("past_key_values")
             hidden = args[0] if args else kwargs["hidden_states"]
             # Only a forward of a single token selects.
-            if not isinstance(cache, HillInferCache) or hidden.shape[1] != 1:
+            if not isinstance(cache, AttachedCache) or hidden.shape[1] != 1:
+                return
+            if not cache.takes_predictions:
                 return
             query = predictor.predict(following, hidden, kwargs.get("position_embeddings"))
             with cache.spans.announce():

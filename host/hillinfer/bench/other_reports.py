@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Figures of the other benchmarks, taken from their reports."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A number and where it comes from, or why there is none.
+
+    Parameters
+    ----------
+    value
+        None where there is none.
+    row
+        Which line of which report it is, or the reason.
+    """
+
+    value: float | None
+    row: str
+
+
+# The case of the drive's report that whole blocks of a shadow or a cache are read with.
+_DRIVE_CASE = "1024 KiB"
+_SCORER_SHAPE, _SCORER_MODE = "llama-3.1-8b", "int4"
+
+
+def scorer_gbps(folder: Path) -> Figure:
+    """Return how fast shadows are scored, from `make scorer`."""
+    return _from(folder / "scorer.json", "make scorer", lambda found: _scorer(found, "native"))
+
+
+def machine_read_gbps(folder: Path) -> Figure:
+    """Return how fast the same bytes are read by a plain loop, from `make scorer`."""
+    return _from(folder / "scorer.json", "make scorer", lambda found: _scorer(found, "read"))
+
+
+def drive_gbps(folder: Path) -> Figure:
+    """Return how fast the product reads the drive, from `make drive`."""
+    return _from(folder / "drive.json", "make drive", lambda found: _drive(found, "uring"))
+
+
+def fio_gbps(folder: Path) -> Figure:
+    """Return how fast fio reads the same file, from `make drive`."""
+    return _from(folder / "drive.json", "make drive", lambda found: _drive(found, "fio"))
+
+
+def beta_regret(folder: Path) -> Figure:
+    """Return how much slower the chosen β is than the best measured one, as a share."""
+    return _from(
+        folder / "beta.json",
+        "tools/beta_sweep.py",
+        lambda found: (float(found["beta_regret"]), "beta_regret"),
+    )
+
+
+def _from(file: Path, command: str, take: Callable[[dict[str, Any]], tuple[float, str]]) -> Figure:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except OSError:
+        return Figure(None, f"{file.name} is not beside the report: run {command}")
+    except ValueError:
+        return Figure(None, f"{file.name} is no JSON: run {command} again")
+    try:
+        value, row = take(found)
+    except (KeyError, TypeError, ValueError, StopIteration):
+        return Figure(None, f"{file.name} has another form: run {command} of this version")
+    return Figure(value, f"{file.name}: {row}")
+
+
+def _scorer(found: dict[str, Any], name: str) -> tuple[float, str]:
+    row = next(
+        row
+        for row in found["rows"]
+        if (row["shape"], row["key_mode"]) == (_SCORER_SHAPE, _SCORER_MODE)
+    )
+    return row["bytes_per_second"][name]["median"] / 1e9, f"{_SCORER_SHAPE} {_SCORER_MODE}, median"
+
+
+def _drive(found: dict[str, Any], name: str) -> tuple[float, str]:
+    case = found["cases"][_DRIVE_CASE]
+    name = name if name in case else "threads"
+    return case[name]["median_mb_per_second"] / 1e3, f"{_DRIVE_CASE}, {name}, median"

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Named lists of cases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+from hillinfer.bench.case import Case
+from hillinfer.bench.systems.table import ABLATION, HILLINFER, IN_MEMORY
+from hillinfer.errors import SettingsError
+from hillinfer.rivals.table import RIVALS
+
+_STOCK = ("transformers-dynamic", "transformers-static")
+_PAPER_SHAPES = ("opt-6.7b", "llama-13b")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is measured.
+
+    Parameters
+    ----------
+    cases
+        In this order, those of a model one after the other.
+    recorded
+        Tokens of the real text after which selections are recorded.
+    """
+
+    cases: tuple[Case, ...]
+    recorded: int = 4096
+
+    def only(
+        self,
+        systems: tuple[str, ...] = (),
+        contexts: tuple[int, ...] = (),
+        alphas: tuple[float, ...] = (),
+        models: tuple[str, ...] = (),
+    ) -> Plan:
+        """Return the plan with only these values; an empty tuple leaves all.
+
+        Raises
+        ------
+        SettingsError
+            Where nothing is left; the message names what there is.
+        """
+        cases = [
+            case
+            for case in self.cases
+            if (not contexts or case.context in contexts)
+            and (not alphas or case.alpha in alphas)
+            and (not models or case.model in models)
+        ]
+        if systems:
+            cases = [
+                replace(case, systems=tuple(one for one in case.systems if one in systems))
+                for case in cases
+                if set(systems) & set(case.systems)
+            ]
+        if not cases:
+            there: dict[str, list[Any]] = {
+                "systems": sorted({name for case in self.cases for name in case.systems}),
+                "contexts": sorted({case.context for case in self.cases}),
+                "alphas": sorted({case.alpha for case in self.cases}),
+                "models": sorted({case.model for case in self.cases}),
+            }
+            listed = "; ".join(f"{name}: {', '.join(map(str, own))}" for name, own in there.items())
+            raise SettingsError(f"nothing is left of the plan; it has {listed}")
+        return replace(self, cases=tuple(cases))
+
+
+def make_plan(name: str, real_model: str) -> Plan:
+    """Return a plan of the table; see `docs/bench.md` for what each has.
+
+    Parameters
+    ----------
+    name
+        Of the plan.
+    real_model
+        The model with real weights.
+
+    Raises
+    ------
+    SettingsError
+        Where there is none of that name.
+    """
+    if name not in PLANS:
+        raise SettingsError(f"plan={name!r}: choose one of {', '.join(PLANS)}")
+    return PLANS[name](real_model)
+
+
+def _rivals() -> tuple[str, ...]:
+    # Swapping drags the whole machine along, so that rival has cases of its own.
+    return tuple(name for name in RIVALS if "swap" not in name)
+
+
+def _quick(real_model: str) -> Plan:
+    systems = (HILLINFER, IN_MEMORY, *_rivals(), *_STOCK)
+    return Plan(
+        (
+            # Buffers alone are more than a fifth of so little KV.
+            Case(real_model, 2048, systems, budget_share=1.0, steps=8, warm_up=4),
+            Case("tiny", 4096, systems, budget_share=6.0, steps=8, warm_up=4),
+            Case("tiny-opt", 4096, systems, budget_share=6.0, batch=2, steps=8, warm_up=4),
+        ),
+        recorded=2048,
+    )
+
+
+def _goals(real_model: str) -> Plan:
+    systems = (HILLINFER, IN_MEMORY, *_rivals())
+    return Plan(
+        (
+            *(Case(model, 32_768, systems, steps=16, warm_up=4) for model in _PAPER_SHAPES),
+            Case(real_model, 7936, (*systems, *_STOCK), steps=64),
+        )
+    )
+
+
+def _full(real_model: str) -> Plan:
+    systems = (HILLINFER, IN_MEMORY, *_rivals(), *_STOCK)
+    contexts = (4096, 8192, 16_384, 32_768, 65_536)
+    cases = [
+        Case(real_model, context, systems, alpha=alpha, steps=64)
+        for context in (2048, 4096, 7936)
+        for alpha in (0.05, 0.1, 0.2)
+    ]
+    cases += [
+        Case(model, context, systems, steps=24, warm_up=8)
+        for model in ("llama-3.2-1b", "llama-3.2-3b", *_PAPER_SHAPES)
+        for context in contexts
+    ]
+    cases += [
+        Case("opt-6.7b", 32_768, systems, alpha=alpha, steps=24) for alpha in (0.02, 0.05, 0.2)
+    ]
+    cases += [
+        Case("opt-6.7b", 32_768, systems, budget_share=share, steps=24)
+        for share in (0.15, 0.3, 0.5)
+    ]
+    cases += [Case("opt-6.7b", 8192, systems, batch=batch, steps=24) for batch in (2, 4, 8)]
+    cases += [Case(model, 32_768, ABLATION, steps=24) for model in _PAPER_SHAPES]
+    swapped = tuple(name for name in RIVALS if "swap" in name)
+    if swapped:
+        cases.append(Case("opt-6.7b", 32_768, (HILLINFER, *swapped), steps=16))
+    return Plan(tuple(cases))
+
+
+PLANS: Mapping[str, Callable[[str], Plan]] = MappingProxyType(
+    {"quick": _quick, "goals": _goals, "full": _full}
+)

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The report of a run, as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from hillinfer.bench import other_reports
+from hillinfer.bench.case import MODELLED
+from hillinfer.bench.goals import GOALS, goal_records, reached, speed_ups
+from hillinfer.bench.limit import LABEL
+from hillinfer.bench.other_reports import Figure
+from hillinfer.bench.rates import MachineRates
+from hillinfer.bench.row import BenchRow
+from hillinfer.bench.timing import LARGEST_SPREAD
+from hillinfer.replay.stretching import RULE
+from hillinfer.run_report import cannot_write
+
+
+def bench_report(
+    rows: Sequence[BenchRow],
+    facts: Mapping[str, Any],
+    rates: MachineRates,
+    checks: Sequence[Mapping[str, Any]],
+    out: Path,
+) -> dict[str, Any]:
+    """Return the report.
+
+    Parameters
+    ----------
+    rows
+        All of them, those that were skipped, too.
+    facts
+        What a repetition needs.
+    rates
+        What limits were modelled with.
+    checks
+        How local stretched selections were.
+    out
+        Where it will lie; reports of other benchmarks are looked for beside it.
+    """
+    ups = speed_ups(rows)
+    scalars = _scalars(rows, rates, out.parent)
+    return {
+        "label": "measured; rows with random weights replay selections (see `selections`), limits "
+        "are modelled",
+        **facts,
+        "largest_spread": LARGEST_SPREAD,
+        **{name: one.value for name, one in scalars.items()},
+        "scalars": {name: asdict(one) for name, one in scalars.items()},
+        "goals": goal_records(ups),
+        "speed_ups": [{**asdict(up), "share_of_allowed": up.share_of_allowed} for up in ups],
+        "limits": {
+            "label": LABEL,
+            "memory_gbps": rates.memory / 1e9,
+            "drive_gbps": rates.drive / 1e9,
+        },
+        "selections": {"label": MODELLED, "rule": RULE, "checks": list(checks)},
+        "rows": [{"name": row.name, **asdict(row)} for row in rows],
+    }
+
+
+def write_bench_report(file: Path, report: Mapping[str, Any]) -> None:
+    """Write the report.
+
+    Raises
+    ------
+    ReportError
+        Where the file cannot be written.
+    """
+    text = json.dumps(report, indent=2, ensure_ascii=False, allow_nan=False)
+    try:
+        file.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise cannot_write(file, error, "--out") from error
+
+
+def _scalars(rows: Sequence[BenchRow], rates: MachineRates, folder: Path) -> dict[str, Figure]:
+    ups = speed_ups(rows)
+    scalars = {}
+    for goal in GOALS:
+        up = reached(goal, ups)
+        scalars[goal.name] = (
+            Figure(up.value, f"{up.row} against {up.against}")
+            if up
+            else Figure(None, f"no case has both {goal.system} and {' or '.join(goal.rivals)}")
+        )
+    machine = other_reports.machine_read_gbps(folder)
+    drive = other_reports.drive_gbps(folder)
+    scalars["scorer_gbps"] = other_reports.scorer_gbps(folder)
+    scalars["machine_read_gbps"] = (
+        machine
+        if machine.value is not None
+        else Figure(rates.memory / 1e9, "measured at the start of this run")
+    )
+    scalars["drive_gbps"] = (
+        drive
+        if drive.value is not None
+        else Figure(rates.drive / 1e9, "reads of 1 MiB, measured at the start of this run")
+    )
+    scalars["fio_gbps"] = other_reports.fio_gbps(folder)
+    scalars["beta_regret"] = other_reports.beta_regret(folder)
+    return scalars

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one run of `hillinfer bench` was asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from hillinfer.errors import SettingsError
+from hillinfer.models.number_type import NumberType
+
+
+@dataclass(frozen=True)
+class BenchRequest:
+    """Options of one run.
+
+    Parameters
+    ----------
+    plan
+        Its name.
+    model
+        The model with real weights: it is measured, and its selections are recorded.
+    number_type
+        What all models compute in.
+    systems, contexts, alphas, models
+        Only these of the plan; all where empty.
+    threads
+        Compute threads; None for one per core.
+    cold_dir
+        Directory on the drive; None for the user's cache directory.
+    out
+        Where the JSON goes, pictures beside it.
+
+    Raises
+    ------
+    SettingsError
+        Where a value is outside its range; the message names it.
+    """
+
+    plan: str
+    model: str
+    number_type: NumberType
+    systems: tuple[str, ...]
+    contexts: tuple[int, ...]
+    alphas: tuple[float, ...]
+    models: tuple[str, ...]
+    threads: int | None
+    cold_dir: Path | None
+    out: Path
+
+    def __post_init__(self) -> None:
+        """Refuse values that mean nothing, before a model is loaded."""
+        if self.threads is not None and self.threads < 1:
+            raise SettingsError(f"threads={self.threads} must be at least 1")
+        if self.out.suffix != ".json":
+            raise SettingsError(f"out={self.out} is for JSON: give a name that ends with .json")

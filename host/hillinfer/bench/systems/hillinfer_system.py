@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""HillInfer with some settings."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+from hillinfer.bench.kv_source import Chunk
+from hillinfer.bench.replaying_runtime import ReplayingRuntime
+from hillinfer.bench.setting import BenchSetting
+from hillinfer.bench.systems.system import BenchError, Counted, Needs, OpenSystem, System
+from hillinfer.byte_size import ByteSize
+from hillinfer.errors import SetupWarning
+from hillinfer.hf.cache import HillInferCache
+from hillinfer.hf.predictors.table import predictor_of
+from hillinfer.model_shape import ModelShape
+from hillinfer.pools.budget_plan import kernel_spec
+from hillinfer.pools.shadow_choice import ShadowChoice
+from hillinfer.query_source import QuerySource
+from hillinfer.runtime import Runtime
+from hillinfer.settings import Settings
+from hillinfer_model.kernel_spec import KernelSpec
+
+# Rows of the whole context, its shadow, and buffers.
+_ALL_IN_DRAM = 2
+
+
+class HillInferSystem(System):
+    """The product, with settings that differ from the case's.
+
+    Parameters
+    ----------
+    name
+        In the table of systems.
+    changes
+        Settings by name.
+    memory_kv
+        M0 in KV caches of this context; None for the case's budget.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        changes: Mapping[str, Any] | None = None,
+        memory_kv: float | None = None,
+    ) -> None:
+        super().__init__(name)
+        self._changes = dict(changes or {})
+        self._memory_kv = memory_kv
+
+    def needs(self, setting: BenchSetting) -> Needs:
+        """Return M0, and the rows with the shadow on the drive."""
+        return Needs(self._budget(setting), setting.kv_bytes * 5 // 4)
+
+    def open(self, setting: BenchSetting) -> OpenSystem:
+        """Return an empty cache with a runtime of its own; see `System`."""
+        known = {field.name for field in fields(Settings)}
+        missing = sorted(set(self._changes) - known)
+        if missing:
+            raise BenchError(f"{self.name} needs the setting {missing[0]}, which is not there")
+        wanted = setting.case.settings().changed(
+            dram_budget=ByteSize(byte_count=self._budget(setting)), **self._changes
+        )
+        choice = ShadowChoice.of(setting.shape, wanted, setting.tokens, setting.case.batch)
+        choice.plan.check()
+        settings = _with_query(setting, choice.settings)
+        budget = choice.plan.budget_bytes
+        given = (setting.shape, settings, budget, setting.cold_dir)
+        with warnings.catch_warnings():
+            # Buffered reads are refused when they are counted.
+            warnings.simplefilter("ignore", SetupWarning)
+            runtime = (
+                ReplayingRuntime(*given, setting.selections, shadow_limit_bytes=choice.limit_bytes)
+                if setting.selections
+                else Runtime(*given, shadow_limit_bytes=choice.limit_bytes)
+            )
+        return _OpenHillInfer(HillInferCache(runtime), setting.shape, choice, settings.query)
+
+    def _budget(self, setting: BenchSetting) -> int:
+        if self._memory_kv is None:
+            return setting.budget_bytes
+        return setting.budget_bytes + int(self._memory_kv * setting.kv_bytes)
+
+
+def _with_query(setting: BenchSetting, settings: Settings) -> Settings:
+    """Name the query that `auto` means: other systems on this model may want another."""
+    predictor = predictor_of(setting.model.config.model_type, settings.query)
+    return replace(settings, query=QuerySource.TRUE if predictor is None else QuerySource.PREDICTED)
+
+
+class _OpenHillInfer(OpenSystem):
+    cache: HillInferCache
+
+    def __init__(
+        self, cache: HillInferCache, shape: ModelShape, choice: ShadowChoice, query: QuerySource
+    ) -> None:
+        self.cache = cache
+        self._shape = shape
+        self._choice = choice
+        self._query = query
+        self._spec = kernel_spec(shape, choice.settings)
+
+    def fill(self, chunk: Chunk) -> None:
+        """Store the rows and code their shadow."""
+        self.cache.fill(chunk.ids, chunk.keys, chunk.values)
+
+    def settle(self) -> None:
+        """Wait for promotions."""
+        self.cache.statistics()
+
+    def counted(self) -> Counted:
+        """Return the runtime's own counts; shadows of scored tokens and selected rows are read."""
+        counts = self.cache.statistics()
+        rows = counts.hot_rows_read + counts.cold_rows_read
+        scored = counts.scored_tokens * shadow_token_bytes(self._spec)
+        return Counted(
+            counts.cold_read_bytes + counts.shadow_read_bytes,
+            counts.cold_write_bytes + counts.shadow_write_bytes,
+            rows * self._shape.row_bytes + int(scored),
+            counts.dram_peak_bytes,
+            counts.hot_hit_rate,
+            counts.io_mode,
+        )
+
+    def describe(self) -> str:
+        """Return the shadow that was chosen, and whether it is streamed."""
+        streamed = self._choice.plan.streamed_shadow_bytes
+        settings = self._choice.settings
+        text = f"shadow {settings.key_mode.value}, {self._query.value} query"
+        if streamed:
+            text += f", {streamed / self._choice.plan.kv_bytes:.1%} of the KV bytes of it streamed"
+        return text
+
+    def close(self) -> None:
+        """Close the cache."""
+        self.cache.close()
+
+
+def shadow_token_bytes(spec: KernelSpec) -> float:
+    """Return the bytes of shadow of one token in one layer, exponents included."""
+    return spec.segment_bytes / spec.segment_tokens

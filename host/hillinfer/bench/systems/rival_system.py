@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rival of the table, in the same runtime."""
+
+from __future__ import annotations
+
+from hillinfer.bench.kv_source import Chunk
+from hillinfer.bench.setting import BenchSetting
+from hillinfer.bench.systems.system import Counted, Needs, OpenSystem, System
+from hillinfer.hf.rival_cache import RivalCache
+from hillinfer.rivals.rival import Rival
+from hillinfer.rivals.setup import RivalSetup
+from hillinfer.rivals.table import RIVALS, make_rival
+from hillinfer.storage.cold_file import probe_io_mode
+
+
+class RivalSystem(System):
+    """A rival with the case's budget and importance rate."""
+
+    def needs(self, setting: BenchSetting) -> Needs:
+        """Return the budget and the KV on the drive; in memory, where nothing bounds it, twice."""
+        if RIVALS[self.name].bounded:
+            return Needs(setting.budget_bytes, 2 * setting.kv_bytes)
+        return Needs(2 * setting.kv_bytes, 0)
+
+    def open(self, setting: BenchSetting) -> OpenSystem:
+        """Return an empty cache that hands everything to the rival; see `System`."""
+        case, settings = setting.case, setting.case.settings()
+        selections = setting.selections
+        setup = RivalSetup(
+            shape=setting.shape,
+            batch=case.batch,
+            context=setting.tokens,
+            budget_bytes=setting.budget_bytes,
+            alpha=case.alpha,
+            cold_dir=setting.cold_dir,
+            io=settings.io,
+            threads=settings.io_threads,
+            kept_sinks=settings.kept_sinks,
+            kept_recent=settings.kept_recent,
+            selections=selections.positions if selections else None,
+        )
+        return _OpenRival(make_rival(self.name, setup), setting, self._attended(case.alpha))
+
+    def _attended(self, alpha: float) -> float:
+        """Return the least share of the KV bytes that a step reads from memory."""
+        if self.name.startswith("full"):
+            return 1.0
+        return (1 + alpha) / 2 if self.name.endswith("all-keys") else alpha
+
+
+class _OpenRival(OpenSystem):
+    cache: RivalCache
+
+    def __init__(self, rival: Rival, setting: BenchSetting, attended: float) -> None:
+        self.cache = RivalCache(rival)
+        self._rival = rival
+        self._setting = setting
+        self._attended = attended
+        self._filled = 0
+        # Rivals open their files as HillInfer does: directly, wherever that can be.
+        self._io_mode = probe_io_mode(setting.cold_dir).value if rival.bounded else None
+
+    def fill(self, chunk: Chunk) -> None:
+        """Store the rows of every sequence."""
+        for layer, (keys, values) in enumerate(zip(chunk.keys, chunk.values, strict=True)):
+            for row in range(self._setting.case.batch):
+                self.cache.fill(layer, row, keys[row], values[row])
+        self._filled += chunk.ids.shape[1]
+
+    def counted(self) -> Counted:
+        """Return the rival's own counts.
+
+        A rival does not count what it reads from memory. Taken is the least it can be: the rows
+        that it attends to, and all keys where it scores those.
+        """
+        traffic, case = self._rival.traffic(), self._setting.case
+        lengths = range(self._filled + 1, self._filled + traffic.steps + 1)
+        read = self._attended * sum(lengths) * case.batch * self._setting.shape.token_bytes
+        return Counted(
+            traffic.drive_read_bytes,
+            traffic.drive_write_bytes,
+            int(read),
+            traffic.dram_peak_bytes,
+            None,
+            self._io_mode,
+        )
+
+    def describe(self) -> str:
+        """Return what the rival chose."""
+        return self._rival.describe()
+
+    def close(self) -> None:
+        """Close the rival."""
+        self._rival.close()

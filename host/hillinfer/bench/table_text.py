@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The report for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from hillinfer.bench.row import BenchRow
+from hillinfer.byte_size import format_bytes
+
+_HEADINGS = (
+    "system", "min ms", "median ms", "spread", "limit ms", "KV ms", "tokens/s", "drive/step",
+    "held", "RSS", "hits", "perplexity", "agrees",
+)  # fmt: skip
+
+
+def table_text(rows: Sequence[BenchRow], report: Mapping[str, Any]) -> str:
+    """Return a Markdown table per case, then goals beside what was reached."""
+    parts = []
+    for _, grouped in groupby(rows, key=lambda row: row.case):
+        own = list(grouped)
+        first = own[0]
+        title = first.name.removesuffix(f", {first.system}")
+        parts.append(f"{title}; {first.selection}\n\n" + _aligned([_HEADINGS, *map(_cells, own)]))
+        skipped = [f"{row.system}: {row.skipped}" for row in own if row.skipped is not None]
+        if skipped:
+            parts.append("not measured: " + "; ".join(skipped))
+    goals = [("goal", "reached", "met", "row")]
+    for goal in report["goals"]:
+        met = {True: "yes", False: "no", None: "-"}[goal["met"]]
+        value = "-" if goal["reached"] is None else f"{goal['reached']:.2f}"
+        goals.append((goal["goal"], value, met, goal["row"] or "-"))
+    parts.append(_aligned(goals))
+    parts.append(
+        "spread with ! is above 20 %: repeat on a quieter machine. KV ms: without the loop's "
+        "floor. limit: modelled from counted bytes and this machine's rates."
+    )
+    return "\n\n".join(parts)
+
+
+def _cells(row: BenchRow) -> tuple[str, ...]:
+    if row.median_ms is None or row.spread is None:
+        return (row.system, "not measured", *[""] * (len(_HEADINGS) - 2))
+    return (
+        row.system,
+        _number(row.min_ms, 2),
+        _number(row.median_ms, 2),
+        f"{row.spread:.0%}" + ("!" if row.flagged else ""),
+        _number(row.limit_ms, 2),
+        _number(row.kv_ms, 2),
+        _number(row.tokens_per_second, 2),
+        format_bytes(row.drive_read_bytes or 0),
+        format_bytes(row.held_bytes or 0),
+        format_bytes(row.rss_bytes or 0),
+        _number(row.hit_rate, 3),
+        _number(row.perplexity, 3),
+        _number(row.agreement, 3),
+    )
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "" if value is None else f"{value:.{digits}f}"
+
+
+def _aligned(lines: Sequence[tuple[str, ...]]) -> str:
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    head, *others = (
+        [text.ljust(width) for text, width in zip(line, widths, strict=True)] for line in lines
+    )
+    rule = ["-" * width for width in widths]
+    return "\n".join("| " + " | ".join(line) + " |" for line in (head, rule, *others))

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`hillinfer bench`: decode latency beside the rivals', in one run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hillinfer.cli.console import error_console, quiet_transformers
+from hillinfer.cli.progress import reading_view
+from hillinfer.models.number_type import NumberType
+from hillinfer.models.registry_model import DEFAULT_MODEL
+
+
+def bench(
+    plan: Annotated[
+        str, typer.Option(help="quick (a minute), goals (ten minutes) or full (hours).")
+    ] = "quick",
+    model: Annotated[
+        str,
+        typer.Option(help="Real model: it is measured, and its selections are replayed by others."),
+    ] = DEFAULT_MODEL,
+    systems: Annotated[
+        list[str] | None, typer.Option(help="Only this system; give it again for more.")
+    ] = None,
+    contexts: Annotated[
+        list[int] | None, typer.Option(help="Only this context; give it again for more.")
+    ] = None,
+    alphas: Annotated[
+        list[float] | None, typer.Option(help="Only this α; give it again for more.")
+    ] = None,
+    models: Annotated[
+        list[str] | None, typer.Option(help="Only this model or shape; give it again for more.")
+    ] = None,
+    dtype: Annotated[
+        NumberType, typer.Option(help="auto: the model's own, float32 where a CPU is slow at it.")
+    ] = NumberType.AUTO,
+    threads: Annotated[
+        int | None, typer.Option(help="Compute threads; by default one per core.")
+    ] = None,
+    cold_dir: Annotated[
+        Path | None, typer.Option(help="Directory on the drive, for everybody's rows.")
+    ] = None,
+    out: Annotated[
+        Path, typer.Option(help="Where the figures go as JSON; pictures lie beside it.")
+    ] = Path("build/reports/bench.json"),
+) -> None:
+    """Let HillInfer, its rivals and transformers' caches decode in turns and compare them."""
+    quiet_transformers()
+    # torch and transformers take seconds to import: help and bad options do not wait for them.
+    from hillinfer.bench.request import BenchRequest
+    from hillinfer.bench.run import run
+
+    request = BenchRequest(
+        plan=plan,
+        model=model,
+        number_type=dtype,
+        systems=tuple(systems or ()),
+        contexts=tuple(contexts or ()),
+        alphas=tuple(alphas or ()),
+        models=tuple(models or ()),
+        threads=threads,
+        cold_dir=cold_dir,
+        out=out,
+    )
+    console = error_console()
+    print(run(request, console.print, reading_view(console).stage))

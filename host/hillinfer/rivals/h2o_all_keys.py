@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Heavy hitters found anew at every step, from all keys (H2O on a drive, as HillInfer reads it)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hillinfer.rivals.block_stream import BlockStream
+from hillinfer.rivals.drive_rival import DriveRival
+from hillinfer.rivals.pooled_rows import PooledRows
+from hillinfer.rivals.selection import best_tokens, count, head_logits, replayed, summed_weights
+from hillinfer.rivals.traffic import Traffic
+from hillinfer.storage.aligned_buffer import PAGE_BYTES, round_up
+from hillinfer_model.kernel_spec import GROUP_TOKENS
+
+
+class H2OAllKeys(DriveRival):
+    """Reads all keys at every step, selects by true attention weights, then reads values.
+
+    Keys and values lie apart on the drive. M0 holds the first keys of every layer, which are then
+    not read, and the values used last.
+
+    Parameters
+    ----------
+    setup
+        See `Rival`.
+    """
+
+    def prepare(self) -> None:
+        """Take buffers, then split what is left between keys and values; see `DriveRival`."""
+        setup, shape = self.setup, self.setup.shape
+        self.half_bytes = round_up(2 * shape.kv_heads * shape.head_dim, 64)
+        self.keys = self.open_rows(self.half_bytes, "keys")
+        self.values = self.open_rows(self.half_bytes, "values")
+        self._half = self.meter.buffer(GROUP_TOKENS * self.half_bytes).reshape(GROUP_TOKENS, -1)
+        self.stream = BlockStream(setup, self.keys, self.spilled, self.meter)
+        self.pool = PooledRows(setup, self.values, 1, self.meter)
+        most = count(setup, setup.context)
+        self._selected = self.meter.buffer(most * self.half_bytes).reshape(most, -1)
+        self._logits = self.meter.tensor((shape.query_heads, setup.context), torch.float32)
+        # A byte of keys saves one byte a step, a byte of values only where it is selected; but
+        # where a value is less than a page, each one read costs a page, and values come first.
+        free, group = self.meter.free_bytes, setup.units * GROUP_TOKENS * self.half_bytes
+        values = self.pool.pool_bytes(most) if self.half_bytes < PAGE_BYTES else 0
+        held = min((free - min(values, free // 2)) // group, self.keys.region_rows // GROUP_TOKENS)
+        self.stream.first_token = self.held_tokens = held * GROUP_TOKENS
+        self._held = self.meter.buffer(held * group).reshape(
+            shape.layers, setup.batch, self.held_tokens, self.half_bytes
+        )
+        self.pool.take_pool(self.meter.free_bytes)
+
+    def describe(self) -> str:
+        """Return what M0 went to."""
+        return f"keys of {self.held_tokens} tokens and {self.pool.slots} values in DRAM"
+
+    def spill(self, layer: int, row: int, first: int, rows: NDArray[np.uint8]) -> None:
+        """Write values, and keys that M0 does not hold; see `DriveRival`."""
+        width = 2 * self.setup.shape.kv_heads * self.setup.shape.head_dim
+        if first < self.held_tokens:
+            self._held[layer, row, first : first + len(rows), :width] = rows[:, :width]
+        else:
+            self._half[:, :width] = rows[:, :width]
+            self.keys.write(layer, row, first, self._half)
+        self._half[:, :width] = rows[:, width : 2 * width]
+        self.values.write(layer, row, first, self._half)
+
+    def attend(self, layer: int, row: int, query: torch.Tensor, scaling: float) -> torch.Tensor:
+        """Score all keys, then attend to the best; see `Rival`."""
+        length, spilled = self.lengths[layer][row], self.spilled[layer][row]
+        logits = self._logits[:, :length]
+        at = 0
+        for rows in self._key_rows(layer, row):
+            keys = self.layout.keys(torch.from_numpy(rows)).transpose(0, 1)
+            head_logits(query, keys, scaling, logits[:, at : at + len(rows)])
+            at += len(rows)
+        positions = best_tokens(self.setup, summed_weights(logits))
+        positions = replayed(self.setup, layer, row, length, positions)
+        cold = positions[positions < spilled]
+        fetched = self.pool.fetch(layer, row, cold, self._selected)
+        warm = self.tail(layer, row)[positions[len(cold) :] - spilled]
+        # Values lie alone on the drive, where a row's keys would.
+        halves = [fetched.pool[fetched.rows], fetched.read]
+        parts = [self.layout.keys(torch.from_numpy(half)) for half in halves if len(half)]
+        parts.append(self.layout.values(torch.from_numpy(warm)))
+        order = np.concatenate([cold[fetched.order], positions[len(cold) :]])
+        return self._weighted(query, logits[:, torch.from_numpy(order)], parts)
+
+    def traffic(self) -> Traffic:
+        """Return the totals, a block being read ahead included; see `Rival`."""
+        self.stream.wait()
+        return super().traffic()
+
+    def close(self) -> None:
+        """Wait for what is being read and give everything back; see `Rival`."""
+        self.stream.close()
+        super().close()
+        self.pool.close()
+        self._held = np.empty((0, 0, 0, 0), np.uint8)
+
+    def _key_rows(self, layer: int, row: int) -> Iterator[NDArray[np.uint8]]:
+        """Yield the keys of all tokens, in ascending position, some rows at a time."""
+        held = self._held[layer, row, : min(self.spilled[layer][row], self.held_tokens)]
+        for rows in chain([held], self.stream.blocks(layer, row), [self.tail(layer, row)]):
+            for start in range(0, len(rows), self.setup.block_rows):
+                yield rows[start : start + self.setup.block_rows]
+
+    def _weighted(
+        self, query: torch.Tensor, logits: torch.Tensor, parts: list[torch.Tensor]
+    ) -> torch.Tensor:
+        """Weigh values, (tokens, kv_heads, head_dim) each, by the softmax of their logits."""
+        weights = torch.softmax(logits, -1).reshape(self.setup.shape.kv_heads, -1, logits.shape[1])
+        out = torch.zeros(weights.shape[0], weights.shape[1], query.shape[-1])
+        at = 0
+        for part in parts:
+            for start in range(0, len(part), self.setup.block_rows):
+                values = part[start : start + self.setup.block_rows]
+                weight = weights[:, :, at : at + len(values)]
+                out += torch.matmul(weight, values.transpose(0, 1).float())
+                at += len(values)
+        return out.reshape(query.shape).to(query.dtype)

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of tokens that a small part of each key makes likely, fetched a layer ahead (InfiniGen)."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hillinfer.rivals.block_attention import Part, whole
+from hillinfer.rivals.drive_rival import DriveRival
+from hillinfer.rivals.partial_keys import PartialKeys
+from hillinfer.rivals.pooled_rows import Fetched, PooledRows
+from hillinfer.rivals.selection import best_tokens, count, replayed, summed_weights
+from hillinfer.rivals.traffic import Traffic
+
+
+@dataclass(frozen=True)
+class _Prefetched:
+    """Selected tokens, and where the rows of those below `spilled` are."""
+
+    positions: NDArray[np.int64]
+    spilled: int
+    fetched: Fetched
+
+
+class InfiniGen(DriveRival):
+    """Speculates which tokens matter from partial keys in DRAM, and prefetches their rows.
+
+    Given a layer's approximate query while the layer before computes (`predict`), a thread scores,
+    selects and reads during that time. A layer without prediction is selected for with its true
+    query. What partial keys leave of M0 is a pool of the rows used last.
+
+    Parameters
+    ----------
+    setup
+        See `Rival`.
+    """
+
+    wants_prediction: ClassVar[bool] = True
+
+    def prepare(self) -> None:
+        """Take partial keys and buffers, and a pool with what is left; see `DriveRival`."""
+        setup, shape = self.setup, self.setup.shape
+        self.rows = self.open_rows(self.row_bytes, "rows")
+        self.partial = PartialKeys(setup, self.layout.stored_type, self.meter)
+        self._logits = self.meter.tensor((shape.query_heads, setup.context), torch.float32)
+        # One layer's rows are attended to while the next one's come.
+        most = count(setup, setup.context)
+        size = 2 * setup.batch * most * self.row_bytes
+        self._selected = self.meter.buffer(size).reshape(2, setup.batch, most, self.row_bytes)
+        self.pool = PooledRows(setup, self.rows, 1, self.meter)
+        self.pool.take_pool(self.meter.free_bytes)
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="hillinfer-rival")
+        self._ahead: dict[tuple[int, int], Future[_Prefetched]] = {}
+
+    def describe(self) -> str:
+        """Return what partial keys keep and what the pool holds."""
+        return (
+            f"{self.partial.channels} of {self.setup.shape.head_dim} channels, "
+            f"{self.pool.slots} rows pooled"
+        )
+
+    def fill(self, layer: int, row: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Keep a part of each key; see `Rival`."""
+        first = self.lengths[layer][row]
+        super().fill(layer, row, keys, values)
+        self.partial.add(layer, row, first, keys)
+
+    def spill(self, layer: int, row: int, first: int, rows: NDArray[np.uint8]) -> None:
+        """Write the group; see `DriveRival`."""
+        self.rows.write(layer, row, first, rows)
+
+    def predict(self, layer: int, query: torch.Tensor, scaling: float) -> None:
+        """Begin to select and read for a layer; see `Rival`."""
+        # The buffer of a layer two before or after may be in use.
+        if any(ahead % 2 == layer % 2 for ahead, _ in self._ahead):
+            return
+        for row in range(self.setup.batch):
+            # The step's own token is not there yet; it is selected whatever its score.
+            length = self.lengths[layer][row] + 1
+            self._ahead[layer, row] = self._submit(layer, row, query[row], scaling, length)
+
+    def attend(self, layer: int, row: int, query: torch.Tensor, scaling: float) -> torch.Tensor:
+        """Attend to what was selected; see `Rival`."""
+        length = self.lengths[layer][row]
+        ahead = self._ahead.pop((layer, row), None)
+        if ahead is None:
+            ahead = self._submit(layer, row, query, scaling, length)
+        return self.attention.attend(query, self._batches(layer, row, ahead.result()), scaling)
+
+    def begin_step(self) -> None:
+        """Forget predictions of a step that broke off; see `Rival`."""
+        super().begin_step()
+        self._drop_ahead()
+
+    def traffic(self) -> Traffic:
+        """Return the totals, what is being read ahead included; see `Rival`."""
+        for ahead in self._ahead.values():
+            ahead.result()
+        return super().traffic()
+
+    def close(self) -> None:
+        """Wait for what is being read and give everything back; see `Rival`."""
+        self._drop_ahead()
+        self._worker.shutdown()
+        super().close()
+        self.pool.close()
+        self.partial.close()
+        self._selected = np.empty((2, 0, 0, 0), np.uint8)
+
+    def _drop_ahead(self) -> None:
+        for ahead in self._ahead.values():
+            ahead.exception()
+        self._ahead = {}
+
+    def _submit(
+        self, layer: int, row: int, query: torch.Tensor, scaling: float, length: int
+    ) -> Future[_Prefetched]:
+        known = min(length, self.lengths[layer][row])
+        spilled = self.spilled[layer][row]
+
+        def fetch() -> _Prefetched:
+            logits = self._logits[:, :known]
+            self.partial.logits(layer, row, query, scaling, logits)
+            scores = np.zeros(length, np.float32)
+            scores[:known] = summed_weights(logits)
+            positions = best_tokens(self.setup, scores)
+            positions = replayed(self.setup, layer, row, length, positions)
+            fetched = self._read(layer, row, positions[positions < spilled], 0)
+            return _Prefetched(positions, spilled, fetched)
+
+        return self._worker.submit(fetch)
+
+    def _read(self, layer: int, row: int, positions: NDArray[np.int64], at: int) -> Fetched:
+        return self.pool.fetch(layer, row, positions, self._selected[layer % 2, row, at:])
+
+    def _batches(self, layer: int, row: int, ahead: _Prefetched) -> list[list[Part]]:
+        spilled = self.spilled[layer][row]
+        positions, parts = ahead.positions, ahead.fetched.parts
+        there, cold = np.searchsorted(positions, [ahead.spilled, spilled])
+        if cold > there:
+            # A group left the tail after the prefetch had begun.
+            # What is read for it may take the pool's slots.
+            parts = [whole(rows[chosen]) for rows, chosen in parts]
+            late = self._worker.submit(self._read, layer, row, positions[there:cold], there)
+            parts += late.result().parts
+        warm = self.tail(layer, row)[positions[cold:] - spilled]
+        return [[*parts, whole(warm)]]

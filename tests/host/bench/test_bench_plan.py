@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plans, cases, and what does not fit."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from hillinfer.bench.capacity import why_no_model, why_no_room
+from hillinfer.bench.case import Case
+from hillinfer.bench.model_shapes import SHAPES
+from hillinfer.bench.plan import PLANS, make_plan
+from hillinfer.bench.setting import BenchSetting, budget_bytes
+from hillinfer.bench.systems.table import make_system, system_names
+from hillinfer.errors import SettingsError
+from hillinfer.pools.budget_plan import staging_bytes
+
+REAL_MODEL = "smollm2-135m"
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_every_plan_names_models_and_systems_that_are_there(name):
+    for case in make_plan(name, REAL_MODEL).cases:
+        assert case.model in (*SHAPES, REAL_MODEL)
+        assert set(case.systems) <= set(system_names())
+
+
+def test_the_goals_are_about_the_papers_shapes_at_32k_with_a_fifth_in_dram():
+    cases = make_plan("goals", REAL_MODEL).only(contexts=(32_768,)).cases
+    assert {case.model for case in cases} == {"opt-6.7b", "llama-13b"}
+    assert {(case.alpha, case.budget_share) for case in cases} == {(0.1, 0.2)}
+
+
+def test_a_plan_is_cut_to_what_is_wanted():
+    plan = make_plan("full", REAL_MODEL).only(systems=("hillinfer",), alphas=(0.05,))
+    assert {case.systems for case in plan.cases} == {("hillinfer",)}
+    assert {case.alpha for case in plan.cases} == {0.05}
+
+
+def test_a_plan_with_nothing_left_names_what_there_is():
+    with pytest.raises(SettingsError, match=r"contexts: 2048, 4096"):
+        make_plan("quick", REAL_MODEL).only(contexts=(1,))
+
+
+def test_unknown_plans_and_systems_are_refused_by_name():
+    with pytest.raises(SettingsError, match="plan='goal': choose one of quick, goals, full"):
+        make_plan("goal", REAL_MODEL)
+    with pytest.raises(SettingsError, match="system='h3o': choose one of hillinfer"):
+        make_system("h3o")
+
+
+@pytest.mark.parametrize("wrong", [{"steps": 0}, {"budget_share": 0.0}, {"alpha": 2.0}])
+def test_cases_that_mean_nothing_are_refused(wrong):
+    with pytest.raises(SettingsError, match=next(iter(wrong))):
+        Case("tiny", 100, ("hillinfer",), **wrong)
+
+
+def setting(cold_dir, context):
+    shape = SHAPES["tiny"].kv_shape(4096, torch.float32)
+    case = Case("tiny", context, ("hillinfer",))
+    model = SimpleNamespace(dtype=torch.float32)
+    return BenchSetting(case, model, shape, budget_bytes(case, shape, 2), cold_dir, None)
+
+
+def test_what_does_not_fit_says_what_is_needed_and_what_is_free(cold_dir):
+    large = setting(cold_dir, 10**12)
+    in_memory = [make_system("transformers-dynamic")]
+    assert "of memory" in why_no_room(large, in_memory)
+    on_drive = [make_system("full-drive")]
+    assert "on the drive" in why_no_room(replace(large, budget_bytes=0), on_drive)
+    assert "weights need" in why_no_model(1 << 60)
+
+
+def test_what_fits_is_let_through(cold_dir):
+    small = setting(cold_dir, 1000)
+    assert why_no_room(small, [make_system(name) for name in system_names()]) is None
+    assert why_no_model(1 << 20) is None
+
+
+def test_layers_get_their_part_of_the_budget_and_the_staging_once():
+    case = Case("opt-6.7b", 32_768, ("hillinfer",))
+    opt = SHAPES["opt-6.7b"]
+    part = opt.kv_shape(40_000, torch.float32)
+    whole = replace(part, layers=32)
+    staging = staging_bytes(part, case.settings().changed(shadow="int4"))
+    all_of_it = budget_bytes(case, whole, 32)
+    assert all_of_it == int(0.2 * (32_768 + case.all_steps) * 32 * part.row_bytes)
+    assert budget_bytes(case, part, 32) == staging + (all_of_it - staging) * 2 // 32
+
+
+@pytest.mark.parametrize("name", ["tiny", "tiny-opt"])
+def test_shapes_build_what_they_say(name):
+    shape = SHAPES[name]
+    model = shape.build(128, torch.float32)
+    layers = [weight for key, weight in model.named_parameters() if ".layers." in key]
+    built = sum(weight.numel() for weight in layers if weight.ndim == 2)
+    assert built == shape.layers * shape.layer_weights
+    assert shape.kv_shape(128, torch.float32).kv_heads == shape.kv_heads

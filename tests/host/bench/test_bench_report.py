@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Speed-ups, goals and the form of the report, from rows made by hand."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from bench_cases import measured_row
+
+from hillinfer.bench.goals import GOALS, goal_records, reached, speed_ups
+from hillinfer.bench.other_reports import drive_gbps, fio_gbps, scorer_gbps
+from hillinfer.bench.rates import MachineRates
+from hillinfer.bench.report import bench_report
+from hillinfer.bench.report_check import SCALARS, report_faults
+from hillinfer.bench.table_text import table_text
+from hillinfer.figures.bench_figures import bench_figures
+
+RATES = MachineRates(memory=10e9, drive=1e9)
+
+
+def rows():
+    """Return two cases with every system that a goal is about."""
+    made = []
+    for model, factor in (("opt-6.7b", 1.0), ("llama-13b", 2.0)):
+        made += [
+            measured_row("hillinfer", 10.0 * factor, model=model),
+            measured_row("hillinfer-in-memory", 5.0, model=model),
+            measured_row("full-drive", 100.0, model=model, limit_ms=40.0, kv_limit_ms=30.0),
+            measured_row("h2o-all-keys", 60.0, model=model),
+            measured_row("full-memory", 15.0, model=model),
+            measured_row("infinigen", model=model, median_ms=50.0),
+        ]
+    return made
+
+
+def report(made, folder):
+    return bench_report(made, {"plan": "goals"}, RATES, [], folder / "bench.json")
+
+
+def test_speed_ups_are_ratios_on_one_case_beside_what_is_allowed():
+    ups = speed_ups(rows())
+    drive = {up.row.split()[0]: up for up in ups if up.name == "speedup_vs_full_drive"}
+    assert drive["opt-6.7b"].value == pytest.approx(10)
+    assert drive["llama-13b"].value == pytest.approx(5)
+    # 40 ms are allowed against 5 ms.
+    assert drive["opt-6.7b"].allowed == pytest.approx(8)
+    assert drive["opt-6.7b"].share_of_allowed == pytest.approx(10 / 8)
+    assert drive["opt-6.7b"].kv_value == pytest.approx(10)
+
+
+def test_rows_of_other_cases_are_not_compared():
+    made = [measured_row("hillinfer"), replace(measured_row("full-drive"), context=4096)]
+    assert speed_ups(made) == []
+
+
+def test_a_goal_is_what_the_worst_case_reached():
+    ups = speed_ups(rows())
+    up = reached(GOALS[0], ups)
+    assert up.value == pytest.approx(5)
+    assert up.row.startswith("llama-13b")
+    records = {record["goal"]: record for record in goal_records(ups)}
+    assert records["speedup_vs_full_drive of 8.56 or more at 32768 tokens"]["met"] is False
+    assert records["speedup_vs_full_memory of 2 or more at 32768 tokens"]["met"] is True
+    assert records["speedup_vs_leoam of 4.21 or more at 32768 tokens"]["met"] is None
+
+
+def test_a_goal_is_not_met_on_another_context():
+    made = [replace(row, context=4096) for row in rows()]
+    assert all(record["met"] is None for record in goal_records(speed_ups(made)))
+
+
+def test_a_report_is_valid_and_its_scalars_name_rows_or_reasons(tmp_path):
+    made = report(rows(), tmp_path)
+    assert report_faults(made) == []
+    assert made["speedup_vs_full_drive"] == pytest.approx(5)
+    assert "llama-13b" in made["scalars"]["speedup_vs_full_drive"]["row"]
+    assert made["speedup_vs_leoam"] is None
+    assert "leoam" in made["scalars"]["speedup_vs_leoam"]["row"]
+    assert made["machine_read_gbps"] == pytest.approx(10)
+    assert made["fio_gbps"] is None
+    assert "make drive" in made["scalars"]["fio_gbps"]["row"]
+    json.dumps(made, allow_nan=False)
+
+
+@pytest.mark.parametrize("name", SCALARS)
+def test_a_missing_scalar_is_found(name, tmp_path):
+    made = report(rows(), tmp_path)
+    del made[name]
+    assert any(name in fault for fault in report_faults(made))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("median_ms", 1.0),
+        ("median_ms", None),
+        ("flagged", True),
+        ("spread", 0.3),
+        ("selection", "guessed"),
+        ("context", "32k"),
+        ("rss_bytes", None),
+    ],
+)
+def test_a_wrong_row_is_found(name, value, tmp_path):
+    made = report(rows(), tmp_path)
+    made["rows"][0][name] = value
+    assert report_faults(made)
+
+
+def test_two_rows_of_one_name_are_found(tmp_path):
+    made = report(rows(), tmp_path)
+    made["rows"].append(made["rows"][0])
+    assert report_faults(made) == ["two rows have one name"]
+
+
+def test_skipped_rows_say_why_in_report_and_table(tmp_path):
+    made = [*rows(), replace(measured_row("quest"), median_ms=None, skipped="no room")]
+    told = report(made, tmp_path)
+    assert report_faults(told) == []
+    text = table_text(made, told)
+    assert "quest: no room" in text
+    assert "8.56" in text
+
+
+def test_figures_of_other_reports_are_taken_from_beside_the_report(tmp_path):
+    paces = {"fio": {"median_mb_per_second": 2000.0}, "uring": {"median_mb_per_second": 1900.0}}
+    (tmp_path / "drive.json").write_text(json.dumps({"cases": {"1024 KiB": paces}}))
+    (tmp_path / "scorer.json").write_text("{")
+    assert drive_gbps(tmp_path).value == pytest.approx(1.9)
+    assert fio_gbps(tmp_path).value == pytest.approx(2.0)
+    assert scorer_gbps(tmp_path).value is None
+    assert "run make scorer again" in scorer_gbps(tmp_path).row
+
+
+def test_pictures_are_those_that_rows_have_something_for():
+    assert set(bench_figures(rows())) == {"latency", "speedup"}
+    made = rows() + [replace(row, batch=4) for row in rows()]
+    made += [replace(row, context=4096) for row in rows()] + [measured_row("hillinfer-hie")]
+    names = {"latency", "speedup", "batch", "throughput", "context", "ablation"}
+    assert set(bench_figures(made)) == names
+    assert bench_figures([]) == {}

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Selections, pools and reads in plain Python: what the rivals' bytes are held against."""
+
+from collections import OrderedDict
+
+PAGE, GAP = 4096, 8192
+
+
+class ReferencePool:
+    """A least-recently-used pool of one layer and sequence, unit by unit."""
+
+    def __init__(self, slots):
+        self.slots = slots
+        self.held = OrderedDict()
+
+    def misses(self, units):
+        """Return the units that are not there; all of them are there afterwards, if they fit."""
+        missing = [unit for unit in units if unit not in self.held]
+        # What was found stays until it was attended to.
+        room = self.slots - (len(units) - len(missing))
+        for unit in units:
+            if unit in self.held:
+                self.held.move_to_end(unit)
+        for unit in missing[-room:] if room else []:
+            if len(self.held) == self.slots:
+                self.held.popitem(last=False)
+            self.held[unit] = None
+        return missing
+
+
+def wire_bytes(units, unit_bytes, first_byte=0):
+    """Bytes of the pages that units touch, and of gaps of up to 8 KiB between them."""
+    read, reached = 0, None
+    for unit in sorted(units):
+        start = (first_byte + unit * unit_bytes) // PAGE * PAGE
+        end = -(-(first_byte + (unit + 1) * unit_bytes) // PAGE) * PAGE
+        if reached is None or start > reached + GAP:
+            read += end - start
+        else:
+            read += max(0, end - reached)
+        reached = end
+    return read
+
+
+def spilled(length, recent):
+    """Tokens that left the tail: groups go as the token comes that would not fit."""
+    return max(0, -(-(length - recent - 64) // 64)) * 64
+
+
+def pages(byte_count):
+    """Round up to whole pages."""
+    return -(-byte_count // PAGE) * PAGE
