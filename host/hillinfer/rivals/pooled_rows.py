@@ -17,7 +17,7 @@ from hillinfer.rivals.setup import RivalSetup
 from hillinfer.storage.aligned_buffer import round_up
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
-_LANDING_BYTES = 8 * 1024 * 1024
+_LANDING_BYTES = 4 * 1024 * 1024
 # A unit's slot; a slot's unit and when it was used.
 _UNIT_BYTES, _SLOT_BYTES = 4, 4 + 8
 
@@ -53,7 +53,7 @@ class Fetched:
 
 
 def landing_units(most: int, unit_rows: int, row_bytes: int) -> int:
-    """Return how many units a buffer for reads takes: `most`, but 8 MiB at most; 64 rows at least.
+    """Return how many units a buffer for reads takes: `most`, but 4 MiB at most; 64 rows at least.
 
     Together they are a multiple of 64 rows.
     """
