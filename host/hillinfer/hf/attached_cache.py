@@ -8,13 +8,22 @@ from abc import abstractmethod
 import torch
 from transformers.cache_utils import Cache
 
+from hillinfer.timeline.forward_spans import ForwardSpans
+
 
 class AttachedCache(Cache):  # type: ignore[misc]
     """A cache that stores and attends by itself; its layers are `AttachedLayer`s.
 
     A forward pass is `begin_forward`, then `store` and `attend` of every layer, then `end_forward`,
     which is left out where the pass broke off.
+
+    Attributes
+    ----------
+    spans
+        Where the time of its calls is noted.
     """
+
+    spans: ForwardSpans
 
     @abstractmethod
     def index_length(self, layer: int) -> int:
@@ -42,3 +51,11 @@ class AttachedCache(Cache):  # type: ignore[misc]
 
         (batch, query_heads, tokens, head_dim) in, (batch, tokens, query_heads, head_dim) out.
         """
+
+    @property
+    def takes_predictions(self) -> bool:
+        """Whether `announce` is worth the price of a predicted query."""
+        return False
+
+    def announce(self, layer: int, query: torch.Tensor, scaling: float) -> None:
+        """Learn a layer's predicted queries, (batch, query_heads, 1, head_dim), before its turn."""

@@ -9,6 +9,8 @@ from hillinfer.errors import CacheUseError, UnsupportedFeatureError
 from hillinfer.hf.attached_cache import AttachedCache
 from hillinfer.hf.layer import HillInferLayer
 from hillinfer.rivals.rival import Rival
+from hillinfer.timeline.forward_spans import ForwardSpans
+from hillinfer.timeline.silent import SILENT
 
 
 class RivalCache(AttachedCache):
@@ -28,6 +30,8 @@ class RivalCache(AttachedCache):
         shape = rival.setup.shape
         super().__init__(layers=[HillInferLayer(self, layer) for layer in range(shape.layers)])
         self.rival = rival
+        # Rivals are not traced.
+        self.spans = ForwardSpans(SILENT)
         self._under_way = False
 
     def fill(self, layer: int, row: int, keys: torch.Tensor, values: torch.Tensor) -> None:
@@ -91,6 +95,15 @@ class RivalCache(AttachedCache):
     def predict(self, layer: int, query: torch.Tensor, scaling: float) -> None:
         """Hand a layer's approximate queries on; see `Rival.predict`."""
         self.rival.predict(layer, query, scaling)
+
+    @property
+    def takes_predictions(self) -> bool:
+        """Whether the rival does anything with them."""
+        return self.rival.wants_prediction
+
+    def announce(self, layer: int, query: torch.Tensor, scaling: float) -> None:
+        """Hand on what the model's hooks predicted; see `predict`."""
+        self.predict(layer, query, scaling)
 
     def attend(self, layer: int, query: torch.Tensor, scaling: float) -> torch.Tensor:
         """Attend with one query of each sequence; see `AttachedCache`."""
