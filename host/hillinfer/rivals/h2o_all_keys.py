@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from hillinfer.rivals.block_stream import BlockStream
 from hillinfer.rivals.drive_rival import DriveRival
-from hillinfer.rivals.pooled_rows import PooledRows
+from hillinfer.rivals.pooled_rows import PooledRows, landing_units
 from hillinfer.rivals.selection import best_tokens, count, head_logits, replayed, summed_weights
 from hillinfer.rivals.traffic import Traffic
 from hillinfer.storage.aligned_buffer import PAGE_BYTES, round_up
@@ -41,7 +41,8 @@ class H2OAllKeys(DriveRival):
         self.stream = BlockStream(setup, self.keys, self.spilled, self.meter)
         self.pool = PooledRows(setup, self.values, 1, self.meter)
         most = count(setup, setup.context)
-        self._selected = self.meter.buffer(most * self.half_bytes).reshape(most, -1)
+        landing = landing_units(most, 1, self.half_bytes)
+        self._selected = self.meter.buffer(landing * self.half_bytes).reshape(landing, -1)
         self._logits = self.meter.tensor((shape.query_heads, setup.context), torch.float32)
         # A byte of keys saves one byte a step, a byte of values only where it is selected; but
         # where a value is less than a page, each one read costs a page, and values come first.
@@ -71,6 +72,7 @@ class H2OAllKeys(DriveRival):
 
     def attend(self, layer: int, row: int, query: torch.Tensor, scaling: float) -> torch.Tensor:
         """Score all keys, then attend to the best; see `Rival`."""
+        shape = self.setup.shape
         length, spilled = self.lengths[layer][row], self.spilled[layer][row]
         logits = self._logits[:, :length]
         at = 0
@@ -81,14 +83,21 @@ class H2OAllKeys(DriveRival):
         positions = best_tokens(self.setup, summed_weights(logits))
         positions = replayed(self.setup, layer, row, length, positions)
         cold = positions[positions < spilled]
-        fetched = self.pool.fetch(layer, row, cold, self._selected)
+        chosen = logits[:, torch.from_numpy(positions)]
+        weights = torch.softmax(chosen, -1).reshape(shape.kv_heads, -1, len(positions))
         warm = self.tail(layer, row)[positions[len(cold) :] - spilled]
-        # Values lie alone on the drive, where a row's keys would.
-        halves = [fetched.pool[fetched.rows], fetched.read]
-        parts = [self.layout.keys(torch.from_numpy(half)) for half in halves if len(half)]
-        parts.append(self.layout.values(torch.from_numpy(warm)))
-        order = np.concatenate([cold[fetched.order], positions[len(cold) :]])
-        return self._weighted(query, logits[:, torch.from_numpy(order)], parts)
+        values = self.layout.values(torch.from_numpy(warm))
+        out = self._weighted(weights[:, :, len(cold) :], values)
+        for fetched in self.pool.fetch(layer, row, cold, self._selected):
+            at = 0
+            # Values lie alone on the drive, where a row's keys would.
+            for half in (fetched.pool[fetched.rows], fetched.read):
+                order = torch.from_numpy(fetched.order[at : at + len(half)])
+                if len(half):
+                    values = self.layout.keys(torch.from_numpy(half))
+                    out += self._weighted(weights[:, :, order], values)
+                at += len(half)
+        return out.reshape(query.shape).to(query.dtype)
 
     def traffic(self) -> Traffic:
         """Return the totals, a block being read ahead included; see `Rival`."""
@@ -109,17 +118,10 @@ class H2OAllKeys(DriveRival):
             for start in range(0, len(rows), self.setup.block_rows):
                 yield rows[start : start + self.setup.block_rows]
 
-    def _weighted(
-        self, query: torch.Tensor, logits: torch.Tensor, parts: list[torch.Tensor]
-    ) -> torch.Tensor:
-        """Weigh values, (tokens, kv_heads, head_dim) each, by the softmax of their logits."""
-        weights = torch.softmax(logits, -1).reshape(self.setup.shape.kv_heads, -1, logits.shape[1])
-        out = torch.zeros(weights.shape[0], weights.shape[1], query.shape[-1])
-        at = 0
-        for part in parts:
-            for start in range(0, len(part), self.setup.block_rows):
-                values = part[start : start + self.setup.block_rows]
-                weight = weights[:, :, at : at + len(values)]
-                out += torch.matmul(weight, values.transpose(0, 1).float())
-                at += len(values)
-        return out.reshape(query.shape).to(query.dtype)
+    def _weighted(self, weights: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        """Sum up values (tokens, kv_heads, head_dim) by weights (kv_heads, G, tokens)."""
+        out = torch.zeros(*weights.shape[:2], values.shape[-1])
+        for start in range(0, len(values), self.setup.block_rows):
+            block = slice(start, start + self.setup.block_rows)
+            out += torch.matmul(weights[:, :, block], values[block].transpose(0, 1).float())
+        return out

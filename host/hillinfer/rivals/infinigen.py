@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from math import prod
 from typing import ClassVar
 
 import numpy as np
@@ -14,9 +16,10 @@ from numpy.typing import NDArray
 from hillinfer.rivals.block_attention import Part, whole
 from hillinfer.rivals.drive_rival import DriveRival
 from hillinfer.rivals.partial_keys import PartialKeys
-from hillinfer.rivals.pooled_rows import Fetched, PooledRows
+from hillinfer.rivals.pooled_rows import Fetched, PooledRows, landing_units
 from hillinfer.rivals.selection import best_tokens, count, replayed, summed_weights
 from hillinfer.rivals.traffic import Traffic
+from hillinfer_model.kernel_spec import GROUP_TOKENS
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,8 @@ class _Prefetched:
 
     positions: NDArray[np.int64]
     spilled: int
-    fetched: Fetched
+    first: Fetched
+    others: Iterator[Fetched]
 
 
 class InfiniGen(DriveRival):
@@ -51,8 +55,11 @@ class InfiniGen(DriveRival):
         self._logits = self.meter.tensor((shape.query_heads, setup.context), torch.float32)
         # One layer's rows are attended to while the next one's come.
         most = count(setup, setup.context)
-        size = 2 * setup.batch * most * self.row_bytes
-        self._selected = self.meter.buffer(size).reshape(2, setup.batch, most, self.row_bytes)
+        # A group that leaves the tail meanwhile comes behind them.
+        landing = landing_units(most, 1, self.row_bytes)
+        size = (2, setup.batch, landing + GROUP_TOKENS, self.row_bytes)
+        self._selected = self.meter.buffer(prod(size)).reshape(size)
+        self._landing = landing
         self.pool = PooledRows(setup, self.rows, 1, self.meter)
         self.pool.take_pool(self.meter.free_bytes)
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="hillinfer-rival")
@@ -131,23 +138,28 @@ class InfiniGen(DriveRival):
             scores[:known] = summed_weights(logits)
             positions = best_tokens(self.setup, scores)
             positions = replayed(self.setup, layer, row, length, positions)
-            fetched = self._read(layer, row, positions[positions < spilled], 0)
-            return _Prefetched(positions, spilled, fetched)
+            cold = positions[positions < spilled]
+            into = self._selected[layer % 2, row, : self._landing]
+            others = self.pool.fetch(layer, row, cold, into)
+            return _Prefetched(positions, spilled, next(others), others)
 
         return self._worker.submit(fetch)
 
-    def _read(self, layer: int, row: int, positions: NDArray[np.int64], at: int) -> Fetched:
-        return self.pool.fetch(layer, row, positions, self._selected[layer % 2, row, at:])
-
-    def _batches(self, layer: int, row: int, ahead: _Prefetched) -> list[list[Part]]:
-        spilled = self.spilled[layer][row]
-        positions, parts = ahead.positions, ahead.fetched.parts
+    def _batches(self, layer: int, row: int, ahead: _Prefetched) -> Iterator[list[Part]]:
+        spilled, positions, fetched = self.spilled[layer][row], ahead.positions, ahead.first
+        while not fetched.is_last:
+            # More was to be read than a buffer holds.
+            yield fetched.parts
+            fetched = self._worker.submit(next, ahead.others).result()
+        parts = fetched.parts
         there, cold = np.searchsorted(positions, [ahead.spilled, spilled])
         if cold > there:
-            # A group left the tail after the prefetch had begun.
-            # What is read for it may take the pool's slots.
+            # A group left the tail after the prefetch had begun; it may take the pool's slots.
             parts = [whole(rows[chosen]) for rows, chosen in parts]
-            late = self._worker.submit(self._read, layer, row, positions[there:cold], there)
-            parts += late.result().parts
+            into = self._selected[layer % 2, row, self._landing :]
+            late = self.pool.fetch(layer, row, positions[there:cold], into)
+            parts += self._worker.submit(next, late).result().parts
+            if cold - there == GROUP_TOKENS:
+                parts += self._worker.submit(next, late).result().parts
         warm = self.tail(layer, row)[positions[cold:] - spilled]
-        return [[*parts, whole(warm)]]
+        yield [*parts, whole(warm)]

@@ -4,15 +4,16 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterator
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hillinfer.rivals.block_attention import whole
+from hillinfer.rivals.block_attention import Part, whole
 from hillinfer.rivals.drive_rival import DriveRival
 from hillinfer.rivals.key_bounds import KeyBounds
-from hillinfer.rivals.pooled_rows import PooledRows
+from hillinfer.rivals.pooled_rows import PooledRows, landing_units
 from hillinfer.rivals.selection import count, replayed_pages
 
 PAGE_TOKENS = 16
@@ -40,8 +41,9 @@ class PagedRival(DriveRival):
         self.bounds = [KeyBounds(setup, size, kind, self.meter) for size in self.bound_tokens]
         region = self.rows.region_rows // PAGE_TOKENS
         most = min(region, -(-count(setup, setup.context) // PAGE_TOKENS))
-        size = most * PAGE_TOKENS * self.row_bytes
-        self._selected = self.meter.buffer(size).reshape(most, -1)
+        landing = landing_units(most, PAGE_TOKENS, self.row_bytes)
+        size = landing * PAGE_TOKENS * self.row_bytes
+        self._selected = self.meter.buffer(size).reshape(landing, -1)
         self.pool = PooledRows(setup, self.rows, PAGE_TOKENS, self.meter)
         self.pool.take_pool(self.meter.free_bytes)
 
@@ -72,9 +74,12 @@ class PagedRival(DriveRival):
     def attend(self, layer: int, row: int, query: torch.Tensor, scaling: float) -> torch.Tensor:
         """Fetch the best pages and attend to them and the tail; see `Rival`."""
         pages = self._pages(layer, row, query, scaling)
-        fetched = self.pool.fetch(layer, row, pages, self._selected)
-        batch = [*fetched.parts, whole(self.tail(layer, row))]
-        return self.attention.attend(query, [batch], scaling)
+        return self.attention.attend(query, self._batches(layer, row, pages), scaling)
+
+    def _batches(self, layer: int, row: int, pages: NDArray[np.int64]) -> Iterator[list[Part]]:
+        for fetched in self.pool.fetch(layer, row, pages, self._selected):
+            tail = [whole(self.tail(layer, row))] if fetched.is_last else []
+            yield fetched.parts + tail
 
     def close(self) -> None:
         """Give everything back; see `Rival`."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,10 @@ from hillinfer.rivals.block_attention import Part, whole
 from hillinfer.rivals.drive_rows import DriveRows
 from hillinfer.rivals.meter import Meter
 from hillinfer.rivals.setup import RivalSetup
+from hillinfer.storage.aligned_buffer import round_up
+from hillinfer_model.kernel_spec import GROUP_TOKENS
 
+_LANDING_BYTES = 4 * 1024 * 1024
 # A unit's slot; a slot's unit and when it was used.
 _UNIT_BYTES, _SLOT_BYTES = 4, 4 + 8
 
@@ -32,17 +36,29 @@ class Fetched:
         Which rows of it were asked for, int64.
     read
         uint8 (rows, row_bytes), what was read.
+    is_last
+        Whether nothing comes after it.
     """
 
     order: NDArray[np.int64]
     pool: NDArray[np.uint8]
     rows: NDArray[np.int64]
     read: NDArray[np.uint8]
+    is_last: bool
 
     @property
     def parts(self) -> list[Part]:
         """The rows as parts of a batch to attend to."""
         return [(self.pool, self.rows), whole(self.read)]
+
+
+def landing_units(most: int, unit_rows: int, row_bytes: int) -> int:
+    """Return how many units a buffer for reads takes: `most`, but 4 MiB at most; 64 rows at least.
+
+    Together they are a multiple of 64 rows.
+    """
+    rows = min(round_up(most * unit_rows, GROUP_TOKENS), _LANDING_BYTES // row_bytes)
+    return max(GROUP_TOKENS, rows // GROUP_TOKENS * GROUP_TOKENS) // unit_rows
 
 
 class PooledRows:
@@ -94,7 +110,7 @@ class PooledRows:
 
     def fetch(
         self, layer: int, row: int, units: NDArray[np.int64], out: NDArray[np.uint8]
-    ) -> Fetched:
+    ) -> Iterator[Fetched]:
         """Find units in the pool and read the others, which are in the pool afterwards.
 
         Parameters
@@ -104,40 +120,50 @@ class PooledRows:
         units
             int64 numbers, each once.
         out
-            uint8 of shape (units or more, unit_bytes), for those that are read.
+            uint8 of shape (any, unit_bytes), a multiple of 64 rows, for those that are read.
 
-        Returns
-        -------
-        Where they all are, until the next call for this layer and sequence or with this `out`.
+        Yields
+        ------
+        Full `out`s of what was read, each valid until the next; at last the rest, and what was
+        found, valid until the next call for this layer and sequence or with this `out`.
         """
         place, used = self._place[layer, row], self._used[layer, row]
         slots = place[units] if self.slots else np.full(len(units), -1)
         hits, misses = np.flatnonzero(slots >= 0), np.flatnonzero(slots < 0)
-        read = out[: len(misses)]
-        found = Fetched(
-            np.concatenate([hits, misses]),
-            self._data[layer, row].reshape(-1, self._rows.row_bytes),
-            self._rows_of(slots[hits]),
-            read.reshape(-1, self._rows.row_bytes),
-        )
+        found = self._rows_of(slots[hits])
         if self.slots:
             used[slots[hits]] = self._ticks(len(hits))
-        if not len(misses):
-            return found
-        self._rows.read_units(layer, row, units[misses], read, np.arange(len(misses)), self._buffer)
+        pool = self._data[layer, row].reshape(-1, self._rows.row_bytes)
         # What was found must stay where it is. Where not all of the others fit, the last ones
         # stay: those of the newest tokens.
-        room = min(self.slots - len(hits), len(misses))
-        if room:
-            come = units[misses[-room:]]
-            victims = np.argpartition(used, room - 1)[:room]
-            owner = self._owner[layer, row]
-            gone = owner[victims]
-            place[gone[gone >= 0]] = -1
-            owner[victims], place[come] = come, victims
-            used[victims] = self._ticks(room)
-            self._data[layer, row, victims] = read[-room:]
-        return found
+        first_kept = len(misses) - min(self.slots - len(hits), len(misses))
+        last = len(misses) // len(out) * len(out)
+        for at in range(0, last + 1, len(out)):
+            chunk = misses[at : at + len(out)]
+            read = out[: len(chunk)]
+            if len(chunk):
+                places = np.arange(len(chunk))
+                self._rows.read_units(layer, row, units[chunk], read, places, self._buffer)
+            kept = max(0, first_kept - at)
+            if kept < len(chunk):
+                self._keep(layer, row, units[chunk[kept:]], read[kept:])
+            flat = read.reshape(-1, self._rows.row_bytes)
+            if at < last:
+                yield Fetched(chunk, pool, found[:0], flat, is_last=False)
+            else:
+                yield Fetched(np.concatenate([hits, chunk]), pool, found, flat, is_last=True)
+
+    def _keep(
+        self, layer: int, row: int, units: NDArray[np.int64], data: NDArray[np.uint8]
+    ) -> None:
+        """Put units into the slots used longest ago."""
+        place, used, owner = (part[layer, row] for part in (self._place, self._used, self._owner))
+        victims = np.argpartition(used, len(units) - 1)[: len(units)]
+        gone = owner[victims]
+        place[gone[gone >= 0]] = -1
+        owner[victims], place[units] = units, victims
+        used[victims] = self._ticks(len(units))
+        self._data[layer, row, victims] = data
 
     def _rows_of(self, slots: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
         """Return the rows of slots, in a pool seen as rows."""

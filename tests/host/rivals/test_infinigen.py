@@ -12,8 +12,10 @@ from rival_cases import MULTI_HEAD, SCALING, SHAPE, WIDE, Run, flip_on_drive, ma
 
 from hillinfer.errors import BudgetError
 from hillinfer.model_shape import StoredType
+from hillinfer.rivals import pooled_rows
 from hillinfer.rivals.meter import Meter
 from hillinfer.rivals.partial_keys import PartialKeys
+from hillinfer.rivals.pooled_rows import landing_units
 from hillinfer.rivals.selection import head_logits
 from hillinfer.rivals.table import make_rival
 from hillinfer_model.selection import selected_count
@@ -32,7 +34,13 @@ def fixed_bytes(setup):
     most = selected_count(setup.context, setup.alpha, setup.kept_tokens, None)
     scatter = max(min(2 << 20, region * row), pages(row)) + 2 * 4096
     logits = 4 * shape.query_heads * setup.context
-    return partial + tails + 2 * setup.batch * most * row + scatter + logits
+    return (
+        partial
+        + tails
+        + 2 * setup.batch * (landing_units(most, 1, row) + 64) * row
+        + scatter
+        + logits
+    )
 
 
 def noted_sets(run, monkeypatch):
@@ -55,9 +63,13 @@ def visible(run, positions):
     return seen
 
 
+@pytest.mark.parametrize("landing_bytes", [1, 8 << 20])
 @pytest.mark.parametrize("shape", [SHAPE, replace(MULTI_HEAD, stored_type=StoredType.BFLOAT16)])
 @pytest.mark.parametrize("predicted", [True, False])
-def test_everything_selected_is_full_attention(cold_dir, shape, predicted):
+def test_everything_selected_is_full_attention(
+    cold_dir, shape, predicted, monkeypatch, landing_bytes
+):
+    monkeypatch.setattr(pooled_rows, "_LANDING_BYTES", landing_bytes)
     setup = make_setup(cold_dir, shape, alpha=1.0, block_rows=50)
     run = Run(NAME, replace(setup, budget_bytes=fixed_bytes(setup) + 100_000), 734)
     with run.rival:

@@ -11,6 +11,8 @@ from rival_cases import MULTI_HEAD, SCALING, SHAPE, WIDE, Run, flip_on_drive, ma
 
 from hillinfer.errors import BudgetError
 from hillinfer.model_shape import StoredType
+from hillinfer.rivals import pooled_rows
+from hillinfer.rivals.pooled_rows import landing_units
 from hillinfer.rivals.table import make_rival
 from hillinfer_model.selection import selected_count
 
@@ -33,7 +35,7 @@ def fixed_bytes(name, setup):
     tails = setup.units * pages((64 + setup.kept_recent) * row)
     most = -(-selected_count(setup.context, setup.alpha, setup.kept_tokens, None) // 16)
     scatter = max(min(2 << 20, region * row), pages(16 * row)) + 2 * 4096
-    return bounds + tails + min(most, region // 16) * 16 * row + scatter
+    return bounds + tails + landing_units(min(most, region // 16), 16, row) * 16 * row + scatter
 
 
 def upper_bounds(run, layer, row, size, chosen):
@@ -74,8 +76,10 @@ def visible(run, chosen):
     return seen
 
 
+@pytest.mark.parametrize("landing_bytes", [1, 8 << 20])
 @pytest.mark.parametrize("shape", [SHAPE, replace(MULTI_HEAD, stored_type=StoredType.BFLOAT16)])
-def test_everything_selected_is_full_attention(cold_dir, name, shape):
+def test_everything_selected_is_full_attention(cold_dir, name, shape, monkeypatch, landing_bytes):
+    monkeypatch.setattr(pooled_rows, "_LANDING_BYTES", landing_bytes)
     setup = make_setup(cold_dir, shape, alpha=1.0, block_rows=50)
     run = Run(name, replace(setup, budget_bytes=fixed_bytes(name, setup) + 100_000), 734)
     with run.rival:
