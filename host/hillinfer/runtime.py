@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 
 from hillinfer.app.prefetch_pipeline import PrefetchPipeline
-from hillinfer.attention.dense_attention import DenseAttention
 from hillinfer.app.share_by_rates import share_by_rates
+from hillinfer.attention.dense_attention import DenseAttention
 from hillinfer.attention.host_attention import host_attention
 from hillinfer.attention.row_attention import RowAttention
 from hillinfer.attention.row_states import RowStates
