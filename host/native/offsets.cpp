@@ -8,8 +8,8 @@
 
 namespace hillinfer {
 
-OffsetTokens::OffsetTokens(int64_t tokens)
-    : recent(std::max<int64_t>(tokens - kRecent, 0)),
+OffsetTokens::OffsetTokens(int64_t all)
+    : recent(std::max<int64_t>(all - kRecent, 0)),
       sinks(std::min(kSinks, recent)),
       probes(recent > kStride ? (recent - 1) / kStride : 0) {}
 
@@ -23,9 +23,9 @@ int64_t OffsetTokens::place(int64_t position, int64_t tokens) const {
     return position % kStride == 0 ? once(tokens) + position / kStride - 1 : -1;
 }
 
-OffsetSample::OffsetSample(const Shape& shape, int64_t tokens)
+OffsetSample::OffsetSample(const Shape& shape, int64_t tokens, int64_t coming)
     : tokens(tokens),
-      where(tokens),
+      where(tokens + coming),
       count(where.all(tokens)),
       log_weights(size_t(shape.rows()) * size_t(count)),
       invalid(size_t(shape.kv_heads) * size_t(count)) {}

@@ -12,9 +12,10 @@ constexpr int64_t kSinks = 4;
 constexpr int64_t kRecent = 256;
 constexpr int64_t kStride = 16;
 
-// Where the tokens R and then the probe tokens outside it lie among all N.
+// Where the tokens R and then the probe tokens outside it lie among those that have keys.
 struct OffsetTokens {
-    explicit OffsetTokens(int64_t tokens);
+    // N, what is coming included.
+    explicit OffsetTokens(int64_t all);
 
     int64_t recent;  // The first of the most recent tokens.
     int64_t sinks;   // Sinks that are not recent tokens.
@@ -29,7 +30,7 @@ struct OffsetTokens {
 
 // L' of the offset tokens, a row of them per scored head; marks per KV head.
 struct OffsetSample {
-    OffsetSample(const Shape& shape, int64_t tokens);
+    OffsetSample(const Shape& shape, int64_t tokens, int64_t coming);
 
     int64_t tokens;
     OffsetTokens where;

@@ -125,7 +125,7 @@ public:
           queries_(kernels, sequence.shape, sequence.segment_count),
           scratches_(scratches(sequence.shape, sequence.threads)),
           tokens_(total(sequence)),
-          sample_(sequence.shape, tokens_) {}
+          sample_(sequence.shape, tokens_, sequence.coming) {}
 
     void run(uint32_t* tuples) {
         if (!tokens_) {
@@ -364,7 +364,7 @@ void segment_log_weights(const Kernels& kernels, const Sequence& sequence, const
 void finish_sequence(const Kernels& kernels, const Sequence& sequence, int64_t tokens,
                      const int32_t* log_weights, const uint8_t* exponents, uint32_t* tuples) {
     const Shape& shape = sequence.shape;
-    OffsetSample sample(shape, tokens);
+    OffsetSample sample(shape, tokens, sequence.coming);
     const size_t row_tokens = size_t(shape.rows()) * kGroupTokens;
     const size_t head_tokens = size_t(shape.kv_heads) * kGroupTokens;
     for (int64_t position = 0; position < tokens; ++position) {

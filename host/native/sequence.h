@@ -12,6 +12,7 @@ struct Sequence {
     const Segment* segments;
     int64_t segment_count;
     int32_t threads;
+    int32_t coming;  // Tokens that N counts and that have no key yet.
 };
 
 // Query codes of all segments, one segment's behind the other's: `rows` of each.

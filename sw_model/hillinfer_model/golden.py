@@ -102,28 +102,36 @@ class GoldenModel:
         return np.concatenate(aligned, axis=1), np.concatenate(invalid)
 
     def score(
-        self, query: NDArray[np.float32], scaling: float, segments: Sequence[CodedSegment]
+        self,
+        query: NDArray[np.float32],
+        scaling: float,
+        segments: Sequence[CodedSegment],
+        coming: int = 0,
     ) -> NDArray[np.uint16]:
         """Return the score code of every token (contract, section 4).
 
-        Parameters and errors are those of `aligned`.
+        Parameters and errors are those of `aligned`, and of `reference_positions` for `coming`.
 
         Returns
         -------
         uint16 of shape (1, N) for scope `layer`, (kv_heads, N) for `kv_head`.
         """
         aligned, invalid = self.aligned(query, scaling, segments)
-        references = offsets(aligned, invalid, self.spec, self.scope)
+        references = offsets(aligned, invalid, self.spec, self.scope, coming)
         return score_codes(aligned, references, invalid, self.spec, self.scope)
 
     def score_blocks(
-        self, query: NDArray[np.float32], scaling: float, segments: Sequence[CodedSegment]
+        self,
+        query: NDArray[np.float32],
+        scaling: float,
+        segments: Sequence[CodedSegment],
+        coming: int = 0,
     ) -> Iterator[ScoreBlock]:
         """Return the score blocks of every token (contract, section 6).
 
-        Parameters and errors are those of `aligned`; errors come before the first block.
+        Parameters and errors are those of `score`; errors come before the first block.
         """
-        return cut_blocks(self.score(query, scaling, segments), self.spec.block_tokens)
+        return cut_blocks(self.score(query, scaling, segments, coming), self.spec.block_tokens)
 
     def _check_consecutive(self, segments: Sequence[CodedSegment]) -> None:
         for index, segment in enumerate(segments):

@@ -18,13 +18,15 @@ PROBE_STRIDE = 16
 _BELOW_ALL = -(2**24)
 
 
-def reference_positions(length: int) -> tuple[Integers, Integers]:
+def reference_positions(length: int, coming: int = 0) -> tuple[Integers, Integers]:
     """Return the tokens that offsets are taken from (contract, section 3).
 
     Parameters
     ----------
     length
-        N, the tokens that are scored.
+        The tokens that are scored.
+    coming
+        Tokens that N counts beside them and that have no key yet: 1 where the query is predicted.
 
     Returns
     -------
@@ -35,7 +37,9 @@ def reference_positions(length: int) -> tuple[Integers, Integers]:
     """
     if length < 0:
         raise ValueError(f"length={length} is negative")
-    first_recent = max(length - RECENT_TOKENS, min(SINK_TOKENS, length))
+    if coming not in (0, 1):
+        raise ValueError(f"coming={coming}: one token comes at a time, or none")
+    first_recent = max(length + coming - RECENT_TOKENS, min(SINK_TOKENS, length))
     recent = np.concatenate(
         (
             np.arange(min(SINK_TOKENS, length), dtype=np.int64),
@@ -48,7 +52,11 @@ def reference_positions(length: int) -> tuple[Integers, Integers]:
 
 
 def offsets(
-    aligned: Integers, invalid: NDArray[np.bool_], spec: KernelSpec, scope: Scope
+    aligned: Integers,
+    invalid: NDArray[np.bool_],
+    spec: KernelSpec,
+    scope: Scope,
+    coming: int = 0,
 ) -> Integers:
     """Return the offsets of a sequence from all its aligned products (contract, section 3).
 
@@ -60,13 +68,15 @@ def offsets(
         bool of shape (N, kv_heads).
     spec, scope
         Shape and rule; what shares one selected set.
+    coming
+        As for `reference_positions`.
 
     Returns
     -------
     int64: B of shape (H',) for `weight_sum`; A of shape (1,) or (kv_heads,) for `raw_sum`.
     """
     check_aligned(aligned, invalid, spec)
-    recent, probes = reference_positions(aligned.shape[1])
+    recent, probes = reference_positions(aligned.shape[1], coming)
     return offsets_from_references(
         aligned[:, recent], invalid[recent], aligned[:, probes], invalid[probes], spec, scope
     )

@@ -43,6 +43,8 @@ def test_predicted_positions_are_left_out_of_the_same_sets():
         recent, probes = oracle_scores.reference_positions(length)
         left = oracle_scores.reference_positions(length, [length - 1])
         assert left == ([p for p in recent if p != length - 1], probes)
+        found = [list(map(int, own)) for own in reference_positions(length - 1, 1)]
+        assert found == [list(own) for own in left]
 
 
 # Weights and short codes

@@ -80,15 +80,19 @@ class DeviceScorer:
         self._host.encode(keys, statistics, shadow, first_token)
 
     def score(
-        self, query: torch.Tensor, scaling: float, segments: Sequence[SegmentShadow]
+        self,
+        query: torch.Tensor,
+        scaling: float,
+        segments: Sequence[SegmentShadow],
+        coming: int = 0,
     ) -> Iterator[ScoreBlock]:
         """Score every token of consecutive segments; see `Scorer`.
 
         Blocks of different segments come in any order.
         """
         if self._host_alone(segments):
-            return self._host.score(query, scaling, segments)
-        parts = self._parts(query, scaling, segments)
+            return self._host.score(query, scaling, segments, coming)
+        parts = self._parts(query, scaling, segments, coming)
         return (block for first, tuples in parts for block in self._cut(first, tuples))
 
     @property
@@ -97,7 +101,11 @@ class DeviceScorer:
         return isinstance(self._host, NativeScorer)
 
     def tuples(
-        self, query: torch.Tensor, scaling: float, segments: Sequence[SegmentShadow]
+        self,
+        query: torch.Tensor,
+        scaling: float,
+        segments: Sequence[SegmentShadow],
+        coming: int = 0,
     ) -> NDArray[np.uint32]:
         """Return the tuples of every token at once, where the host merges natively.
 
@@ -105,7 +113,7 @@ class DeviceScorer:
 
         Parameters
         ----------
-        query, scaling, segments
+        query, scaling, segments, coming
             As for `score`, whose errors it raises.
 
         Returns
@@ -114,11 +122,11 @@ class DeviceScorer:
         """
         if self._host_alone(segments):
             assert isinstance(self._host, NativeScorer)
-            return self._host.tuples(query, scaling, segments)
+            return self._host.tuples(query, scaling, segments, coming)
         sets = 1 if self.scope is Scope.LAYER else self.spec.kv_heads
         length = segments[-1].base_position + segments[-1].tokens
         whole = np.empty((sets, length), dtype=np.uint32)
-        for first, tuples in self._parts(query, scaling, segments):
+        for first, tuples in self._parts(query, scaling, segments, coming):
             whole[:, first : first + tuples.shape[1]] = tuples
         return whole
 
@@ -156,15 +164,23 @@ class DeviceScorer:
             self.shadows.note_selected(total - on_device, own.size - taken, on_device, taken)
 
     def _parts(
-        self, query: torch.Tensor, scaling: float, segments: Sequence[SegmentShadow]
+        self,
+        query: torch.Tensor,
+        scaling: float,
+        segments: Sequence[SegmentShadow],
+        coming: int,
     ) -> Iterator[tuple[int, NDArray[np.uint32]]]:
         """Yield a position and the tuples from there on, uint32 (sets, tokens), in any order."""
         self._host.check(query, segments)
         scaled = scale_query(self.spec, query, scaling)
-        return self._scored(self.host_part(segments), scaled, segments)
+        return self._scored(self.host_part(segments), scaled, segments, coming)
 
     def _scored(
-        self, part: HostPart, scaled: torch.Tensor, segments: Sequence[SegmentShadow]
+        self,
+        part: HostPart,
+        scaled: torch.Tensor,
+        segments: Sequence[SegmentShadow],
+        coming: int,
     ) -> Iterator[tuple[int, NDArray[np.uint32]]]:
         given = [number for number, one in enumerate(segments) if one.device_tokens]
         own = [
@@ -172,7 +188,7 @@ class DeviceScorer:
             for number, one in enumerate(segments)
             if one.device_tokens < one.tokens
         ]
-        started = part.start(scaled, segments)
+        started = part.start(scaled, segments, coming)
         done = dict.fromkeys(given, 0)
         try:
             for launch in self._launches(segments, given):

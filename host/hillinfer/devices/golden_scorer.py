@@ -54,7 +54,11 @@ class GoldenScorer:
         )
 
     def score(
-        self, query: torch.Tensor, scaling: float, segments: Sequence[SegmentShadow]
+        self,
+        query: torch.Tensor,
+        scaling: float,
+        segments: Sequence[SegmentShadow],
+        coming: int = 0,
     ) -> Iterator[ScoreBlock]:
         """Score every token of consecutive segments (contract, sections 3 to 6); see `Scorer`."""
         if query.dtype != torch.float32:
@@ -67,7 +71,7 @@ class GoldenScorer:
             )
             for segment in segments
         ]
-        return self._model.score_blocks(query.detach().numpy(), scaling, coded)
+        return self._model.score_blocks(query.detach().numpy(), scaling, coded, coming)
 
 
 def _fp16_codes(keys: torch.Tensor) -> NDArray[np.uint16]:

@@ -43,7 +43,9 @@ class StartedScoring(Protocol):
 class HostPart(Protocol):
     """One way to do the host's part."""
 
-    def start(self, scaled: torch.Tensor, segments: Sequence[SegmentShadow]) -> StartedScoring:
+    def start(
+        self, scaled: torch.Tensor, segments: Sequence[SegmentShadow], coming: int = 0
+    ) -> StartedScoring:
         """Look at R ∪ Φ, so that the device can be launched (contract, section 3).
 
         Parameters
@@ -52,5 +54,7 @@ class HostPart(Protocol):
             Queries from `scale_query`.
         segments
             All segments of the sequence.
+        coming
+            As for `Scorer.score`.
         """
         ...

@@ -48,10 +48,13 @@ class NativePart:
             for one in segments
         )
 
-    def start(self, scaled: torch.Tensor, segments: Sequence[SegmentShadow]) -> _Started:
+    def start(
+        self, scaled: torch.Tensor, segments: Sequence[SegmentShadow], coming: int = 0
+    ) -> _Started:
         """Score R ∪ Φ and nothing else; see `HostPart`."""
         threads = torch.get_num_threads()
-        queries = self._pieces.start(scaled, [_offset_segment(one) for one in segments], threads)
+        sampled = [_offset_segment(one) for one in segments]
+        queries = self._pieces.start(scaled, sampled, threads, coming)
         return _Started(self._pieces, queries, segments, threads)
 
 

@@ -106,7 +106,11 @@ class Scorer(Protocol):
         ...
 
     def score(
-        self, query: torch.Tensor, scaling: float, segments: Sequence[SegmentShadow]
+        self,
+        query: torch.Tensor,
+        scaling: float,
+        segments: Sequence[SegmentShadow],
+        coming: int = 0,
     ) -> Iterator[ScoreBlock]:
         """Score every token of consecutive segments and yield score blocks as they are ready.
 
@@ -119,6 +123,9 @@ class Scorer(Protocol):
         segments
             All segments of the sequence; their tokens together are N, this step's own included.
             Shadows on the drive are to be asked for in this order and copied from at once.
+        coming
+            Tokens that N counts and that have no key yet (contract, section 3): 1 where the query
+            is a predicted one.
 
         Raises
         ------

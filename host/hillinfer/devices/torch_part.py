@@ -40,14 +40,20 @@ class TorchPart:
         self.layout = ShadowLayout(spec)
         self.buffers = KeyBufferPool(spec)
 
-    def start(self, scaled: torch.Tensor, segments: Sequence[SegmentShadow]) -> _Started:
+    def start(
+        self, scaled: torch.Tensor, segments: Sequence[SegmentShadow], coming: int = 0
+    ) -> _Started:
         """Take L' of R ∪ Φ and of what only the host has; see `HostPart`."""
-        return _Started(self, scaled, segments)
+        return _Started(self, scaled, segments, coming)
 
 
 class _Started:
     def __init__(
-        self, part: TorchPart, scaled: torch.Tensor, segments: Sequence[SegmentShadow]
+        self,
+        part: TorchPart,
+        scaled: torch.Tensor,
+        segments: Sequence[SegmentShadow],
+        coming: int,
     ) -> None:
         self._part = part
         self._scaled = scaled
@@ -62,9 +68,11 @@ class _Started:
             self._weigh_groups(segment, own)
             if segment.device_tokens:
                 self._weigh_probes(segment, own.start)
-            recent = max(tokens - RECENT_TOKENS - segment.base_position, 0)
+            recent = max(tokens + coming - RECENT_TOKENS - segment.base_position, 0)
             self._weigh_groups(segment, range(recent, own.start))
-        self._offsets = sequence_offsets(part.spec, part.scope, self._weights, self._invalid)
+        self._offsets = sequence_offsets(
+            part.spec, part.scope, self._weights, self._invalid, coming
+        )
         self._tuples = TokenTuples(part.spec, part.scope, self._offsets)
 
     def query_blocks(self, numbers: Sequence[int]) -> Beats:

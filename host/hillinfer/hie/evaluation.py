@@ -65,7 +65,7 @@ class ImportanceEvaluation:
         length = segments[-1].base_position + segments[-1].tokens
         if self.selects_all(length):
             return self.everything(length)
-        return self._top(query, scaling, segments, self._count(length), self._kept(length))
+        return self._top(query, scaling, segments, 0, self._count(length), self._kept(length))
 
     def select_next(
         self, query: torch.Tensor, scaling: float, segments: Sequence[SegmentShadow]
@@ -88,7 +88,7 @@ class ImportanceEvaluation:
         if self.selects_all(past + 1):
             return self.everything(past + 1)
         kept, count = self._kept(past + 1), self._count(past + 1)
-        chosen = self._top(query, scaling, segments, count - 1, kept[:-1])
+        chosen = self._top(query, scaling, segments, 1, count - 1, kept[:-1])
         return [np.append(own, past) for own in chosen]
 
     def _top(
@@ -96,10 +96,11 @@ class ImportanceEvaluation:
         query: torch.Tensor,
         scaling: float,
         segments: Sequence[SegmentShadow],
+        coming: int,
         count: int,
         kept: NDArray[np.int64],
     ) -> list[NDArray[np.int64]]:
-        chosen = self._chosen(query, scaling, segments, count, kept)
+        chosen = self._chosen(query, scaling, segments, coming, count, kept)
         if isinstance(self._scorer, DeviceScorer):
             self._scorer.note_selected(segments, chosen)
         return chosen
@@ -109,6 +110,7 @@ class ImportanceEvaluation:
         query: torch.Tensor,
         scaling: float,
         segments: Sequence[SegmentShadow],
+        coming: int,
         count: int,
         kept: NDArray[np.int64],
     ) -> list[NDArray[np.int64]]:
@@ -116,10 +118,10 @@ class ImportanceEvaluation:
         if isinstance(scorer, NativeScorer) or (
             isinstance(scorer, DeviceScorer) and scorer.merges_natively
         ):
-            tuples = scorer.tuples(query, scaling, segments)
+            tuples = scorer.tuples(query, scaling, segments, coming)
             return [native_top(own, count, kept) for own in tuples]
         tops = [TopAlpha(count, kept) for _ in range(self._sets)]
-        for block in scorer.score(query, scaling, segments):
+        for block in scorer.score(query, scaling, segments, coming):
             tops[block.kv_head].merge(block)
         return [top.positions() for top in tops]
 

@@ -113,7 +113,11 @@ class NativePieces:
         self._addresses = Addresses()
 
     def start(
-        self, scaled: torch.Tensor, segments: Sequence[OffsetSegment], threads: int
+        self,
+        scaled: torch.Tensor,
+        segments: Sequence[OffsetSegment],
+        threads: int,
+        coming: int = 0,
     ) -> LaunchQueries:
         """Code a query for all segments of a sequence and join it with the offsets.
 
@@ -125,6 +129,8 @@ class NativePieces:
             All of them, in order.
         threads
             To use.
+        coming
+            As for `Scorer.score`.
         """
         spec = self.spec
         heads = (len(segments), spec.scored_heads)
@@ -150,7 +156,7 @@ class NativePieces:
         self._library.call(
             "hillinfer_start",
             self._variant,
-            self._sequence(scaled.data_ptr(), described, threads),
+            self._sequence(scaled.data_ptr(), described, threads, coming),
             *(one.ctypes.data for one in (codes, exponents, corrections, offsets)),
         )
         addends = corrections.astype(np.int64)
@@ -208,12 +214,15 @@ class NativePieces:
         )
         return [tuples[:, first:stop] for first, stop in pairwise(starts)]
 
-    def _sequence(self, scaled: int | None, segments: array[int] | None, threads: int) -> object:
+    def _sequence(
+        self, scaled: int | None, segments: array[int] | None, threads: int, coming: int = 0
+    ) -> object:
         described = NativeSequence(
             self._shape,
             scaled,
             None if segments is None else segments.buffer_info()[0],
             0 if segments is None else len(segments) // SEGMENT_WORDS,
             threads,
+            coming,
         )
         return ctypes.byref(described)

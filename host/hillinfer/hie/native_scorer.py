@@ -39,6 +39,7 @@ class _Prepared:
     scaled: torch.Tensor
     described: array[int] | None
     kept: list[NDArray[Any]]
+    coming: int
 
 
 class NativeScorer:
@@ -107,14 +108,18 @@ class NativeScorer:
         )
 
     def score(
-        self, query: torch.Tensor, scaling: float, segments: Sequence[SegmentShadow]
+        self,
+        query: torch.Tensor,
+        scaling: float,
+        segments: Sequence[SegmentShadow],
+        coming: int = 0,
     ) -> Iterator[ScoreBlock]:
         """Score every token of consecutive segments; see `TorchScorer` (sections 3 to 6).
 
         All tokens are scored before the first block; blocks come in position order, for each of
         them one per KV head in scope `kv_head`.
         """
-        prepared = self._prepared(query, scaling, segments)
+        prepared = self._prepared(query, scaling, segments, coming)
         return self._blocks(prepared, segments)
 
     def check(self, query: torch.Tensor, segments: Sequence[SegmentShadow]) -> None:
@@ -122,23 +127,31 @@ class NativeScorer:
         self._torch.check(query, segments)
 
     def tuples(
-        self, query: torch.Tensor, scaling: float, segments: Sequence[SegmentShadow]
+        self,
+        query: torch.Tensor,
+        scaling: float,
+        segments: Sequence[SegmentShadow],
+        coming: int = 0,
     ) -> NDArray[np.uint32]:
         """Return the tuples of every token at once (contract, section 6).
 
         Parameters
         ----------
-        query, scaling, segments
+        query, scaling, segments, coming
             As for `score`, whose errors it raises.
 
         Returns
         -------
         uint32 of shape (sets, N): one set, or one per KV head in scope `kv_head`.
         """
-        return self._scored(self._prepared(query, scaling, segments), segments)
+        return self._scored(self._prepared(query, scaling, segments, coming), segments)
 
     def _prepared(
-        self, query: torch.Tensor, scaling: float, segments: Sequence[SegmentShadow]
+        self,
+        query: torch.Tensor,
+        scaling: float,
+        segments: Sequence[SegmentShadow],
+        coming: int,
     ) -> _Prepared:
         """Check everything, and describe what can be described before it is scored."""
         self._torch.check_order(query, segments)
@@ -150,7 +163,7 @@ class NativeScorer:
         else:
             described = array("q", b"".join([self._words.of(one, kept) for one in segments]))
         scaled = scale_query(self.spec, query, scaling).contiguous()
-        return _Prepared(scaled, described, kept)
+        return _Prepared(scaled, described, kept, coming)
 
     def _blocks(
         self, prepared: _Prepared, segments: Sequence[SegmentShadow]
@@ -171,19 +184,19 @@ class NativeScorer:
         if not tokens:
             return tuples
         if prepared.described is None:
-            self._score_passing(prepared.scaled, segments, tuples)
+            self._score_passing(prepared, segments, tuples)
             return tuples
         self._library.call(
             "hillinfer_score",
             self.variant.number,
-            self._sequence(prepared.scaled, prepared.described),
+            self._sequence(prepared.scaled, prepared.described, prepared.coming),
             tuples.ctypes.data,
         )
         return tuples
 
     def _score_passing(
         self,
-        scaled: torch.Tensor,
+        prepared: _Prepared,
         segments: Sequence[SegmentShadow],
         tuples: NDArray[np.uint32],
     ) -> None:
@@ -191,7 +204,7 @@ class NativeScorer:
         groups = -(-tuples.shape[1] // GROUP_TOKENS)
         weights = np.empty((groups, self.spec.scored_heads, GROUP_TOKENS), dtype=np.int32)
         exponents = np.empty((groups, self.spec.kv_heads, GROUP_TOKENS), dtype=np.uint8)
-        sequence = self._sequence(scaled, None)
+        sequence = self._sequence(prepared.scaled, None, prepared.coming)
         for segment in segments:
             if not segment.tokens:
                 continue
@@ -216,12 +229,15 @@ class NativeScorer:
             tuples.ctypes.data,
         )
 
-    def _sequence(self, scaled: torch.Tensor | None, segments: array[int] | None) -> object:
+    def _sequence(
+        self, scaled: torch.Tensor | None, segments: array[int] | None, coming: int = 0
+    ) -> object:
         described = NativeSequence(
             self._shape,
             None if scaled is None else scaled.data_ptr(),
             None if segments is None else segments.buffer_info()[0],
             0 if segments is None else len(segments) // SEGMENT_WORDS,
             torch.get_num_threads(),
+            coming,
         )
         return ctypes.byref(described)

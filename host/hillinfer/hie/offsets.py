@@ -18,7 +18,11 @@ _LEFT_OUT = -(1 << 27)
 
 
 def sequence_offsets(
-    spec: KernelSpec, scope: Scope, log_weights: torch.Tensor, invalid: torch.Tensor
+    spec: KernelSpec,
+    scope: Scope,
+    log_weights: torch.Tensor,
+    invalid: torch.Tensor,
+    coming: int = 0,
 ) -> torch.Tensor:
     """Return B of each head or A of each selected set (contract, section 3).
 
@@ -30,28 +34,33 @@ def sequence_offsets(
         L', int32 of shape (kv_heads, heads, N); only the columns of R ∪ Φ are looked at.
     invalid
         bool of shape (kv_heads, N), likewise.
+    coming
+        Tokens that N counts and that have no key yet, so no column here: 1 where the query is
+        predicted.
 
     Returns
     -------
     torch.Tensor
         int32 of shape (kv_heads, heads) for `weight_sum`; (1,) or (kv_heads,) for `raw_sum`.
     """
-    sample, spoiled = offset_tokens(log_weights), offset_tokens(invalid)
+    sample, spoiled = offset_tokens(log_weights, coming), offset_tokens(invalid, coming)
     if spec.rule is Rule.WEIGHT_SUM:
-        return weight_sum_offsets(sample, spoiled, log_weights.shape[-1])
+        return weight_sum_offsets(sample, spoiled, log_weights.shape[-1], coming)
     if scope is Scope.LAYER:
         # One selected set: its heads are all heads, and one invalid KV head spoils a token.
         sample, spoiled = sample.flatten(0, 1).unsqueeze(0), spoiled.any(0, keepdim=True)
     return raw_sum_offsets(sample.sum(1, dtype=torch.int32), spoiled)
 
 
-def offset_tokens(values: torch.Tensor) -> torch.Tensor:
+def offset_tokens(values: torch.Tensor, coming: int = 0) -> torch.Tensor:
     """Take the columns of R ∪ Φ out of values of all N tokens (contract, section 3).
 
     Parameters
     ----------
     values
         Shape (..., N), any type.
+    coming
+        As for `sequence_offsets`.
 
     Returns
     -------
@@ -59,7 +68,7 @@ def offset_tokens(values: torch.Tensor) -> torch.Tensor:
         Shape (..., |R| + |Φ|): sinks and most recent tokens, then the probe tokens outside.
     """
     tokens = values.shape[-1]
-    recent = max(tokens - RECENT_TOKENS, 0)
+    recent = max(tokens + coming - RECENT_TOKENS, 0)
     return torch.cat(
         [
             values[..., : min(SINKS, recent)],
@@ -71,7 +80,7 @@ def offset_tokens(values: torch.Tensor) -> torch.Tensor:
 
 
 def weight_sum_offsets(
-    sample: torch.Tensor, invalid: torch.Tensor, all_tokens: int
+    sample: torch.Tensor, invalid: torch.Tensor, all_tokens: int, coming: int = 0
 ) -> torch.Tensor:
     """Return B: log2 of the estimated sum of a head's weights (contract, section 3).
 
@@ -83,14 +92,17 @@ def weight_sum_offsets(
     invalid
         bool of shape (kv_heads, tokens).
     all_tokens
-        N.
+        N, less what is coming.
+    coming
+        As for `sequence_offsets`.
 
     Returns
     -------
     torch.Tensor
         int32 of shape (kv_heads, heads).
     """
-    once = min(SINKS, max(all_tokens - RECENT_TOKENS, 0)) + min(all_tokens, RECENT_TOKENS)
+    recent = max(all_tokens + coming - RECENT_TOKENS, 0)
+    once = min(SINKS, recent) + all_tokens - recent
     counts = torch.full((sample.shape[-1],), PROBE_STRIDE, dtype=torch.float64)
     counts[:once] = 1
     sample.masked_fill_(invalid.unsqueeze(1), _LEFT_OUT)

@@ -30,6 +30,8 @@ class ScoreStream:
         L' of all N tokens, int32 of shape (kv_heads, heads, N).
     invalid
         bool of shape (kv_heads, N).
+    coming
+        As for `sequence_offsets`.
     """
 
     def __init__(
@@ -38,12 +40,13 @@ class ScoreStream:
         scope: Scope,
         log_weights: torch.Tensor,
         invalid: torch.Tensor,
+        coming: int = 0,
     ) -> None:
         self._spec = spec
         self._tokens = log_weights.shape[-1]
         self._log_weights = log_weights
         self._invalid = invalid
-        offsets = sequence_offsets(spec, scope, log_weights, invalid)
+        offsets = sequence_offsets(spec, scope, log_weights, invalid, coming)
         self._tuples = TokenTuples(spec, scope, offsets)
 
     def __iter__(self) -> Iterator[ScoreBlock]:

@@ -121,7 +121,11 @@ class TorchScorer:
             )
 
     def score(
-        self, query: torch.Tensor, scaling: float, segments: Sequence[SegmentShadow]
+        self,
+        query: torch.Tensor,
+        scaling: float,
+        segments: Sequence[SegmentShadow],
+        coming: int = 0,
     ) -> Iterator[ScoreBlock]:
         """Score every token of consecutive segments and yield score blocks as they are ready.
 
@@ -137,6 +141,9 @@ class TorchScorer:
             What the attention function multiplies inner products with.
         segments
             All segments of the sequence; their tokens together are N, this step's own included.
+        coming
+            Tokens that N counts and that have no key yet (contract, section 3): 1 where the query
+            is a predicted one.
 
         Returns
         -------
@@ -153,7 +160,7 @@ class TorchScorer:
         """
         self.check(query, segments)
         scaled = scale_query(self.spec, query, scaling)
-        return self._blocks(scaled, segments)
+        return self._blocks(scaled, segments, coming)
 
     def check(self, query: torch.Tensor, segments: Sequence[SegmentShadow]) -> None:
         """Raise ValueError where `score` cannot take these arguments."""
@@ -174,13 +181,13 @@ class TorchScorer:
         self._check_segments(segments)
 
     def _blocks(
-        self, scaled: torch.Tensor, segments: Sequence[SegmentShadow]
+        self, scaled: torch.Tensor, segments: Sequence[SegmentShadow], coming: int
     ) -> Iterator[ScoreBlock]:
         if segments and segments[0].tokens:
             buffers = self._buffers.take()
             weights, invalid = sequence_log_weights(self._layout, scaled, segments, buffers)
             self._buffers.give_back(buffers)
-            yield from ScoreStream(self.spec, self.scope, weights, invalid)
+            yield from ScoreStream(self.spec, self.scope, weights, invalid, coming)
 
     def _check_keys(self, keys: torch.Tensor) -> None:
         shape = (self.spec.kv_heads, self.spec.head_dim)

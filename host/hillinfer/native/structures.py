@@ -49,6 +49,7 @@ class Sequence(ctypes.Structure):
         ("segments", ctypes.c_void_p),
         ("segment_count", ctypes.c_int64),
         ("threads", _INT),
+        ("coming", _INT),
     )
 
 

@@ -54,9 +54,9 @@ def sequence(spec, count, last, on_device):
     return made
 
 
-def started(part, spec, segments):
+def started(part, spec, segments, coming=0):
     query = torch.randn(spec.query_heads, spec.head_dim, generator=torch.Generator().manual_seed(5))
-    return part.start(scale_query(spec, 2 * query, spec.head_dim**-0.5), segments)
+    return part.start(scale_query(spec, 2 * query, spec.head_dim**-0.5), segments, coming)
 
 
 @pytest.fixture(params=[1, 3])
@@ -71,14 +71,22 @@ def threads(request):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
     ("count", "last", "on_device"),
-    [(4, 700, {0, 2}), (3, 300, {0, 1, 2}), (2, 1024, set()), (1, 5, set()), (3, 256, {1})],
+    [
+        (4, 700, {0, 2}),
+        (3, 300, {0, 1, 2}),
+        (3, 301, {0, 1, 2}),
+        (2, 1024, set()),
+        (1, 5, set()),
+        (3, 256, {1}),
+    ],
 )
 def test_query_blocks_and_tuples_are_the_same(threads, rule, scope, mode, count, last, on_device):
     spec = KernelSpec(24, 2, 2, mode, rule=rule)
     segments = sequence(spec, count, last, on_device)
     assert NativePart.takes(segments)
-    native = started(NativePart(spec, scope), spec, segments)
-    right = started(TorchPart(spec, scope), spec, segments)
+    coming = last % 2
+    native = started(NativePart(spec, scope), spec, segments, coming)
+    right = started(TorchPart(spec, scope), spec, segments, coming)
     numbers = range(count)
     np.testing.assert_array_equal(native.query_blocks(numbers), right.query_blocks(numbers))
     wanted = [
