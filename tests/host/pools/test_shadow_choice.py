@@ -11,6 +11,7 @@ from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.pools.budget_plan import BudgetPlan, kernel_spec
 from hillinfer.pools.shadow_choice import WIDEST_FIRST, ShadowChoice
 from hillinfer.settings import Settings
+from hillinfer.storage.shadow_memory import held_bytes
 from hillinfer.storage.shadow_store import shadow_bytes
 from hillinfer_model.choices import KeyMode
 
@@ -35,16 +36,17 @@ def chosen(mib, shadow="auto"):
     return ShadowChoice.of(SHAPE, settings_of(mib, shadow), TOKENS)
 
 
-# Codes are 1/4, 1/8 and 1/16 of the rows (896, 448 and 224 MiB), and staging 27 MiB.
+# Codes are 1/4, 1/8 and 1/16 of the rows (896, 448 and 224 MiB), copies of probe tokens 1/16 of
+# those, and staging 34 MiB.
 @pytest.mark.parametrize(
     ("mib", "expected"),
     [
         (4096, KeyMode.INT8),
-        (1920, KeyMode.INT8),
-        (1800, KeyMode.INT4),
-        (1024, KeyMode.INT4),
-        (960, KeyMode.INT2),
-        (580, KeyMode.INT2),
+        (2040, KeyMode.INT8),
+        (1960, KeyMode.INT4),
+        (1080, KeyMode.INT4),
+        (1040, KeyMode.INT2),
+        (610, KeyMode.INT2),
     ],
 )
 def test_the_widest_that_leaves_half(mib, expected):
@@ -67,7 +69,10 @@ def test_whatever_the_budget(mib):
     spec = kernel_spec(SHAPE, choice.settings)
     segments = TOKENS // 1024
     total = plan.shadow_bytes + plan.streamed_shadow_bytes
-    assert total == segments * SHAPE.layers * shadow_bytes(spec)
+    # Shadows on the drive have no copy of their probe tokens.
+    least, most = (segments * SHAPE.layers * one(spec) for one in (shadow_bytes, held_bytes))
+    assert least <= total <= most
+    assert plan.streamed_shadow_bytes or total == most
     assert choice.limit_bytes <= plan.shadow_bytes
     assert (choice.warning is None) == (plan.streamed_shadow_bytes == 0)
     if plan.streamed_shadow_bytes:

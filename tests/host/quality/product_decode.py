@@ -30,14 +30,16 @@ class Decoded:
 def decode_through_cache(model, ids, first, cold_dir, **settings):
     """Read `ids` up to `first` as a prompt, then one by one through a `HillInferCache`."""
     asked = []
-    with hillinfer.attach(model, cold_dir=cold_dir, dram_budget="256MiB", **settings) as attachment:
+    # What is compared chooses with the layer's own queries.
+    settings = {"query": "true", "dram_budget": "256MiB", **settings}
+    with hillinfer.attach(model, cold_dir=cold_dir, **settings) as attachment:
         cache = attachment.new_cache()
         attention = cache._runtime._attention
         attend = attention.selected
 
-        def recorded(layer, sequence, query, selected, scaling, step):
+        def recorded(layer, sequence, query, selected, scaling, *rest):
             asked.append((query[:, 0].float().cpu().clone(), scaling, np.stack(selected)))
-            return attend(layer, sequence, query, selected, scaling, step)
+            return attend(layer, sequence, query, selected, scaling, *rest)
 
         attention.selected = recorded
         model(torch.tensor([ids[:first]]), past_key_values=cache, logits_to_keep=1)
