@@ -86,21 +86,21 @@ class PrefetchPipeline:
         Exception
             What went wrong while selecting.
         """
-        under_way = self._ahead.pop((layer, id(sequence)), None)
-        return None if under_way is None else under_way.result()
+        key = layer, id(sequence)
+        if key not in self._ahead:
+            return None
+        # An interrupt while waiting leaves it to `drop`.
+        ahead = self._ahead[key].result()
+        del self._ahead[key]
+        return ahead
 
     def drop(self) -> None:
         """Forget what was announced, because the forward pass broke off."""
-        dropped, self._ahead = self._ahead, {}
-        for under_way in dropped.values():
+        for under_way in self._ahead.values():
             under_way.cancel()
-        wait(dropped.values())
-        for under_way in dropped.values():
-            if under_way.cancelled() or under_way.exception() is not None:
-                continue
-            landed = under_way.result().landed
-            if landed is not None:
-                self._reader.abandon(landed)
+        wait(self._ahead.values())
+        self._ahead.clear()
+        self._reader.abandon_unclaimed()
 
     def close(self) -> None:
         """Stop the scoring thread."""

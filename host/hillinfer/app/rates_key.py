@@ -9,6 +9,7 @@ from pathlib import Path
 
 from hillinfer.machine.drive import filesystem_of
 from hillinfer.machine.processor import ProcessorFacts
+from hillinfer.native.library import LIBRARY, native_is_here
 from hillinfer_model.choices import Scope
 from hillinfer_model.kernel_spec import KernelSpec
 
@@ -25,6 +26,8 @@ class RatesKey:
         Of the cold directory: the type of the file system and the number of its device.
     io
         Read engine: `uring` or `threads`.
+    library
+        SHA-256 of the native library; empty where torch scores.
     spec_hash, scope, row_bytes
         What is scored and what a row takes.
     device
@@ -39,6 +42,7 @@ class RatesKey:
     filesystem: str
     drive: str
     io: str
+    library: str
     spec_hash: str
     scope: str
     row_bytes: int
@@ -80,6 +84,7 @@ class RatesKey:
             filesystem=filesystem_of(cold_dir),
             drive=str(cold_dir.stat().st_dev),
             io=io,
+            library=_sum(LIBRARY) if native_is_here() else "",
             spec_hash=spec.digest().hex(),
             scope=scope.value,
             row_bytes=row_bytes,

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -86,24 +88,28 @@ class RowAttention:
         ):
             softmax = self._native.begin(query[:, 0], scaling)
             tile = softmax.tile_rows
-            fetched = self._reader.fetch_in_place(layer, sequence, sets[0], step, landed, tile)
-            for addresses in fetched:
-                with self._recorder.span(Lane.COMPUTE, "attention", layer=layer):
-                    softmax.add([addresses])
+            # Closed here and now: what it holds must not wait for a traceback to go.
+            with closing(
+                self._reader.fetch_in_place(layer, sequence, sets[0], step, landed, tile)
+            ) as fetched:
+                for addresses in fetched:
+                    with self._recorder.span(Lane.COMPUTE, "attention", layer=layer):
+                        softmax.add([addresses])
             return softmax.result()[:, None].to(query.dtype)
         wide = query.to(compute_type(query))
         merges = [SoftmaxMerge(heads, scaling) for heads in wide.chunk(len(sets))]
         union = sets[0] if len(sets) == 1 else np.unique(np.concatenate(sets))
-        for block, rows in self._reader.fetch(layer, sequence, union, step, landed):
-            with self._recorder.span(Lane.COMPUTE, "attention", layer=layer):
-                block_keys, block_values = self._states(rows, wide)
-                if len(sets) == 1:
-                    merges[0].add_block(block_keys, block_values)
-                    continue
-                for head, positions in enumerate(sets):
-                    inside = np.flatnonzero(np.isin(block, positions, assume_unique=True))
-                    if len(inside):
-                        index = torch.from_numpy(inside).to(query.device)
-                        own = slice(head, head + 1)
-                        merges[head].add_block(block_keys[own, index], block_values[own, index])
+        with closing(self._reader.fetch(layer, sequence, union, step, landed)) as blocks:
+            for block, rows in blocks:
+                with self._recorder.span(Lane.COMPUTE, "attention", layer=layer):
+                    keys, values = self._states(rows, wide)
+                    if len(sets) == 1:
+                        merges[0].add_block(keys, values)
+                        continue
+                    for head, positions in enumerate(sets):
+                        inside = np.flatnonzero(np.isin(block, positions, assume_unique=True))
+                        if len(inside):
+                            index = torch.from_numpy(inside).to(query.device)
+                            own = slice(head, head + 1)
+                            merges[head].add_block(keys[own, index], values[own, index])
         return torch.cat([merge.result() for merge in merges]).to(query.dtype)

@@ -95,7 +95,11 @@ class CoreDevice:
         size = self._spec.segment_bytes
         pages = aligned_buffer(round_up(size, PAGE_BYTES))
         for one in shadows:
-            if os.preadv(one.file, [pages.data], one.offset) < size:
+            try:
+                came = os.preadv(one.file, [pages.data], one.offset)
+            except OSError as error:
+                raise DeviceError(f"the file of shadows cannot be read: {error}") from error
+            if came < size:
                 raise DeviceError(f"the file of shadows ends before byte {one.offset + size}")
             self._memory[one.slot] = pages[:size].reshape(-1, BEAT_BYTES)
 

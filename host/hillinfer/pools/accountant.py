@@ -74,6 +74,16 @@ class Accountant:
         if self._total() > sum(self._peak.values()):
             self._peak = dict(self._held)
 
+    def take_spare(self, part: Part, byte_count: int) -> bool:
+        """Count bytes if they fit as things are; nothing gives way for them."""
+        with self._changing:
+            if self._total() + byte_count > self.budget_bytes:
+                return False
+            self._held[part] += byte_count
+            if self._total() > sum(self._peak.values()):
+                self._peak = dict(self._held)
+        return True
+
     def give(self, part: Part, byte_count: int) -> None:
         """Count bytes that were freed."""
         self._change(part, -byte_count)

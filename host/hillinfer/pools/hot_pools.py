@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
 
@@ -154,14 +154,6 @@ class HotPools:
             Called from the background thread with the rows promoted and demoted.
         """
         pool = self.layers[layer]
-        self._moments[layer] = moment
-        # The pool grows here, so that no other thread takes memory. How many slots are free is
-        # known once nothing is under way.
-        self.settle(layer)
-        grown = pool.growth(len(candidates), self.capacity(layer))
-        if grown:
-            self._accountant.take(Part.HOT, grown * self._slot_bytes)
-            pool.grow(grown)
 
         def exchange() -> tuple[int, int]:
             with self._recorder.span(Lane.COPIES, "promote", layer=layer, rows=len(candidates)):
@@ -169,8 +161,17 @@ class HotPools:
             done(moved)
             return moved
 
-        under_way = self._background.submit(exchange)
-        self._under_way[layer].append(under_way)
+        # Nobody makes room meanwhile: slots would move under whoever attends to them.
+        with self.attending:
+            self._moments[layer] = moment
+            # The pool grows here, so that no other thread takes memory. How many slots are free
+            # is known once nothing is under way.
+            self.settle(layer)
+            grown = pool.growth(len(candidates), self.capacity(layer))
+            if grown and self._take_slots(layer, grown * self._slot_bytes):
+                pool.grow(grown)
+            under_way = self._background.submit(exchange)
+            self._under_way[layer].append(under_way)
         return under_way
 
     def settle(self, layer: int) -> None:
@@ -238,21 +239,35 @@ class HotPools:
             self._wait_for(layer)
 
     def _wait_for(self, layer: int) -> None:
-        under_way, self._under_way[layer] = self._under_way[layer], []
-        for exchange in under_way:
+        # Two threads may wait for the same ones, and neither goes on before they are done.
+        for exchange in list(self._under_way[layer]):
             with suppress(CancelledError):
                 failure = exchange.exception()
                 self._failure = self._failure or failure
+            with suppress(ValueError):
+                self._under_way[layer].remove(exchange)
 
     def _raise_failure(self) -> None:
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
 
+    def _take_slots(self, layer: int, byte_count: int) -> bool:
+        """Count a layer's new slots; others give way for them, but never its own."""
+        if self._accountant.take_spare(Part.HOT, byte_count):
+            return True
+        self._shrink([other for other in range(len(self.layers)) if other != layer])
+        return self._accountant.take_spare(Part.HOT, byte_count)
+
     def _make_room(self) -> None:
+        self._shrink(range(len(self.layers)))
+
+    def _shrink(self, layers: Iterable[int]) -> None:
+        """Let layers give back what they hold beyond their capacity."""
         with self.attending:
             self._wait()
-            for layer, pool in enumerate(self.layers):
+            for layer in layers:
+                pool = self.layers[layer]
                 before = pool.used_rows
                 pool.shrink(self.capacity(layer), self._moments[layer])
                 self._accountant.give(Part.HOT, (before - pool.used_rows) * self._slot_bytes)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
@@ -186,11 +185,9 @@ class ColdStore:
 
         Writes of other groups go on, so that spilling a chunk overlaps attending to those before.
         """
-        started = time.perf_counter()
         for pending in self._pending[layer]:
             if not pending.written.done() and np.isin(groups, pending.groups).any():
                 pending.written.result()
-        self._counters.drive_wait_seconds += time.perf_counter() - started
         self._raise_failure()
 
     def settle_all(self, layer: int) -> None:

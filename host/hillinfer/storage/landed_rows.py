@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from hillinfer.storage.read_cost import ReadCost
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LandedRows:
     """Which rows land where.
 

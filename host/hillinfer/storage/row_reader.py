@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
@@ -84,6 +84,8 @@ class RowReader:
         size = self._buffer_rows * row_bytes
         self._buffers = [aligned_buffer(size)[:size].reshape(-1, row_bytes) for _ in range(2)]
         self._row_bytes = row_bytes
+        # What landed and no attention has taken over.
+        self._unclaimed: list[LandedRows] = []
         self._promoting: list[Future[tuple[int, int]] | None] = [None, None]
         self._ahead = ThreadPoolExecutor(1, thread_name_prefix="hillinfer-gather")
         self._upcoming: Future[_Gathered] | None = None
@@ -157,14 +159,16 @@ class RowReader:
         cold = cold[: len(blocks) * self._landing.block_rows]
         places = self._landing.places(blocks, len(cold))
         reading = self._ahead.submit(self._fill, layer, rows[cold], places, blocks)
-        return LandedRows(settled[cold], places, blocks, reading)
+        landed = LandedRows(settled[cold], places, blocks, reading)
+        self._unclaimed.append(landed)
+        return landed
 
-    def abandon(self, landed: LandedRows) -> None:
-        """Free what landed for attention that will not come."""
-        wait([landed.reading])
-        # What went wrong freed the blocks, and matters to nobody now.
-        if landed.reading.exception() is None:
-            self._give(landed)
+    def abandon_unclaimed(self) -> None:
+        """Free what landed for attention that did not come; nothing is being announced."""
+        while self._unclaimed:
+            landed = self._unclaimed[0]
+            self._let_go(landed, None)
+            self._unclaimed.remove(landed)
 
     def fetch(
         self,
@@ -173,7 +177,7 @@ class RowReader:
         positions: NDArray[np.int64],
         step: int,
         landed: LandedRows | None = None,
-    ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.uint8]]]:
+    ) -> Generator[tuple[NDArray[np.int64], NDArray[np.uint8]], None, None]:
         """Yield blocks of selected positions and their rows, and promote those that were cold.
 
         Parameters
@@ -189,26 +193,25 @@ class RowReader:
         """
         entry = self._begin(layer, sequence, positions, step)
         started = time.perf_counter()
-        self._pools.attending.acquire()
-        try:
-            self._arrive(landed, entry)
-            blocks = self._blocks(layer, sequence, positions, landed)
-            for which, block, gathered in blocks:
-                rows, cold = gathered.rows, gathered.cold
-                _note_reads(entry, gathered.cost)
-                entry.hot_rows += len(block) - len(cold)
-                entry.cold_rows += len(cold)
-                if len(cold):
-                    self._promoting[which] = self._keeper.offer_read(
-                        entry, sequence, block[cold], rows, cold
-                    )
-                entry.wait_seconds += time.perf_counter() - started
-                yield block, rows
-                started = time.perf_counter()
-        finally:
-            self._pools.attending.release()
-            if landed is not None and landed.reading.exception() is None:
-                self._give(landed)
+        with self._pools.attending:
+            try:
+                self._claim(landed)
+                self._arrive(landed, entry)
+                blocks = self._blocks(layer, sequence, positions, landed)
+                for which, block, gathered in blocks:
+                    rows, cold = gathered.rows, gathered.cold
+                    _note_reads(entry, gathered.cost)
+                    entry.hot_rows += len(block) - len(cold)
+                    entry.cold_rows += len(cold)
+                    if len(cold):
+                        self._promoting[which] = self._keeper.offer_read(
+                            entry, sequence, block[cold], rows, cold
+                        )
+                    entry.wait_seconds += time.perf_counter() - started
+                    yield block, rows
+                    started = time.perf_counter()
+            finally:
+                self._let_go(landed, None)
         self._end(entry)
 
     def fetch_in_place(
@@ -219,7 +222,7 @@ class RowReader:
         step: int,
         landed: LandedRows | None,
         tile_rows: int,
-    ) -> Iterator[NDArray[np.uint64]]:
+    ) -> Generator[NDArray[np.uint64], None, None]:
         """Yield the addresses of selected rows where they lie, and promote those that were cold.
 
         Parameters
@@ -236,43 +239,38 @@ class RowReader:
         entry = self._begin(layer, sequence, positions, step)
         started = time.perf_counter()
         promoting: Future[tuple[int, int]] | None = None
-        self._pools.attending.acquire()
-        try:
-            self._arrive(landed, entry)
-            addresses, arrived, rest = self._locate(layer, sequence, positions, landed)
-            entry.cold_rows = len(arrived) + len(rest)
-            entry.hot_rows = len(positions) - entry.cold_rows
-            if landed is not None and len(arrived):
-                promoting = self._keeper.offer_read(
-                    entry,
-                    sequence,
-                    positions[arrived],
-                    self._landing.rows,
-                    _place_of(landed, positions[arrived]),
-                )
-            runs = _runs(len(positions), rest, tile_rows, self._buffer_rows)
-            reads_of_runs = [rest[slice(*np.searchsorted(rest, run))] for run in runs]
-            for number, gathered in self._read_ahead(layer, sequence, positions, reads_of_runs):
-                start, stop = runs[number]
-                own = reads_of_runs[number]
-                if gathered is not None:
-                    which, from_drive = gathered
-                    _note_reads(entry, from_drive.cost)
-                    addresses[own] = _addresses(from_drive.rows, from_drive.cold)
-                    self._promoting[which] = self._keeper.offer_read(
-                        entry, sequence, positions[own], from_drive.rows, from_drive.cold
+        with self._pools.attending:
+            try:
+                self._claim(landed)
+                self._arrive(landed, entry)
+                addresses, arrived, rest = self._locate(layer, sequence, positions, landed)
+                entry.cold_rows = len(arrived) + len(rest)
+                entry.hot_rows = len(positions) - entry.cold_rows
+                if landed is not None and len(arrived):
+                    promoting = self._keeper.offer_read(
+                        entry,
+                        sequence,
+                        positions[arrived],
+                        self._landing.rows,
+                        _place_of(landed, positions[arrived]),
                     )
-                entry.wait_seconds += time.perf_counter() - started
-                yield addresses[start:stop]
-                started = time.perf_counter()
-        finally:
-            self._pools.attending.release()
-            if landed is not None and landed.reading.exception() is None:
-                if promoting is None:
-                    self._give(landed)
-                else:
-                    # Promotion may still copy rows from there; also called where it is cancelled.
-                    promoting.add_done_callback(lambda _: self._give(landed))
+                runs = _runs(len(positions), rest, tile_rows, self._buffer_rows)
+                reads_of_runs = [rest[slice(*np.searchsorted(rest, run))] for run in runs]
+                for number, gathered in self._read_ahead(layer, sequence, positions, reads_of_runs):
+                    start, stop = runs[number]
+                    own = reads_of_runs[number]
+                    if gathered is not None:
+                        which, from_drive = gathered
+                        _note_reads(entry, from_drive.cost)
+                        addresses[own] = _addresses(from_drive.rows, from_drive.cold)
+                        self._promoting[which] = self._keeper.offer_read(
+                            entry, sequence, positions[own], from_drive.rows, from_drive.cold
+                        )
+                    entry.wait_seconds += time.perf_counter() - started
+                    yield addresses[start:stop]
+                    started = time.perf_counter()
+            finally:
+                self._let_go(landed, promoting)
         self._end(entry)
 
     def settle(self) -> None:
@@ -317,6 +315,24 @@ class RowReader:
             _note_reads(entry, landed.reading.result())
             for block in landed.blocks:
                 self._landing.use(block)
+
+    def _claim(self, landed: LandedRows | None) -> None:
+        if landed is not None:
+            self._unclaimed.remove(landed)
+
+    def _let_go(self, landed: LandedRows | None, promoting: Future[tuple[int, int]] | None) -> None:
+        """Free what landed, once it is there and promotion looks at it no more."""
+        if landed is None:
+            return
+        wait([landed.reading])
+        # What went wrong while reading freed the blocks.
+        if landed.reading.cancelled() or landed.reading.exception() is not None:
+            return
+        if promoting is None:
+            self._give(landed)
+        else:
+            # Also called where it is cancelled.
+            promoting.add_done_callback(lambda _: self._give(landed))
 
     def _give(self, landed: LandedRows) -> None:
         for block in landed.blocks:

@@ -15,7 +15,9 @@ from hillinfer.errors import SetupWarning
 from hillinfer_model.choices import KeyMode, Scope
 from hillinfer_model.kernel_spec import KernelSpec
 
-KEY = RatesKey("a processor", 8, 4, "ext4", "259", "uring", "ab" * 32, "layer", 1024, "core", "")
+KEY = RatesKey(
+    "a processor", 8, 4, "ext4", "259", "uring", "cd" * 32, "ab" * 32, "layer", 1024, "core", ""
+)
 RATES = Rates(1e6, float("inf"), 0.0, 2.5)
 
 

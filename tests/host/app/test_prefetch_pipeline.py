@@ -82,6 +82,8 @@ class Filled:
     @property
     def blocks(self):
         self.runtime.statistics()
+        # Blocks are given back behind a promotion, in the thread that promotes.
+        self.runtime._pools._background.submit(int).result()
         return {state.value for state in self.runtime._reader._landing.states()}
 
 
