@@ -25,7 +25,7 @@ PLAN ?= goals
 QUESTION ?= Which statement makes the listed identifiers be interpreted as globals?
 
 .DEFAULT_GOAL := help
-.PHONY: help setup scorer pyxrt xrt model run test test-kernels test-fast lint format quality pools faults drive space prefill csim cocotb formal synth hw_emu bitstream pynq-env doctor clean beta projections peers bench
+.PHONY: help setup scorer pyxrt xrt model run test test-kernels test-fast lint format quality pools query faults drive space prefill csim cocotb formal synth hw_emu bitstream pynq-env doctor clean beta projections peers bench
 
 help: ## List every target
 	@awk -F ':.*## ' '/^[a-z_-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -74,6 +74,9 @@ bench: model ## Measure decode beside rivals in one run (ten minutes; PLAN=quick
 	-OMP_NUM_THREADS=1 $(BIN)/python tools/drive_bench.py --out $(BUILD)/reports/drive.json \
 		--drive $(BUILD)/drive
 	$(BIN)/hillinfer bench --plan $(PLAN) --out $(BUILD)/reports/bench.json
+
+query: model ## Compare predicted queries with true ones in the product (a quarter of an hour)
+	$(BIN)/python tools/query_quality.py --out $(BUILD)/reports/query.json
 
 faults: $(VENV)/installed ## Let every I/O call fail and kill 200 processes; no token may be wrong (minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python tools/faults.py --out $(BUILD)/reports/faults.json \
