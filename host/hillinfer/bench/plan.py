@@ -14,6 +14,7 @@ from hillinfer.errors import SettingsError
 from hillinfer.rivals.table import RIVALS
 
 _STOCK = ("transformers-dynamic", "transformers-static")
+# Of these, stock caches in the model's own type have no room beside all others.
 _PAPER_SHAPES = ("opt-6.7b", "llama-13b")
 
 
@@ -129,7 +130,13 @@ def _full(real_model: str) -> Plan:
     ]
     cases += [
         Case(model, context, systems, steps=24, warm_up=8)
-        for model in ("llama-3.2-1b", "llama-3.2-3b", *_PAPER_SHAPES)
+        for model in ("llama-3.2-1b", "llama-3.2-3b")
+        for context in contexts
+    ]
+    systems = (HILLINFER, IN_MEMORY, *_rivals())
+    cases += [
+        Case(model, context, systems, steps=24, warm_up=8)
+        for model in _PAPER_SHAPES
         for context in contexts
     ]
     cases += [

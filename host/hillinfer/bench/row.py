@@ -41,6 +41,8 @@ class BenchRow:
         Memory as the system counts it, M0, and by how much the process grew.
     hit_rate, io_mode
         As in `Counted`.
+    predicted_layers
+        Layers whose query is predicted and whose tokens are selected before their turn.
     limit_ms, kv_limit_ms
         What bytes and rates allow, with and without the weights; modelled.
     perplexity, agreement
@@ -76,6 +78,7 @@ class BenchRow:
     rss_bytes: int | None = None
     hit_rate: float | None = None
     io_mode: str | None = None
+    predicted_layers: int | None = None
     limit_ms: float | None = None
     kv_limit_ms: float | None = None
     perplexity: float | None = None

@@ -12,7 +12,7 @@ from hillinfer.byte_size import format_bytes
 
 _HEADINGS = (
     "system", "min ms", "median ms", "spread", "limit ms", "KV ms", "tokens/s", "drive/step",
-    "held", "RSS", "hits", "perplexity", "agrees",
+    "held", "RSS", "hits", "predicted", "perplexity", "agrees",
 )  # fmt: skip
 
 
@@ -55,6 +55,7 @@ def _cells(row: BenchRow) -> tuple[str, ...]:
         format_bytes(row.held_bytes or 0),
         format_bytes(row.rss_bytes or 0),
         _number(row.hit_rate, 3),
+        "" if row.predicted_layers is None else f"{row.predicted_layers} of {row.layers}",
         _number(row.perplexity, 3),
         _number(row.agreement, 3),
     )

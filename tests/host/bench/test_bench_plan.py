@@ -14,6 +14,7 @@ from hillinfer.bench.plan import PLANS, make_plan
 from hillinfer.bench.setting import BenchSetting, budget_bytes
 from hillinfer.bench.systems.table import make_system, system_names
 from hillinfer.errors import SettingsError
+from hillinfer.hf.query_hooks import FIRST_PREDICTED
 from hillinfer.pools.budget_plan import staging_bytes
 
 REAL_MODEL = "smollm2-135m"
@@ -30,6 +31,11 @@ def test_the_goals_are_about_the_papers_shapes_at_32k_with_a_fifth_in_dram():
     cases = make_plan("goals", REAL_MODEL).only(contexts=(32_768,)).cases
     assert {case.model for case in cases} == {"opt-6.7b", "llama-13b"}
     assert {(case.alpha, case.budget_share) for case in cases} == {(0.1, 0.2)}
+
+
+def test_layers_of_the_goals_shapes_are_predicted():
+    cases = make_plan("goals", REAL_MODEL).only(contexts=(32_768,)).cases
+    assert all(SHAPES[case.model].layers >= FIRST_PREDICTED + 2 for case in cases)
 
 
 def test_a_plan_is_cut_to_what_is_wanted():
@@ -86,7 +92,7 @@ def test_layers_get_their_part_of_the_budget_and_the_staging_once():
     staging = staging_bytes(part, case.settings().changed(shadow="int4"))
     all_of_it = budget_bytes(case, whole, 32)
     assert all_of_it == int(0.2 * (32_768 + case.all_steps) * 32 * part.row_bytes)
-    assert budget_bytes(case, part, 32) == staging + (all_of_it - staging) * 2 // 32
+    assert budget_bytes(case, part, 32) == staging + (all_of_it - staging) * opt.layers // 32
 
 
 @pytest.mark.parametrize("name", ["tiny", "tiny-opt"])
