@@ -27,15 +27,16 @@ def table_text(rows: Sequence[BenchRow], report: Mapping[str, Any]) -> str:
         skipped = [f"{row.system}: {row.skipped}" for row in own if row.skipped is not None]
         if skipped:
             parts.append("not measured: " + "; ".join(skipped))
-    goals = [("goal", "reached", "met", "row")]
+    goals = [("goal", "reached", "met", "spread", "row")]
     for goal in report["goals"]:
         met = {True: "yes", False: "no", None: "-"}[goal["met"]]
         value = "-" if goal["reached"] is None else f"{goal['reached']:.2f}"
-        goals.append((goal["goal"], value, met, goal["row"] or "-"))
+        noisy = {True: "above 20 %", False: "fine", None: "-"}[goal["flagged"]]
+        goals.append((goal["goal"], value, met, noisy, goal["row"] or "-"))
     parts.append(_aligned(goals))
     parts.append(
-        "spread with ! is above 20 %: repeat on a quieter machine. KV ms: without the loop's "
-        "floor. limit: modelled from counted bytes and this machine's rates."
+        "spread with ! is above 20 %: repeat on a quieter machine; such rows meet no goal. "
+        "KV ms: without the loop's floor. limit: modelled from counted bytes and this machine's rates."
     )
     return "\n\n".join(parts)
 
