@@ -65,6 +65,7 @@ def blank_row(case: Case, system: str, dtype: str, layers: int, all_layers: int)
         alpha=case.alpha,
         budget_share=case.budget_share,
         shadow=case.shadow,
+        part=case.part,
         system=system,
         selection=REAL,
     )

@@ -147,10 +147,10 @@ def _full(real_model: str) -> Plan:
         for share in (0.15, 0.3, 0.5)
     ]
     cases += [Case("opt-6.7b", 8192, systems, batch=batch, steps=24) for batch in (2, 4, 8)]
-    cases += [Case(model, 32_768, ABLATION, steps=24) for model in _PAPER_SHAPES]
+    cases += [Case(model, 32_768, ABLATION, steps=24, part="ablation") for model in _PAPER_SHAPES]
     swapped = tuple(name for name in RIVALS if "swap" in name)
     if swapped:
-        cases.append(Case("opt-6.7b", 32_768, (HILLINFER, *swapped), steps=16))
+        cases.append(Case("opt-6.7b", 32_768, (HILLINFER, *swapped), steps=16, part="swap"))
     return Plan(tuple(cases))
 
 

@@ -18,6 +18,8 @@ class BenchRow:
         Layers that were measured, and those of the whole model.
     context, batch, alpha, budget_share, shadow
         As in `Case`.
+    part
+        As in `Case`.
     system
         Its name.
     selection
@@ -83,6 +85,7 @@ class BenchRow:
     kv_limit_ms: float | None = None
     perplexity: float | None = None
     agreement: float | None = None
+    part: str = ""
 
     @property
     def case(self) -> tuple[object, ...]:
@@ -95,6 +98,7 @@ class BenchRow:
             self.alpha,
             self.budget_share,
             self.shadow,
+            self.part,
         )
 
     @property
@@ -103,5 +107,7 @@ class BenchRow:
         part = "" if self.layers == self.all_layers else f" ({self.layers} of {self.all_layers})"
         return (
             f"{self.model}{part} {self.type}, {self.context} tokens, batch {self.batch}, "
-            f"α {self.alpha:g}, budget {self.budget_share:.0%}, shadow {self.shadow}, {self.system}"
+            f"α {self.alpha:g}, budget {self.budget_share:.0%}, shadow {self.shadow}, "
+            + (f"{self.part}, " if self.part else "")
+            + self.system
         )

@@ -9,10 +9,11 @@ import torch
 
 from hillinfer.bench.capacity import why_no_model, why_no_room
 from hillinfer.bench.case import Case
+from hillinfer.bench.measuring import blank_row
 from hillinfer.bench.model_shapes import SHAPES
 from hillinfer.bench.plan import PLANS, make_plan
 from hillinfer.bench.setting import BenchSetting, budget_bytes
-from hillinfer.bench.systems.table import make_system, system_names
+from hillinfer.bench.systems.table import FLOOR, make_system, system_names
 from hillinfer.errors import SettingsError
 from hillinfer.hf.query_hooks import FIRST_PREDICTED
 from hillinfer.pools.budget_plan import staging_bytes
@@ -25,6 +26,16 @@ def test_every_plan_names_models_and_systems_that_are_there(name):
     for case in make_plan(name, REAL_MODEL).cases:
         assert case.model in (*SHAPES, REAL_MODEL)
         assert set(case.systems) <= set(system_names())
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_rows_of_every_plan_have_names_of_their_own(name):
+    names = []
+    for case in make_plan(name, REAL_MODEL).cases:
+        assert len(case.systems) == len(set(case.systems))
+        systems = {FLOOR, *case.systems}
+        names += [blank_row(case, one, "float32", 4, 32).name for one in systems]
+    assert len(names) == len(set(names))
 
 
 def test_the_goals_are_about_the_papers_shapes_at_32k_with_a_fifth_in_dram():
