@@ -11,8 +11,8 @@ from hillinfer.bench.row import BenchRow
 from hillinfer.byte_size import format_bytes
 
 _HEADINGS = (
-    "system", "min ms", "median ms", "spread", "limit ms", "KV ms", "tokens/s", "drive/step",
-    "held", "RSS", "hits", "predicted", "perplexity", "agrees",
+    "system", "min ms", "median ms", "spread", "limit ms", "/limit", "KV ms", "tokens/s",
+    "drive/step", "held", "RSS", "hits", "predicted", "perplexity", "agrees",
 )  # fmt: skip
 
 
@@ -36,7 +36,9 @@ def table_text(rows: Sequence[BenchRow], report: Mapping[str, Any]) -> str:
     parts.append(_aligned(goals))
     parts.append(
         "spread with ! is above 20 %: repeat on a quieter machine; such rows meet no goal. "
-        "KV ms: without the loop's floor. limit: modelled from counted bytes and this machine's rates."
+        "KV ms: without the loop's floor. limit: modelled from counted "
+        "bytes and this machine's rates. /limit: median over the KV's limit, "
+        "large where computing binds."
     )
     return "\n\n".join(parts)
 
@@ -50,6 +52,7 @@ def _cells(row: BenchRow) -> tuple[str, ...]:
         _number(row.median_ms, 2),
         f"{row.spread:.0%}" + ("!" if row.flagged else ""),
         _number(row.limit_ms, 2),
+        _number(row.median_ms / row.kv_limit_ms if row.kv_limit_ms else None, 1),
         _number(row.kv_ms, 2),
         _number(row.tokens_per_second, 2),
         format_bytes(row.drive_read_bytes or 0),

@@ -39,6 +39,8 @@ class Rival(ABC):
     """Whether `predict` is worth calling."""
     bounded: ClassVar[bool] = True
     """Whether the rival keeps within the budget."""
+    direct: ClassVar[bool] = True
+    """Whether its reads of the drive pass the page cache by, where that can be."""
 
     def __init__(self, setup: RivalSetup) -> None:
         self.setup = setup

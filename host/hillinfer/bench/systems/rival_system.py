@@ -58,7 +58,9 @@ class _OpenRival(OpenSystem):
         self._attended = attended
         self._filled = 0
         # Rivals open their files as HillInfer does: directly, wherever that can be.
-        self._io_mode = probe_io_mode(setting.cold_dir).value if rival.bounded else None
+        self._io_mode = None
+        if rival.bounded:
+            self._io_mode = probe_io_mode(setting.cold_dir).value if rival.direct else "paged"
 
     def fill(self, chunk: Chunk) -> None:
         """Store the rows of every sequence."""
