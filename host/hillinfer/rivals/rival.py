@@ -48,6 +48,10 @@ class Rival(ABC):
         self.meter = Meter(setup.budget_bytes if self.bounded else None)
         self.lengths = [[0] * setup.batch for _ in range(setup.shape.layers)]
 
+    def scored_token_bytes(self) -> float:
+        """Return the bytes per token of a sequence, all layers, that a step reads only to rank."""
+        return 0.0
+
     def describe(self) -> str:
         """Return in a few words what this rival chose for itself."""
         return ""

@@ -73,11 +73,13 @@ class _OpenRival(OpenSystem):
         """Return the rival's own counts.
 
         A rival does not count what it reads from memory. Taken is the least it can be: the rows
-        that it attends to, and all keys where it scores those.
+        that it attends to, and what it ranks by.
         """
         traffic, case = self._rival.traffic(), self._setting.case
         lengths = range(self._filled + 1, self._filled + traffic.steps + 1)
-        read = self._attended * sum(lengths) * case.batch * self._setting.shape.token_bytes
+        token = self._attended * self._setting.shape.token_bytes
+        token += self._rival.scored_token_bytes()
+        read = token * sum(lengths) * case.batch
         return Counted(
             traffic.drive_read_bytes,
             traffic.drive_write_bytes,
