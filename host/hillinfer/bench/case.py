@@ -35,6 +35,8 @@ class Case:
         Decode steps that are measured, and those before them that are not.
     turn
         Steps of one system before the next one's turn.
+    part
+        Of the plan, where it has the same values twice for other systems; empty elsewhere.
 
     Raises
     ------
@@ -52,6 +54,7 @@ class Case:
     steps: int = 32
     warm_up: int = 8
     turn: int = 4
+    part: str = ""
 
     def __post_init__(self) -> None:
         """Refuse values that mean nothing."""
@@ -78,6 +81,7 @@ class Case:
         return (
             f"{self.model} {self.context} tokens, batch {self.batch}, α {self.alpha:g}, "
             f"budget {self.budget_share:.0%}, shadow {self.shadow}"
+            + (f", {self.part}" if self.part else "")
         )
 
     def settings(self) -> Settings:

@@ -21,6 +21,8 @@ from hillinfer.bench.systems.system import OpenSystem, System
 from hillinfer.bench.systems.table import FLOOR, make_system
 from hillinfer.bench.timing import Timing
 from hillinfer.errors import HillInferError
+from hillinfer.hf.predictors.table import predictor_of
+from hillinfer.hf.query_hooks import FIRST_PREDICTED
 
 # Any full cache computes the same logits up to rounding; the first that was measured is taken.
 _FULL = ("transformers-dynamic", "full-memory", "full-drive")
@@ -63,6 +65,7 @@ def blank_row(case: Case, system: str, dtype: str, layers: int, all_layers: int)
         alpha=case.alpha,
         budget_share=case.budget_share,
         shadow=case.shadow,
+        part=case.part,
         system=system,
         selection=REAL,
     )
@@ -143,6 +146,15 @@ def _open(system: System, bed: Bed, closing: ExitStack) -> OpenSystem:
     return opened
 
 
+def _predicted_layers(system: OpenSystem, setting: BenchSetting) -> int:
+    """Return how many layers the model's hooks predict for a system."""
+    if not getattr(system.cache, "takes_predictions", False):
+        return 0
+    if predictor_of(setting.model.config.model_type, setting.case.settings().query) is None:
+        return 0
+    return max(0, setting.shape.layers - FIRST_PREDICTED)
+
+
 def _measured(
     row: BenchRow, system: OpenSystem, steps: Steps, held: int, bed: Bed, rates: MachineRates
 ) -> BenchRow:
@@ -173,6 +185,7 @@ def _measured(
         rss_bytes=held + steps.grown_bytes,
         hit_rate=counted.hit_rate,
         io_mode=counted.io_mode,
+        predicted_layers=_predicted_layers(system, bed.setting),
         limit_ms=limit_ms(counted, count, bed.weight_bytes, rates),
         kv_limit_ms=limit_ms(counted, count, 0, rates),
     )

@@ -56,7 +56,11 @@ def beta_regret(folder: Path) -> Figure:
     return _from(
         folder / "beta.json",
         "tools/beta_sweep.py",
-        lambda found: (float(found["beta_regret"]), "beta_regret"),
+        lambda found: (
+            float(found["beta_regret"]),
+            f"beta_regret, {found['label']}, max_selected {found['max_selected']}, "
+            f"budget {found['dram_budget']}",
+        ),
     )
 
 

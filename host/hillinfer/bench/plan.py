@@ -14,6 +14,7 @@ from hillinfer.errors import SettingsError
 from hillinfer.rivals.table import RIVALS
 
 _STOCK = ("transformers-dynamic", "transformers-static")
+# Of these, stock caches in the model's own type have no room beside all others.
 _PAPER_SHAPES = ("opt-6.7b", "llama-13b")
 
 
@@ -129,7 +130,13 @@ def _full(real_model: str) -> Plan:
     ]
     cases += [
         Case(model, context, systems, steps=24, warm_up=8)
-        for model in ("llama-3.2-1b", "llama-3.2-3b", *_PAPER_SHAPES)
+        for model in ("llama-3.2-1b", "llama-3.2-3b")
+        for context in contexts
+    ]
+    systems = (HILLINFER, IN_MEMORY, *_rivals())
+    cases += [
+        Case(model, context, systems, steps=24, warm_up=8)
+        for model in _PAPER_SHAPES
         for context in contexts
     ]
     cases += [
@@ -140,10 +147,10 @@ def _full(real_model: str) -> Plan:
         for share in (0.15, 0.3, 0.5)
     ]
     cases += [Case("opt-6.7b", 8192, systems, batch=batch, steps=24) for batch in (2, 4, 8)]
-    cases += [Case(model, 32_768, ABLATION, steps=24) for model in _PAPER_SHAPES]
+    cases += [Case(model, 32_768, ABLATION, steps=24, part="ablation") for model in _PAPER_SHAPES]
     swapped = tuple(name for name in RIVALS if "swap" in name)
     if swapped:
-        cases.append(Case("opt-6.7b", 32_768, (HILLINFER, *swapped), steps=16))
+        cases.append(Case("opt-6.7b", 32_768, (HILLINFER, *swapped), steps=16, part="swap"))
     return Plan(tuple(cases))
 
 

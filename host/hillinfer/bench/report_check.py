@@ -67,8 +67,11 @@ def report_faults(report: Mapping[str, Any]) -> list[str]:
     if not goals:
         faults.append("goals are missing")
     for goal in goals or ():
-        if not {"goal", "reached", "met"} <= set(goal) or goal["met"] not in (True, False, None):
-            faults.append(f"goal {goal!r} lacks goal, reached or met")
+        known = {"goal", "reached", "met", "flagged"} <= set(goal)
+        if not known or goal["met"] not in (True, False, None):
+            faults.append(f"goal {goal!r} lacks goal, reached, met or flagged")
+        elif goal["met"] and goal["flagged"]:
+            faults.append(f"goal {goal['goal']!r} is met by flagged rows")
     rows = report.get("rows")
     if not rows:
         faults.append("rows are missing")

@@ -18,6 +18,8 @@ class BenchRow:
         Layers that were measured, and those of the whole model.
     context, batch, alpha, budget_share, shadow
         As in `Case`.
+    part
+        As in `Case`.
     system
         Its name.
     selection
@@ -41,6 +43,8 @@ class BenchRow:
         Memory as the system counts it, M0, and by how much the process grew.
     hit_rate, io_mode
         As in `Counted`.
+    predicted_layers
+        Layers whose query is predicted and whose tokens are selected before their turn.
     limit_ms, kv_limit_ms
         What bytes and rates allow, with and without the weights; modelled.
     perplexity, agreement
@@ -76,10 +80,12 @@ class BenchRow:
     rss_bytes: int | None = None
     hit_rate: float | None = None
     io_mode: str | None = None
+    predicted_layers: int | None = None
     limit_ms: float | None = None
     kv_limit_ms: float | None = None
     perplexity: float | None = None
     agreement: float | None = None
+    part: str = ""
 
     @property
     def case(self) -> tuple[object, ...]:
@@ -92,6 +98,7 @@ class BenchRow:
             self.alpha,
             self.budget_share,
             self.shadow,
+            self.part,
         )
 
     @property
@@ -100,5 +107,7 @@ class BenchRow:
         part = "" if self.layers == self.all_layers else f" ({self.layers} of {self.all_layers})"
         return (
             f"{self.model}{part} {self.type}, {self.context} tokens, batch {self.batch}, "
-            f"α {self.alpha:g}, budget {self.budget_share:.0%}, shadow {self.shadow}, {self.system}"
+            f"α {self.alpha:g}, budget {self.budget_share:.0%}, shadow {self.shadow}, "
+            + (f"{self.part}, " if self.part else "")
+            + self.system
         )

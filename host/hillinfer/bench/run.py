@@ -22,9 +22,11 @@ from hillinfer.bench.plan import make_plan
 from hillinfer.bench.rates import MachineRates
 from hillinfer.bench.recorder import SelectionRecorder
 from hillinfer.bench.report import bench_report, write_bench_report
+from hillinfer.bench.report_check import report_faults
 from hillinfer.bench.request import BenchRequest
 from hillinfer.bench.row import BenchRow
 from hillinfer.bench.setting import BenchSetting, budget_bytes
+from hillinfer.bench.systems.system import BenchError
 from hillinfer.bench.systems.table import make_system
 from hillinfer.bench.table_text import table_text
 from hillinfer.cold_dir import prepared_cold_dir
@@ -99,7 +101,12 @@ def run(request: BenchRequest, say: Callable[[str], None], stage: Stage) -> str:
         picture = request.out.with_name(f"{request.out.stem}-{name}.png")
         save_figure(figure, picture)
     say(f"report and pictures: {request.out}")
-    return table_text(rows, report)
+    table = table_text(rows, report)
+    faults = report_faults(report)
+    if faults:
+        say(table)
+        raise BenchError(f"{request.out} is written, but wrong: " + "; ".join(faults))
+    return table
 
 
 @dataclass

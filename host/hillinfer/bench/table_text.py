@@ -11,8 +11,8 @@ from hillinfer.bench.row import BenchRow
 from hillinfer.byte_size import format_bytes
 
 _HEADINGS = (
-    "system", "min ms", "median ms", "spread", "limit ms", "KV ms", "tokens/s", "drive/step",
-    "held", "RSS", "hits", "perplexity", "agrees",
+    "system", "min ms", "median ms", "spread", "limit ms", "/limit", "KV ms", "tokens/s",
+    "drive/step", "held", "RSS", "hits", "predicted", "perplexity", "agrees",
 )  # fmt: skip
 
 
@@ -27,15 +27,18 @@ def table_text(rows: Sequence[BenchRow], report: Mapping[str, Any]) -> str:
         skipped = [f"{row.system}: {row.skipped}" for row in own if row.skipped is not None]
         if skipped:
             parts.append("not measured: " + "; ".join(skipped))
-    goals = [("goal", "reached", "met", "row")]
+    goals = [("goal", "reached", "met", "spread", "row")]
     for goal in report["goals"]:
         met = {True: "yes", False: "no", None: "-"}[goal["met"]]
         value = "-" if goal["reached"] is None else f"{goal['reached']:.2f}"
-        goals.append((goal["goal"], value, met, goal["row"] or "-"))
+        noisy = {True: "above 20 %", False: "fine", None: "-"}[goal["flagged"]]
+        goals.append((goal["goal"], value, met, noisy, goal["row"] or "-"))
     parts.append(_aligned(goals))
     parts.append(
-        "spread with ! is above 20 %: repeat on a quieter machine. KV ms: without the loop's "
-        "floor. limit: modelled from counted bytes and this machine's rates."
+        "spread with ! is above 20 %: repeat on a quieter machine; such rows meet no goal. "
+        "KV ms: without the loop's floor. limit: modelled from counted "
+        "bytes and this machine's rates. /limit: median over the KV's limit, "
+        "large where computing binds."
     )
     return "\n\n".join(parts)
 
@@ -49,12 +52,14 @@ def _cells(row: BenchRow) -> tuple[str, ...]:
         _number(row.median_ms, 2),
         f"{row.spread:.0%}" + ("!" if row.flagged else ""),
         _number(row.limit_ms, 2),
+        _number(row.median_ms / row.kv_limit_ms if row.kv_limit_ms else None, 1),
         _number(row.kv_ms, 2),
         _number(row.tokens_per_second, 2),
         format_bytes(row.drive_read_bytes or 0),
         format_bytes(row.held_bytes or 0),
         format_bytes(row.rss_bytes or 0),
         _number(row.hit_rate, 3),
+        "" if row.predicted_layers is None else f"{row.predicted_layers} of {row.layers}",
         _number(row.perplexity, 3),
         _number(row.agreement, 3),
     )

@@ -10,6 +10,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterator
 from itertools import islice
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -46,6 +47,9 @@ class FullSwap(Rival):
     ColdPoolError
         Where pages of the directory's files cannot be given back (file systems in memory).
     """
+
+    # The kernel pages in and out through the page cache, which windows are given back from.
+    direct: ClassVar[bool] = False
 
     def __init__(self, setup: RivalSetup) -> None:
         super().__init__(setup)

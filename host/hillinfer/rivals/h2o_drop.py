@@ -36,6 +36,7 @@ class H2ODrop(Rival):
         self._weights = self.meter.tensor(size, torch.float32)
         self._positions = self.meter.tensor(size, torch.int32)
         self._logits = self.meter.tensor((shape.query_heads, self.slots), torch.float32)
+        self._observed = False
         self._held = [[0] * setup.batch for _ in range(shape.layers)]
         self._prompts: dict[tuple[int, int], list[tuple[torch.Tensor, torch.Tensor]]] = {}
 
@@ -61,6 +62,7 @@ class H2ODrop(Rival):
         """Sum up the weights of the prompt's last queries and drop what is light; see `Rival`."""
         if (layer, row) not in self._prompts:
             return
+        self._observed = True
         keys, _ = self._prompt(layer, row)
         heads, tokens, _ = keys.shape
         weights = torch.zeros(heads, tokens)
@@ -100,6 +102,10 @@ class H2ODrop(Rival):
         self._weights[layer, row, :, :held] += weights.sum(1)
         self._make_room(layer, row, count(self.setup, self.lengths[layer][row]))
         return out.reshape(query.shape).to(query.dtype)
+
+    def describe(self) -> str:
+        """Return whether its prompts were observed."""
+        return "prompt observed" if self._observed else "prompt not observed: recent tokens kept"
 
     def close(self) -> None:
         """Give the memory back; see `Rival`."""

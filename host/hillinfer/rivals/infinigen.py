@@ -65,6 +65,11 @@ class InfiniGen(DriveRival):
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="hillinfer-rival")
         self._ahead: dict[tuple[int, int], Future[_Prefetched]] = {}
 
+    def scored_token_bytes(self) -> float:
+        """Return those of the partial keys; see `Rival`."""
+        shape = self.setup.shape
+        return 2.0 * shape.layers * shape.kv_heads * self.partial.channels
+
     def describe(self) -> str:
         """Return what partial keys keep and what the pool holds."""
         return (

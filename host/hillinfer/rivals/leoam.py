@@ -29,6 +29,11 @@ class LeoAM(PagedRival):
 
     bound_tokens = (CHUNK_TOKENS, PAGE_TOKENS)
 
+    def scored_token_bytes(self) -> float:
+        """Return those of all chunks and of the parts of split ones; see `Rival`."""
+        split = min(1.0, _CANDIDATES * self.setup.alpha)
+        return self.bound_bytes(CHUNK_TOKENS) + split * self.bound_bytes(PAGE_TOKENS)
+
     def best_pages(
         self, layer: int, row: int, query: torch.Tensor, scaling: float, wanted: int
     ) -> NDArray[np.int64]:

@@ -61,6 +61,15 @@ class PagedRival(DriveRival):
             How many, at least 1 and fewer than there are.
         """
 
+    def bound_bytes(self, page_tokens: int) -> float:
+        """Return the bytes per token, all layers, of the bounds of pages of a size."""
+        shape = self.setup.shape
+        return 4.0 * shape.layers * shape.kv_heads * shape.head_dim / page_tokens
+
+    def scored_token_bytes(self) -> float:
+        """Return those of the finest bounds; see `Rival`."""
+        return self.bound_bytes(PAGE_TOKENS)
+
     def describe(self) -> str:
         """Return what the pool holds."""
         return f"{self.pool.slots} pages of {PAGE_TOKENS} pooled"

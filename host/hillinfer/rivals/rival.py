@@ -39,12 +39,18 @@ class Rival(ABC):
     """Whether `predict` is worth calling."""
     bounded: ClassVar[bool] = True
     """Whether the rival keeps within the budget."""
+    direct: ClassVar[bool] = True
+    """Whether its reads of the drive pass the page cache by, where that can be."""
 
     def __init__(self, setup: RivalSetup) -> None:
         self.setup = setup
         self.layout = RowLayout(setup.shape)
         self.meter = Meter(setup.budget_bytes if self.bounded else None)
         self.lengths = [[0] * setup.batch for _ in range(setup.shape.layers)]
+
+    def scored_token_bytes(self) -> float:
+        """Return the bytes per token of a sequence, all layers, that a step reads only to rank."""
+        return 0.0
 
     def describe(self) -> str:
         """Return in a few words what this rival chose for itself."""

@@ -9,11 +9,13 @@ import torch
 
 from hillinfer.bench.capacity import why_no_model, why_no_room
 from hillinfer.bench.case import Case
+from hillinfer.bench.measuring import blank_row
 from hillinfer.bench.model_shapes import SHAPES
 from hillinfer.bench.plan import PLANS, make_plan
 from hillinfer.bench.setting import BenchSetting, budget_bytes
-from hillinfer.bench.systems.table import make_system, system_names
+from hillinfer.bench.systems.table import FLOOR, make_system, system_names
 from hillinfer.errors import SettingsError
+from hillinfer.hf.query_hooks import FIRST_PREDICTED
 from hillinfer.pools.budget_plan import staging_bytes
 
 REAL_MODEL = "smollm2-135m"
@@ -26,10 +28,25 @@ def test_every_plan_names_models_and_systems_that_are_there(name):
         assert set(case.systems) <= set(system_names())
 
 
+@pytest.mark.parametrize("name", PLANS)
+def test_rows_of_every_plan_have_names_of_their_own(name):
+    names = []
+    for case in make_plan(name, REAL_MODEL).cases:
+        assert len(case.systems) == len(set(case.systems))
+        systems = {FLOOR, *case.systems}
+        names += [blank_row(case, one, "float32", 4, 32).name for one in systems]
+    assert len(names) == len(set(names))
+
+
 def test_the_goals_are_about_the_papers_shapes_at_32k_with_a_fifth_in_dram():
     cases = make_plan("goals", REAL_MODEL).only(contexts=(32_768,)).cases
     assert {case.model for case in cases} == {"opt-6.7b", "llama-13b"}
     assert {(case.alpha, case.budget_share) for case in cases} == {(0.1, 0.2)}
+
+
+def test_layers_of_the_goals_shapes_are_predicted():
+    cases = make_plan("goals", REAL_MODEL).only(contexts=(32_768,)).cases
+    assert all(SHAPES[case.model].layers >= FIRST_PREDICTED + 2 for case in cases)
 
 
 def test_a_plan_is_cut_to_what_is_wanted():
@@ -86,7 +103,7 @@ def test_layers_get_their_part_of_the_budget_and_the_staging_once():
     staging = staging_bytes(part, case.settings().changed(shadow="int4"))
     all_of_it = budget_bytes(case, whole, 32)
     assert all_of_it == int(0.2 * (32_768 + case.all_steps) * 32 * part.row_bytes)
-    assert budget_bytes(case, part, 32) == staging + (all_of_it - staging) * 2 // 32
+    assert budget_bytes(case, part, 32) == staging + (all_of_it - staging) * opt.layers // 32
 
 
 @pytest.mark.parametrize("name", ["tiny", "tiny-opt"])

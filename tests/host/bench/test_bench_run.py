@@ -93,6 +93,14 @@ def test_drives_are_read_past_the_page_cache_and_budgets_are_kept(bench):
     assert read["full-memory"] == 0
 
 
+def test_rows_say_how_many_layers_were_predicted(bench):
+    _, report, _ = bench
+    real = {row["system"]: row for row in report["rows"] if row["layers"] == 12}
+    found = {name: row["predicted_layers"] for name, row in real.items()}
+    assert found["hillinfer"] == found["infinigen"] == 10
+    assert found["full-memory"] == found["floor"] == 0
+
+
 def test_pictures_and_table_go_with_the_report(bench):
     table, report, out = bench
     assert out.with_name("bench-latency.png").stat().st_size > 1000

@@ -58,7 +58,9 @@ class _OpenRival(OpenSystem):
         self._attended = attended
         self._filled = 0
         # Rivals open their files as HillInfer does: directly, wherever that can be.
-        self._io_mode = probe_io_mode(setting.cold_dir).value if rival.bounded else None
+        self._io_mode = None
+        if rival.bounded:
+            self._io_mode = probe_io_mode(setting.cold_dir).value if rival.direct else "paged"
 
     def fill(self, chunk: Chunk) -> None:
         """Store the rows of every sequence."""
@@ -71,11 +73,13 @@ class _OpenRival(OpenSystem):
         """Return the rival's own counts.
 
         A rival does not count what it reads from memory. Taken is the least it can be: the rows
-        that it attends to, and all keys where it scores those.
+        that it attends to, and what it ranks by.
         """
         traffic, case = self._rival.traffic(), self._setting.case
         lengths = range(self._filled + 1, self._filled + traffic.steps + 1)
-        read = self._attended * sum(lengths) * case.batch * self._setting.shape.token_bytes
+        token = self._attended * self._setting.shape.token_bytes
+        token += self._rival.scored_token_bytes()
+        read = token * sum(lengths) * case.batch
         return Counted(
             traffic.drive_read_bytes,
             traffic.drive_write_bytes,
