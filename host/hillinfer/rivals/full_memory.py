@@ -108,15 +108,18 @@ class FullMemory(Rival):
             cache = maker(small, Meter(None))
             for layer in range(layers):
                 cache.write(layer, 0, 0, keys, keys)
-            turn = cycle(range(layers))
-            timed[name] = _least_seconds(
-                lambda cache=cache, turn=turn: cache.attend(
-                    next(turn), 0, small.context, query, 1.0
-                )
-            )
+            timed[name] = _least_seconds(_turns(cache, layers, small.context, query))
             # The next form's arrays need the room.
             del cache
         return min(timed, key=lambda name: timed[name])
+
+
+def _turns(
+    cache: MemoryCache, layers: int, tokens: int, query: torch.Tensor
+) -> Callable[[], torch.Tensor]:
+    """Return what attends to another layer at each call, so that none stays in a cache."""
+    turn = cycle(range(layers))
+    return lambda: cache.attend(next(turn), 0, tokens, query, 1.0)
 
 
 def _planar(kind: torch.dtype, kernel: str, setup: RivalSetup, meter: Meter) -> MemoryCache:
