@@ -94,7 +94,7 @@ def _command(folder: Path, setting: GenerationSetting, device: str, *more: str) 
         *(sys.executable, "-c", "from hillinfer.cli.main import main; main()", "generate"),
         *("--prompt-file", str(folder / "document.txt"), "--question", QUESTION),
         *("--alpha", str(ALPHA), "--shadow", setting.mode, "--rule", setting.rule),
-        *("--dram-budget", "200%", "--max-new-tokens", str(setting.new_tokens)),
+        *("--dram-budget", "32MiB", "--max-new-tokens", str(setting.new_tokens)),
         *("--report", str(_report(folder, device)), "--device", device, *more),
     ]
 

@@ -126,7 +126,8 @@ def test_doctor_says_which_rates_are_kept_and_measures_none(
         for name in findings_of(command("doctor", "--cold-dir", cold_dir, "--json").out)
     )
     assert not kept.file.exists()
-    key = RatesKey("cpu", 2, 1, "ext4", "1", "uring", "ab" * 32, "layer", 512, "xrt", "")
+    measured = ("cpu", 2, 1, "ext4", "1", "uring", "cd" * 32)
+    key = RatesKey(*measured, "ab" * 32, "layer", 512, "xrt", "")
     kept.get(key, lambda: Rates(1e6, 2e6, 3e6, 4e6))
     found = findings_of(command("doctor", "--cold-dir", cold_dir, "--json").out)["rates of xrt"]
     assert (found["verdict"], found["fix"]) == ("ok", None)

@@ -20,6 +20,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ _STATUS_BEAT = 64
 # As many as surely fit in a message.
 _BEATS_A_MESSAGE = 256
 _READS_AT_ONCE = 4
+_REMOVAL_TRIES, _REMOVAL_PAUSE = 50, 0.02
 # How long to wait before looking at the status again: short at first, as launches are.
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.0002, 0.005
 
@@ -245,9 +247,26 @@ class Worker:
 def _end_with(host: int) -> None:
     """End everything when the host has ended, even where a call to XRT never returns."""
     os.read(host, 1)
+    folder = Path.cwd()
+    # What the driver started may still make files there.
+    _end_others()
     # The host made the folder for this process and what it starts, and nobody else removes it now.
-    shutil.rmtree(Path.cwd(), ignore_errors=True)
+    for _ in range(_REMOVAL_TRIES):
+        shutil.rmtree(folder, ignore_errors=True)
+        if not folder.exists():
+            break
+        time.sleep(_REMOVAL_PAUSE)
     os.killpg(0, signal.SIGKILL)
+
+
+def _end_others() -> None:
+    """Kill every other process of this one's group."""
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        with suppress(ProcessLookupError, PermissionError):
+            if os.getpgid(int(entry.name)) == os.getpgrp():
+                os.kill(int(entry.name), signal.SIGKILL)
 
 
 def main() -> None:
