@@ -244,7 +244,7 @@ def staging_bytes(shape: ModelShape, settings: Settings) -> int:
         # Each buffer, what is on its way into it from slots or from the read buffer, and out of it
         # into slots.
         (2 * GATHER_BUFFERS + 1) * gathered
-        # Where rows are read ahead, and what is on its way from there into slots.
+        # Where rows are read ahead; they go into slots a few at a time.
         + landing
         + read
         + SPILL_BUFFERS * round_up(spill, PAGE_BYTES)

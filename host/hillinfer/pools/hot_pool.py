@@ -15,6 +15,8 @@ from hillinfer.pools.pool_moment import PoolMoment
 from hillinfer.pools.ranking import rank
 from hillinfer.pools.slot_table import NOWHERE, SlotTable
 
+COPIED_AT_ONCE = 64
+
 
 class HotPool:
     """The hot pool of one layer: slots of rows, found by their row number (HillInfer, BKP).
@@ -143,7 +145,11 @@ class HotPool:
         into = np.concatenate([into, demoted])
         chosen = cold[best[: len(into)]]
         self._leave(demoted)
-        slots.data[into] = candidates.source[candidates.places[chosen]]
+        places = candidates.places[chosen]
+        # In pieces: each is in memory twice meanwhile.
+        for start in range(0, len(into), COPIED_AT_ONCE):
+            piece = slice(start, start + COPIED_AT_ONCE)
+            slots.data[into[piece]] = candidates.source[places[piece]]
         slots.rows[into] = candidates.rows[chosen]
         slots.positions[into] = candidates.positions[chosen]
         slots.counts[into] = candidates.counts[chosen]

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hillinfer.counters import Counters
+from hillinfer.native.addresses import row_addresses
 from hillinfer.pools.hot_pools import HotPools
 from hillinfer.pools.layer_hits import LayerHits
 from hillinfer.pools.layer_step import LayerStep
@@ -262,7 +263,7 @@ class RowReader:
                     if gathered is not None:
                         which, from_drive = gathered
                         _note_reads(entry, from_drive.cost)
-                        addresses[own] = _addresses(from_drive.rows, from_drive.cold)
+                        addresses[own] = row_addresses(from_drive.rows, from_drive.cold)
                         self._promoting[which] = self._keeper.offer_read(
                             entry, sequence, positions[own], from_drive.rows, from_drive.cold
                         )
@@ -349,18 +350,18 @@ class RowReader:
         addresses = np.zeros(len(positions), np.uint64)
         held = sequence.held_starts[layer]
         settled = int(np.searchsorted(positions, held))
-        addresses[settled:] = _addresses(sequence.tails[layer], positions[settled:] - held)
+        addresses[settled:] = row_addresses(sequence.tails[layer], positions[settled:] - held)
         pool = self._pools.layers[layer]
         slots = pool.slots(sequence.rows(positions[:settled]))
         hot = slots >= 0
-        addresses[:settled][hot] = _addresses(pool.rows_in_slots, slots[hot])
+        addresses[:settled][hot] = row_addresses(pool.rows_in_slots, slots[hot])
         cold = np.flatnonzero(~hot)
         if landed is None:
             return addresses, cold[:0], cold
         came = np.isin(positions[cold], landed.positions, assume_unique=True)
         arrived = cold[came]
         places = _place_of(landed, positions[arrived])
-        addresses[arrived] = _addresses(self._landing.rows, places)
+        addresses[arrived] = row_addresses(self._landing.rows, places)
         return addresses, arrived, cold[~came]
 
     def _read_ahead(
@@ -461,10 +462,6 @@ def _note_reads(entry: LayerStep, cost: ReadCost) -> None:
 
 def _place_of(landed: LandedRows, positions: NDArray[np.int64]) -> NDArray[np.int64]:
     return landed.places[np.searchsorted(landed.positions, positions)]
-
-
-def _addresses(rows: NDArray[np.uint8], numbers: NDArray[np.integer]) -> NDArray[np.uint64]:
-    return np.uint64(rows.ctypes.data) + numbers.astype(np.uint64) * np.uint64(rows.strides[0])
 
 
 def _runs(count: int, rest: NDArray[np.int64], tile_rows: int, most: int) -> list[tuple[int, int]]:
