@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes in a session of their own, ended with everything they have started."""
+"""Processes in a session of their own, ended with everything they have started.
+
+Also a program that uses nothing but Python itself, `child_session.py FOLDER LIFE`: see
+`SessionGuard`.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -43,6 +48,17 @@ def end_session(process: subprocess.Popen[bytes], folder: Path) -> None:
     _kill(os.killpg, process.pid)
     process.wait()
     # Whoever left the session still works in the folder.
+    end_folder(folder)
+
+
+def end_folder(folder: Path) -> None:
+    """Kill every process that works in a folder, and remove the folder.
+
+    Parameters
+    ----------
+    folder
+        Nobody else's; harmless where it is gone already.
+    """
     end = time.monotonic() + _KILL_S
     while (left := processes_in(folder)) and time.monotonic() < end:
         for own in left:
@@ -54,3 +70,14 @@ def end_session(process: subprocess.Popen[bytes], folder: Path) -> None:
 def _kill(kill: Callable[[int, int], None], number: int) -> None:
     with suppress(ProcessLookupError):
         kill(number, signal.SIGKILL)
+
+
+def main() -> None:
+    """Wait until the process that holds the pipe's other end has ended, then end a folder."""
+    folder, life = Path(sys.argv[1]), int(sys.argv[2])
+    os.read(life, 1)
+    end_folder(folder)
+
+
+if __name__ == "__main__":
+    main()

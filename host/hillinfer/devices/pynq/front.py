@@ -2,10 +2,9 @@
 """The PYNQ front: a program that runs launches through pynq.Overlay.
 
 It runs in an environment of its own, whose numpy is older than the host's, and so uses nothing of
-this project: `python -I front.py FOLDER REPLIES LIFE`. The folder holds `settings.json`; a line on
+this project: `python -I front.py FOLDER REPLIES`. The folder holds `settings.json`; a line on
 standard input names a subfolder with one launch; an answer is a line of JSON on the descriptor
-REPLIES. The descriptor LIFE is a pipe that the host keeps open as long as it lives. Standard output
-is left to XRT's driver, which talks there.
+REPLIES. Standard output is left to XRT's driver, which talks there.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import json
 import os
 import signal
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -133,20 +131,12 @@ def _deadline(seconds: float, kernel: str) -> Iterator[None]:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def _end_with(life: int) -> None:
-    """End everything when the host has ended, even where a call to XRT never returns."""
-    os.read(life, 1)
-    os.killpg(0, signal.SIGKILL)
-
-
 def main() -> None:
     """Serve launches until standard input ends."""
-    folder, replies, life = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    folder, replies = Path(sys.argv[1]), int(sys.argv[2])
     os.umask(0o077)
-    # The process that plays the card must not hold them open when this one has ended.
-    for pipe in (replies, life):
-        fcntl.fcntl(pipe, fcntl.F_SETFD, fcntl.FD_CLOEXEC)
-    threading.Thread(target=_end_with, args=(life,), daemon=True).start()
+    # The process that plays the card must not hold it open when this one has ended.
+    fcntl.fcntl(replies, fcntl.F_SETFD, fcntl.FD_CLOEXEC)
 
     def answer(**fields: str) -> None:
         os.write(replies, (json.dumps(fields) + "\n").encode())

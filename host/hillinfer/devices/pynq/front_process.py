@@ -19,6 +19,7 @@ import numpy as np
 
 from hillinfer.devices.child_session import end_session
 from hillinfer.devices.pynq.errors import PynqError
+from hillinfer.devices.session_guard import SessionGuard
 from hillinfer_model.beats import Beats
 
 _PROGRAM = Path(__file__).with_name("front.py")
@@ -78,24 +79,21 @@ class FrontProcess:
             # Everything that the driver makes is in the folder: sockets, and the card's process.
             variables |= {"USER": self.folder.name, "SDACCEL_EM_RUN_DIR": str(self.folder)}
         self._replies, theirs = os.pipe()
-        # Kept open as long as this process lives, whatever the front is doing.
-        their_life, life = os.pipe()
+        guard = SessionGuard(self.folder)
         try:
             with self._log.open("ab") as log:
                 self._process = subprocess.Popen(
-                    [python, "-I", _PROGRAM, self.folder, str(theirs), str(their_life)],
-                    cwd=self.folder, env=variables, pass_fds=(theirs, their_life),
+                    [python, "-I", _PROGRAM, self.folder, str(theirs)],
+                    cwd=self.folder, env=variables, pass_fds=(theirs,),
                     start_new_session=True, stdin=subprocess.PIPE, stdout=log, stderr=log,
                 )  # fmt: skip
         except OSError as error:
             os.close(self._replies)
-            os.close(life)
-            shutil.rmtree(self.folder, ignore_errors=True)
+            guard.close()
             raise PynqError(f"cannot start {python}: {error.strerror}") from error
         finally:
             os.close(theirs)
-            os.close(their_life)
-        self._end = weakref.finalize(self, _end, self._process, self.folder, (self._replies, life))
+        self._end = weakref.finalize(self, _end, self._process, self.folder, self._replies, guard)
         self._wait("ready", "load the card", seconds)
 
     @property
@@ -213,11 +211,11 @@ class FrontProcess:
         return content
 
 
-def _end(process: subprocess.Popen[bytes], folder: Path, pipes: tuple[int, ...]) -> None:
+def _end(process: subprocess.Popen[bytes], folder: Path, replies: int, guard: SessionGuard) -> None:
     """Kill the front and everything it has started, and remove its folder."""
     end_session(process, folder)
     assert process.stdin is not None
     with suppress(BrokenPipeError):
         process.stdin.close()
-    for pipe in pipes:
-        os.close(pipe)
+    os.close(replies)
+    guard.close()

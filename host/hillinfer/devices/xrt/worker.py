@@ -13,14 +13,10 @@ from __future__ import annotations
 import json
 import mmap
 import os
-import shutil
-import signal
 import socket
 import sys
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +27,6 @@ _STATUS_BEAT = 64
 # As many as surely fit in a message.
 _BEATS_A_MESSAGE = 256
 _READS_AT_ONCE = 4
-_REMOVAL_TRIES, _REMOVAL_PAUSE = 50, 0.02
 # How long to wait before looking at the status again: short at first, as launches are.
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.0002, 0.005
 
@@ -244,35 +239,11 @@ class Worker:
         self._channel.send(json.dumps(answer).encode())
 
 
-def _end_with(host: int) -> None:
-    """End everything when the host has ended, even where a call to XRT never returns."""
-    os.read(host, 1)
-    folder = Path.cwd()
-    # What the driver started may still make files there.
-    _end_others()
-    # The host made the folder for this process and what it starts, and nobody else removes it now.
-    for _ in range(_REMOVAL_TRIES):
-        shutil.rmtree(folder, ignore_errors=True)
-        if not folder.exists():
-            break
-        time.sleep(_REMOVAL_PAUSE)
-    os.killpg(0, signal.SIGKILL)
-
-
-def _end_others() -> None:
-    """Kill every other process of this one's group."""
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit() or int(entry.name) == os.getpid():
-            continue
-        with suppress(ProcessLookupError, PermissionError):
-            if os.getpgid(int(entry.name)) == os.getpgrp():
-                os.kill(int(entry.name), signal.SIGKILL)
-
-
 def main() -> None:
-    """Serve; arguments are the numbers of the channel and of a pipe that the host keeps open."""
+    """Serve; the argument is the number of the channel."""
     channel = socket.socket(fileno=int(sys.argv[1]))
-    threading.Thread(target=_end_with, args=(int(sys.argv[2]),), daemon=True).start()
+    # What the driver starts must not hold it open when this process has ended.
+    channel.set_inheritable(False)
     try:
         import pyxrt
     except ImportError as error:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from hillinfer.devices.child_session import end_session
 from hillinfer.devices.errors import DeviceError
+from hillinfer.devices.session_guard import SessionGuard
 
 _PROGRAM = Path(__file__).with_name("worker.py")
 # XRT's driver makes its sockets in /tmp/$USER: there, the folder can hold them too.
@@ -60,23 +61,20 @@ class WorkerProcess:
             # Everything that the driver makes is in the folder: sockets, and the card's process.
             variables |= {"USER": self.folder.name, "SDACCEL_EM_RUN_DIR": str(self.folder)}
         own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        their_life, own_life = os.pipe()
         self._channel = own
+        guard = SessionGuard(self.folder)
         self._log = self.folder / "worker.log"
         try:
             with self._log.open("ab") as log:
                 # Without a fork of this process, whose memory may be large, and without its files.
                 self._process = subprocess.Popen(
-                    [sys.executable, "-P", _PROGRAM, str(theirs.fileno()), str(their_life)],
-                    cwd=self.folder, env=variables, pass_fds=(theirs.fileno(), their_life),
+                    [sys.executable, "-P", _PROGRAM, str(theirs.fileno())],
+                    cwd=self.folder, env=variables, pass_fds=(theirs.fileno(),),
                     start_new_session=True, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 )  # fmt: skip
         finally:
             theirs.close()
-            os.close(their_life)
-        self._end = weakref.finalize(
-            self, _end, self._process, self.folder, self._channel, own_life
-        )
+        self._end = weakref.finalize(self, _end, self._process, self.folder, own, guard)
         self._expect("start", seconds)
         self.window = self._share(window_bytes, seconds)
 
@@ -189,7 +187,9 @@ class WorkerProcess:
         return DeviceError(f"the card could not {what}: {reason}" + (f"\n{log}" if log else ""))
 
 
-def _end(process: subprocess.Popen[bytes], folder: Path, channel: socket.socket, life: int) -> None:
+def _end(
+    process: subprocess.Popen[bytes], folder: Path, channel: socket.socket, guard: SessionGuard
+) -> None:
     end_session(process, folder)
     channel.close()
-    os.close(life)
+    guard.close()
