@@ -175,6 +175,7 @@ class _Bench:
             model=model,
             shape=shape,
             budget_bytes=budget_bytes(case, shape, all_layers),
+            all_layers=all_layers,
             cold_dir=self.cold_dir,
             selections=None,
         )

@@ -32,6 +32,8 @@ class BenchSetting:
         Existing directory on the drive.
     selections
         What systems that select are made to select; None where they choose by themselves.
+    all_layers
+        Layers of the whole model, where `shape` has only some of them; 0 where it has all.
     """
 
     case: Case
@@ -40,6 +42,16 @@ class BenchSetting:
     budget_bytes: int
     cold_dir: Path
     selections: Selections | None
+    all_layers: int = 0
+
+    @property
+    def whole(self) -> BenchSetting:
+        """The same with all layers, and their budget: what a user of the model would plan."""
+        layers = self.all_layers or self.shape.layers
+        if layers == self.shape.layers:
+            return self
+        shape = replace(self.shape, layers=layers)
+        return replace(self, shape=shape, budget_bytes=budget_bytes(self.case, shape, layers))
 
     @property
     def tokens(self) -> int:

@@ -12,6 +12,7 @@ from hillinfer.cli.generate_request import Asking, Compare, GenerateRequest
 from hillinfer.cold_dir import prepared_cold_dir
 from hillinfer.devices.table import check_device
 from hillinfer.hf.features import check_model, check_versions
+from hillinfer.hf.predictors.table import with_named_query
 from hillinfer.machine.drive import DriveFacts
 from hillinfer.models.capacity import Capacity
 from hillinfer.models.context_needs import ContextNeeds
@@ -84,6 +85,8 @@ def check_run(
     """
     check_versions()
     check_model(outline.skeleton)
+    settings = with_named_query(request.settings, outline.config.model_type)
+    request = replace(request, settings=settings)
     check_device(
         request.settings.device,
         kernel_spec(outline.shape, _named(request.settings)),
@@ -91,7 +94,8 @@ def check_run(
         request.settings.device_options,
     )
     started = time.perf_counter()
-    settings = request.settings if saved is None else _fitting(request, outline, saved)
+    if saved is not None:
+        settings = _fitting(request, outline, saved)
     document_ids = _document_ids(request, prompt, saved)
     reused = 0 if saved is None else _reused(request, document_ids, saved, say)
     session_seconds = time.perf_counter() - started

@@ -29,7 +29,7 @@ from hillinfer.hf import attention
 from hillinfer.hf.attached_cache import AttachedCache
 from hillinfer.hf.cache import HillInferCache
 from hillinfer.hf.features import check_model, check_uses_interface, check_versions
-from hillinfer.hf.predictors.table import predictor_of
+from hillinfer.hf.predictors.table import predictor_of, with_named_query
 from hillinfer.hf.query_hooks import QueryHooks
 from hillinfer.model_shape import ModelShape
 from hillinfer.pools.budget_plan import kernel_spec, staging_bytes
@@ -99,7 +99,7 @@ class Attachment:
         if model.config._attn_implementation == attention.NAME:
             raise UnsupportedFeatureError("this model is attached already: detach it first")
         self.model = model
-        self.settings = settings
+        self.settings = with_named_query(settings, model.config.model_type)
         self.calls = calls or DriveCalls()
         predictor = predictor_of(model.config.model_type, settings.query)
         self._identity = ModelIdentity(model)

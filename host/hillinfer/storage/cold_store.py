@@ -22,7 +22,8 @@ from hillinfer.storage.cold_file import ColdFile, IOMode, probe_io_mode
 from hillinfer.storage.drive_calls import DriveCalls
 from hillinfer.storage.read_cost import ReadCost
 from hillinfer.storage.read_engine import ReadEngine
-from hillinfer.storage.read_plan import plan_reads
+from hillinfer.storage.read_plan import lie_in_pages, plan_in_place, plan_reads
+from hillinfer.storage.reads import Reads
 from hillinfer.storage.stored_base import ReadFile, RowBase
 from hillinfer.timeline.lane import Lane
 from hillinfer.timeline.recorder import Recorder
@@ -298,13 +299,12 @@ class ColdStore:
         out: NDArray[np.uint8],
         places: NDArray[np.int64],
     ) -> ReadCost:
+        if lie_in_pages(out):
+            in_place = plan_in_place(rows, places, self._row_bytes)
+            return self._read(layer, file, out.reshape(-1), in_place)
         cost = ReadCost()
         for batch in plan_reads(rows, self._row_bytes, len(self._buffer)):
-            byte_count = int(batch.byte_counts.sum())
-            with self._recorder.span(
-                Lane.READS, "rows", layer=layer, reads=len(batch), bytes=byte_count
-            ):
-                self._engine.read(file, self._buffer, batch)
+            cost += self._read(layer, file, self._buffer, batch)
             # Rows start at multiples of 64 bytes, so a view of all such places has them as rows.
             at_64 = np.lib.stride_tricks.as_strided(
                 self._buffer,
@@ -313,5 +313,14 @@ class ColdStore:
                 writeable=False,
             )
             out[places[batch.wanted]] = at_64[batch.row_offsets // 64]
-            cost += ReadCost(len(batch), byte_count)
+        return cost
+
+    def _read(
+        self, layer: int, file: ReadFile, buffer: NDArray[np.uint8], reads: Reads
+    ) -> ReadCost:
+        cost = ReadCost(len(reads), int(reads.byte_counts.sum()))
+        with self._recorder.span(
+            Lane.READS, "rows", layer=layer, reads=cost.reads, bytes=cost.byte_count
+        ):
+            self._engine.read(file, buffer, reads)
         return cost

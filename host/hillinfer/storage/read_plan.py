@@ -69,6 +69,45 @@ def plan_reads(rows: NDArray[np.int64], row_bytes: int, buffer_bytes: int) -> It
         begin += count
 
 
+def lie_in_pages(rows: NDArray[np.uint8]) -> bool:
+    """Return whether rows can be read to their places without a buffer in between.
+
+    Reads of rows that are longer than a gap join nothing but neighbours either way.
+
+    Parameters
+    ----------
+    rows
+        uint8 of shape (any, row_bytes), where they go in memory.
+    """
+    row_bytes = rows.shape[1]
+    return (
+        row_bytes > JOIN_GAP_BYTES
+        and row_bytes % PAGE_BYTES == 0
+        and rows.ctypes.data % PAGE_BYTES == 0
+        and rows.flags.c_contiguous
+    )
+
+
+def plan_in_place(rows: NDArray[np.int64], places: NDArray[np.int64], row_bytes: int) -> Reads:
+    """Plan reads of rows to their places; neighbours in file and memory are read together.
+
+    Parameters
+    ----------
+    rows
+        int64 row numbers of the file, in any order, each once; one at least.
+    places
+        int64, which row of the buffer each of them becomes.
+    row_bytes
+        Bytes of a row, a multiple of 4,096.
+    """
+    order = np.argsort(rows, kind="stable")
+    rows, places = rows[order], places[order]
+    neighbours = (np.diff(rows) == 1) & (np.diff(places) == 1)
+    heads = np.append(0, np.flatnonzero(~neighbours) + 1)
+    sizes = np.diff(heads, append=len(rows)) * row_bytes
+    return Reads(*_in_pieces(rows[heads] * row_bytes, places[heads] * row_bytes, sizes))
+
+
 def _batch(
     order: NDArray[np.int64],
     first: NDArray[np.int64],
@@ -85,13 +124,22 @@ def _batch(
     buffer_start = np.cumsum(sizes) - sizes
     read_of_row = np.cumsum(new_read) - 1
     row_offsets = first[begin:stop] - read_start[read_of_row] + buffer_start[read_of_row]
+    return ReadBatch(
+        *_in_pieces(read_start, buffer_start, sizes),
+        wanted=order[begin:stop],
+        row_offsets=row_offsets,
+    )
+
+
+def _in_pieces(
+    starts: NDArray[np.int64], places: NDArray[np.int64], sizes: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Cut long reads; return file offsets, buffer offsets and byte counts."""
     pieces = -(-sizes // MAX_READ_BYTES)
     piece = np.arange(int(pieces.sum())) - np.repeat(np.cumsum(pieces) - pieces, pieces)
     skipped = piece * MAX_READ_BYTES
-    return ReadBatch(
-        file_offsets=np.repeat(read_start, pieces) + skipped,
-        buffer_offsets=np.repeat(buffer_start, pieces) + skipped,
-        byte_counts=np.minimum(np.repeat(sizes, pieces) - skipped, MAX_READ_BYTES),
-        wanted=order[begin:stop],
-        row_offsets=row_offsets,
+    return (
+        np.repeat(starts, pieces) + skipped,
+        np.repeat(places, pieces) + skipped,
+        np.minimum(np.repeat(sizes, pieces) - skipped, MAX_READ_BYTES),
     )

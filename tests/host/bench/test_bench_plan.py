@@ -17,6 +17,7 @@ from hillinfer.bench.systems.table import FLOOR, make_system, system_names
 from hillinfer.errors import SettingsError
 from hillinfer.hf.query_hooks import FIRST_PREDICTED
 from hillinfer.pools.budget_plan import staging_bytes
+from hillinfer.pools.shadow_choice import ShadowChoice
 
 REAL_MODEL = "smollm2-135m"
 
@@ -104,6 +105,25 @@ def test_layers_get_their_part_of_the_budget_and_the_staging_once():
     all_of_it = budget_bytes(case, whole, 32)
     assert all_of_it == int(0.2 * (32_768 + case.all_steps) * 32 * part.row_bytes)
     assert budget_bytes(case, part, 32) == staging + (all_of_it - staging) * opt.layers // 32
+
+
+def test_the_shadow_is_chosen_as_in_the_whole_model(cold_dir):
+    """Of some layers' budget the buffers take so much that less would stay in DRAM."""
+    case = Case("opt-6.7b", 32_768, ("hillinfer",))
+    part = SHAPES["opt-6.7b"].kv_shape(40_000, torch.float32)
+    model = SimpleNamespace(dtype=torch.float32)
+    built = BenchSetting(case, model, part, budget_bytes(case, part, 32), cold_dir, None, 32)
+    whole = built.whole
+    assert (whole.shape.layers, whole.tokens) == (32, built.tokens)
+    assert whole.budget_bytes == budget_bytes(case, replace(part, layers=32), 32)
+    assert whole.whole is whole
+
+    def choice(setting):
+        wanted = case.settings().changed(dram_budget=f"{setting.budget_bytes}")
+        return ShadowChoice.of(setting.shape, wanted, setting.tokens)
+
+    assert not choice(whole).plan.streamed_shadow_bytes
+    assert choice(built).plan.streamed_shadow_bytes
 
 
 @pytest.mark.parametrize("name", ["tiny", "tiny-opt"])

@@ -9,9 +9,10 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from hillinfer.errors import SettingsError
-from hillinfer.hf.predictors.table import predictor_of
+from hillinfer.hf.predictors.table import predictor_of, with_named_query
 from hillinfer.hf.query_hooks import FIRST_PREDICTED
 from hillinfer.query_source import QuerySource
+from hillinfer.settings import Settings
 
 
 def own_queries(model, ids):
@@ -94,6 +95,21 @@ def test_a_family_without_a_predictor_takes_true_queries_or_says_so():
     assert predictor_of("gpt_neox", QuerySource.TRUE) is None
     with pytest.raises(SettingsError, match="gpt_neox"):
         predictor_of("gpt_neox", QuerySource.PREDICTED)
+
+
+@pytest.mark.parametrize(
+    ("family", "asked", "query", "blocks"),
+    [
+        ("llama", "auto", QuerySource.PREDICTED, 3),
+        ("opt", "auto", QuerySource.PREDICTED, 3),
+        ("qwen3", "auto", QuerySource.TRUE, 0),
+        ("llama", "true", QuerySource.TRUE, 0),
+        ("gpt_neox", "auto", QuerySource.TRUE, 0),
+    ],
+)
+def test_memory_to_land_in_is_taken_only_where_queries_are_predicted(family, asked, query, blocks):
+    named = with_named_query(Settings().changed(query=asked, prefetch_blocks=3), family)
+    assert (named.query, named.prefetch_blocks) == (query, blocks)
 
 
 def test_a_forward_pass_that_breaks_off_leaves_nothing_announced(cold_dir):

@@ -17,6 +17,7 @@ from hillinfer.storage.aligned_buffer import aligned_buffer
 from hillinfer.storage.cold_file import ColdFile, IOMode, probe_io_mode
 from hillinfer.storage.cold_store import ColdStore
 from hillinfer.storage.drive_calls import DriveCalls
+from hillinfer.storage.read_cost import ReadCost
 from hillinfer.storage.read_engines import open_engine
 
 
@@ -69,7 +70,7 @@ def write(store, layer, numbers, rows):
 
 
 def read(store, layer, rows, row_bytes):
-    out = np.zeros((len(rows), row_bytes), np.uint8)
+    out = aligned_buffer(len(rows) * row_bytes)[: len(rows) * row_bytes].reshape(-1, row_bytes)
     store.read_rows(layer, np.asarray(rows, np.int64), out, np.arange(len(rows)))
     return out
 
@@ -77,7 +78,7 @@ def read(store, layer, rows, row_bytes):
 def test_rows_come_back_bit_by_bit(mode, make_store):
     @settings(max_examples=25, deadline=None)
     @given(
-        row_bytes=st.sampled_from([64, 192, 768, 4160]),
+        row_bytes=st.sampled_from([64, 192, 768, 4160, 12_288, 16_384]),
         numbers=st.lists(st.integers(0, 12), min_size=1, max_size=8, unique=True),
         pieces=st.integers(1, 3),
         seed=st.integers(0, 100),
@@ -119,6 +120,25 @@ def test_rows_go_to_the_places_asked_for_and_nowhere_else(mode, make_store):
     np.testing.assert_array_equal(out[4], rows[70])
     np.testing.assert_array_equal(out[1], rows[3])
     assert (out[[0, 2, 3, 5]] == 255).all()
+
+
+def test_long_rows_go_straight_to_their_places_and_nowhere_else(mode, make_store):
+    """None of the store's own buffer: it would not hold them together."""
+    store, counters = make_store(16_384)
+    rows = groups_of(1, 2, 16_384)
+    write(store, 0, [0, 1], rows)
+    out = aligned_buffer(8 * 16_384).reshape(-1, 16_384)
+    out[:] = 255
+    # Neighbours in the file and not in memory, in both, and in memory alone.
+    wanted, places = np.array([70, 71, 3, 4, 9]), np.array([6, 0, 2, 3, 4])
+    cost = store.read_rows(0, wanted, out, places)
+    np.testing.assert_array_equal(out[places], rows[wanted])
+    assert (out[[1, 5, 7]] == 255).all()
+    assert cost == ReadCost(4, 5 * 16_384)
+    assert counters.cold_read_bytes == 5 * 16_384
+    # One of them changed would be seen.
+    rows[3, 16_383] ^= 1
+    assert (out[places] != rows[wanted]).sum() == 1
 
 
 def test_a_bit_that_flips_on_the_drive_is_seen(make_store):

@@ -7,7 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hillinfer.storage.aligned_buffer import PAGE_BYTES, aligned_buffer, round_up
-from hillinfer.storage.read_plan import JOIN_GAP_BYTES, MAX_READ_BYTES, plan_reads
+from hillinfer.storage.read_plan import (
+    JOIN_GAP_BYTES,
+    MAX_READ_BYTES,
+    lie_in_pages,
+    plan_in_place,
+    plan_reads,
+)
 
 ROW_BYTES = st.sampled_from([64, 128, 192, 320, 768, 1024, 4096, 4160, 8192])
 
@@ -75,6 +81,47 @@ def reads(rows, row_bytes=64, buffer_bytes=1 << 20):
         for batch in batches
         for at, count in zip(batch.file_offsets, batch.byte_counts, strict=True)
     ]
+
+
+@settings(max_examples=80, deadline=None)
+@given(data=st.data(), row_bytes=st.sampled_from([4096, 12_288, 16_384, 2 * MAX_READ_BYTES]))
+def test_every_byte_is_read_to_its_place_once(data, row_bytes):
+    most = 40
+    rows = np.array(
+        data.draw(st.lists(st.integers(0, most - 1), min_size=1, unique=True)), np.int64
+    )
+    places = np.array(data.draw(st.permutations(range(most))), np.int64)[: len(rows)]
+    if data.draw(st.booleans()):
+        rows, places = np.sort(rows), np.sort(places)
+    found = plan_in_place(rows, places, row_bytes)
+    # Every page of the buffer, and the page of the file that comes there.
+    came = np.full(most * row_bytes // PAGE_BYTES, -1)
+    for at, into, count in zip(
+        found.file_offsets, found.buffer_offsets, found.byte_counts, strict=True
+    ):
+        assert at % PAGE_BYTES == into % PAGE_BYTES == count % PAGE_BYTES == 0
+        assert 0 < count <= MAX_READ_BYTES
+        pages = np.arange(count // PAGE_BYTES)
+        assert (came[into // PAGE_BYTES + pages] == -1).all()
+        came[into // PAGE_BYTES + pages] = at // PAGE_BYTES + pages
+    expected = np.full((most, row_bytes // PAGE_BYTES), -1)
+    per_row = row_bytes // PAGE_BYTES
+    expected[places] = rows[:, None] * per_row + np.arange(per_row)
+    np.testing.assert_array_equal(came, expected.reshape(-1))
+
+
+def test_only_neighbours_in_file_and_memory_are_read_together():
+    found = plan_in_place(np.array([5, 6, 8, 9]), np.array([0, 1, 2, 4]), 16_384)
+    assert found.byte_counts.tolist() == [32_768, 16_384, 16_384]
+
+
+def test_rows_that_a_gap_may_join_or_that_straddle_pages_need_a_buffer():
+    pages = aligned_buffer(16 * 16_384)
+    assert lie_in_pages(pages.reshape(-1, 16_384))
+    assert not lie_in_pages(pages.reshape(-1, JOIN_GAP_BYTES))
+    assert not lie_in_pages(pages[: 10 * 12_352].reshape(-1, 12_352))
+    assert not lie_in_pages(pages[64 : 64 + 16_384].reshape(-1, 16_384))
+    assert not lie_in_pages(pages.reshape(8, -1)[:, :16_384])
 
 
 def test_neighbours_are_one_read():

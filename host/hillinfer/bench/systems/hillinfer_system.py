@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any
 
 from hillinfer.bench.kv_source import Chunk
@@ -15,11 +15,10 @@ from hillinfer.bench.systems.system import BenchError, Counted, Needs, OpenSyste
 from hillinfer.byte_size import ByteSize
 from hillinfer.errors import SetupWarning
 from hillinfer.hf.cache import HillInferCache
-from hillinfer.hf.predictors.table import predictor_of
+from hillinfer.hf.predictors.table import with_named_query
 from hillinfer.model_shape import ModelShape
 from hillinfer.pools.budget_plan import kernel_spec
 from hillinfer.pools.shadow_choice import ShadowChoice
-from hillinfer.query_source import QuerySource
 from hillinfer.runtime import Runtime
 from hillinfer.settings import Settings
 from hillinfer_model.kernel_spec import KernelSpec
@@ -61,23 +60,34 @@ class HillInferSystem(System):
         missing = sorted(set(self._changes) - known)
         if missing:
             raise BenchError(f"{self.name} needs the setting {missing[0]}, which is not there")
-        wanted = setting.case.settings().changed(
-            dram_budget=ByteSize(byte_count=self._budget(setting)), **self._changes
+        # Other systems on this model may want another query.
+        wanted = with_named_query(
+            setting.case.settings().changed(**self._changes), setting.model.config.model_type
         )
-        choice = ShadowChoice.of(setting.shape, wanted, setting.tokens, setting.case.batch)
+        # Shadow, and how much of it streams, as in the whole model, whose buffers weigh less.
+        whole = self._choice(setting.whole, wanted)
+        choice = self._choice(setting, whole.settings)
         choice.plan.check()
-        settings = _with_query(setting, choice.settings)
+        limit = whole.limit_bytes * setting.shape.layers // setting.whole.shape.layers
+        settings = choice.settings
         budget = choice.plan.budget_bytes
         given = (setting.shape, settings, budget, setting.cold_dir)
         with warnings.catch_warnings():
             # Buffered reads are refused when they are counted.
             warnings.simplefilter("ignore", SetupWarning)
             runtime = (
-                ReplayingRuntime(*given, setting.selections, shadow_limit_bytes=choice.limit_bytes)
+                ReplayingRuntime(*given, setting.selections, shadow_limit_bytes=limit)
                 if setting.selections
-                else Runtime(*given, shadow_limit_bytes=choice.limit_bytes)
+                else Runtime(*given, shadow_limit_bytes=limit)
             )
-        return _OpenHillInfer(HillInferCache(runtime), setting.shape, choice, settings.query)
+        streamed = whole.plan.streamed_shadow_bytes / whole.plan.kv_bytes
+        return _OpenHillInfer(HillInferCache(runtime), setting.shape, settings, streamed)
+
+    def _choice(self, setting: BenchSetting, wanted: Settings) -> ShadowChoice:
+        budget = ByteSize(byte_count=self._budget(setting))
+        return ShadowChoice.of(
+            setting.shape, wanted.changed(dram_budget=budget), setting.tokens, setting.case.batch
+        )
 
     def _budget(self, setting: BenchSetting) -> int:
         if self._memory_kv is None:
@@ -85,23 +95,17 @@ class HillInferSystem(System):
         return setting.budget_bytes + int(self._memory_kv * setting.kv_bytes)
 
 
-def _with_query(setting: BenchSetting, settings: Settings) -> Settings:
-    """Name the query that `auto` means: other systems on this model may want another."""
-    predictor = predictor_of(setting.model.config.model_type, settings.query)
-    return replace(settings, query=QuerySource.TRUE if predictor is None else QuerySource.PREDICTED)
-
-
 class _OpenHillInfer(OpenSystem):
     cache: HillInferCache
 
     def __init__(
-        self, cache: HillInferCache, shape: ModelShape, choice: ShadowChoice, query: QuerySource
+        self, cache: HillInferCache, shape: ModelShape, settings: Settings, streamed: float
     ) -> None:
         self.cache = cache
         self._shape = shape
-        self._choice = choice
-        self._query = query
-        self._spec = kernel_spec(shape, choice.settings)
+        self._settings = settings
+        self._streamed = streamed
+        self._spec = kernel_spec(shape, settings)
 
     def fill(self, chunk: Chunk) -> None:
         """Store the rows and code their shadow."""
@@ -127,11 +131,10 @@ class _OpenHillInfer(OpenSystem):
 
     def describe(self) -> str:
         """Return the shadow that was chosen, and whether it is streamed."""
-        streamed = self._choice.plan.streamed_shadow_bytes
-        settings = self._choice.settings
-        text = f"shadow {settings.key_mode.value}, {self._query.value} query"
-        if streamed:
-            text += f", {streamed / self._choice.plan.kv_bytes:.1%} of the KV bytes of it streamed"
+        settings = self._settings
+        text = f"shadow {settings.key_mode.value}, {settings.query.value} query"
+        if self._streamed:
+            text += f", {self._streamed:.1%} of the KV bytes of it streamed"
         return text
 
     def close(self) -> None:
