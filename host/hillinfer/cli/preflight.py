@@ -25,7 +25,7 @@ from hillinfer.sessions.fingerprint import Fingerprint
 from hillinfer.sessions.prefix import reusable_tokens
 from hillinfer.sessions.saved_session import SavedSession
 from hillinfer.settings import Settings
-from hillinfer.storage.shadow_memory import statistics_bytes
+from hillinfer.storage.shadow_sizes import statistics_bytes
 from hillinfer.storage.shadow_store import shadow_bytes
 from hillinfer_model.choices import KeyMode
 from hillinfer_model.kernel_spec import GROUP_TOKENS

@@ -16,7 +16,8 @@ from hillinfer.pools.hot_pools import TABLE_GROWTH_ROWS
 from hillinfer.pools.slot_table import SLOT_BYTES
 from hillinfer.settings import Settings
 from hillinfer.storage.aligned_buffer import PAGE_BYTES, round_up
-from hillinfer.storage.shadow_memory import LEAVING_SHADOWS, held_bytes, statistics_bytes
+from hillinfer.storage.leaving_shadows import LEAVING_SHADOWS
+from hillinfer.storage.shadow_sizes import held_bytes, statistics_bytes
 from hillinfer.storage.shadow_store import STREAM_BUFFERS, shadow_bytes
 from hillinfer_model.choices import Scope
 from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec

@@ -3,10 +3,7 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
-from contextlib import suppress
 from functools import partial
 
 import numpy as np
@@ -14,25 +11,20 @@ from numpy.typing import NDArray
 
 from hillinfer.counters import Counters
 from hillinfer.devices.device_shadows import DeviceShadows
-from hillinfer.devices.resident_shadow import ResidentShadow
 from hillinfer.devices.scorer import SegmentShadow
-from hillinfer.errors import ColdPoolError
 from hillinfer.hie.offsets import RECENT_TOKENS
 from hillinfer.hie.probe_shadow import ProbeShadow, probe_bytes
 from hillinfer.hie.shadow_layout import ShadowLayout
 from hillinfer.pools.accountant import Accountant, Part
+from hillinfer.storage.leaving_shadows import LeavingShadows
+from hillinfer.storage.resident_shadows import ResidentShadows
 from hillinfer.storage.segment import Segment, SegmentLayer
-from hillinfer.storage.shadow_store import STREAM_BUFFERS, ShadowStore, shadow_bytes
+from hillinfer.storage.shadow_sizes import NO_SINKS, statistics_bytes
+from hillinfer.storage.shadow_store import STREAM_BUFFERS, ShadowStore
 from hillinfer.storage.shadow_stream import ShadowStream
 from hillinfer.storage.streamed_shadow import StreamedShadow
 from hillinfer_model.channel_statistics import ChannelStatistics
-from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
-
-# Full shadows on their way to the drive, which DRAM still holds.
-LEAVING_SHADOWS = 4
-_STATISTICS_ITEM_BYTES = 5
-# A shadow in DRAM has the sinks beside it, so its copy is that of a segment without.
-_NO_SINKS = 1
+from hillinfer_model.kernel_spec import KernelSpec
 
 
 class ShadowMemory:
@@ -80,7 +72,8 @@ class ShadowMemory:
         self._announce = announce
         self._full_bytes = 0
         self._stream: ShadowStream | None = None
-        self._leaving: deque[tuple[SegmentLayer, Future[None]]] = deque()
+        self._leaving = LeavingShadows(store, counters, self._forget_written, self._drop_probes)
+        self._residents = ResidentShadows(device, accountant, self._staging_buffer)
 
     def shadows(
         self, layer: int, segments: list[Segment], remake: Callable[[int], NDArray[np.uint8]]
@@ -103,7 +96,7 @@ class ShadowMemory:
                 break
             if own.resident is not None:
                 self.leave_to_device(own, base + self._size, tokens)
-                made.append(self._resident_shadow(base, own, partial(remake, number)))
+                made.append(self._residents.told(base, own, partial(remake, number)))
                 continue
             # Looked at once: the thread that attends may drop it once the drive has it.
             told, shadow = own.told, own.shadow
@@ -217,7 +210,7 @@ class ShadowMemory:
         read
             Fills memory with it.
         """
-        self._claim(own, number)
+        self._residents.claim(own, number)
         full = coded_tokens == self._size
         fits = self._full_bytes + self._store.slot_bytes <= self._limit_bytes
         if full and own.resident is None and not fits and self._store.has_base:
@@ -237,19 +230,17 @@ class ShadowMemory:
         The device gets its full groups, where there is one with room; else a full shadow stays, or
         goes to the drive.
         """
-        self._claim(own, number)
-        if self._device is not None and own.resident is not None:
-            assert own.shadow is not None
-            self._device.update(own.resident, own.shadow, own.coded_tokens)
+        self._residents.claim(own, number)
+        if self._residents.update(own):
             self.forget_lost(own, number)
         elif own.coded_tokens == self._size:
             self._note_full(own, number)
 
     def forget_lost(self, own: SegmentLayer, number: int) -> int:
         """Forget what a lost device held; return the tokens that must be coded again."""
-        if self._device is None or own.resident is None or not self._device.lost:
+        if not self._residents.is_lost(own):
             return 0
-        self._free_resident(own)
+        self._residents.free(own)
         if own.shadow is None:
             lost, own.coded_tokens = own.coded_tokens, 0
             return lost
@@ -262,28 +253,17 @@ class ShadowMemory:
         assert own.shadow is not None
         self._full_bytes += self._store.slot_bytes
         if self._full_bytes <= self._limit_bytes:
-            self._copy_probes(own, _NO_SINKS, own.shadow)
+            self._copy_probes(own, NO_SINKS, own.shadow)
             return
         self._streaming()
-        while len(self._leaving) >= LEAVING_SHADOWS:
-            self._drop_written()
-        slot = self._store.take()
-        try:
-            writing = self._store.write(slot, own.shadow)
-        except BaseException:
-            # A slot that nothing is written to must never be read.
-            self._store.give(slot)
-            raise
-        own.slot = slot
-        self._leaving.append((own, writing))
+        self._leaving.make_room()
+        self._leaving.send(own)
         self._keep_probes(own, number)
-        self._counters.shadow_write_bytes += self._store.slot_bytes
-        while self._leaving and self._leaving[0][1].done():
-            self._drop_written()
+        self._leaving.end_done()
 
     def clone(self, segment: Segment) -> Segment:
         """Return a copy of a segment that one sequence owns alone, all of it in DRAM."""
-        self._settle()
+        self._leaving.settle()
         copy = segment.clone()
         done: list[SegmentLayer] = []
         try:
@@ -309,7 +289,7 @@ class ShadowMemory:
 
     def cut(self, segment: Segment, tokens: int) -> None:
         """Drop the codes from `tokens` on of a segment that one sequence owns alone."""
-        self._settle()
+        self._leaving.settle()
         # Whatever may fail comes first: an open segment lies in DRAM.
         for own in segment.layers:
             if own.slot is not None:
@@ -326,10 +306,7 @@ class ShadowMemory:
             self._drop_probes(own)
             if self._counts_as_full(own) and tokens < self._size:
                 self._full_bytes -= self._store.slot_bytes
-            if own.resident is not None:
-                own.resident.tokens = min(
-                    own.resident.tokens, tokens // GROUP_TOKENS * GROUP_TOKENS
-                )
+            self._residents.cut(own, tokens)
             own.coded_tokens = min(own.coded_tokens, tokens)
 
     def release(self, segment: Segment) -> None:
@@ -337,10 +314,7 @@ class ShadowMemory:
         segment.owners -= 1
         if segment.owners:
             return
-        # What was not written is told by whoever still needs it.
-        while self._leaving:
-            with suppress(ColdPoolError):
-                self._drop_written()
+        self._leaving.settle_quietly()
         for own in segment.layers:
             if self._counts_as_full(own):
                 self._full_bytes -= self._store.slot_bytes
@@ -359,7 +333,7 @@ class ShadowMemory:
                 copy[:] = own.shadow
             elif own.slot is not None:
                 self._store.read(own.slot, copy).result()
-            elif not self._read_resident(own, copy):
+            elif not self._residents.read(own, copy):
                 self._accountant.give(Part.SHADOW, self._store.slot_bytes)
                 return None
         except BaseException:
@@ -372,54 +346,11 @@ class ShadowMemory:
         full = own.coded_tokens == self._size
         return full and own.shadow is not None and own.resident is None
 
-    def _claim(self, own: SegmentLayer, number: int) -> None:
-        """Take room on the device for a segment of some number, and for its probes here."""
-        if self._device is None or own.resident is not None or own.slot is not None:
-            return
-        resident = self._device.take(number)
-        if resident is not None:
-            try:
-                self._accountant.take(Part.SHADOW, resident.probes.shadow.nbytes)
-            except BaseException:
-                self._device.give(resident)
-                raise
-        own.resident = resident
-
-    def _resident_shadow(
-        self, base: int, own: SegmentLayer, remake: Callable[[], NDArray[np.uint8]]
-    ) -> ResidentShadow:
-        assert own.resident is not None
-        assert own.statistics is not None
-        return ResidentShadow(
-            base,
-            own.coded_tokens,
-            own.statistics,
-            own.resident.slot,
-            own.resident.tokens,
-            own.resident.probes,
-            own.shadow,
-            partial(self._brought_back, own, remake),
-        )
-
-    def _brought_back(
-        self, own: SegmentLayer, remake: Callable[[], NDArray[np.uint8]]
-    ) -> NDArray[np.uint8]:
-        """Return a shadow that DRAM does not hold, valid until another is brought back."""
-        if own.shadow is not None:
-            return own.shadow
-        staging = self._staging_buffer()
-        return staging if self._read_resident(own, staging) else remake()
-
     def _staging_buffer(self) -> NDArray[np.uint8]:
         if self._staging is None:
             self._accountant.take(Part.STAGING, self._store.slot_bytes)
             self._staging = self._store.buffer()
         return self._staging
-
-    def _read_resident(self, own: SegmentLayer, into: NDArray[np.uint8]) -> bool:
-        if own.resident is None or self._device is None:
-            return False
-        return self._device.read(own.resident, into)
 
     def _drop_copy(self, own: SegmentLayer) -> None:
         if own.shadow is None or own.resident is None or own.resident.tokens < self._size:
@@ -442,17 +373,10 @@ class ShadowMemory:
             self._accountant.give(Part.SHADOW, own.probes.shadow.nbytes)
             own.probes = None
 
-    def _free_resident(self, own: SegmentLayer) -> None:
-        assert own.resident is not None
-        assert self._device is not None
-        self._device.give(own.resident)
-        self._accountant.give(Part.SHADOW, own.resident.probes.shadow.nbytes)
-        own.resident = None
-
     def _free(self, own: SegmentLayer) -> None:
         self._accountant.give(Part.OTHER, self._statistics_bytes)
         if own.resident is not None:
-            self._free_resident(own)
+            self._residents.free(own)
         if own.shadow is not None:
             self._accountant.give(Part.SHADOW, self._store.slot_bytes)
             own.drop_shadow()
@@ -468,31 +392,7 @@ class ShadowMemory:
             self._stream = ShadowStream(self._store, self._counters)
         return self._stream
 
-    def _drop_written(self) -> None:
-        own, writing = self._leaving.popleft()
-        try:
-            writing.result()
-        except BaseException:
-            # Its codes stay in DRAM, so nothing is lost but the room that was hoped for.
-            assert own.slot is not None
-            self._store.give(own.slot)
-            own.slot = None
-            self._drop_probes(own)
-            raise
+    def _forget_written(self, own: SegmentLayer) -> None:
         own.drop_shadow()
         self._full_bytes -= self._store.slot_bytes
         self._accountant.give(Part.SHADOW, self._store.slot_bytes)
-
-    def _settle(self) -> None:
-        while self._leaving:
-            self._drop_written()
-
-
-def held_bytes(spec: KernelSpec) -> int:
-    """Return the most bytes of one segment's shadow in DRAM, with the copy of its probe tokens."""
-    return shadow_bytes(spec) + probe_bytes(spec, _NO_SINKS)
-
-
-def statistics_bytes(spec: KernelSpec) -> int:
-    """Return the bytes of one segment's channel statistics in one layer."""
-    return spec.kv_heads * spec.head_dim * _STATISTICS_ITEM_BYTES

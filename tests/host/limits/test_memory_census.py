@@ -85,7 +85,7 @@ def runtime(request, cold_dir):
 
 def check(runtime):
     runtime._pools.settle_all()
-    runtime._shadow._memory._settle()
+    runtime._shadow._memory._leaving.settle()
     held = runtime._accountant.held()
     pools = runtime._pools.layers
     slots = sum(pool.used_rows for pool in pools) * (SHAPE.row_bytes + SLOT_BYTES)

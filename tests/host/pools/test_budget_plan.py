@@ -24,7 +24,7 @@ from hillinfer.pools.slot_table import SLOT_BYTES
 from hillinfer.runtime import Runtime
 from hillinfer.settings import Settings
 from hillinfer.storage.aligned_buffer import round_up
-from hillinfer.storage.shadow_memory import statistics_bytes
+from hillinfer.storage.shadow_sizes import statistics_bytes
 
 
 @st.composite

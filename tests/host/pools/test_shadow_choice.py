@@ -11,7 +11,7 @@ from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.pools.budget_plan import BudgetPlan, kernel_spec
 from hillinfer.pools.shadow_choice import WIDEST_FIRST, ShadowChoice
 from hillinfer.settings import Settings
-from hillinfer.storage.shadow_memory import held_bytes
+from hillinfer.storage.shadow_sizes import held_bytes
 from hillinfer.storage.shadow_store import shadow_bytes
 from hillinfer_model.choices import KeyMode
 

@@ -287,7 +287,7 @@ def test_what_is_on_the_drive_has_no_copy_for_the_host(story):
     told = story(placement="streamed")
     told.feed(2100)
     told.feed(1)
-    told.runtime._shadow._memory._settle()
+    told.runtime._shadow._memory._leaving.settle()
     assert copies(told, 0) == [None] * 3
 
 
@@ -296,7 +296,7 @@ def test_what_is_on_the_drive_has_no_copy_for_the_host(story):
 def test_full_segments_are_the_same_wherever_they_lie(story, placement, device):
     told = story(device=device, placement=placement)
     parts = [told.feed(2500), told.feed(700)]
-    told.runtime._shadow._memory._settle()
+    told.runtime._shadow._memory._leaving.settle()
     parts += [told.feed(1) for _ in range(3)]
     keys = torch.cat(parts, dim=1)
     for layer in range(2):
@@ -317,7 +317,7 @@ def test_a_flipped_bit_on_the_drive_shows(story):
     told = story(placement="streamed")
     parts = [told.feed(2048), told.feed(1)]
     keys = torch.cat(parts, dim=1)
-    told.runtime._shadow._memory._settle()
+    told.runtime._shadow._memory._leaving.settle()
     store = told.runtime._shadow_store
     slot = told.sequence.segments[1].layers[0].slot
     flipped = store.buffer()
@@ -371,7 +371,7 @@ def test_a_failed_write_stays_in_memory_and_is_told(story, monkeypatch):
 
     def fill():
         told.feed(1024)
-        told.runtime._shadow._memory._settle()
+        told.runtime._shadow._memory._leaving.settle()
 
     with pytest.raises(ColdPoolError, match="no space"):
         fill()
@@ -407,7 +407,7 @@ def test_a_file_that_cannot_be_opened_once_leaves_no_slot_that_was_never_written
         expected = np.zeros_like(told.shadow(0, layer))
         golden.encode(keys[layer, :1024].half(), statistics, expected, 0)
         np.testing.assert_array_equal(told.shadow(0, layer), expected)
-    told.runtime._shadow._memory._settle()
+    told.runtime._shadow._memory._leaving.settle()
     told.runtime.release(told.sequence)
     assert told.runtime._accountant.held()["shadow"] == 0
 
