@@ -22,6 +22,10 @@ class ColdPoolError(HillInferError):
     """The drive or the directory of the cold pool failed or cannot be used."""
 
 
+class PageLockError(HillInferError):
+    """Host memory could not be locked for a GPU; copies then go through pageable memory."""
+
+
 class CacheUseError(HillInferError):
     """A cache was given something that does not continue what it holds."""
 

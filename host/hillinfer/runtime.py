@@ -7,6 +7,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -26,11 +27,17 @@ from hillinfer.devices.device_scorer import DeviceScorer
 from hillinfer.devices.scorer import Scorer, SegmentShadow
 from hillinfer.devices.table import make_scorer
 from hillinfer.errors import CacheUseError, SetupWarning
+from hillinfer.gpu.copied_rows import CopiedRows
+from hillinfer.gpu.copy_lane import CopyLane
+from hillinfer.gpu.gpu_side import GpuSide
+from hillinfer.gpu.packed_rows import packed_rows
+from hillinfer.gpu.staging_memory import StagingKind
+from hillinfer.gpu.staging_plan import StagingPlan
 from hillinfer.hie.evaluation import ImportanceEvaluation
 from hillinfer.model_shape import ModelShape
 from hillinfer.policies.pool_policies import make_pool_policy
 from hillinfer.pools.accountant import Accountant, Part
-from hillinfer.pools.budget_plan import kernel_spec, score_bytes, staging_bytes
+from hillinfer.pools.budget_plan import kernel_spec, score_bytes, staging_bytes, widened_bytes
 from hillinfer.pools.hot_pools import HotPools
 from hillinfer.pools.layer_hits import LayerHits
 from hillinfer.pools.layer_shares import LayerShares
@@ -104,6 +111,9 @@ class Runtime:
         Executes the scoring contract; that of the settings' device where None.
     evaluate
         Makes what selects tokens with that scorer; benchmarks give one that replays selections.
+    lane
+        Copies to and from the model's GPU, and is closed with this; None where the model computes
+        on the processor, and rows are attended to where they lie.
 
     Raises
     ------
@@ -126,6 +136,7 @@ class Runtime:
         announce_streaming: Callable[[], None] = _unannounced,
         scorer: Scorer | None = None,
         evaluate: Callable[[Scorer, Settings], ImportanceEvaluation] = ImportanceEvaluation,
+        lane: CopyLane | None = None,
     ) -> None:
         self.shape = shape
         self.settings = settings
@@ -221,11 +232,16 @@ class Runtime:
             self._shadow,
             self._accountant,
         )
-        states = RowStates(self.layout, self.counters)
+        self._gpu = None if lane is None else self._gpu_side(lane)
+        states = RowStates(self.layout, self.counters) if self._gpu is None else self._gpu.states
         self._dense = DenseAttention(self._reader, states, settings.block_rows, self.recorder)
         self._attention = RowAttention(self._reader, states, host_attention(shape), self.recorder)
         self._evaluation = evaluate(scorer, settings)
-        self._pipeline = PrefetchPipeline(self._reader, torch.get_num_threads())
+        self._pipeline = PrefetchPipeline(
+            self._reader,
+            torch.get_num_threads(),
+            None if self._gpu is None else self._gpu.ahead,
+        )
         # Shadows are coded and scored by one thread at a time.
         self._scoring = threading.Lock()
         self._step = 0
@@ -239,16 +255,17 @@ class Runtime:
 
     def fork(self, sequence: Sequence) -> Sequence:
         """Return a sequence with the same tokens; full groups and segments are shared."""
+        self._settle_arrivals()
         return self._rows.fork(sequence)
 
     def release(self, sequence: Sequence) -> None:
         """Free whatever only this sequence owned."""
-        self._pipeline.drop()
+        self._settle()
         self._rows.release(sequence)
 
     def truncate(self, sequence: Sequence, length: int) -> None:
         """Forget the tokens from position `length` on, in every layer."""
-        self._pipeline.drop()
+        self._settle()
         self._rows.truncate(sequence, length)
 
     def resume(self, saved: SavedSession, tokens: int) -> Sequence:
@@ -257,7 +274,7 @@ class Runtime:
 
     def save(self, sequence: Sequence, target: Path, origin: SessionOrigin) -> SavedBytes:
         """Save a sequence of whole tokens; see `save_sequence`."""
-        self._pipeline.drop()
+        self._settle()
         self._reader.settle()
         self._store.check()
         return save_sequence(
@@ -272,7 +289,7 @@ class Runtime:
 
     def begin_step(self) -> None:
         """Note that a forward pass begins, and raise what went wrong while writing before it."""
-        self._pipeline.drop()
+        self._settle()
         self._step += 1
         self.recorder.begin_step(self._step)
         self._keeper.begin_step(self._step)
@@ -281,8 +298,23 @@ class Runtime:
     def append(
         self, layer: int, sequence: Sequence, keys: torch.Tensor, values: torch.Tensor
     ) -> None:
-        """Store the rows of new tokens; see `RowKeeper.append`."""
-        self._rows.append(layer, sequence, keys, values, self._step)
+        """Store the rows of new tokens, wherever the model computed them; see `RowKeeper.append`.
+
+        Where the model has a GPU, the row of a single token comes back while it computes on.
+        """
+        if keys.device.type != "cpu":
+            self.counters.device_to_host_bytes += 2 * keys.numel() * keys.element_size()
+        if self._gpu is not None:
+            if self._gpu.arrivals.newest(layer, sequence) is not None:
+                self._gpu.arrivals.settle()
+            place = self._rows.reserve(layer, sequence) if keys.shape[1] == 1 else None
+            if place is not None:
+                row = packed_rows(keys, values, self.shape.row_bytes)
+                self._gpu.arrivals.begin(layer, sequence, row, place)
+                return
+            # What is in the open group goes on to the drive with it.
+            self._gpu.arrivals.settle()
+        self._rows.append(layer, sequence, keys.cpu(), values.cpu(), self._step)
 
     def code_full_segments(self, layer: int, sequence: Sequence, keys: torch.Tensor) -> None:
         """Code the key shadow of segments that the newest tokens made full.
@@ -359,13 +391,14 @@ class Runtime:
             with self._scoring, _explained(layer):
                 shadows = self._past(layer, sequence, past)
                 self._count_observed(layer, sequence, scaling, shadows)
-        on_host = query[:, 0].float().cpu()
+        on_host = self._on_host(query[:, 0])
 
         def select() -> list[NDArray[np.int64]]:
+            own = on_host()
             with self._scoring, _explained(layer):
                 shadows = self._past(layer, sequence, past)
                 with self.recorder.span(Lane.HOST_SCORING, "score", layer=layer, tokens=past):
-                    return self._evaluation.select_next(on_host, scaling, shadows)
+                    return self._evaluation.select_next(own, scaling, shadows)
 
         self._pipeline.announce(layer, sequence, past, select)
 
@@ -396,9 +429,12 @@ class Runtime:
         """
         length = sequence.lengths[layer]
         landed: LandedRows | None = None
+        copied: Future[CopiedRows] | None = None
         ahead = self._pipeline.take(layer, sequence)
+        if ahead is None:
+            self._settle_arrivals()
         if ahead is not None:
-            selected, landed = ahead.sets, ahead.landed
+            selected, landed, copied = ahead.sets, ahead.landed, ahead.copied
         # A segment takes its statistics when it is full or first scored, so where every token is
         # selected the shadow waits.
         elif self._evaluation.selects_all(length):
@@ -408,9 +444,12 @@ class Runtime:
             selected = self._scored(layer, sequence, query, keys, scaling)
         self.counters.scored_tokens += length * len(selected)
         self.counters.selected_tokens += sum(len(positions) for positions in selected)
-        out = self._attention.selected(
-            layer, sequence, query, selected, scaling, self._step, landed
-        )
+        given = (layer, sequence, query, selected, scaling, self._step, landed)
+        if self._gpu is None:
+            out = self._attention.selected(*given)
+        else:
+            newest = self._gpu.arrivals.newest(layer, sequence)
+            out = self._gpu.attention.selected(*given, copied, newest)
         self._rows.offer_filled(layer, sequence, self._step)
         return out
 
@@ -468,6 +507,8 @@ class Runtime:
             io_engine=self._engine.name,
             layer_hit_rates=self._layer_hits.rates(),
             device_lost=self._device is not None and self._device.lost,
+            gpu_staging=(self._gpu.staging_kind if self._gpu else StagingKind.NONE).value,
+            gpu_staging_bytes=self._gpu.staging_bytes if self._gpu else 0,
             **asdict(self.counters),
         )
 
@@ -476,6 +517,8 @@ class Runtime:
         if not self._closed:
             self._closed = True
             self._pipeline.close()
+            if self._gpu is not None:
+                self._gpu.close()
             self._reader.close()
             self._pools.close()
             self._store.close()
@@ -486,6 +529,31 @@ class Runtime:
             if self._timeline is not None:
                 self._timeline.close()
             self.recorder.close()
+
+    def _gpu_side(self, lane: CopyLane) -> GpuSide:
+        room = widened_bytes(self.shape, self.settings)
+        plan = StagingPlan.of(self.shape, room)
+        # Only blocks of a few rows have no room for one in each buffer.
+        self._accountant.take(Part.STAGING, max(0, plan.byte_count - room))
+        return GpuSide(lane, plan, self._reader, self.layout, self.counters, self.recorder)
+
+    def _settle(self) -> None:
+        """Forget what was announced, and have every row that is stored in its place."""
+        self._pipeline.drop()
+        self._settle_arrivals()
+        if self._gpu is not None:
+            self._gpu.queries.settle()
+
+    def _settle_arrivals(self) -> None:
+        if self._gpu is not None:
+            self._gpu.arrivals.settle()
+
+    def _on_host(self, query: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """Return what returns a query as the host scores with it, at once or once it came."""
+        if self._gpu is not None:
+            return self._gpu.queries.bring(query)
+        on_host = query.float().cpu()
+        return lambda: on_host
 
     def _note(self, entry: LayerStep) -> None:
         if self._timeline is not None:

@@ -15,7 +15,9 @@ class CacheStatistics:
     """Memory and traffic of a cache so far; the four parts are those at the peak.
 
     Bytes unless the name says otherwise. `kv_bytes` counts the rows of every distinct sequence.
-    `layer_hit_rates` is `hot_hit_rate` of each layer, of the whole run.
+    `layer_hit_rates` is `hot_hit_rate` of each layer, of the whole run. `gpu_staging` says whether
+    the `gpu_staging_bytes` that copies to and from a GPU go through are `pinned`, or `pageable`
+    because the pages could not be locked, or `none`; they are a part of `staging_bytes`.
     """
 
     kv_bytes: int
@@ -47,6 +49,8 @@ class CacheStatistics:
     io_mode: str
     io_engine: str
     layer_hit_rates: tuple[float, ...]
+    gpu_staging: str = "none"
+    gpu_staging_bytes: int = 0
 
     @property
     def hot_hit_rate(self) -> float:

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from hillinfer.gpu.copied_rows import CopiedRows
+from hillinfer.gpu.copies_ahead import CopiesAhead
 from hillinfer.storage.landed_rows import LandedRows
 from hillinfer.storage.row_reader import RowReader
 from hillinfer.storage.sequence import Sequence
@@ -29,10 +31,13 @@ class Ahead:
         The selected sets, one for the layer or one per KV head.
     landed
         Their cold rows that are read ahead, or None.
+    copied
+        What of them is on its way to the model's GPU; None where it has none.
     """
 
     sets: Sets
     landed: LandedRows | None
+    copied: Future[CopiedRows] | None
 
 
 class PrefetchPipeline:
@@ -47,10 +52,13 @@ class PrefetchPipeline:
         Reads rows ahead.
     threads
         Compute threads of the scoring thread.
+    copies
+        Sends what is selected to the model's GPU; None where it has none.
     """
 
-    def __init__(self, reader: RowReader, threads: int) -> None:
+    def __init__(self, reader: RowReader, threads: int, copies: CopiesAhead | None = None) -> None:
         self._reader = reader
+        self._copies = copies
         self._scoring = ThreadPoolExecutor(
             1,
             thread_name_prefix="hillinfer-score",
@@ -100,6 +108,8 @@ class PrefetchPipeline:
             under_way.cancel()
         wait(self._ahead.values())
         self._ahead.clear()
+        if self._copies is not None:
+            self._copies.settle()
         self._reader.abandon_unclaimed()
 
     def close(self) -> None:
@@ -113,4 +123,7 @@ class PrefetchPipeline:
         stored = union[: np.searchsorted(union, past)]
         # When attention looks, the tail holds what it holds now, or what follows a full group.
         held = past // GROUP_TOKENS * GROUP_TOKENS
-        return Ahead(sets, self._reader.land(layer, sequence, stored, held))
+        landed = self._reader.land(layer, sequence, stored, held)
+        if self._copies is None:
+            return Ahead(sets, landed, None)
+        return Ahead(sets, landed, self._copies.begin(layer, sequence, stored, held, landed))

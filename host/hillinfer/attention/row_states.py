@@ -42,12 +42,20 @@ class RowStates:
         -------
         Keys and values, (kv_heads, rows, head_dim) each.
         """
+        return self.split(self.bring(rows, like), like)
+
+    def bring(self, rows: NDArray[np.uint8], like: torch.Tensor) -> torch.Tensor:
+        """Return rows on the device of a tensor; on the processor they are those given."""
         tensor = torch.from_numpy(rows).to(like.device)
         if like.device.type != "cpu":
             self._counters.host_to_device_bytes += tensor.numel()
+        return tensor
+
+    def split(self, rows: torch.Tensor, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return keys and values of rows that are on the model's device; see the call."""
         return (
-            self._layout.keys(tensor).transpose(0, 1).to(like.dtype),
-            self._layout.values(tensor).transpose(0, 1).to(like.dtype),
+            self._layout.keys(rows).transpose(0, 1).to(like.dtype),
+            self._layout.values(rows).transpose(0, 1).to(like.dtype),
         )
 
 

@@ -106,7 +106,8 @@ def report_lines(report: RunReport) -> list[tuple[str, str]]:
             (
                 "GPU",
                 f"{format_bytes(statistics.host_to_device_bytes)} to it, "
-                f"{format_bytes(statistics.device_to_host_bytes)} from it",
+                f"{format_bytes(statistics.device_to_host_bytes)} from it, through "
+                f"{format_bytes(statistics.gpu_staging_bytes)} of {statistics.gpu_staging} memory",
             )
         )
     if statistics.fp16_overflows:

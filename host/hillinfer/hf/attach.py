@@ -25,6 +25,7 @@ from hillinfer.errors import (
     SetupWarning,
     UnsupportedFeatureError,
 )
+from hillinfer.gpu.lane_of import lane_of
 from hillinfer.hf import attention
 from hillinfer.hf.attached_cache import AttachedCache
 from hillinfer.hf.cache import HillInferCache
@@ -254,6 +255,7 @@ class Attachment:
             shadow_limit_bytes=made.shadow_limit_bytes,
             base=base,
             announce_streaming=made.announce_streaming,
+            lane=lane_of(self.model.device),
         )
 
     def detach(self) -> None:

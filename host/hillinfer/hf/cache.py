@@ -287,12 +287,7 @@ class HillInferCache(AttachedCache):
                 runtime.counters.fp16_overflows += overflows
                 rounded.append(stored)
             if share.tokens:
-                on_host = [states.cpu() for states in rounded]
-                if keys.device.type != "cpu":
-                    runtime.counters.device_to_host_bytes += sum(
-                        states.numel() * states.element_size() for states in rounded
-                    )
-                runtime.append(layer, share.sequence, on_host[0], on_host[1])
+                runtime.append(layer, share.sequence, rounded[0], rounded[1])
             fresh.append((rounded[0], rounded[1]))
         self._fresh[layer] = fresh
         self._index_lengths[layer] += plan.tokens

@@ -230,6 +230,15 @@ def observed_bytes(shape: ModelShape, queries: int) -> int:
     return shape.layers * queries * shape.query_heads * shape.head_dim * _QUERY_ITEM_BYTES
 
 
+def widened_bytes(shape: ModelShape, settings: Settings) -> int:
+    """Return the bytes of a block's keys and values in float32, as a processor attends to them.
+
+    A GPU widens in its own memory; copies to and from it are staged in as many bytes instead.
+    """
+    channels = shape.kv_heads * shape.head_dim
+    return settings.block_rows * 2 * channels * _WIDENED_ITEM_BYTES
+
+
 def staging_bytes(shape: ModelShape, settings: Settings) -> int:
     """Return the bytes of all buffers, which follow from the block size and never the budget."""
     spec = kernel_spec(shape, settings)
@@ -239,7 +248,6 @@ def staging_bytes(shape: ModelShape, settings: Settings) -> int:
     channels = shape.kv_heads * shape.head_dim
     read = round_up(max(block, shape.row_bytes + 2 * PAGE_BYTES), PAGE_BYTES)
     spill = round_up(settings.block_rows, GROUP_TOKENS) * shape.row_bytes
-    widened = settings.block_rows * 2 * channels * _WIDENED_ITEM_BYTES
     keys = spec.segment_tokens * channels * _KEY_ITEM_BYTES
     return (
         # Each buffer, what is on its way into it from slots or from the read buffer, and out of it
@@ -249,7 +257,7 @@ def staging_bytes(shape: ModelShape, settings: Settings) -> int:
         + landing
         + read
         + SPILL_BUFFERS * round_up(spill, PAGE_BYTES)
-        + widened
+        + widened_bytes(shape, settings)
         + keys
         + scratch_bytes(spec)
     )

@@ -240,6 +240,27 @@ class RowKeeper:
             sequence.lengths[layer] += taken
             done += taken
 
+    def reserve(self, layer: int, sequence: Sequence) -> NDArray[np.uint8] | None:
+        """Take one token in whose row comes later.
+
+        Parameters
+        ----------
+        layer, sequence
+            Where it belongs.
+
+        Returns
+        -------
+        uint8 (row_bytes,), to be filled before anyone looks; None, and nothing is taken in, where
+        the token would fill its group, which goes to the drive at once.
+        """
+        filled = sequence.lengths[layer] % GROUP_TOKENS
+        if filled + 1 == GROUP_TOKENS:
+            return None
+        sequence.held_starts[layer] = sequence.tail_start(layer)
+        sequence.lengths[layer] += 1
+        place: NDArray[np.uint8] = sequence.tails[layer, filled]
+        return place
+
     def offer_filled(self, layer: int, sequence: Sequence, step: int) -> None:
         """Let the rows of a group that a single token filled be hot, once it was attended to."""
         start, length = sequence.held_starts[layer], sequence.lengths[layer]

@@ -164,6 +164,53 @@ class RowReader:
         self._unclaimed.append(landed)
         return landed
 
+    def copy_held(
+        self,
+        layer: int,
+        sequence: Sequence,
+        positions: NDArray[np.int64],
+        on_drive: int,
+        landed: LandedRows | None,
+        out: NDArray[np.uint8],
+    ) -> NDArray[np.int64]:
+        """Copy those rows that are in memory, for whoever sends them on before `fetch`.
+
+        Called while the thread that attends is at an earlier layer.
+
+        Parameters
+        ----------
+        layer, sequence, positions, on_drive
+            As in `land`.
+        landed
+            What it returned, read by now, or None.
+        out
+            uint8 (at least as many rows, row_bytes).
+
+        Returns
+        -------
+        Which of the positions were copied, int64, ascending, as the first rows of `out`.
+        """
+        settled = int(np.searchsorted(positions, on_drive))
+        # Nothing gives hot rows up meanwhile.
+        with self._pools.attending:
+            pool = self._pools.layers[layer]
+            slots = pool.slots(sequence.rows(positions[:settled]))
+            held = np.ones(len(positions), bool)
+            held[:settled] = slots >= 0
+            arrived = np.zeros(0, np.int64)
+            if landed is not None:
+                cold = np.flatnonzero(~held)
+                came = np.isin(positions[cold], landed.positions, assume_unique=True)
+                arrived = cold[came]
+                held[arrived] = True
+            place = np.cumsum(held) - 1
+            hot = np.flatnonzero(slots >= 0)
+            pool.copy_out(slots[hot], out, place[hot])
+            if landed is not None:
+                out[place[arrived]] = self._landing.rows[_place_of(landed, positions[arrived])]
+            out[place[settled:]] = sequence.tails[layer][positions[settled:] - on_drive]
+        return np.flatnonzero(held)
+
     def abandon_unclaimed(self) -> None:
         """Free what landed for attention that did not come; nothing is being announced."""
         while self._unclaimed:

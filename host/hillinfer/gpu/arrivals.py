@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""New tokens' rows on their way from a GPU to the open group."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hillinfer.gpu.copy_lane import CopyLane
+from hillinfer.gpu.staging_ring import StagingRing
+from hillinfer.storage.sequence import Sequence
+
+
+@dataclass(frozen=True, eq=False)
+class _Arriving:
+    """A row, the buffer it arrives in, and its place in the open group."""
+
+    row: torch.Tensor
+    buffer: int
+    place: NDArray[np.uint8]
+
+
+class Arrivals:
+    """Lets a decode step go on while its keys and values come back (HillInfer, section 4.3).
+
+    The model's GPU attends to the new row where it was made; the host wants it for scoring and for
+    the drive in later steps. So the place in the open group is taken at once and filled when
+    somebody is about to look, or when no buffer is free. One thread calls.
+
+    Parameters
+    ----------
+    lane, ring
+        What copies, and through which buffers, of one row each.
+    """
+
+    def __init__(self, lane: CopyLane, ring: StagingRing) -> None:
+        self._lane = lane
+        self._ring = ring
+        self._arriving: dict[tuple[int, int], _Arriving] = {}
+
+    def begin(
+        self, layer: int, sequence: Sequence, row: torch.Tensor, place: NDArray[np.uint8]
+    ) -> None:
+        """Begin to bring a row back.
+
+        Parameters
+        ----------
+        layer, sequence
+            Whose newest token it is.
+        row
+            uint8 (1, row_bytes) beside the model.
+        place
+            uint8 (row_bytes,), where it belongs.
+        """
+        if len(self._arriving) == len(self._ring.buffers):
+            self._fill(next(iter(self._arriving)))
+        buffer = self._ring.acquire()
+        try:
+            staged = torch.from_numpy(self._ring.buffers[buffer])[None]
+            self._ring.arrive(buffer, self._lane.from_gpu(staged, row))
+        except BaseException:
+            self._ring.give(buffer)
+            raise
+        self._arriving[layer, id(sequence)] = _Arriving(row, buffer, place)
+
+    def newest(self, layer: int, sequence: Sequence) -> torch.Tensor | None:
+        """Return the row that is on its way, uint8 (1, row_bytes) beside the model, if one is."""
+        arriving = self._arriving.get((layer, id(sequence)))
+        return None if arriving is None else arriving.row
+
+    def settle(self) -> None:
+        """Wait until every row is in its place."""
+        while self._arriving:
+            self._fill(next(iter(self._arriving)))
+
+    def _fill(self, key: tuple[int, int]) -> None:
+        arriving = self._arriving.pop(key)
+        try:
+            arriving.place[:] = self._ring.arrived(arriving.buffer)
+        finally:
+            self._ring.give(arriving.buffer)

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention over selected rows that were gathered in a GPU's memory."""
+
+from __future__ import annotations
+
+import ctypes
+from concurrent.futures import Future
+from contextlib import closing
+from functools import partial
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hillinfer.attention.row_states import compute_type
+from hillinfer.attention.softmax_merge import SoftmaxMerge
+from hillinfer.gpu.copied_rows import CopiedRows
+from hillinfer.gpu.copy_lane import CopyLane
+from hillinfer.gpu.incoming_rows import IncomingRows
+from hillinfer.gpu.staged_states import StagedStates
+from hillinfer.gpu.staging_ring import StagingRing
+from hillinfer.storage.landed_rows import LandedRows
+from hillinfer.storage.row_reader import RowReader
+from hillinfer.storage.sequence import Sequence
+from hillinfer.timeline.lane import Lane
+from hillinfer.timeline.recorder import Recorder
+from hillinfer.timeline.silent import SILENT
+from hillinfer_model.kernel_spec import GROUP_TOKENS
+
+# Bounds what widening takes of the GPU. Never derived from budget or placement: it changes bits.
+TILE_ROWS = 4096
+
+
+class GatheredAttention:
+    """Attends to all selected rows at once, where the model computes (HillInfer, section 4.3).
+
+    A few large kernels instead of many small ones: the rows of a selection lie in one array, in
+    ascending position, whatever came ahead of time and whatever did not.
+
+    Parameters
+    ----------
+    lane, ring
+        What copies, and through which buffers.
+    reader
+        Brings rows together.
+    states
+        Takes keys and values out of them.
+    recorder
+        Notes how long it takes to ask the GPU for attention.
+    """
+
+    def __init__(
+        self,
+        lane: CopyLane,
+        ring: StagingRing,
+        reader: RowReader,
+        states: StagedStates,
+        recorder: Recorder = SILENT,
+    ) -> None:
+        self._lane = lane
+        self._ring = ring
+        self._reader = reader
+        self._states = states
+        self._recorder = recorder
+
+    def selected(
+        self,
+        layer: int,
+        sequence: Sequence,
+        query: torch.Tensor,
+        sets: list[NDArray[np.int64]],
+        scaling: float,
+        step: int,
+        landed: LandedRows | None,
+        copied: Future[CopiedRows] | None,
+        newest: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Attend to selected rows and let those that were cold become hot.
+
+        Parameters
+        ----------
+        layer, sequence, query, sets, scaling, step, landed
+            As in `RowAttention.selected`.
+        copied
+            What of the rows was sent ahead, or None.
+        newest
+            The newest token's row, uint8 (1, row_bytes) beside the model, where the host does not
+            have it yet; then `copied` is there, too.
+
+        Returns
+        -------
+        (query_heads, 1, head_dim) in the query's type.
+        """
+        union = sets[0] if len(sets) == 1 else np.unique(np.concatenate(sets))
+        row_bytes = sequence.tails.shape[2]
+        if copied is None:
+            incoming = IncomingRows(self._lane, self._ring, len(union), row_bytes)
+            with closing(self._reader.fetch(layer, sequence, union, step, landed)) as blocks:
+                for _, block in blocks:
+                    incoming.add(block)
+            rows = self._states.taken(incoming)
+        else:
+            ahead = copied.result()
+            rows = self._completed(layer, sequence, union, step, landed, ahead, newest)
+        with self._recorder.span(Lane.COMPUTE, "attention", layer=layer):
+            wide = query.to(compute_type(query))
+            merges = [SoftmaxMerge(heads, scaling) for heads in wide.chunk(len(sets))]
+            for head, (merge, positions) in enumerate(zip(merges, sets, strict=True)):
+                inside = None if len(sets) == 1 else np.searchsorted(union, positions)
+                for start in range(0, len(positions), TILE_ROWS):
+                    tile = slice(start, start + TILE_ROWS)
+                    own = rows[tile] if inside is None else rows[_on(rows, inside[tile])]
+                    keys, values = self._states.split(own, wide)
+                    if inside is not None:
+                        keys, values = keys[head : head + 1], values[head : head + 1]
+                    merge.add_block(keys, values)
+            return torch.cat([merge.result() for merge in merges]).to(query.dtype)
+
+    def _completed(
+        self,
+        layer: int,
+        sequence: Sequence,
+        union: NDArray[np.int64],
+        step: int,
+        landed: LandedRows | None,
+        ahead: CopiedRows,
+        newest: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Return all rows in ascending position, after bringing those that were not sent ahead.
+
+        Rows sent ahead are hits, stamped and promoted like all others.
+        """
+        here = np.isin(union, ahead.positions, assume_unique=True)
+        late = ~here
+        if newest is not None:
+            late[len(union) - 1] = False
+        row_bytes = sequence.tails.shape[2]
+        incoming = IncomingRows(self._lane, self._ring, int(late.sum()), row_bytes)
+        fetched = self._reader.fetch_in_place(layer, sequence, union, step, landed, GROUP_TOKENS)
+        with closing(fetched) as runs:
+            start = 0
+            for addresses in runs:
+                wanted = addresses[late[start : start + len(addresses)]]
+                start += len(addresses)
+                for first in range(0, len(wanted), incoming.piece_rows):
+                    piece = wanted[first : first + incoming.piece_rows]
+                    incoming.fill(len(piece), partial(_copy_from, piece))
+        parts = [self._states.taken(ahead.rows), self._states.taken(incoming)]
+        order = np.concatenate([np.flatnonzero(here), np.flatnonzero(late)])
+        if newest is not None:
+            parts.append(newest)
+            order = np.append(order, len(union) - 1)
+        rows = torch.cat([part for part in parts if len(part)])
+        if np.array_equal(order, np.arange(len(order))):
+            return rows
+        return rows[_on(rows, np.argsort(order))]
+
+
+def _on(rows: torch.Tensor, index: NDArray[np.int64]) -> torch.Tensor:
+    return torch.from_numpy(index).to(rows.device)
+
+
+def _copy_from(addresses: NDArray[np.uint64], out: NDArray[np.uint8]) -> int:
+    """Copy the few rows that come late, neighbours in memory at once."""
+    row_bytes = out.shape[1]
+    apart = np.flatnonzero(np.diff(addresses) != row_bytes) + 1
+    for run in np.split(np.arange(len(addresses)), apart):
+        ctypes.memmove(
+            out.ctypes.data + int(run[0]) * row_bytes,
+            int(addresses[run[0]]),
+            len(run) * row_bytes,
+        )
+    return len(addresses)

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lanes whose copies are as late as a test wants them, and lanes with a mistake in them.
+
+All copy for real, by the threads of `HostLane`. Memory that nothing was copied into is full of
+ones, which are NaN in every type, so that whoever looks too early is found out.
+"""
+
+import threading
+import time
+
+from hillinfer.errors import PageLockError
+from hillinfer.gpu.host_lane import HostLane
+
+
+class LateLane(HostLane):
+    """Copies as late as a schedule says: seconds before each copy, over and over."""
+
+    def __init__(self, to_gpu=(0.0,), from_gpu=(0.0,)):
+        super().__init__()
+        self.delays = {"to": list(to_gpu), "from": list(from_gpu)}
+        self.copies = {"to": 0, "from": 0}
+
+    def allocate(self, rows, row_bytes):
+        return super().allocate(rows, row_bytes).fill_(0xFF)
+
+    def to_gpu(self, target, source):
+        self._to_gpu.submit(self._sleep, "to")
+        return super().to_gpu(target, source)
+
+    def from_gpu(self, target, source):
+        target.fill_(0xFF if target.dtype.itemsize == 1 else float("nan"))
+        self._from_gpu.submit(self._sleep, "from")
+        return super().from_gpu(target, source)
+
+    def _sleep(self, way):
+        turn = self.copies[way]
+        self.copies[way] += 1
+        time.sleep(self.delays[way][turn % len(self.delays[way])])
+
+
+class GatedLane(LateLane):
+    """Copies nothing until the gate is opened."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate = threading.Event()
+
+    def _sleep(self, way):
+        super()._sleep(way)
+        assert self.gate.wait(30)
+
+
+class UnwaitedLane(LateLane):
+    """The mistake: compute does not wait for copies to the GPU."""
+
+    def compute_waits(self, copy, target):
+        pass
+
+
+class _Unwaited:
+    def wait(self):
+        pass
+
+
+class ForgottenLane(LateLane):
+    """The mistake: copies from the GPU say that they are done when they are not."""
+
+    def from_gpu(self, target, source):
+        super().from_gpu(target, source)
+        return _Unwaited()
+
+
+class ForgottenRowsLane(LateLane):
+    """The mistake: rows of new tokens are taken for arrived when they are not."""
+
+    def from_gpu(self, target, source):
+        copy = super().from_gpu(target, source)
+        return _Unwaited() if target.dtype.itemsize == 1 else copy
+
+
+class HastyLane(LateLane):
+    """The mistake: the event of a copy to the GPU comes before it has read its buffer."""
+
+    def to_gpu(self, target, source):
+        self.last = super().to_gpu(target, source)
+        return _Unwaited()
+
+    def compute_waits(self, copy, target):
+        # The compute itself sees all copies, so that only their sources can be wrong.
+        self.last.wait()
+
+
+class UnlockableLane(LateLane):
+    """A machine that locks no pages."""
+
+    def page_lock(self, memory):
+        raise PageLockError(f"{memory.nbytes} bytes: out of memory")
+
+
+class FailingLane(LateLane):
+    """Copies to the GPU fail while `broken` is set."""
+
+    broken = False
+
+    def to_gpu(self, target, source):
+        if self.broken:
+            return super().to_gpu(target[:0], source)
+        return super().to_gpu(target, source)

@@ -1,0 +1,346 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows copied by a lane, early, late and in adverse order, give the bits of rows that lie at hand.
+
+The lanes are threads of the host, so all of this runs without a GPU; see `copy_lanes.py`.
+"""
+
+import numpy as np
+import pytest
+import torch
+from copy_lanes import (
+    FailingLane,
+    ForgottenLane,
+    ForgottenRowsLane,
+    GatedLane,
+    HastyLane,
+    LateLane,
+    UnlockableLane,
+    UnwaitedLane,
+)
+
+from hillinfer.errors import SetupWarning
+from hillinfer.gpu.cuda_lane import CudaLane
+from hillinfer.gpu.host_lane import HostLane
+from hillinfer.gpu.lane_of import lane_of
+from hillinfer.gpu.packed_rows import packed_rows
+from hillinfer.model_shape import ModelShape, StoredType
+from hillinfer.pools.accountant import Part
+from hillinfer.pools.budget_plan import BudgetPlan, staging_bytes, widened_bytes
+from hillinfer.runtime import Runtime
+from hillinfer.settings import Settings
+from hillinfer.storage.row_layout import RowLayout
+
+TOKENS, LAYERS, STEPS = 600, 4, 6
+SHAPE = ModelShape(
+    layers=LAYERS,
+    kv_heads=2,
+    query_heads=4,
+    head_dim=32,
+    stored_type=StoredType.BFLOAT16,
+    max_positions=4096,
+)
+CHOSEN = Settings().changed(alpha=0.3, kept_recent=4, block_rows=64)
+SCALING = SHAPE.head_dim**-0.5
+
+
+def random(seed, *shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
+
+
+class Steps:
+    """A runtime with one sequence that takes decode steps; layers from 2 on are announced."""
+
+    def __init__(self, cold_dir, lane=None, tokens=TOKENS, budget=None, **changes):
+        cold_dir.mkdir(exist_ok=True, parents=True)
+        settings = CHOSEN.changed(**changes)
+        plan = BudgetPlan.with_whole_shadow(SHAPE, settings, TOKENS + 100)
+        # Almost nothing is hot; truncation brings a group back.
+        budget = plan.required_bytes + (96 << 10) if budget is None else budget
+        self.runtime = Runtime(SHAPE, settings, budget, cold_dir, lane=lane)
+        if lane is None:
+            # In one block by torch, as the lane's side computes.
+            self.runtime._attention._native = None
+        self.sequence = self.runtime.open_sequence()
+        self.runtime.begin_step()
+        for layer in range(LAYERS):
+            keys, values = random(layer, 2, SHAPE.kv_heads, tokens, SHAPE.head_dim)
+            self.runtime.append(layer, self.sequence, keys, values)
+            self.runtime.code_full_segments(layer, self.sequence, keys)
+            self.runtime._store.settle_all(layer)
+
+    def announce(self, layer, step):
+        query = random(1000 + 10 * step + layer, SHAPE.query_heads, 1, SHAPE.head_dim)
+        self.runtime.announce(layer, self.sequence, query, SCALING)
+
+    def attend(self, layer, step):
+        keys, values = random(100 + 10 * step + layer, 2, SHAPE.kv_heads, 1, SHAPE.head_dim)
+        self.runtime.append(layer, self.sequence, keys, values)
+        query = random(2000 + 10 * step + layer, SHAPE.query_heads, 1, SHAPE.head_dim)
+        return self.runtime.attend_selected(layer, self.sequence, query, keys, SCALING)
+
+    def step(self, step):
+        self.runtime.begin_step()
+        out = []
+        for layer in range(LAYERS):
+            if 2 <= layer + 1 < LAYERS:
+                self.announce(layer + 1, step)
+            out.append(self.attend(layer, step))
+        return torch.stack(out)
+
+    def run(self, steps=STEPS):
+        out = torch.stack([self.step(step) for step in range(steps)])
+        self.runtime.truncate(self.sequence, TOKENS - 30)
+        out = torch.cat([out, self.step(50)[None]])
+        self.runtime.begin_step()
+        self.stored = self.runtime._rows.sequences[0].tails.copy()
+        self.statistics = self.runtime.statistics()
+        self.runtime.close()
+        return out.view(torch.int16)
+
+
+_EXPECTED = {}
+
+
+@pytest.fixture
+def expected(tmp_path):
+    """Return the bits without a lane, computed once."""
+
+    def of(tokens=TOKENS, **changes):
+        key = (tokens, *changes.items())
+        if key not in _EXPECTED:
+            made = Steps(tmp_path / "expected", tokens=tokens, **changes | {"block_rows": 1024})
+            _EXPECTED[key] = made.run(), made.stored
+        return _EXPECTED[key]
+
+    return of
+
+
+LATE = {
+    "at once": {},
+    "late there": {"to_gpu": [0.003]},
+    "late back": {"from_gpu": [0.01]},
+    "now and then": {"to_gpu": [0, 0.004, 0, 0, 0.001], "from_gpu": [0.006, 0, 0]},
+}
+
+
+@pytest.mark.parametrize("late", LATE)
+@pytest.mark.parametrize("scope", ["layer", "kv_head"])
+def test_however_late_copies_are_output_and_rows_are_the_same(late, scope, tmp_path, expected):
+    made = Steps(tmp_path / "lane", LateLane(**LATE[late]), scope=scope)
+    out, stored = expected(scope=scope)
+    assert torch.equal(made.run(), out)
+    np.testing.assert_array_equal(made.stored, stored)
+
+
+@pytest.mark.parametrize("tokens", [575, 576, 638, 639, 640])
+def test_where_a_group_fills_or_opens_in_between(tokens, tmp_path, expected):
+    made = Steps(tmp_path / "lane", LateLane([0.001], [0.003, 0]), tokens=tokens)
+    out, stored = expected(tokens)
+    assert torch.equal(made.run(), out)
+    np.testing.assert_array_equal(made.stored, stored)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"prefetch_blocks": 0},
+        {"prefetch_blocks": 1},
+        {"block_rows": 1},
+        {"block_rows": 17},
+        {"budget": 64 << 20},
+    ],
+    ids=str,
+)
+def test_what_was_sent_ahead_and_what_was_not(changes, tmp_path, expected):
+    made = Steps(tmp_path / "lane", LateLane([0, 0.001], [0.002]), **changes)
+    assert torch.equal(made.run(), expected()[0])
+    assert made.statistics.dram_peak_bytes <= made.statistics.dram_budget_bytes
+
+
+@pytest.mark.parametrize(
+    ("wrong", "late"),
+    [
+        (UnwaitedLane, {"to_gpu": [0.02]}),
+        (ForgottenLane, {"from_gpu": [0.02]}),
+        (ForgottenRowsLane, {"from_gpu": [0.02]}),
+        (HastyLane, {"to_gpu": [0.002]}),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_wait_that_is_left_out_is_found_out(wrong, late, tmp_path, expected):
+    """The twins: each leaves out one wait, and bits differ or the NaN in their place is refused."""
+    made = Steps(tmp_path / "lane", wrong(**late), block_rows=17)
+    try:
+        found = made.run()
+    except Exception as error:
+        assert "not finite" in str(error)
+        made.runtime.close()
+        return
+    assert not torch.equal(found, expected()[0])
+
+
+def test_one_flipped_bit_of_what_was_sent_ahead_changes_the_output(tmp_path, expected):
+    class Flipping(LateLane):
+        flips = 0
+
+        def to_gpu(self, target, source):
+            copy = super().to_gpu(target, source)
+            if not self.flips and len(source) > 3:
+                copy.wait()
+                target[2, 1] ^= 0x40
+                self.flips += 1
+            return copy
+
+    assert not torch.equal(Steps(tmp_path / "lane", Flipping()).run(), expected()[0])
+
+
+def test_rows_of_a_predicted_layer_are_sent_while_the_one_before_has_not_begun(tmp_path):
+    lane = LateLane()
+    made = Steps(tmp_path / "lane", lane)
+    made.runtime.begin_step()
+    made.announce(3, 0)
+    ahead = made.runtime._pipeline._ahead[3, id(made.sequence)].result()
+    copied = ahead.copied.result()
+    # Hot, landed and in the open group: everything but the token that is coming.
+    np.testing.assert_array_equal(copied.positions, ahead.sets[0][:-1])
+    assert copied.rows.count == len(copied.positions)
+    before = lane.copies["to"]
+    made.attend(3, 0)
+    assert lane.copies["to"] == before, "nothing is sent twice"
+    made.runtime.close()
+
+
+def test_a_step_goes_on_while_its_keys_and_values_are_not_back(tmp_path):
+    made = Steps(tmp_path / "lane", LateLane())
+    made.runtime.begin_step()
+    made.announce(2, 0)
+    made.announce(3, 0)
+    # Both selections are known; from here on nothing comes back.
+    for layer in (2, 3):
+        made.runtime._pipeline._ahead[layer, id(made.sequence)].result().copied.result()
+    lane = made.runtime._gpu._lane
+    gated = GatedLane()
+    made.runtime._gpu.arrivals._lane = gated
+    place = TOKENS % 64
+    before = made.sequence.tails[2:, place].copy()
+    for layer in (2, 3):
+        assert torch.isfinite(made.attend(layer, 0)).all()
+        assert made.sequence.lengths[layer] == TOKENS + 1
+    np.testing.assert_array_equal(made.sequence.tails[2:, place], before)
+    gated.gate.set()
+    made.runtime.begin_step()
+    assert (made.sequence.tails[2:, place] != before).any(axis=1).all()
+    made.runtime._gpu.arrivals._lane = lane
+    made.runtime.close()
+    gated.close()
+
+
+def test_what_was_announced_and_not_wanted_leaves_every_buffer_free(tmp_path):
+    made = Steps(tmp_path / "lane", LateLane([0.002], [0.005]))
+    for _ in range(4):
+        made.runtime.begin_step()
+        made.announce(1, 0)
+        made.announce(2, 0)
+        made.announce(3, 0)
+    made.runtime.begin_step()
+    for ring in made.runtime._gpu._rings[1:]:
+        assert {state.value for state in ring.states()} == {"free"}
+    assert {state.value for state in made.runtime._gpu._rings[0].states()} <= {"free", "leaving"}
+    made.step(0)
+    made.runtime.close()
+    for ring in made.runtime._gpu._rings:
+        assert {state.value for state in ring.states()} == {"free"}
+
+
+def test_more_sequences_than_buffers_take_turns(tmp_path):
+    outputs = []
+    for name, lane in (("without", None), ("lane", LateLane([0.001], [0.002, 0]))):
+        rows = 1024 if lane is None else 64
+        made = Steps(tmp_path / name, lane, block_rows=rows, budget=16 << 20)
+        forks = [made.runtime.fork(made.sequence) for _ in range(7)]
+        out = []
+        for step in range(2):
+            made.runtime.begin_step()
+            for layer in range(2, LAYERS):
+                for number, made.sequence in enumerate(forks):
+                    made.announce(layer, 10 * number + step)
+                for number, made.sequence in enumerate(forks):
+                    out.append(made.attend(layer, 10 * number + step))
+        outputs.append(torch.stack(out))
+        for sequence in forks:
+            made.runtime.release(sequence)
+        made.runtime.close()
+    assert torch.equal(outputs[0].view(torch.int16), outputs[1].view(torch.int16))
+
+
+def test_a_copy_that_fails_is_told_and_the_next_step_is_as_ever(tmp_path, expected):
+    lane = FailingLane()
+    made = Steps(tmp_path / "lane", lane)
+    outputs = [made.step(0)]
+    made.runtime.begin_step()
+    lane.broken = True
+    made.announce(2, 1)
+    with pytest.raises(RuntimeError, match="size of tensor"):
+        made.attend(2, 1)
+    lane.broken = False
+    made.runtime.truncate(made.sequence, TOKENS + 1)
+    outputs += [made.step(step) for step in range(1, STEPS)]
+    made.runtime.close()
+    assert torch.equal(torch.stack(outputs).view(torch.int16), expected()[0][:STEPS])
+
+
+def test_memory_that_cannot_be_locked_is_told_and_gives_the_same_bits(tmp_path, expected):
+    with pytest.warns(SetupWarning, match="could not be page-locked"):
+        made = Steps(tmp_path / "lane", UnlockableLane())
+    assert torch.equal(made.run(), expected()[0])
+    assert made.statistics.gpu_staging == "pageable"
+
+
+def test_staging_is_counted_and_takes_the_place_of_what_a_processor_widens_in(tmp_path):
+    for block_rows, more in ((64, False), (1, True)):
+        made = Steps(tmp_path / "lane", LateLane(), block_rows=block_rows)
+        settings = CHOSEN.changed(block_rows=block_rows)
+        counted = made.runtime._accountant.held()[Part.STAGING] - staging_bytes(SHAPE, settings)
+        statistics = made.runtime.statistics()
+        made.runtime.close()
+        room = widened_bytes(SHAPE, settings)
+        assert counted == max(0, statistics.gpu_staging_bytes - room)
+        assert (counted > 0) is more
+        assert statistics.gpu_staging == "pinned"
+        memory = made.runtime._gpu._memory
+        assert statistics.gpu_staging_bytes == len(memory._memory)
+        assert memory.kind.value == "none", "unlocked at the end"
+
+
+def test_on_a_processor_nothing_is_staged(tmp_path):
+    assert lane_of(torch.device("cpu")) is None
+    made = Steps(tmp_path / "cpu")
+    statistics = made.runtime.statistics()
+    assert (statistics.gpu_staging, statistics.gpu_staging_bytes) == ("none", 0)
+    assert made.runtime._accountant.held()[Part.STAGING] == staging_bytes(SHAPE, CHOSEN)
+    made.runtime.close()
+
+
+@pytest.mark.parametrize("tokens", [1, 5])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_rows_packed_beside_the_model_are_the_host_s(tokens, dtype):
+    shape = ModelShape(
+        layers=1,
+        kv_heads=3,
+        query_heads=3,
+        head_dim=6,
+        stored_type=StoredType.FLOAT16 if dtype == torch.float16 else StoredType.BFLOAT16,
+        max_positions=10,
+    )
+    keys, values = random(1, 2, 3, tokens, 6).to(dtype)
+    out = np.ones((tokens, shape.row_bytes), np.uint8)
+    RowLayout(shape).pack(keys, values, out)
+    assert np.array_equal(packed_rows(keys, values, shape.row_bytes).numpy(), out)
+    assert not np.array_equal(packed_rows(values, keys, shape.row_bytes).numpy(), out)
+
+
+def test_both_lanes_have_the_same_methods():
+    def public(lane):
+        return {name for name in vars(lane) if not name.startswith("_")}
+
+    assert public(HostLane) == public(CudaLane)

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole generations whose copies a lane does, beside the same without one."""
+
+import pytest
+import torch
+from copy_lanes import FailingLane, LateLane
+from generation_runs import attached, bits, run
+from tiny_models import TinyModel, prompts
+
+from hillinfer.hf import attach as attach_module
+
+# So many new tokens that groups of 64 fill and open.
+NEW_TOKENS = 12
+LENGTHS = {"one": [185], "padded batch": [185, 120, 60]}
+
+
+@pytest.fixture
+def on_lane(monkeypatch):
+    """Return what lets caches that are made from here on copy by a lane."""
+
+    def use(lane):
+        monkeypatch.setattr(attach_module, "lane_of", lambda device: lane)
+        if lane is None:
+            # Selected rows in one block by torch, as the lane's side computes.
+            monkeypatch.setattr("hillinfer.runtime.host_attention", lambda shape: None)
+
+    return use
+
+
+def generate(tiny, cold_dir, lengths, **changes):
+    ids, mask = prompts(lengths)
+    with attached(tiny.build(), cold_dir, **changes) as hill:
+        cache = hill.new_cache()
+        output = run(hill.model, cache, ids, mask, NEW_TOKENS)
+        statistics = cache.statistics()
+        cache.close()
+    return bits(output), statistics
+
+
+@pytest.mark.parametrize("lengths", LENGTHS)
+@pytest.mark.parametrize("query", ["true", "predicted"])
+@pytest.mark.parametrize(
+    "tiny", [TinyModel(dtype=torch.bfloat16, layers=4), TinyModel("opt", "mha", layers=4)], ids=str
+)
+def test_a_generation_is_the_same_with_late_copies(
+    tiny, query, lengths, cold_dir, least_budget, on_lane
+):
+    lengths = LENGTHS[lengths]
+    least = least_budget(tiny, max(lengths) + NEW_TOKENS, len(lengths)) + (64 << 10)
+    on_lane(None)
+    expected, _ = generate(tiny, cold_dir, lengths, query=query)
+    on_lane(LateLane([0, 0.001], [0.002, 0]))
+    found, statistics = generate(tiny, cold_dir, lengths, query=query, dram_budget=least)
+    assert torch.equal(found, expected)
+    assert statistics.gpu_staging == "pinned"
+    assert statistics.host_to_device_bytes > 0
+    assert statistics.dram_peak_bytes <= statistics.dram_budget_bytes
+
+
+def test_forks_crops_and_second_turns_find_their_rows(cold_dir, on_lane):
+    tiny, logits = TinyModel(layers=4), []
+    for lane in (None, LateLane([0.001], [0.004])):
+        on_lane(lane)
+        model = tiny.build()
+        ids, _ = prompts([150])
+        with attached(model, cold_dir, query="predicted") as hill, torch.no_grad():
+            cache = hill.new_cache()
+            out = model(ids, past_key_values=cache)
+            found = []
+            for turn in range(3):
+                for _ in range(3):
+                    out = model(out.logits[:, -1:].argmax(-1), past_key_values=cache)
+                    found.append(out.logits[:, -1])
+                fork = cache.fork()
+                found.append(model(torch.tensor([[turn + 3]]), past_key_values=fork).logits[:, -1])
+                fork.crop(-2)
+                found.append(model(torch.tensor([[turn + 9]]), past_key_values=fork).logits[:, -1])
+                fork.close()
+                out = model(prompts([40], seed=turn + 1)[0], past_key_values=cache)
+                found.append(out.logits[:, -1])
+            cache.close()
+        logits.append(torch.cat(found))
+    assert torch.equal(logits[0].view(torch.int32), logits[1].view(torch.int32))
+
+
+def test_a_forward_pass_that_breaks_off_leaves_the_cache_as_it_was(cold_dir, on_lane):
+    lane = FailingLane([0.001], [0.003])
+    on_lane(lane)
+    model = TinyModel(layers=4).build()
+    ids, _ = prompts([150])
+    token = torch.tensor([[5]])
+    with attached(model, cold_dir, query="predicted") as hill, torch.no_grad():
+        cache = hill.new_cache()
+        model(ids, past_key_values=cache)
+        expected = model(token, past_key_values=cache.fork()).logits
+        lane.broken = True
+        with pytest.raises(RuntimeError, match="size of tensor"):
+            model(token, past_key_values=cache)
+        lane.broken = False
+        assert torch.equal(model(token, past_key_values=cache).logits, expected)
+        cache.close()
