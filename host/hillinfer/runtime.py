@@ -232,11 +232,12 @@ class Runtime:
             self._shadow,
             self._accountant,
         )
+        self._evaluation = evaluate(scorer, settings)
+        # Behind everything that may fail: its memory is to be unlocked before it goes.
         self._gpu = None if lane is None else self._gpu_side(lane)
         states = RowStates(self.layout, self.counters) if self._gpu is None else self._gpu.states
         self._dense = DenseAttention(self._reader, states, settings.block_rows, self.recorder)
         self._attention = RowAttention(self._reader, states, host_attention(shape), self.recorder)
-        self._evaluation = evaluate(scorer, settings)
         self._pipeline = PrefetchPipeline(
             self._reader,
             torch.get_num_threads(),
@@ -518,7 +519,7 @@ class Runtime:
             self._closed = True
             self._pipeline.close()
             if self._gpu is not None:
-                self._gpu.close()
+                self._gpu.stop()
             self._reader.close()
             self._pools.close()
             self._store.close()
@@ -529,6 +530,8 @@ class Runtime:
             if self._timeline is not None:
                 self._timeline.close()
             self.recorder.close()
+            if self._gpu is not None:
+                self._gpu.close()
 
     def _gpu_side(self, lane: CopyLane) -> GpuSide:
         room = widened_bytes(self.shape, self.settings)

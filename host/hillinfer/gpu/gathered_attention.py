@@ -157,7 +157,8 @@ class GatheredAttention:
 
 
 def _on(rows: torch.Tensor, index: NDArray[np.int64]) -> torch.Tensor:
-    return torch.from_numpy(index).to(rows.device)
+    # Read from pageable memory before this returns, without waiting for what the GPU is at.
+    return torch.from_numpy(index).to(rows.device, non_blocking=True)
 
 
 def _copy_from(addresses: NDArray[np.uint64], out: NDArray[np.uint8]) -> int:

@@ -61,10 +61,13 @@ class GpuSide:
         self.arrivals = Arrivals(lane, arriving)
         self.queries = BroughtQueries(lane, queries)
 
-    def close(self) -> None:
-        """Wait for all copies, then give the memory back."""
+    def stop(self) -> None:
+        """Stop looking at rows, and wait for the copies that were asked for."""
         self.ahead.close()
         for ring in self._rings:
             ring.close()
+
+    def close(self) -> None:
+        """Give the memory back, after `stop`; raises where the GPU failed."""
         self._lane.close()
         self._memory.close()

@@ -72,4 +72,6 @@ class HostLane:
         self._from_gpu.shutdown()
 
     def _copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        target.copy_(source)
+        # The mode belongs to a thread, and what was made in it is not written to outside.
+        with torch.inference_mode():
+            target.copy_(source)

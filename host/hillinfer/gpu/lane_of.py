@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which copies a model's device needs."""
+"""Which copies a model needs, by where it lies."""
 
 from __future__ import annotations
+
+from collections.abc import Collection
 
 import torch
 
@@ -9,9 +11,18 @@ from hillinfer.gpu.copy_lane import CopyLane
 from hillinfer.gpu.cuda_lane import CudaLane
 
 
-def lane_of(device: torch.device) -> CopyLane | None:
-    """Return a lane to a model's GPU; None on a processor, which reads rows where they lie.
+def lane_of(devices: Collection[torch.device]) -> CopyLane | None:
+    """Return a lane to the one CUDA GPU that a whole model is on, or None.
 
-    Other accelerators get plain copies.
+    On a processor rows are attended to where they lie. Other accelerators, and models in parts on
+    several devices, get plain copies.
+
+    Parameters
+    ----------
+    devices
+        Those of the model's parameters, each once.
     """
+    if len(devices) != 1:
+        return None
+    (device,) = devices
     return CudaLane(device) if device.type == "cuda" else None

@@ -27,7 +27,8 @@ class StagingRing:
     To the GPU: free, held (a thread fills it), leaving, and free again once the copy's event came.
     From the GPU: free, held, arriving, held again once the event came (a thread reads it), free.
     Any thread may call; every other order is refused, because two users would then see each
-    other's bytes. A thread holds one buffer at a time, so that whoever waits for one gets it.
+    other's bytes. A thread holds one buffer at a time and there is one for each thread, so that
+    whoever waits for one gets it.
 
     Parameters
     ----------

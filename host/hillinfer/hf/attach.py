@@ -255,7 +255,7 @@ class Attachment:
             shadow_limit_bytes=made.shadow_limit_bytes,
             base=base,
             announce_streaming=made.announce_streaming,
-            lane=lane_of(self.model.device),
+            lane=lane_of({parameter.device for parameter in self.model.parameters()}),
         )
 
     def detach(self) -> None:

@@ -4,6 +4,8 @@
 The lanes are threads of the host, so all of this runs without a GPU; see `copy_lanes.py`.
 """
 
+from contextlib import suppress
+
 import numpy as np
 import pytest
 import torch
@@ -18,7 +20,7 @@ from copy_lanes import (
     UnwaitedLane,
 )
 
-from hillinfer.errors import SetupWarning
+from hillinfer.errors import CacheUseError, SetupWarning
 from hillinfer.gpu.cuda_lane import CudaLane
 from hillinfer.gpu.host_lane import HostLane
 from hillinfer.gpu.lane_of import lane_of
@@ -169,14 +171,12 @@ def test_what_was_sent_ahead_and_what_was_not(changes, tmp_path, expected):
 )
 def test_a_wait_that_is_left_out_is_found_out(wrong, late, tmp_path, expected):
     """The twins: each leaves out one wait, and bits differ or the NaN in their place is refused."""
-    made = Steps(tmp_path / "lane", wrong(**late), block_rows=17)
-    try:
-        found = made.run()
-    except Exception as error:
-        assert "not finite" in str(error)
-        made.runtime.close()
-        return
-    assert not torch.equal(found, expected()[0])
+    made = Steps(tmp_path / "lane", wrong(**late), block_rows=17 if wrong is HastyLane else 64)
+    found = None
+    with suppress(CacheUseError):
+        found = torch.stack([made.step(step) for step in range(2)]).view(torch.int16)
+    made.runtime.close()
+    assert found is None or not torch.equal(found, expected()[0][:2])
 
 
 def test_one_flipped_bit_of_what_was_sent_ahead_changes_the_output(tmp_path, expected):
@@ -313,7 +313,9 @@ def test_staging_is_counted_and_takes_the_place_of_what_a_processor_widens_in(tm
 
 
 def test_on_a_processor_nothing_is_staged(tmp_path):
-    assert lane_of(torch.device("cpu")) is None
+    assert lane_of({torch.device("cpu")}) is None
+    assert lane_of({torch.device("cuda:0"), torch.device("cuda:1")}) is None
+    assert lane_of({torch.device("cuda:0"), torch.device("cpu")}) is None
     made = Steps(tmp_path / "cpu")
     statistics = made.runtime.statistics()
     assert (statistics.gpu_staging, statistics.gpu_staging_bytes) == ("none", 0)

@@ -19,7 +19,7 @@ def on_lane(monkeypatch):
     """Return what lets caches that are made from here on copy by a lane."""
 
     def use(lane):
-        monkeypatch.setattr(attach_module, "lane_of", lambda device: lane)
+        monkeypatch.setattr(attach_module, "lane_of", lambda devices: lane)
         if lane is None:
             # Selected rows in one block by torch, as the lane's side computes.
             monkeypatch.setattr("hillinfer.runtime.host_attention", lambda shape: None)
@@ -55,6 +55,20 @@ def test_a_generation_is_the_same_with_late_copies(
     assert statistics.gpu_staging == "pinned"
     assert statistics.host_to_device_bytes > 0
     assert statistics.dram_peak_bytes <= statistics.dram_budget_bytes
+
+
+def test_a_forward_pass_in_inference_mode_copies_too(cold_dir, on_lane):
+    outputs = []
+    for lane, mode in ((None, torch.no_grad), (LateLane([0.001]), torch.inference_mode)):
+        on_lane(lane)
+        model = TinyModel(layers=4).build()
+        with attached(model, cold_dir, query="predicted") as hill, mode():
+            cache = hill.new_cache()
+            model(prompts([150])[0], past_key_values=cache)
+            tokens = torch.arange(1, 4)[:, None, None]
+            outputs.append([model(token, past_key_values=cache).logits + 0 for token in tokens])
+            cache.close()
+    assert all(map(torch.equal, *outputs))
 
 
 def test_forks_crops_and_second_turns_find_their_rows(cold_dir, on_lane):
