@@ -261,7 +261,7 @@ class Runtime:
 
     def release(self, sequence: Sequence) -> None:
         """Free whatever only this sequence owned."""
-        self._settle()
+        self._forget_ahead()
         self._rows.release(sequence)
 
     def truncate(self, sequence: Sequence, length: int) -> None:
@@ -540,12 +540,17 @@ class Runtime:
         self._accountant.take(Part.STAGING, max(0, plan.byte_count - room))
         return GpuSide(lane, plan, self._reader, self.layout, self.counters, self.recorder)
 
-    def _settle(self) -> None:
-        """Forget what was announced, and have every row that is stored in its place."""
+    def _forget_ahead(self) -> None:
+        """Forget what was announced, and wait until nothing is on its way from a GPU."""
         self._pipeline.drop()
-        self._settle_arrivals()
         if self._gpu is not None:
             self._gpu.queries.settle()
+            self._gpu.arrivals.wait()
+
+    def _settle(self) -> None:
+        """Forget what was announced, and have every row that is stored in its place."""
+        self._forget_ahead()
+        self._settle_arrivals()
 
     def _settle_arrivals(self) -> None:
         if self._gpu is not None:

@@ -98,9 +98,15 @@ class UnlockableLane(LateLane):
 
 
 class FailingLane(LateLane):
-    """Copies to the GPU fail while `broken` is set."""
+    """Copies to the GPU, or rows from it, fail while these are set."""
 
     broken = False
+    broken_back = False
+
+    def from_gpu(self, target, source):
+        if self.broken_back and target.dtype.itemsize == 1:
+            return super().from_gpu(target[:0], source[:, :1].expand(2, 2))
+        return super().from_gpu(target, source)
 
     def to_gpu(self, target, source):
         if self.broken:

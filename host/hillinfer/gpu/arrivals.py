@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from hillinfer.errors import CacheUseError
 from hillinfer.gpu.copy_lane import CopyLane
 from hillinfer.gpu.staging_ring import StagingRing
 from hillinfer.storage.sequence import Sequence
@@ -40,6 +41,7 @@ class Arrivals:
         self._lane = lane
         self._ring = ring
         self._arriving: dict[tuple[int, int], _Arriving] = {}
+        self._failure: Exception | None = None
 
     def begin(
         self, layer: int, sequence: Sequence, row: torch.Tensor, place: NDArray[np.uint8]
@@ -71,14 +73,31 @@ class Arrivals:
         arriving = self._arriving.get((layer, id(sequence)))
         return None if arriving is None else arriving.row
 
-    def settle(self) -> None:
-        """Wait until every row is in its place."""
+    def wait(self) -> None:
+        """Wait until no row is on its way; `settle` tells what went wrong."""
         while self._arriving:
             self._fill(next(iter(self._arriving)))
+
+    def settle(self) -> None:
+        """Wait until every row is in its place.
+
+        Raises
+        ------
+        CacheUseError
+            Where one never came: from then on always, because the cache has a hole.
+        """
+        self.wait()
+        if self._failure is not None:
+            raise CacheUseError(
+                f"a new token's row did not come back from the GPU ({self._failure}): this cache "
+                "is no longer whole; close it and read the prompt again with another"
+            ) from self._failure
 
     def _fill(self, key: tuple[int, int]) -> None:
         arriving = self._arriving.pop(key)
         try:
             arriving.place[:] = self._ring.arrived(arriving.buffer)
+        except Exception as error:
+            self._failure = error
         finally:
             self._ring.give(arriving.buffer)

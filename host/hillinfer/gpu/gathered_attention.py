@@ -130,6 +130,8 @@ class GatheredAttention:
 
         Rows sent ahead are hits, stamped and promoted like all others.
         """
+        if union[-1] != sequence.lengths[layer] - 1:
+            newest = None
         here = np.isin(union, ahead.positions, assume_unique=True)
         late = ~here
         if newest is not None:

@@ -154,7 +154,8 @@ def test_where_a_group_fills_or_opens_in_between(tokens, tmp_path, expected):
     ids=str,
 )
 def test_what_was_sent_ahead_and_what_was_not(changes, tmp_path, expected):
-    made = Steps(tmp_path / "lane", LateLane([0, 0.001], [0.002]), **changes)
+    late = LateLane() if changes.get("block_rows") == 1 else LateLane([0, 0.001], [0.002])
+    made = Steps(tmp_path / "lane", late, **changes)
     assert torch.equal(made.run(), expected()[0])
     assert made.statistics.dram_peak_bytes <= made.statistics.dram_budget_bytes
 
@@ -287,6 +288,36 @@ def test_a_copy_that_fails_is_told_and_the_next_step_is_as_ever(tmp_path, expect
     outputs += [made.step(step) for step in range(1, STEPS)]
     made.runtime.close()
     assert torch.equal(torch.stack(outputs).view(torch.int16), expected()[0][:STEPS])
+
+
+def test_a_row_that_never_came_back_is_told_from_then_on(tmp_path):
+    lane = FailingLane()
+    made = Steps(tmp_path / "lane", lane)
+    made.step(0)
+    lane.broken_back = True
+    made.runtime.begin_step()
+    made.announce(3, 1)
+    made.runtime._pipeline._ahead[3, id(made.sequence)].result()
+    made.attend(3, 1)
+    lane.broken_back = False
+    for _ in range(2):
+        with pytest.raises(CacheUseError, match="did not come back from the GPU"):
+            made.runtime.begin_step()
+    made.runtime.release(made.sequence)
+    made.runtime.close()
+
+
+def test_a_selection_without_the_newest_token_does_not_get_it(tmp_path):
+    outputs = []
+    for name, lane in (("without", None), ("lane", LateLane([0.001], [0.005]))):
+        made = Steps(tmp_path / name, lane, block_rows=1024 if lane is None else 64)
+        chosen = np.arange(40, TOKENS - 3, 7)
+        made.runtime._evaluation.select_next = lambda *given, chosen=chosen: [chosen]
+        made.runtime.begin_step()
+        made.announce(3, 0)
+        outputs.append(made.attend(3, 0))
+        made.runtime.close()
+    assert torch.equal(*outputs)
 
 
 def test_memory_that_cannot_be_locked_is_told_and_gives_the_same_bits(tmp_path, expected):
