@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from hillinfer.gpu.host_lane import HostLane
 from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.policies.least_recently_used import LeastRecentlyUsed
 from hillinfer.pools.accountant import Part
@@ -72,13 +73,14 @@ def feed(runtime, sequence, tokens, seed):
     sequence.token_ids.extend([0] * tokens)
 
 
-@pytest.fixture(params=["lru", "paper"])
+@pytest.fixture(params=[("lru", None), ("paper", None), ("lru", HostLane)], ids=str)
 def runtime(request, cold_dir):
-    settings = Settings().changed(
-        alpha=0.1, block_rows=100, pool_policy=request.param, io_threads=2
-    )
+    policy, lane = request.param
+    settings = Settings().changed(alpha=0.1, block_rows=100, pool_policy=policy, io_threads=2)
     limit = 4 * 70_000
-    made = Runtime(SHAPE, settings, 12 << 20, cold_dir, shadow_limit_bytes=limit)
+    made = Runtime(
+        SHAPE, settings, 12 << 20, cold_dir, shadow_limit_bytes=limit, lane=lane and lane()
+    )
     yield made
     made.close()
 
