@@ -115,6 +115,8 @@ def test_errors_while_rows_are_taken_in_use_no_buffer_up(runtime, breakable):
             breakable.failures = 1
             with pytest.raises(ZeroDivisionError):
                 fill(runtime, sequence, 70)
+                # As attention does.
+                runtime._pools.settle_all()
             runtime.truncate(sequence, 0)
 
     attempt = threading.Thread(target=fail_three_times, daemon=True)
