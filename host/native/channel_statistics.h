@@ -9,7 +9,8 @@
 
 namespace {
 
-constexpr int kStatisticsChannels = hillinfer::kStatisticsChannels;
+using hillinfer::kStatisticsChannels;
+
 constexpr int64_t kExactTokens = 2048;
 
 // One key's channels, gaps between them left out.
@@ -19,7 +20,7 @@ struct KeyRows {
     int64_t channel_stride;
     int channels;
 
-    // `scratch` holds kStatisticsChannels codes.
+    // `scratch` has room for kStatisticsChannels codes.
     const uint16_t* row(int64_t token, uint16_t* scratch) const {
         const uint16_t* key = keys + token * token_stride;
         if (channel_stride == 1) {
