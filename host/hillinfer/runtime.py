@@ -360,8 +360,9 @@ class Runtime:
         -------
         (query_heads, tokens, head_dim) in the query's type.
         """
-        out = self._dense.attend(layer, sequence, query, keys, values, scaling)
+        # First, while rows that were just appended are promoted: attention waits for that.
         self.code_full_segments(layer, sequence, keys)
+        out = self._dense.attend(layer, sequence, query, keys, values, scaling)
         if self._keeper.observed_queries:
             last = query[:, -self._keeper.observed_queries :]
             sequence.observed[layer] = last.transpose(0, 1).float().cpu().contiguous()

@@ -70,7 +70,7 @@ int32_t guarded(int32_t variant, Call call) {
 }  // namespace
 
 // Changes with the interface or with the contract: 100 * contract version + interface version.
-HILLINFER_API int32_t hillinfer_version() { return 103; }
+HILLINFER_API int32_t hillinfer_version() { return 104; }
 
 HILLINFER_API int32_t hillinfer_has_variant(int32_t variant) { return kernels_of(variant) != nullptr; }
 
@@ -110,6 +110,28 @@ HILLINFER_API int32_t hillinfer_finish(int32_t variant, const Sequence* sequence
                                        uint32_t* tuples) {
     return guarded(variant, [&](const Kernels& kernels) {
         finish_sequence(kernels, *sequence, tokens, log_weights, exponents, tuples);
+    });
+}
+
+// c and M of a segment from its tokens, at least one, `kStatisticsChannels` channels of a KV head at
+// a time on each thread.
+HILLINFER_API int32_t hillinfer_statistics(int32_t variant, const Sequence* sequence,
+                                           const uint16_t* keys, int64_t token_stride,
+                                           int64_t head_stride, int64_t channel_stride,
+                                           int64_t tokens, int8_t* exponents, int32_t* means) {
+    return guarded(variant, [&](const Kernels& kernels) {
+        const int head_dim = sequence->shape.head_dim;
+        const int pieces = (head_dim + kStatisticsChannels - 1) / kStatisticsChannels;
+        run_parallel(sequence->threads, int64_t(sequence->shape.kv_heads) * pieces,
+                     [&](int64_t item, int) {
+                         const int64_t head = item / pieces;
+                         const int first = int(item % pieces) * kStatisticsChannels;
+                         const int64_t own = head * head_dim + first;
+                         kernels.statistics(keys + head * head_stride + first * channel_stride,
+                                            token_stride, channel_stride, tokens,
+                                            std::min(kStatisticsChannels, head_dim - first),
+                                            exponents + own, means + own);
+                     });
     });
 }
 

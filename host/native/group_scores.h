@@ -4,6 +4,7 @@
 // `Products` makes inner products; the loops over 64 tokens here are plain so that the compiler
 // makes vector code of them for the flags this file is compiled with.
 #pragma once
+#include "channel_statistics.h"
 #include "contract.h"
 #include "head_offset.h"
 #include "kernels.h"
@@ -249,6 +250,7 @@ constexpr hillinfer::Kernels kernels_of(const char* name) {
             GroupScores<Products>::tuples,
             GroupScores<Products>::finish,
             log_sum,
+            take_statistics,
             encode_keys,
             read_sum};
 }

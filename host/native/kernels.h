@@ -5,6 +5,9 @@
 
 namespace hillinfer {
 
+// Channels that `statistics` takes at once.
+constexpr int kStatisticsChannels = 32;
+
 // Offsets and sums of one group on their way to tuples.
 struct GroupInput {
     const uint8_t* group;
@@ -31,6 +34,9 @@ struct Kernels {
     // B of a head; see head_offset.h.
     int32_t (*log_sum)(const int32_t* log_weights, const uint8_t* invalid, int64_t count,
                        int64_t once, int64_t stride);
+    // c and M of some channels of one KV head from its FP16 keys; strides in elements.
+    void (*statistics)(const uint16_t* keys, int64_t token_stride, int64_t channel_stride,
+                       int64_t tokens, int channels, int8_t* exponents, int32_t* means);
     // Codes tokens of FP16 keys into a segment's shadow; strides in elements.
     void (*encode)(const Shape&, const uint16_t* keys, int64_t token_stride, int64_t head_stride,
                    int64_t channel_stride, const Segment&, uint8_t* shadow, int64_t first_token,

@@ -58,6 +58,49 @@ def take_statistics(
         The tokens do not lie in one segment, the first segment is given a preceding one, or a
         later one with too few tokens is not.
     """
+    own = segment_tokens(spec, keys, first_position, preceding)
+    if isinstance(own, ChannelStatistics):
+        return own
+
+    tokens = own.shape[0]
+    total = torch.zeros(keys.shape[1:], dtype=torch.int64)
+    largest = torch.zeros(keys.shape[1:], dtype=torch.float64)
+    for fixed in _fixed_point_chunks(own, chunk_tokens):
+        total += fixed.sum(0).to(torch.int64)
+        largest = torch.maximum(largest, fixed.abs_().amax(0))
+    mean = _divide_half_even(total, tokens).to(torch.float64)
+    deviation = torch.zeros_like(total)
+    for fixed in _fixed_point_chunks(own, chunk_tokens):
+        deviation += fixed.sub_(mean).abs_().sum(0).to(torch.int64)
+    mean_deviation = deviation.div(tokens, rounding_mode="floor")
+
+    exponents = torch.maximum(
+        _bit_length(mean_deviation.to(torch.float64)) - 21, _bit_length(largest) - 33
+    )
+    exponents = exponents.clamp_(-14, 16)
+    means = (mean * float64_power_of_two(-(exponents + 10))).round_()
+    means.clamp_(-_MEAN_LIMIT, _MEAN_LIMIT)
+    return ChannelStatistics(exponents.to(torch.int8).numpy(), means.to(torch.int32).numpy())
+
+
+def segment_tokens(
+    spec: KernelSpec,
+    keys: torch.Tensor,
+    first_position: int,
+    preceding: ChannelStatistics | None,
+) -> torch.Tensor | ChannelStatistics:
+    """Return the tokens that a segment's own statistics come from, or what takes their place.
+
+    Parameters
+    ----------
+    spec, keys, first_position, preceding
+        As in `take_statistics`, whose errors it raises.
+
+    Returns
+    -------
+    float16 of shape (tokens, kv_heads, head_dim) without the sinks, or where they are too few
+    `preceding` itself or the contract's default (contract, section 2).
+    """
     if first_position < 0 or (
         first_position % spec.segment_tokens + keys.shape[0] > spec.segment_tokens
     ):
@@ -82,25 +125,7 @@ def take_statistics(
         return ChannelStatistics(
             np.full(shape, _DEFAULT_EXPONENT, dtype=np.int8), np.zeros(shape, dtype=np.int32)
         )
-
-    total = torch.zeros(keys.shape[1:], dtype=torch.int64)
-    largest = torch.zeros(keys.shape[1:], dtype=torch.float64)
-    for fixed in _fixed_point_chunks(own, chunk_tokens):
-        total += fixed.sum(0).to(torch.int64)
-        largest = torch.maximum(largest, fixed.abs_().amax(0))
-    mean = _divide_half_even(total, tokens).to(torch.float64)
-    deviation = torch.zeros_like(total)
-    for fixed in _fixed_point_chunks(own, chunk_tokens):
-        deviation += fixed.sub_(mean).abs_().sum(0).to(torch.int64)
-    mean_deviation = deviation.div(tokens, rounding_mode="floor")
-
-    exponents = torch.maximum(
-        _bit_length(mean_deviation.to(torch.float64)) - 21, _bit_length(largest) - 33
-    )
-    exponents = exponents.clamp_(-14, 16)
-    means = (mean * float64_power_of_two(-(exponents + 10))).round_()
-    means.clamp_(-_MEAN_LIMIT, _MEAN_LIMIT)
-    return ChannelStatistics(exponents.to(torch.int8).numpy(), means.to(torch.int32).numpy())
+    return own
 
 
 def _fixed_point_chunks(keys: torch.Tensor, chunk_tokens: int) -> Iterator[torch.Tensor]:

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from hillinfer.devices.scorer import SegmentShadow
+from hillinfer.hie.channel_statistics import segment_tokens
 from hillinfer.hie.query_coding import scale_query
 from hillinfer.hie.segment_words import SegmentWords
 from hillinfer.hie.torch_scorer import TorchScorer
@@ -73,7 +74,7 @@ class NativeScorer:
         if self.variant not in self._library.variants:
             raise NativeError(f"this processor has no {self.variant}")
         self._shape = Shape.of(spec, scope)
-        # Takes statistics, which cost nothing beside the rest, and checks arguments.
+        # Checks arguments.
         self._torch = TorchScorer(spec, scope)
         self._words = SegmentWords(spec.segment_tokens, self._torch.check_arrays)
 
@@ -81,7 +82,23 @@ class NativeScorer:
         self, keys: torch.Tensor, first_position: int, preceding: ChannelStatistics | None
     ) -> ChannelStatistics:
         """Take a segment's channel statistics (contract, section 2); see `TorchScorer`."""
-        return self._torch.statistics(keys, first_position, preceding)
+        self._torch.check_keys(keys)
+        own = segment_tokens(self.spec, keys.detach(), first_position, preceding)
+        if isinstance(own, ChannelStatistics):
+            return own
+        shape = (self.spec.kv_heads, self.spec.head_dim)
+        taken = ChannelStatistics(np.empty(shape, np.int8), np.empty(shape, np.int32))
+        self._library.call(
+            "hillinfer_statistics",
+            self.variant.number,
+            self._sequence(None, None),
+            own.data_ptr(),
+            *own.stride(),
+            own.shape[0],
+            taken.exponents.ctypes.data,
+            taken.means.ctypes.data,
+        )
+        return taken
 
     def encode(
         self,

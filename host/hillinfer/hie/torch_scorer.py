@@ -65,7 +65,7 @@ class TorchScorer:
         ValueError
             Keys of another shape or type, or `preceding` missing where it is needed.
         """
-        self._check_keys(keys)
+        self.check_keys(keys)
         return take_statistics(
             self.spec, keys.detach(), first_position, preceding, scratch.coding_tokens(self.spec)
         )
@@ -111,7 +111,7 @@ class TorchScorer:
         first_token: int,
     ) -> None:
         """Raise ValueError where `encode` cannot take these arguments."""
-        self._check_keys(keys)
+        self.check_keys(keys)
         self._check_statistics(statistics)
         self._layout.check(shadow)
         if first_token < 0 or first_token + keys.shape[0] > self.spec.segment_tokens:
@@ -189,7 +189,8 @@ class TorchScorer:
             self._buffers.give_back(buffers)
             yield from ScoreStream(self.spec, self.scope, weights, invalid, coming)
 
-    def _check_keys(self, keys: torch.Tensor) -> None:
+    def check_keys(self, keys: torch.Tensor) -> None:
+        """Raise ValueError where keys are of another shape or type."""
         shape = (self.spec.kv_heads, self.spec.head_dim)
         if keys.dtype != torch.float16 or keys.ndim != 3 or keys.shape[1:] != shape:
             raise ValueError(

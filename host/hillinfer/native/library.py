@@ -18,7 +18,7 @@ from hillinfer_model.kernel_spec import CONTRACT_VERSION
 LIBRARY = Path(__file__).parent / "libhillinfer_native.so"
 HOW_TO_BUILD = "install a C++ compiler (apt install g++) and run python tools/build_native.py"
 
-_INTERFACE_VERSION = 3
+_INTERFACE_VERSION = 4
 _POINTER = ctypes.c_void_p
 _INT = ctypes.c_int32
 _LONG = ctypes.c_int64
@@ -35,6 +35,10 @@ _SIGNATURES = {
     "hillinfer_finish": (
         _INT,
         [_INT, ctypes.POINTER(Sequence), _LONG, _POINTER, _POINTER, _POINTER],
+    ),
+    "hillinfer_statistics": (
+        _INT,
+        [_INT, ctypes.POINTER(Sequence), _POINTER, *[_LONG] * 4, _POINTER, _POINTER],
     ),
     "hillinfer_encode": (
         _INT,

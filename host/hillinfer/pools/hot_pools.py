@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
@@ -26,6 +27,8 @@ from hillinfer.timeline.silent import SILENT
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
 TABLE_GROWTH_ROWS = 4096
+# Pools that must shrink give up this part of their slots beyond what is wanted.
+_SPARE_PART = 64
 Exchange = Future[tuple[int, int]]
 
 
@@ -62,6 +65,8 @@ class HotPools:
         self._shares = shares
         self._tails_bytes = 0
         self._covered_rows = 0
+        # Slots of all layers since memory was short the last time.
+        self._granted = sys.maxsize
         self._slot_bytes = shape.row_bytes + SLOT_BYTES
         most_rows = int(self._slots_in_all() / shape.layers * shares.largest)
         self.layers = [HotPool(shape.row_bytes, most_rows, policy) for _ in range(shape.layers)]
@@ -76,7 +81,7 @@ class HotPools:
     def capacity(self, layer: int) -> int:
         """Slots a layer may use now."""
         # An equal share of a multiple is whole, whatever division made of it.
-        return int(self._slots_in_all() * self._shares.share(layer) + 1e-6)
+        return int(self._slots_for_all() * self._shares.share(layer) + 1e-6)
 
     def wait(self) -> None:
         """Wait until all promotions are done, whatever became of them."""
@@ -215,7 +220,7 @@ class HotPools:
     def redistribute(self, misses: NDArray[np.int64]) -> None:
         """Divide the memory anew after so many cold rows were wanted in each layer."""
         self._shares.note_misses(misses)
-        self._make_room()
+        self._shrink(range(len(self.layers)))
 
     def forget_group(self, group: int) -> None:
         """Drop a group's rows from all layers."""
@@ -260,7 +265,25 @@ class HotPools:
         return self._accountant.take_spare(Part.HOT, byte_count)
 
     def _make_room(self) -> None:
+        """Shrink below what is left, by a little more than was wanted.
+
+        While a prompt is read every layer's shadow takes memory in turn, and to rank the rows of
+        all pools for each of them would cost more than to make the shadows.
+        """
+        left = self._slots_in_all()
+        self._granted = left - self._spare(left)
         self._shrink(range(len(self.layers)))
+
+    def _slots_for_all(self) -> int:
+        left = self._slots_in_all()
+        if left >= self._granted + 2 * self._spare(left):
+            # Much was given back since.
+            self._granted = sys.maxsize
+        return min(left, self._granted)
+
+    def _spare(self, slots: int) -> int:
+        layers = self._shape.layers
+        return slots // (_SPARE_PART * layers) * layers
 
     def _shrink(self, layers: Iterable[int]) -> None:
         """Let layers give back what they hold beyond their capacity."""

@@ -132,8 +132,8 @@ class PoolKeeper:
         positions: NDArray[np.int64],
         source: NDArray[np.uint8],
         step: int,
-    ) -> None:
-        """Let rows of groups that have just become full be hot, before their buffer is reused.
+    ) -> Future[tuple[int, int]]:
+        """Let rows of groups that have just become full be hot, in the background.
 
         Consecutive steps mostly select recent tokens, so these are worth offering. They were in
         DRAM all the time and are not counted as promoted.
@@ -146,8 +146,7 @@ class PoolKeeper:
         self._pools.cover_hits(sequence.hits, layer, length)
         self._refresh(layer, sequence, length, length)
         # Nobody reads now, so rows of this very step may give way too.
-        self._offer(layer, sequence, positions, source, places, step, step + 1, _ignore)
-        self._pools.settle(layer)
+        return self._offer(layer, sequence, positions, source, places, step, step + 1, _ignore)
 
     def _refresh(self, layer: int, sequence: Sequence, settled: int, length: int) -> None:
         counts = sequence.hits.counts[layer]

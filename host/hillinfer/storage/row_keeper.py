@@ -220,6 +220,7 @@ class RowKeeper:
             numbers = self._group_numbers(sequence, first, groups)
             positions = np.arange(first * GROUP_TOKENS, (first + groups) * GROUP_TOKENS)
             buffer = self._spill.buffer()
+            promoting = None
             try:
                 buffer[:filled] = tail[:filled]
                 self._layout.pack(
@@ -232,11 +233,11 @@ class RowKeeper:
                     sequence.held_starts[layer] = int(positions[-GROUP_TOKENS])
                 # A single token is attended to before its group may push out what it attends to.
                 if tokens > 1:
-                    self._keeper.offer_written(layer, sequence, positions, buffer, step)
+                    promoting = self._keeper.offer_written(layer, sequence, positions, buffer, step)
             except BaseException:
                 self._spill.put_back(buffer)
                 raise
-            self._spill.send(layer, numbers, buffer)
+            self._spill.send(layer, numbers, buffer, promoting)
             sequence.lengths[layer] += taken
             done += taken
 
@@ -267,6 +268,8 @@ class RowKeeper:
         if length - start == GROUP_TOKENS:
             positions = np.arange(start, length)
             self._keeper.offer_written(layer, sequence, positions, sequence.tails[layer], step)
+            # The next token writes to the tail.
+            self._pools.settle(layer)
 
     @property
     def _observed_bytes(self) -> int:

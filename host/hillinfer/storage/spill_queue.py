@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import queue
 import time
+from concurrent.futures import Future
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,7 +53,31 @@ class SpillQueue:
         """Give back a buffer that will not be sent, because filling it went wrong."""
         self._free.put(buffer)
 
-    def send(self, layer: int, groups: NDArray[np.int64], buffer: NDArray[np.uint8]) -> None:
-        """Queue the first 64 · len(groups) rows of a buffer to be written."""
+    def send(
+        self,
+        layer: int,
+        groups: NDArray[np.int64],
+        buffer: NDArray[np.uint8],
+        promoting: Future[tuple[int, int]] | None,
+    ) -> None:
+        """Queue the first rows of a buffer to be written.
+
+        Parameters
+        ----------
+        layer, groups
+            Where to: int64 group numbers, one per 64 rows.
+        buffer
+            From `buffer`.
+        promoting
+            Who else looks at it, until it is done.
+        """
         rows = buffer[: len(groups) * GROUP_TOKENS]
-        self._store.write_groups(layer, groups, rows, lambda: self._free.put(buffer))
+
+        def written() -> None:
+            if promoting is None:
+                self._free.put(buffer)
+            else:
+                # Also called where it is done already, or cancelled.
+                promoting.add_done_callback(lambda _: self._free.put(buffer))
+
+        self._store.write_groups(layer, groups, rows, written)

@@ -13,6 +13,7 @@ from hillinfer.policies.least_recently_used import LeastRecentlyUsed
 from hillinfer.policies.pool_policy import PoolPolicy
 from hillinfer.pools.accountant import Accountant, Part
 from hillinfer.pools.hit_rate_table import HitRateTable
+from hillinfer.pools.hot_pool import HotPool
 from hillinfer.pools.hot_pools import TABLE_GROWTH_ROWS, HotPools
 from hillinfer.pools.layer_shares import LayerShares, PoolSizes
 from hillinfer.pools.slot_table import SLOT_BYTES
@@ -133,6 +134,35 @@ def test_a_layer_that_grew_while_others_had_nothing_gives_the_rest_back(make_poo
     promote(pools, 1, range(30))
     promote(pools, 2, range(30))
     assert [len(hot(pools, layer)) for layer in range(3)] == [30, 30, 30]
+    assert sum(accountant.held().values()) == accountant.budget_bytes
+
+
+def test_large_pools_give_a_little_more_than_was_wanted(make_pools, monkeypatch):
+    """So many small wants in turn rank all rows once; memory that came back is used again."""
+    accountant, pools = make_pools(192)
+    pools.take_tail()
+    for layer in range(SHAPE.layers):
+        promote(pools, layer, range(ROWS))
+    assert [len(hot(pools, layer)) for layer in range(3)] == [192] * 3
+    shrunk = []
+    shrink = HotPool.shrink
+
+    def counted(pool, capacity, moment):
+        shrunk.append(capacity)
+        return shrink(pool, capacity, moment)
+
+    monkeypatch.setattr(HotPool, "shrink", counted)
+    for _ in range(4):
+        accountant.take(Part.SHADOW, SLOT)
+        for layer in range(SHAPE.layers):
+            promote(pools, layer, range(ROWS), step=2)
+    # A 64th of what was left, rounded down, on top of the one that was wanted; twice in four times.
+    assert shrunk == [189] * 3 + [186] * 3
+    assert [len(hot(pools, layer)) for layer in range(3)] == [186] * 3
+    accountant.give(Part.SHADOW, 4 * SLOT)
+    for layer in range(SHAPE.layers):
+        promote(pools, layer, range(ROWS), step=3)
+    assert [len(hot(pools, layer)) for layer in range(3)] == [192] * 3
     assert sum(accountant.held().values()) == accountant.budget_bytes
 
 

@@ -129,11 +129,11 @@ def test_rows_that_were_written_are_offered_and_not_counted(make_scene):
     scene.clip(10)
     positions = np.arange(64, 128)
     source = content(sequence.rows(positions), SHAPE.row_bytes)
-    scene.keeper.offer_written(0, sequence, positions, source, 1)
+    scene.keeper.offer_written(0, sequence, positions, source, 1).result(20)
+    # Their buffer may be used for something else from now on.
+    source[:] = 0
     assert scene.hot(sequence) == list(range(118, 128))
     assert (scene.counters.promoted_rows, scene.counters.demoted_rows) == (0, 0)
-    # Their buffer may be used for something else at once.
-    source[:] = 0
     out = np.zeros((1, SHAPE.row_bytes), np.uint8)
     pool = scene.pools.layers[0]
     pool.copy_out(pool.slots(sequence.rows(np.array([120]))), out, np.array([0]))
@@ -251,10 +251,12 @@ def test_an_error_while_written_rows_are_offered_surfaces_once(make_scene):
     positions = np.arange(64)
     source = content(sequence.rows(positions), SHAPE.row_bytes)
     policy.failures = 1
+    offered = scene.keeper.offer_written(0, sequence, positions, source, 1)
+    assert isinstance(offered.exception(20), ZeroDivisionError)
     with pytest.raises(ZeroDivisionError, match="a broken policy"):
-        scene.keeper.offer_written(0, sequence, positions, source, 1)
+        scene.pools.settle(0)
     scene.pools.settle_all()
-    scene.keeper.offer_written(0, sequence, positions, source, 1)
+    scene.keeper.offer_written(0, sequence, positions, source, 1).result(20)
     assert len(scene.hot(sequence)) >= 20
 
 

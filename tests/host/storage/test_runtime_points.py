@@ -110,11 +110,16 @@ def test_errors_while_rows_are_taken_in_use_no_buffer_up(runtime, breakable):
     """There are two spill buffers; a third error must not wait for one for ever."""
     sequence = runtime.open_sequence()
 
+    def take_in():
+        fill(runtime, sequence, 70)
+        # As attention does.
+        runtime._pools.settle_all()
+
     def fail_three_times():
         for _ in range(3):
             breakable.failures = 1
             with pytest.raises(ZeroDivisionError):
-                fill(runtime, sequence, 70)
+                take_in()
             runtime.truncate(sequence, 0)
 
     attempt = threading.Thread(target=fail_three_times, daemon=True)
