@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 
 from hillinfer.rivals.block_stream import BlockStream
 from hillinfer.rivals.drive_rival import DriveRival
-from hillinfer.rivals.pooled_rows import PooledRows, landing_units
+from hillinfer.rivals.fetch_thread import FetchThread
+from hillinfer.rivals.landing import Landing
+from hillinfer.rivals.pooled_rows import PooledRows
 from hillinfer.rivals.row_products import RowProducts
 from hillinfer.rivals.selection import best_tokens, count, replayed, summed_weights
 from hillinfer.rivals.traffic import Traffic
@@ -43,8 +45,7 @@ class H2OAllKeys(DriveRival):
         self.products = RowProducts(shape, setup.block_rows)
         self.pool = PooledRows(setup, self.values, 1, self.meter)
         most = count(setup, setup.context)
-        landing = landing_units(most, 1, self.half_bytes)
-        self._selected = self.meter.buffer(landing * self.half_bytes).reshape(landing, -1)
+        self._landing = Landing(self.meter, 1, most, 1, self.half_bytes)
         self._logits = self.meter.tensor((shape.query_heads, setup.context), torch.float32)
         # A byte of keys saves one byte a step, a byte of values only where it is selected; but
         # where a value is less than a page, each one read costs a page, and values come first.
@@ -56,6 +57,7 @@ class H2OAllKeys(DriveRival):
             shape.layers, setup.batch, self.held_tokens, self.half_bytes
         )
         self.pool.take_pool(self.meter.free_bytes)
+        self._thread = FetchThread()
 
     def describe(self) -> str:
         """Return what M0 went to."""
@@ -90,7 +92,7 @@ class H2OAllKeys(DriveRival):
         self.products.add_weighted(
             weights[:, len(cold) :], tail, positions[len(cold) :] - spilled, out, self._key_bytes
         )
-        for fetched in self.pool.fetch(layer, row, cold, self._selected):
+        for fetched in self._thread.start(self.pool.fetch(layer, row, cold, self._landing.of(0))):
             at = 0
             for rows, chosen in fetched.parts:
                 order = torch.from_numpy(fetched.order[at : at + len(chosen)])
@@ -105,9 +107,11 @@ class H2OAllKeys(DriveRival):
 
     def close(self) -> None:
         """Wait for what is being read and give everything back; see `Rival`."""
+        self._thread.close()
         self.stream.close()
         super().close()
         self.pool.close()
+        self._landing.close()
         self._held = np.empty((0, 0, 0, 0), np.uint8)
 
     def _key_rows(self, layer: int, row: int) -> Iterator[NDArray[np.uint8]]:

@@ -81,4 +81,3 @@ class KeyBounds:
     def close(self) -> None:
         """Give the memory back; the meter's owner counts it."""
         self._bounds = torch.empty(0)
-

@@ -14,10 +14,7 @@ from hillinfer.rivals.block_attention import Part, whole
 from hillinfer.rivals.drive_rows import DriveRows
 from hillinfer.rivals.meter import Meter
 from hillinfer.rivals.setup import RivalSetup
-from hillinfer.storage.aligned_buffer import round_up
-from hillinfer_model.kernel_spec import GROUP_TOKENS
 
-_LANDING_BYTES = 4 * 1024 * 1024
 # A unit's slot; a slot's unit and when it was used.
 _UNIT_BYTES, _SLOT_BYTES = 4, 4 + 8
 
@@ -50,15 +47,6 @@ class Fetched:
     def parts(self) -> list[Part]:
         """The rows as parts of a batch to attend to."""
         return [(self.pool, self.rows), whole(self.read)]
-
-
-def landing_units(most: int, unit_rows: int, row_bytes: int) -> int:
-    """Return how many units a buffer for reads takes: `most`, but 4 MiB at most; 64 rows at least.
-
-    Together they are a multiple of 64 rows.
-    """
-    rows = min(round_up(most * unit_rows, GROUP_TOKENS), _LANDING_BYTES // row_bytes)
-    return max(GROUP_TOKENS, rows // GROUP_TOKENS * GROUP_TOKENS) // unit_rows
 
 
 class PooledRows:
@@ -118,14 +106,16 @@ class PooledRows:
         layer, row
             Which layer of which sequence.
         units
-            int64 numbers, each once.
+            int64 numbers, ascending.
         out
-            uint8 of shape (any, unit_bytes), a multiple of 64 rows, for those that are read.
+            uint8 of shape (buffers, any, unit_bytes), each page-aligned and a multiple of 64 rows,
+            for those that are read.
 
         Yields
         ------
-        Full `out`s of what was read, each valid until the next; at last the rest, and what was
-        found, valid until the next call for this layer and sequence or with this `out`.
+        Full buffers of what was read, taken in turns, each valid until its next turn; at last the
+        rest, and what was found, valid until the next call for this layer and sequence or with
+        this `out`.
         """
         place, used = self._place[layer, row], self._used[layer, row]
         slots = place[units] if self.slots else np.full(len(units), -1)
@@ -137,13 +127,13 @@ class PooledRows:
         # What was found must stay where it is. Where not all of the others fit, the last ones
         # stay: those of the newest tokens.
         first_kept = len(misses) - min(self.slots - len(hits), len(misses))
-        last = len(misses) // len(out) * len(out)
-        for at in range(0, last + 1, len(out)):
-            chunk = misses[at : at + len(out)]
-            read = out[: len(chunk)]
+        size = out.shape[1]
+        last = len(misses) // size * size
+        for at in range(0, last + 1, size):
+            chunk = misses[at : at + size]
+            read = out[at // size % len(out), : len(chunk)]
             if len(chunk):
-                places = np.arange(len(chunk))
-                self._rows.read_units(layer, row, units[chunk], read, places, self._buffer)
+                self._rows.read_units(layer, row, units[chunk], read, self._buffer)
             kept = max(0, first_kept - at)
             if kept < len(chunk):
                 self._keep(layer, row, units[chunk[kept:]], read[kept:])

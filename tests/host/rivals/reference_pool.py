@@ -50,3 +50,10 @@ def spilled(length, recent):
 def pages(byte_count):
     """Round up to whole pages."""
     return -(-byte_count // PAGE) * PAGE
+
+
+def scatter_bytes(unit_bytes, region_bytes):
+    """The buffer that reads go through; units of whole pages, larger than a gap, need none."""
+    if unit_bytes % PAGE == 0 and unit_bytes > GAP:
+        return 0
+    return max(min(2 << 20, region_bytes), pages(unit_bytes)) + 2 * PAGE

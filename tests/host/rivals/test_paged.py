@@ -6,13 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from reference_pool import ReferencePool, pages, spilled, wire_bytes
+from reference_pool import ReferencePool, pages, scatter_bytes, spilled, wire_bytes
 from rival_cases import MULTI_HEAD, SCALING, SHAPE, WIDE, Run, flip_on_drive, make_setup
 
 from hillinfer.errors import BudgetError
 from hillinfer.model_shape import StoredType
-from hillinfer.rivals import pooled_rows
-from hillinfer.rivals.pooled_rows import landing_units
+from hillinfer.rivals import landing
+from hillinfer.rivals.landing import landing_buffers, landing_units
 from hillinfer.rivals.table import make_rival
 from hillinfer_model.selection import selected_count
 
@@ -34,8 +34,10 @@ def fixed_bytes(name, setup):
     )
     tails = setup.units * pages((64 + setup.kept_recent) * row)
     most = -(-selected_count(setup.context, setup.alpha, setup.kept_tokens, None) // 16)
-    scatter = max(min(2 << 20, region * row), pages(16 * row)) + 2 * 4096
-    return bounds + tails + landing_units(min(most, region // 16), 16, row) * 16 * row + scatter
+    most = min(most, region // 16)
+    fetches = 2 * setup.batch if name == "leoam" else 1
+    units = fetches * landing_units(most, 16, row) * landing_buffers(most, 16, row)
+    return bounds + tails + units * 16 * row + scatter_bytes(16 * row, region * row)
 
 
 def upper_bounds(run, layer, row, size, chosen):
@@ -79,7 +81,7 @@ def visible(run, chosen):
 @pytest.mark.parametrize("landing_bytes", [1, 8 << 20])
 @pytest.mark.parametrize("shape", [SHAPE, replace(MULTI_HEAD, stored_type=StoredType.BFLOAT16)])
 def test_everything_selected_is_full_attention(cold_dir, name, shape, monkeypatch, landing_bytes):
-    monkeypatch.setattr(pooled_rows, "_LANDING_BYTES", landing_bytes)
+    monkeypatch.setattr(landing, "_LANDING_BYTES", landing_bytes)
     setup = make_setup(cold_dir, shape, alpha=1.0, block_rows=50)
     run = Run(name, replace(setup, budget_bytes=fixed_bytes(name, setup) + 100_000), 734)
     with run.rival:
