@@ -142,6 +142,9 @@ def _open(system: System, bed: Bed, closing: ExitStack) -> OpenSystem:
     closing.callback(opened.close)
     for chunk in bed.source.chunks():
         opened.fill(chunk)
+    queries = bed.source.last_queries()
+    if queries is not None:
+        opened.observe(queries)
     opened.settle()
     return opened
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from hillinfer.bench.kv_source import Chunk
+from hillinfer.bench.kv_source import Chunk, LastQueries
 from hillinfer.bench.setting import BenchSetting
 from hillinfer.bench.systems.system import Counted, Needs, OpenSystem, System
 from hillinfer.hf.rival_cache import RivalCache
@@ -68,6 +68,12 @@ class _OpenRival(OpenSystem):
             for row in range(self._setting.case.batch):
                 self.cache.fill(layer, row, keys[row], values[row])
         self._filled += chunk.ids.shape[1]
+
+    def observe(self, queries: LastQueries) -> None:
+        """Hand them on, layer by layer."""
+        for layer, (own, scaling) in enumerate(zip(queries.layers, queries.scalings, strict=True)):
+            for row in range(self._setting.case.batch):
+                self.cache.observe(layer, row, own[row], scaling)
 
     def counted(self) -> Counted:
         """Return the rival's own counts.
