@@ -101,7 +101,7 @@ def run(request: BenchRequest, say: Callable[[str], None], stage: Stage) -> str:
         rows, _facts(request, cold_dir, threads), rates, bench.checks, request.out
     )
     write_bench_report(request.out, report)
-    for name, figure in bench_figures(rows).items():
+    for name, figure in bench_figures(rows, report["beta"]).items():
         picture = request.out.with_name(f"{request.out.stem}-{name}.png")
         save_figure(figure, picture)
     say(f"report and pictures: {request.out}")
