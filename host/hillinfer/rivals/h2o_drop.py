@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import ClassVar
 
 import torch
 
@@ -26,6 +27,8 @@ class H2ODrop(Rival):
     setup
         See `Rival`.
     """
+
+    holds_prompt: ClassVar[bool] = True
 
     def __init__(self, setup: RivalSetup) -> None:
         super().__init__(setup)

@@ -115,6 +115,47 @@ def test_without_the_native_library_torch_attends(cold_dir, name, monkeypatch):
                 assert (found[unit].double() - exact).abs().max() < 1e-4
 
 
+def test_leoam_ranks_by_the_query_that_was_predicted(cold_dir):
+    run = Run("leoam", make_setup(cold_dir, alpha=0.2, context=1500), 1400)
+    with run.rival as rival:
+        at = slice(run.length, run.length + 1)
+        true = run.queries[:, :, :, at].clone()
+        predicted = -true
+        run.queries[:, :, :, at] = predicted
+        run.length += 1
+        sets = {unit: expected_pages("leoam", run, *unit) for unit in run.units()}
+        run.queries[:, :, :, at] = true
+        others = {unit: expected_pages("leoam", run, *unit) for unit in run.units()}
+        rival.begin_step()
+        for layer in range(2):
+            rival.predict(layer, predicted[layer], SCALING)
+            for row in range(2):
+                keys, values = (part[layer, row, :, at] for part in (run.keys, run.values))
+                rival.append(layer, row, keys, values)
+            for row in range(2):
+                found = rival.attend(layer, row, true[layer, row], SCALING).double()
+                off = [
+                    (found - run.exact(layer, row, visible(run, own[layer, row]))).abs().max()
+                    for own in (sets, others)
+                ]
+                assert off[0] < 1e-4 < off[1]
+
+
+@pytest.mark.parametrize("predicted", [True, False])
+def test_leoam_reads_alike_with_and_without_predictions(cold_dir, predicted):
+    setup = make_setup(cold_dir, alpha=0.2, context=1500)
+    run = Run("leoam", setup, 1300)
+    with run.rival as rival:
+        for layer in (0, 1, 0):
+            # Forgotten, since no step follows.
+            rival.predict(layer, run.queries[layer, :, :, 1300:1301], SCALING)
+        for _ in range(70):
+            found = run.step(predicted)
+            for unit in run.units():
+                exact = run.exact(*unit, visible(run, expected_pages("leoam", run, *unit)))
+                assert (found[unit].double() - exact).abs().max() < 1e-4
+
+
 def test_leoam_and_quest_do_not_select_alike(cold_dir):
     run = Run("quest", make_setup(cold_dir, alpha=0.2, context=1500), 1400)
     with run.rival:

@@ -18,6 +18,8 @@ class RivalSystem(System):
 
     def needs(self, setting: BenchSetting) -> Needs:
         """Return the budget and the KV on the drive; in memory, where nothing bounds it, twice."""
+        if RIVALS[self.name].holds_prompt:
+            return Needs(setting.budget_bytes + setting.kv_bytes, 0)
         if RIVALS[self.name].bounded:
             return Needs(setting.budget_bytes, 2 * setting.kv_bytes)
         return Needs(2 * setting.kv_bytes, 0)
