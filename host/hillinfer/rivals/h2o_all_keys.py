@@ -73,6 +73,7 @@ class H2OAllKeys(DriveRival):
             self.keys.write(layer, row, first, self._half)
         self._half[:, :width] = rows[:, width : 2 * width]
         self.values.write(layer, row, first, self._half)
+        self.pool.put(layer, row, first, self._half)
 
     def attend(self, layer: int, row: int, query: torch.Tensor, scaling: float) -> torch.Tensor:
         """Score all keys, then attend to the best; see `Rival`."""

@@ -84,6 +84,8 @@ class InfiniGen(DriveRival):
     def spill(self, layer: int, row: int, first: int, rows: NDArray[np.uint8]) -> None:
         """Write the group; see `DriveRival`."""
         self.rows.write(layer, row, first, rows)
+        if (layer, row) not in self._ahead:
+            self.pool.put(layer, row, first, rows)
 
     def predict(self, layer: int, query: torch.Tensor, scaling: float) -> None:
         """Begin to select and read for a layer; see `Rival`."""

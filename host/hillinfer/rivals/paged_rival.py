@@ -84,6 +84,8 @@ class PagedRival(DriveRival):
         for level in self.bounds:
             level.add(layer, row, first, self.states(rows)[0])
         self.rows.write(layer, row, first, rows)
+        # Nothing is predicted for a layer that a group is about to leave.
+        self.pool.put(layer, row, first, rows)
 
     def begin_step(self) -> None:
         """Forget predictions of a step that broke off; see `Rival`."""

@@ -74,7 +74,8 @@ class PooledRows:
         self.unit_bytes = unit_rows * rows.row_bytes
         self.units = rows.region_rows // unit_rows
         self._buffer = meter.buffer(rows.scatter_buffer_bytes(unit_rows))
-        self._clock = 0
+        # One each: they are used from different threads.
+        self._clocks = [[0] * setup.batch for _ in range(setup.shape.layers)]
         self.take_pool(0)
 
     def take_pool(self, byte_count: int) -> None:
@@ -122,7 +123,7 @@ class PooledRows:
         hits, misses = np.flatnonzero(slots >= 0), np.flatnonzero(slots < 0)
         found = self._rows_of(slots[hits])
         if self.slots:
-            used[slots[hits]] = self._ticks(len(hits))
+            used[slots[hits]] = self._ticks(layer, row, len(hits))
         pool = self._data[layer, row].reshape(-1, self._rows.row_bytes)
         # What was found must stay where it is. Where not all of the others fit, the last ones
         # stay: those of the newest tokens.
@@ -143,6 +144,28 @@ class PooledRows:
             else:
                 yield Fetched(np.concatenate([hits, chunk]), pool, found, flat, is_last=True)
 
+    def put(self, layer: int, row: int, first: int, rows: NDArray[np.uint8]) -> None:
+        """Keep rows that leave the tail, the newest of them where not all fit.
+
+        Not while anything of this layer and sequence is fetched: what was found might give way.
+        Other layers and sequences may be.
+
+        Parameters
+        ----------
+        layer, row
+            Which layer of which sequence.
+        first
+            Position of the first of them, at the start of a unit.
+        rows
+            uint8 (rows, row_bytes) of whole units.
+        """
+        data = rows.reshape(-1, self.unit_bytes)
+        per_unit = self.unit_bytes // self._rows.row_bytes
+        kept = min(len(data), self.slots)
+        if kept:
+            units = first // per_unit + np.arange(len(data))
+            self._keep(layer, row, units[-kept:], data[-kept:])
+
     def _keep(
         self, layer: int, row: int, units: NDArray[np.int64], data: NDArray[np.uint8]
     ) -> None:
@@ -152,7 +175,7 @@ class PooledRows:
         gone = owner[victims]
         place[gone[gone >= 0]] = -1
         owner[victims], place[units] = units, victims
-        used[victims] = self._ticks(len(units))
+        used[victims] = self._ticks(layer, row, len(units))
         self._data[layer, row, victims] = data
 
     def _rows_of(self, slots: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
@@ -167,10 +190,11 @@ class PooledRows:
         self._place = self._owner = self._used = np.empty((0, 0, 0), np.int64)
         self.slots = 0
 
-    def _ticks(self, count: int) -> NDArray[np.int64]:
+    def _ticks(self, layer: int, row: int, count: int) -> NDArray[np.int64]:
         """Return times of use, each later than all before."""
-        self._clock += count
-        return np.arange(self._clock - count, self._clock)
+        first = self._clocks[layer][row]
+        self._clocks[layer][row] = first + count
+        return np.arange(first, first + count)
 
     def _table(self, shape: tuple[int, ...], dtype: type[np.signedinteger[Any]]) -> NDArray[Any]:
         made = self._meter.array(shape, dtype)

@@ -13,6 +13,13 @@ class ReferencePool:
         self.slots = slots
         self.held = OrderedDict()
 
+    def fill(self, units):
+        """Take units as they leave the tail while a prompt is read."""
+        for unit in units if self.slots else []:
+            if len(self.held) == self.slots:
+                self.held.popitem(last=False)
+            self.held[unit] = None
+
     def misses(self, units):
         """Return the units that are not there; all of them are there afterwards, if they fit."""
         missing = [unit for unit in units if unit not in self.held]

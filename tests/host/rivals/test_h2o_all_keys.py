@@ -118,6 +118,8 @@ def test_bytes_are_the_formula(cold_dir, shape, batch, prompt, extra, alpha):
     region = -(-setup.context // 64) * 64
     with run.rival as rival:
         pools = {unit: ReferencePool(rival.pool.slots) for unit in run.units()}
+        for pool in pools.values():
+            pool.fill(range(spilled(prompt, recent)))
         tables = 4 * region + 12 * rival.pool.slots if rival.pool.slots else 0
         values = setup.units * (tables + rival.pool.slots * half)
         keys = setup.units * rival.held_tokens * half
@@ -125,7 +127,10 @@ def test_bytes_are_the_formula(cold_dir, shape, batch, prompt, extra, alpha):
         assert rival.traffic().dram_peak_bytes <= fixed_bytes(setup) + extra
         expected = 0
         for _ in range(30):
+            before = spilled(run.length, recent)
             run.step()
+            for pool in pools.values():
+                pool.fill(range(before, spilled(run.length, recent)))
             cold = max(0, spilled(run.length, recent) - rival.held_tokens)
             expected += setup.units * cold * half
             for (layer, row), positions in expected_sets(run).items():

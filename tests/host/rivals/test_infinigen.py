@@ -139,6 +139,8 @@ def test_bytes_are_the_formula(cold_dir, monkeypatch, shape, batch, prompt, extr
         assert rival.traffic().dram_bytes == fixed_bytes(setup) + pool
         assert rival.traffic().dram_peak_bytes <= fixed_bytes(setup) + extra
         pools = {unit: ReferencePool(slots) for unit in run.units()}
+        for pool in pools.values():
+            pool.fill(range(spilled(prompt, 32)))
         expected = 0
         for _ in range(30):
             before = run.length

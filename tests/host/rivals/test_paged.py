@@ -195,16 +195,33 @@ def test_bytes_are_the_formula(cold_dir, name, shape, batch, prompt, extra, alph
         assert rival.traffic().dram_bytes == fixed_bytes(name, setup) + pool
         assert rival.traffic().dram_peak_bytes <= budget
         pools = {unit: ReferencePool(slots) for unit in run.units()}
+        for pool_of_unit in pools.values():
+            pool_of_unit.fill(range(spilled(prompt, 32) // 16))
         expected = 0
         for _ in range(30):
+            before = spilled(run.length, 32)
             run.step()
             for layer, row in run.units():
+                pools[layer, row].fill(range(before // 16, spilled(run.length, 32) // 16))
                 chosen = expected_pages(name, run, layer, row).tolist()
                 missing = pools[layer, row].misses(chosen)
                 expected += wire_bytes(missing, unit_bytes, row * region * shape.row_bytes)
             assert rival.traffic().drive_read_bytes == expected
         written = setup.units * spilled(run.length, 32) * shape.row_bytes
         assert rival.traffic().drive_write_bytes == written
+
+
+def test_with_room_for_everything_nothing_of_the_prompt_is_read(cold_dir, name):
+    run = Run(name, make_setup(cold_dir, alpha=0.5), 734)
+    with run.rival as rival:
+        for _ in range(70):
+            run.step()
+        assert rival.traffic().drive_read_bytes == 0
+        # The twin: what is not in the pool is read.
+        rival.pool._place[...] = -1
+        rival.pool._owner[...] = -1
+        run.step()
+        assert rival.traffic().drive_read_bytes > 0
 
 
 def test_a_budget_too_small_is_refused(cold_dir, name):
