@@ -15,11 +15,13 @@ _LANDING_BYTES = 4 * 1024 * 1024
 
 
 def landing_units(most: int, unit_rows: int, row_bytes: int) -> int:
-    """Return how many units a buffer takes: `most`, but 4 MiB at most; 64 rows at least.
+    """Return how many units a buffer takes: `most`, or where 4 MiB do not hold them, half of that.
 
-    Together they are a multiple of 64 rows.
+    Together they are a multiple of 64 rows, and 64 at least.
     """
-    rows = min(round_up(most * unit_rows, GROUP_TOKENS), _LANDING_BYTES // row_bytes)
+    rows = round_up(most * unit_rows, GROUP_TOKENS)
+    if rows * row_bytes > _LANDING_BYTES:
+        rows = _LANDING_BYTES // PIECES_AHEAD // row_bytes
     return max(GROUP_TOKENS, rows // GROUP_TOKENS * GROUP_TOKENS) // unit_rows
 
 
@@ -56,7 +58,8 @@ class Landing:
 
     def of(self, fetch: int) -> NDArray[np.uint8]:
         """Return the buffers of one fetch, uint8 (buffers, units, unit_bytes)."""
-        return self._memory[fetch]
+        own: NDArray[np.uint8] = self._memory[fetch]
+        return own
 
     def close(self) -> None:
         """Give the memory back; the meter's owner counts it."""
