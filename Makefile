@@ -73,6 +73,8 @@ bench: model ## Measure decode beside rivals in one run (ten minutes; PLAN=quick
 	-$(BIN)/python tools/scorer_bench.py --out $(BUILD)/reports/scorer.json
 	-OMP_NUM_THREADS=1 $(BIN)/python tools/drive_bench.py --out $(BUILD)/reports/drive.json \
 		--drive $(BUILD)/drive
+	$(if $(filter full,$(PLAN)),-OMP_NUM_THREADS=1 $(BIN)/python tools/beta_sweep.py \
+		--out $(BUILD)/reports/beta.json)
 	$(BIN)/hillinfer bench --plan $(PLAN) --out $(BUILD)/reports/bench.json
 
 query: model ## Compare predicted queries with true ones in the product (a quarter of an hour)

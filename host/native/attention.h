@@ -71,6 +71,13 @@ struct AttentionKernels {
     // Where a head's item lies in the vectors of queries and outputs.
     int (*item_place)(int32_t stored_type, int item);
     uint64_t (*read_rows)(const uint64_t* rows, int64_t count, int64_t row_bytes);
+    // Scaled inner products of keys at the rows' start, out[head * stride + row]; `query` as above.
+    void (*score_rows)(const Attention&, const float* query, HeadRange, const uint64_t* rows,
+                       int64_t count, float* out, int64_t stride);
+    // Adds values at the rows' start, by weights[head * stride + row], to the range's outputs,
+    // padded_dim of each head, items in their places.
+    void (*weigh_rows)(const Attention&, HeadRange, const uint64_t* rows, int64_t count,
+                       const float* weights, int64_t stride, float* outputs);
 };
 
 extern const AttentionKernels kPortableAttention;
@@ -90,5 +97,14 @@ void add_rows(const AttentionKernels& kernels, const Attention& attention, const
 // Output of the rows so far, query_heads * head_dim; more rows may follow.
 void attention_result(const AttentionKernels& kernels, const Attention& attention,
                       const void* state, float* out);
+
+// For rows that are keys alone: out[head * stride + row] of every query head.
+void inner_products(const AttentionKernels& kernels, const Attention& attention,
+                    const uint64_t* rows, int64_t count, float* out, int64_t stride);
+// For rows that are values alone: their sum by weights[head * stride + row], added to `out`,
+// query_heads * head_dim.
+void weighted_sum(const AttentionKernels& kernels, const Attention& attention,
+                  const uint64_t* rows, int64_t count, const float* weights, int64_t stride,
+                  float* out);
 
 }  // namespace hillinfer

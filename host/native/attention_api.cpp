@@ -74,6 +74,22 @@ HILLINFER_API int32_t hillinfer_attention_result(int32_t variant, const Attentio
     });
 }
 
+HILLINFER_API int32_t hillinfer_inner_products(int32_t variant, const Attention* attention,
+                                               const uint64_t* rows, int64_t count, float* out,
+                                               int64_t stride) {
+    return guarded(variant, [&](const AttentionKernels& kernels) {
+        inner_products(kernels, *attention, rows, count, out, stride);
+    });
+}
+
+HILLINFER_API int32_t hillinfer_weighted_sum(int32_t variant, const Attention* attention,
+                                             const uint64_t* rows, int64_t count,
+                                             const float* weights, int64_t stride, float* out) {
+    return guarded(variant, [&](const AttentionKernels& kernels) {
+        weighted_sum(kernels, *attention, rows, count, weights, stride, out);
+    });
+}
+
 // Reads rows where they lie as fast as the machine can and returns a sum of them.
 HILLINFER_API uint64_t hillinfer_read_rows(int32_t variant, const uint64_t* rows, int64_t count,
                                            int64_t row_bytes, int32_t threads) {

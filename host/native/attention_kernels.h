@@ -354,6 +354,76 @@ struct TileAttention {
         }
     }
 
+    // Scaled inner products of rows that begin with their keys, `stride` floats from one query
+    // head's to the next.
+    static void score_rows(const Attention& attention, const float* query, HeadRange range,
+                           const uint64_t* rows, int64_t count, float* out, int64_t stride) {
+        alignas(64) float scores[hillinfer::kMostHeads * kTileRows];
+        const int group = attention.group_size;
+        const int padded_dim = attention.padded_dim();
+        const size_t keys_start = range.first * attention.head_bytes();
+        const size_t bytes = range.count * attention.head_bytes();
+        const int fetches = int((kRowsAtOnce * attention.head_bytes() / 64 + Ahead::kLines - 1) /
+                                Ahead::kLines);
+        for (int64_t first = 0; first < count; first += kTileRows) {
+            const int own = at_most_a_tile(count - first);
+            Ahead ahead(rows + first + own, at_most_a_tile(count - first - own), keys_start, bytes);
+            for (int row = 0; row < own; row += kRowsAtOnce) {
+                // The last row stands in for those that lack.
+                uint64_t some[kRowsAtOnce];
+                for (int i = 0; i < kRowsAtOnce; ++i) {
+                    some[i] = rows[first + (row + i < own ? row + i : own - 1)];
+                }
+                for (int head = 0; head < range.count; ++head) {
+                    each_subgroup(group, [&](int part, auto heads) {
+                        const size_t own_head = size_t(head) * group + part;
+                        inner_products<heads.value>(
+                            some, keys_start + head * attention.head_bytes(), attention.head_dim,
+                            query + own_head * padded_dim, padded_dim,
+                            scores + own_head * kTileRows + row);
+                    });
+                    for (int i = 0; i < fetches; ++i) {
+                        ahead.fetch();
+                    }
+                }
+            }
+            for (int head = 0; head < range.count * group; ++head) {
+                for (int row = 0; row < own; ++row) {
+                    out[head * stride + first + row] =
+                        scores[head * kTileRows + row] * attention.scaling;
+                }
+            }
+        }
+    }
+
+    // Adds up rows that begin with their values; `outputs` has padded_dim floats of each query head.
+    static void weigh_rows(const Attention& attention, HeadRange range, const uint64_t* rows,
+                           int64_t count, const float* weights, int64_t stride, float* outputs) {
+        alignas(64) float own[hillinfer::kMostHeads * kTileRows];
+        float factors[hillinfer::kMostHeads];
+        const int group = attention.group_size;
+        for (float& factor : factors) {
+            factor = 1.0f;
+        }
+        for (int64_t first = 0; first < count; first += kTileRows) {
+            const int tile = at_most_a_tile(count - first);
+            const uint64_t* next = rows + first + tile;
+            for (int head = 0; head < range.count * group; ++head) {
+                std::memcpy(own + head * kTileRows, weights + head * stride + first,
+                            tile * sizeof *own);
+            }
+            const size_t start = range.first * attention.head_bytes();
+            Ahead ahead(next, at_most_a_tile(count - first - tile), start,
+                        range.count * attention.head_bytes());
+            for (int head = 0; head < range.count; ++head) {
+                const size_t place = size_t(head) * group;
+                add_values(rows + first, tile, start + head * attention.head_bytes(),
+                           attention.head_dim, group, own + place * kTileRows, factors + place,
+                           outputs + place * attention.padded_dim(), attention.padded_dim(), ahead);
+            }
+        }
+    }
+
 private:
     static int at_most_a_tile(int64_t rows) { return int(rows < kTileRows ? rows : kTileRows); }
 
@@ -384,6 +454,24 @@ void add_attention_rows(const Attention& attention, const float* query, HeadRang
                          ? TileAttention<V, hillinfer::kBfloat16>::add_rows
                          : TileAttention<V, hillinfer::kFloat16>::add_rows;
     add(attention, query, range, rows, count, partial);
+}
+
+template <class V>
+void score_rows(const Attention& attention, const float* query, HeadRange range,
+                const uint64_t* rows, int64_t count, float* out, int64_t stride) {
+    const auto score = attention.stored_type == hillinfer::kBfloat16
+                           ? TileAttention<V, hillinfer::kBfloat16>::score_rows
+                           : TileAttention<V, hillinfer::kFloat16>::score_rows;
+    score(attention, query, range, rows, count, out, stride);
+}
+
+template <class V>
+void weigh_rows(const Attention& attention, HeadRange range, const uint64_t* rows, int64_t count,
+                const float* weights, int64_t stride, float* outputs) {
+    const auto weigh = attention.stored_type == hillinfer::kBfloat16
+                           ? TileAttention<V, hillinfer::kBfloat16>::weigh_rows
+                           : TileAttention<V, hillinfer::kFloat16>::weigh_rows;
+    weigh(attention, range, rows, count, weights, stride, outputs);
 }
 
 template <class V>
@@ -437,7 +525,8 @@ inline uint64_t read_rows(const uint64_t* rows, int64_t count, int64_t row_bytes
 
 template <class V>
 constexpr hillinfer::AttentionKernels attention_kernels_of() {
-    return {add_attention_rows<V>, merge_partials<V>, item_place<V>, read_rows};
+    return {add_attention_rows<V>, merge_partials<V>, item_place<V>, read_rows, score_rows<V>,
+            weigh_rows<V>};
 }
 
 }  // namespace

@@ -33,6 +33,22 @@ class Chunk:
     values: list[torch.Tensor]
 
 
+@dataclass(frozen=True)
+class LastQueries:
+    """Queries of a context's last tokens, for systems that weigh the prompt's attention.
+
+    Parameters
+    ----------
+    layers
+        Of each layer, (batch, query_heads, tokens, head_dim).
+    scalings
+        Of each layer, the factor on inner products.
+    """
+
+    layers: list[torch.Tensor]
+    scalings: list[float]
+
+
 class KVSource(ABC):
     """The KV of a context, and the tokens that are decoded after it."""
 
@@ -43,6 +59,10 @@ class KVSource(ABC):
     @abstractmethod
     def step_ids(self, step: int) -> torch.Tensor:
         """Return the tokens of a decode step, (batch, 1)."""
+
+    def last_queries(self) -> LastQueries | None:
+        """Return the context's last queries; None where no model read it."""
+        return None
 
 
 class RandomKV(KVSource):
@@ -95,10 +115,15 @@ class PrefixKV(KVSource):
         Keys and values of the context.
     token_ids
         The whole text; what follows the prefix is decoded.
+    queries
+        Its last ones; None where they are not known.
     """
 
-    def __init__(self, prefix: Prefix, token_ids: tuple[int, ...]) -> None:
+    def __init__(
+        self, prefix: Prefix, token_ids: tuple[int, ...], queries: LastQueries | None = None
+    ) -> None:
         self._prefix = prefix
+        self._queries = queries
         self._ids = torch.tensor([token_ids])
 
     def chunks(self) -> Iterator[Chunk]:
@@ -115,3 +140,7 @@ class PrefixKV(KVSource):
         """Return the text's token; see `KVSource`."""
         at = self._prefix.tokens + step
         return self._ids[:, at : at + 1]
+
+    def last_queries(self) -> LastQueries | None:
+        """Return what was kept while the text was read; see `KVSource`."""
+        return self._queries

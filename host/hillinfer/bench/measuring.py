@@ -13,7 +13,7 @@ from hillinfer.bench.kv_source import KVSource
 from hillinfer.bench.limit import limit_ms
 from hillinfer.bench.quality_check import step_quality
 from hillinfer.bench.rates import MachineRates
-from hillinfer.bench.resident import resident_bytes
+from hillinfer.bench.resident import resident_bytes, return_freed_memory
 from hillinfer.bench.row import BenchRow
 from hillinfer.bench.setting import BenchSetting
 from hillinfer.bench.stepping import Steps, take_steps
@@ -102,12 +102,14 @@ def measure_case(
     rows, opened, held = dict(blank), [], []
     with ExitStack() as closing:
         for system in systems:
+            return_freed_memory()
             before = resident_bytes()
             try:
                 opened.append((system, _open(system, bed, closing)))
             except HillInferError as error:
                 rows[system.name] = replace(rows[system.name], skipped=str(error))
                 continue
+            return_freed_memory()
             held.append(resident_bytes() - before)
         steps = take_steps(
             setting.model,
@@ -142,6 +144,9 @@ def _open(system: System, bed: Bed, closing: ExitStack) -> OpenSystem:
     closing.callback(opened.close)
     for chunk in bed.source.chunks():
         opened.fill(chunk)
+    queries = bed.source.last_queries()
+    if queries is not None:
+        opened.observe(queries)
     opened.settle()
     return opened
 

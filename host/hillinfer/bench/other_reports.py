@@ -55,13 +55,41 @@ def beta_regret(folder: Path) -> Figure:
     """Return how much slower the chosen β is than the best measured one, as a share."""
     return _from(
         folder / "beta.json",
-        "tools/beta_sweep.py",
+        "make beta",
         lambda found: (
             float(found["beta_regret"]),
             f"beta_regret, {found['label']}, max_selected {found['max_selected']}, "
             f"budget {found['dram_budget']}",
         ),
     )
+
+
+def beta_sweep(folder: Path) -> dict[str, Any] | None:
+    """Return what `make beta` measured over β, or None where its report is not there or other."""
+    try:
+        found = json.loads((folder / "beta.json").read_text(encoding="utf-8"))
+        return {
+            "label": f"{found['label']}; modelled beside it",
+            "shape": str(found["shape"]),
+            "tokens": int(found["tokens"]),
+            "chosen_host_segments": int(found["chosen_host_segments"]),
+            "beta_regret": float(found["beta_regret"]),
+            "rows": [
+                {
+                    "name": str(row["name"]),
+                    "host_segments": int(row["host_segments"]),
+                    "beta": None if row["beta"] is None else float(row["beta"]),
+                    "seconds": float(row["seconds"]),
+                    "median_seconds": float(row["median_seconds"]),
+                    "modelled_seconds": {
+                        str(kind): float(value) for kind, value in row["modelled_seconds"].items()
+                    },
+                }
+                for row in found["rows"]
+            ],
+        }
+    except (OSError, KeyError, TypeError, ValueError, AttributeError):
+        return None
 
 
 def _from(file: Path, command: str, take: Callable[[dict[str, Any]], tuple[float, str]]) -> Figure:

@@ -59,6 +59,7 @@ def bench_report(
             "memory_gbps": rates.memory / 1e9,
             "drive_gbps": rates.drive / 1e9,
         },
+        "beta": other_reports.beta_sweep(out.parent),
         "selections": {"label": MODELLED, "rule": RULE, "checks": list(checks)},
         "rows": [{"name": row.name, **asdict(row)} for row in rows],
     }

@@ -15,7 +15,7 @@ import torch
 
 from hillinfer.bench.capacity import why_no_model
 from hillinfer.bench.case import MODELLED, REAL, Case
-from hillinfer.bench.kv_source import PrefixKV, RandomKV
+from hillinfer.bench.kv_source import LastQueries, PrefixKV, RandomKV
 from hillinfer.bench.measuring import Bed, blank_row, measure_case
 from hillinfer.bench.model_shapes import SHAPES
 from hillinfer.bench.plan import make_plan
@@ -34,6 +34,7 @@ from hillinfer.errors import HillInferError, SettingsError
 from hillinfer.figures.bench_figures import bench_figures
 from hillinfer.figures.canvas import require_matplotlib, save_figure
 from hillinfer.hf.attach import Attachment
+from hillinfer.hf.prompt_queries import PromptQueries
 from hillinfer.machine.drive import DriveFacts
 from hillinfer.machine.processor import ProcessorFacts
 from hillinfer.machine.versions import python_version, run_packages
@@ -45,6 +46,9 @@ from hillinfer.quality.texts import TextSample, standard_library_samples
 from hillinfer.query_source import QuerySource
 from hillinfer.run_report import prepare_report
 from hillinfer.settings import Settings
+
+# Of the real text, shown to systems that weigh the prompt's attention: a group.
+OBSERVED_QUERIES = 64
 
 Stage = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 
@@ -97,7 +101,7 @@ def run(request: BenchRequest, say: Callable[[str], None], stage: Stage) -> str:
         rows, _facts(request, cold_dir, threads), rates, bench.checks, request.out
     )
     write_bench_report(request.out, report)
-    for name, figure in bench_figures(rows).items():
+    for name, figure in bench_figures(rows, report["beta"]).items():
         picture = request.out.with_name(f"{request.out.stem}-{name}.png")
         save_figure(figure, picture)
     say(f"report and pictures: {request.out}")
@@ -123,7 +127,7 @@ class _Bench:
 
     def __post_init__(self) -> None:
         self._recorder = SelectionRecorder(self.loaded, self.sample, self.recorded)
-        self._prefixes: dict[int, Prefix] = {}
+        self._texts: dict[int, PrefixKV] = {}
 
     @property
     def checks(self) -> list[dict[str, Any]]:
@@ -192,11 +196,13 @@ class _Bench:
         return Bed(replace(setting, selections=selections), all_layers, weights, source, None)
 
     def _text(self, case: Case) -> PrefixKV:
-        if case.context not in self._prefixes:
-            self._prefixes = {
-                case.context: Prefix.read(self.loaded.model, self.sample.token_ids[: case.context])
-            }
-        return PrefixKV(self._prefixes[case.context], self.sample.token_ids)
+        if case.context not in self._texts:
+            # The one before may be as large.
+            self._texts = {}
+            self._texts[case.context] = read_text(
+                self.loaded.model, self.sample.token_ids, case.context
+            )
+        return self._texts[case.context]
 
     def _next_ids(self, case: Case) -> Sequence[int]:
         first = case.context + 1
@@ -217,6 +223,18 @@ class _Bench:
     def _dtype(self) -> torch.dtype:
         """Return the type of models with random weights: that of bfloat16 weights."""
         return self.request.number_type.resolve(torch.bfloat16, "cpu", ProcessorFacts.read())
+
+
+def read_text(model: Any, token_ids: tuple[int, ...], context: int) -> PrefixKV:
+    """Let a model read the first tokens of a text and keep what systems are given of it."""
+    with PromptQueries(model, OBSERVED_QUERIES) as queries:
+        prefix = Prefix.read(model, token_ids[:context])
+    last = None
+    if queries.layers:
+        last = LastQueries(
+            queries.layers, [queries.scaling(layer) for layer in range(len(queries.layers))]
+        )
+    return PrefixKV(prefix, token_ids, last)
 
 
 def attached(model: Any) -> Attachment:

@@ -34,6 +34,8 @@ def table_text(rows: Sequence[BenchRow], report: Mapping[str, Any]) -> str:
         noisy = {True: "above 20 %", False: "fine", None: "-"}[goal["flagged"]]
         goals.append((goal["goal"], value, met, noisy, goal["row"] or "-"))
     parts.append(_aligned(goals))
+    if report.get("beta"):
+        parts.append(_beta_text(report["beta"]))
     parts.append(
         "spread with ! is above 20 %: repeat on a quieter machine; such rows meet no goal. "
         "KV ms: without the loop's floor. limit: modelled from counted "
@@ -41,6 +43,27 @@ def table_text(rows: Sequence[BenchRow], report: Mapping[str, Any]) -> str:
         "large where computing binds."
     )
     return "\n\n".join(parts)
+
+
+def _beta_text(sweep: Mapping[str, Any]) -> str:
+    """Return latencies over β as a table."""
+    models = list(dict.fromkeys(kind for row in sweep["rows"] for kind in row["modelled_seconds"]))
+    lines = [
+        ("β", "host segments", "min ms", "median ms", *(f"{one} (modelled)" for one in models))
+    ]
+    for row in sweep["rows"]:
+        beta = "all on the host" if row["beta"] is None else f"{row['beta']:.3g}"
+        lines.append(
+            (
+                f"auto: {beta}" if row["name"] == "auto" else beta,
+                str(row["host_segments"]),
+                _number(1e3 * row["seconds"], 2),
+                _number(1e3 * row["median_seconds"], 2),
+                *(_number(1e3 * row["modelled_seconds"].get(one, 0.0), 2) for one in models),
+            )
+        )
+    title = f"β, {sweep['shape']}, {sweep['tokens']} tokens; {sweep['label']}"
+    return f"{title}\n\n" + _aligned(lines)
 
 
 def _cells(row: BenchRow) -> tuple[str, ...]:
@@ -52,7 +75,8 @@ def _cells(row: BenchRow) -> tuple[str, ...]:
         _number(row.median_ms, 2),
         f"{row.spread:.0%}" + ("!" if row.flagged else ""),
         _number(row.limit_ms, 2),
-        _number(row.median_ms / row.kv_limit_ms if row.kv_limit_ms else None, 1),
+        # What the model costs without a context has no limit of its own.
+        _number(row.median_ms / row.kv_limit_ms if row.kv_limit_ms and row.kv_ms else None, 1),
         _number(row.kv_ms, 2),
         _number(row.tokens_per_second, 2),
         format_bytes(row.drive_read_bytes or 0),

@@ -13,6 +13,8 @@ from hillinfer.cold_dir import prepared_cold_dir
 from hillinfer.devices.table import check_device
 from hillinfer.hf.features import check_model, check_versions
 from hillinfer.hf.predictors.table import with_named_query
+from hillinfer.hf.projections.packing_bytes import PackingBytes
+from hillinfer.hf.projections.table import make_projections
 from hillinfer.machine.drive import DriveFacts
 from hillinfer.models.capacity import Capacity
 from hillinfer.models.context_needs import ContextNeeds
@@ -125,6 +127,9 @@ def check_run(
         fork_bytes=request.forks * _fork_bytes(request, outline, len(document_ids), reused),
         reserved_tokens=context - len(document_ids) - shortest,
         stored_tokens=reused,
+        packed_bytes=PackingBytes.of(
+            outline.skeleton, make_projections(request.projections), outline.dtype.itemsize
+        ).most,
     )
     capacity = Capacity.measure(drive, outline.device)
     needs.check(context, capacity)

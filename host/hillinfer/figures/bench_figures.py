@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from hillinfer.bench.goals import speed_ups
 from hillinfer.bench.row import BenchRow
@@ -22,11 +22,13 @@ _HATCHES = ("", "//", "\\\\", "xx", "..", "++", "--", "oo")
 _MARKERS = "os^Dv*PX"
 
 
-def bench_figures(rows: Sequence[BenchRow]) -> dict[str, Figure]:
+def bench_figures(
+    rows: Sequence[BenchRow], beta: Mapping[str, Any] | None = None
+) -> dict[str, Figure]:
     """Return the pictures that these rows have something for, by name.
 
     `latency` and `speedup` by model and system (figures 12 and 13), `batch` and `throughput` by
-    batch (14 and 15), `ablation` (16a) and `context`.
+    batch (14 and 15), `ablation` (16a) and `context`; `beta` (16b) from the sweep in the report.
     """
     measured = [row for row in rows if row.median_ms is not None and row.system != FLOOR]
     figures = {
@@ -44,6 +46,7 @@ def bench_figures(rows: Sequence[BenchRow]) -> dict[str, Figure]:
             "ms per decode step",
             lambda row: row.median_ms or 0.0,
         ),
+        "beta": _beta_lines(beta) if beta else None,
     }
     return {name: figure for name, figure in figures.items() if figure is not None}
 
@@ -94,6 +97,32 @@ def _speed_up_bars(rows: Sequence[BenchRow]) -> Figure | None:
     axes.set_xticks(places, names, rotation=30, ha="right", fontsize="small")
     axes.axhline(1.0, color="black", linewidth=0.8)
     axes.set_ylabel("times faster")
+    _finish(figure, axes)
+    return figure
+
+
+def _beta_lines(sweep: Mapping[str, Any]) -> Figure:
+    """Return latency over the segments that the host scores, measured and modelled."""
+    figure = new_figure(6.4, 4.6)
+    axes = figure.subplots()
+    rows = sorted(sweep["rows"], key=lambda row: row["host_segments"])
+    places = [row["host_segments"] for row in rows]
+    axes.plot(
+        places, [1e3 * row["seconds"] for row in rows], marker="o", color=_COLORS[0],
+        label="measured",
+    )  # fmt: skip
+    for number, kind in enumerate(rows[0]["modelled_seconds"], 1):
+        axes.plot(
+            places,
+            [1e3 * row["modelled_seconds"].get(kind, float("nan")) for row in rows],
+            linestyle="--",
+            color=_COLORS[number % len(_COLORS)],
+            label=f"{kind} (modelled)",
+        )
+    axes.axvline(sweep["chosen_host_segments"], color="black", linewidth=0.8, label="chosen (auto)")
+    axes.set_xlabel("segments that the host scores")
+    axes.set_ylabel("ms per decode step")
+    axes.set_title(f"{sweep['shape']}, {sweep['tokens']} tokens", fontsize="medium")
     _finish(figure, axes)
     return figure
 

@@ -38,6 +38,10 @@ class RivalCache(AttachedCache):
         """Take more of a prompt; see `Rival.fill`, but in any type and on any device."""
         self.rival.fill(layer, row, self._stored(keys), self._stored(values))
 
+    def observe(self, layer: int, row: int, queries: torch.Tensor, scaling: float) -> None:
+        """Show the prompt's last queries, once all of it came; see `Rival.observe`."""
+        self.rival.observe(layer, row, queries.detach().float().cpu(), scaling)
+
     def index_length(self, layer: int) -> int:
         """Return the tokens of a layer; all sequences have as many."""
         return self.rival.lengths[layer][0]

@@ -43,6 +43,8 @@ class ContextNeeds:
         KV cache leaves them out, so it holds however the run ends.
     stored_tokens
         Tokens whose rows lie on a drive already, in a session.
+    packed_bytes
+        As in `Footprint`.
     """
 
     shape: ModelShape
@@ -54,6 +56,7 @@ class ContextNeeds:
     fork_bytes: int = 0
     reserved_tokens: int = 0
     stored_tokens: int = 0
+    packed_bytes: int = 0
 
     @classmethod
     def of(
@@ -66,6 +69,7 @@ class ContextNeeds:
         fork_bytes: int,
         reserved_tokens: int,
         stored_tokens: int = 0,
+        packed_bytes: int = 0,
     ) -> ContextNeeds:
         """Take the needs of a model whose prompt is read in chunks of `chunk_tokens`."""
         shape = outline.shape
@@ -82,6 +86,7 @@ class ContextNeeds:
             fork_bytes=fork_bytes,
             reserved_tokens=reserved_tokens,
             stored_tokens=stored_tokens,
+            packed_bytes=packed_bytes,
         )
 
     def choice(self, tokens: int) -> ShadowChoice:
@@ -104,6 +109,7 @@ class ContextNeeds:
             budget_bytes=plan.budget_bytes,
             ordinary_bytes=tokens * self.ordinary_token_bytes,
             drive_bytes=max(0, plan.kv_bytes - self.stored_tokens * self.shape.token_bytes),
+            packed_bytes=self.packed_bytes,
         )
 
     def largest_context(self, capacity: Capacity) -> int:

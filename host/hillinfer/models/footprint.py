@@ -41,6 +41,8 @@ class Footprint:
         The ordinary cache of a comparison, 0 without one.
     drive_bytes
         The cold pool: every row is written once.
+    packed_bytes
+        The most that packed projections take beside the weights, 0 without them.
     """
 
     weight_bytes: int
@@ -48,16 +50,17 @@ class Footprint:
     budget_bytes: int
     ordinary_bytes: int
     drive_bytes: int
+    packed_bytes: int = 0
 
     @property
     def memory_bytes(self) -> int:
         """Everything but the drive."""
-        return self.weight_bytes + self.activation_bytes + self.budget_bytes + self.ordinary_bytes
+        return self.on_gpu_bytes + self.budget_bytes
 
     @property
     def on_gpu_bytes(self) -> int:
-        """What a GPU holds where the model runs on one."""
-        return self.weight_bytes + self.activation_bytes + self.ordinary_bytes
+        """What a GPU holds where the model runs on one: all but the budget."""
+        return self.weight_bytes + self.packed_bytes + self.activation_bytes + self.ordinary_bytes
 
     def fits(self, capacity: Capacity) -> bool:
         """Whether memory, GPU and drive are large enough."""
@@ -69,6 +72,8 @@ class Footprint:
             f"weights {format_bytes(self.weight_bytes)}, activations "
             f"{format_bytes(self.activation_bytes)}"
         )
+        if self.packed_bytes:
+            parts += f", packed projections {format_bytes(self.packed_bytes)}"
         if self.ordinary_bytes:
             parts += f", ordinary cache {format_bytes(self.ordinary_bytes)}"
         budget = f"DRAM budget {format_bytes(self.budget_bytes)}"

@@ -56,6 +56,14 @@ _SIGNATURES = {
         _INT,
         [_INT, ctypes.POINTER(Attention), _POINTER, _POINTER],
     ),
+    "hillinfer_inner_products": (
+        _INT,
+        [_INT, ctypes.POINTER(Attention), _POINTER, _LONG, _POINTER, _LONG],
+    ),
+    "hillinfer_weighted_sum": (
+        _INT,
+        [_INT, ctypes.POINTER(Attention), _POINTER, _LONG, _POINTER, _LONG, _POINTER],
+    ),
     "hillinfer_read_rows": (ctypes.c_uint64, [_INT, _POINTER, _LONG, _LONG, _INT]),
     "hillinfer_read_sum": (ctypes.c_uint64, [_INT, _POINTER, _LONG, _INT]),
 }

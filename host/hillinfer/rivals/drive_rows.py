@@ -13,7 +13,7 @@ from hillinfer.rivals.setup import RivalSetup
 from hillinfer.storage.aligned_buffer import PAGE_BYTES, round_up
 from hillinfer.storage.cold_file import ColdFile, probe_io_mode
 from hillinfer.storage.read_engine import ReadEngine
-from hillinfer.storage.read_plan import plan_reads
+from hillinfer.storage.read_plan import JOIN_GAP_BYTES, plan_reads
 from hillinfer.storage.reads import Reads
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
@@ -76,29 +76,30 @@ class DriveRows:
         row: int,
         units: NDArray[np.int64],
         out: NDArray[np.uint8],
-        places: NDArray[np.int64],
         buffer: NDArray[np.uint8],
     ) -> None:
-        """Read scattered units of one or more rows, sorted and joined.
+        """Read scattered units of one or more rows, joined.
 
         Parameters
         ----------
         layer, row
             Which layer of which sequence.
         units
-            int64 numbers of units, each once; how many rows one has follows from `out`.
+            int64 numbers of units, ascending; how many rows one has follows from `out`.
         out
-            uint8 of shape (any, unit_bytes).
-        places
-            int64, where in `out` each goes.
+            Page-aligned uint8 (len(units), unit_bytes).
         buffer
             Page-aligned, what reads go through; as `scatter_buffer_bytes` says.
         """
         unit_bytes = out.shape[1]
         per_region = self.region_rows * self.row_bytes // unit_bytes
-        for batch in plan_reads(row * per_region + units, unit_bytes, len(buffer)):
+        lands = _lands_alone(unit_bytes)
+        into = out.reshape(-1) if lands else buffer
+        for batch in plan_reads(row * per_region + units, unit_bytes, len(into)):
             self._meter.count_read(int(batch.byte_counts.sum()))
-            self._engine.read(self.files[layer], buffer, batch)
+            self._engine.read(self.files[layer], into, batch)
+            if lands:
+                continue
             # Units start at multiples of 64 bytes, so a view of all such places has them.
             at_64 = np.lib.stride_tricks.as_strided(
                 buffer,
@@ -106,11 +107,16 @@ class DriveRows:
                 strides=(64, 1),
                 writeable=False,
             )
-            out[places[batch.wanted]] = at_64[batch.row_offsets // 64]
+            out[batch.wanted] = at_64[batch.row_offsets // 64]
 
     def scatter_buffer_bytes(self, unit_rows: int) -> int:
-        """Return the size of a buffer for `read_units`: 2 MiB, or what a sequence can need."""
+        """Return the size of a buffer for `read_units`: 2 MiB, or what a sequence can need.
+
+        None is needed where units are read to where they are wanted.
+        """
         unit = unit_rows * self.row_bytes
+        if _lands_alone(unit):
+            return 0
         everything = self.region_rows * self.row_bytes
         return max(min(SCATTER_BYTES, everything), round_up(unit, PAGE_BYTES)) + 2 * PAGE_BYTES
 
@@ -118,3 +124,8 @@ class DriveRows:
         """Give the drive's space back."""
         for file in self.files:
             file.close()
+
+
+def _lands_alone(unit_bytes: int) -> bool:
+    """Whether nothing but units is read: they fill pages, and no gap is too small to leave out."""
+    return unit_bytes % PAGE_BYTES == 0 and unit_bytes > JOIN_GAP_BYTES

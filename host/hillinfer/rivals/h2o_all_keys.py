@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import chain
 
 import numpy as np
 import torch
@@ -12,8 +11,11 @@ from numpy.typing import NDArray
 
 from hillinfer.rivals.block_stream import BlockStream
 from hillinfer.rivals.drive_rival import DriveRival
-from hillinfer.rivals.pooled_rows import PooledRows, landing_units
-from hillinfer.rivals.selection import best_tokens, count, head_logits, replayed, summed_weights
+from hillinfer.rivals.fetch_thread import FetchThread
+from hillinfer.rivals.landing import Landing
+from hillinfer.rivals.pooled_rows import PooledRows
+from hillinfer.rivals.row_products import RowProducts
+from hillinfer.rivals.selection import best_tokens, count, replayed, summed_weights
 from hillinfer.rivals.traffic import Traffic
 from hillinfer.storage.aligned_buffer import PAGE_BYTES, round_up
 from hillinfer_model.kernel_spec import GROUP_TOKENS
@@ -34,15 +36,16 @@ class H2OAllKeys(DriveRival):
     def prepare(self) -> None:
         """Take buffers, then split what is left between keys and values; see `DriveRival`."""
         setup, shape = self.setup, self.setup.shape
-        self.half_bytes = round_up(2 * shape.kv_heads * shape.head_dim, 64)
+        self._key_bytes = 2 * shape.kv_heads * shape.head_dim
+        self.half_bytes = round_up(self._key_bytes, 64)
         self.keys = self.open_rows(self.half_bytes, "keys")
         self.values = self.open_rows(self.half_bytes, "values")
         self._half = self.meter.buffer(GROUP_TOKENS * self.half_bytes).reshape(GROUP_TOKENS, -1)
         self.stream = BlockStream(setup, self.keys, self.spilled, self.meter)
+        self.products = RowProducts(shape, setup.block_rows)
         self.pool = PooledRows(setup, self.values, 1, self.meter)
         most = count(setup, setup.context)
-        landing = landing_units(most, 1, self.half_bytes)
-        self._selected = self.meter.buffer(landing * self.half_bytes).reshape(landing, -1)
+        self._landing = Landing(self.meter, 1, most, 1, self.half_bytes)
         self._logits = self.meter.tensor((shape.query_heads, setup.context), torch.float32)
         # A byte of keys saves one byte a step, a byte of values only where it is selected; but
         # where a value is less than a page, each one read costs a page, and values come first.
@@ -54,6 +57,7 @@ class H2OAllKeys(DriveRival):
             shape.layers, setup.batch, self.held_tokens, self.half_bytes
         )
         self.pool.take_pool(self.meter.free_bytes)
+        self._thread = FetchThread()
 
     def describe(self) -> str:
         """Return what M0 went to."""
@@ -61,7 +65,7 @@ class H2OAllKeys(DriveRival):
 
     def spill(self, layer: int, row: int, first: int, rows: NDArray[np.uint8]) -> None:
         """Write values, and keys that M0 does not hold; see `DriveRival`."""
-        width = 2 * self.setup.shape.kv_heads * self.setup.shape.head_dim
+        width = self._key_bytes
         if first < self.held_tokens:
             self._held[layer, row, first : first + len(rows), :width] = rows[:, :width]
         else:
@@ -69,34 +73,32 @@ class H2OAllKeys(DriveRival):
             self.keys.write(layer, row, first, self._half)
         self._half[:, :width] = rows[:, width : 2 * width]
         self.values.write(layer, row, first, self._half)
+        self.pool.put(layer, row, first, self._half)
 
     def attend(self, layer: int, row: int, query: torch.Tensor, scaling: float) -> torch.Tensor:
         """Score all keys, then attend to the best; see `Rival`."""
-        shape = self.setup.shape
         length, spilled = self.lengths[layer][row], self.spilled[layer][row]
         logits = self._logits[:, :length]
         at = 0
         for rows in self._key_rows(layer, row):
-            keys = self.layout.keys(torch.from_numpy(rows)).transpose(0, 1)
-            head_logits(query, keys, scaling, logits[:, at : at + len(rows)])
+            own = logits[:, at : at + len(rows)]
+            self.products.logits(query, scaling, rows, np.arange(len(rows)), own)
             at += len(rows)
         positions = best_tokens(self.setup, summed_weights(logits))
         positions = replayed(self.setup, layer, row, length, positions)
         cold = positions[positions < spilled]
-        chosen = logits[:, torch.from_numpy(positions)]
-        weights = torch.softmax(chosen, -1).reshape(shape.kv_heads, -1, len(positions))
-        warm = self.tail(layer, row)[positions[len(cold) :] - spilled]
-        values = self.layout.values(torch.from_numpy(warm))
-        out = self._weighted(weights[:, :, len(cold) :], values)
-        for fetched in self.pool.fetch(layer, row, cold, self._selected):
+        weights = torch.softmax(logits[:, torch.from_numpy(positions)], -1)
+        tail = self.tail(layer, row)
+        out = torch.zeros(len(query), query.shape[-1])
+        self.products.add_weighted(
+            weights[:, len(cold) :], tail, positions[len(cold) :] - spilled, out, self._key_bytes
+        )
+        for fetched in self._thread.start(self.pool.fetch(layer, row, cold, self._landing.of(0))):
             at = 0
-            # Values lie alone on the drive, where a row's keys would.
-            for half in (fetched.pool[fetched.rows], fetched.read):
-                order = torch.from_numpy(fetched.order[at : at + len(half)])
-                if len(half):
-                    values = self.layout.keys(torch.from_numpy(half))
-                    out += self._weighted(weights[:, :, order], values)
-                at += len(half)
+            for rows, chosen in fetched.parts:
+                order = torch.from_numpy(fetched.order[at : at + len(chosen)])
+                self.products.add_weighted(weights[:, order], rows, chosen, out)
+                at += len(chosen)
         return out.reshape(query.shape).to(query.dtype)
 
     def traffic(self) -> Traffic:
@@ -106,22 +108,15 @@ class H2OAllKeys(DriveRival):
 
     def close(self) -> None:
         """Wait for what is being read and give everything back; see `Rival`."""
+        self._thread.close()
         self.stream.close()
         super().close()
         self.pool.close()
+        self._landing.close()
         self._held = np.empty((0, 0, 0, 0), np.uint8)
 
     def _key_rows(self, layer: int, row: int) -> Iterator[NDArray[np.uint8]]:
-        """Yield the keys of all tokens, in ascending position, some rows at a time."""
-        held = self._held[layer, row, : min(self.spilled[layer][row], self.held_tokens)]
-        for rows in chain([held], self.stream.blocks(layer, row), [self.tail(layer, row)]):
-            for start in range(0, len(rows), self.setup.block_rows):
-                yield rows[start : start + self.setup.block_rows]
-
-    def _weighted(self, weights: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        """Sum up values (tokens, kv_heads, head_dim) by weights (kv_heads, G, tokens)."""
-        out = torch.zeros(*weights.shape[:2], values.shape[-1])
-        for start in range(0, len(values), self.setup.block_rows):
-            block = slice(start, start + self.setup.block_rows)
-            out += torch.matmul(weights[:, :, block], values[block].transpose(0, 1).float())
-        return out
+        """Yield rows that begin with the keys of all tokens, in ascending position."""
+        yield self._held[layer, row, : min(self.spilled[layer][row], self.held_tokens)]
+        yield from self.stream.blocks(layer, row)
+        yield self.tail(layer, row)

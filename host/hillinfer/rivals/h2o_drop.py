@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import ClassVar
 
 import torch
 
@@ -16,14 +17,18 @@ from hillinfer.rivals.setup import RivalSetup
 class H2ODrop(Rival):
     """Keeps k tokens per KV head: sinks, recent ones and those with the largest summed weights.
 
-    Weights are summed over all queries seen: those given to `observe`, then every step's. Held
-    tokens fill the first slots, in any order; the last slot's token moves to where one leaves.
+    Weights are summed over all queries seen: those given to `observe`, then every step's. Where no
+    model read the prompt and a benchmark replays selections, the set replayed first takes the
+    place of weights. Held tokens fill the first slots, in any order; the last slot's token moves to
+    where one leaves.
 
     Parameters
     ----------
     setup
         See `Rival`.
     """
+
+    holds_prompt: ClassVar[bool] = True
 
     def __init__(self, setup: RivalSetup) -> None:
         super().__init__(setup)
@@ -36,7 +41,7 @@ class H2ODrop(Rival):
         self._weights = self.meter.tensor(size, torch.float32)
         self._positions = self.meter.tensor(size, torch.int32)
         self._logits = self.meter.tensor((shape.query_heads, self.slots), torch.float32)
-        self._observed = False
+        self._seen = "prompt not observed: recent tokens kept"
         self._held = [[0] * setup.batch for _ in range(shape.layers)]
         self._prompts: dict[tuple[int, int], list[tuple[torch.Tensor, torch.Tensor]]] = {}
 
@@ -62,7 +67,7 @@ class H2ODrop(Rival):
         """Sum up the weights of the prompt's last queries and drop what is light; see `Rival`."""
         if (layer, row) not in self._prompts:
             return
-        self._observed = True
+        self._seen = f"last {queries.shape[1]} queries of the prompt observed"
         keys, _ = self._prompt(layer, row)
         heads, tokens, _ = keys.shape
         weights = torch.zeros(heads, tokens)
@@ -77,9 +82,7 @@ class H2ODrop(Rival):
     def append(self, layer: int, row: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Put one token into the free slot; see `Rival`."""
         if (layer, row) in self._prompts:
-            # Nobody observed it: the most recent tokens stay.
-            length = self.lengths[layer][row]
-            self._settle(layer, row, torch.arange(length).expand(len(keys), -1) * 1e-30)
+            self._settle(layer, row, self._unobserved(layer, row).expand(len(keys), -1))
         self._make_room(layer, row, self.slots - 1)
         position, slot = self.grow(layer, row, keys, values), self._held[layer][row]
         self._keys[layer, row, :, slot] = keys[:, 0]
@@ -104,14 +107,24 @@ class H2ODrop(Rival):
         return out.reshape(query.shape).to(query.dtype)
 
     def describe(self) -> str:
-        """Return whether its prompts were observed."""
-        return "prompt observed" if self._observed else "prompt not observed: recent tokens kept"
+        """Return by what its prompts were cut."""
+        return self._seen
 
     def close(self) -> None:
         """Give the memory back; see `Rival`."""
         self.meter.release(self.meter.traffic().dram_bytes)
         self._keys = self._values = self._weights = self._positions = torch.empty(0)
         self._prompts = {}
+
+    def _unobserved(self, layer: int, row: int) -> torch.Tensor:
+        """Return weights of a prompt that nobody observed: of all tokens alike, the recent stay."""
+        length = self.lengths[layer][row]
+        weights = torch.arange(length) * 1e-30
+        if self.setup.selections is not None:
+            self._seen = "prompt not observed: the set replayed first kept"
+            first = self.setup.selections(layer, row, length + 1)
+            weights[torch.from_numpy(first[first < length])] = 1.0
+        return weights
 
     def _cut(self, tokens: int) -> list[slice]:
         edges = [*range(0, tokens, self.setup.block_rows), tokens]

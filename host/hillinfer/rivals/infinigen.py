@@ -4,9 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from math import prod
 from typing import ClassVar
 
 import numpy as np
@@ -15,21 +13,22 @@ from numpy.typing import NDArray
 
 from hillinfer.rivals.block_attention import Part, whole
 from hillinfer.rivals.drive_rival import DriveRival
+from hillinfer.rivals.fetch_thread import FetchThread, Pieces
+from hillinfer.rivals.landing import Landing
 from hillinfer.rivals.partial_keys import PartialKeys
-from hillinfer.rivals.pooled_rows import Fetched, PooledRows, landing_units
+from hillinfer.rivals.pooled_rows import Fetched, PooledRows
 from hillinfer.rivals.selection import best_tokens, count, replayed, summed_weights
 from hillinfer.rivals.traffic import Traffic
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
 
-@dataclass(frozen=True)
-class _Prefetched:
-    """Selected tokens, and where the rows of those below `spilled` are."""
+@dataclass(eq=False)
+class _Ahead:
+    """A fetch under way, and what it is of; `positions` are known with the first piece."""
 
-    positions: NDArray[np.int64]
     spilled: int
-    first: Fetched
-    others: Iterator[Fetched]
+    positions: NDArray[np.int64]
+    pieces: Pieces | None = None
 
 
 class InfiniGen(DriveRival):
@@ -55,15 +54,14 @@ class InfiniGen(DriveRival):
         self._logits = self.meter.tensor((shape.query_heads, setup.context), torch.float32)
         # One layer's rows are attended to while the next one's come.
         most = count(setup, setup.context)
-        # A group that leaves the tail meanwhile comes behind them.
-        landing = landing_units(most, 1, self.row_bytes)
-        size = (2, setup.batch, landing + GROUP_TOKENS, self.row_bytes)
-        self._selected = self.meter.buffer(prod(size)).reshape(size)
-        self._landing = landing
+        self._landing = Landing(self.meter, 2 * setup.batch, most, 1, self.row_bytes)
+        # A group that leaves the tail meanwhile.
+        late = self.meter.buffer(GROUP_TOKENS * self.row_bytes)
+        self._late = late.reshape(1, GROUP_TOKENS, self.row_bytes)
         self.pool = PooledRows(setup, self.rows, 1, self.meter)
         self.pool.take_pool(self.meter.free_bytes)
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="hillinfer-rival")
-        self._ahead: dict[tuple[int, int], Future[_Prefetched]] = {}
+        self._thread = FetchThread()
+        self._ahead: dict[tuple[int, int], _Ahead] = {}
 
     def scored_token_bytes(self) -> float:
         """Return those of the partial keys; see `Rival`."""
@@ -86,6 +84,8 @@ class InfiniGen(DriveRival):
     def spill(self, layer: int, row: int, first: int, rows: NDArray[np.uint8]) -> None:
         """Write the group; see `DriveRival`."""
         self.rows.write(layer, row, first, rows)
+        if (layer, row) not in self._ahead:
+            self.pool.put(layer, row, first, rows)
 
     def predict(self, layer: int, query: torch.Tensor, scaling: float) -> None:
         """Begin to select and read for a layer; see `Rival`."""
@@ -95,15 +95,15 @@ class InfiniGen(DriveRival):
         for row in range(self.setup.batch):
             # The step's own token is not there yet; it is selected whatever its score.
             length = self.lengths[layer][row] + 1
-            self._ahead[layer, row] = self._submit(layer, row, query[row], scaling, length)
+            self._ahead[layer, row] = self._start(layer, row, query[row], scaling, length)
 
     def attend(self, layer: int, row: int, query: torch.Tensor, scaling: float) -> torch.Tensor:
         """Attend to what was selected; see `Rival`."""
         length = self.lengths[layer][row]
         ahead = self._ahead.pop((layer, row), None)
         if ahead is None:
-            ahead = self._submit(layer, row, query, scaling, length)
-        return self.attention.attend(query, self._batches(layer, row, ahead.result()), scaling)
+            ahead = self._start(layer, row, query, scaling, length)
+        return self.attention.attend(query, self._batches(layer, row, ahead), scaling)
 
     def begin_step(self) -> None:
         """Forget predictions of a step that broke off; see `Rival`."""
@@ -113,58 +113,64 @@ class InfiniGen(DriveRival):
     def traffic(self) -> Traffic:
         """Return the totals, what is being read ahead included; see `Rival`."""
         for ahead in self._ahead.values():
-            ahead.result()
+            assert ahead.pieces is not None
+            ahead.pieces.wait()
         return super().traffic()
 
     def close(self) -> None:
         """Wait for what is being read and give everything back; see `Rival`."""
         self._drop_ahead()
-        self._worker.shutdown()
+        self._thread.close()
         super().close()
         self.pool.close()
         self.partial.close()
-        self._selected = np.empty((2, 0, 0, 0), np.uint8)
+        self._landing.close()
+        self._late = np.empty((1, 0, 0), np.uint8)
 
     def _drop_ahead(self) -> None:
         for ahead in self._ahead.values():
-            ahead.exception()
+            assert ahead.pieces is not None
+            ahead.pieces.wait()
         self._ahead = {}
 
-    def _submit(
+    def _start(
         self, layer: int, row: int, query: torch.Tensor, scaling: float, length: int
-    ) -> Future[_Prefetched]:
+    ) -> _Ahead:
         known = min(length, self.lengths[layer][row])
-        spilled = self.spilled[layer][row]
+        ahead = _Ahead(self.spilled[layer][row], np.zeros(0, np.int64))
 
-        def fetch() -> _Prefetched:
+        def fetched() -> Iterator[Fetched]:
             logits = self._logits[:, :known]
             self.partial.logits(layer, row, query, scaling, logits)
             scores = np.zeros(length, np.float32)
             scores[:known] = summed_weights(logits)
             positions = best_tokens(self.setup, scores)
-            positions = replayed(self.setup, layer, row, length, positions)
-            cold = positions[positions < spilled]
-            into = self._selected[layer % 2, row, : self._landing]
-            others = self.pool.fetch(layer, row, cold, into)
-            return _Prefetched(positions, spilled, next(others), others)
+            ahead.positions = positions = replayed(self.setup, layer, row, length, positions)
+            into = self._landing.of(layer % 2 * self.setup.batch + row)
+            yield from self.pool.fetch(layer, row, positions[positions < ahead.spilled], into)
 
-        return self._worker.submit(fetch)
+        ahead.pieces = self._thread.start(fetched())
+        return ahead
 
-    def _batches(self, layer: int, row: int, ahead: _Prefetched) -> Iterator[list[Part]]:
-        spilled, positions, fetched = self.spilled[layer][row], ahead.positions, ahead.first
-        while not fetched.is_last:
-            # More was to be read than a buffer holds.
-            yield fetched.parts
-            fetched = self._worker.submit(next, ahead.others).result()
-        parts = fetched.parts
+    def _batches(self, layer: int, row: int, ahead: _Ahead) -> Iterator[list[Part]]:
+        assert ahead.pieces is not None
+        for fetched in ahead.pieces:
+            if fetched.is_last:
+                yield [*self._rest(layer, row, ahead, fetched.parts)]
+            else:
+                # More was to be read than a buffer holds.
+                yield fetched.parts
+
+    def _rest(self, layer: int, row: int, ahead: _Ahead, parts: list[Part]) -> Iterator[Part]:
+        """Yield the last piece's rows, those that left the tail meanwhile, and the tail's."""
+        spilled, positions = self.spilled[layer][row], ahead.positions
         there, cold = np.searchsorted(positions, [ahead.spilled, spilled])
         if cold > there:
             # A group left the tail after the prefetch had begun; it may take the pool's slots.
-            parts = [whole(rows[chosen]) for rows, chosen in parts]
-            into = self._selected[layer % 2, row, self._landing :]
-            late = self.pool.fetch(layer, row, positions[there:cold], into)
-            parts += self._worker.submit(next, late).result().parts
-            if cold - there == GROUP_TOKENS:
-                parts += self._worker.submit(next, late).result().parts
-        warm = self.tail(layer, row)[positions[cold:] - spilled]
-        yield [*parts, whole(warm)]
+            yield from (whole(rows[chosen]) for rows, chosen in parts)
+            late = self.pool.fetch(layer, row, positions[there:cold], self._late)
+            for fetched in self._thread.start(late):
+                yield from fetched.parts
+        else:
+            yield from parts
+        yield whole(self.tail(layer, row)[positions[cold:] - spilled])

@@ -8,6 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from hillinfer.rivals.meter import Meter
+from hillinfer.rivals.row_products import RowProducts
 from hillinfer.rivals.setup import RivalSetup
 from hillinfer.storage.aligned_buffer import round_up
 from hillinfer_model.kernel_spec import GROUP_TOKENS
@@ -37,7 +38,7 @@ class KeyBounds:
         shape = setup.shape
         self.page_tokens = page_tokens
         self.pages = round_up(setup.context, GROUP_TOKENS) // page_tokens
-        self._block_rows = setup.block_rows
+        self._products = RowProducts(shape, setup.block_rows)
         size = (shape.layers, setup.batch, 2, self.pages, shape.kv_heads, shape.head_dim)
         self._bounds = meter.tensor(size, dtype)
 
@@ -68,27 +69,15 @@ class KeyBounds:
         """
         if not len(pages):
             return np.zeros(0, np.float32)
-        bounds = self._bounds[layer, row]
-        grouped = query.float().reshape(bounds.shape[2], -1, query.shape[-1]) * scaling
         # A bound is linear in the positive and in the negative part of a query.
-        rising, falling = grouped.clamp(min=0), grouped.clamp(max=0)
-        blocks = []
-        for start in range(0, len(pages), self._block_rows):
-            chosen = _index(pages[start : start + self._block_rows])
-            largest, least = (bound[chosen].permute(1, 2, 0).float() for bound in bounds)
-            blocks.append(torch.matmul(rising, largest) + torch.matmul(falling, least))
-        logits = torch.cat(blocks, -1)
-        scores: NDArray[np.float32] = torch.softmax(logits, -1).sum((0, 1)).numpy()
+        rising, falling = query.float().clamp(min=0), query.float().clamp(max=0)
+        logits, others = torch.empty(2, len(query), len(pages))
+        for part, sign, out in ((0, rising, logits), (1, falling, others)):
+            rows = self._bounds[layer, row, part].view(torch.uint8).view(self.pages, -1).numpy()
+            self._products.logits(sign, scaling, rows, pages, out)
+        scores: NDArray[np.float32] = torch.softmax(logits.add_(others), -1).sum(0).numpy()
         return scores
 
     def close(self) -> None:
         """Give the memory back; the meter's owner counts it."""
         self._bounds = torch.empty(0)
-
-
-def _index(pages: NDArray[np.int64]) -> slice | torch.Tensor:
-    """Return a slice where pages follow each other, which copies nothing."""
-    first, last = int(pages[0]), int(pages[-1]) + 1
-    if last - first == len(pages):
-        return slice(first, last)
-    return torch.from_numpy(pages)

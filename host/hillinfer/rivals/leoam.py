@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -19,7 +21,9 @@ class LeoAM(PagedRival):
     """Scores chunks of 64 tokens, splits the important ones into 16s and fetches the best of those.
 
     Chunks of little weight are looked at once, as a whole; only where attention gathers does it
-    cost more. Both levels' abstracts (largest and least key per channel) stay in DRAM.
+    cost more. Both levels' abstracts (largest and least key per channel) stay in DRAM. Given a
+    layer's approximate query while the layer before computes, a thread ranks and reads during that
+    time, for its pipeline.
 
     Parameters
     ----------
@@ -27,6 +31,7 @@ class LeoAM(PagedRival):
         See `Rival`.
     """
 
+    wants_prediction: ClassVar[bool] = True
     bound_tokens = (CHUNK_TOKENS, PAGE_TOKENS)
 
     def scored_token_bytes(self) -> float:

@@ -12,9 +12,12 @@ from numpy.typing import NDArray
 
 from hillinfer.rivals.block_attention import Part, whole
 from hillinfer.rivals.drive_rival import DriveRival
+from hillinfer.rivals.fetch_thread import FetchThread, Pieces
 from hillinfer.rivals.key_bounds import KeyBounds
-from hillinfer.rivals.pooled_rows import PooledRows, landing_units
+from hillinfer.rivals.landing import Landing
+from hillinfer.rivals.pooled_rows import Fetched, PooledRows
 from hillinfer.rivals.selection import count, replayed_pages
+from hillinfer.rivals.traffic import Traffic
 
 PAGE_TOKENS = 16
 
@@ -41,11 +44,13 @@ class PagedRival(DriveRival):
         self.bounds = [KeyBounds(setup, size, kind, self.meter) for size in self.bound_tokens]
         region = self.rows.region_rows // PAGE_TOKENS
         most = min(region, -(-count(setup, setup.context) // PAGE_TOKENS))
-        landing = landing_units(most, PAGE_TOKENS, self.row_bytes)
-        size = landing * PAGE_TOKENS * self.row_bytes
-        self._selected = self.meter.buffer(size).reshape(landing, -1)
+        # With predictions one layer's pages are attended to while the next one's come.
+        fetches = 2 * setup.batch if self.wants_prediction else 1
+        self._landing = Landing(self.meter, fetches, most, PAGE_TOKENS, self.row_bytes)
         self.pool = PooledRows(setup, self.rows, PAGE_TOKENS, self.meter)
         self.pool.take_pool(self.meter.free_bytes)
+        self._thread = FetchThread()
+        self._ahead: dict[tuple[int, int], Pieces] = {}
 
     @abstractmethod
     def best_pages(
@@ -79,29 +84,74 @@ class PagedRival(DriveRival):
         for level in self.bounds:
             level.add(layer, row, first, self.states(rows)[0])
         self.rows.write(layer, row, first, rows)
+        # Nothing is predicted for a layer that a group is about to leave.
+        self.pool.put(layer, row, first, rows)
+
+    def begin_step(self) -> None:
+        """Forget predictions of a step that broke off; see `Rival`."""
+        super().begin_step()
+        self._drop_ahead()
+
+    def predict(self, layer: int, query: torch.Tensor, scaling: float) -> None:
+        """Begin to rank and read for a layer, where predictions are wanted; see `Rival`."""
+        # The buffers of a layer two before or after may be in use.
+        if not self.wants_prediction or any(ahead % 2 == layer % 2 for ahead, _ in self._ahead):
+            return
+        for row in range(self.setup.batch):
+            # The step's own token stays in the tail, but may make a group leave it: then pages
+            # are ranked when they are known.
+            if self.lengths[layer][row] - self.spilled[layer][row] < self.tail_rows:
+                length = self.lengths[layer][row] + 1
+                self._ahead[layer, row] = self._start(layer, row, query[row], scaling, length)
 
     def attend(self, layer: int, row: int, query: torch.Tensor, scaling: float) -> torch.Tensor:
-        """Fetch the best pages and attend to them and the tail; see `Rival`."""
-        pages = self._pages(layer, row, query, scaling)
-        return self.attention.attend(query, self._batches(layer, row, pages), scaling)
+        """Attend to the best pages as they come, then to the tail; see `Rival`."""
+        pieces = self._ahead.pop((layer, row), None)
+        if pieces is None:
+            pieces = self._start(layer, row, query, scaling, self.lengths[layer][row])
+        return self.attention.attend(query, self._batches(layer, row, pieces), scaling)
 
-    def _batches(self, layer: int, row: int, pages: NDArray[np.int64]) -> Iterator[list[Part]]:
-        for fetched in self.pool.fetch(layer, row, pages, self._selected):
-            tail = [whole(self.tail(layer, row))] if fetched.is_last else []
-            yield fetched.parts + tail
+    def traffic(self) -> Traffic:
+        """Return the totals, what is being read ahead included; see `Rival`."""
+        for pieces in self._ahead.values():
+            pieces.wait()
+        return super().traffic()
 
     def close(self) -> None:
-        """Give everything back; see `Rival`."""
+        """Wait for what is being read and give everything back; see `Rival`."""
+        self._drop_ahead()
+        self._thread.close()
         super().close()
         self.pool.close()
         for level in self.bounds:
             level.close()
-        self._selected = np.empty((0, 0), np.uint8)
+        self._landing.close()
+
+    def _drop_ahead(self) -> None:
+        for pieces in self._ahead.values():
+            pieces.wait()
+        self._ahead = {}
+
+    def _start(
+        self, layer: int, row: int, query: torch.Tensor, scaling: float, length: int
+    ) -> Pieces:
+        place = layer % 2 * self.setup.batch + row if self.wants_prediction else 0
+
+        def fetched() -> Iterator[Fetched]:
+            pages = self._pages(layer, row, query, scaling, length)
+            yield from self.pool.fetch(layer, row, pages, self._landing.of(place))
+
+        return self._thread.start(fetched())
+
+    def _batches(self, layer: int, row: int, pieces: Pieces) -> Iterator[list[Part]]:
+        for fetched in pieces:
+            tail = [whole(self.tail(layer, row))] if fetched.is_last else []
+            yield fetched.parts + tail
 
     def _pages(
-        self, layer: int, row: int, query: torch.Tensor, scaling: float
+        self, layer: int, row: int, query: torch.Tensor, scaling: float, length: int
     ) -> NDArray[np.int64]:
-        length, spilled = self.lengths[layer][row], self.spilled[layer][row]
+        spilled = self.spilled[layer][row]
         there = spilled // PAGE_TOKENS
         # The first page has the sinks: one page at least.
         wanted = max(1, -(-(count(self.setup, length) - (length - spilled)) // PAGE_TOKENS))

@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import torch
 
 from hillinfer.rivals.meter import Meter
-from hillinfer.rivals.selection import head_logits
+from hillinfer.rivals.row_products import RowProducts
 from hillinfer.rivals.setup import RivalSetup
 
 # The share of channels that InfiniGen keeps.
@@ -34,8 +37,10 @@ class PartialKeys:
         shape = setup.shape
         self.channels = max(1, round(RATIO * shape.head_dim))
         head = (shape.layers, setup.batch, shape.kv_heads)
-        self._block_rows = setup.block_rows
-        self._keys = meter.tensor((*head, setup.context, self.channels), dtype)
+        size = (shape.layers, setup.batch, setup.context, shape.kv_heads, self.channels)
+        self._keys = meter.tensor(size, dtype)
+        reduced = replace(shape, head_dim=self.channels)
+        self._products = RowProducts(reduced, setup.block_rows)
         self._directions = meter.tensor((*head, shape.head_dim, self.channels), torch.float32)
 
     def add(self, layer: int, row: int, first: int, keys: torch.Tensor) -> None:
@@ -47,7 +52,7 @@ class PartialKeys:
             vectors = torch.linalg.eigh(centred.transpose(1, 2) @ centred).eigenvectors
             self._directions[layer, row] = vectors[:, :, -self.channels :]
         reduced = wide @ self._directions[layer, row]
-        self._keys[layer, row, :, first : first + keys.shape[1]] = reduced
+        self._keys[layer, row, first : first + keys.shape[1]] = reduced.transpose(0, 1)
 
     def logits(
         self, layer: int, row: int, query: torch.Tensor, scaling: float, out: torch.Tensor
@@ -56,9 +61,9 @@ class PartialKeys:
         directions = self._directions[layer, row]
         grouped = query.float().reshape(len(directions), -1, query.shape[-1])
         reduced = (grouped @ directions).reshape(len(query), 1, -1)
-        for start in range(0, out.shape[1], self._block_rows):
-            block = slice(start, min(start + self._block_rows, out.shape[1]))
-            head_logits(reduced, self._keys[layer, row, :, block], scaling, out[:, block])
+        tokens = out.shape[1]
+        rows = self._keys[layer, row, :tokens].view(torch.uint8).view(tokens, -1).numpy()
+        self._products.logits(reduced, scaling, rows, np.arange(tokens), out)
 
     def close(self) -> None:
         """Give the memory back; the meter's owner counts it."""

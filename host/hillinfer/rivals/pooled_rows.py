@@ -14,10 +14,7 @@ from hillinfer.rivals.block_attention import Part, whole
 from hillinfer.rivals.drive_rows import DriveRows
 from hillinfer.rivals.meter import Meter
 from hillinfer.rivals.setup import RivalSetup
-from hillinfer.storage.aligned_buffer import round_up
-from hillinfer_model.kernel_spec import GROUP_TOKENS
 
-_LANDING_BYTES = 4 * 1024 * 1024
 # A unit's slot; a slot's unit and when it was used.
 _UNIT_BYTES, _SLOT_BYTES = 4, 4 + 8
 
@@ -52,15 +49,6 @@ class Fetched:
         return [(self.pool, self.rows), whole(self.read)]
 
 
-def landing_units(most: int, unit_rows: int, row_bytes: int) -> int:
-    """Return how many units a buffer for reads takes: `most`, but 4 MiB at most; 64 rows at least.
-
-    Together they are a multiple of 64 rows.
-    """
-    rows = min(round_up(most * unit_rows, GROUP_TOKENS), _LANDING_BYTES // row_bytes)
-    return max(GROUP_TOKENS, rows // GROUP_TOKENS * GROUP_TOKENS) // unit_rows
-
-
 class PooledRows:
     """Fetches units of rows, from the pool where they are and from the drive where not.
 
@@ -86,7 +74,8 @@ class PooledRows:
         self.unit_bytes = unit_rows * rows.row_bytes
         self.units = rows.region_rows // unit_rows
         self._buffer = meter.buffer(rows.scatter_buffer_bytes(unit_rows))
-        self._clock = 0
+        # One each: they are used from different threads.
+        self._clocks = [[0] * setup.batch for _ in range(setup.shape.layers)]
         self.take_pool(0)
 
     def take_pool(self, byte_count: int) -> None:
@@ -118,32 +107,34 @@ class PooledRows:
         layer, row
             Which layer of which sequence.
         units
-            int64 numbers, each once.
+            int64 numbers, ascending.
         out
-            uint8 of shape (any, unit_bytes), a multiple of 64 rows, for those that are read.
+            uint8 of shape (buffers, any, unit_bytes), each page-aligned and a multiple of 64 rows,
+            for those that are read.
 
         Yields
         ------
-        Full `out`s of what was read, each valid until the next; at last the rest, and what was
-        found, valid until the next call for this layer and sequence or with this `out`.
+        Full buffers of what was read, taken in turns, each valid until its next turn; at last the
+        rest, and what was found, valid until the next call for this layer and sequence or with
+        this `out`.
         """
         place, used = self._place[layer, row], self._used[layer, row]
         slots = place[units] if self.slots else np.full(len(units), -1)
         hits, misses = np.flatnonzero(slots >= 0), np.flatnonzero(slots < 0)
         found = self._rows_of(slots[hits])
         if self.slots:
-            used[slots[hits]] = self._ticks(len(hits))
+            used[slots[hits]] = self._ticks(layer, row, len(hits))
         pool = self._data[layer, row].reshape(-1, self._rows.row_bytes)
         # What was found must stay where it is. Where not all of the others fit, the last ones
         # stay: those of the newest tokens.
         first_kept = len(misses) - min(self.slots - len(hits), len(misses))
-        last = len(misses) // len(out) * len(out)
-        for at in range(0, last + 1, len(out)):
-            chunk = misses[at : at + len(out)]
-            read = out[: len(chunk)]
+        size = out.shape[1]
+        last = len(misses) // size * size
+        for at in range(0, last + 1, size):
+            chunk = misses[at : at + size]
+            read = out[at // size % len(out), : len(chunk)]
             if len(chunk):
-                places = np.arange(len(chunk))
-                self._rows.read_units(layer, row, units[chunk], read, places, self._buffer)
+                self._rows.read_units(layer, row, units[chunk], read, self._buffer)
             kept = max(0, first_kept - at)
             if kept < len(chunk):
                 self._keep(layer, row, units[chunk[kept:]], read[kept:])
@@ -152,6 +143,28 @@ class PooledRows:
                 yield Fetched(chunk, pool, found[:0], flat, is_last=False)
             else:
                 yield Fetched(np.concatenate([hits, chunk]), pool, found, flat, is_last=True)
+
+    def put(self, layer: int, row: int, first: int, rows: NDArray[np.uint8]) -> None:
+        """Keep rows that leave the tail, the newest of them where not all fit.
+
+        Not while anything of this layer and sequence is fetched: what was found might give way.
+        Other layers and sequences may be.
+
+        Parameters
+        ----------
+        layer, row
+            Which layer of which sequence.
+        first
+            Position of the first of them, at the start of a unit.
+        rows
+            uint8 (rows, row_bytes) of whole units.
+        """
+        data = rows.reshape(-1, self.unit_bytes)
+        per_unit = self.unit_bytes // self._rows.row_bytes
+        kept = min(len(data), self.slots)
+        if kept:
+            units = first // per_unit + np.arange(len(data))
+            self._keep(layer, row, units[-kept:], data[-kept:])
 
     def _keep(
         self, layer: int, row: int, units: NDArray[np.int64], data: NDArray[np.uint8]
@@ -162,7 +175,7 @@ class PooledRows:
         gone = owner[victims]
         place[gone[gone >= 0]] = -1
         owner[victims], place[units] = units, victims
-        used[victims] = self._ticks(len(units))
+        used[victims] = self._ticks(layer, row, len(units))
         self._data[layer, row, victims] = data
 
     def _rows_of(self, slots: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
@@ -177,10 +190,11 @@ class PooledRows:
         self._place = self._owner = self._used = np.empty((0, 0, 0), np.int64)
         self.slots = 0
 
-    def _ticks(self, count: int) -> NDArray[np.int64]:
+    def _ticks(self, layer: int, row: int, count: int) -> NDArray[np.int64]:
         """Return times of use, each later than all before."""
-        self._clock += count
-        return np.arange(self._clock - count, self._clock)
+        first = self._clocks[layer][row]
+        self._clocks[layer][row] = first + count
+        return np.arange(first, first + count)
 
     def _table(self, shape: tuple[int, ...], dtype: type[np.signedinteger[Any]]) -> NDArray[Any]:
         made = self._meter.array(shape, dtype)

@@ -39,6 +39,9 @@ class Rival(ABC):
     """Whether `predict` is worth calling."""
     bounded: ClassVar[bool] = True
     """Whether the rival keeps within the budget."""
+    holds_prompt: ClassVar[bool] = False
+    """Whether prompts are held in memory, beyond the budget and not on the drive, until they are
+    cut."""
     direct: ClassVar[bool] = True
     """Whether its reads of the drive pass the page cache by, where that can be."""
 

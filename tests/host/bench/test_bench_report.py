@@ -159,6 +159,53 @@ def test_figures_of_other_reports_are_taken_from_beside_the_report(tmp_path):
     assert "run make scorer again" in scorer_gbps(tmp_path).row
 
 
+BETA = {
+    "label": "measured: device core",
+    "shape": "llama-3.2-1b",
+    "tokens": 4096,
+    "max_selected": 512,
+    "dram_budget": "100%",
+    "chosen_host_segments": 3,
+    "beta_regret": 0.125,
+    "rows": [
+        {
+            "name": name, "host_segments": host, "beta": beta, "seconds": seconds,
+            "median_seconds": 2 * seconds, "modelled_seconds": {"parallel": seconds / 2},
+        }
+        for name, host, beta, seconds in (
+            ("0", 0, 0.0, 0.5), ("4", 4, None, 0.25), ("auto", 3, 3.0, 0.28),
+        )
+    ],
+}  # fmt: skip
+
+
+def test_the_sweep_over_beta_is_in_report_table_and_pictures(tmp_path):
+    (tmp_path / "beta.json").write_text(json.dumps(BETA))
+    made = report(rows(), tmp_path)
+    assert report_faults(made) == []
+    assert made["beta_regret"] == pytest.approx(0.125)
+    assert "beta.json" in made["scalars"]["beta_regret"]["row"]
+    assert [row["seconds"] for row in made["beta"]["rows"]] == [0.5, 0.25, 0.28]
+    text = table_text(rows(), made)
+    assert "auto: 3" in text
+    assert "all on the host" in text
+    assert "280.00" in text
+    assert "beta" in bench_figures(rows(), made["beta"])
+
+
+@pytest.mark.parametrize("text", [None, "{", "[]", '{"rows": [{"name": 1}]}'])
+def test_without_a_sweep_over_beta_there_is_a_reason(text, tmp_path):
+    if text is not None:
+        (tmp_path / "beta.json").write_text(text)
+    made = report(rows(), tmp_path)
+    assert report_faults(made) == []
+    assert made["beta"] is None
+    assert made["beta_regret"] is None
+    assert "make beta" in made["scalars"]["beta_regret"]["row"]
+    assert "auto:" not in table_text(rows(), made)
+    assert "beta" not in bench_figures(rows(), made["beta"])
+
+
 def test_pictures_are_those_that_rows_have_something_for():
     assert set(bench_figures(rows())) == {"latency", "speedup"}
     made = rows() + [replace(row, batch=4) for row in rows()]

@@ -93,11 +93,32 @@ def test_drives_are_read_past_the_page_cache_and_budgets_are_kept(bench):
     assert read["full-memory"] == 0
 
 
+def test_rows_say_what_h2o_observed(bench):
+    _, report, _ = bench
+    told = {
+        row["selection"]: row["chosen"] for row in report["rows"] if row["system"] == "h2o-drop"
+    }
+    assert told == {
+        "measured selection": "last 64 queries of the prompt observed",
+        "modelled selection": "prompt not observed: the set replayed first kept",
+    }
+
+
+def test_other_benchmarks_figures_or_reasons_are_there(bench):
+    _, report, _ = bench
+    assert report["beta"] is None
+    for name in ("beta_regret", "scorer_gbps", "fio_gbps"):
+        assert report[name] is None
+        assert "run make" in report["scalars"][name]["row"]
+    assert report["drive_gbps"] > 0
+    assert report["machine_read_gbps"] > 0
+
+
 def test_rows_say_how_many_layers_were_predicted(bench):
     _, report, _ = bench
     real = {row["system"]: row for row in report["rows"] if row["layers"] == 12}
     found = {name: row["predicted_layers"] for name, row in real.items()}
-    assert found["hillinfer"] == found["infinigen"] == 10
+    assert found["hillinfer"] == found["infinigen"] == found["leoam"] == 10
     assert found["full-memory"] == found["floor"] == 0
 
 

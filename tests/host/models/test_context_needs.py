@@ -56,6 +56,16 @@ def test_largest_context_fits_and_one_more_does_not(budget, memory, drive):
             one.check(largest + 1, capacity)
 
 
+def test_packed_projections_take_from_what_fits():
+    plain, packed = needs(), needs(packed_bytes=128 * MIB)
+    added = packed.footprint(4000).memory_bytes - plain.footprint(4000).memory_bytes
+    assert added == 128 * MIB
+    capacity = Capacity(plain.footprint(4000).memory_bytes, 1 << 50)
+    plain.check(4000, capacity)
+    with pytest.raises(FitError, match=r"packed projections 128\.0 MiB"):
+        packed.check(4000, capacity)
+
+
 def test_parts_add_up():
     footprint = needs(ordinary_token_bytes=1000).footprint(8000)
     kv_bytes = 8000 * SHAPE.token_bytes

@@ -13,6 +13,13 @@ class ReferencePool:
         self.slots = slots
         self.held = OrderedDict()
 
+    def fill(self, units):
+        """Take units as they leave the tail while a prompt is read."""
+        for unit in units if self.slots else []:
+            if len(self.held) == self.slots:
+                self.held.popitem(last=False)
+            self.held[unit] = None
+
     def misses(self, units):
         """Return the units that are not there; all of them are there afterwards, if they fit."""
         missing = [unit for unit in units if unit not in self.held]
@@ -50,3 +57,10 @@ def spilled(length, recent):
 def pages(byte_count):
     """Round up to whole pages."""
     return -(-byte_count // PAGE) * PAGE
+
+
+def scatter_bytes(unit_bytes, region_bytes):
+    """The buffer that reads go through; units of whole pages, larger than a gap, need none."""
+    if unit_bytes % PAGE == 0 and unit_bytes > GAP:
+        return 0
+    return max(min(2 << 20, region_bytes), pages(unit_bytes)) + 2 * PAGE

@@ -6,13 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from reference_pool import ReferencePool, pages, spilled, wire_bytes
+from reference_pool import ReferencePool, pages, scatter_bytes, spilled, wire_bytes
 from rival_cases import MULTI_HEAD, SCALING, SHAPE, WIDE, Run, flip_on_drive, make_setup
 
 from hillinfer.errors import BudgetError
 from hillinfer.model_shape import StoredType
-from hillinfer.rivals import block_stream, pooled_rows
-from hillinfer.rivals.pooled_rows import landing_units
+from hillinfer.rivals import block_stream, landing
+from hillinfer.rivals.landing import landing_buffers, landing_units
 from hillinfer.rivals.table import make_rival
 from hillinfer_model.selection import selected_count
 
@@ -33,14 +33,14 @@ def fixed_bytes(setup):
     shape, half = setup.shape, half_bytes(setup.shape)
     region = -(-setup.context // 64) * 64
     tails = setup.units * pages((64 + setup.kept_recent) * shape.row_bytes)
-    scatter = max(min(2 << 20, region * half), pages(half)) + 2 * 4096
+    scatter = scatter_bytes(half, region * half)
     most = selected_count(setup.context, setup.alpha, setup.kept_tokens, None)
     return (
         tails
         + 64 * half
         + 2 * 64 * half
         + scatter
-        + landing_units(most, 1, half) * half
+        + landing_units(most, 1, half) * landing_buffers(most, 1, half) * half
         + (4 * shape.query_heads * setup.context)
     )
 
@@ -70,7 +70,7 @@ def visible(run, positions):
 @pytest.mark.parametrize("shape", [SHAPE, replace(MULTI_HEAD, stored_type=StoredType.BFLOAT16)])
 @pytest.mark.parametrize("extra", [0, 100_000, 32 << 20])
 def test_everything_selected_is_full_attention(cold_dir, shape, extra, monkeypatch, landing_bytes):
-    monkeypatch.setattr(pooled_rows, "_LANDING_BYTES", landing_bytes)
+    monkeypatch.setattr(landing, "_LANDING_BYTES", landing_bytes)
     setup = make_setup(cold_dir, shape, alpha=1.0, block_rows=50)
     run = Run(NAME, replace(setup, budget_bytes=fixed_bytes(setup) + extra), 734)
     with run.rival:
@@ -118,6 +118,8 @@ def test_bytes_are_the_formula(cold_dir, shape, batch, prompt, extra, alpha):
     region = -(-setup.context // 64) * 64
     with run.rival as rival:
         pools = {unit: ReferencePool(rival.pool.slots) for unit in run.units()}
+        for pool in pools.values():
+            pool.fill(range(spilled(prompt, recent)))
         tables = 4 * region + 12 * rival.pool.slots if rival.pool.slots else 0
         values = setup.units * (tables + rival.pool.slots * half)
         keys = setup.units * rival.held_tokens * half
@@ -125,7 +127,10 @@ def test_bytes_are_the_formula(cold_dir, shape, batch, prompt, extra, alpha):
         assert rival.traffic().dram_peak_bytes <= fixed_bytes(setup) + extra
         expected = 0
         for _ in range(30):
+            before = spilled(run.length, recent)
             run.step()
+            for pool in pools.values():
+                pool.fill(range(before, spilled(run.length, recent)))
             cold = max(0, spilled(run.length, recent) - rival.held_tokens)
             expected += setup.units * cold * half
             for (layer, row), positions in expected_sets(run).items():

@@ -7,15 +7,15 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from reference_pool import ReferencePool, pages, spilled, wire_bytes
+from reference_pool import ReferencePool, pages, scatter_bytes, spilled, wire_bytes
 from rival_cases import MULTI_HEAD, SCALING, SHAPE, WIDE, Run, flip_on_drive, make_setup
 
 from hillinfer.errors import BudgetError
 from hillinfer.model_shape import StoredType
-from hillinfer.rivals import pooled_rows
+from hillinfer.rivals import landing
+from hillinfer.rivals.landing import landing_buffers, landing_units
 from hillinfer.rivals.meter import Meter
 from hillinfer.rivals.partial_keys import PartialKeys
-from hillinfer.rivals.pooled_rows import landing_units
 from hillinfer.rivals.selection import head_logits
 from hillinfer.rivals.table import make_rival
 from hillinfer_model.selection import selected_count
@@ -32,15 +32,10 @@ def fixed_bytes(setup):
     partial = heads * (2 * setup.context * channels + 4 * shape.head_dim * channels)
     tails = setup.units * pages((64 + setup.kept_recent) * row)
     most = selected_count(setup.context, setup.alpha, setup.kept_tokens, None)
-    scatter = max(min(2 << 20, region * row), pages(row)) + 2 * 4096
+    scatter = scatter_bytes(row, region * row)
+    units = landing_units(most, 1, row) * landing_buffers(most, 1, row)
     logits = 4 * shape.query_heads * setup.context
-    return (
-        partial
-        + tails
-        + 2 * setup.batch * (landing_units(most, 1, row) + 64) * row
-        + scatter
-        + logits
-    )
+    return partial + tails + (2 * setup.batch * units + 64) * row + scatter + logits
 
 
 def noted_sets(run, monkeypatch):
@@ -50,8 +45,8 @@ def noted_sets(run, monkeypatch):
     batches = rival._batches
 
     def note(layer, row, ahead):
+        yield from batches(layer, row, ahead)
         noted[layer, row] = ahead.positions
-        return batches(layer, row, ahead)
 
     monkeypatch.setattr(rival, "_batches", note)
     return noted
@@ -69,7 +64,7 @@ def visible(run, positions):
 def test_everything_selected_is_full_attention(
     cold_dir, shape, predicted, monkeypatch, landing_bytes
 ):
-    monkeypatch.setattr(pooled_rows, "_LANDING_BYTES", landing_bytes)
+    monkeypatch.setattr(landing, "_LANDING_BYTES", landing_bytes)
     setup = make_setup(cold_dir, shape, alpha=1.0, block_rows=50)
     run = Run(NAME, replace(setup, budget_bytes=fixed_bytes(setup) + 100_000), 734)
     with run.rival:
@@ -144,6 +139,8 @@ def test_bytes_are_the_formula(cold_dir, monkeypatch, shape, batch, prompt, extr
         assert rival.traffic().dram_bytes == fixed_bytes(setup) + pool
         assert rival.traffic().dram_peak_bytes <= fixed_bytes(setup) + extra
         pools = {unit: ReferencePool(slots) for unit in run.units()}
+        for pool in pools.values():
+            pool.fill(range(spilled(prompt, 32)))
         expected = 0
         for _ in range(30):
             before = run.length

@@ -6,13 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from reference_pool import ReferencePool, pages, spilled, wire_bytes
+from reference_pool import ReferencePool, pages, scatter_bytes, spilled, wire_bytes
 from rival_cases import MULTI_HEAD, SCALING, SHAPE, WIDE, Run, flip_on_drive, make_setup
 
 from hillinfer.errors import BudgetError
 from hillinfer.model_shape import StoredType
-from hillinfer.rivals import pooled_rows
-from hillinfer.rivals.pooled_rows import landing_units
+from hillinfer.rivals import landing
+from hillinfer.rivals.landing import landing_buffers, landing_units
 from hillinfer.rivals.table import make_rival
 from hillinfer_model.selection import selected_count
 
@@ -34,8 +34,10 @@ def fixed_bytes(name, setup):
     )
     tails = setup.units * pages((64 + setup.kept_recent) * row)
     most = -(-selected_count(setup.context, setup.alpha, setup.kept_tokens, None) // 16)
-    scatter = max(min(2 << 20, region * row), pages(16 * row)) + 2 * 4096
-    return bounds + tails + landing_units(min(most, region // 16), 16, row) * 16 * row + scatter
+    most = min(most, region // 16)
+    fetches = 2 * setup.batch if name == "leoam" else 1
+    units = fetches * landing_units(most, 16, row) * landing_buffers(most, 16, row)
+    return bounds + tails + units * 16 * row + scatter_bytes(16 * row, region * row)
 
 
 def upper_bounds(run, layer, row, size, chosen):
@@ -79,7 +81,7 @@ def visible(run, chosen):
 @pytest.mark.parametrize("landing_bytes", [1, 8 << 20])
 @pytest.mark.parametrize("shape", [SHAPE, replace(MULTI_HEAD, stored_type=StoredType.BFLOAT16)])
 def test_everything_selected_is_full_attention(cold_dir, name, shape, monkeypatch, landing_bytes):
-    monkeypatch.setattr(pooled_rows, "_LANDING_BYTES", landing_bytes)
+    monkeypatch.setattr(landing, "_LANDING_BYTES", landing_bytes)
     setup = make_setup(cold_dir, shape, alpha=1.0, block_rows=50)
     run = Run(name, replace(setup, budget_bytes=fixed_bytes(name, setup) + 100_000), 734)
     with run.rival:
@@ -110,6 +112,47 @@ def test_without_the_native_library_torch_attends(cold_dir, name, monkeypatch):
             found = run.step()
             for unit in run.units():
                 exact = run.exact(*unit, visible(run, expected_pages(name, run, *unit)))
+                assert (found[unit].double() - exact).abs().max() < 1e-4
+
+
+def test_leoam_ranks_by_the_query_that_was_predicted(cold_dir):
+    run = Run("leoam", make_setup(cold_dir, alpha=0.2, context=1500), 1400)
+    with run.rival as rival:
+        at = slice(run.length, run.length + 1)
+        true = run.queries[:, :, :, at].clone()
+        predicted = -true
+        run.queries[:, :, :, at] = predicted
+        run.length += 1
+        sets = {unit: expected_pages("leoam", run, *unit) for unit in run.units()}
+        run.queries[:, :, :, at] = true
+        others = {unit: expected_pages("leoam", run, *unit) for unit in run.units()}
+        rival.begin_step()
+        for layer in range(2):
+            rival.predict(layer, predicted[layer], SCALING)
+            for row in range(2):
+                keys, values = (part[layer, row, :, at] for part in (run.keys, run.values))
+                rival.append(layer, row, keys, values)
+            for row in range(2):
+                found = rival.attend(layer, row, true[layer, row], SCALING).double()
+                off = [
+                    (found - run.exact(layer, row, visible(run, own[layer, row]))).abs().max()
+                    for own in (sets, others)
+                ]
+                assert off[0] < 1e-4 < off[1]
+
+
+@pytest.mark.parametrize("predicted", [True, False])
+def test_leoam_reads_alike_with_and_without_predictions(cold_dir, predicted):
+    setup = make_setup(cold_dir, alpha=0.2, context=1500)
+    run = Run("leoam", setup, 1300)
+    with run.rival as rival:
+        for layer in (0, 1, 0):
+            # Forgotten, since no step follows.
+            rival.predict(layer, run.queries[layer, :, :, 1300:1301], SCALING)
+        for _ in range(70):
+            found = run.step(predicted)
+            for unit in run.units():
+                exact = run.exact(*unit, visible(run, expected_pages("leoam", run, *unit)))
                 assert (found[unit].double() - exact).abs().max() < 1e-4
 
 
@@ -152,16 +195,33 @@ def test_bytes_are_the_formula(cold_dir, name, shape, batch, prompt, extra, alph
         assert rival.traffic().dram_bytes == fixed_bytes(name, setup) + pool
         assert rival.traffic().dram_peak_bytes <= budget
         pools = {unit: ReferencePool(slots) for unit in run.units()}
+        for pool_of_unit in pools.values():
+            pool_of_unit.fill(range(spilled(prompt, 32) // 16))
         expected = 0
         for _ in range(30):
+            before = spilled(run.length, 32)
             run.step()
             for layer, row in run.units():
+                pools[layer, row].fill(range(before // 16, spilled(run.length, 32) // 16))
                 chosen = expected_pages(name, run, layer, row).tolist()
                 missing = pools[layer, row].misses(chosen)
                 expected += wire_bytes(missing, unit_bytes, row * region * shape.row_bytes)
             assert rival.traffic().drive_read_bytes == expected
         written = setup.units * spilled(run.length, 32) * shape.row_bytes
         assert rival.traffic().drive_write_bytes == written
+
+
+def test_with_room_for_everything_nothing_of_the_prompt_is_read(cold_dir, name):
+    run = Run(name, make_setup(cold_dir, alpha=0.5), 734)
+    with run.rival as rival:
+        for _ in range(70):
+            run.step()
+        assert rival.traffic().drive_read_bytes == 0
+        # The twin: what is not in the pool is read.
+        rival.pool._place[...] = -1
+        rival.pool._owner[...] = -1
+        run.step()
+        assert rival.traffic().drive_read_bytes > 0
 
 
 def test_a_budget_too_small_is_refused(cold_dir, name):

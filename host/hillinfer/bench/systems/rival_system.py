@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from hillinfer.bench.kv_source import Chunk
+from hillinfer.bench.kv_source import Chunk, LastQueries
 from hillinfer.bench.setting import BenchSetting
 from hillinfer.bench.systems.system import Counted, Needs, OpenSystem, System
 from hillinfer.hf.rival_cache import RivalCache
@@ -18,6 +18,8 @@ class RivalSystem(System):
 
     def needs(self, setting: BenchSetting) -> Needs:
         """Return the budget and the KV on the drive; in memory, where nothing bounds it, twice."""
+        if RIVALS[self.name].holds_prompt:
+            return Needs(setting.budget_bytes + setting.kv_bytes, 0)
         if RIVALS[self.name].bounded:
             return Needs(setting.budget_bytes, 2 * setting.kv_bytes)
         return Needs(2 * setting.kv_bytes, 0)
@@ -68,6 +70,12 @@ class _OpenRival(OpenSystem):
             for row in range(self._setting.case.batch):
                 self.cache.fill(layer, row, keys[row], values[row])
         self._filled += chunk.ids.shape[1]
+
+    def observe(self, queries: LastQueries) -> None:
+        """Hand them on, layer by layer."""
+        for layer, (own, scaling) in enumerate(zip(queries.layers, queries.scalings, strict=True)):
+            for row in range(self._setting.case.batch):
+                self.cache.observe(layer, row, own[row], scaling)
 
     def counted(self) -> Counted:
         """Return the rival's own counts.

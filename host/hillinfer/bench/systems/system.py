@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
 from typing import Any
 
-from hillinfer.bench.kv_source import Chunk
+from hillinfer.bench.kv_source import Chunk, LastQueries
 from hillinfer.bench.setting import BenchSetting
 from hillinfer.errors import HillInferError
 
@@ -65,6 +65,9 @@ class OpenSystem(ABC):
     @abstractmethod
     def fill(self, chunk: Chunk) -> None:
         """Take tokens of the context."""
+
+    def observe(self, queries: LastQueries) -> None:  # noqa: B027
+        """Look at the context's last queries, once all of it was taken; nothing, as a rule."""
 
     def settle(self) -> None:  # noqa: B027
         """Wait for what steps have left running; nothing, where not said otherwise."""

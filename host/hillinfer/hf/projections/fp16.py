@@ -21,6 +21,8 @@ class Fp16(ProjectionWay):
     down to 2^-14 and lose some below. The model's own weights stay, since they cannot be had back.
     """
 
+    packing_copies: ClassVar[int] = 2
+
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
         """Round and pack, and refuse weights beyond the range of FP16."""
         largest = float(weight.abs().max())
@@ -40,6 +42,10 @@ class Fp16(ProjectionWay):
             ) from error
         held = 2 * weight.numel() + (0 if bias is None else 4 * bias.numel())
         return _Fp16Linear(packed, held)
+
+    def held_bytes(self, outputs: int, inputs: int, bias: int, item_bytes: int) -> int:
+        """Return two for each weight, four for each item of a bias; see `ProjectionWay`."""
+        return 2 * outputs * inputs + 4 * bias
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,15 @@ class Fused(ProjectionWay):
     """
 
     least_layers: ClassVar[int] = 2
+    restores: ClassVar[Restores] = Restores.FROM_SHARED_MEMORY
 
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
         """Keep the joined matrix as it is."""
         return _FusedLinear(weight, bias)
+
+    def held_bytes(self, outputs: int, inputs: int, bias: int, item_bytes: int) -> int:
+        """Return those of a joined bias; see `ProjectionWay`."""
+        return bias * item_bytes
 
 
 @dataclass(frozen=True)

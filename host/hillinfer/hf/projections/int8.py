@@ -27,6 +27,8 @@ class Int8(ProjectionWay):
     since they cannot be had back.
     """
 
+    packing_copies: ClassVar[int] = 3
+
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
         """Code every output's weights with a scale of its own."""
         wide = weight.float()
@@ -35,6 +37,10 @@ class Int8(ProjectionWay):
         scales = (wide.abs().amax(1) / _LARGEST_CODE).clamp_min(tiny).to(torch.bfloat16)
         codes = (wide / scales.float()[:, None]).round_().clamp_(-_LARGEST_CODE, _LARGEST_CODE)
         return _Int8Linear(codes.to(torch.int8), scales, bias)
+
+    def held_bytes(self, outputs: int, inputs: int, bias: int, item_bytes: int) -> int:
+        """Return those of codes, scales and bias; see `ProjectionWay`."""
+        return outputs * inputs + 2 * outputs + bias * item_bytes
 
 
 @dataclass(frozen=True)

@@ -33,13 +33,22 @@ class LayerGroup:
 
     @classmethod
     def of_model(cls, model: Any) -> list[LayerGroup]:
-        """Return every linear layer of a model in exactly one group.
+        """Return every linear layer of a model in exactly one group, checked.
 
         Raises
         ------
         UnsupportedFeatureError
             For families that were not looked at, and for layers that are not plain.
         """
+        groups = cls.of_outline(model)
+        for group in groups:
+            for name, layer in zip(group.names, group.layers, strict=True):
+                _check(name, layer)
+        return groups
+
+    @classmethod
+    def of_outline(cls, model: Any) -> list[LayerGroup]:
+        """Return the groups of a model whose weights need no memory yet; see `of_model`."""
         family = model.config.model_type
         if family not in TESTED_FAMILIES:
             raise UnsupportedFeatureError(
@@ -51,17 +60,15 @@ class LayerGroup:
             children = dict(parent.named_children())
             for names in _SHARING:
                 if all(name in children for name in names):
-                    groups.append(cls._checked(path, {one: children.pop(one) for one in names}))
+                    groups.append(cls._of(path, {one: children.pop(one) for one in names}))
             for name, child in children.items():
                 if isinstance(child, torch.nn.Linear):
-                    groups.append(cls._checked(path, {name: child}))
+                    groups.append(cls._of(path, {name: child}))
         return groups
 
     @classmethod
-    def _checked(cls, path: str, children: dict[str, Any]) -> LayerGroup:
+    def _of(cls, path: str, children: dict[str, Any]) -> LayerGroup:
         names = tuple(f"{path}.{name}".lstrip(".") for name in children)
-        for name, layer in zip(names, children.values(), strict=True):
-            _check(name, layer)
         return cls(names, tuple(children.values()))
 
     def joined_weight(self) -> torch.Tensor:

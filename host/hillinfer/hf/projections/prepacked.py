@@ -19,6 +19,8 @@ class Prepacked(ProjectionWay):
     unless another module, such as a tied embedding, needs it.
     """
 
+    restores: ClassVar[Restores] = Restores.FROM_COPY
+
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
         """Reorder the weight once, for any number of rows of the input."""
         try:
@@ -29,6 +31,10 @@ class Prepacked(ProjectionWay):
                 f"this machine ({str(error).splitlines()[0]}): use float32, or projections='fused'"
             ) from error
         return _PrepackedLinear(packed, bias)
+
+    def held_bytes(self, outputs: int, inputs: int, bias: int, item_bytes: int) -> int:
+        """Return those of a reordered copy; see `ProjectionWay`."""
+        return (outputs * inputs + bias) * item_bytes
 
 
 @dataclass(frozen=True)

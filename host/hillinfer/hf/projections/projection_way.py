@@ -41,15 +41,21 @@ class PackedLinear(Protocol):
 
 
 class ProjectionWay:
-    """One way to compute linear layers; a subclass overrides `pack`.
+    """One way to compute linear layers; a subclass overrides `pack`, and says what it holds.
 
     Parameters
     ----------
     least_layers
         Layers that must share an input for packing to change anything.
+    restores
+        That of what `pack` returns.
+    packing_copies
+        Float32 copies of a matrix that packing makes for a moment, beside what it holds.
     """
 
     least_layers: ClassVar[int] = 1
+    restores: ClassVar[Restores] = Restores.NOTHING
+    packing_copies: ClassVar[int] = 0
 
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear | None:
         """Pack one matrix; None leaves the layers as they are, which is what stock means.
@@ -67,3 +73,17 @@ class ProjectionWay:
             Where this machine or this weight cannot be packed.
         """
         return None
+
+    def held_bytes(self, outputs: int, inputs: int, bias: int, item_bytes: int) -> int:
+        """Return the bytes that a packed matrix allocates, before it is packed.
+
+        Parameters
+        ----------
+        outputs, inputs
+            Of the matrix.
+        bias
+            Items of its bias, 0 without one.
+        item_bytes
+            Of the model's type.
+        """
+        return 0
