@@ -7,6 +7,7 @@ import json
 import os
 import selectors
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -40,7 +41,7 @@ class PeerProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
-                env=os.environ | {"OMP_NUM_THREADS": str(threads), "GOMP_SPINCOUNT": "0"},
+                env=_environment(Path(command[0]), threads),
             )
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -62,7 +63,7 @@ class PeerProcess:
             raise PeerSkippedError(f"the worker ended without an answer; see {self._log}")
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
-            raise PeerSkippedError(answer["error"])
+            raise PeerSkippedError(f"{answer['error']} (all of it: {self._log})")
         return answer
 
     def _line(self) -> bytes:
@@ -92,3 +93,20 @@ class PeerProcess:
             self._process.kill()
             self._process.wait()
         self._process.stdout.close()
+
+
+def _environment(python: Path, threads: int) -> dict[str, str]:
+    """Return the variables of a worker: so many threads, and nobody's packages but its own."""
+    changes = {
+        "OMP_NUM_THREADS": str(threads),
+        # Idle threads that spin take the core from whoever works.
+        "GOMP_SPINCOUNT": "0",
+        # Everything is on this machine; a library that asks a hub waits for a network.
+        "HF_HUB_OFFLINE": "1",
+        # Libraries that compile look for their tools beside their interpreter.
+        "PATH": f"{python.parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
+    }
+    variables = dict(os.environ) | changes
+    if python != Path(sys.executable):
+        variables.pop("PYTHONPATH", None)
+    return variables
