@@ -73,7 +73,8 @@ def take_round(
     """
     command = [str(python_of(peer, options)), str(peer.script)]
     log = options.build / f"{peer.name.replace(' ', '-').replace(',', '')}.log"
-    with PeerProcess(command, options.threads, options.seconds, log) as process:
+    libraries = peer.environment.libraries(options.build) if peer.environment else []
+    with PeerProcess(command, options.threads, options.seconds, log, libraries) as process:
         measured.facts = process.ask({"op": "open", **opening, **peer.options})
         if measured.facts["threads"] != options.threads:
             raise PeerSkippedError(

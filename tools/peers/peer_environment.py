@@ -25,12 +25,15 @@ class PeerEnvironment:
         Of its folder and of its file of pinned requirements.
     removed
         Packages that come along and are taken out again.
+    preloaded
+        Patterns of libraries inside the environment that its makers want loaded first.
     hint
         What to do where it cannot be installed.
     """
 
     name: str
     removed: tuple[str, ...] = ()
+    preloaded: tuple[str, ...] = ()
     hint: str = ""
 
     @property
@@ -74,6 +77,11 @@ class PeerEnvironment:
                 self._do(command, seconds, output.fileno(), log)
         mark.write_text(wanted)
         return python
+
+    def libraries(self, build: Path) -> list[Path]:
+        """Return the libraries to load first that are there."""
+        folder = (build / self.name).absolute()
+        return [one for pattern in self.preloaded for one in sorted(folder.glob(pattern))]
 
     def _do(self, command: list[str], seconds: float, output: int, log: Path) -> None:
         try:

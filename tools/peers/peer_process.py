@@ -31,9 +31,18 @@ class PeerProcess:
         Longest time for one answer.
     log
         File that standard error is added to.
+    preloaded
+        Libraries that are loaded first.
     """
 
-    def __init__(self, command: Sequence[str], threads: int, seconds: float, log: Path) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        threads: int,
+        seconds: float,
+        log: Path,
+        preloaded: Sequence[Path] = (),
+    ) -> None:
         self._seconds, self._log = seconds, log
         with log.open("ab") as errors:
             self._process = subprocess.Popen(
@@ -41,7 +50,7 @@ class PeerProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
-                env=_environment(Path(command[0]), threads),
+                env=_environment(Path(command[0]), threads, preloaded),
             )
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -95,7 +104,7 @@ class PeerProcess:
         self._process.stdout.close()
 
 
-def _environment(python: Path, threads: int) -> dict[str, str]:
+def _environment(python: Path, threads: int, preloaded: Sequence[Path]) -> dict[str, str]:
     """Return the variables of a worker: so many threads, and nobody's packages but its own."""
     changes = {
         "OMP_NUM_THREADS": str(threads),
@@ -109,4 +118,6 @@ def _environment(python: Path, threads: int) -> dict[str, str]:
     variables = dict(os.environ) | changes
     if python != Path(sys.executable):
         variables.pop("PYTHONPATH", None)
+    if preloaded:
+        variables["LD_PRELOAD"] = os.pathsep.join(map(str, preloaded))
     return variables
