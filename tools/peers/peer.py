@@ -59,7 +59,7 @@ VLLM = PeerEnvironment(
     # Built for torch with CUDA, and vLLM imports them where it finds them.
     removed=("torchvision", "torchaudio", "torchcodec"),
     # vLLM loads them first in the processes that it starts; here it starts none.
-    preloaded=("lib/libiomp5.so", "lib/python*/site-packages/vllm/libs/libtcmalloc*.so*"),
+    preloaded=("lib/libiomp5.so",),
     hint=(
         "it is for Linux on x86-64 and wants torch's build for CPUs: set PIP_EXTRA_INDEX_URL to "
         "https://download.pytorch.org/whl/cpu"

@@ -71,7 +71,7 @@ class PeerEnvironment:
         ]
         if self.removed:
             commands.append([*pip, "uninstall", "--quiet", "--yes", *self.removed])
-        log = folder.with_suffix(".log")
+        log = folder.with_name(f"{self.name}-install.log")
         with log.open("w") as output:
             for command in commands:
                 self._do(command, seconds, output.fileno(), log)

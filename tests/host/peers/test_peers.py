@@ -248,9 +248,9 @@ def test_packages_that_come_along_are_taken_out(tools, tmp_path, monkeypatch):
 
     assert holds()
     # Up to date: nothing is installed, so the log stays as it was.
-    (build / "made_up.log").write_text("as it was")
+    (build / "made_up-install.log").write_text("as it was")
     assert holds()
-    assert (build / "made_up.log").read_text() == "as it was"
+    assert (build / "made_up-install.log").read_text() == "as it was"
     assert not holds(removed=("little",))
 
 
