@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,27 @@ from peers.peer_environment import PeerSkippedError
 GGUF_TYPES = {"bfloat16": "float16", "float16": "float16", "float32": "float32"}
 
 
-def write_gguf(model: Any, dtype: str, file: Path) -> str:
-    """Write a Llama model and return the type of its matrices.
+@dataclass(frozen=True)
+class GgufWeights:
+    """What a file holds.
+
+    Parameters
+    ----------
+    kind
+        Type of its matrices.
+    changed_share
+        Share of the matrices' weights that this type does not hold exactly.
+    largest_change
+        Of a weight.
+    """
+
+    kind: str
+    changed_share: float
+    largest_change: float
+
+
+def write_gguf(model: Any, dtype: str, file: Path) -> GgufWeights:
+    """Write a Llama model.
 
     No tokenizer goes with it: prompts are token ids.
 
@@ -35,14 +55,20 @@ def write_gguf(model: Any, dtype: str, file: Path) -> str:
     Raises
     ------
     PeerSkippedError
-        For other families.
+        For other families, scaled positions, and weights beyond FP16's range.
     """
     config = model.config
     if config.model_type != "llama":
         raise PeerSkippedError(
             f"only Llama models are written as GGUF and this is {config.model_type}"
         )
+    if config.rope_parameters.get("rope_type", "default") != "default":
+        raise PeerSkippedError(
+            "only Llama models with plain rotary positions are written as GGUF and these are "
+            f"{config.rope_parameters['rope_type']}"
+        )
     kind = GGUF_TYPES[dtype]
+    weights, changed, largest = 0, 0, 0.0
     writer = gguf.GGUFWriter(file, "llama")
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
@@ -66,13 +92,20 @@ def write_gguf(model: Any, dtype: str, file: Path) -> str:
         if "k_proj" in name:
             array = _interleaved(array, config.num_key_value_heads)
         if array.ndim > 1 and kind == "float16":
-            array = array.astype(np.float16)
+            narrow = array.astype(np.float16)
+            if not np.isfinite(narrow).all():
+                raise PeerSkippedError(f"{name} has a weight beyond FP16's range: --dtype float32")
+            change = np.abs(narrow - array)
+            changed += np.count_nonzero(change)
+            largest = max(largest, float(change.max()))
+            array = narrow
+        weights += array.size if array.ndim > 1 else 0
         writer.add_tensor(names.get_name(name, try_suffixes=(".weight", ".bias")), array)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return kind
+    return GgufWeights(kind, changed / weights, largest)
 
 
 def _interleaved(weight: NDArray[Any], heads: int) -> NDArray[Any]:

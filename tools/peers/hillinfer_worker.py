@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from importlib.metadata import version
 from typing import Any
 
 from transformers_worker import TransformersWorker
@@ -15,7 +16,7 @@ from hillinfer.hf.projections.table import make_projections
 
 
 class HillInferWorker(TransformersWorker):
-    """`alpha` and `projections` come with the request to open."""
+    """`alpha`, `projections` and `dram_budget` come with the request to open."""
 
     def open(self, request: dict[str, Any]) -> dict[str, Any]:
         """Load the model and attach."""
@@ -26,20 +27,49 @@ class HillInferWorker(TransformersWorker):
         self._attachment = hillinfer.attach(
             self.model, alpha=request["alpha"], dram_budget=request["dram_budget"]
         )
-        settings = {name: request[name] for name in ("alpha", "projections", "dram_budget")}
+        settings = self._attachment.settings
         weights = "float16" if request["projections"] == "fp16" else facts["weights"]
         # Rows of float32 models are FP16 (docs/limitations.md).
-        kv = "float16" if request["dtype"] == "float32" else request["dtype"]
-        return facts | {"settings": settings, "weights": weights, "kv": kv}
+        kv = "float16" if facts["compute"] == "float32" else facts["compute"]
+        return facts | {
+            "versions": facts["versions"] | {"hillinfer": version("hillinfer")},
+            "weights": weights,
+            "kv": kv,
+            "settings": {
+                "alpha": settings.alpha,
+                "rule": settings.rule,
+                "scope": settings.scope,
+                "query": settings.query,
+                "shadow": settings.shadow,
+                "projections": request["projections"],
+                "dram_budget": request["dram_budget"],
+                "prefill_chunk": facts["settings"]["prefill_chunk"],
+            },
+        }
 
-    def tokens(self, prompt: list[int], new_tokens: int) -> Iterator[int]:
-        """Go on as the loop does, and close the cache afterwards."""
+    def tokens(self, prompt: Sequence[int], follow: Sequence[int]) -> Iterator[int]:
+        """Go on as the loop does, and close the cache afterwards.
+
+        Raises
+        ------
+        ValueError
+            Where rows were read from the drive: the row of the report says that none were.
+        """
         self._cache = None
         try:
-            yield from super().tokens(prompt, new_tokens)
+            yield from super().tokens(prompt, follow)
+            if self._cache is not None and (cold := self._cold_rows()):
+                raise ValueError(
+                    f"{cold} rows were read from the drive, so dram_budget="
+                    f"{self._attachment.settings.dram_budget} does not hold this context: raise it "
+                    "in tools/peers/peer.py"
+                )
         finally:
             if self._cache is not None:
                 self._cache.close()
+
+    def _cold_rows(self) -> int:
+        return int(self._cache.statistics().cold_rows_read)
 
     def new_cache(self, length: int) -> Any:
         """Return a HillInfer cache once attached."""

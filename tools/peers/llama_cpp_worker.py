@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import llama_cpp
+import numpy as np
 from worker_loop import Worker, serve
 
 
@@ -21,23 +22,34 @@ class LlamaCppWorker(Worker):
             n_threads=request["threads"],
             n_threads_batch=request["threads"],
             flash_attn=request["flash_attention"],
-            verbose=False,
+            type_k=llama_cpp.GGML_TYPE_F16,
+            type_v=llama_cpp.GGML_TYPE_F16,
+            verbose=True,
         )
         return {
             "versions": {"llama-cpp-python": llama_cpp.__version__},
+            "threads": llama_cpp.llama_n_threads(self._llama.ctx),
             "weights": request["gguf_type"],
+            "compute": request["gguf_type"],
             "kv": "float16",
+            "settings": {
+                "flash_attention": request["flash_attention"],
+                "prefill_chunk": self._llama.n_batch,
+            },
         }
 
-    def tokens(self, prompt: list[int], new_tokens: int) -> Iterator[int]:
+    def tokens(self, prompt: Sequence[int], follow: Sequence[int]) -> Iterator[int]:
         """Read the prompt in llama.cpp's own batches, then decode."""
         self._llama.reset()
         self._llama.eval(prompt)
-        for number in range(new_tokens):
-            token = int(self._llama.sample(temp=0.0, repeat_penalty=1.0))
-            yield token
-            if number < new_tokens - 1:
-                self._llama.eval([token])
+        yield self._most_probable()
+        for one in follow[:-1]:
+            self._llama.eval([one])
+            yield self._most_probable()
+
+    def _most_probable(self) -> int:
+        logits = llama_cpp.llama_get_logits_ith(self._llama.ctx, -1)
+        return int(np.ctypeslib.as_array(logits, (self._llama.n_vocab(),)).argmax())
 
 
 if __name__ == "__main__":

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from peers.peer_environment import PeerEnvironment
+
 ROOT = Path(__file__).parent
 
 
@@ -22,14 +24,14 @@ class Peer:
     worker
         Script that speaks the protocol of `worker_loop`.
     environment
-        Name of a requirements file; None for the environment that the tool runs in.
+        Where it is installed; None for the environment that the tool runs in.
     options
         Added to the request to open.
     """
 
     name: str
     worker: str
-    environment: str | None = None
+    environment: PeerEnvironment | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -38,39 +40,56 @@ class Peer:
         return ROOT / f"{self.worker}.py"
 
     @property
-    def requirements(self) -> Path | None:
-        """The pinned requirements of the peer's environment."""
-        if self.environment is None:
-            return None
-        return ROOT / "requirements" / f"{self.environment}.txt"
+    def ours(self) -> bool:
+        """Whether it is HillInfer."""
+        return self.worker == "hillinfer_worker"
 
 
-def _hillinfer(projections: str) -> dict[str, Any]:
-    return {"alpha": 0.1, "dram_budget": "2GiB", "projections": projections}
+def _hillinfer(projections: str, **changes: Any) -> dict[str, Any]:
+    # The budget holds the rows of any context measured here; the worker checks that it did.
+    return {"alpha": 0.1, "dram_budget": "4GiB", "projections": projections, **changes}
 
 
-OURS = "hillinfer"
+QUANTISED = PeerEnvironment("quantised")
+LLAMA_CPP = PeerEnvironment(
+    "llama_cpp", hint="it is compiled here: install a C++ compiler and make or ninja"
+)
+VLLM = PeerEnvironment(
+    "vllm",
+    # Built for torch with CUDA, and vLLM imports them where it finds them.
+    removed=("torchvision", "torchaudio", "torchcodec"),
+    # vLLM loads them first in the processes that it starts; here it starts none.
+    preloaded=("lib/libiomp5.so",),
+    hint=(
+        "it is for Linux on x86-64 and wants torch's build for CPUs: set PIP_EXTRA_INDEX_URL to "
+        "https://download.pytorch.org/whl/cpu"
+    ),
+)
+
 REFERENCE = "transformers dynamic"
 PEERS = (
-    Peer(OURS, "hillinfer_worker", options=_hillinfer("stock")),
-    Peer("hillinfer, fp16 projections", "hillinfer_worker", options=_hillinfer("fp16")),
+    Peer("hillinfer", "hillinfer_worker", options=_hillinfer("stock")),
+    # FBGEMM's products are of float32, so the rest is too; weights and rows have 16 bits.
+    Peer(
+        "hillinfer, fp16 projections",
+        "hillinfer_worker",
+        options=_hillinfer("fp16", compute="float32"),
+    ),
     Peer(REFERENCE, "transformers_worker", options={"cache": "dynamic"}),
     Peer("transformers static", "transformers_worker", options={"cache": "static"}),
     Peer(
         "transformers quantised, quanto",
         "transformers_worker",
-        "quantised",
+        QUANTISED,
         options={"cache": "quanto"},
     ),
-    Peer(
-        "transformers quantised, hqq", "transformers_worker", "quantised", options={"cache": "hqq"}
-    ),
-    Peer("llama.cpp", "llama_cpp_worker", "llama_cpp", options={"flash_attention": False}),
+    Peer("transformers quantised, hqq", "transformers_worker", QUANTISED, options={"cache": "hqq"}),
+    Peer("llama.cpp", "llama_cpp_worker", LLAMA_CPP, options={"flash_attention": False}),
     Peer(
         "llama.cpp, flash attention",
         "llama_cpp_worker",
-        "llama_cpp",
+        LLAMA_CPP,
         options={"flash_attention": True},
     ),
-    Peer("vllm", "vllm_worker", "vllm"),
+    Peer("vllm", "vllm_worker", VLLM),
 )

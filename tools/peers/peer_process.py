@@ -7,6 +7,7 @@ import json
 import os
 import selectors
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -30,9 +31,18 @@ class PeerProcess:
         Longest time for one answer.
     log
         File that standard error is added to.
+    preloaded
+        Libraries that are loaded first.
     """
 
-    def __init__(self, command: Sequence[str], threads: int, seconds: float, log: Path) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        threads: int,
+        seconds: float,
+        log: Path,
+        preloaded: Sequence[Path] = (),
+    ) -> None:
         self._seconds, self._log = seconds, log
         with log.open("ab") as errors:
             self._process = subprocess.Popen(
@@ -40,7 +50,7 @@ class PeerProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
-                env=os.environ | {"OMP_NUM_THREADS": str(threads), "GOMP_SPINCOUNT": "0"},
+                env=_environment(Path(command[0]), threads, preloaded),
             )
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -62,7 +72,7 @@ class PeerProcess:
             raise PeerSkippedError(f"the worker ended without an answer; see {self._log}")
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
-            raise PeerSkippedError(answer["error"])
+            raise PeerSkippedError(f"{answer['error']} (all of it: {self._log})")
         return answer
 
     def _line(self) -> bytes:
@@ -92,3 +102,22 @@ class PeerProcess:
             self._process.kill()
             self._process.wait()
         self._process.stdout.close()
+
+
+def _environment(python: Path, threads: int, preloaded: Sequence[Path]) -> dict[str, str]:
+    """Return the variables of a worker: so many threads, and nobody's packages but its own."""
+    changes = {
+        "OMP_NUM_THREADS": str(threads),
+        # Idle threads that spin take the core from whoever works.
+        "GOMP_SPINCOUNT": "0",
+        # Everything is on this machine; a library that asks a hub waits for a network.
+        "HF_HUB_OFFLINE": "1",
+        # Libraries that compile look for their tools beside their interpreter.
+        "PATH": f"{python.parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
+    }
+    variables = dict(os.environ) | changes
+    if python != Path(sys.executable):
+        variables.pop("PYTHONPATH", None)
+    if preloaded:
+        variables["LD_PRELOAD"] = os.pathsep.join(map(str, preloaded))
+    return variables

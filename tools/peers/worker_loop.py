@@ -2,7 +2,7 @@
 """The worker's side of the protocol: a JSON object per line in, one per line out.
 
 `{"op": "open", ...}` is answered with facts about what was opened, `{"op": "run", "prompt": ids,
-"new_tokens": count}` with times and tokens, anything that fails with `{"error": text}`. Standard
+"follow": ids, ...}` with times and tokens, anything that fails with `{"error": text}`. Standard
 library only: this runs in environments that know nothing of HillInfer.
 """
 
@@ -13,7 +13,7 @@ import os
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -23,16 +23,21 @@ class Worker(ABC):
 
     @abstractmethod
     def open(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Load `model` in `dtype` with `threads`; return versions and types that were used."""
+        """Load `model` with `threads`; return versions, types and settings that were used."""
 
     @abstractmethod
-    def tokens(self, prompt: list[int], new_tokens: int) -> Iterator[int]:
-        """Yield greedy tokens as they are known, never fewer than asked for."""
+    def tokens(self, prompt: Sequence[int], follow: Sequence[int]) -> Iterator[int]:
+        """Yield the most probable token after the prompt, and after each of `follow` but the last.
+
+        Each is yielded as it is known; what is decoded next is not that token but the text's own,
+        in `follow`. So every runtime chooses after the same tokens, and one other choice does not
+        make all later ones other.
+        """
 
     def run(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return the tokens, seconds to the first and seconds from each to the next."""
         times, found = [time.perf_counter()], []
-        for token in self.tokens(request["prompt"], request["new_tokens"]):
+        for token in self.tokens(request["prompt"], request["follow"]):
             times.append(time.perf_counter())
             found.append(token)
         return {

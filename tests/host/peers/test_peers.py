@@ -3,13 +3,16 @@
 
 import importlib
 import json
+import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
 
 TOOLS = Path(__file__).parents[3] / "tools"
-HERE = ("hillinfer", "transformers dynamic", "transformers static")
+HERE = ("hillinfer", "hillinfer, fp16 projections", "transformers dynamic", "transformers static")
+OURS = HERE[:2]
 CONTEXTS = (48, 80)
 
 
@@ -40,22 +43,96 @@ def test_every_peer_has_a_row_per_context(report):
         (name, context) for name in HERE for context in CONTEXTS
     ]
     for row in report["rows"]:
-        assert row["new_tokens"] == 4
-        assert row["weights"] == "float32"
-        assert row["kv"] == ("float16" if row["peer"] == "hillinfer" else "float32")
+        ours = row["peer"] in OURS
+        assert (row["new_tokens"], row["threads"], row["compute"]) == (4, 1, "float32")
+        assert row["weights"] == ("float16" if row["peer"] == OURS[1] else "float32")
+        assert row["kv"] == ("float16" if ours else "float32")
         assert 0 < row["step_ms"]["fastest"] <= row["step_ms"]["median"]
         assert row["ttft_seconds"]["fastest"] > 0
         assert row["decode_tokens_per_second"] == pytest.approx(1e3 / row["step_ms"]["median"])
-    assert report["versions"].keys() == set(HERE)
+        parts = row["parts_ms"]
+        assert min(parts.values()) > 0
+        assert parts["linear"] + parts["attention"] < parts["step"]
+    assert report["systems"].keys() == set(HERE)
+    settings = report["systems"][OURS[1]]["settings"]
+    assert (settings["alpha"], settings["projections"]) == (0.1, "fp16")
 
 
 def test_transformers_caches_agree(report):
-    rows = [row for row in report["rows"] if row["peer"] != "hillinfer"]
-    assert [row["equal_tokens"] for row in rows] == [4] * len(rows)
+    rows = [row for row in report["rows"] if row["peer"] not in OURS]
+    assert [row["agreement"] for row in rows] == [1.0] * len(rows)
 
 
-def test_crossovers_are_ours_beside_each_rival(report):
-    assert report["crossovers_of_hillinfer"].keys() == set(HERE) - {"hillinfer"}
+def test_comparisons_are_ours_beside_each_rival(report):
+    pairs = [(one["ours"], one["peer"]) for one in report["comparisons"]]
+    assert pairs == [(ours, other) for ours in OURS for other in HERE if other not in OURS]
+    medians = {(row["peer"], row["context"]): row["step_ms"]["median"] for row in report["rows"]}
+    for one in report["comparisons"]:
+        # No context here is as long as the goal's.
+        assert one["met"] is None
+        for context in CONTEXTS:
+            ratio = medians[one["peer"], context] / medians[one["ours"], context]
+            assert one["speedups"][str(context)] == pytest.approx(ratio)
+
+
+def measured(tools, tokens, **milliseconds):
+    """Return what a peer did that took so many milliseconds at each context."""
+    facts = {"weights": "w", "compute": "c", "kv": "k", "threads": 1, "settings": {}}
+    one = tools("peers.report").Measured(facts | {"versions": {}})
+    for context, taken in milliseconds.items():
+        run = {"ttft_seconds": 1.0, "step_seconds": [taken / 1e3] * 3, "tokens": tokens}
+        one.runs[int(context.removeprefix("at_"))].append(run)
+    return one
+
+
+def made_report(tools, results, trained_context=8192):
+    facts = {"trained_context": trained_context, "new_tokens": 4}
+    return tools("peers.report").report_of(results, (4096, 8192, 16384), facts)
+
+
+def test_a_peer_that_failed_on_the_way_is_compared_as_far_as_it_came(tools):
+    far = measured(tools, [1, 2, 3, 4], at_4096=20, at_8192=20, at_16384=20)
+    near = measured(tools, [1, 2, 3, 5], at_4096=10, at_8192=30)
+    near.skipped = "no answer within 9 s"
+    report = made_report(tools, {"hillinfer": far, "llama.cpp": near})
+    (found,) = report["comparisons"]
+    assert found["speedups"] == {"4096": 0.5, "8192": 1.5}
+    assert found["crossover"] == {"kind": "between measured contexts", "context": 6144}
+    assert found["met"] is True
+    assert report["skipped"] == {"llama.cpp": "no answer within 9 s"}
+    assert "llama.cpp: skipped: no answer" in tools("peers.report").table_text(
+        report | {"trained_context": 8192}
+    )
+
+
+def test_agreement_and_lengths_that_a_model_was_not_made_for(tools):
+    reference = measured(tools, [1, 2, 3, 4], at_4096=20, at_8192=20)
+    other = measured(tools, [1, 9, 3, 4], at_4096=10, at_8192=30)
+    results = {"transformers dynamic": reference, "vllm": other}
+    rows = made_report(tools, results, trained_context=8192)["rows"]
+    assert [row["agreement"] for row in rows] == [1, 1, 0.75, 0.75]
+    assert [row["beyond_trained_context"] for row in rows] == [False, True] * 2
+    alone = made_report(tools, {"vllm": other})["rows"]
+    assert [row["agreement"] for row in alone] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("peer", "speedups", "crossover", "met"),
+    [
+        ("transformers static", {2048: 0.5, 4096: 1.1, 8192: 1.2}, ("MEASURED", 3000), True),
+        ("transformers static", {4096: 0.9, 8192: 1.2}, ("MEASURED", 5000), False),
+        ("transformers static", {2048: 1.5}, ("BELOW", 2048), None),
+        ("llama.cpp", {8192: 1.2}, ("MEASURED", 16384), True),
+        ("llama.cpp", {8192: 0.8}, ("EXTRAPOLATED", 12000), None),
+        ("llama.cpp", {8192: 0.8}, ("EXTRAPOLATED", 20000), False),
+        ("vllm", {8192: 0.8}, ("NONE", None), False),
+    ],
+)
+def test_goals(tools, peer, speedups, crossover, met):
+    module = tools("peers.crossover")
+    kind, context = crossover
+    found = module.Crossover(module.CrossoverKind[kind], context)
+    assert tools("peers.goal").goal_of(peer).met(speedups, found) is met
 
 
 @pytest.mark.parametrize(
@@ -89,9 +166,22 @@ def test_a_worker_answers_an_error_and_goes_on(tools, tmp_path, tiny_folder):
         with pytest.raises(skipped_error(tools), match="no_such_type"):
             worker.ask(opening | {"dtype": "no_such_type"})
         assert worker.ask(opening | {"dtype": "float32"})["kv"] == "float32"
-        answer = worker.ask({"op": "run", "prompt": [1, 2, 3], "new_tokens": 3})
-    assert len(answer["tokens"]) == 3
+        answer = worker.ask({"op": "run", "prompt": [1, 2, 3], "follow": [4, 5, 6]})
+        other = worker.ask({"op": "run", "prompt": [1, 2, 3], "follow": [7, 8, 9]})
     assert len(answer["step_seconds"]) == 2
+    # Chosen after the text's own tokens, not after those that were chosen before.
+    assert answer["tokens"] == most_probable(tiny_folder, [1, 2, 3, 4, 5])[2:]
+    assert other["tokens"] == most_probable(tiny_folder, [1, 2, 3, 7, 8])[2:]
+    assert other["tokens"] != answer["tokens"]
+
+
+def most_probable(folder, ids):
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.no_grad():
+        return model(torch.tensor([ids])).logits[0].argmax(-1).tolist()
 
 
 def test_a_worker_that_ends_or_hangs_is_told(tools, tmp_path):
@@ -110,14 +200,22 @@ def test_a_worker_that_ends_or_hangs_is_told(tools, tmp_path):
         worker.ask({"op": "open"})
 
 
+def environment(tools, folder, monkeypatch, requirement, **options):
+    """Return the environment of one requirement."""
+    module = tools("peers.peer_environment")
+    monkeypatch.setattr(module, "REQUIREMENTS", folder)
+    (folder / "made_up.txt").write_text(f"{requirement}\n")
+    return module.PeerEnvironment("made_up", **options)
+
+
 def test_a_peer_that_cannot_be_installed_is_in_the_report(
     tools, tiny_folder, tmp_path, monkeypatch
 ):
     bench, peer = tools("peers_bench"), tools("peers.peer")
-    monkeypatch.setattr(peer, "ROOT", tmp_path)
-    requirements = tmp_path / "requirements"
-    requirements.mkdir()
-    (requirements / "vllm.txt").write_text(f"{tmp_path}/no_such_package\n")
+    made_up = environment(
+        tools, tmp_path, monkeypatch, f"{tmp_path}/no_such_package", hint="install a compiler"
+    )
+    monkeypatch.setattr(bench, "PEERS", (peer.Peer("vllm", "vllm_worker", made_up),))
     out = tmp_path / "peers.json"
     bench.main(
         [
@@ -127,7 +225,59 @@ def test_a_peer_that_cannot_be_installed_is_in_the_report(
     )
     report = json.loads(out.read_text())
     assert report["rows"] == []
-    assert "vllm.txt cannot be installed" in report["skipped"]["vllm"]
+    assert "made_up.txt cannot be installed" in report["skipped"]["vllm"]
+    assert "no_such_package" in report["skipped"]["vllm"]
+    assert "install a compiler; then run again" in report["skipped"]["vllm"]
+
+
+def test_packages_that_come_along_are_taken_out(tools, tmp_path, monkeypatch):
+    wheel = tmp_path / "little-1.0-py3-none-any.whl"
+    about = "little-1.0.dist-info"
+    with zipfile.ZipFile(wheel, "w") as file:
+        file.writestr("little.py", "")
+        file.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\nName: little\nVersion: 1.0\n")
+        file.writestr(
+            f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        file.writestr(f"{about}/RECORD", f"little.py,,\n{about}/METADATA,,\n{about}/WHEEL,,\n")
+    build = tmp_path / "build"
+
+    def holds(**options):
+        made = environment(tools, tmp_path, monkeypatch, wheel, **options).python(build, 300)
+        return subprocess.run([made, "-c", "import little"], capture_output=True).returncode == 0
+
+    assert holds()
+    # Up to date: nothing is installed, so the log stays as it was.
+    (build / "made_up-install.log").write_text("as it was")
+    assert holds()
+    assert (build / "made_up-install.log").read_text() == "as it was"
+    assert not holds(removed=("little",))
+
+
+def test_a_worker_apart_sees_no_packages_of_ours(tools, monkeypatch):
+    module = tools("peers.peer_process")
+    monkeypatch.setenv("PYTHONPATH", "/ours")
+    own = module._environment(Path(sys.executable), 3, [])
+    apart = module._environment(Path("/elsewhere/bin/python"), 3, [Path("/a.so"), Path("/b.so")])
+    assert own["PYTHONPATH"] == "/ours"
+    assert "PYTHONPATH" not in apart
+    assert apart["PATH"].startswith("/elsewhere/bin:")
+    assert apart["LD_PRELOAD"] == "/a.so:/b.so"
+    assert own["OMP_NUM_THREADS"] == apart["OMP_NUM_THREADS"] == "3"
+
+
+@pytest.mark.parametrize(
+    ("option", "text"),
+    [
+        (("--new-tokens", "1"), "--new-tokens 1: give at least 2"),
+        (("--contexts", "20", "400"), "--contexts 20: give at least 34"),
+        (("--rounds", "0"), "--rounds 0: give at least 1"),
+    ],
+)
+def test_numbers_that_measure_nothing_are_refused(tools, capsys, option, text):
+    with pytest.raises(SystemExit):
+        tools("peers_bench").main(option)
+    assert text in capsys.readouterr().err
 
 
 def test_gguf_holds_the_models_weights(tools, tiny_folder, tmp_path):
@@ -137,7 +287,8 @@ def test_gguf_holds_the_models_weights(tools, tiny_folder, tmp_path):
 
     model = AutoModelForCausalLM.from_pretrained(tiny_folder, dtype=torch.float32)
     file = tmp_path / "tiny.gguf"
-    assert tools("peers.gguf_weights").write_gguf(model, "float32", file) == "float32"
+    made = tools("peers.gguf_weights").write_gguf(model, "float32", file)
+    assert (made.kind, made.changed_share, made.largest_change) == ("float32", 0, 0)
     tensors = {one.name: one.data for one in gguf.GGUFReader(file).tensors}
     mlp = model.model.layers[1].mlp.up_proj.weight.detach().numpy()
     assert (tensors["blk.1.ffn_up.weight"] == mlp).all()
@@ -147,3 +298,37 @@ def test_gguf_holds_the_models_weights(tools, tiny_folder, tmp_path):
     stored = tensors["blk.0.attn_q.weight"]
     assert (stored[1] == query[head_dim // 2].numpy()).all()
     assert not (stored[1] == query[1].numpy()).all()
+
+
+def test_gguf_says_what_fp16_does_not_hold(tools, tiny_folder, tmp_path):
+    import gguf
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    write = tools("peers.gguf_weights").write_gguf
+    model = AutoModelForCausalLM.from_pretrained(tiny_folder, dtype=torch.bfloat16)
+    weight = model.model.layers[0].mlp.up_proj.weight
+    with torch.no_grad():
+        for one in model.parameters():
+            one[one.abs() < 2**-10] = 0
+        held = write(model, "bfloat16", tmp_path / "held.gguf")
+        weight[0, 0] = 2**-24 * 1.5
+        lost = write(model, "bfloat16", tmp_path / "lost.gguf")
+        weight[0, 0] = 1e5
+        with pytest.raises(skipped_error(tools), match=r"up_proj\.weight has a weight beyond FP16"):
+            write(model, "bfloat16", tmp_path / "beyond.gguf")
+    assert (held.kind, held.changed_share, held.largest_change) == ("float16", 0, 0)
+    assert lost.changed_share > 0
+    assert lost.largest_change == 2**-25
+    stored = {one.name: one.data for one in gguf.GGUFReader(tmp_path / "held.gguf").tensors}
+    mlp = model.model.layers[1].mlp.up_proj.weight.detach().float().numpy()
+    assert (stored["blk.1.ffn_up.weight"] == mlp).all()
+
+
+def test_gguf_refuses_scaled_positions(tools, tiny_folder, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(tiny_folder)
+    model.config.rope_parameters = {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}
+    with pytest.raises(skipped_error(tools), match="these are linear"):
+        tools("peers.gguf_weights").write_gguf(model, "float32", tmp_path / "scaled.gguf")

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What peers answered, as a report: rows, comparisons with HillInfer, and text for reading."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from peers.crossover import Crossover
+from peers.goal import goal_of
+from peers.peer import PEERS, REFERENCE
+
+# Runs whose slowest round takes so much longer than the fastest are flagged.
+_WIDE_SPREAD = 1.2
+
+
+@dataclass
+class Measured:
+    """What a peer did in all rounds.
+
+    Parameters
+    ----------
+    facts
+        As it answered when opened.
+    runs
+        Answers by context.
+    skipped
+        Why it stopped taking part; None where it did not.
+    """
+
+    facts: dict[str, Any] = field(default_factory=dict)
+    runs: dict[int, list[dict[str, Any]]] = field(default_factory=lambda: defaultdict(list))
+    skipped: str | None = None
+
+
+def report_of(
+    results: Mapping[str, Measured], contexts: Sequence[int], facts: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the whole report.
+
+    Parameters
+    ----------
+    results
+        By peer.
+    contexts
+        In tokens, ascending.
+    facts
+        What holds for all: `trained_context` and `new_tokens` among others.
+    """
+    taking_part = [peer for peer in PEERS if peer.name in results]
+    reference = results.get(REFERENCE, Measured())
+    medians: dict[str, dict[int, float]] = {}
+    rows = []
+    for peer in taking_part:
+        measured = results[peer.name]
+        own = [_row(peer.name, one, measured, reference) for one in contexts if measured.runs[one]]
+        for row in own:
+            last = row["context"] + facts["new_tokens"]
+            row["beyond_trained_context"] = last > facts["trained_context"]
+        medians[peer.name] = {row["context"]: row["step_ms"]["median"] for row in own}
+        rows += own
+    return {
+        **facts,
+        "systems": {peer.name: results[peer.name].facts for peer in taking_part},
+        "rows": rows,
+        "comparisons": [
+            _comparison(ours.name, other.name, medians[ours.name], medians[other.name])
+            for ours in taking_part
+            for other in taking_part
+            if ours.ours and not other.ours and medians[ours.name].keys() & medians[other.name]
+        ],
+        "skipped": {
+            peer.name: why
+            for peer in taking_part
+            if (why := results[peer.name].skipped) is not None
+        },
+    }
+
+
+def _row(peer: str, context: int, measured: Measured, reference: Measured) -> dict[str, Any]:
+    """Return one row; times in milliseconds but that to the first token."""
+    runs = measured.runs[context]
+    steps = [1e3 * statistics.median(run["step_seconds"]) for run in runs]
+    firsts = [run["ttft_seconds"] for run in runs]
+    others = reference.runs.get(context)
+    return {
+        "peer": peer,
+        "context": context,
+        **{name: measured.facts[name] for name in ("weights", "compute", "kv", "threads")},
+        "step_ms": {
+            "fastest": 1e3 * min(min(run["step_seconds"]) for run in runs),
+            "median": statistics.median(steps),
+        },
+        "decode_tokens_per_second": 1e3 / statistics.median(steps),
+        "ttft_seconds": {"fastest": min(firsts), "median": statistics.median(firsts)},
+        "spread": max(steps) / min(steps),
+        "wide_spread": max(steps) / min(steps) > _WIDE_SPREAD,
+        "agreement": _agreement(runs[0]["tokens"], others[0]["tokens"]) if others else None,
+        "new_tokens": len(runs[0]["tokens"]),
+        "parts_ms": next((run["parts"] for run in runs if run.get("parts")), None),
+    }
+
+
+def _agreement(own: Sequence[int], other: Sequence[int]) -> float:
+    """Return the share of tokens that are the same."""
+    return statistics.mean(one == two for one, two in zip(own, other, strict=True))
+
+
+def _comparison(
+    ours: str, other: str, own: Mapping[int, float], theirs: Mapping[int, float]
+) -> dict[str, Any]:
+    contexts = sorted(own.keys() & theirs)
+    crossover = Crossover.of(
+        contexts, [own[one] for one in contexts], [theirs[one] for one in contexts]
+    )
+    speedups = {one: theirs[one] / own[one] for one in contexts}
+    goal = goal_of(other)
+    return {
+        "ours": ours,
+        "peer": other,
+        "speedups": {str(one): ratio for one, ratio in speedups.items()},
+        "crossover": {"kind": crossover.kind, "context": crossover.context},
+        "goal": goal.text,
+        "met": goal.met(speedups, crossover),
+    }
+
+
+_MET = {True: "met", False: "missed", None: "not measured"}
+
+
+def table_text(report: Mapping[str, Any]) -> str:
+    """Return the report for reading."""
+    lines = [
+        f"{'':30} {'weights':>8} {'compute':>8} {'KV':>8} {'context':>7} {'TTFT s':>7} "
+        f"{'ms/token':>8} {'tokens/s':>8} {'agreement':>9}"
+    ]
+    for row in report["rows"]:
+        agreement = "-" if row["agreement"] is None else f"{row['agreement']:.3f}"
+        flags = "  spread above 20 %" if row["wide_spread"] else ""
+        if row["beyond_trained_context"]:
+            flags += f"  beyond the {report['trained_context']} tokens the model was made for"
+        lines.append(
+            f"{row['peer']:30} {row['weights']:>8} {row['compute']:>8} {row['kv']:>8} "
+            f"{row['context']:7d} {row['ttft_seconds']['median']:7.2f} "
+            f"{row['step_ms']['median']:8.1f} {row['decode_tokens_per_second']:8.1f} "
+            f"{agreement:>9}{flags}"
+        )
+    lines.append("")
+    for row in report["rows"]:
+        if parts := row["parts_ms"]:
+            lines.append(
+                f"{row['peer']} at {row['context']}: a step of {parts['step']:.1f} ms is "
+                f"{parts['linear']:.1f} linear layers, {parts['attention']:.1f} attention, "
+                f"{parts['rest']:.1f} rest"
+            )
+    lines.append("")
+    for one in report["comparisons"]:
+        ratios = ", ".join(f"{ratio:.2f}x at {at}" for at, ratio in one["speedups"].items())
+        where = one["crossover"]["context"]
+        lines.append(
+            f"{one['ours']} over {one['peer']}: {ratios}; faster from: "
+            f"{'' if where is None else f'{where:.0f} tokens, '}{one['crossover']['kind']}; "
+            f"goal, {one['goal']}: {_MET[one['met']]}"
+        )
+    lines.append("")
+    for name, facts in report["systems"].items():
+        if facts:
+            pairs = {**facts["versions"], "threads": facts["threads"], **facts["settings"]}
+            lines.append(f"{name}: {', '.join(f'{key} {value}' for key, value in pairs.items())}")
+    lines += [f"{name}: skipped: {why}" for name, why in report["skipped"].items()]
+    return "\n".join(lines)
