@@ -42,7 +42,8 @@ from hillinfer_model.choices import Scope
 from hillinfer_model.kernel_spec import ProductStyle
 
 SCALING = 0.3
-PATIENCE = 2.0
+# How long an impatient host waits, and the most that any test waits, however busy the machine.
+PATIENCE, ENOUGH = 2.0, 120.0
 
 pytestmark = ONE_PROCESS
 
@@ -259,7 +260,8 @@ def test_the_host_goes_on_where_the_card_fails_between_launches(cards, opened, f
     start = time.monotonic()
     with pytest.warns(HillInferWarning, match="the host goes on scoring"):
         found = keys.codes(scorer, segments)
-    assert time.monotonic() - start < 20
+    # Sooner than a patient host would have been.
+    assert time.monotonic() - start < Deadlines().progress
     np.testing.assert_array_equal(found, keys.golden(Scope.LAYER))
     assert scorer.shadows.lost
     # And for good.
@@ -271,13 +273,14 @@ def test_the_host_goes_on_where_the_card_fails_in_a_launch(cards, opened, fault)
     keys = Keys.random(100 * 512)
     scorer = opened(cards(Engine.RTL))
     segments = keys.resident(scorer)
-    impatient(scorer)
     blocks = scorer.score(keys.query, SCALING, segments)
     found = np.full(100 * 512, -1)
 
     def listen():
         for number, block in enumerate(blocks):
             if number == 0:
+                # A busy machine may take its time to the first block, but must get there.
+                impatient(scorer)
                 fault(scorer)
             assert (found[block.positions] == -1).all()
             found[block.positions] = block.codes
@@ -373,7 +376,7 @@ def test_a_card_that_does_not_come_up_is_an_error_in_time(cards, tmp_path, monke
     start = time.monotonic()
     with pytest.raises(SettingsError, match="device=xrt: the card could not open"):
         opening(surrounding)
-    assert time.monotonic() - start < 30
+    assert time.monotonic() - start < Deadlines().load
     (folder,) = folders
     assert not folder.exists()
     assert processes_in(folder) == []
@@ -425,7 +428,7 @@ def test_nothing_is_left_where_the_host_is_killed(cards, tmp_path):
     finally:
         host.kill()
         host.wait()
-    end = time.monotonic() + 20
+    end = time.monotonic() + ENOUGH
     while folder.exists() and time.monotonic() < end:
         time.sleep(0.05)
     assert processes_in(folder) == []
