@@ -70,6 +70,12 @@ class CollectingPolicy(PoolPolicy):
 
 
 @pytest.fixture
+def cold_dir(tmp_path):
+    """Its own: other tests' files may be closed at any time."""
+    return tmp_path
+
+
+@pytest.fixture
 def calls():
     gc.collect()
     gc.disable()
