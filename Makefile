@@ -154,7 +154,7 @@ $(VENV)/installed: pyproject.toml constraints.txt $(NATIVE)
 	@touch $@
 
 # The lock's numpy has no wheels for Python 3.13 and newer.
-$(BUILD)/pynq-env/installed: tools/pynq_env/requirements.txt tools/pynq_env/build-requirements.txt
+$(BUILD)/pynq-env/installed: tools/pynq_env/requirements.txt tools/pynq_env/build-requirements.txt | $(if $(CI),xrt)
 	@$(PYNQ_PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' || \
 		{ echo "PYNQ needs Python 3.11 or 3.12: make PYNQ_PYTHON=/path/to/python3.11 ..."; exit 2; }
 	$(PYNQ_PYTHON) -m venv --clear $(@D)

@@ -222,7 +222,7 @@ def test_an_interrupted_build_leaves_no_process_and_publishes_nothing(place):
     line = next(line for line in process.stdout if line.startswith("processes "))
     assert all(Path(f"/proc/{number}").exists() for number in line.split()[1:])
     process.send_signal(signal.SIGINT)
-    _, message = process.communicate(timeout=60)
+    _, message = process.communicate(timeout=240)
     assert process.returncode == 1
     assert "was interrupted" in message
     assert not any(running(number) for number in line.split()[1:])

@@ -18,7 +18,7 @@ from launch_flips import visible_flip
 from hillinfer.devices.child_session import processes_in
 from hillinfer.devices.pynq.card import Card
 from hillinfer.devices.pynq.errors import PynqError
-from hillinfer.devices.pynq.execution import PynqExecution
+from hillinfer.devices.pynq.execution import PATIENCE_S, PynqExecution
 from hillinfer.devices.pynq.front_process import FrontProcess
 from hillinfer.devices.xrt.errors import XclbinError
 from hillinfer.devices.xrt.section_kind import SectionKind
@@ -36,7 +36,8 @@ SMALL = KernelSpec(
 TOKENS = [512, 130, 0, 1, 63, 65]
 # The same kernels by another name: their status beats say which one they are.
 RENAMED = replace(SMALL, product_style=ProductStyle.LUT)
-PATIENCE = 2.0
+# Of a host that gives up soon, and the most that any test waits, however busy the machine.
+PATIENCE, ENOUGH = 2.0, 120.0
 
 # Tests of one spec run in one process, so that its kernels are built once.
 pytestmark = pytest.mark.xdist_group(SMALL.digest().hex())
@@ -184,7 +185,7 @@ def is_there(pid):
 
 
 def all_gone(pids):
-    end = time.monotonic() + 5
+    end = time.monotonic() + ENOUGH
     while any(map(is_there, pids)) and time.monotonic() < end:
         time.sleep(0.01)
     return not any(map(is_there, pids))
@@ -209,14 +210,17 @@ def test_a_fault_ends_in_an_error_and_nothing_is_left(own, fault):
     start = time.monotonic()
     with pytest.raises(PynqError, match=f"could not run score_tokens: {said}"):
         own.score(SMALL, launch)
-    assert time.monotonic() - start < 10 * PATIENCE
+    # Sooner than a patient host would have been.
+    assert time.monotonic() - start < PATIENCE_S
     assert all_gone(pids)
     assert not folder.exists()
-    own.patience = 10 * PATIENCE
+    own.patience = ENOUGH
     assert same(own.score(SMALL, launch), run_score_launch(SMALL, launch))
 
 
-def test_a_kernel_that_does_not_end_in_time_is_named(own):
+def test_a_kernel_that_does_not_end_in_time_is_named(own, monkeypatch):
+    # It is the front that says so, however long it takes to get there.
+    monkeypatch.setattr("hillinfer.devices.pynq.front_process._GRACE_S", ENOUGH)
     own.score(SMALL, random_launch(SMALL, Scope.LAYER, [1]))
     pids = front_and_device(own)
     own.patience = 1e-3
@@ -249,9 +253,9 @@ def stand_in(tmp_path, script):
     return program
 
 
-def start(program, card):
+def start(program, card, patience=ENOUGH):
     return FrontProcess(
-        program, card.xclbin.read_bytes(), card.platform, "00" * 8, card.environment, PATIENCE
+        program, card.xclbin.read_bytes(), card.platform, "00" * 8, card.environment, patience
     )
 
 
@@ -262,16 +266,20 @@ def start(program, card):
         ("echo '[1]' >&$4", r"\[1\]"),
         ("echo '{\"done\": 1}' >&$4", "{'done': 1}"),
         ("echo lost its way >&2; exit 3", "it has ended\nlost its way"),
-        ("printf half >&$4; sleep 100", "no answer after 2 s"),
-        ("setsid sleep 100 & echo $! >> $PIDS; exec sleep 100", "no answer after 2 s"),
+        ("printf half >&$4; sleep 1000", "no answer after"),
+        ("setsid sleep 1000 & echo $! >> $PIDS; exec sleep 1000", "no answer after"),
     ],
     ids=["no-json", "no-object", "other-answer", "ends", "half-an-answer", "left-its-session"],
 )
 def test_a_front_that_starts_wrongly_is_ended(card, tmp_path, script, said):
     place, pids = tmp_path / "place", tmp_path / "pids"
     program = stand_in(tmp_path, f"PIDS={pids}; pwd > {place}; echo $$ > $PIDS; {script}")
-    with pytest.raises(PynqError, match=f"could not load the card: {said}"):
-        start(program, card)
+    # Where the program hangs its host gives up, but not before a busy machine has started it.
+    for patience in (PATIENCE, 10 * PATIENCE, ENOUGH) if "sleep" in script else (ENOUGH,):
+        with pytest.raises(PynqError, match=f"could not load the card: {said}"):
+            start(program, card, patience)
+        if pids.exists():
+            break
     assert all_gone(pids.read_text().split())
     assert not Path(place.read_text().strip()).exists()
 
@@ -323,14 +331,14 @@ def test_a_front_ends_when_its_parent_is_killed(doing, emulated, card):
             # Until the front has taken the launch and waits for the card.
             time.sleep(2)
         host.kill()
-    end = time.monotonic() + 10
+    end = time.monotonic() + ENOUGH
     while processes_in(folder) and time.monotonic() < end:
         time.sleep(0.01)
     left = processes_in(folder)
     for pid in left:
         os.kill(pid, signal.SIGKILL)
     assert not left
-    end = time.monotonic() + 10
+    end = time.monotonic() + ENOUGH
     while folder.exists() and time.monotonic() < end:
         time.sleep(0.01)
     assert not folder.exists()

@@ -42,7 +42,8 @@ from hillinfer_model.choices import Scope
 from hillinfer_model.kernel_spec import ProductStyle
 
 SCALING = 0.3
-PATIENCE = 2.0
+# How long an impatient host waits, and the most that any test waits, however busy the machine.
+PATIENCE, ENOUGH = 2.0, 120.0
 
 pytestmark = ONE_PROCESS
 
@@ -259,7 +260,8 @@ def test_the_host_goes_on_where_the_card_fails_between_launches(cards, opened, f
     start = time.monotonic()
     with pytest.warns(HillInferWarning, match="the host goes on scoring"):
         found = keys.codes(scorer, segments)
-    assert time.monotonic() - start < 20
+    # Sooner than a patient host would have been.
+    assert time.monotonic() - start < Deadlines().progress
     np.testing.assert_array_equal(found, keys.golden(Scope.LAYER))
     assert scorer.shadows.lost
     # And for good.
@@ -269,22 +271,33 @@ def test_the_host_goes_on_where_the_card_fails_between_launches(cards, opened, f
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_host_goes_on_where_the_card_fails_in_a_launch(cards, opened, fault):
     keys = Keys.random(100 * 512)
-    scorer = opened(cards(Engine.RTL))
-    segments = keys.resident(scorer)
-    impatient(scorer)
-    blocks = scorer.score(keys.query, SCALING, segments)
-    found = np.full(100 * 512, -1)
+    golden = keys.golden(Scope.LAYER)[0]
+    # On a busy machine the card may have told of all before the host heard the first.
+    for _ in range(5):
+        scorer = opened(cards(Engine.RTL))
+        segments = keys.resident(scorer)
+        found, told = with_fault_at_first_block(scorer, keys, segments, fault)
+        np.testing.assert_array_equal(found, golden)
+        if told:
+            return
+    pytest.fail("no fault came in the middle of a launch")
 
-    def listen():
-        for number, block in enumerate(blocks):
+
+def with_fault_at_first_block(scorer, keys, segments, fault):
+    """The codes of a launch, and whether the host said that it goes on without the card."""
+    found = np.full(100 * 512, -1)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for number, block in enumerate(scorer.score(keys.query, SCALING, segments)):
             if number == 0:
+                # A busy machine may take its time to the first block, but must get there.
+                impatient(scorer)
                 fault(scorer)
             assert (found[block.positions] == -1).all()
             found[block.positions] = block.codes
-
-    with pytest.warns(HillInferWarning, match="the host goes on scoring"):
-        listen()
-    np.testing.assert_array_equal(found, keys.golden(Scope.LAYER)[0])
+    ours = [one for one in told if issubclass(one.category, HillInferWarning)]
+    assert all("the host goes on scoring" in str(one.message) for one in ours)
+    return found, bool(ours)
 
 
 def test_a_kernel_that_says_it_is_another_is_refused_at_the_first_launch(cards, opened, tmp_path):
@@ -373,7 +386,7 @@ def test_a_card_that_does_not_come_up_is_an_error_in_time(cards, tmp_path, monke
     start = time.monotonic()
     with pytest.raises(SettingsError, match="device=xrt: the card could not open"):
         opening(surrounding)
-    assert time.monotonic() - start < 30
+    assert time.monotonic() - start < Deadlines().load
     (folder,) = folders
     assert not folder.exists()
     assert processes_in(folder) == []
@@ -425,7 +438,7 @@ def test_nothing_is_left_where_the_host_is_killed(cards, tmp_path):
     finally:
         host.kill()
         host.wait()
-    end = time.monotonic() + 20
+    end = time.monotonic() + ENOUGH
     while folder.exists() and time.monotonic() < end:
         time.sleep(0.05)
     assert processes_in(folder) == []

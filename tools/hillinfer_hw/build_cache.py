@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable
@@ -17,8 +17,8 @@ BUILD = ROOT / "build"
 def cached(kind: str, sources: Iterable[bytes], make: Callable[[Path], None]) -> Path:
     """Return the folder that `make` fills, made once per content of `sources`.
 
-    Several processes may ask at once: each builds in a folder of its own, and the first to finish
-    gives it its name.
+    Several processes may ask at once: one builds, in a folder that gets its name when it is whole,
+    and the others wait for it.
 
     Parameters
     ----------
@@ -37,14 +37,18 @@ def cached(kind: str, sources: Iterable[bytes], make: Callable[[Path], None]) ->
     if folder.is_dir():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
+    with folder.with_suffix(".lock").open("w") as lock:
+        # Given up with the file, however this process ends.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.is_dir():
+            _make(folder, make)
+    return folder
+
+
+def _make(folder: Path, make: Callable[[Path], None]) -> None:
     own = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
     try:
         make(own)
-        os.rename(own, folder)  # noqa: PTH104 - the error number matters
-    except OSError:
-        # Another process was first: its folder has the same content.
-        if not folder.is_dir():
-            raise
+        own.rename(folder)
     finally:
         shutil.rmtree(own, ignore_errors=True)
-    return folder

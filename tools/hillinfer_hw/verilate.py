@@ -52,11 +52,15 @@ def build(source: RtlSource) -> Path:
             binaries,
         )
         include = _include(binaries)
-        objects = [*map(str, sorted(generated.glob("*.cpp"))), str(TESTBENCH / "harness.cpp")]
+        # As one unit: each of the parts includes all of Verilator's headers.
+        parts = "".join(f'#include "{part.name}"\n' for part in sorted(generated.glob("*.cpp")))
+        whole = generated / "whole.cpp"
+        whole.write_text(parts, encoding="utf-8")
         run(
             [
                 *(find_compiler(), *COMPILE, *include, f"-I{generated}", f"-I{TESTBENCH}"),
-                *("-shared", "-o", str(folder / LIBRARY), *objects),
+                *("-shared", "-o", str(folder / LIBRARY)),
+                *(str(whole), str(TESTBENCH / "harness.cpp")),
                 *(str(path) for path in _runtime(binaries)),
                 "-pthread",
             ],

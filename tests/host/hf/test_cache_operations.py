@@ -14,6 +14,12 @@ IDS, _ = prompts([150])
 LONG_IDS, _ = prompts([1120])
 
 
+@pytest.fixture
+def cold_dir(tmp_path):
+    """Its own: other tests' files may be closed at any time."""
+    return tmp_path
+
+
 @torch.no_grad()
 def feed(model, cache, ids, chunk=64):
     """Read ids in chunks and return the logits of the last token."""

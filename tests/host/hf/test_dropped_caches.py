@@ -22,6 +22,8 @@ from hillinfer.storage.drive_calls import DriveCalls
 
 TINY = TinyModel()
 IDS, _ = prompts([150])
+# The most that anything waits, however busy the machine.
+ENOUGH = 60
 
 
 class Collector(DriveCalls):
@@ -38,7 +40,7 @@ class Collector(DriveCalls):
         if threading.current_thread().name.startswith(self.thread):
             self.thread = "none"
             self.entered.set()
-            assert self.dropped.wait(20)
+            assert self.dropped.wait(ENOUGH)
             gc.collect()
             self.after()
             self.collected.set()
@@ -65,6 +67,12 @@ class CollectingPolicy(PoolPolicy):
     def worth(self, rows):
         self.collector.collect()
         return super().worth(rows)
+
+
+@pytest.fixture
+def cold_dir(tmp_path):
+    """Its own: other tests' files may be closed at any time."""
+    return tmp_path
 
 
 @pytest.fixture
@@ -124,12 +132,12 @@ def test_the_last_cache_is_collected_in_a_thread_of_its_own(where, forks, cold_d
         cache = hill.new_cache()
         feed(model, cache, IDS)
         left = where(model, cache, calls)
-        assert calls.entered.wait(20)
+        assert calls.entered.wait(ENOUGH)
         cache.cycle = [cache, *(cache.fork() for _ in range(forks))]
         del cache
         calls.dropped.set()
-        assert calls.collected.wait(5), "the thread waits for itself"
-        deadline = time.monotonic() + 5
+        assert calls.collected.wait(ENOUGH), "the thread waits for itself"
+        deadline = time.monotonic() + ENOUGH
         while open_cold_files(cold_dir) or runtime_threads() - before:
             assert time.monotonic() < deadline, runtime_threads()
             time.sleep(0.01)
@@ -209,7 +217,7 @@ def test_a_dropped_fork_is_freed_by_the_thread_that_uses_its_sibling(where, cold
         hook = model.model.layers[0].self_attn.q_proj.register_forward_hook(drop)
         found = [next(steps)]
         hook.remove()
-        assert calls.collected.wait(5), "the thread waits for itself"
+        assert calls.collected.wait(ENOUGH), "the thread waits for itself"
         calls.thread = "none"
         assert seen == [(3, 2)], "only the thread that uses the sibling frees"
         found.append(next(steps))
@@ -263,7 +271,7 @@ def test_a_program_may_end_while_a_runtimes_thread_collects_its_last_cache(cold_
         [sys.executable, program, cold_dir, timeline],
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=4 * ENOUGH,
         check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "collected True\n", "")
@@ -280,15 +288,16 @@ def test_statistics_after_close(cold_dir, calls):
         runtime._pools.settle_all()
         # Nothing is promoted in the first layer, which the second would wait for.
         runtime._pools.layers[1].forget(0, 128)
-        runtime._pools._background.submit(calls.dropped.wait, 20)
+        runtime._pools._background.submit(calls.dropped.wait, ENOUGH)
         feed_singly(model, cache, IDS[:, :1])
         (under_way,) = runtime._pools._under_way[1]
-        threading.Timer(0.2, calls.dropped.set).start()
+        # The thread gets to it only after it was called off.
+        under_way.add_done_callback(lambda _: calls.dropped.set())
         runtime.close()
         assert under_way.cancelled()
         found = []
         asking = threading.Thread(target=lambda: found.append(cache.statistics()), daemon=True)
         asking.start()
-        asking.join(5)
+        asking.join(ENOUGH)
         assert found, "it waits for what nobody will do"
         cache.close()

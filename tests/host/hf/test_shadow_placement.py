@@ -129,7 +129,8 @@ def test_a_cache_of_unknown_length_says_when_it_begins_to_stream(model, cold_dir
         run(model, cache, ids[:, :600], None, 2)
         with pytest.warns(SetupWarning, match="read from the drive for every new token") as told:
             run(model, hill.new_cache(), ids, None, 2)
-        assert len(told) == 1
+        # Whatever else is collected meanwhile may warn, too.
+        assert len([one for one in told if issubclass(one.category, SetupWarning)]) == 1
         cache.close()
 
 

@@ -146,7 +146,7 @@ def slow(self, name, pieces):
     global left
     if left == 0:
         print("now", flush=True)
-        time.sleep(60)
+        time.sleep(600)
     left -= 1
     add(self, name, pieces)
 SessionWriter.add = slow
@@ -171,7 +171,7 @@ def test_a_kill_in_the_middle_leaves_no_session(attachment, cold_dir, tmp_path, 
     assert sweep(tmp_path) == []
     assert len(entries(tmp_path)) == 1
     process.send_signal(signal.SIGKILL)
-    process.wait(timeout=30)
+    process.wait(timeout=120)
     process.stdout.close()
     assert not target.exists()
     cache = attachment.new_cache()

@@ -164,7 +164,7 @@ def test_buffers_are_given_back_once_written(make_store):
     store, _ = make_store()
     done = threading.Event()
     store.write_groups(0, np.array([0]), groups_of(1, 1, 64), done.set)
-    assert done.wait(10)
+    assert done.wait(60)
 
 
 class FullDrive:
@@ -186,7 +186,7 @@ def test_a_write_that_failed_is_told_at_the_next_chance_and_for_ever(make_store)
     done = threading.Event()
     with FullDrive(store, 0):
         store.write_groups(0, np.array([0]), groups_of(1, 1, 64), done.set)
-        assert done.wait(10), "the buffer comes back although the write failed"
+        assert done.wait(60), "the buffer comes back although the write failed"
         with pytest.raises(ColdPoolError, match="No space left"):
             store.settle(0, np.arange(4096))
     # There is space again, and a later group makes the file long enough: row 0 would read as zeros.

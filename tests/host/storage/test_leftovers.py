@@ -237,11 +237,15 @@ def test_an_error_while_making_leaves_nothing(make, tmp_path):
 
 def test_makers_and_sweepers_at_once_never_lose_what_is_held(tmp_path):
     """Threads stand for processes: a lock belongs to an open file, not to a process."""
-    stop = time.monotonic() + 1.0
+    end = time.monotonic() + 60
     lost, made, swept = [], [], []
 
+    def goes_on():
+        """Until it was tried often enough, however long a busy machine takes for it."""
+        return not lost and (len(made) < 400 or not swept) and time.monotonic() < end
+
     def maker(make):
-        while time.monotonic() < stop:
+        while goes_on():
             scratch = make(tmp_path, DriveCalls())
             made.append(scratch.path)
             if not scratch.path.exists():
@@ -252,7 +256,7 @@ def test_makers_and_sweepers_at_once_never_lose_what_is_held(tmp_path):
             scratch.release()
 
     def sweeper():
-        while time.monotonic() < stop:
+        while goes_on():
             swept.extend(sweep(tmp_path))
 
     threads = [
@@ -269,7 +273,7 @@ def test_makers_and_sweepers_at_once_never_lose_what_is_held(tmp_path):
     for thread in threads:
         thread.join()
     sweep(tmp_path)
-    assert len(made) > 20
+    assert len(made) >= 400 or lost
     assert swept
     assert lost == []
     assert list(tmp_path.iterdir()) == []

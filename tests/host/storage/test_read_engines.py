@@ -358,7 +358,7 @@ class TestLife:
         engine = UringEngine(1, Slow(), depth=8)
         reader = threading.Thread(target=lambda: came.append(brought(engine, file, reads)))
         reader.start()
-        assert entered.wait(20)
+        assert entered.wait(120)
         engine.close()
         reader.join()
         np.testing.assert_array_equal(came[0], expected(content, reads))

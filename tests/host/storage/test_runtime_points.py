@@ -124,7 +124,7 @@ def test_errors_while_rows_are_taken_in_use_no_buffer_up(runtime, breakable):
 
     attempt = threading.Thread(target=fail_three_times, daemon=True)
     attempt.start()
-    attempt.join(20)
+    attempt.join(120)
     assert not attempt.is_alive(), "waits for a buffer that never comes"
     assert breakable.failures == 0
     states = fill(runtime, sequence, 70)

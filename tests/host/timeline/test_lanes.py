@@ -238,8 +238,8 @@ def test_a_full_drive_is_told_once_and_stops_nothing():
             with lanes.span(Lane.READS, "rows"):
                 pass
         lanes.close()
-    (one,) = told
-    assert issubclass(one.category, HillInferWarning)
+    # Whatever else is collected meanwhile may warn, too.
+    (one,) = (one for one in told if issubclass(one.category, HillInferWarning))
     assert "the trace /dev/full ends early: No space left on device" in str(one.message)
 
 

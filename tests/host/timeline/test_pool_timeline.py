@@ -103,8 +103,8 @@ def test_a_full_drive_is_told_once_and_stops_nothing():
         for step in range(1000):
             timeline.observe(entry(step, 0))
         timeline.close()
-    (one,) = told
-    assert issubclass(one.category, HillInferWarning)
+    # Whatever else is collected meanwhile may warn, too.
+    (one,) = (one for one in told if issubclass(one.category, HillInferWarning))
     assert "ends early: No space left on device" in str(one.message)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
