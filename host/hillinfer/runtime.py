@@ -4,29 +4,27 @@
 from __future__ import annotations
 
 import sys
-import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from hillinfer.app.prefetch_pipeline import PrefetchPipeline
 from hillinfer.app.share_by_rates import share_by_rates
+from hillinfer.app.token_selection import TokenSelection
 from hillinfer.attention.dense_attention import DenseAttention
 from hillinfer.attention.host_attention import host_attention
 from hillinfer.attention.row_attention import RowAttention
 from hillinfer.attention.row_states import RowStates
 from hillinfer.counters import Counters
 from hillinfer.devices.device_scorer import DeviceScorer
-from hillinfer.devices.scorer import Scorer, SegmentShadow
+from hillinfer.devices.scorer import Scorer
 from hillinfer.devices.table import make_scorer
-from hillinfer.errors import CacheUseError, SetupWarning
+from hillinfer.errors import SetupWarning
 from hillinfer.gpu.copied_rows import CopiedRows
 from hillinfer.gpu.copy_lane import CopyLane
 from hillinfer.gpu.gpu_side import GpuSide
@@ -37,7 +35,7 @@ from hillinfer.hie.evaluation import ImportanceEvaluation
 from hillinfer.model_shape import ModelShape
 from hillinfer.policies.pool_policies import make_pool_policy
 from hillinfer.pools.accountant import Accountant, Part
-from hillinfer.pools.budget_plan import kernel_spec, score_bytes, staging_bytes, widened_bytes
+from hillinfer.pools.budget_plan import kernel_spec, staging_bytes, widened_bytes
 from hillinfer.pools.hot_pools import HotPools
 from hillinfer.pools.layer_hits import LayerHits
 from hillinfer.pools.layer_shares import LayerShares
@@ -66,13 +64,11 @@ from hillinfer.storage.shadow_memory import ShadowMemory
 from hillinfer.storage.shadow_store import ShadowStore
 from hillinfer.storage.spill_queue import SpillQueue
 from hillinfer.storage.stored_base import StoredBase
-from hillinfer.timeline.lane import Lane
 from hillinfer.timeline.lanes import Lanes
 from hillinfer.timeline.pool_timeline import PoolTimeline
 from hillinfer.timeline.recorder import Recorder
 from hillinfer.timeline.silent import SILENT
 from hillinfer.timeline.trace_file import TraceFile
-from hillinfer_model.errors import NonFiniteQueryError
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
 
@@ -153,7 +149,6 @@ class Runtime:
             settings.device, self._spec, settings.scope, settings.device_options, self.recorder
         )
         self._device = scorer.shadows if isinstance(scorer, DeviceScorer) else None
-        self._score_bytes = 0
         policy = make_pool_policy(settings.pool_policy)
         self._pools = HotPools(
             shape,
@@ -232,7 +227,15 @@ class Runtime:
             self._shadow,
             self._accountant,
         )
-        self._evaluation = evaluate(scorer, settings)
+        self._selection = TokenSelection(
+            evaluate(scorer, settings),
+            self._shadow,
+            self._keeper,
+            self._spec,
+            settings.scope,
+            self._accountant,
+            self.recorder,
+        )
         # Behind everything that may fail: its memory is to be unlocked before it goes.
         self._gpu = None if lane is None else self._gpu_side(lane)
         states = RowStates(self.layout, self.counters) if self._gpu is None else self._gpu.states
@@ -243,8 +246,6 @@ class Runtime:
             torch.get_num_threads(),
             None if self._gpu is None else self._gpu.ahead,
         )
-        # Shadows are coded and scored by one thread at a time.
-        self._scoring = threading.Lock()
         self._step = 0
         self._closed = False
 
@@ -318,19 +319,11 @@ class Runtime:
         self._rows.append(layer, sequence, keys.cpu(), values.cpu(), self._step)
 
     def code_full_segments(self, layer: int, sequence: Sequence, keys: torch.Tensor) -> None:
-        """Code the key shadow of segments that the newest tokens made full.
+        """Code the key shadow of new rows that nothing attends to; attention does it too.
 
-        Attention does it too; for rows that nothing attends to.
-
-        Parameters
-        ----------
-        layer, sequence
-            Where the tokens were just appended.
-        keys
-            Theirs, stored type, (kv_heads, tokens, head_dim).
+        Parameters as in `TokenSelection.code_full_segments`.
         """
-        with self._scoring, self.recorder.span(Lane.HOST_SCORING, "code", layer=layer):
-            self._shadow.code_full_segments(layer, sequence, _shadow_keys(keys))
+        self._selection.code_full_segments(layer, sequence, keys)
 
     # --- attention -------------------------------------------------------------------------
 
@@ -384,24 +377,10 @@ class Runtime:
             Factor on inner products.
         """
         past = sequence.lengths[layer]
-        if self._evaluation.selects_all(past + 1):
+        if self._selection.selects_all(past + 1):
             return
-        self._make_room_for_scores(past)
-        if sequence.observed[layer] is not None or not self._shadow.codes_from_tail(
-            layer, sequence
-        ):
-            with self._scoring, _explained(layer):
-                shadows = self._past(layer, sequence, past)
-                self._count_observed(layer, sequence, scaling, shadows)
-        on_host = self._on_host(query[:, 0])
-
-        def select() -> list[NDArray[np.int64]]:
-            own = on_host()
-            with self._scoring, _explained(layer):
-                shadows = self._past(layer, sequence, past)
-                with self.recorder.span(Lane.HOST_SCORING, "score", layer=layer, tokens=past):
-                    return self._evaluation.select_next(own, scaling, shadows)
-
+        bring = self._on_host(query[:, 0])
+        select = self._selection.announced(layer, sequence, scaling, bring)
         self._pipeline.announce(layer, sequence, past, select)
 
     def attend_selected(
@@ -437,13 +416,10 @@ class Runtime:
             self._settle_arrivals()
         if ahead is not None:
             selected, landed, copied = ahead.sets, ahead.landed, ahead.copied
-        # A segment takes its statistics when it is full or first scored, so where every token is
-        # selected the shadow waits.
-        elif self._evaluation.selects_all(length):
-            self.code_full_segments(layer, sequence, keys)
-            selected = self._evaluation.everything(length)
+        elif self._selection.selects_all(length):
+            selected = self._selection.everything(layer, sequence, keys)
         else:
-            selected = self._scored(layer, sequence, query, keys, scaling)
+            selected = self._selection.select(layer, sequence, query, keys, scaling)
         self.counters.scored_tokens += length * len(selected)
         self.counters.selected_tokens += sum(len(positions) for positions in selected)
         given = (layer, sequence, query, selected, scaling, self._step, landed)
@@ -454,39 +430,6 @@ class Runtime:
             out = self._gpu.attention.selected(*given, copied, newest)
         self._rows.offer_filled(layer, sequence, self._step)
         return out
-
-    def _scored(
-        self,
-        layer: int,
-        sequence: Sequence,
-        query: torch.Tensor,
-        keys: torch.Tensor,
-        scaling: float,
-    ) -> list[NDArray[np.int64]]:
-        length = sequence.lengths[layer]
-        self._make_room_for_scores(length)
-        with self._scoring, _explained(layer):
-            shadows = self._coded(layer, sequence, _shadow_keys(keys))
-            with self.recorder.span(Lane.HOST_SCORING, "score", layer=layer, tokens=length):
-                self._count_observed(layer, sequence, scaling, shadows)
-                return self._evaluation.select(query[:, 0].float().cpu(), scaling, shadows)
-
-    def _past(self, layer: int, sequence: Sequence, past: int) -> list[SegmentShadow]:
-        with self.recorder.span(Lane.HOST_SCORING, "code", layer=layer):
-            return self._shadow.code_past(layer, sequence, past)
-
-    def _coded(self, layer: int, sequence: Sequence, fresh: torch.Tensor) -> list[SegmentShadow]:
-        with self.recorder.span(Lane.HOST_SCORING, "code", layer=layer):
-            return self._shadow.code_all(layer, sequence, fresh)
-
-    def _count_observed(
-        self, layer: int, sequence: Sequence, scaling: float, shadows: list[SegmentShadow]
-    ) -> None:
-        """Count what the last prefill queries would select as the first hits, once."""
-        observed, sequence.observed[layer] = sequence.observed[layer], None
-        for query in () if observed is None else observed:
-            sets = self._evaluation.select(query, scaling, shadows)
-            self._keeper.tally(layer, sequence, np.unique(np.concatenate(sets)))
 
     # --- the rest --------------------------------------------------------------------------
 
@@ -568,25 +511,3 @@ class Runtime:
         if self._timeline is not None:
             self._timeline.observe(entry)
         self._observe(entry)
-
-    def _make_room_for_scores(self, tokens: int) -> None:
-        needed = score_bytes(self._spec, self.settings.scope, tokens)
-        if needed > self._score_bytes:
-            self._accountant.take(Part.OTHER, needed - self._score_bytes)
-            self._score_bytes = needed
-
-
-@contextmanager
-def _explained(layer: int) -> Iterator[None]:
-    """Say what to do about a query that cannot be scored."""
-    try:
-        yield
-    except NonFiniteQueryError as error:
-        raise CacheUseError(
-            f"layer {layer} made a query that is not finite ({error}): the model's weights or "
-            "its number type are at fault; try --dtype float32"
-        ) from error
-
-
-def _shadow_keys(keys: torch.Tensor) -> torch.Tensor:
-    return keys.transpose(0, 1).to(device="cpu", dtype=torch.float16)

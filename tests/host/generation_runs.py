@@ -86,7 +86,7 @@ class SelectionLog:
     def __init__(self, cache):
         self.sets = []
         self.lengths = []
-        evaluation = cache._runtime._evaluation
+        evaluation = cache._runtime._selection._evaluation
         select, everything = evaluation.select, evaluation.everything
 
         def noted(chosen, length):

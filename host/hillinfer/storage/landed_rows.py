@@ -33,3 +33,11 @@ class LandedRows:
     places: NDArray[np.int64]
     blocks: list[int]
     reading: Future[ReadCost]
+
+    def among(self, positions: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return for each of some positions, int64, each once, whether its row landed."""
+        return np.isin(positions, self.positions, assume_unique=True)
+
+    def places_of(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the places of rows that landed, by position."""
+        return self.places[np.searchsorted(self.positions, positions)]

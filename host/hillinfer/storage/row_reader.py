@@ -22,6 +22,7 @@ from hillinfer.storage.cold_store import ColdStore
 from hillinfer.storage.landed_rows import LandedRows
 from hillinfer.storage.landing_area import LandingArea
 from hillinfer.storage.read_cost import ReadCost
+from hillinfer.storage.rows_ahead import RowsAhead
 from hillinfer.storage.sequence import Sequence
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
@@ -75,7 +76,6 @@ class RowReader:
         self._store = store
         self._pools = pools
         self._keeper = keeper
-        self._landing = landing
         self._block_rows = block_rows
         self._counters = counters
         self._layer_hits = layer_hits
@@ -85,10 +85,9 @@ class RowReader:
         size = self._buffer_rows * row_bytes
         self._buffers = [aligned_buffer(size)[:size].reshape(-1, row_bytes) for _ in range(2)]
         self._row_bytes = row_bytes
-        # What landed and no attention has taken over.
-        self._unclaimed: list[LandedRows] = []
         self._promoting: list[Future[tuple[int, int]] | None] = [None, None]
         self._ahead = ThreadPoolExecutor(1, thread_name_prefix="hillinfer-gather")
+        self._landed = RowsAhead(store, landing, self._ahead)
         self._upcoming: Future[_Gathered] | None = None
 
     def stream(
@@ -154,15 +153,7 @@ class RowReader:
         settled = positions[: np.searchsorted(positions, on_drive)]
         rows = sequence.rows(settled)
         cold = np.flatnonzero(self._pools.layers[layer].slots(rows) < 0)
-        blocks = self._landing.take(len(cold))
-        if not blocks:
-            return None
-        cold = cold[: len(blocks) * self._landing.block_rows]
-        places = self._landing.places(blocks, len(cold))
-        reading = self._ahead.submit(self._fill, layer, rows[cold], places, blocks)
-        landed = LandedRows(settled[cold], places, blocks, reading)
-        self._unclaimed.append(landed)
-        return landed
+        return self._landed.begin(layer, settled[cold], rows[cold])
 
     def copy_held(
         self,
@@ -200,23 +191,20 @@ class RowReader:
             arrived = np.zeros(0, np.int64)
             if landed is not None:
                 cold = np.flatnonzero(~held)
-                came = np.isin(positions[cold], landed.positions, assume_unique=True)
+                came = landed.among(positions[cold])
                 arrived = cold[came]
                 held[arrived] = True
             place = np.cumsum(held) - 1
             hot = np.flatnonzero(slots >= 0)
             pool.copy_out(slots[hot], out, place[hot])
             if landed is not None:
-                out[place[arrived]] = self._landing.rows[_place_of(landed, positions[arrived])]
+                out[place[arrived]] = self._landed.rows[landed.places_of(positions[arrived])]
             out[place[settled:]] = sequence.tails[layer][positions[settled:] - on_drive]
         return np.flatnonzero(held)
 
     def abandon_unclaimed(self) -> None:
         """Free what landed for attention that did not come; nothing is being announced."""
-        while self._unclaimed:
-            landed = self._unclaimed[0]
-            self._let_go(landed, None)
-            self._unclaimed.remove(landed)
+        self._landed.abandon_unclaimed()
 
     def fetch(
         self,
@@ -243,8 +231,8 @@ class RowReader:
         started = time.perf_counter()
         with self._pools.attending:
             try:
-                self._claim(landed)
-                self._arrive(landed, entry)
+                self._landed.claim(landed)
+                _note_reads(entry, self._landed.arrive(landed))
                 blocks = self._blocks(layer, sequence, positions, landed)
                 for which, block, gathered in blocks:
                     rows, cold = gathered.rows, gathered.cold
@@ -259,7 +247,7 @@ class RowReader:
                     yield block, rows
                     started = time.perf_counter()
             finally:
-                self._let_go(landed, None)
+                self._landed.let_go(landed)
         self._end(entry)
 
     def fetch_in_place(
@@ -289,8 +277,8 @@ class RowReader:
         promoting: Future[tuple[int, int]] | None = None
         with self._pools.attending:
             try:
-                self._claim(landed)
-                self._arrive(landed, entry)
+                self._landed.claim(landed)
+                _note_reads(entry, self._landed.arrive(landed))
                 addresses, arrived, rest = self._locate(layer, sequence, positions, landed)
                 entry.cold_rows = len(arrived) + len(rest)
                 entry.hot_rows = len(positions) - entry.cold_rows
@@ -299,8 +287,8 @@ class RowReader:
                         entry,
                         sequence,
                         positions[arrived],
-                        self._landing.rows,
-                        _place_of(landed, positions[arrived]),
+                        self._landed.rows,
+                        landed.places_of(positions[arrived]),
                     )
                 runs = _runs(len(positions), rest, tile_rows, self._buffer_rows)
                 reads_of_runs = [rest[slice(*np.searchsorted(rest, run))] for run in runs]
@@ -318,7 +306,7 @@ class RowReader:
                     yield addresses[start:stop]
                     started = time.perf_counter()
             finally:
-                self._let_go(landed, promoting)
+                self._landed.let_go(landed, promoting)
         self._end(entry)
 
     def settle(self) -> None:
@@ -345,47 +333,6 @@ class RowReader:
         self._layer_hits.add(entry)
         self._pools.when_settled(entry.layer, lambda: self._observe(entry))
 
-    def _fill(
-        self, layer: int, rows: NDArray[np.int64], places: NDArray[np.int64], blocks: list[int]
-    ) -> ReadCost:
-        try:
-            cost = self._store.read_rows(layer, rows, self._landing.rows, places)
-        except BaseException:
-            for block in blocks:
-                self._landing.abandon(block)
-            raise
-        for block in blocks:
-            self._landing.ready(block)
-        return cost
-
-    def _arrive(self, landed: LandedRows | None, entry: LayerStep) -> None:
-        if landed is not None:
-            _note_reads(entry, landed.reading.result())
-            for block in landed.blocks:
-                self._landing.use(block)
-
-    def _claim(self, landed: LandedRows | None) -> None:
-        if landed is not None:
-            self._unclaimed.remove(landed)
-
-    def _let_go(self, landed: LandedRows | None, promoting: Future[tuple[int, int]] | None) -> None:
-        """Free what landed, once it is there and promotion looks at it no more."""
-        if landed is None:
-            return
-        wait([landed.reading])
-        # What went wrong while reading freed the blocks.
-        if landed.reading.cancelled() or landed.reading.exception() is not None:
-            return
-        if promoting is None:
-            self._give(landed)
-        else:
-            # Also called where it is cancelled.
-            promoting.add_done_callback(lambda _: self._give(landed))
-
-    def _give(self, landed: LandedRows) -> None:
-        for block in landed.blocks:
-            self._landing.give(block)
-
     def _locate(
         self,
         layer: int,
@@ -405,10 +352,10 @@ class RowReader:
         cold = np.flatnonzero(~hot)
         if landed is None:
             return addresses, cold[:0], cold
-        came = np.isin(positions[cold], landed.positions, assume_unique=True)
+        came = landed.among(positions[cold])
         arrived = cold[came]
-        places = _place_of(landed, positions[arrived])
-        addresses[arrived] = row_addresses(self._landing.rows, places)
+        places = landed.places_of(positions[arrived])
+        addresses[arrived] = row_addresses(self._landed.rows, places)
         return addresses, arrived, cold[~came]
 
     def _read_ahead(
@@ -491,9 +438,9 @@ class RowReader:
         cold = np.flatnonzero(slots < 0)
         rest = cold
         if landed is not None:
-            came = np.isin(positions[cold], landed.positions, assume_unique=True)
+            came = landed.among(positions[cold])
             arrived, rest = cold[came], cold[~came]
-            out[arrived] = self._landing.rows[_place_of(landed, positions[arrived])]
+            out[arrived] = self._landed.rows[landed.places_of(positions[arrived])]
         return _Gathered(out, cold, self._store.read_rows(layer, rows[rest], out, rest))
 
     def _wait_promoted(self, which: int) -> None:
@@ -505,10 +452,6 @@ class RowReader:
 def _note_reads(entry: LayerStep, cost: ReadCost) -> None:
     entry.reads += cost.reads
     entry.read_bytes += cost.byte_count
-
-
-def _place_of(landed: LandedRows, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-    return landed.places[np.searchsorted(landed.positions, positions)]
 
 
 def _runs(count: int, rest: NDArray[np.int64], tile_rows: int, most: int) -> list[tuple[int, int]]:

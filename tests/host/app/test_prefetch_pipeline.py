@@ -84,7 +84,7 @@ class Filled:
         self.runtime.statistics()
         # Blocks are given back behind a promotion, in the thread that promotes.
         self.runtime._pools._background.submit(int).result()
-        return {state.value for state in self.runtime._reader._landing.states()}
+        return {state.value for state in self.runtime._reader._landed._landing.states()}
 
 
 @pytest.fixture
@@ -133,7 +133,7 @@ def test_a_flipped_bit_where_a_row_landed_changes_the_output(cold_dir):
         made.announce(2, seed=1)
         landed = made.runtime._pipeline._ahead[2, id(made.sequence)].result().landed
         landed.reading.result()
-        made.runtime._reader._landing.rows[landed.places[0], 1] ^= flip
+        made.runtime._reader._landed.rows[landed.places[0], 1] ^= flip
         outputs.append(made.attend(2, made.append(2, 0), seed=1))
         made.runtime.close()
     assert not torch.equal(*outputs)

@@ -312,7 +312,7 @@ def test_a_selection_without_the_newest_token_does_not_get_it(tmp_path):
     for name, lane in (("without", None), ("lane", LateLane([0.001], [0.005]))):
         made = Steps(tmp_path / name, lane, block_rows=1024 if lane is None else 64)
         chosen = np.arange(40, TOKENS - 3, 7)
-        made.runtime._evaluation.select_next = lambda *given, chosen=chosen: [chosen]
+        made.runtime._selection._evaluation.select_next = lambda *given, chosen=chosen: [chosen]
         made.runtime.begin_step()
         made.announce(3, 0)
         outputs.append(made.attend(3, 0))

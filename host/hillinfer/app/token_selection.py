@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which tokens a layer of a stored sequence attends to."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hillinfer.devices.scorer import SegmentShadow
+from hillinfer.errors import CacheUseError
+from hillinfer.hie.evaluation import ImportanceEvaluation
+from hillinfer.pools.accountant import Accountant, Part
+from hillinfer.pools.budget_plan import score_bytes
+from hillinfer.pools.pool_keeper import PoolKeeper
+from hillinfer.storage.sequence import Sequence
+from hillinfer.storage.shadow_keeper import ShadowKeeper
+from hillinfer.timeline.lane import Lane
+from hillinfer.timeline.recorder import Recorder
+from hillinfer_model.choices import Scope
+from hillinfer_model.errors import NonFiniteQueryError
+from hillinfer_model.kernel_spec import KernelSpec
+
+Sets = list[NDArray[np.int64]]
+
+
+class TokenSelection:
+    """Codes what the shadow lacks, scores it and takes the top α (HillInfer section 4.1, HIE).
+
+    Any thread may ask; shadows are coded and scored by one at a time.
+
+    Parameters
+    ----------
+    evaluation
+        Scores and selects.
+    shadow
+        Codes keys.
+    keeper
+        Learns what the last queries of a prompt would select.
+    spec, scope
+        Fix the memory that scores take.
+    accountant
+        Counts it.
+    recorder
+        Notes how long coding and scoring take.
+    """
+
+    def __init__(
+        self,
+        evaluation: ImportanceEvaluation,
+        shadow: ShadowKeeper,
+        keeper: PoolKeeper,
+        spec: KernelSpec,
+        scope: Scope,
+        accountant: Accountant,
+        recorder: Recorder,
+    ) -> None:
+        self._evaluation = evaluation
+        self._shadow = shadow
+        self._keeper = keeper
+        self._spec = spec
+        self._scope = scope
+        self._accountant = accountant
+        self._recorder = recorder
+        self._score_bytes = 0
+        self._one_at_a_time = threading.Lock()
+
+    def selects_all(self, length: int) -> bool:
+        """Say whether a sequence of this length is selected whole, so that nothing is scored."""
+        return self._evaluation.selects_all(length)
+
+    def everything(self, layer: int, sequence: Sequence, keys: torch.Tensor) -> Sets:
+        """Return the sets of a sequence that is selected whole.
+
+        A segment takes its statistics when it is full or first scored, so the shadow waits here.
+
+        Parameters
+        ----------
+        layer, sequence, keys
+            As in `code_full_segments`.
+        """
+        self.code_full_segments(layer, sequence, keys)
+        return self._evaluation.everything(sequence.lengths[layer])
+
+    def code_full_segments(self, layer: int, sequence: Sequence, keys: torch.Tensor) -> None:
+        """Code the key shadow of segments that the newest tokens made full.
+
+        Parameters
+        ----------
+        layer, sequence
+            Where the tokens were just appended.
+        keys
+            Theirs, stored type, (kv_heads, tokens, head_dim).
+        """
+        with self._one_at_a_time, self._recorder.span(Lane.HOST_SCORING, "code", layer=layer):
+            self._shadow.code_full_segments(layer, sequence, _shadow_keys(keys))
+
+    def select(
+        self,
+        layer: int,
+        sequence: Sequence,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        scaling: float,
+    ) -> Sets:
+        """Select for a token that was just appended.
+
+        Parameters
+        ----------
+        layer, sequence
+            Where.
+        query
+            (query_heads, 1, head_dim) on the model's device.
+        keys
+            The new token's, stored type, (kv_heads, 1, head_dim).
+        scaling
+            Factor on inner products.
+
+        Raises
+        ------
+        CacheUseError
+            Where the query is not finite.
+        """
+        length = sequence.lengths[layer]
+        self._make_room(length)
+        with self._one_at_a_time, _explained(layer):
+            with self._recorder.span(Lane.HOST_SCORING, "code", layer=layer):
+                shadows = self._shadow.code_all(layer, sequence, _shadow_keys(keys))
+            with self._recorder.span(Lane.HOST_SCORING, "score", layer=layer, tokens=length):
+                self._count_observed(layer, sequence, scaling, shadows)
+                return self._evaluation.select(query[:, 0].float().cpu(), scaling, shadows)
+
+    def announced(
+        self,
+        layer: int,
+        sequence: Sequence,
+        scaling: float,
+        bring: Callable[[], torch.Tensor],
+    ) -> Callable[[], Sets]:
+        """Return what selects for the token that is about to come, for another thread to call.
+
+        What takes memory or looks at the open group is done here.
+
+        Parameters
+        ----------
+        layer, sequence
+            Where one token more is coming; all others are stored.
+        scaling
+            Factor on inner products.
+        bring
+            Returns the predicted query, float32 (query_heads, head_dim) on the CPU; may wait.
+        """
+        past = sequence.lengths[layer]
+        self._make_room(past)
+        if sequence.observed[layer] is not None or not self._shadow.codes_from_tail(
+            layer, sequence
+        ):
+            with self._one_at_a_time, _explained(layer):
+                shadows = self._past(layer, sequence, past)
+                self._count_observed(layer, sequence, scaling, shadows)
+
+        def select() -> Sets:
+            query = bring()
+            with self._one_at_a_time, _explained(layer):
+                shadows = self._past(layer, sequence, past)
+                with self._recorder.span(Lane.HOST_SCORING, "score", layer=layer, tokens=past):
+                    return self._evaluation.select_next(query, scaling, shadows)
+
+        return select
+
+    def _past(self, layer: int, sequence: Sequence, past: int) -> list[SegmentShadow]:
+        with self._recorder.span(Lane.HOST_SCORING, "code", layer=layer):
+            return self._shadow.code_past(layer, sequence, past)
+
+    def _count_observed(
+        self, layer: int, sequence: Sequence, scaling: float, shadows: list[SegmentShadow]
+    ) -> None:
+        """Count what the last prefill queries would select as the first hits, once."""
+        observed, sequence.observed[layer] = sequence.observed[layer], None
+        for query in () if observed is None else observed:
+            sets = self._evaluation.select(query, scaling, shadows)
+            self._keeper.tally(layer, sequence, np.unique(np.concatenate(sets)))
+
+    def _make_room(self, tokens: int) -> None:
+        needed = score_bytes(self._spec, self._scope, tokens)
+        if needed > self._score_bytes:
+            self._accountant.take(Part.OTHER, needed - self._score_bytes)
+            self._score_bytes = needed
+
+
+@contextmanager
+def _explained(layer: int) -> Iterator[None]:
+    """Say what to do about a query that cannot be scored."""
+    try:
+        yield
+    except NonFiniteQueryError as error:
+        raise CacheUseError(
+            f"layer {layer} made a query that is not finite ({error}): the model's weights or "
+            "its number type are at fault; try --dtype float32"
+        ) from error
+
+
+def _shadow_keys(keys: torch.Tensor) -> torch.Tensor:
+    return keys.transpose(0, 1).to(device="cpu", dtype=torch.float16)
