@@ -70,6 +70,8 @@ pools: model ## Replay selections of the real model with every pool policy (eigh
 	$(BIN)/hillinfer pools --out $(BUILD)/reports/pools.json
 
 bench: model ## Measure decode beside rivals in one run (ten minutes; PLAN=quick, goals or full)
+	# A tool that fails leaves no older figures behind for the report.
+	rm -f $(addprefix $(BUILD)/reports/,scorer.json drive.json beta.json)
 	-$(BIN)/python tools/scorer_bench.py --out $(BUILD)/reports/scorer.json
 	-OMP_NUM_THREADS=1 $(BIN)/python tools/drive_bench.py --out $(BUILD)/reports/drive.json \
 		--drive $(BUILD)/drive

@@ -427,6 +427,9 @@ class Runtime:
             out = self._attention.selected(*given)
         else:
             newest = self._gpu.arrivals.newest(layer, sequence)
+            if newest is None:
+                # It may have come by now, or not have come at all.
+                self._settle_arrivals()
             out = self._gpu.attention.selected(*given, copied, newest)
         self._rows.offer_filled(layer, sequence, self._step)
         return out
@@ -461,21 +464,23 @@ class Runtime:
         """Stop all threads and give the drive's space back; harmless when done twice."""
         if not self._closed:
             self._closed = True
-            self._pipeline.close()
-            if self._gpu is not None:
-                self._gpu.stop()
-            self._reader.close()
-            self._pools.close()
-            self._store.close()
-            self._shadow_store.close()
-            self._engine.close()
-            if self._device is not None:
-                self._device.close()
-            if self._timeline is not None:
-                self._timeline.close()
-            self.recorder.close()
-            if self._gpu is not None:
-                self._gpu.close()
+            # The last that is named is the first that ends; each ends whatever became of another.
+            with ExitStack() as ends:
+                if self._gpu is not None:
+                    ends.callback(self._gpu.close)
+                ends.callback(self.recorder.close)
+                if self._timeline is not None:
+                    ends.callback(self._timeline.close)
+                if self._device is not None:
+                    ends.callback(self._device.close)
+                ends.callback(self._engine.close)
+                ends.callback(self._shadow_store.close)
+                ends.callback(self._store.close)
+                ends.callback(self._pools.close)
+                ends.callback(self._reader.close)
+                if self._gpu is not None:
+                    ends.callback(self._gpu.stop)
+                ends.callback(self._pipeline.close)
 
     def _gpu_side(self, lane: CopyLane) -> GpuSide:
         room = widened_bytes(self.shape, self.settings)

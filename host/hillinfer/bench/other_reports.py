@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,8 +71,13 @@ def beta_sweep(folder: Path) -> dict[str, Any] | None:
         found = json.loads((folder / "beta.json").read_text(encoding="utf-8"))
         return {
             "label": f"{found['label']}; modelled beside it",
+            "processor": str(found["processor"]),
+            "threads": int(found["threads"]),
             "shape": str(found["shape"]),
+            "layers": int(found["layers"]),
             "tokens": int(found["tokens"]),
+            "alpha": float(found["alpha"]),
+            "shadow": str(found["shadow"]),
             "chosen_host_segments": int(found["chosen_host_segments"]),
             "beta_regret": float(found["beta_regret"]),
             "rows": [
@@ -103,7 +109,9 @@ def _from(file: Path, command: str, take: Callable[[dict[str, Any]], tuple[float
         value, row = take(found)
     except (KeyError, TypeError, ValueError, StopIteration):
         return Figure(None, f"{file.name} has another form: run {command} of this version")
-    return Figure(value, f"{file.name}: {row}")
+    # Nothing says that it was this run's folder alone.
+    written = time.strftime("%Y-%m-%d %H:%M", time.gmtime(file.stat().st_mtime))
+    return Figure(value, f"{file.name}: {row}, written {written} UTC")
 
 
 def _scorer(found: dict[str, Any], name: str) -> tuple[float, str]:

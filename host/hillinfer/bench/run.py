@@ -66,6 +66,8 @@ def run(request: BenchRequest, say: Callable[[str], None], stage: Stage) -> str:
         Shows progress: called with a name and a total of steps, gives a function that takes the
         steps done so far.
 
+    Where it ends before the plan does, the report has what was measured until then.
+
     Raises
     ------
     HillInferError
@@ -96,11 +98,15 @@ def run(request: BenchRequest, say: Callable[[str], None], stage: Stage) -> str:
         say("measuring memory and drive")
         rates = MachineRates.measure(cold_dir)
         bench = _Bench(request, outline.load(), sample, plan.recorded, cold_dir, rates, stage)
-        rows = list(bench.rows(plan.cases, say))
-    report = bench_report(
-        rows, _facts(request, cold_dir, threads), rates, bench.checks, request.out
-    )
-    write_bench_report(request.out, report)
+        facts = _facts(request, cold_dir, threads)
+        rows: list[BenchRow] = []
+        try:
+            for row in bench.rows(plan.cases, say):
+                rows.append(row)
+        finally:
+            # Hours of it may lie behind an error or an interrupt.
+            report = bench_report(rows, facts, rates, bench.checks, request.out)
+            write_bench_report(request.out, report)
     for name, figure in bench_figures(rows, report["beta"]).items():
         picture = request.out.with_name(f"{request.out.stem}-{name}.png")
         save_figure(figure, picture)

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from hillinfer.devices import child_session
@@ -25,7 +27,7 @@ class SessionGuard:
     Raises
     ------
     OSError
-        Where no process can be started.
+        Where no process can be started; the folder is gone then.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -36,14 +38,19 @@ class SessionGuard:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", child_session.__file__, folder, str(theirs)],
                 cwd="/", pass_fds=(theirs,), start_new_session=True, stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             )  # fmt: skip
         except OSError:
             os.close(self._life)
+            shutil.rmtree(folder, ignore_errors=True)
             raise
         finally:
             os.close(theirs)
 
     def close(self) -> None:
         """End the session, where that was not done yet, and the guard."""
+        # Said, and not only closed: a fork of this process may have a copy of the pipe's end.
+        with suppress(BrokenPipeError):
+            os.write(self._life, b"\0")
         os.close(self._life)
         self._process.wait()

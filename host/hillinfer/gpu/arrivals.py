@@ -94,10 +94,11 @@ class Arrivals:
             ) from self._failure
 
     def _fill(self, key: tuple[int, int]) -> None:
-        arriving = self._arriving.pop(key)
+        arriving = self._arriving[key]
+        # An interrupt leaves everything as it is: who waits next fills it.
         try:
             arriving.place[:] = self._ring.arrived(arriving.buffer)
         except Exception as error:
             self._failure = error
-        finally:
-            self._ring.give(arriving.buffer)
+        self._ring.give(arriving.buffer)
+        del self._arriving[key]

@@ -63,9 +63,15 @@ class BroughtQueries:
                 self._arrived(next(iter(self._under_way)), torch.Size([0]))
 
     def _arrived(self, buffer: int, shape: torch.Size) -> torch.Tensor:
+        # An interrupt leaves the buffer as it is: `settle` frees it.
         try:
             items = self._ring.arrived(buffer).view(np.float32)[: shape.numel()].copy()
-        finally:
-            self._under_way.discard(buffer)
-            self._ring.give(buffer)
+        except Exception:
+            self._free(buffer)
+            raise
+        self._free(buffer)
         return torch.from_numpy(items).view(shape)
+
+    def _free(self, buffer: int) -> None:
+        self._under_way.discard(buffer)
+        self._ring.give(buffer)

@@ -76,6 +76,8 @@ class CopiesAhead:
         What is on its way, once all of it is.
         """
         copied = self._thread.submit(self._copy, layer, sequence, positions, on_drive, landed)
+        # What is over is not held here: it holds rows in the GPU's memory.
+        self._under_way = [one for one in self._under_way if not one.done()]
         self._under_way.append(copied)
         return copied
 

@@ -69,5 +69,8 @@ class GpuSide:
 
     def close(self) -> None:
         """Give the memory back, after `stop`; raises where the GPU failed."""
-        self._lane.close()
-        self._memory.close()
+        try:
+            self._lane.close()
+        finally:
+            # Before it goes: a GPU must not know pages of memory that is somebody else's.
+            self._memory.close()

@@ -93,6 +93,8 @@ class StagingRing:
     def arrived(self, buffer: int) -> NDArray[np.uint8]:
         """Wait for what a buffer is filled with and hold it; raises what went wrong.
 
+        After an interrupt while waiting it arrives still, to be waited for again.
+
         Returns
         -------
         The buffer's bytes, uint8, to be read until it is given back.
@@ -104,11 +106,10 @@ class StagingRing:
         assert copy is not None
         try:
             copy.wait()
-        finally:
-            with self._changed:
-                self._advance(buffer, BufferState.ARRIVING, BufferState.HELD)
-                self._copies[buffer] = None
-                self._changed.notify_all()
+        except Exception:
+            self._hold_arrived(buffer)
+            raise
+        self._hold_arrived(buffer)
         held: NDArray[np.uint8] = self.buffers[buffer]
         return held
 
@@ -151,6 +152,12 @@ class StagingRing:
                 self._copies[buffer] = None
                 self._leaving.remove(buffer)
                 self._changed.notify_all()
+
+    def _hold_arrived(self, buffer: int) -> None:
+        with self._changed:
+            self._advance(buffer, BufferState.ARRIVING, BufferState.HELD)
+            self._copies[buffer] = None
+            self._changed.notify_all()
 
     def _hold(self, buffer: int) -> int:
         self._advance(buffer, BufferState.FREE, BufferState.HELD)

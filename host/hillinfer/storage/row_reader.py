@@ -182,8 +182,10 @@ class RowReader:
         Which of the positions were copied, int64, ascending, as the first rows of `out`.
         """
         settled = int(np.searchsorted(positions, on_drive))
-        # Nothing gives hot rows up meanwhile.
+        # Nothing gives hot rows up meanwhile: what the attention of another sequence has offered is
+        # promoted by then, and nobody offers more.
         with self._pools.attending:
+            self._pools.wait_for(layer)
             pool = self._pools.layers[layer]
             slots = pool.slots(sequence.rows(positions[:settled]))
             held = np.ones(len(positions), bool)

@@ -41,8 +41,13 @@ class ThreadEngine:
             return
         shares = min(self._threads, len(reads))
         running = [self._pool.submit(read_share, share) for share in range(shares)]
-        # All of them, before any error: a read still under way would fill the buffer of the next.
-        wait(running)
+        # All of them, before any error or interrupt goes on: a read still under way would fill the
+        # buffer of the next.
+        try:
+            wait(running)
+        except BaseException:
+            wait(running)
+            raise
         for one in running:
             one.result()
 

@@ -4,7 +4,9 @@
 The lanes are threads of the host, so all of this runs without a GPU; see `copy_lanes.py`.
 """
 
+import time
 from contextlib import suppress
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -28,9 +30,11 @@ from hillinfer.gpu.packed_rows import packed_rows
 from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.pools.accountant import Part
 from hillinfer.pools.budget_plan import BudgetPlan, staging_bytes, widened_bytes
+from hillinfer.pools.hot_pools import HotPools
 from hillinfer.runtime import Runtime
 from hillinfer.settings import Settings
 from hillinfer.storage.row_layout import RowLayout
+from hillinfer.storage.row_reader import RowReader
 
 TOKENS, LAYERS, STEPS = 600, 4, 6
 SHAPE = ModelShape(
@@ -272,6 +276,92 @@ def test_more_sequences_than_buffers_take_turns(tmp_path):
             made.runtime.release(sequence)
         made.runtime.close()
     assert torch.equal(outputs[0].view(torch.int16), outputs[1].view(torch.int16))
+
+
+class SlowToCopy(RowReader):
+    """Dawdles between the look at the slots and the copy out of them, where it runs ahead."""
+
+    def copy_held(self, *given):
+        slots = self._pools.layers[given[0]].slots
+
+        def looked_up(rows):
+            found = slots(rows)
+            time.sleep(0.02)
+            return found
+
+        self._pools.layers[given[0]].slots = looked_up
+        try:
+            return super().copy_held(*given)
+        finally:
+            del self._pools.layers[given[0]].slots
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_what_one_sequence_promotes_does_not_move_what_another_copies(tmp_path, waits, monkeypatch):
+    """The second sequence's rows are copied out while the first one's are exchanged."""
+    outputs = []
+    for name in ("without", "lane"):
+        lane = None if name == "without" else LateLane([0.001], [0])
+        # Little is hot beside a lane, so that rows give way to others.
+        plan = BudgetPlan.with_whole_shadow(SHAPE, CHOSEN, 2 * (TOKENS + 100))
+        budget = 16 << 20 if lane is None else plan.required_bytes + (200 << 10)
+        rows = 1024 if lane is None else 64
+        made = Steps(tmp_path / name, lane, block_rows=rows, budget=budget)
+        if lane is not None:
+            made.runtime._reader.__class__ = SlowToCopy
+            if not waits:
+                monkeypatch.setattr(HotPools, "wait_for", lambda *_: None)
+        pair = [made.sequence, made.runtime.fork(made.sequence)]
+        out = []
+        for step in range(6):
+            made.runtime.begin_step()
+            for layer in range(2, LAYERS):
+                for number, made.sequence in enumerate(pair):
+                    made.announce(layer, 100 * number + step)
+                for number, made.sequence in enumerate(pair):
+                    out.append(made.attend(layer, 100 * number + step))
+        outputs.append(torch.stack(out).view(torch.int16))
+        made.runtime.close()
+    assert torch.equal(*outputs) == waits
+
+
+def test_rows_that_a_layer_attended_to_do_not_stay_in_the_gpus_memory(tmp_path):
+    made = Steps(tmp_path / "lane", LateLane([0.001], [0]))
+    made.step(0)
+    kept = [copied for copied in made.runtime._gpu.ahead._under_way if copied.done()]
+    # The last one that was announced is looked at when the next one is.
+    assert len(kept) <= 1
+    made.runtime.close()
+
+
+def test_an_interrupt_while_a_row_comes_back_loses_it_not(tmp_path, expected):
+    class Interrupted(LateLane):
+        left = 3
+
+        def from_gpu(self, place, source):
+            copy = super().from_gpu(place, source)
+            wait = copy.wait
+
+            def interrupted():
+                self.left -= 1
+                if self.left == 0:
+                    raise KeyboardInterrupt
+                return wait()
+
+            return SimpleNamespace(wait=interrupted)
+
+    made = Steps(tmp_path / "lane", Interrupted([0], [0.002]))
+    row = random(3, 1, SHAPE.row_bytes // 2).view(torch.uint8)
+    place = np.zeros(SHAPE.row_bytes, np.uint8)
+    arrivals = made.runtime._gpu.arrivals
+    for layer in range(3):
+        arrivals.begin(layer, made.sequence, row, place)
+    with pytest.raises(KeyboardInterrupt):
+        arrivals.settle()
+    place[:] = 0
+    arrivals.settle()
+    np.testing.assert_array_equal(place, row[0].numpy())
+    made.runtime.close()
 
 
 def test_a_copy_that_fails_is_told_and_the_next_step_is_as_ever(tmp_path, expected):

@@ -78,8 +78,11 @@ class FrontProcess:
         if "XCL_EMULATION_MODE" in variables:
             # Everything that the driver makes is in the folder: sockets, and the card's process.
             variables |= {"USER": self.folder.name, "SDACCEL_EM_RUN_DIR": str(self.folder)}
+        try:
+            guard = SessionGuard(self.folder)
+        except OSError as error:
+            raise PynqError(f"cannot start a process: {error.strerror}") from error
         self._replies, theirs = os.pipe()
-        guard = SessionGuard(self.folder)
         try:
             with self._log.open("ab") as log:
                 self._process = subprocess.Popen(

@@ -60,9 +60,12 @@ class WorkerProcess:
         if "XCL_EMULATION_MODE" in variables:
             # Everything that the driver makes is in the folder: sockets, and the card's process.
             variables |= {"USER": self.folder.name, "SDACCEL_EM_RUN_DIR": str(self.folder)}
+        try:
+            guard = SessionGuard(self.folder)
+        except OSError as error:
+            raise DeviceError(f"the card's process cannot be started: {error.strerror}") from error
         own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._channel = own
-        guard = SessionGuard(self.folder)
         self._log = self.folder / "worker.log"
         try:
             with self._log.open("ab") as log:
@@ -72,6 +75,10 @@ class WorkerProcess:
                     cwd=self.folder, env=variables, pass_fds=(theirs.fileno(),),
                     start_new_session=True, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 )  # fmt: skip
+        except OSError as error:
+            own.close()
+            guard.close()
+            raise DeviceError(f"the card's process cannot be started: {error.strerror}") from error
         finally:
             theirs.close()
         self._end = weakref.finalize(self, _end, self._process, self.folder, own, guard)

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A guard ends what works in a folder when its host is gone, and only then or when told."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from hillinfer.devices.child_session import processes_in
+from hillinfer.devices.session_guard import SessionGuard
+
+SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
+HOST = """
+import subprocess, sys, time
+from pathlib import Path
+from hillinfer.devices.session_guard import SessionGuard
+folder = Path(sys.argv[1])
+guard = SessionGuard(folder)
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], cwd=folder,
+                 start_new_session=True)
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    made = tmp_path / "session"
+    made.mkdir()
+    yield made
+    for left in processes_in(made):
+        os.kill(left, signal.SIGKILL)
+
+
+def test_a_killed_host_leaves_neither_process_nor_folder(folder):
+    host = subprocess.Popen([sys.executable, "-c", HOST, folder], stdout=subprocess.PIPE, text=True)
+    assert host.stdout.readline() == "ready\n"
+    assert len(processes_in(folder)) == 1
+    host.kill()
+    host.wait()
+    # The guard holds no pipe of the host's either: whoever reads them comes to an end.
+    assert host.stdout.read() == ""
+    end = time.monotonic() + 60
+    while folder.exists() and time.monotonic() < end:
+        time.sleep(0.01)
+    assert not folder.exists()
+    assert processes_in(folder) == []
+
+
+def test_while_the_host_lives_nothing_is_ended(folder):
+    guard = SessionGuard(folder)
+    with subprocess.Popen(SLEEP, cwd=folder) as working:
+        time.sleep(0.2)
+        assert working.poll() is None
+        guard.close()
+        assert working.wait(60) == -signal.SIGKILL
+    assert not folder.exists()
+
+
+def test_closing_waits_for_no_fork_of_the_host(folder):
+    guard = SessionGuard(folder)
+    fork = os.fork()
+    if fork == 0:
+        time.sleep(600)
+        os._exit(0)
+    try:
+        started = time.monotonic()
+        guard.close()
+        assert time.monotonic() - started < 300
+    finally:
+        os.kill(fork, signal.SIGKILL)
+        os.waitpid(fork, 0)
+
+
+def test_a_guard_that_cannot_start_leaves_no_folder(folder, monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/nonexistent/python")
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(FileNotFoundError):
+        SessionGuard(folder)
+    assert not folder.exists()
+    assert len(os.listdir("/proc/self/fd")) == before
