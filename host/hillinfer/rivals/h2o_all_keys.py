@@ -45,7 +45,7 @@ class H2OAllKeys(DriveRival):
         self.products = RowProducts(shape, setup.block_rows)
         self.pool = PooledRows(setup, self.values, 1, self.meter)
         most = count(setup, setup.context)
-        self._landing = Landing(self.meter, 1, most, 1, self.half_bytes)
+        self._landing = Landing(self.meter, 0, 0, most, 1, self.half_bytes)
         self._logits = self.meter.tensor((shape.query_heads, setup.context), torch.float32)
         # A byte of keys saves one byte a step, a byte of values only where it is selected; but
         # where a value is less than a page, each one read costs a page, and values come first.
@@ -57,7 +57,7 @@ class H2OAllKeys(DriveRival):
             shape.layers, setup.batch, self.held_tokens, self.half_bytes
         )
         self.pool.take_pool(self.meter.free_bytes)
-        self._thread = FetchThread()
+        self._thread = FetchThread(self._landing)
 
     def describe(self) -> str:
         """Return what M0 went to."""
@@ -93,7 +93,8 @@ class H2OAllKeys(DriveRival):
         self.products.add_weighted(
             weights[:, len(cold) :], tail, positions[len(cold) :] - spilled, out, self._key_bytes
         )
-        for fetched in self._thread.start(self.pool.fetch(layer, row, cold, self._landing.of(0))):
+        fetch = self._thread.start(lambda memory: self.pool.fetch(layer, row, cold, memory))
+        for fetched in self._thread.pieces(fetch):
             at = 0
             for rows, chosen in fetched.parts:
                 order = torch.from_numpy(fetched.order[at : at + len(chosen)])

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from hillinfer.rivals.block_attention import Part, whole
 from hillinfer.rivals.drive_rival import DriveRival
-from hillinfer.rivals.fetch_thread import FetchThread, Pieces
+from hillinfer.rivals.fetch_thread import Fetch, FetchThread
 from hillinfer.rivals.landing import Landing
 from hillinfer.rivals.partial_keys import PartialKeys
 from hillinfer.rivals.pooled_rows import Fetched, PooledRows
@@ -28,7 +28,7 @@ class _Ahead:
 
     spilled: int
     positions: NDArray[np.int64]
-    pieces: Pieces | None = None
+    fetch: Fetch | None = None
 
 
 class InfiniGen(DriveRival):
@@ -52,15 +52,17 @@ class InfiniGen(DriveRival):
         self.rows = self.open_rows(self.row_bytes, "rows")
         self.partial = PartialKeys(setup, self.layout.stored_type, self.meter)
         self._logits = self.meter.tensor((shape.query_heads, setup.context), torch.float32)
-        # One layer's rows are attended to while the next one's come.
         most = count(setup, setup.context)
-        self._landing = Landing(self.meter, 2 * setup.batch, most, 1, self.row_bytes)
+        # One layer's rows are attended to while the next one's come.
+        self._landing = Landing(
+            self.meter, setup.ahead_rows, 2 * setup.batch, most, 1, self.row_bytes
+        )
         # A group that leaves the tail meanwhile.
         late = self.meter.buffer(GROUP_TOKENS * self.row_bytes)
-        self._late = late.reshape(1, GROUP_TOKENS, self.row_bytes)
+        self._late = late.reshape(GROUP_TOKENS, self.row_bytes)
         self.pool = PooledRows(setup, self.rows, 1, self.meter)
         self.pool.take_pool(self.meter.free_bytes)
-        self._thread = FetchThread()
+        self._thread = FetchThread(self._landing)
         self._ahead: dict[tuple[int, int], _Ahead] = {}
 
     def scored_token_bytes(self) -> float:
@@ -89,8 +91,7 @@ class InfiniGen(DriveRival):
 
     def predict(self, layer: int, query: torch.Tensor, scaling: float) -> None:
         """Begin to select and read for a layer; see `Rival`."""
-        # The buffer of a layer two before or after may be in use.
-        if any(ahead % 2 == layer % 2 for ahead, _ in self._ahead):
+        if (layer, 0) in self._ahead:
             return
         for row in range(self.setup.batch):
             # The step's own token is not there yet; it is selected whatever its score.
@@ -112,9 +113,7 @@ class InfiniGen(DriveRival):
 
     def traffic(self) -> Traffic:
         """Return the totals, what is being read ahead included; see `Rival`."""
-        for ahead in self._ahead.values():
-            assert ahead.pieces is not None
-            ahead.pieces.wait()
+        self._thread.wait()
         return super().traffic()
 
     def close(self) -> None:
@@ -125,12 +124,12 @@ class InfiniGen(DriveRival):
         self.pool.close()
         self.partial.close()
         self._landing.close()
-        self._late = np.empty((1, 0, 0), np.uint8)
+        self._late = np.empty((0, 0), np.uint8)
 
     def _drop_ahead(self) -> None:
         for ahead in self._ahead.values():
-            assert ahead.pieces is not None
-            ahead.pieces.wait()
+            assert ahead.fetch is not None
+            self._thread.drop(ahead.fetch)
         self._ahead = {}
 
     def _start(
@@ -139,26 +138,26 @@ class InfiniGen(DriveRival):
         known = min(length, self.lengths[layer][row])
         ahead = _Ahead(self.spilled[layer][row], np.zeros(0, np.int64))
 
-        def fetched() -> Iterator[Fetched]:
+        def fetched(memory: Iterator[NDArray[np.uint8]]) -> Iterator[Fetched]:
             logits = self._logits[:, :known]
             self.partial.logits(layer, row, query, scaling, logits)
             scores = np.zeros(length, np.float32)
             scores[:known] = summed_weights(logits)
             positions = best_tokens(self.setup, scores)
             ahead.positions = positions = replayed(self.setup, layer, row, length, positions)
-            into = self._landing.of(layer % 2 * self.setup.batch + row)
-            yield from self.pool.fetch(layer, row, positions[positions < ahead.spilled], into)
+            cold = positions[positions < ahead.spilled]
+            yield from self.pool.fetch(layer, row, cold, memory)
 
-        ahead.pieces = self._thread.start(fetched())
+        ahead.fetch = self._thread.start(fetched)
         return ahead
 
     def _batches(self, layer: int, row: int, ahead: _Ahead) -> Iterator[list[Part]]:
-        assert ahead.pieces is not None
-        for fetched in ahead.pieces:
+        assert ahead.fetch is not None
+        for fetched in self._thread.pieces(ahead.fetch):
             if fetched.is_last:
                 yield [*self._rest(layer, row, ahead, fetched.parts)]
             else:
-                # More was to be read than a buffer holds.
+                # More was to be read than a piece holds.
                 yield fetched.parts
 
     def _rest(self, layer: int, row: int, ahead: _Ahead, parts: list[Part]) -> Iterator[Part]:
@@ -168,9 +167,9 @@ class InfiniGen(DriveRival):
         if cold > there:
             # A group left the tail after the prefetch had begun; it may take the pool's slots.
             yield from (whole(rows[chosen]) for rows, chosen in parts)
-            late = self.pool.fetch(layer, row, positions[there:cold], self._late)
-            for fetched in self._thread.start(late):
-                yield from fetched.parts
+            memory = iter([self._late])
+            late = self.pool.fetch(layer, row, positions[there:cold], memory)
+            yield from self._thread.only(late).parts
         else:
             yield from parts
         yield whole(self.tail(layer, row)[positions[cold:] - spilled])

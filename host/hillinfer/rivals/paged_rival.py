@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from hillinfer.rivals.block_attention import Part, whole
 from hillinfer.rivals.drive_rival import DriveRival
-from hillinfer.rivals.fetch_thread import FetchThread, Pieces
+from hillinfer.rivals.fetch_thread import Fetch, FetchThread
 from hillinfer.rivals.key_bounds import KeyBounds
 from hillinfer.rivals.landing import Landing
 from hillinfer.rivals.pooled_rows import Fetched, PooledRows
@@ -45,12 +45,14 @@ class PagedRival(DriveRival):
         region = self.rows.region_rows // PAGE_TOKENS
         most = min(region, -(-count(setup, setup.context) // PAGE_TOKENS))
         # With predictions one layer's pages are attended to while the next one's come.
-        fetches = 2 * setup.batch if self.wants_prediction else 1
-        self._landing = Landing(self.meter, fetches, most, PAGE_TOKENS, self.row_bytes)
+        fetches = 2 * setup.batch if self.wants_prediction else 0
+        self._landing = Landing(
+            self.meter, setup.ahead_rows, fetches, most, PAGE_TOKENS, self.row_bytes
+        )
         self.pool = PooledRows(setup, self.rows, PAGE_TOKENS, self.meter)
         self.pool.take_pool(self.meter.free_bytes)
-        self._thread = FetchThread()
-        self._ahead: dict[tuple[int, int], Pieces] = {}
+        self._thread = FetchThread(self._landing)
+        self._ahead: dict[tuple[int, int], Fetch] = {}
 
     @abstractmethod
     def best_pages(
@@ -94,10 +96,11 @@ class PagedRival(DriveRival):
 
     def predict(self, layer: int, query: torch.Tensor, scaling: float) -> None:
         """Begin to rank and read for a layer, where predictions are wanted; see `Rival`."""
-        # The buffers of a layer two before or after may be in use.
-        if not self.wants_prediction or any(ahead % 2 == layer % 2 for ahead, _ in self._ahead):
+        if not self.wants_prediction:
             return
         for row in range(self.setup.batch):
+            if (layer, row) in self._ahead:
+                continue
             # The step's own token stays in the tail, but may make a group leave it: then pages
             # are ranked when they are known.
             if self.lengths[layer][row] - self.spilled[layer][row] < self.tail_rows:
@@ -106,15 +109,14 @@ class PagedRival(DriveRival):
 
     def attend(self, layer: int, row: int, query: torch.Tensor, scaling: float) -> torch.Tensor:
         """Attend to the best pages as they come, then to the tail; see `Rival`."""
-        pieces = self._ahead.pop((layer, row), None)
-        if pieces is None:
-            pieces = self._start(layer, row, query, scaling, self.lengths[layer][row])
-        return self.attention.attend(query, self._batches(layer, row, pieces), scaling)
+        fetch = self._ahead.pop((layer, row), None)
+        if fetch is None:
+            fetch = self._start(layer, row, query, scaling, self.lengths[layer][row])
+        return self.attention.attend(query, self._batches(layer, row, fetch), scaling)
 
     def traffic(self) -> Traffic:
         """Return the totals, what is being read ahead included; see `Rival`."""
-        for pieces in self._ahead.values():
-            pieces.wait()
+        self._thread.wait()
         return super().traffic()
 
     def close(self) -> None:
@@ -128,23 +130,21 @@ class PagedRival(DriveRival):
         self._landing.close()
 
     def _drop_ahead(self) -> None:
-        for pieces in self._ahead.values():
-            pieces.wait()
+        for fetch in self._ahead.values():
+            self._thread.drop(fetch)
         self._ahead = {}
 
     def _start(
         self, layer: int, row: int, query: torch.Tensor, scaling: float, length: int
-    ) -> Pieces:
-        place = layer % 2 * self.setup.batch + row if self.wants_prediction else 0
-
-        def fetched() -> Iterator[Fetched]:
+    ) -> Fetch:
+        def fetched(memory: Iterator[NDArray[np.uint8]]) -> Iterator[Fetched]:
             pages = self._pages(layer, row, query, scaling, length)
-            yield from self.pool.fetch(layer, row, pages, self._landing.of(place))
+            yield from self.pool.fetch(layer, row, pages, memory)
 
-        return self._thread.start(fetched())
+        return self._thread.start(fetched)
 
-    def _batches(self, layer: int, row: int, pieces: Pieces) -> Iterator[list[Part]]:
-        for fetched in pieces:
+    def _batches(self, layer: int, row: int, fetch: Fetch) -> Iterator[list[Part]]:
+        for fetched in self._thread.pieces(fetch):
             tail = [whole(self.tail(layer, row))] if fetched.is_last else []
             yield fetched.parts + tail
 

@@ -98,7 +98,11 @@ class PooledRows:
         )
 
     def fetch(
-        self, layer: int, row: int, units: NDArray[np.int64], out: NDArray[np.uint8]
+        self,
+        layer: int,
+        row: int,
+        units: NDArray[np.int64],
+        memory: Iterator[NDArray[np.uint8]],
     ) -> Iterator[Fetched]:
         """Find units in the pool and read the others, which are in the pool afterwards.
 
@@ -108,15 +112,14 @@ class PooledRows:
             Which layer of which sequence.
         units
             int64 numbers, ascending.
-        out
-            uint8 of shape (buffers, any, unit_bytes), each page-aligned and a multiple of 64 rows,
-            for those that are read.
+        memory
+            Gives for each piece page-aligned uint8 (any, unit_bytes), a multiple of 64 rows, for
+            those that are read.
 
         Yields
         ------
-        Full buffers of what was read, taken in turns, each valid until its next turn; at last the
-        rest, and what was found, valid until the next call for this layer and sequence or with
-        this `out`.
+        Pieces full of what was read; at last the rest, and what was found, which is valid until
+        the next call for this layer and sequence.
         """
         place, used = self._place[layer, row], self._used[layer, row]
         slots = place[units] if self.slots else np.full(len(units), -1)
@@ -128,21 +131,23 @@ class PooledRows:
         # What was found must stay where it is. Where not all of the others fit, the last ones
         # stay: those of the newest tokens.
         first_kept = len(misses) - min(self.slots - len(hits), len(misses))
-        size = out.shape[1]
-        last = len(misses) // size * size
-        for at in range(0, last + 1, size):
-            chunk = misses[at : at + size]
-            read = out[at // size % len(out), : len(chunk)]
+        at, is_last = 0, False
+        while not is_last:
+            out = next(memory)
+            chunk = misses[at : at + len(out)]
+            read = out[: len(chunk)]
             if len(chunk):
                 self._rows.read_units(layer, row, units[chunk], read, self._buffer)
             kept = max(0, first_kept - at)
             if kept < len(chunk):
                 self._keep(layer, row, units[chunk[kept:]], read[kept:])
             flat = read.reshape(-1, self._rows.row_bytes)
-            if at < last:
-                yield Fetched(chunk, pool, found[:0], flat, is_last=False)
-            else:
+            at += len(chunk)
+            is_last = at == len(misses)
+            if is_last:
                 yield Fetched(np.concatenate([hits, chunk]), pool, found, flat, is_last=True)
+            else:
+                yield Fetched(chunk, pool, found[:0], flat, is_last=False)
 
     def put(self, layer: int, row: int, first: int, rows: NDArray[np.uint8]) -> None:
         """Keep rows that leave the tail, the newest of them where not all fit.

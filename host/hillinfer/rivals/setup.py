@@ -37,6 +37,8 @@ class RivalSetup:
         How rows are read.
     block_rows
         Rows that torch scores, and without the native library attends to, at a time.
+    ahead_rows
+        Rows that may be read before their layer attends, as many as HillInfer's landing area has.
     threads
         Reads in flight without io_uring.
     kept_sinks, kept_recent
@@ -60,6 +62,7 @@ class RivalSetup:
     cold_dir: Path
     io: IOChoice = IOChoice.AUTO
     block_rows: int = 1024
+    ahead_rows: int = 4 * 512
     threads: int = 16
     kept_sinks: int = 4
     kept_recent: int = 32
@@ -69,11 +72,9 @@ class RivalSetup:
         for name in ("batch", "context", "block_rows", "threads", "kept_recent"):
             if getattr(self, name) < 1:
                 raise SettingsError(f"{name}={getattr(self, name)}: at least 1 is needed")
-        if self.kept_sinks < 0 or self.budget_bytes < 0:
-            raise SettingsError(
-                f"kept_sinks={self.kept_sinks}, budget_bytes={self.budget_bytes}: "
-                "neither may be negative"
-            )
+        for name in ("kept_sinks", "budget_bytes", "ahead_rows"):
+            if getattr(self, name) < 0:
+                raise SettingsError(f"{name}={getattr(self, name)} must be 0 or more")
         if not 0.0 < self.alpha <= 1.0:
             raise SettingsError(
                 f"alpha={self.alpha} is outside (0, 1]; 0.1 selects a tenth of the tokens"

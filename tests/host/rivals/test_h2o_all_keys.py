@@ -12,7 +12,7 @@ from rival_cases import MULTI_HEAD, SCALING, SHAPE, WIDE, Run, flip_on_drive, ma
 from hillinfer.errors import BudgetError
 from hillinfer.model_shape import StoredType
 from hillinfer.rivals import block_stream, landing
-from hillinfer.rivals.landing import landing_buffers, landing_units
+from hillinfer.rivals.landing import piece_counts, piece_units
 from hillinfer.rivals.table import make_rival
 from hillinfer_model.selection import selected_count
 
@@ -40,7 +40,7 @@ def fixed_bytes(setup):
         + 64 * half
         + 2 * 64 * half
         + scatter
-        + landing_units(most, 1, half) * landing_buffers(most, 1, half) * half
+        + piece_units(most, 1, half) * sum(piece_counts(0, 0, most, 1, half)) * half
         + (4 * shape.query_heads * setup.context)
     )
 
@@ -66,11 +66,11 @@ def visible(run, positions):
     return seen
 
 
-@pytest.mark.parametrize("landing_bytes", [1, 8 << 20])
+@pytest.mark.parametrize("piece_bytes", [1, 8 << 20])
 @pytest.mark.parametrize("shape", [SHAPE, replace(MULTI_HEAD, stored_type=StoredType.BFLOAT16)])
 @pytest.mark.parametrize("extra", [0, 100_000, 32 << 20])
-def test_everything_selected_is_full_attention(cold_dir, shape, extra, monkeypatch, landing_bytes):
-    monkeypatch.setattr(landing, "_LANDING_BYTES", landing_bytes)
+def test_everything_selected_is_full_attention(cold_dir, shape, extra, monkeypatch, piece_bytes):
+    monkeypatch.setattr(landing, "_PIECE_BYTES", piece_bytes)
     setup = make_setup(cold_dir, shape, alpha=1.0, block_rows=50)
     run = Run(NAME, replace(setup, budget_bytes=fixed_bytes(setup) + extra), 734)
     with run.rival:

@@ -13,7 +13,7 @@ from rival_cases import MULTI_HEAD, SCALING, SHAPE, WIDE, Run, flip_on_drive, ma
 from hillinfer.errors import BudgetError
 from hillinfer.model_shape import StoredType
 from hillinfer.rivals import landing
-from hillinfer.rivals.landing import landing_buffers, landing_units
+from hillinfer.rivals.landing import piece_counts, piece_units
 from hillinfer.rivals.meter import Meter
 from hillinfer.rivals.partial_keys import PartialKeys
 from hillinfer.rivals.selection import head_logits
@@ -33,9 +33,10 @@ def fixed_bytes(setup):
     tails = setup.units * pages((64 + setup.kept_recent) * row)
     most = selected_count(setup.context, setup.alpha, setup.kept_tokens, None)
     scatter = scatter_bytes(row, region * row)
-    units = landing_units(most, 1, row) * landing_buffers(most, 1, row)
+    pieces = sum(piece_counts(setup.ahead_rows, 2 * setup.batch, most, 1, row))
+    landed = pieces * piece_units(most, 1, row)
     logits = 4 * shape.query_heads * setup.context
-    return partial + tails + (2 * setup.batch * units + 64) * row + scatter + logits
+    return partial + tails + (landed + 64) * row + scatter + logits
 
 
 def noted_sets(run, monkeypatch):
@@ -58,13 +59,13 @@ def visible(run, positions):
     return seen
 
 
-@pytest.mark.parametrize("landing_bytes", [1, 8 << 20])
+@pytest.mark.parametrize("piece_bytes", [1, 8 << 20])
 @pytest.mark.parametrize("shape", [SHAPE, replace(MULTI_HEAD, stored_type=StoredType.BFLOAT16)])
 @pytest.mark.parametrize("predicted", [True, False])
 def test_everything_selected_is_full_attention(
-    cold_dir, shape, predicted, monkeypatch, landing_bytes
+    cold_dir, shape, predicted, monkeypatch, piece_bytes
 ):
-    monkeypatch.setattr(landing, "_LANDING_BYTES", landing_bytes)
+    monkeypatch.setattr(landing, "_PIECE_BYTES", piece_bytes)
     setup = make_setup(cold_dir, shape, alpha=1.0, block_rows=50)
     run = Run(NAME, replace(setup, budget_bytes=fixed_bytes(setup) + 100_000), 734)
     with run.rival:

@@ -12,7 +12,7 @@ from rival_cases import MULTI_HEAD, SCALING, SHAPE, WIDE, Run, flip_on_drive, ma
 from hillinfer.errors import BudgetError
 from hillinfer.model_shape import StoredType
 from hillinfer.rivals import landing
-from hillinfer.rivals.landing import landing_buffers, landing_units
+from hillinfer.rivals.landing import piece_counts, piece_units
 from hillinfer.rivals.table import make_rival
 from hillinfer_model.selection import selected_count
 
@@ -35,8 +35,9 @@ def fixed_bytes(name, setup):
     tails = setup.units * pages((64 + setup.kept_recent) * row)
     most = -(-selected_count(setup.context, setup.alpha, setup.kept_tokens, None) // 16)
     most = min(most, region // 16)
-    fetches = 2 * setup.batch if name == "leoam" else 1
-    units = fetches * landing_units(most, 16, row) * landing_buffers(most, 16, row)
+    fetches = 2 * setup.batch if name == "leoam" else 0
+    pieces = sum(piece_counts(setup.ahead_rows, fetches, most, 16, row))
+    units = pieces * piece_units(most, 16, row)
     return bounds + tails + units * 16 * row + scatter_bytes(16 * row, region * row)
 
 
@@ -78,10 +79,10 @@ def visible(run, chosen):
     return seen
 
 
-@pytest.mark.parametrize("landing_bytes", [1, 8 << 20])
+@pytest.mark.parametrize("piece_bytes", [1, 8 << 20])
 @pytest.mark.parametrize("shape", [SHAPE, replace(MULTI_HEAD, stored_type=StoredType.BFLOAT16)])
-def test_everything_selected_is_full_attention(cold_dir, name, shape, monkeypatch, landing_bytes):
-    monkeypatch.setattr(landing, "_LANDING_BYTES", landing_bytes)
+def test_everything_selected_is_full_attention(cold_dir, name, shape, monkeypatch, piece_bytes):
+    monkeypatch.setattr(landing, "_PIECE_BYTES", piece_bytes)
     setup = make_setup(cold_dir, shape, alpha=1.0, block_rows=50)
     run = Run(name, replace(setup, budget_bytes=fixed_bytes(name, setup) + 100_000), 734)
     with run.rival:

@@ -36,6 +36,7 @@ class RivalSystem(System):
             alpha=case.alpha,
             cold_dir=setting.cold_dir,
             io=settings.io,
+            ahead_rows=settings.prefetch_blocks * settings.block_rows,
             threads=settings.io_threads,
             kept_sinks=settings.kept_sinks,
             kept_recent=settings.kept_recent,
