@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import NoneType
 from typing import Any
 
 from hillinfer.bench.case import MODELLED, REAL
+from hillinfer.bench.systems.table import make_system, system_names
 from hillinfer.bench.timing import LARGEST_SPREAD
+from hillinfer.rivals.h2o_drop import HELD_PROMPT
+from hillinfer.rivals.table import RIVALS
 
 SCALARS = (
     "speedup_vs_full_drive",
@@ -37,6 +40,22 @@ _ROW_TYPES: Mapping[str, tuple[type, ...]] = {
     "system": (str,),
     "selection": (str,),
     "skipped": (str, NoneType),
+}
+_BETA_TYPES: Mapping[str, tuple[type, ...]] = {
+    "label": (str,),
+    "shape": (str,),
+    "tokens": (int,),
+    "chosen_host_segments": (int,),
+    "beta_regret": _NUMBER,
+    "rows": (list,),
+}
+_BETA_ROW_TYPES: Mapping[str, tuple[type, ...]] = {
+    "name": (str,),
+    "host_segments": (int,),
+    "beta": (*_NUMBER, NoneType),
+    "seconds": _NUMBER,
+    "median_seconds": _NUMBER,
+    "modelled_seconds": (dict,),
 }
 _MEASURED = (
     "min_ms",
@@ -80,15 +99,15 @@ def report_faults(report: Mapping[str, Any]) -> list[str]:
     names = [row.get("name") for row in rows or ()]
     if len(set(names)) != len(names):
         faults.append("two rows have one name")
+    if "beta" not in report:
+        faults.append("beta is missing; null says that it was not measured")
+    elif report["beta"] is not None:
+        faults += [f"beta: {fault}" for fault in _beta_faults(report)]
     return faults
 
 
 def _row_faults(row: Mapping[str, Any]) -> list[str]:
-    faults = [
-        f"{name} is {row.get(name)!r}"
-        for name, types in _ROW_TYPES.items()
-        if not isinstance(row.get(name), types)
-    ]
+    faults = _type_faults(row, _ROW_TYPES)
     if row.get("selection") not in (REAL, MODELLED):
         faults.append(f"selection is {row.get('selection')!r}")
     if row.get("skipped") is not None:
@@ -104,4 +123,62 @@ def _row_faults(row: Mapping[str, Any]) -> list[str]:
         faults.append(f"min_ms {row['min_ms']} and median_ms {row['median_ms']} do not go together")
     if row.get("flagged") is not (row["spread"] > LARGEST_SPREAD):
         faults.append(f"flagged is {row.get('flagged')!r} with a spread of {row['spread']}")
+    return faults + _budget_faults(row)
+
+
+def _budget_faults(row: Mapping[str, Any]) -> Sequence[str]:
+    system, chosen = row["system"], row.get("chosen")
+    if system not in system_names():
+        return [f"system {system!r} is not known"]
+    if not make_system(system).bounded or row["held_bytes"] <= row["budget_bytes"]:
+        return []
+    beyond = f"held_bytes {row['held_bytes']} exceed budget_bytes {row['budget_bytes']}"
+    if system not in RIVALS or not RIVALS[system].holds_prompt:
+        return [beyond]
+    # Before a prompt was observed nothing of it can be dropped.
+    return [] if HELD_PROMPT in str(chosen) else [f"{beyond}, and chosen {chosen!r} says not why"]
+
+
+def _beta_faults(report: Mapping[str, Any]) -> Sequence[str]:
+    sweep = report["beta"]
+    if not isinstance(sweep, Mapping):
+        return [f"it is {sweep!r}, not an object or null"]
+    faults = _type_faults(sweep, _BETA_TYPES)
+    if faults:
+        return faults
+    if sweep["beta_regret"] != report.get("beta_regret"):
+        faults.append(f"beta_regret is {sweep['beta_regret']} here, but not in the scalars")
+    if "modelled" not in sweep["label"]:
+        faults.append(f"label {sweep['label']!r} does not say what is modelled")
+    for number, row in enumerate(sweep["rows"]):
+        if not isinstance(row, Mapping):
+            faults.append(f"row {number} is {row!r}")
+            continue
+        own = _type_faults(row, _BETA_ROW_TYPES)
+        if not own:
+            if not 0 < row["seconds"] <= row["median_seconds"]:
+                own.append(
+                    f"seconds {row['seconds']} and median_seconds {row['median_seconds']} "
+                    "do not go together"
+                )
+            own += [
+                f"modelled_seconds of {kind!r} are {value!r}"
+                for kind, value in row["modelled_seconds"].items()
+                if not isinstance(value, _NUMBER)
+            ]
+        faults += [f"row {number}: {fault}" for fault in own]
+    if not any(
+        isinstance(row, Mapping)
+        and (row.get("name"), row.get("host_segments")) == ("auto", sweep["chosen_host_segments"])
+        for row in sweep["rows"]
+    ):
+        faults.append(f"no row auto has the {sweep['chosen_host_segments']} chosen host segments")
     return faults
+
+
+def _type_faults(found: Mapping[str, Any], expected: Mapping[str, tuple[type, ...]]) -> list[str]:
+    return [
+        f"{name} is {found.get(name)!r}"
+        for name, types in expected.items()
+        if not isinstance(found.get(name), types)
+    ]

@@ -13,6 +13,9 @@ from hillinfer.rivals.rival import Rival
 from hillinfer.rivals.selection import count, head_logits
 from hillinfer.rivals.setup import RivalSetup
 
+# In `describe`: why more than the budget was held before the first step.
+HELD_PROMPT = "all of it held until then"
+
 
 class H2ODrop(Rival):
     """Keeps k tokens per KV head: sinks, recent ones and those with the largest summed weights.
@@ -41,7 +44,9 @@ class H2ODrop(Rival):
         self._weights = self.meter.tensor(size, torch.float32)
         self._positions = self.meter.tensor(size, torch.int32)
         self._logits = self.meter.tensor((shape.query_heads, self.slots), torch.float32)
-        self._seen = "prompt not observed: recent tokens kept"
+        self._seen = (
+            f"prompt not observed before the first step ({HELD_PROMPT}): recent tokens kept"
+        )
         self._held = [[0] * setup.batch for _ in range(shape.layers)]
         self._prompts: dict[tuple[int, int], list[tuple[torch.Tensor, torch.Tensor]]] = {}
 
@@ -67,7 +72,7 @@ class H2ODrop(Rival):
         """Sum up the weights of the prompt's last queries and drop what is light; see `Rival`."""
         if (layer, row) not in self._prompts:
             return
-        self._seen = f"last {queries.shape[1]} queries of the prompt observed"
+        self._seen = f"last {queries.shape[1]} queries of the prompt observed ({HELD_PROMPT})"
         keys, _ = self._prompt(layer, row)
         heads, tokens, _ = keys.shape
         weights = torch.zeros(heads, tokens)
@@ -107,7 +112,7 @@ class H2ODrop(Rival):
         return out.reshape(query.shape).to(query.dtype)
 
     def describe(self) -> str:
-        """Return by what its prompts were cut."""
+        """Return by what its prompts were cut, and that they were held whole before."""
         return self._seen
 
     def close(self) -> None:
@@ -121,7 +126,10 @@ class H2ODrop(Rival):
         length = self.lengths[layer][row]
         weights = torch.arange(length) * 1e-30
         if self.setup.selections is not None:
-            self._seen = "prompt not observed: the set replayed first kept"
+            self._seen = (
+                f"prompt not observed before the first step ({HELD_PROMPT}): "
+                "the set replayed first kept"
+            )
             first = self.setup.selections(layer, row, length + 1)
             weights[torch.from_numpy(first[first < length])] = 1.0
         return weights

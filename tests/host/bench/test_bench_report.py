@@ -14,6 +14,7 @@ from hillinfer.bench.report import bench_report
 from hillinfer.bench.report_check import SCALARS, report_faults
 from hillinfer.bench.table_text import table_text
 from hillinfer.figures.bench_figures import bench_figures
+from hillinfer.rivals.h2o_drop import HELD_PROMPT
 
 RATES = MachineRates(memory=10e9, drive=1e9)
 
@@ -134,6 +135,32 @@ def test_a_wrong_row_is_found(name, value, tmp_path):
     assert report_faults(made)
 
 
+@pytest.mark.parametrize(
+    ("system", "chosen", "fault"),
+    [
+        ("hillinfer", "", True),
+        ("hillinfer-in-memory", "", False),
+        ("full-drive", "", True),
+        ("infinigen", HELD_PROMPT, True),
+        ("full-memory", "", False),
+        ("transformers-dynamic", "", False),
+        ("h2o-drop", "recent tokens kept", True),
+        ("h2o-drop", f"last 64 queries of the prompt observed ({HELD_PROMPT})", False),
+    ],
+)
+def test_more_than_the_budget_is_found_where_it_bounds(system, chosen, fault, tmp_path):
+    row = measured_row(system, chosen=chosen, held_bytes=11, budget_bytes=10)
+    faults = report_faults(report([row], tmp_path))
+    assert [f"{row.name!r}: held_bytes 11 exceed budget_bytes 10" in one for one in faults] == (
+        [True] if fault else []
+    )
+    assert report_faults(report([replace(row, held_bytes=10)], tmp_path)) == []
+
+
+def test_an_unknown_system_is_found(tmp_path):
+    assert "is not known" in report_faults(report([measured_row("h3o")], tmp_path))[0]
+
+
 def test_two_rows_of_one_name_are_found(tmp_path):
     made = report(rows(), tmp_path)
     made["rows"].append(made["rows"][0])
@@ -191,6 +218,38 @@ def test_the_sweep_over_beta_is_in_report_table_and_pictures(tmp_path):
     assert "all on the host" in text
     assert "280.00" in text
     assert "beta" in bench_figures(rows(), made["beta"])
+
+
+def _absent(beta, name):
+    del beta[name]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        (lambda beta: beta.update(beta_regret=0.5), "beta_regret"),
+        (lambda beta: beta.update(tokens="4096"), "tokens"),
+        (lambda beta: beta.update(label="measured"), "label"),
+        (lambda beta: beta.update(chosen_host_segments=2), "no row auto"),
+        (lambda beta: beta.update(rows=[]), "no row auto"),
+        (lambda beta: _absent(beta, "shape"), "shape"),
+        (lambda beta: beta["rows"].append(3), "row 3"),
+        (lambda beta: beta["rows"][1].update(beta="all"), "row 1: beta"),
+        (lambda beta: beta["rows"][0].update(median_seconds=0.1), "row 0: seconds"),
+        (lambda beta: beta["rows"][0]["modelled_seconds"].update(parallel=None), "parallel"),
+    ],
+)
+def test_a_wrong_sweep_over_beta_is_found(spoil, told, tmp_path):
+    (tmp_path / "beta.json").write_text(json.dumps(BETA))
+    made = report(rows(), tmp_path)
+    spoil(made["beta"])
+    faults = report_faults(made)
+    assert faults
+    assert all(fault.startswith("beta: ") for fault in faults)
+    assert told in faults[0]
+    assert report_faults(report(rows(), tmp_path) | {"beta": 3})
+    del made["beta"]
+    assert report_faults(made) == ["beta is missing; null says that it was not measured"]
 
 
 @pytest.mark.parametrize("text", [None, "{", "[]", '{"rows": [{"name": 1}]}'])

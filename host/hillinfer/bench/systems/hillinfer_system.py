@@ -50,6 +50,11 @@ class HillInferSystem(System):
         self._changes = dict(changes or {})
         self._memory_kv = memory_kv
 
+    @property
+    def bounded(self) -> bool:
+        """Whether it has the case's budget and no more; see `System`."""
+        return self._memory_kv is None
+
     def needs(self, setting: BenchSetting) -> Needs:
         """Return M0, and the rows with the shadow on the drive."""
         return Needs(self._budget(setting), setting.kv_bytes * 5 // 4)

@@ -16,6 +16,11 @@ from hillinfer.storage.cold_file import probe_io_mode
 class RivalSystem(System):
     """A rival with the case's budget and importance rate."""
 
+    @property
+    def bounded(self) -> bool:
+        """Whether the rival keeps M0; see `System`."""
+        return RIVALS[self.name].bounded
+
     def needs(self, setting: BenchSetting) -> Needs:
         """Return the budget and the KV on the drive; in memory, where nothing bounds it, twice."""
         if RIVALS[self.name].holds_prompt:

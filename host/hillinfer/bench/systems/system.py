@@ -111,6 +111,11 @@ class System(ABC):
     def __init__(self, name: str) -> None:
         self.name = name
 
+    @property
+    def bounded(self) -> bool:
+        """Whether the case's budget bounds what the system holds; not, as a rule."""
+        return False
+
     @abstractmethod
     def needs(self, setting: BenchSetting) -> Needs:
         """Return what `open` takes."""
