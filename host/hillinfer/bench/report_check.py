@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import NoneType
 from typing import Any
 
@@ -126,7 +126,7 @@ def _row_faults(row: Mapping[str, Any]) -> list[str]:
     return faults + _budget_faults(row)
 
 
-def _budget_faults(row: Mapping[str, Any]) -> Sequence[str]:
+def _budget_faults(row: Mapping[str, Any]) -> list[str]:
     system, chosen = row["system"], row.get("chosen")
     if system not in system_names():
         return [f"system {system!r} is not known"]
@@ -139,7 +139,7 @@ def _budget_faults(row: Mapping[str, Any]) -> Sequence[str]:
     return [] if HELD_PROMPT in str(chosen) else [f"{beyond}, and chosen {chosen!r} says not why"]
 
 
-def _beta_faults(report: Mapping[str, Any]) -> Sequence[str]:
+def _beta_faults(report: Mapping[str, Any]) -> list[str]:
     sweep = report["beta"]
     if not isinstance(sweep, Mapping):
         return [f"it is {sweep!r}, not an object or null"]
