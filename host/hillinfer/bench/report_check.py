@@ -43,8 +43,13 @@ _ROW_TYPES: Mapping[str, tuple[type, ...]] = {
 }
 _BETA_TYPES: Mapping[str, tuple[type, ...]] = {
     "label": (str,),
+    "processor": (str,),
+    "threads": (int,),
     "shape": (str,),
+    "layers": (int,),
     "tokens": (int,),
+    "alpha": _NUMBER,
+    "shadow": (str,),
     "chosen_host_segments": (int,),
     "beta_regret": _NUMBER,
     "rows": (list,),

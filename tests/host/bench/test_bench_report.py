@@ -188,8 +188,13 @@ def test_figures_of_other_reports_are_taken_from_beside_the_report(tmp_path):
 
 BETA = {
     "label": "measured: device core",
+    "processor": "made",
+    "threads": 1,
     "shape": "llama-3.2-1b",
+    "layers": 16,
     "tokens": 4096,
+    "alpha": 0.1,
+    "shadow": "int4",
     "max_selected": 512,
     "dram_budget": "100%",
     "chosen_host_segments": 3,
