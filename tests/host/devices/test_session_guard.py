@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -77,8 +78,8 @@ def test_closing_waits_for_no_fork_of_the_host(folder):
 
 def test_a_guard_that_cannot_start_leaves_no_folder(folder, monkeypatch):
     monkeypatch.setattr(sys, "executable", "/nonexistent/python")
-    before = len(os.listdir("/proc/self/fd"))
+    before = len(list(Path("/proc/self/fd").iterdir()))
     with pytest.raises(FileNotFoundError):
         SessionGuard(folder)
     assert not folder.exists()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(list(Path("/proc/self/fd").iterdir())) == before

@@ -79,7 +79,9 @@ class Worker:
         loaded = self._device.load_xclbin(xclbin)
         self._kernel = xrt.kernel(self._device, loaded, "score_tokens")
         bank = self._kernel.group_id(1)
-        memory = [one for one in xrt.xclbin(xclbin).get_mems() if one.get_index() == bank]
+        # What it tells of points into it, and reads as anything once it is gone.
+        image = xrt.xclbin(xclbin)
+        (size_kb,) = [one.get_size_kb() for one in image.get_mems() if one.get_index() == bank]
         name = self._device.get_info(xrt.xrt_info_device.name)
         if "XCL_EMULATION_MODE" in os.environ:
             # Each process has an emulated card of its own, whatever place on a bus it tells.
@@ -89,7 +91,7 @@ class Worker:
         return {
             "name": name,
             "place": place,
-            "memory_bytes": memory[0].get_size_kb() * 1024,
+            "memory_bytes": size_kb * 1024,
         }
 
     def do_chunk(self, size: int) -> dict[str, Any]:
