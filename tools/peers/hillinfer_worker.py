@@ -47,7 +47,7 @@ class HillInferWorker(TransformersWorker):
         }
 
     def run(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Add the shadow of the run's cache, which may have been chosen for its length."""
+        """Add the format of the shadow that the run's cache had."""
         return super().run(request) | {"shadow": self._shadow}
 
     def tokens(self, prompt: Sequence[int], follow: Sequence[int]) -> Iterator[int]:
@@ -79,7 +79,7 @@ class HillInferWorker(TransformersWorker):
         if not hasattr(self, "_attachment"):
             return super().new_cache(length)
         self._cache = self._attachment.new_cache(expected_tokens=length)
-        # The runtime's settings, not the attachment's: those may leave the choice open.
+        # Of the runtime: the attachment's settings may leave the choice to each cache.
         self._shadow = self._cache._runtime.settings.key_mode.value
         return self._cache
 
