@@ -74,7 +74,10 @@ def take_round(
     command = [str(python_of(peer, options)), str(peer.script)]
     log = options.build / f"{peer.name.replace(' ', '-').replace(',', '')}.log"
     libraries = peer.environment.libraries(options.build) if peer.environment else []
-    with PeerProcess(command, options.threads, options.seconds, log, libraries) as process:
+    variables = {**peer.variables, **dict(options.variables)}
+    with PeerProcess(
+        command, options.threads, options.seconds, log, libraries, variables
+    ) as process:
         measured.facts = process.ask({"op": "open", **opening, **peer.options})
         if measured.facts["threads"] != options.threads:
             raise PeerSkippedError(
@@ -111,6 +114,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )  # fmt: skip
     parser.add_argument("--seconds", type=float, default=1800, help="longest wait for an answer")
     parser.add_argument("--install-seconds", type=float, default=3600)
+    parser.add_argument(
+        "--variables", type=_variable, nargs="+", default=[], metavar="NAME=VALUE",
+        help="given to every worker, as GOMP_SPINCOUNT=0 on a busy machine; none by default",
+    )  # fmt: skip
     options = parser.parse_args(arguments)
     _check(parser, options)
     options.build.mkdir(parents=True, exist_ok=True)
@@ -160,6 +167,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "processor": ProcessorFacts.read().name,
         "threads": options.threads,
         "rounds": options.rounds,
+        "variables": dict(options.variables),
         "text": samples[0].name,
         "trained_context": outline.config.max_position_embeddings,
         "gguf": gguf,
@@ -181,6 +189,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         report = report_of(results, contexts, facts)
         options.out.write_text(json.dumps(report, indent=2) + "\n")
     print(table_text(report))
+
+
+def _variable(text: str) -> tuple[str, str]:
+    """Read NAME=VALUE."""
+    name, sign, value = text.partition("=")
+    if not name or not sign:
+        raise argparse.ArgumentTypeError(f"{text}: give NAME=VALUE, as GOMP_SPINCOUNT=0")
+    return name, value
 
 
 def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:

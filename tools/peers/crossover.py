@@ -15,6 +15,7 @@ class CrossoverKind(StrEnum):
     MEASURED = "between measured contexts"
     EXTRAPOLATED = "beyond the longest context, on the line through the last two"
     NONE = "nowhere: the other one's time grows no faster"
+    UNKNOWN = "one context: not known"
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Crossover:
     kind
         How it was found.
     context
-        In tokens; None where there is none.
+        In tokens; None where there is none or it is not known.
     """
 
     kind: CrossoverKind
@@ -51,7 +52,9 @@ class Crossover:
             if not late:
                 return cls(CrossoverKind.BELOW, float(contexts[0]))
             return cls(CrossoverKind.MEASURED, _zero(contexts, behind, late[-1]))
-        if len(contexts) < 2 or behind[-1] >= behind[-2]:
+        if len(contexts) < 2:
+            return cls(CrossoverKind.UNKNOWN, None)
+        if behind[-1] >= behind[-2]:
             return cls(CrossoverKind.NONE, None)
         return cls(CrossoverKind.EXTRAPOLATED, _zero(contexts, behind, len(contexts) - 2))
 

@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from peers.crossover import Crossover, CrossoverKind
+from peers.compared import Compared
+from peers.crossover import CrossoverKind
 
-_MEASURED = (CrossoverKind.BELOW, CrossoverKind.MEASURED)
+_AHEAD = (CrossoverKind.BELOW, CrossoverKind.MEASURED)
 
 
 class Goal(ABC):
@@ -21,21 +21,13 @@ class Goal(ABC):
         """The aim in words."""
 
     @abstractmethod
-    def met(self, speedups: Mapping[int, float], crossover: Crossover) -> bool | None:
-        """Say whether it was reached; None where what was measured cannot tell.
-
-        Parameters
-        ----------
-        speedups
-            The peer's step over HillInfer's, by context in tokens.
-        crossover
-            From which context on HillInfer's step is the shorter one.
-        """
+    def met(self, compared: Compared) -> bool | None:
+        """Say whether it was reached; None where what was measured cannot tell."""
 
 
 @dataclass(frozen=True)
 class AheadFrom(Goal):
-    """Faster at every measured context from `context` tokens on."""
+    """Faster at every context that was asked for from `context` tokens on."""
 
     context: int
 
@@ -44,10 +36,17 @@ class AheadFrom(Goal):
         """The aim in words."""
         return f"ahead at every context from {self.context}"
 
-    def met(self, speedups: Mapping[int, float], crossover: Crossover) -> bool | None:
-        """Look at what was measured alone."""
-        ratios = [ratio for context, ratio in speedups.items() if context >= self.context]
-        return all(ratio > 1 for ratio in ratios) if ratios else None
+    def met(self, compared: Compared) -> bool | None:
+        """Say no for one context that is behind, yes only where all are known and ahead."""
+        known = {
+            context: ratio
+            for context, ratio in compared.speedups.items()
+            if context >= self.context and context not in compared.flagged
+        }
+        if any(ratio <= 1 for ratio in known.values()):
+            return False
+        unknown = any(context >= self.context for context in compared.missing | compared.flagged)
+        return True if known and not unknown else None
 
 
 @dataclass(frozen=True)
@@ -61,11 +60,18 @@ class CrossoverBy(Goal):
         """The aim in words."""
         return f"a crossover at {self.context} or below"
 
-    def met(self, speedups: Mapping[int, float], crossover: Crossover) -> bool | None:
-        """Say no where the line leads beyond, and nothing where it leads there unmeasured."""
-        if crossover.context is None or crossover.context > self.context:
-            return False
-        return True if crossover.kind in _MEASURED else None
+    def met(self, compared: Compared) -> bool | None:
+        """Say nothing where only a line beyond what was measured leads to the aim or past it."""
+        if compared.flagged:
+            return None
+        kind, crossing = compared.crossover.kind, compared.crossover.context
+        if kind not in _AHEAD or crossing is None:
+            return False if max(compared.speedups) >= self.context else None
+        if crossing > self.context:
+            # Ahead at the shortest context already: the crossing may lie anywhere below it.
+            return None if kind is CrossoverKind.BELOW else False
+        # A context beyond the crossing that is missing may be one where the other is ahead again.
+        return None if any(context > crossing for context in compared.missing) else True
 
 
 def goal_of(peer: str) -> Goal:

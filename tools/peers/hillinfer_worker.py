@@ -40,12 +40,15 @@ class HillInferWorker(TransformersWorker):
                 "rule": settings.rule,
                 "scope": settings.scope,
                 "query": settings.query,
-                "shadow": settings.shadow,
                 "projections": request["projections"],
                 "dram_budget": request["dram_budget"],
                 "prefill_chunk": facts["settings"]["prefill_chunk"],
             },
         }
+
+    def run(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Add the format of the shadow that the run's cache had."""
+        return super().run(request) | {"shadow": self._shadow}
 
     def tokens(self, prompt: Sequence[int], follow: Sequence[int]) -> Iterator[int]:
         """Go on as the loop does, and close the cache afterwards.
@@ -76,6 +79,8 @@ class HillInferWorker(TransformersWorker):
         if not hasattr(self, "_attachment"):
             return super().new_cache(length)
         self._cache = self._attachment.new_cache(expected_tokens=length)
+        # Of the runtime: the attachment's settings may leave the choice to each cache.
+        self._shadow = self._cache._runtime.settings.key_mode.value
         return self._cache
 
 

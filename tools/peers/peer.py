@@ -27,12 +27,15 @@ class Peer:
         Where it is installed; None for the environment that the tool runs in.
     options
         Added to the request to open.
+    variables
+        Of the environment, which its runtime sets itself when it is not started as it is here.
     """
 
     name: str
     worker: str
     environment: PeerEnvironment | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def script(self) -> Path:
@@ -49,6 +52,11 @@ def _hillinfer(projections: str, **changes: Any) -> dict[str, Any]:
     # The budget holds the rows of any context measured here; the worker checks that it did.
     return {"alpha": 0.1, "dram_budget": "4GiB", "projections": projections, **changes}
 
+
+# As `hillinfer generate` sets it where the user does not.
+_HILLINFER_VARIABLES = {"OMP_WAIT_POLICY": "passive"}
+# As vLLM sets them in processes that it starts and binds to cores (`utils/ompmultiprocessing.py`).
+_VLLM_VARIABLES = {"KMP_BLOCKTIME": "5", "KMP_TPAUSE": "0"}
 
 QUANTISED = PeerEnvironment("quantised")
 LLAMA_CPP = PeerEnvironment(
@@ -68,12 +76,18 @@ VLLM = PeerEnvironment(
 
 REFERENCE = "transformers dynamic"
 PEERS = (
-    Peer("hillinfer", "hillinfer_worker", options=_hillinfer("stock")),
+    Peer(
+        "hillinfer",
+        "hillinfer_worker",
+        options=_hillinfer("stock"),
+        variables=_HILLINFER_VARIABLES,
+    ),
     # FBGEMM's products are of float32, so the rest is too; weights and rows have 16 bits.
     Peer(
         "hillinfer, fp16 projections",
         "hillinfer_worker",
         options=_hillinfer("fp16", compute="float32"),
+        variables=_HILLINFER_VARIABLES,
     ),
     Peer(REFERENCE, "transformers_worker", options={"cache": "dynamic"}),
     Peer("transformers static", "transformers_worker", options={"cache": "static"}),
@@ -91,5 +105,5 @@ PEERS = (
         LLAMA_CPP,
         options={"flash_attention": True},
     ),
-    Peer("vllm", "vllm_worker", VLLM),
+    Peer("vllm", "vllm_worker", VLLM, variables=_VLLM_VARIABLES),
 )

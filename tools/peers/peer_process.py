@@ -8,14 +8,18 @@ import os
 import selectors
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any
 
 from peers.peer_environment import PeerSkippedError
 
 _ENDING_SECONDS = 10
+
+# Variables of the shell with these beginnings say how idle threads wait, where threads run and what
+# vLLM does; a worker is not given them, so that its runtime keeps its own defaults.
+_NOT_INHERITED = ("GOMP_", "KMP_", "OMP_", "VLLM_")
 
 
 class PeerProcess:
@@ -33,6 +37,8 @@ class PeerProcess:
         File that standard error is added to.
     preloaded
         Libraries that are loaded first.
+    variables
+        Of the environment, over all others.
     """
 
     def __init__(
@@ -42,6 +48,7 @@ class PeerProcess:
         seconds: float,
         log: Path,
         preloaded: Sequence[Path] = (),
+        variables: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._seconds, self._log = seconds, log
         with log.open("ab") as errors:
@@ -50,7 +57,7 @@ class PeerProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
-                env=_environment(Path(command[0]), threads, preloaded),
+                env=_environment(Path(command[0]), threads, preloaded, variables),
             )
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -104,20 +111,23 @@ class PeerProcess:
         self._process.stdout.close()
 
 
-def _environment(python: Path, threads: int, preloaded: Sequence[Path]) -> dict[str, str]:
+def _environment(
+    python: Path, threads: int, preloaded: Sequence[Path], given: Mapping[str, str]
+) -> dict[str, str]:
     """Return the variables of a worker: so many threads, and nobody's packages but its own."""
     changes = {
         "OMP_NUM_THREADS": str(threads),
-        # Idle threads that spin take the core from whoever works.
-        "GOMP_SPINCOUNT": "0",
         # Everything is on this machine; a library that asks a hub waits for a network.
         "HF_HUB_OFFLINE": "1",
         # Libraries that compile look for their tools beside their interpreter.
         "PATH": f"{python.parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
     }
-    variables = dict(os.environ) | changes
+    inherited = {
+        name: value for name, value in os.environ.items() if not name.startswith(_NOT_INHERITED)
+    }
+    variables = inherited | changes
     if python != Path(sys.executable):
         variables.pop("PYTHONPATH", None)
     if preloaded:
         variables["LD_PRELOAD"] = os.pathsep.join(map(str, preloaded))
-    return variables
+    return variables | dict(given)

@@ -14,7 +14,10 @@ _ATTENTION = "self_attn"
 
 
 class StepParts:
-    """Hooks that time a model's linear layers and its attention; a context manager.
+    """Hooks that time a model's linear layers, attention and predictions; a context manager.
+
+    Prediction is whatever hooks of others do before a decoder layer begins: HillInfer's predict the
+    next layer's query there and announce it. Hooks that are put on later are not seen.
 
     Parameters
     ----------
@@ -29,15 +32,15 @@ class StepParts:
         self._clear()
 
     def _clear(self) -> None:
-        self._linear = self._attention = self._linear_in_attention = 0.0
-        self._inside = False
+        self._linear = self._attention = self._linear_in_attention = self._prediction = 0.0
+        self._inside = self._predicting = False
 
     def milliseconds(self, step: Callable[[], object], steps: int) -> dict[str, float]:
         """Return the median of `steps` steps, in milliseconds, and of its parts.
 
         `attention` is all of it but its linear layers: rotation, cache, selection, reading and the
-        softmax; `rest` is norms, activations and Python. Hooks lengthen what they time by
-        microseconds a module.
+        softmax; `prediction` has its own norms and linear layers in it; `rest` is norms,
+        activations and Python. Hooks lengthen what they time by microseconds a module.
         """
         taken = []
         for _ in range(steps):
@@ -46,11 +49,19 @@ class StepParts:
             step()
             whole = time.perf_counter() - began
             attention = self._attention - self._linear_in_attention
-            taken.append((whole, self._linear, attention, whole - self._linear - attention))
+            known = (self._linear, attention, self._prediction)
+            taken.append((whole, *known, whole - sum(known)))
         medians = [1e3 * statistics.median(column) for column in zip(*taken, strict=True)]
-        return dict(zip(("step", "linear", "attention", "rest"), medians, strict=True))
+        names = ("step", "linear", "attention", "prediction", "rest")
+        return dict(zip(names, medians, strict=True))
 
     def __enter__(self) -> StepParts:
+        for layer in self._model.get_decoder().layers:
+            # Around the hooks that are there, which stay as they are.
+            self._hooks += [
+                layer.register_forward_pre_hook(self._before_prediction, prepend=True),
+                layer.register_forward_pre_hook(self._after_prediction),
+            ]
         for name, module in self._model.named_modules():
             is_linear = isinstance(module, torch.nn.Linear)
             if is_linear or name.rpartition(".")[2] == _ATTENTION:
@@ -72,6 +83,8 @@ class StepParts:
 
     def _after_linear(self, module: Any, _: object, __: object) -> None:
         seconds = time.perf_counter() - self._began.pop(module)
+        if self._predicting:
+            return
         self._linear += seconds
         if self._inside:
             self._linear_in_attention += seconds
@@ -83,3 +96,11 @@ class StepParts:
     def _after_attention(self, module: Any, _: object, __: object) -> None:
         self._attention += time.perf_counter() - self._began.pop(module)
         self._inside = False
+
+    def _before_prediction(self, module: Any, _: object) -> None:
+        self._predicting = True
+        self._before(module, _)
+
+    def _after_prediction(self, module: Any, _: object) -> None:
+        self._prediction += time.perf_counter() - self._began.pop(module)
+        self._predicting = False

@@ -22,8 +22,6 @@ class VllmWorker(Worker):
             # Else it takes a thread per core and binds it, whatever was asked for.
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "OMP_NUM_THREADS": str(request["threads"]),
-            # Idle threads that spin take the core from whoever works.
-            "KMP_BLOCKTIME": "0",
         }
         import torch
         import vllm

@@ -17,6 +17,9 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
+# Variables with these beginnings say how a runtime's threads wait and where they run.
+_OF_THREADS = ("GOMP_", "KMP_", "LD_PRELOAD", "MKL_", "OMP_", "VLLM_")
+
 
 class Worker(ABC):
     """One runtime with a model in it."""
@@ -48,7 +51,11 @@ class Worker(ABC):
 
 
 def serve(worker: Worker) -> None:
-    """Answer requests until standard input ends."""
+    """Answer requests until standard input ends.
+
+    What is told of an opened runtime has the variables of its threads among its `settings`, as they
+    were once it was loaded: runtimes set some themselves.
+    """
     # Libraries print; only answers may go where the parent listens.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -57,7 +64,14 @@ def serve(worker: Worker) -> None:
         request = json.loads(line)
         try:
             answer = operations[request["op"]](request)
+            if request["op"] == "open":
+                answer["settings"] = answer["settings"] | {"variables": _variables()}
         except Exception as error:
             answer = {"error": f"{type(error).__name__}: {error}"}
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
+
+
+def _variables() -> dict[str, str]:
+    """Return the environment's variables that bear on threads."""
+    return {name: os.environ[name] for name in sorted(os.environ) if name.startswith(_OF_THREADS)}

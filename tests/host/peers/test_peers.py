@@ -5,6 +5,7 @@ import importlib
 import json
 import subprocess
 import sys
+import time
 import zipfile
 from pathlib import Path
 
@@ -52,10 +53,20 @@ def test_every_peer_has_a_row_per_context(report):
         assert row["decode_tokens_per_second"] == pytest.approx(1e3 / row["step_ms"]["median"])
         parts = row["parts_ms"]
         assert min(parts.values()) > 0
-        assert parts["linear"] + parts["attention"] < parts["step"]
+        assert parts["linear"] + parts["attention"] + parts["prediction"] < parts["step"]
+        assert row["spread_over"] == "steps"
+        assert row["shadow"] == ("int4" if ours else None)
     assert report["systems"].keys() == set(HERE)
     settings = report["systems"][OURS[1]]["settings"]
     assert (settings["alpha"], settings["projections"]) == (0.1, "fp16")
+    passive = {"OMP_WAIT_POLICY": "passive"}
+    for name, system in report["systems"].items():
+        threads = {
+            name: value
+            for name, value in system["settings"]["variables"].items()
+            if name.startswith(("OMP_", "GOMP_", "KMP_"))
+        }
+        assert threads == {"OMP_NUM_THREADS": "1"} | (passive if name in OURS else {})
 
 
 def test_transformers_caches_agree(report):
@@ -80,8 +91,10 @@ def measured(tools, tokens, **milliseconds):
     facts = {"weights": "w", "compute": "c", "kv": "k", "threads": 1, "settings": {}}
     one = tools("peers.report").Measured(facts | {"versions": {}})
     for context, taken in milliseconds.items():
-        run = {"ttft_seconds": 1.0, "step_seconds": [taken / 1e3] * 3, "tokens": tokens}
-        one.runs[int(context.removeprefix("at_"))].append(run)
+        # A list is a round each; in a round every step takes as long.
+        for each in taken if isinstance(taken, list) else [taken]:
+            run = {"ttft_seconds": 1.0, "step_seconds": [each / 1e3] * 3, "tokens": tokens}
+            one.runs[int(context.removeprefix("at_"))].append(run)
     return one
 
 
@@ -98,11 +111,50 @@ def test_a_peer_that_failed_on_the_way_is_compared_as_far_as_it_came(tools):
     (found,) = report["comparisons"]
     assert found["speedups"] == {"4096": 0.5, "8192": 1.5}
     assert found["crossover"] == {"kind": "between measured contexts", "context": 6144}
-    assert found["met"] is True
+    # Ahead from 6144 on as far as is known, which is not as far as was asked.
+    assert (found["missing"], found["met"]) == ([16384], None)
     assert report["skipped"] == {"llama.cpp": "no answer within 9 s"}
-    assert "llama.cpp: skipped: no answer" in tools("peers.report").table_text(
-        report | {"trained_context": 8192}
-    )
+    text = tools("peers.report").table_text(report)
+    assert "llama.cpp: skipped: no answer" in text
+    assert "not measured; no times at 16384" in text
+    whole = measured(tools, [1, 2, 3, 5], at_4096=10, at_8192=30, at_16384=40)
+    (found,) = made_report(tools, {"hillinfer": far, "llama.cpp": whole})["comparisons"]
+    assert (found["missing"], found["flagged"], found["met"]) == ([], [], True)
+
+
+@pytest.mark.parametrize("peer", ["transformers dynamic", "llama.cpp"])
+@pytest.mark.parametrize("place", [0, 1])
+def test_rows_of_wide_spread_meet_no_goal(tools, peer, place):
+    steady = {"at_4096": [30, 30], "at_8192": [30, 36], "at_16384": [30, 35]}
+    wide = steady | {"at_8192": [30, 37]}
+
+    def found(*times):
+        ours = {name: [each / 10 for each in rounds] for name, rounds in times[0].items()}
+        both = {"hillinfer": ours, peer: times[1]}
+        results = {name: measured(tools, [1], **rounds) for name, rounds in both.items()}
+        report = made_report(tools, results)
+        return report["comparisons"][0], tools("peers.report").table_text(report)
+
+    comparison, text = found(steady, steady)
+    assert (comparison["flagged"], comparison["met"]) == ([], True)
+    assert text.count("spread above") == 0
+    comparison, text = found(*((wide, steady) if place == 0 else (steady, wide)))
+    assert (comparison["flagged"], comparison["met"]) == ([8192], None)
+    assert "not measured; spread above 20 % at 8192" in text
+
+
+def test_the_spread_of_one_round_is_that_of_its_steps(tools):
+    one = measured(tools, [1, 2, 3], at_4096=20)
+    (row,) = made_report(tools, {"vllm": one})["rows"]
+    assert (row["spread"], row["spread_over"], row["wide_spread"]) == (0, "steps", False)
+    one.runs[4096][0]["step_seconds"] = [0.02, 0.02, 0.02, 0.03]
+    (row,) = made_report(tools, {"vllm": one})["rows"]
+    # Between 0.02 and 0.027, the 10th and the 90th percentile.
+    assert row["spread"] == pytest.approx(0.35)
+    assert row["wide_spread"] is True
+    one.runs[4096].append(one.runs[4096][0])
+    (row,) = made_report(tools, {"vllm": one})["rows"]
+    assert (row["spread"], row["spread_over"], row["wide_spread"]) == (0, "rounds", False)
 
 
 def test_agreement_and_lengths_that_a_model_was_not_made_for(tools):
@@ -116,23 +168,45 @@ def test_agreement_and_lengths_that_a_model_was_not_made_for(tools):
     assert [row["agreement"] for row in alone] == [None, None]
 
 
+STATIC, LLAMA = "transformers static", "llama.cpp"
+
+
 @pytest.mark.parametrize(
-    ("peer", "speedups", "crossover", "met"),
+    ("peer", "speedups", "missing", "flagged", "met"),
     [
-        ("transformers static", {2048: 0.5, 4096: 1.1, 8192: 1.2}, ("MEASURED", 3000), True),
-        ("transformers static", {4096: 0.9, 8192: 1.2}, ("MEASURED", 5000), False),
-        ("transformers static", {2048: 1.5}, ("BELOW", 2048), None),
-        ("llama.cpp", {8192: 1.2}, ("MEASURED", 16384), True),
-        ("llama.cpp", {8192: 0.8}, ("EXTRAPOLATED", 12000), None),
-        ("llama.cpp", {8192: 0.8}, ("EXTRAPOLATED", 20000), False),
-        ("vllm", {8192: 0.8}, ("NONE", None), False),
+        (STATIC, {2048: 0.5, 4096: 1.1, 8192: 1.2}, (), (), True),
+        (STATIC, {4096: 0.9, 8192: 1.2}, (), (), False),
+        (STATIC, {2048: 1.5}, (), (), None),
+        (STATIC, {4096: 1.1, 8192: 1.2}, (16000,), (), None),
+        (STATIC, {8192: 1.2}, (2048,), (), True),
+        # Behind is behind, whatever else is not known.
+        (STATIC, {4096: 1.1, 8192: 0.9}, (16000,), (4096,), False),
+        (STATIC, {4096: 1.1, 8192: 0.9}, (), (8192,), None),
+        (STATIC, {2048: 1.1, 4096: 1.1}, (), (2048,), True),
+        (LLAMA, {4096: 0.8, 8192: 1.2}, (), (), True),
+        (LLAMA, {8192: 1.2}, (), (), True),
+        (LLAMA, {4096: 0.8, 8192: 1.2}, (2048,), (), True),
+        (LLAMA, {4096: 0.8, 8192: 1.2}, (16000,), (), None),
+        (LLAMA, {4096: 0.8, 8192: 1.2}, (), (4096,), None),
+        # Nothing was learnt of contexts up to 16384.
+        (LLAMA, {32000: 1.2, 40000: 1.3}, (), (), None),
+        # Behind at what was measured, and no context as long as the aim was.
+        (LLAMA, {8192: 0.8}, (), (), None),
+        (LLAMA, {4096: 0.5, 8192: 0.9}, (), (), None),
+        (LLAMA, {4096: 0.9, 8192: 0.5}, (), (), None),
+        # Behind at the aim or beyond.
+        (LLAMA, {4096: 0.5, 16384: 0.9}, (), (), False),
+        (LLAMA, {4096: 0.9, 32000: 0.5}, (), (), False),
+        (LLAMA, {16384: 0.9, 32000: 1.1}, (), (), False),
     ],
 )
-def test_goals(tools, peer, speedups, crossover, met):
-    module = tools("peers.crossover")
-    kind, context = crossover
-    found = module.Crossover(module.CrossoverKind[kind], context)
-    assert tools("peers.goal").goal_of(peer).met(speedups, found) is met
+def test_goals(tools, peer, speedups, missing, flagged, met):
+    times = [10.0 * ratio for ratio in speedups.values()]
+    crossover = tools("peers.crossover").Crossover.of([*speedups], [10.0] * len(times), times)
+    compared = tools("peers.compared").Compared(
+        speedups, crossover, frozenset(missing), frozenset(flagged)
+    )
+    assert tools("peers.goal").goal_of(peer).met(compared) is met
 
 
 @pytest.mark.parametrize(
@@ -149,6 +223,13 @@ def test_crossover(tools, ours, theirs, kind, context):
     module = tools("peers.crossover")
     found = module.Crossover.of((100, 200, 400), ours, theirs)
     assert found == module.Crossover(module.CrossoverKind[kind], context)
+
+
+def test_one_context_tells_no_crossover_where_it_is_behind(tools):
+    module = tools("peers.crossover")
+    behind, ahead = (module.Crossover.of((100,), (5,), (theirs,)) for theirs in (4, 6))
+    assert behind == module.Crossover(module.CrossoverKind.UNKNOWN, None)
+    assert ahead == module.Crossover(module.CrossoverKind.BELOW, 100)
 
 
 def process(tools, tmp_path, script, seconds=60):
@@ -182,6 +263,62 @@ def most_probable(folder, ids):
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     with torch.no_grad():
         return model(torch.tensor([ids])).logits[0].argmax(-1).tolist()
+
+
+@pytest.mark.parametrize(("budget", "holds"), [("4GiB", True), (None, False)])
+def test_hillinfer_stops_where_rows_do_not_lie_in_dram(tools, tmp_path, tiny_folder, budget, holds):
+    ids = [number % 40 for number in range(404)]
+    opening = {"op": "open", "model": str(tiny_folder), "threads": 1, "dtype": "float32"}
+    opening |= {"positions": 408, "alpha": 0.1, "projections": "stock"}
+    request = {"op": "run", "prompt": ids[:400], "follow": ids[400:]}
+    with process(tools, tmp_path, TOOLS / "peers/hillinfer_worker.py") as worker:
+        worker.ask(opening | {"dram_budget": budget or least_bytes(tiny_folder, len(ids))})
+        if holds:
+            assert worker.ask(request)["shadow"] == "int4"
+            return
+        with pytest.raises(skipped_error(tools), match="rows were read from the drive, so dram"):
+            worker.ask(request)
+
+
+def least_bytes(folder, tokens):
+    """Return the least budget that a context runs with."""
+    import torch
+    from transformers import AutoConfig
+
+    from hillinfer.model_shape import ModelShape
+    from hillinfer.pools.budget_plan import BudgetPlan
+    from hillinfer.settings import Settings
+
+    shape = ModelShape.from_config(AutoConfig.from_pretrained(folder), torch.float32)
+    settings = Settings().changed(alpha=0.1)
+    return BudgetPlan.with_whole_shadow(shape, settings, tokens, 1).required_bytes
+
+
+def test_predictions_are_a_part_of_their_own(tools, tiny_folder):
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(tiny_folder)
+    first, second = model.model.layers
+    query, predicting = second.self_attn.q_proj, []
+    # The linear layer that the prediction uses is slow, and no other call of it is.
+    query.register_forward_hook(lambda *_: time.sleep(0.2) if predicting else None)
+
+    def predict(module, args):
+        predicting.append(True)
+        query(args[0])
+        predicting.clear()
+
+    def parts():
+        with tools("peers.step_parts").StepParts(model) as parts, torch.no_grad():
+            return parts.milliseconds(lambda: model(torch.tensor([[1]])), 1)
+
+    hook = first.register_forward_pre_hook(predict)
+    found = parts()
+    hook.remove()
+    assert found["prediction"] >= 200 > found["linear"]
+    assert sum(found.values()) == pytest.approx(2 * found["step"])
+    assert parts()["prediction"] < 200
 
 
 def test_a_worker_that_ends_or_hangs_is_told(tools, tmp_path):
@@ -257,13 +394,48 @@ def test_packages_that_come_along_are_taken_out(tools, tmp_path, monkeypatch):
 def test_a_worker_apart_sees_no_packages_of_ours(tools, monkeypatch):
     module = tools("peers.peer_process")
     monkeypatch.setenv("PYTHONPATH", "/ours")
-    own = module._environment(Path(sys.executable), 3, [])
-    apart = module._environment(Path("/elsewhere/bin/python"), 3, [Path("/a.so"), Path("/b.so")])
+    own = module._environment(Path(sys.executable), 3, [], {})
+    apart = module._environment(
+        Path("/elsewhere/bin/python"), 3, [Path("/a.so"), Path("/b.so")], {}
+    )
     assert own["PYTHONPATH"] == "/ours"
     assert "PYTHONPATH" not in apart
     assert apart["PATH"].startswith("/elsewhere/bin:")
     assert apart["LD_PRELOAD"] == "/a.so:/b.so"
     assert own["OMP_NUM_THREADS"] == apart["OMP_NUM_THREADS"] == "3"
+
+
+def test_idle_threads_wait_as_each_runtime_does(tools, monkeypatch):
+    module = tools("peers.peer_process")
+    for name in ("GOMP_SPINCOUNT", "KMP_BLOCKTIME", "OMP_WAIT_POLICY", "VLLM_CPU_SGL_KERNEL"):
+        monkeypatch.setenv(name, "7")
+
+    def waits(given):
+        made = module._environment(Path(sys.executable), 3, [], given)
+        return {
+            name: made[name] for name in made if name.startswith(("GOMP", "KMP", "OMP", "VLLM"))
+        }
+
+    assert waits({}) == {"OMP_NUM_THREADS": "3"}
+    assert waits({"KMP_BLOCKTIME": "0"}) == {"OMP_NUM_THREADS": "3", "KMP_BLOCKTIME": "0"}
+
+
+def test_variables_that_are_given_reach_the_worker(tools, tiny_folder, tmp_path):
+    out = tmp_path / "peers.json"
+    tools("peers_bench").main(
+        [
+            *("--model", str(tiny_folder), "--out", str(out), "--build", str(tmp_path)),
+            *("--dtype", "float32", "--contexts", "48", "--rounds", "1", "--threads", "1"),
+            *("--new-tokens", "2", "--peers", "hillinfer"),
+            *("--variables", "OMP_WAIT_POLICY=active", "GOMP_SPINCOUNT=0"),
+        ]
+    )
+    report = json.loads(out.read_text())
+    given = {"OMP_WAIT_POLICY": "active", "GOMP_SPINCOUNT": "0"}
+    assert report["variables"] == given
+    settings = report["systems"]["hillinfer"]["settings"]
+    assert settings["variables"].items() >= (given | {"OMP_NUM_THREADS": "1"}).items()
+    assert "OMP_WAIT_POLICY active" in tools("peers.report").table_text(report)
 
 
 @pytest.mark.parametrize(
@@ -272,6 +444,7 @@ def test_a_worker_apart_sees_no_packages_of_ours(tools, monkeypatch):
         (("--new-tokens", "1"), "--new-tokens 1: give at least 2"),
         (("--contexts", "20", "400"), "--contexts 20: give at least 34"),
         (("--rounds", "0"), "--rounds 0: give at least 1"),
+        (("--variables", "GOMP_SPINCOUNT"), "GOMP_SPINCOUNT: give NAME=VALUE"),
     ],
 )
 def test_numbers_that_measure_nothing_are_refused(tools, capsys, option, text):
