@@ -16,6 +16,7 @@ from hillinfer.bench.run import OBSERVED_QUERIES, read_text
 from hillinfer.bench.setting import BenchSetting
 from hillinfer.bench.systems.rival_system import RivalSystem
 from hillinfer.model_shape import ModelShape
+from hillinfer.rivals.h2o_drop import HELD_PROMPT
 from hillinfer_model.selection import selected_count
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "rivals"))
@@ -67,7 +68,9 @@ def test_tokens_that_the_prompt_looked_at_stay(family, cold_dir):
     source = read_text(model, ids, CONTEXT)
     closing, setting, system = opened(model, source, cold_dir)
     with closing:
-        assert system.describe() == f"last {OBSERVED_QUERIES} queries of the prompt observed"
+        assert system.describe() == (
+            f"last {OBSERVED_QUERIES} queries of the prompt observed ({HELD_PROMPT})"
+        )
         rival = system.cache.rival
         own = weights_of_last(model, ids, OBSERVED_QUERIES)
         fewer = weights_of_last(model, ids, 1)
@@ -110,4 +113,6 @@ def test_random_rows_keep_the_set_that_is_replayed_first(cold_dir, first):
         rival.append(layer, row, run.keys[layer, row, :, new], run.values[layer, row, :, new])
         for head in rival.positions(layer, row):
             assert {*range(4), *range(first, first + 30)} <= set(head.tolist())
-    assert rival.describe() == "prompt not observed: the set replayed first kept"
+    assert rival.describe() == (
+        f"prompt not observed before the first step ({HELD_PROMPT}): the set replayed first kept"
+    )

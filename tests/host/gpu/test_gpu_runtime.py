@@ -209,6 +209,9 @@ def test_rows_of_a_predicted_layer_are_sent_while_the_one_before_has_not_begun(t
     # Hot, landed and in the open group: everything but the token that is coming.
     np.testing.assert_array_equal(copied.positions, ahead.sets[0][:-1])
     assert copied.rows.count == len(copied.positions)
+    # The lane counts what it has done, and not what it was asked for.
+    for copy in copied.rows._copies:
+        copy.wait()
     before = lane.copies["to"]
     made.attend(3, 0)
     assert lane.copies["to"] == before, "nothing is sent twice"
