@@ -113,7 +113,8 @@ def test_on_the_real_model(settings, real_model, real_ids, real_prefix, cold_dir
     assert_same_selection(decoded, configuration, real_prefix.shape)
 
     # From the tokens alone, one long pass and many short ones differ in the last bits of their
-    # activations, so a score may change places with one that is all but equal.
+    # activations, so a score may change places with one that is all but equal: how often depends on
+    # the processor.
     recorded = Recorded(configuration.policy(real_prefix.shape))
     with selecting(real_model):
         logits = forced_logits(real_model, real_prefix, ids[first:], recorded)
@@ -123,6 +124,6 @@ def test_on_the_real_model(settings, real_model, real_ids, real_prefix, cold_dir
         for positions, others in zip(mine, cached, strict=True)
         for one, other in zip(positions, others, strict=True)
     ]
-    assert max(strangers) <= 2
-    assert np.mean(strangers) < 0.2
+    assert max(strangers) <= decoded.sets[0][0].shape[-1] // 10
+    assert np.mean(strangers) < 0.1
     assert torch.equal(logits.argmax(-1), decoded.logits.argmax(-1))
