@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
@@ -23,12 +22,17 @@ from hillinfer.storage.drive_calls import DriveCalls
 from hillinfer.storage.read_cost import ReadCost
 from hillinfer.storage.read_engine import ReadEngine
 from hillinfer.storage.read_plan import lie_in_pages, plan_in_place, plan_reads
+from hillinfer.storage.read_turns import ReadTurns
 from hillinfer.storage.reads import Reads
 from hillinfer.storage.stored_base import ReadFile, RowBase
 from hillinfer.timeline.lane import Lane
 from hillinfer.timeline.recorder import Recorder
 from hillinfer.timeline.silent import SILENT
 from hillinfer_model.kernel_spec import GROUP_TOKENS
+
+# As long as reads on demand wait for one ahead: ten milliseconds of a slow drive, and large enough
+# for hundreds of reads in flight.
+_AHEAD_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -85,8 +89,8 @@ class ColdStore:
         self._group_bytes = GROUP_TOKENS * shape.row_bytes
         self._buffer = aligned_buffer(max(read_buffer_bytes, shape.row_bytes + 2 * PAGE_BYTES))
         self._engine = engine
-        # Reads ahead and reads on demand share the buffer.
-        self._reading = threading.Lock()
+        # Reads ahead and reads on demand share the buffer, and the drive.
+        self._turns = ReadTurns()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="hillinfer-write")
         self._pending: list[list[_PendingWrite]] = [[] for _ in range(shape.layers)]
         self._failure: Exception | None = None
@@ -214,7 +218,7 @@ class ColdStore:
         out: NDArray[np.uint8],
         places: NDArray[np.int64],
     ) -> ReadCost:
-        """Read rows of a layer in one batch; any thread may, one after the other.
+        """Read rows of a layer in one batch, before any that are read ahead; any thread may.
 
         Parameters
         ----------
@@ -227,24 +231,30 @@ class ColdStore:
         places
             int64, where in `out` each row goes.
         """
-        cost = ReadCost()
         if not len(rows):
-            return cost
+            return ReadCost()
         self.settle(layer, rows // GROUP_TOKENS)
-        first_row = self.base_groups * GROUP_TOKENS
-        own = rows >= first_row
-        with self._reading:
-            if self._base is not None and not own.all():
-                cost += self._read_rows(
-                    layer, self._base.files[layer], rows[~own], out, places[~own]
-                )
-            if own.any():
-                cost += self._read_rows(
-                    layer, self._files[layer], rows[own] - first_row, out, places[own]
-                )
-            self._counters.cold_useful_bytes += len(rows) * self._row_bytes
-            self._counters.cold_reads += cost.reads
-            self._counters.cold_read_bytes += cost.byte_count
+        with self._turns.on_demand():
+            return self._read_now(layer, rows, out, places)
+
+    def read_rows_ahead(
+        self,
+        layer: int,
+        rows: NDArray[np.int64],
+        out: NDArray[np.uint8],
+        places: NDArray[np.int64],
+    ) -> ReadCost:
+        """Read rows of a layer piece by piece, giving way to reads on demand in between.
+
+        Parameters as in `read_rows`.
+        """
+        cost = ReadCost()
+        self.settle(layer, rows // GROUP_TOKENS)
+        most = max(1, _AHEAD_BYTES // self._row_bytes)
+        for begin in range(0, len(rows), most):
+            piece = slice(begin, begin + most)
+            with self._turns.ahead():
+                cost += self._read_now(layer, rows[piece], out, places[piece])
         return cost
 
     def groups_in_order(self, layer: int, groups: list[int]) -> Iterator[memoryview]:
@@ -290,6 +300,28 @@ class ColdStore:
             raise ColdPoolError(str(self._failure)) from self._failure
         if self._failure is not None:
             raise self._failure
+
+    def _read_now(
+        self,
+        layer: int,
+        rows: NDArray[np.int64],
+        out: NDArray[np.uint8],
+        places: NDArray[np.int64],
+    ) -> ReadCost:
+        """Read rows that are settled, while it is the caller's turn."""
+        cost = ReadCost()
+        first_row = self.base_groups * GROUP_TOKENS
+        own = rows >= first_row
+        if self._base is not None and not own.all():
+            cost += self._read_rows(layer, self._base.files[layer], rows[~own], out, places[~own])
+        if own.any():
+            cost += self._read_rows(
+                layer, self._files[layer], rows[own] - first_row, out, places[own]
+            )
+        self._counters.cold_useful_bytes += len(rows) * self._row_bytes
+        self._counters.cold_reads += cost.reads
+        self._counters.cold_read_bytes += cost.byte_count
+        return cost
 
     def _read_rows(
         self,

@@ -87,7 +87,7 @@ class RowReader:
         self._row_bytes = row_bytes
         self._promoting: list[Future[tuple[int, int]] | None] = [None, None]
         self._ahead = ThreadPoolExecutor(1, thread_name_prefix="hillinfer-gather")
-        self._landed = RowsAhead(store, landing, self._ahead)
+        self._landed = RowsAhead(store, landing)
         self._upcoming: Future[_Gathered] | None = None
 
     def stream(
@@ -317,7 +317,8 @@ class RowReader:
             wait([self._upcoming])
 
     def close(self) -> None:
-        """Stop the gathering thread."""
+        """Stop the threads that read."""
+        self._landed.close()
         self._ahead.shutdown(cancel_futures=True)
 
     # --- inside ----------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Executor, Future, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,14 +23,13 @@ class RowsAhead:
         Where rows are read.
     landing
         Where they land.
-    reading
-        Reads one after the other.
     """
 
-    def __init__(self, store: ColdStore, landing: LandingArea, reading: Executor) -> None:
+    def __init__(self, store: ColdStore, landing: LandingArea) -> None:
         self._store = store
         self._landing = landing
-        self._reading = reading
+        # One of its own: reads on demand must not wait in line behind it.
+        self._reading = ThreadPoolExecutor(1, thread_name_prefix="hillinfer-land")
         # What landed and no attention has taken over.
         self._unclaimed: list[LandedRows] = []
 
@@ -108,11 +107,15 @@ class RowsAhead:
             self.let_go(landed)
             self._unclaimed.remove(landed)
 
+    def close(self) -> None:
+        """Stop the thread that reads."""
+        self._reading.shutdown(cancel_futures=True)
+
     def _fill(
         self, layer: int, rows: NDArray[np.int64], places: NDArray[np.int64], blocks: list[int]
     ) -> ReadCost:
         try:
-            cost = self._store.read_rows(layer, rows, self._landing.rows, places)
+            cost = self._store.read_rows_ahead(layer, rows, self._landing.rows, places)
         except BaseException:
             for block in blocks:
                 self._landing.abandon(block)

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads on demand go before reads ahead, and both bring the same rows."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from hillinfer.counters import Counters
+from hillinfer.model_shape import ModelShape, StoredType
+from hillinfer.storage import cold_store
+from hillinfer.storage.aligned_buffer import aligned_buffer
+from hillinfer.storage.cold_store import ColdStore
+from hillinfer.storage.drive_calls import DriveCalls
+from hillinfer.storage.read_engines import open_engine
+from hillinfer.storage.read_turns import ReadTurns
+
+ENOUGH = 30
+ROW_BYTES, PIECE_ROWS, LAYERS = 64, 8, 2
+SHAPE = ModelShape(
+    layers=LAYERS,
+    kv_heads=1,
+    query_heads=1,
+    head_dim=ROW_BYTES // 4,
+    stored_type=StoredType.FLOAT16,
+    max_positions=1000,
+)
+
+
+def until(condition):
+    deadline = time.monotonic() + ENOUGH
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+class Readers:
+    """Threads that each take a turn and note when it began."""
+
+    def __init__(self, turns):
+        self.turns, self.order, self.threads = turns, [], []
+
+    def start(self, name, kind):
+        def take():
+            with kind():
+                self.order.append(name)
+
+        self.threads.append(threading.Thread(target=take, name=name))
+        self.threads[-1].start()
+
+    def join(self):
+        for thread in self.threads:
+            thread.join(ENOUGH)
+            assert not thread.is_alive()
+
+
+def test_whoever_demands_has_the_next_turn():
+    turns = ReadTurns()
+    readers = Readers(turns)
+    with turns.ahead():
+        readers.start("ahead", turns.ahead)
+        for i in range(3):
+            readers.start(f"demand {i}", turns.on_demand)
+        until(lambda: turns._demanded == 3)
+        assert readers.order == []
+    readers.join()
+    assert readers.order[-1] == "ahead"
+    assert len(readers.order) == 4
+
+
+def test_a_turn_that_fails_ends():
+    turns = ReadTurns()
+    for kind in (turns.ahead, turns.on_demand):
+        with pytest.raises(OSError, match="lost"), kind():
+            raise OSError("lost")
+    with turns.on_demand():
+        pass
+    with turns.ahead():
+        pass
+
+
+class GatedStore:
+    """A store whose reads ahead stop after their first piece until a read on demand waits."""
+
+    def __init__(self, cold_dir, engine_choice, monkeypatch):
+        monkeypatch.setattr(cold_store, "_AHEAD_BYTES", PIECE_ROWS * ROW_BYTES)
+        self.engine = open_engine(engine_choice, 2, DriveCalls())
+        self.counters = Counters()
+        self.store = ColdStore(cold_dir, SHAPE, 1 << 16, self.engine, self.counters)
+        self.rows = [self.write(layer) for layer in range(LAYERS)]
+        self.order = []
+        self.first_piece = threading.Event()
+        self.go_on = threading.Event()
+        read_now = self.store._read_now
+
+        def noted(layer, rows, out, places):
+            self.order.append((layer, len(rows)))
+            if layer == 1:
+                self.first_piece.set()
+                assert self.go_on.wait(ENOUGH)
+            return read_now(layer, rows, out, places)
+
+        self.store._read_now = noted
+
+    def write(self, layer):
+        data = aligned_buffer(64 * ROW_BYTES)[: 64 * ROW_BYTES]
+        data[:] = np.random.default_rng(layer).integers(0, 256, len(data), np.uint8)
+        rows = data.reshape(64, ROW_BYTES)
+        self.store.write_groups(layer, np.arange(1), rows, lambda: None)
+        return rows
+
+    def close(self):
+        self.store.close()
+        self.engine.close()
+
+
+@pytest.fixture
+def gated(cold_dir, engine_choice, monkeypatch):
+    made = GatedStore(cold_dir, engine_choice, monkeypatch)
+    yield made
+    made.close()
+
+
+def read_both(gated, ahead):
+    """Read all of layer 1 with `ahead`, and layer 0 on demand once that has begun."""
+    out = [np.zeros((64, ROW_BYTES), np.uint8) for _ in range(LAYERS)]
+    given = np.arange(64)
+    first = threading.Thread(target=ahead, args=(1, given, out[1], given))
+    first.start()
+    assert gated.first_piece.wait(ENOUGH)
+    second = threading.Thread(target=gated.store.read_rows, args=(0, given, out[0], given))
+    second.start()
+    until(lambda: gated.store._turns._demanded == 1)
+    gated.go_on.set()
+    for thread in (first, second):
+        thread.join(ENOUGH)
+        assert not thread.is_alive()
+    return out
+
+
+def test_rows_on_demand_come_between_pieces_of_rows_ahead(gated):
+    out = read_both(gated, gated.store.read_rows_ahead)
+    assert gated.order == [(1, PIECE_ROWS), (0, 64), *[(1, PIECE_ROWS)] * 7]
+    for got, expected in zip(out, gated.rows, strict=True):
+        np.testing.assert_array_equal(got, expected)
+    assert gated.counters.cold_useful_bytes == 2 * 64 * ROW_BYTES
+
+
+def test_without_pieces_they_wait_for_the_last_row(gated):
+    """What the order of the test before is compared with."""
+    read_both(gated, gated.store.read_rows)
+    assert gated.order == [(1, 64), (0, 64)]
+
+
+def test_nothing_ahead_reads_nothing(gated):
+    none = np.arange(0)
+    cost = gated.store.read_rows_ahead(1, none, np.zeros((0, ROW_BYTES), np.uint8), none)
+    assert (cost.reads, cost.byte_count) == (0, 0)
+    assert gated.order == []
