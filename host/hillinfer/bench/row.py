@@ -107,7 +107,7 @@ class BenchRow:
         part = "" if self.layers == self.all_layers else f" ({self.layers} of {self.all_layers})"
         return (
             f"{self.model}{part} {self.type}, {self.context} tokens, batch {self.batch}, "
-            f"α {self.alpha:g}, budget {self.budget_share:.0%}, shadow {self.shadow}, "
+            f"α {self.alpha:g}, budget {100 * self.budget_share:.12g}%, shadow {self.shadow}, "
             + (f"{self.part}, " if self.part else "")
             + self.system
         )

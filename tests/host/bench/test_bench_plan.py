@@ -50,6 +50,13 @@ def test_layers_of_the_goals_shapes_are_predicted():
     assert all(SHAPES[case.model].layers >= FIRST_PREDICTED + 2 for case in cases)
 
 
+def test_cases_and_rows_of_nearly_equal_budgets_have_names_of_their_own():
+    cases = [Case("tiny", 100, ("hillinfer",), budget_share=share) for share in (0.15, 0.154)]
+    assert "budget 15%" in cases[0].name
+    assert "budget 15.4%" in cases[1].name
+    assert len({blank_row(case, "hillinfer", "float32", 2, 2).name for case in cases}) == 2
+
+
 def test_a_plan_is_cut_to_what_is_wanted():
     plan = make_plan("full", REAL_MODEL).only(systems=("hillinfer",), alphas=(0.05,))
     assert {case.systems for case in plan.cases} == {("hillinfer",)}

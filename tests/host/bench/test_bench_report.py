@@ -274,6 +274,8 @@ def test_pictures_are_those_that_rows_have_something_for():
     assert set(bench_figures(rows())) == {"latency", "speedup"}
     made = rows() + [replace(row, batch=4) for row in rows()]
     made += [replace(row, context=4096) for row in rows()] + [measured_row("hillinfer-hie")]
-    names = {"latency", "speedup", "batch", "throughput", "context", "ablation"}
+    names = {"latency", "speedup", "ablation"}
+    names |= {f"{name}-opt-6.7b" for name in ("batch", "throughput", "context")}
+    names |= {f"{name}-llama-13b" for name in ("batch", "throughput", "context")}
     assert set(bench_figures(made)) == names
     assert bench_figures([]) == {}
