@@ -30,6 +30,8 @@ class BenchRow:
         Why nothing was measured; all that follows is then None.
     min_ms, median_ms, spread
         Of one decode step of the whole batch; see `Timing`.
+    step_ms
+        Milliseconds of each measured step, in their order.
     flagged
         The spread is above 20 %.
     tokens_per_second
@@ -86,6 +88,7 @@ class BenchRow:
     perplexity: float | None = None
     agreement: float | None = None
     part: str = ""
+    step_ms: tuple[float, ...] | None = None
 
     @property
     def case(self) -> tuple[object, ...]:
