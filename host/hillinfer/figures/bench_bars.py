@@ -140,9 +140,11 @@ def _draw_bar(axes: Axes, bar: Bar, place: float, base: float) -> None:
     )  # fmt: skip
     top = max(bar.value, base)
     if bar.allowed is not None:
-        axes.hlines(
-            bar.allowed, place - 0.48, place + 0.48, colors="black", linewidth=2.2, label=_ALLOWED
-        )
+        # White around it, for dark bars.
+        for color, width, label in (("white", 4.0, "_edge"), ("black", 2.2, _ALLOWED)):
+            axes.hlines(
+                bar.allowed, place - 0.48, place + 0.48, colors=color, linewidth=width, label=label
+            )
         top = max(top, bar.allowed)
     axes.annotate(
         _figure(bar.value) + ("!" if bar.flagged else ""), (place, top), (0, 3),

@@ -113,7 +113,7 @@ def _draw(
             [value(row) for row in own],
             color=style.color,
             linewidth=2.4 if system == HILLINFER else 1.2,
-            # What was chosen by us lies on top where lines meet.
+            # HillInfer must not vanish where lines meet.
             zorder=3 if system == HILLINFER else 2,
         )
         for flagged in (False, True):
