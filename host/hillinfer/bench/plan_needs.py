@@ -67,7 +67,7 @@ class PlanNeeds:
         return (
             f"the largest cases need {format_bytes(self.memory)} of memory with weights "
             f"({self.memory_case}) and {format_bytes(self.drive)} on the drive "
-            f"({self.drive_case}), computed; cases without room are left out"
+            f"({self.drive_case}), computed; what has no room is left out"
         )
 
 

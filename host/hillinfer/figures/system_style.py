@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from hillinfer.bench.systems.table import ABLATION, FLOOR, system_names
 
-# As many as systems stand side by side in one picture, so that these differ by colour alone.
+# No fewer than systems stand side by side in one picture: these differ by colour alone.
 _COLORS = (
     "#0072b2", "#56b4e9", "#777777", "#222222", "#009e73", "#d55e00",
-    "#8c6d1f", "#cc79a7", "#e69f00", "#882255", "#6a51a3", "#b8b800",
+    "#8c6d1f", "#cc79a7", "#e69f00", "#882255", "#6a51a3", "#b8b800", "#44aa99", "#ee3377",
 )  # fmt: skip
 _HATCHES = ("", "//", "\\\\", "xx", "..", "++", "--", "oo")
 _MARKERS = "os^Dv*PX"
