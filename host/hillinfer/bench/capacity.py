@@ -12,13 +12,13 @@ from hillinfer.byte_size import format_bytes
 from hillinfer.machine.memory import MemoryFacts
 
 # What the rest of the process and the machine may want meanwhile.
-_SLACK_BYTES = 512 << 20
+SLACK_BYTES = 512 << 20
 
 
 def why_no_room(setting: BenchSetting, systems: Sequence[System]) -> str | None:
     """Return why a case cannot be opened for all of these systems at once, or None."""
     needs = [system.needs(setting) for system in systems]
-    memory = sum(one.memory for one in needs) + _SLACK_BYTES
+    memory = sum(one.memory for one in needs) + SLACK_BYTES
     available = MemoryFacts.read().available_bytes
     if memory > available:
         return f"needs {format_bytes(memory)} of memory, {format_bytes(available)} are free"
@@ -33,7 +33,7 @@ def why_no_room(setting: BenchSetting, systems: Sequence[System]) -> str | None:
 def why_no_model(weight_bytes: int) -> str | None:
     """Return why a model's weights do not fit in memory, or None."""
     available = MemoryFacts.read().available_bytes
-    if weight_bytes + _SLACK_BYTES > available:
+    if weight_bytes + SLACK_BYTES > available:
         return (
             f"weights need {format_bytes(weight_bytes)} of memory, {format_bytes(available)} are "
             "free"

@@ -80,7 +80,7 @@ class Case:
         """What tells the case from others, in one line."""
         return (
             f"{self.model} {self.context} tokens, batch {self.batch}, α {self.alpha:g}, "
-            f"budget {self.budget_share:.0%}, shadow {self.shadow}"
+            f"budget {100 * self.budget_share:.12g}%, shadow {self.shadow}"
             + (f", {self.part}" if self.part else "")
         )
 

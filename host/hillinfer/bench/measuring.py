@@ -180,6 +180,7 @@ def _measured(
         median_ms=timing.median,
         spread=timing.spread,
         steps=count,
+        step_ms=tuple(round(1e3 * one, 4) for one in steps.seconds),
         flagged=timing.flagged,
         tokens_per_second=row.batch / timing.median * 1e3,
         drive_read_bytes=counted.drive_read_bytes / count,

@@ -39,19 +39,51 @@ class Plan:
         contexts: tuple[int, ...] = (),
         alphas: tuple[float, ...] = (),
         models: tuple[str, ...] = (),
+        batches: tuple[int, ...] = (),
+        budgets: tuple[float, ...] = (),
+        shadows: tuple[str, ...] = (),
+        steps: int | None = None,
     ) -> Plan:
         """Return the plan with only these values; an empty tuple leaves all.
+
+        Parameters
+        ----------
+        systems, contexts, alphas, models, batches, budgets, shadows
+            As in `Case`.
+        steps
+            Measured steps of every case; None for those of the plan.
 
         Raises
         ------
         SettingsError
-            Where nothing is left; the message names what there is.
+            Where nothing is left, also for one value alone; the message names what there is.
         """
+        there = self._values()
+        wanted: dict[str, tuple[Any, ...]] = {
+            "systems": systems,
+            "contexts": contexts,
+            "batches": batches,
+            "alphas": alphas,
+            "budgets": budgets,
+            "shadows": shadows,
+            "models": models,
+        }
+        # One value that is misspelt must not pass unseen beside others.
+        for name, values in wanted.items():
+            for value in values:
+                if value not in there[name]:
+                    raise SettingsError(
+                        f"nothing is left of the plan for --{name} {value}; it has "
+                        + _listed(there, name)
+                    )
         cases = [
             case
             for case in self.cases
             if (not contexts or case.context in contexts)
+            and (not batches or case.batch in batches)
             and (not alphas or case.alpha in alphas)
+            and (not budgets or case.budget_share in budgets)
+            and (not shadows or case.shadow in shadows)
             and (not models or case.model in models)
         ]
         if systems:
@@ -61,15 +93,28 @@ class Plan:
                 if set(systems) & set(case.systems)
             ]
         if not cases:
-            there: dict[str, list[Any]] = {
-                "systems": sorted({name for case in self.cases for name in case.systems}),
-                "contexts": sorted({case.context for case in self.cases}),
-                "alphas": sorted({case.alpha for case in self.cases}),
-                "models": sorted({case.model for case in self.cases}),
-            }
-            listed = "; ".join(f"{name}: {', '.join(map(str, own))}" for name, own in there.items())
-            raise SettingsError(f"nothing is left of the plan; it has {listed}")
+            raise SettingsError(
+                "nothing is left of the plan: no case has all of these at once; it has "
+                + _listed(there, *there)
+            )
+        if steps is not None:
+            cases = [replace(case, steps=steps) for case in cases]
         return replace(self, cases=tuple(cases))
+
+    def _values(self) -> dict[str, list[Any]]:
+        return {
+            "systems": sorted({name for case in self.cases for name in case.systems}),
+            "contexts": sorted({case.context for case in self.cases}),
+            "batches": sorted({case.batch for case in self.cases}),
+            "alphas": sorted({case.alpha for case in self.cases}),
+            "budgets": sorted({case.budget_share for case in self.cases}),
+            "shadows": sorted({case.shadow for case in self.cases}),
+            "models": sorted({case.model for case in self.cases}),
+        }
+
+
+def _listed(there: Mapping[str, list[Any]], *names: str) -> str:
+    return "; ".join(f"{name}: {', '.join(map(str, there[name]))}" for name in names)
 
 
 def make_plan(name: str, real_model: str) -> Plan:

@@ -124,11 +124,22 @@ def _row_faults(row: Mapping[str, Any]) -> list[str]:
     ]
     if faults:
         return faults
+    faults += _step_faults(row)
     if not 0 < row["min_ms"] <= row["median_ms"]:
         faults.append(f"min_ms {row['min_ms']} and median_ms {row['median_ms']} do not go together")
     if row.get("flagged") is not (row["spread"] > LARGEST_SPREAD):
         faults.append(f"flagged is {row.get('flagged')!r} with a spread of {row['spread']}")
     return faults + _budget_faults(row)
+
+
+def _step_faults(row: Mapping[str, Any]) -> list[str]:
+    steps = row.get("step_ms")
+    # A tuple before it is written.
+    if not isinstance(steps, list | tuple) or not all(isinstance(one, _NUMBER) for one in steps):
+        return [f"step_ms is {steps!r}"]
+    if len(steps) != row.get("steps"):
+        return [f"step_ms has {len(steps)} steps, and steps is {row.get('steps')!r}"]
+    return []
 
 
 def _budget_faults(row: Mapping[str, Any]) -> list[str]:

@@ -30,6 +30,12 @@ class BenchRequest:
         Directory on the drive; None for the user's cache directory.
     out
         Where the JSON goes, pictures beside it.
+    batches, budgets, shadows
+        Only these of the plan; all where empty.
+    steps
+        Measured steps of every case; None for those of the plan.
+    trace
+        File that the one HillInfer system of the one case writes its lanes to; None for none.
 
     Raises
     ------
@@ -47,10 +53,19 @@ class BenchRequest:
     threads: int | None
     cold_dir: Path | None
     out: Path
+    batches: tuple[int, ...] = ()
+    budgets: tuple[float, ...] = ()
+    shadows: tuple[str, ...] = ()
+    steps: int | None = None
+    trace: Path | None = None
 
     def __post_init__(self) -> None:
         """Refuse values that mean nothing, before a model is loaded."""
         if self.threads is not None and self.threads < 1:
             raise SettingsError(f"threads={self.threads} must be at least 1")
+        if self.steps is not None and self.steps < 1:
+            raise SettingsError(f"steps={self.steps} must be at least 1")
+        if self.trace is not None and self.trace.resolve() == self.out.resolve():
+            raise SettingsError(f"trace={self.trace} is where the report goes: choose another")
         if self.out.suffix != ".json":
             raise SettingsError(f"out={self.out} is for JSON: give a name that ends with .json")

@@ -30,6 +30,8 @@ class BenchRow:
         Why nothing was measured; all that follows is then None.
     min_ms, median_ms, spread
         Of one decode step of the whole batch; see `Timing`.
+    step_ms
+        Milliseconds of each measured step, in their order.
     flagged
         The spread is above 20 %.
     tokens_per_second
@@ -86,6 +88,7 @@ class BenchRow:
     perplexity: float | None = None
     agreement: float | None = None
     part: str = ""
+    step_ms: tuple[float, ...] | None = None
 
     @property
     def case(self) -> tuple[object, ...]:
@@ -107,7 +110,7 @@ class BenchRow:
         part = "" if self.layers == self.all_layers else f" ({self.layers} of {self.all_layers})"
         return (
             f"{self.model}{part} {self.type}, {self.context} tokens, batch {self.batch}, "
-            f"α {self.alpha:g}, budget {self.budget_share:.0%}, shadow {self.shadow}, "
+            f"α {self.alpha:g}, budget {100 * self.budget_share:.12g}%, shadow {self.shadow}, "
             + (f"{self.part}, " if self.part else "")
             + self.system
         )

@@ -11,24 +11,24 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from hillinfer.bench.capacity import why_no_model
 from hillinfer.bench.case import MODELLED, REAL, Case
+from hillinfer.bench.case_setting import case_setting, table_type
 from hillinfer.bench.kv_source import LastQueries, PrefixKV, RandomKV
 from hillinfer.bench.measuring import Bed, blank_row, measure_case
 from hillinfer.bench.model_shapes import SHAPES
 from hillinfer.bench.plan import make_plan
+from hillinfer.bench.plan_needs import PlanNeeds
 from hillinfer.bench.rates import MachineRates
 from hillinfer.bench.recorder import SelectionRecorder
 from hillinfer.bench.report import bench_report, write_bench_report
 from hillinfer.bench.report_check import report_faults
 from hillinfer.bench.request import BenchRequest
 from hillinfer.bench.row import BenchRow
-from hillinfer.bench.setting import BenchSetting, budget_bytes
 from hillinfer.bench.systems.system import BenchError
 from hillinfer.bench.systems.table import make_system
 from hillinfer.bench.table_text import table_text
+from hillinfer.bench.trace_choice import check_one_traced
 from hillinfer.cold_dir import prepared_cold_dir
 from hillinfer.errors import HillInferError, SettingsError
 from hillinfer.figures.bench_figures import bench_figures
@@ -76,11 +76,21 @@ def run(request: BenchRequest, say: Callable[[str], None], stage: Stage) -> str:
     require_matplotlib()
     prepare_report(request.out, "--out")
     plan = make_plan(request.plan, request.model).only(
-        request.systems, request.contexts, request.alphas, request.models
+        request.systems,
+        request.contexts,
+        request.alphas,
+        request.models,
+        request.batches,
+        request.budgets,
+        request.shadows,
+        request.steps,
     )
     for case in plan.cases:
         for name in case.systems:
             make_system(name)
+    if request.trace is not None:
+        check_one_traced(plan.cases)
+        prepare_report(request.trace, "--trace")
     outline = ModelOutline.read(ModelSource.locate(request.model, say), request.number_type)
     real = [case for case in plan.cases if case.model == request.model]
     longest = max((case.context + case.all_steps for case in real), default=0)
@@ -89,9 +99,11 @@ def run(request: BenchRequest, say: Callable[[str], None], stage: Stage) -> str:
     if needed > outline.shape.max_positions:
         raise SettingsError(
             f"{needed} tokens are longer than the {outline.shape.max_positions} positions of "
-            f"{request.model}: give a smaller --contexts, or another --model"
+            f"{request.model}: give a smaller --contexts or --steps, or another --model"
         )
     cold_dir = prepared_cold_dir(request.cold_dir)
+    dtype = table_type(request.number_type)
+    say(PlanNeeds.of(plan.cases, request.model, outline, dtype, cold_dir).text())
     threads = request.threads or ProcessorFacts.read().cores
     sample = standard_library_samples(outline.tokenizer, needed)[0]
     with compute_threads(threads):
@@ -111,6 +123,8 @@ def run(request: BenchRequest, say: Callable[[str], None], stage: Stage) -> str:
         picture = request.out.with_name(f"{request.out.stem}-{name}.png")
         save_figure(figure, picture)
     say(f"report and pictures: {request.out}")
+    if request.trace is not None:
+        say(f"trace: {request.trace}")
     table = table_text(rows, report)
     faults = report_faults(report)
     if faults:
@@ -148,7 +162,7 @@ class _Bench:
                 yield from self._measure(self.loaded.model, own, say)
                 continue
             shape = SHAPES[name]
-            dtype = self._dtype()
+            dtype = table_type(self.request.number_type)
             reason = why_no_model(shape.layer_weights * shape.layers * dtype.itemsize * 2)
             if reason is not None:
                 for case in own:
@@ -174,21 +188,15 @@ class _Bench:
 
     def _bed(self, model: Any, case: Case) -> Bed:
         real = case.model == self.request.model
-        shape = (
-            self.loaded.shape
-            if real
-            else SHAPES[case.model].kv_shape(model.config.max_position_embeddings, model.dtype)
+        setting = case_setting(
+            case,
+            model,
+            self.loaded.shape if real else None,
+            model.config.max_position_embeddings,
+            self.cold_dir,
+            self.request.trace,
         )
-        all_layers = shape.layers if real else SHAPES[case.model].all_layers
-        setting = BenchSetting(
-            case=case,
-            model=model,
-            shape=shape,
-            budget_bytes=budget_bytes(case, shape, all_layers),
-            all_layers=all_layers,
-            cold_dir=self.cold_dir,
-            selections=None,
-        )
+        shape, all_layers = setting.shape, setting.all_layers
         if real:
             if case.batch != 1:
                 raise SettingsError(f"batch={case.batch}: the real text is one sequence")
@@ -218,17 +226,13 @@ class _Bench:
         real = case.model == self.request.model
         layers = self.loaded.shape.layers if real else SHAPES[case.model].layers
         all_layers = layers if real else SHAPES[case.model].all_layers
-        dtype = str(self._dtype()).removeprefix("torch.")
+        dtype = str(table_type(self.request.number_type)).removeprefix("torch.")
         for system in case.systems:
             yield replace(
                 blank_row(case, system, dtype, layers, all_layers),
                 selection=REAL if real else MODELLED,
                 skipped=reason,
             )
-
-    def _dtype(self) -> torch.dtype:
-        """Return the type of models with random weights: that of bfloat16 weights."""
-        return self.request.number_type.resolve(torch.bfloat16, "cpu", ProcessorFacts.read())
 
 
 def read_text(model: Any, token_ids: tuple[int, ...], context: int) -> PrefixKV:

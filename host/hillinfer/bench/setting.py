@@ -34,6 +34,8 @@ class BenchSetting:
         What systems that select are made to select; None where they choose by themselves.
     all_layers
         Layers of the whole model, where `shape` has only some of them; 0 where it has all.
+    trace
+        File that HillInfer's own system writes its lanes to; None for none.
     """
 
     case: Case
@@ -43,6 +45,7 @@ class BenchSetting:
     cold_dir: Path
     selections: Selections | None
     all_layers: int = 0
+    trace: Path | None = None
 
     @property
     def whole(self) -> BenchSetting:

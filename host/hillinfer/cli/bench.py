@@ -16,7 +16,10 @@ from hillinfer.models.registry_model import DEFAULT_MODEL
 
 def bench(
     plan: Annotated[
-        str, typer.Option(help="quick (a minute), goals (ten minutes) or full (hours).")
+        str,
+        typer.Option(
+            help="quick, goals or full; estimated: a minute, ten minutes, hours of 2 cores."
+        ),
     ] = "quick",
     model: Annotated[
         str,
@@ -34,6 +37,19 @@ def bench(
     models: Annotated[
         list[str] | None, typer.Option(help="Only this model or shape; give it again for more.")
     ] = None,
+    batches: Annotated[
+        list[int] | None, typer.Option(help="Only this batch; give it again for more.")
+    ] = None,
+    budgets: Annotated[
+        list[float] | None,
+        typer.Option(help="Only this DRAM budget, such as 0.2 of the KV; give it again for more."),
+    ] = None,
+    shadows: Annotated[
+        list[str] | None, typer.Option(help="Only this shadow; give it again for more.")
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="Measured steps of every case, in place of the plan's.")
+    ] = None,
     dtype: Annotated[
         NumberType, typer.Option(help="auto: the model's own, float32 where a CPU is slow at it.")
     ] = NumberType.AUTO,
@@ -46,6 +62,12 @@ def bench(
     out: Annotated[
         Path, typer.Option(help="Where the figures go as JSON; pictures lie beside it.")
     ] = Path("build/reports/bench.json"),
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            help="Trace of the one HillInfer system of the one case left; see trace-picture."
+        ),
+    ] = None,
 ) -> None:
     """Let HillInfer, its rivals and transformers' caches decode in turns and compare them."""
     quiet_transformers()
@@ -64,6 +86,11 @@ def bench(
         threads=threads,
         cold_dir=cold_dir,
         out=out,
+        batches=tuple(batches or ()),
+        budgets=tuple(budgets or ()),
+        shadows=tuple(shadows or ()),
+        steps=steps,
+        trace=trace,
     )
     console = error_console()
     print(run(request, console.print, reading_view(console).stage))

@@ -15,7 +15,7 @@ from hillinfer.timeline.trace_record import TraceRecord
 
 
 def trace_picture(
-    file: Annotated[Path, typer.Argument(help="Trace that `hillinfer generate --trace` wrote.")],
+    file: Annotated[Path, typer.Argument(help="Trace that generate or bench wrote.")],
     *,
     step: Annotated[
         int | None, typer.Option(help="Which step; by default the decode step of median time.")

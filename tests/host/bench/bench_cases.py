@@ -42,4 +42,6 @@ def measured_row(system="hillinfer", median_ms=10.0, **changes):
         "drive_write_bytes": 0.0, "dram_read_bytes": 1.0, "held_bytes": 1, "budget_bytes": 1,
         "rss_bytes": 1, "limit_ms": median_ms / 2, "kv_limit_ms": median_ms / 4,
     }  # fmt: skip
-    return BenchRow(**(values | changes))
+    values |= changes
+    values.setdefault("step_ms", (median_ms,) * values["steps"])
+    return BenchRow(**values)

@@ -2,20 +2,25 @@
 """Plans, cases, and what does not fit."""
 
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from hillinfer.bench.capacity import why_no_model, why_no_room
+from hillinfer.bench.capacity import SLACK_BYTES, why_no_model, why_no_room
 from hillinfer.bench.case import Case
 from hillinfer.bench.measuring import blank_row
 from hillinfer.bench.model_shapes import SHAPES
-from hillinfer.bench.plan import PLANS, make_plan
+from hillinfer.bench.plan import PLANS, Plan, make_plan
+from hillinfer.bench.plan_needs import PlanNeeds
 from hillinfer.bench.setting import BenchSetting, budget_bytes
 from hillinfer.bench.systems.table import FLOOR, make_system, system_names
+from hillinfer.bench.trace_choice import check_one_traced
+from hillinfer.byte_size import format_bytes
 from hillinfer.errors import SettingsError
 from hillinfer.hf.query_hooks import FIRST_PREDICTED
+from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.pools.budget_plan import staging_bytes
 from hillinfer.pools.shadow_choice import ShadowChoice
 
@@ -50,10 +55,67 @@ def test_layers_of_the_goals_shapes_are_predicted():
     assert all(SHAPES[case.model].layers >= FIRST_PREDICTED + 2 for case in cases)
 
 
+def test_cases_and_rows_of_nearly_equal_budgets_have_names_of_their_own():
+    cases = [Case("tiny", 100, ("hillinfer",), budget_share=share) for share in (0.15, 0.154)]
+    assert "budget 15%" in cases[0].name
+    assert "budget 15.4%" in cases[1].name
+    assert len({blank_row(case, "hillinfer", "float32", 2, 2).name for case in cases}) == 2
+
+
 def test_a_plan_is_cut_to_what_is_wanted():
     plan = make_plan("full", REAL_MODEL).only(systems=("hillinfer",), alphas=(0.05,))
     assert {case.systems for case in plan.cases} == {("hillinfer",)}
     assert {case.alpha for case in plan.cases} == {0.05}
+
+
+@pytest.mark.parametrize(
+    ("given", "field", "value"),
+    [
+        ({"batches": (4,)}, "batch", 4),
+        ({"budgets": (0.3,)}, "budget_share", 0.3),
+        ({"shadows": ("auto",)}, "shadow", "auto"),
+        ({"models": ("llama-13b",)}, "model", "llama-13b"),
+    ],
+)
+def test_each_filter_leaves_its_values_alone(given, field, value):
+    cases = make_plan("full", REAL_MODEL).only(**given).cases
+    assert {getattr(case, field) for case in cases} == {value}
+    everything = make_plan("full", REAL_MODEL).cases
+    assert cases == tuple(case for case in everything if getattr(case, field) == value)
+
+
+def test_shadows_are_told_apart():
+    made = [Case("tiny", 100, ("hillinfer",), shadow=one) for one in ("int4", "int8")]
+    assert Plan(tuple(made)).only(shadows=("int8",)).cases == (made[1],)
+
+
+def test_steps_are_replaced_in_every_case_and_in_no_other_way():
+    plan = make_plan("goals", REAL_MODEL)
+    fewer = plan.only(steps=3)
+    assert {case.steps for case in fewer.cases} == {3}
+    assert fewer.cases == tuple(replace(case, steps=3) for case in plan.cases)
+    assert plan.only().cases == plan.cases
+    with pytest.raises(SettingsError, match="steps=0"):
+        plan.only(steps=0)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"batches": (3,)}, "for --batches 3; it has batches: 1, 2, 4, 8$"),
+        ({"budgets": (0.2, 0.9)}, "for --budgets 0.9; it has budgets: 0.15, 0.2, 0.3, 0.5$"),
+        ({"shadows": ("int3",)}, "for --shadows int3; it has shadows: auto$"),
+        ({"alphas": (0.1, 0.3)}, "for --alphas 0.3; it has alphas: 0.02, 0.05"),
+        ({"systems": ("hillinfer", "h3o")}, "for --systems h3o; it has systems: full-drive"),
+        (
+            {"batches": (8,), "contexts": (65_536,)},
+            "no case has all of these at once; it has systems: .*; batches: 1, 2, 4, 8; .*budgets:",
+        ),
+    ],
+)
+def test_a_value_that_no_case_has_is_refused_beside_what_there_is(given, told):
+    with pytest.raises(SettingsError, match=told):
+        make_plan("full", REAL_MODEL).only(**given)
 
 
 def test_a_plan_with_nothing_left_names_what_there_is():
@@ -124,6 +186,77 @@ def test_the_shadow_is_chosen_as_in_the_whole_model(cold_dir):
 
     assert not choice(whole).plan.streamed_shadow_bytes
     assert choice(built).plan.streamed_shadow_bytes
+
+
+# Of smollm2-135m; what is looked at in its outline.
+OUTLINE = SimpleNamespace(
+    shape=ModelShape(30, 3, 9, 64, StoredType.FLOAT16, 8192),
+    dtype=torch.float32,
+    weight_bytes=538_060_032,
+)
+
+
+def needs(cases, cold_dir):
+    return PlanNeeds.of(cases, REAL_MODEL, OUTLINE, torch.float32, cold_dir)
+
+
+def test_needs_of_a_plan_are_those_of_its_largest_case(cold_dir):
+    cases = make_plan("goals", REAL_MODEL).cases
+    found = needs(cases, cold_dir)
+    assert found.memory_case == found.drive_case == cases[1].name
+    assert found == needs(cases[1:2], cold_dir) != needs(cases[:1], cold_dir)
+    llama = SHAPES["llama-13b"]
+    shape = llama.kv_shape(40_000, torch.float32)
+    model = SimpleNamespace(dtype=torch.float32)
+    built = BenchSetting(
+        cases[1], model, shape, budget_bytes(cases[1], shape, 40), cold_dir, None, 40
+    )
+    each = [make_system(name).needs(built) for name in cases[1].systems]
+    assert found.drive == sum(one.drive for one in each)
+    weights = 4 * llama.layers * llama.layer_weights + OUTLINE.weight_bytes
+    assert found.memory == sum(one.memory for one in each) + weights + SLACK_BYTES
+
+
+def test_weights_are_needed_twice_while_they_are_made(cold_dir):
+    case = Case("llama-13b", 1, ("full-memory",))
+    weights = 4 * SHAPES["llama-13b"].layers * SHAPES["llama-13b"].layer_weights
+    expected = 2 * weights + OUTLINE.weight_bytes + SLACK_BYTES
+    assert needs([case], cold_dir).memory == expected
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_the_page_says_what_the_plans_need(name, cold_dir):
+    page = (Path(__file__).parents[3] / "docs" / "bench.md").read_text(encoding="utf-8")
+    found = needs(make_plan(name, REAL_MODEL).cases, cold_dir)
+    (line,) = [line for line in page.splitlines() if line.startswith(f"| `{name}` |")]
+    assert line.split("|")[3:5] == [
+        f" {format_bytes(found.memory)} ",
+        f" {format_bytes(found.drive)} ",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("plan", "chosen"),
+    [
+        ("quick", {"models": ("tiny",), "systems": ("hillinfer", "full-drive")}),
+        ("goals", {"models": ("opt-6.7b",), "systems": ("hillinfer-in-memory",)}),
+    ],
+)
+def test_one_system_of_hillinfer_can_be_traced(plan, chosen):
+    check_one_traced(make_plan(plan, REAL_MODEL).only(**chosen).cases)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "told"),
+    [
+        ({"systems": ("hillinfer",)}, "systems hillinfer, in 3 cases: choose with --systems"),
+        ({"models": ("tiny",)}, "systems hillinfer, hillinfer-in-memory, in 1 cases"),
+        ({"models": ("tiny",), "systems": ("full-drive",)}, "systems none, in 1 cases"),
+    ],
+)
+def test_a_trace_of_several_or_none_is_refused(chosen, told):
+    with pytest.raises(SettingsError, match=told):
+        check_one_traced(make_plan("quick", REAL_MODEL).only(**chosen).cases)
 
 
 @pytest.mark.parametrize("name", ["tiny", "tiny-opt"])

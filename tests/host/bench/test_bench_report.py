@@ -110,6 +110,17 @@ def test_a_report_is_valid_and_its_scalars_name_rows_or_reasons(tmp_path):
     json.dumps(made, allow_nan=False)
 
 
+def test_every_step_of_a_row_is_in_the_report(tmp_path):
+    steps = (9.0, *(10.0,) * 14, 30.0)
+    made = report([measured_row(min_ms=9.0, step_ms=steps)], tmp_path)
+    assert report_faults(made) == []
+    written = json.loads(json.dumps(made))
+    assert written["rows"][0]["step_ms"] == list(steps)
+    assert report_faults(written) == []
+    written["rows"][0]["step_ms"].pop()
+    assert "step_ms has 15 steps, and steps is 16" in report_faults(written)[0]
+
+
 @pytest.mark.parametrize("name", SCALARS)
 def test_a_missing_scalar_is_found(name, tmp_path):
     made = report(rows(), tmp_path)
@@ -127,6 +138,10 @@ def test_a_missing_scalar_is_found(name, tmp_path):
         ("selection", "guessed"),
         ("context", "32k"),
         ("rss_bytes", None),
+        ("step_ms", None),
+        ("step_ms", [10.0] * 15),
+        ("step_ms", [10.0] * 15 + ["10"]),
+        ("steps", 15),
     ],
 )
 def test_a_wrong_row_is_found(name, value, tmp_path):
@@ -274,6 +289,8 @@ def test_pictures_are_those_that_rows_have_something_for():
     assert set(bench_figures(rows())) == {"latency", "speedup"}
     made = rows() + [replace(row, batch=4) for row in rows()]
     made += [replace(row, context=4096) for row in rows()] + [measured_row("hillinfer-hie")]
-    names = {"latency", "speedup", "batch", "throughput", "context", "ablation"}
+    names = {"latency", "speedup", "ablation"}
+    names |= {f"{name}-opt-6.7b" for name in ("batch", "throughput", "context")}
+    names |= {f"{name}-llama-13b" for name in ("batch", "throughput", "context")}
     assert set(bench_figures(made)) == names
     assert bench_figures([]) == {}

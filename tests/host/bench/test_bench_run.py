@@ -16,11 +16,13 @@ from hillinfer.bench.systems.table import make_system
 from hillinfer.models.number_type import NumberType
 from hillinfer.rivals.h2o_drop import HELD_PROMPT
 from hillinfer.storage.cold_file import IOMode, probe_io_mode
+from hillinfer.timeline.lane import Lane
+from hillinfer.timeline.trace_record import TraceRecord
 
 
 @pytest.fixture(scope="module")
-def bench(tmp_path_factory, cold_dir):
-    """The table and the report of one run."""
+def whole_run(tmp_path_factory, cold_dir):
+    """The table and the report of one run, where they lie and what was said."""
     if probe_io_mode(cold_dir) is not IOMode.DIRECT:
         pytest.skip(f"{cold_dir} has no direct I/O: set TMPDIR to a directory on a drive")
     folder = save_tiny(
@@ -33,7 +35,31 @@ def bench(tmp_path_factory, cold_dir):
         said.append,
         _QuietStage,
     )
-    return table, json.loads(out.read_text(encoding="utf-8")), out
+    return table, json.loads(out.read_text(encoding="utf-8")), out, said
+
+
+@pytest.fixture(scope="module")
+def bench(whole_run):
+    """The table and the report of one run."""
+    return whole_run[:3]
+
+
+@pytest.fixture(scope="module")
+def traced(tmp_path_factory, cold_dir):
+    """The trace and the report of a run that has one."""
+    if probe_io_mode(cold_dir) is not IOMode.DIRECT:
+        pytest.skip(f"{cold_dir} has no direct I/O: set TMPDIR to a directory on a drive")
+    folder = tmp_path_factory.mktemp("traced")
+    model = save_tiny(folder / "model", TinyModel(heads="mha", head_dim=64, layers=2))
+    out, trace = folder / "bench.json", folder / "new" / "trace.json"
+    request = BenchRequest(
+        *("quick", str(model), NumberType.AUTO, ("hillinfer", "full-drive"), (), (), ("tiny",)),
+        *(1, cold_dir, out),
+        steps=3,
+        trace=trace,
+    )
+    run(request, lambda line: None, _QuietStage)
+    return trace, json.loads(out.read_text(encoding="utf-8"))
 
 
 class _QuietStage:
@@ -57,6 +83,44 @@ def test_the_report_is_valid_and_every_system_was_measured(bench):
     for _, own in groupby(report["rows"], key=lambda row: row["model"]):
         names = {row["system"] for row in own}
         assert {"floor", "hillinfer", "full-memory", "full-drive", "transformers-dynamic"} <= names
+
+
+def test_rows_have_each_measured_step(bench):
+    _, report, _ = bench
+    for row in report["rows"]:
+        assert (row["steps"], len(row["step_ms"])) == (8, 8)
+        assert min(row["step_ms"]) == pytest.approx(row["min_ms"], abs=1e-4)
+        assert sorted(row["step_ms"])[3] - 1e-4 <= row["median_ms"]
+        assert row["median_ms"] <= sorted(row["step_ms"])[4] + 1e-4
+
+
+def test_what_the_plan_needs_is_said_before_anything_is_measured(whole_run):
+    said = whole_run[3]
+    (needs,) = [line for line in said if line.startswith("the largest cases need ")]
+    assert "of memory" in needs
+    assert "on the drive" in needs
+    assert said.index(needs) < said.index("measuring memory and drive")
+
+
+def test_the_trace_has_every_step_of_hillinfer_and_none_of_a_rival(traced):
+    trace, report = traced
+    record = TraceRecord.read(trace)
+    warm_up = 4
+    assert len(record.decode_steps) == warm_up + 3
+    rows = {row["system"]: row for row in report["rows"]}
+    assert rows["hillinfer"]["chosen"].endswith(", traced")
+    assert "traced" not in rows["full-drive"]["chosen"]
+    # Each traced step lies within a measured one, which has the model's own start besides.
+    measured_steps = rows["hillinfer"]["step_ms"]
+    for span, measured in zip(record.decode_steps[warm_up:], measured_steps, strict=True):
+        assert (span.stop - span.start) / 1e6 <= measured
+    lanes = {one.lane for one in record.step(record.median_step).spans}
+    assert {Lane.COMPUTE, Lane.HOST_SCORING} <= lanes
+
+
+def test_without_a_trace_no_row_says_that_it_was_traced(bench):
+    _, report, _ = bench
+    assert not any("traced" in row["chosen"] for row in report["rows"])
 
 
 def test_rows_say_what_was_measured_and_what_was_modelled(bench):
@@ -152,6 +216,12 @@ def command(monkeypatch, capfd):
         (("--systems", "h3o"), "nothing is left of the plan"),
         (("--out", "table.txt"), "out=table.txt is for JSON"),
         (("--threads", "0"), "threads=0"),
+        (("--steps", "0"), "steps=0"),
+        (("--batches", "3"), "for --batches 3; it has batches: 1, 2"),
+        (("--budgets", "0.3"), "for --budgets 0.3; it has budgets: 1.0, 6.0"),
+        (("--shadows", "int3"), "for --shadows int3; it has shadows: auto"),
+        (("--trace", "t.json"), "--trace writes one file, of one HillInfer system in one case"),
+        (("--trace", "build/reports/bench.json"), "is where the report goes"),
     ],
 )
 def test_bad_options_are_refused_before_a_model_is_loaded(command, given, told):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from hillinfer.bench.kv_source import Chunk
@@ -55,6 +55,11 @@ class HillInferSystem(System):
         """Whether it has the case's budget and no more; see `System`."""
         return self._memory_kv is None
 
+    @property
+    def traced(self) -> bool:
+        """Whether it writes its lanes where a trace is asked for; see `System`."""
+        return True
+
     def needs(self, setting: BenchSetting) -> Needs:
         """Return M0, and the rows with the shadow on the drive."""
         return Needs(self._budget(setting), setting.kv_bytes * 5 // 4)
@@ -74,7 +79,7 @@ class HillInferSystem(System):
         choice = self._choice(setting, whole.settings)
         choice.plan.check()
         limit = whole.limit_bytes * setting.shape.layers // setting.whole.shape.layers
-        settings = choice.settings
+        settings = replace(choice.settings, trace=setting.trace)
         budget = choice.plan.budget_bytes
         given = (setting.shape, settings, budget, setting.cold_dir)
         with warnings.catch_warnings():
@@ -138,6 +143,9 @@ class _OpenHillInfer(OpenSystem):
         """Return the shadow that was chosen, and whether it is streamed."""
         settings = self._settings
         text = f"shadow {settings.key_mode.value}, {settings.query.value} query"
+        if settings.trace is not None:
+            # Noting what goes on takes time within steps, too.
+            text += ", traced"
         if self._streamed:
             text += f", {self._streamed:.1%} of the KV bytes of it streamed"
         return text

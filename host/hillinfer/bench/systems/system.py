@@ -116,6 +116,11 @@ class System(ABC):
         """Whether the case's budget bounds what the system holds; not, as a rule."""
         return False
 
+    @property
+    def traced(self) -> bool:
+        """Whether it writes its lanes where a trace is asked for; not, as a rule."""
+        return False
+
     @abstractmethod
     def needs(self, setting: BenchSetting) -> Needs:
         """Return what `open` takes."""
