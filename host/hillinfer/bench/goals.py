@@ -6,6 +6,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from hillinfer.bench.goal_bound import AtLeast
+from hillinfer.bench.goal_point import GoalPoint
+from hillinfer.bench.goal_record import GoalRecord, judged, unjudged
+from hillinfer.bench.model_shapes import PAPER_SHAPES
 from hillinfer.bench.row import BenchRow
 from hillinfer.bench.systems.table import HILLINFER, IN_MEMORY
 
@@ -24,15 +28,58 @@ class Goal:
         Who is compared with whom; the first rival of these that was measured.
     least
         Speed-up aimed at.
-    context
-        Tokens of the cases it is about.
+    models
+        Names of those it is about, each of which has to be measured; empty for any.
+    budget_share, batch
+        As in `Case`; None for any.
+    context, alpha
+        As in `Case`.
     """
 
     name: str
     system: str
     rivals: tuple[str, ...]
     least: float
+    models: tuple[str, ...] = PAPER_SHAPES
+    budget_share: float | None = 0.2
+    batch: int | None = 1
     context: int = 32_768
+    alpha: float = 0.1
+
+    @property
+    def about(self) -> str:
+        """The cases it is about, in words."""
+        return (
+            f"{self.context} tokens, α {self.alpha:g}"
+            + ("" if self.budget_share is None else f", budget {self.budget_share:.0%}")
+            + ("" if self.batch is None else f", batch {self.batch}")
+            + "".join(f", {model}" for model in self.models)
+        )
+
+    @property
+    def speed_name(self) -> str:
+        """The aimed speed-up in words."""
+        return f"{self.name} of {self.least:g} or more at {self.about}"
+
+    @property
+    def share_name(self) -> str:
+        """The aimed share of what is allowed in words."""
+        return f"{self.name}: {SHARE_OF_ALLOWED:.0%} of what bytes and rates allow in every row"
+
+    @property
+    def unknown(self) -> str:
+        """Why nothing is known of it, where nothing is."""
+        return f"no case has both {self.system} and {' or '.join(self.rivals)}"
+
+    def is_about(self, up: SpeedUp) -> bool:
+        """Return whether a speed-up was measured on one of its cases; parts of a plan are none."""
+        return (
+            not up.part
+            and (up.context, up.alpha) == (self.context, self.alpha)
+            and self.budget_share in (None, up.budget_share)
+            and self.batch in (None, up.batch)
+            and (not self.models or up.model in self.models)
+        )
 
 
 GOALS = (
@@ -40,7 +87,7 @@ GOALS = (
     Goal("speedup_vs_h2o", HILLINFER, ("h2o-all-keys",), 8.56),
     Goal("speedup_vs_infinigen", HILLINFER, ("infinigen",), 4.21),
     Goal("speedup_vs_leoam", HILLINFER, ("leoam",), 4.21),
-    Goal("speedup_vs_full_memory", IN_MEMORY, ("full-memory",), 2.0),
+    Goal("speedup_vs_full_memory", IN_MEMORY, ("full-memory",), 2.0, (), None, None),
 )
 
 
@@ -59,8 +106,8 @@ class SpeedUp:
         second is None where the floor was not measured.
     allowed, kv_allowed
         Ratios that bytes and rates allow; modelled.
-    context
-        Tokens of the case.
+    model, context, batch, alpha, budget_share, part
+        Of the case.
     flagged
         The spread of either row is above 20 %.
     """
@@ -72,7 +119,12 @@ class SpeedUp:
     kv_value: float | None
     allowed: float
     kv_allowed: float
+    model: str
     context: int
+    batch: int
+    alpha: float
+    budget_share: float
+    part: str
     flagged: bool
 
     @property
@@ -100,45 +152,46 @@ def reached(goal: Goal, ups: Sequence[SpeedUp]) -> SpeedUp | None:
     return min(_about(goal, ups), key=lambda up: up.value, default=None)
 
 
-def goal_records(ups: Sequence[SpeedUp]) -> list[dict[str, object]]:
-    """Return each goal beside what its worst case reached, for the report.
+def goal_records(ups: Sequence[SpeedUp]) -> list[GoalRecord]:
+    """Return each goal beside what its worst case reached.
 
-    A goal is not met by a measurement that is `flagged` in any of its cases, whatever it reached.
+    Speed-ups are judged on the goal's cases alone; where none of them is there, the worst of any
+    case is told and not judged. The share of what is allowed is that of every row.
     """
     records = []
     for goal in GOALS:
-        own = _about(goal, ups)
-        name = f"{goal.name} of {goal.least:g} or more at {goal.context} tokens"
-        records.append(_record(name, goal, own, lambda up: up.value, goal.least))
-        name = f"{goal.name}: {SHARE_OF_ALLOWED:.0%} of what bytes and rates allow"
-        records.append(_record(name, goal, own, lambda up: up.share_of_allowed, SHARE_OF_ALLOWED))
+        of_goal = [up for up in ups if up.name == goal.name]
+        own = [up for up in of_goal if goal.is_about(up)]
+        least, share = AtLeast(goal.least), AtLeast(SHARE_OF_ALLOWED)
+        if own:
+            absent = [name for name in goal.models if name not in {up.model for up in own}]
+            speeds = _points(own, lambda up: up.value)
+            records.append(judged(goal.speed_name, speeds, least, absent))
+        else:
+            speeds = _points(of_goal, lambda up: up.value)
+            records.append(unjudged(goal.speed_name, speeds, least, goal.unknown))
+        shares = _points(of_goal, lambda up: up.share_of_allowed)
+        if shares:
+            # Rows of other cases can miss it, but not meet it without the goal's own.
+            absent = [] if own else [goal.about]
+            records.append(judged(goal.share_name, shares, share, absent))
+        else:
+            records.append(unjudged(goal.share_name, shares, share, goal.unknown))
     return records
+
+
+def goal_names() -> list[str]:
+    """Return the goals in words."""
+    return [name for goal in GOALS for name in (goal.speed_name, goal.share_name)]
+
+
+def _points(ups: Sequence[SpeedUp], figure: Callable[[SpeedUp], float]) -> list[GoalPoint]:
+    return [GoalPoint(figure(up), up.row, up.flagged) for up in ups]
 
 
 def _about(goal: Goal, ups: Sequence[SpeedUp]) -> list[SpeedUp]:
     own = [up for up in ups if up.name == goal.name]
-    return [up for up in own if up.context == goal.context] or own
-
-
-def _record(
-    name: str,
-    goal: Goal,
-    ups: Sequence[SpeedUp],
-    figure: Callable[[SpeedUp], float],
-    least: float,
-) -> dict[str, object]:
-    worst = min(ups, key=figure, default=None)
-    if worst is None:
-        return {"goal": name, "reached": None, "row": None, "met": None, "flagged": None}
-    flagged = any(up.flagged for up in ups)
-    met = figure(worst) >= least and not flagged
-    return {
-        "goal": name,
-        "reached": round(figure(worst), 3),
-        "row": worst.row,
-        "met": met if worst.context == goal.context else None,
-        "flagged": flagged,
-    }
+    return [up for up in own if goal.is_about(up)] or own
 
 
 def _speed_up(name: str, own: BenchRow, rival: BenchRow) -> SpeedUp:
@@ -156,7 +209,12 @@ def _speed_up(name: str, own: BenchRow, rival: BenchRow) -> SpeedUp:
         kv,
         _ratio(rival.limit_ms, own.limit_ms),
         _ratio(rival.kv_limit_ms, own.kv_limit_ms),
+        own.model,
         own.context,
+        own.batch,
+        own.alpha,
+        own.budget_share,
+        own.part,
         bool(own.flagged or rival.flagged),
     )
 

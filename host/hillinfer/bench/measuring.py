@@ -18,14 +18,11 @@ from hillinfer.bench.row import BenchRow
 from hillinfer.bench.setting import BenchSetting
 from hillinfer.bench.stepping import Steps, take_steps
 from hillinfer.bench.systems.system import OpenSystem, System
-from hillinfer.bench.systems.table import FLOOR, make_system
+from hillinfer.bench.systems.table import FLOOR, REFERENCES, make_system
 from hillinfer.bench.timing import Timing
 from hillinfer.errors import HillInferError
 from hillinfer.hf.predictors.table import predictor_of
 from hillinfer.hf.query_hooks import FIRST_PREDICTED
-
-# Any full cache computes the same logits up to rounding; the first that was measured is taken.
-_FULL = ("transformers-dynamic", "full-memory", "full-drive")
 
 
 @dataclass(frozen=True)
@@ -121,7 +118,7 @@ def measure_case(
             advance,
         )
         full = {system.name: own.logits for (system, _), own in zip(opened, steps, strict=True)}
-        reference = next((full[name] for name in _FULL if name in full), None)
+        reference = next((full[name] for name in REFERENCES if name in full), None)
         for (system, one), own, own_held in zip(opened, steps, held, strict=True):
             row = _measured(rows[system.name], one, own, own_held, bed, rates)
             if bed.next_ids is not None and system.name != FLOOR:

@@ -1,14 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Figures of the other benchmarks, taken from their reports."""
+"""Figures and goals of the other benchmarks, taken from their reports."""
 
 from __future__ import annotations
 
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from hillinfer.bench.goal_record import GoalRecord
+from hillinfer.bench.other_goals import OTHER_GOALS
+
+Taken = TypeVar("Taken")
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,7 @@ def beta_regret(folder: Path) -> Figure:
 def beta_sweep(folder: Path) -> dict[str, Any] | None:
     """Return what `make beta` measured over β, or None where its report is not there or other."""
     try:
-        found = json.loads((folder / "beta.json").read_text(encoding="utf-8"))
+        found = _read(folder / "beta.json")
         return {
             "label": f"{found['label']}; modelled beside it",
             "processor": str(found["processor"]),
@@ -98,20 +103,56 @@ def beta_sweep(folder: Path) -> dict[str, Any] | None:
         return None
 
 
+def other_goal_records(folder: Path) -> list[GoalRecord]:
+    """Return the goals that other benchmarks are about, null with the reason where one is absent.
+
+    A report's own `goals` are taken where it has them, else its figures are judged here.
+    """
+    records = []
+    for report in OTHER_GOALS:
+        taken = _taken(folder / report.file, report.command, report.records)
+        if isinstance(taken, str):
+            records += report.unknown(taken)
+        else:
+            found, written = taken
+            records += [replace(one, row=f"{report.file}: {one.row}, {written}") for one in found]
+    return records
+
+
 def _from(file: Path, command: str, take: Callable[[dict[str, Any]], tuple[float, str]]) -> Figure:
+    taken = _taken(file, command, take)
+    if isinstance(taken, str):
+        return Figure(None, taken)
+    (value, row), written = taken
+    return Figure(value, f"{file.name}: {row}, {written}")
+
+
+def _taken(
+    file: Path, command: str, take: Callable[[dict[str, Any]], Taken]
+) -> tuple[Taken, str] | str:
+    """Return what a report has and when it was written, or why there is nothing."""
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        found = _read(file)
     except OSError:
-        return Figure(None, f"{file.name} is not beside the report: run {command}")
+        return f"{file.name} is not beside the report: run {command}"
     except ValueError:
-        return Figure(None, f"{file.name} is no JSON: run {command} again")
+        return f"{file.name} is no JSON: run {command} again"
     try:
-        value, row = take(found)
-    except (KeyError, TypeError, ValueError, StopIteration):
-        return Figure(None, f"{file.name} has another form: run {command} of this version")
+        taken = take(found)
+    except (KeyError, TypeError, ValueError, AttributeError, StopIteration):
+        return f"{file.name} has another form: run {command} of this version"
     # Nothing says that it was this run's folder alone.
     written = time.strftime("%Y-%m-%d %H:%M", time.gmtime(file.stat().st_mtime))
-    return Figure(value, f"{file.name}: {row}, written {written} UTC")
+    return taken, f"written {written} UTC"
+
+
+def _read(file: Path) -> Any:
+    return json.loads(file.read_text(encoding="utf-8"), parse_constant=_refuse)
+
+
+def _refuse(constant: str) -> None:
+    # The benchmark's own report could not be written with it.
+    raise ValueError(f"{constant} is no JSON")
 
 
 def _scorer(found: dict[str, Any], name: str) -> tuple[float, str]:

@@ -9,13 +9,19 @@ from types import MappingProxyType
 from typing import Any
 
 from hillinfer.bench.case import Case
-from hillinfer.bench.systems.table import ABLATION, HILLINFER, IN_MEMORY
+from hillinfer.bench.model_shapes import PAPER_SHAPES
+from hillinfer.bench.systems.table import (
+    ABLATION,
+    HILLINFER,
+    IN_MEMORY,
+    IN_MEMORY_TRUE,
+    STOCK,
+)
 from hillinfer.errors import SettingsError
 from hillinfer.rivals.table import RIVALS
 
-_STOCK = ("transformers-dynamic", "transformers-static")
-# Of these, stock caches in the model's own type have no room beside all others.
-_PAPER_SHAPES = ("opt-6.7b", "llama-13b")
+# Of a model with room for both of the latter.
+_OWN = (HILLINFER, IN_MEMORY, IN_MEMORY_TRUE)
 
 
 @dataclass(frozen=True)
@@ -143,7 +149,7 @@ def _rivals() -> tuple[str, ...]:
 
 
 def _quick(real_model: str) -> Plan:
-    systems = (HILLINFER, IN_MEMORY, *_rivals(), *_STOCK)
+    systems = (HILLINFER, IN_MEMORY, *_rivals(), *STOCK)
     return Plan(
         (
             # Buffers alone are more than a fifth of so little KV.
@@ -156,20 +162,29 @@ def _quick(real_model: str) -> Plan:
 
 
 def _goals(real_model: str) -> Plan:
+    # Stock caches in the model's own type have no room beside all others of the paper's shapes;
+    # nor has a second HillInfer with all rows in DRAM, which gets a case of its own.
     systems = (HILLINFER, IN_MEMORY, *_rivals())
     return Plan(
         (
-            *(Case(model, 32_768, systems, steps=16, warm_up=4) for model in _PAPER_SHAPES),
-            Case(real_model, 7936, (*systems, *_STOCK), steps=64),
+            *(
+                case
+                for model in PAPER_SHAPES
+                for case in (
+                    Case(model, 32_768, systems, steps=16, warm_up=4),
+                    Case(model, 32_768, _OWN[1:], steps=16, warm_up=4, part="query"),
+                )
+            ),
+            Case(real_model, 7936, (*_OWN, *_rivals(), *STOCK), steps=64),
         )
     )
 
 
 def _full(real_model: str) -> Plan:
-    systems = (HILLINFER, IN_MEMORY, *_rivals(), *_STOCK)
+    systems = (HILLINFER, IN_MEMORY, *_rivals(), *STOCK)
     contexts = (4096, 8192, 16_384, 32_768, 65_536)
     cases = [
-        Case(real_model, context, systems, alpha=alpha, steps=64)
+        Case(real_model, context, (*_OWN, *_rivals(), *STOCK), alpha=alpha, steps=64)
         for context in (2048, 4096, 7936)
         for alpha in (0.05, 0.1, 0.2)
     ]
@@ -181,7 +196,7 @@ def _full(real_model: str) -> Plan:
     systems = (HILLINFER, IN_MEMORY, *_rivals())
     cases += [
         Case(model, context, systems, steps=24, warm_up=8)
-        for model in _PAPER_SHAPES
+        for model in PAPER_SHAPES
         for context in contexts
     ]
     cases += [
@@ -192,7 +207,7 @@ def _full(real_model: str) -> Plan:
         for share in (0.15, 0.3, 0.5)
     ]
     cases += [Case("opt-6.7b", 8192, systems, batch=batch, steps=24) for batch in (2, 4, 8)]
-    cases += [Case(model, 32_768, ABLATION, steps=24, part="ablation") for model in _PAPER_SHAPES]
+    cases += [Case(model, 32_768, ABLATION, steps=24, part="ablation") for model in PAPER_SHAPES]
     swapped = tuple(name for name in RIVALS if "swap" in name)
     if swapped:
         cases.append(Case("opt-6.7b", 32_768, (HILLINFER, *swapped), steps=16, part="swap"))

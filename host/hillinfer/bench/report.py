@@ -13,7 +13,9 @@ from hillinfer.bench import other_reports
 from hillinfer.bench.case import MODELLED
 from hillinfer.bench.goals import GOALS, goal_records, reached, speed_ups
 from hillinfer.bench.limit import LABEL
+from hillinfer.bench.memory_goals import memory_goal_records, memory_ratios
 from hillinfer.bench.other_reports import Figure
+from hillinfer.bench.quality_goals import quality_goal_records
 from hillinfer.bench.rates import MachineRates
 from hillinfer.bench.row import BenchRow
 from hillinfer.bench.timing import LARGEST_SPREAD
@@ -52,8 +54,17 @@ def bench_report(
         "largest_spread": LARGEST_SPREAD,
         **{name: one.value for name, one in scalars.items()},
         "scalars": {name: asdict(one) for name, one in scalars.items()},
-        "goals": goal_records(ups),
+        "goals": [
+            asdict(one)
+            for one in (
+                *goal_records(ups),
+                *memory_goal_records(rows),
+                *quality_goal_records(rows),
+                *other_reports.other_goal_records(out.parent),
+            )
+        ],
         "speed_ups": [{**asdict(up), "share_of_allowed": up.share_of_allowed} for up in ups],
+        "ratios": [asdict(one) for one in memory_ratios(rows)],
         "limits": {
             "label": LABEL,
             "memory_gbps": rates.memory / 1e9,

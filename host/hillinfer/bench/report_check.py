@@ -8,6 +8,11 @@ from types import NoneType
 from typing import Any
 
 from hillinfer.bench.case import MODELLED, REAL
+from hillinfer.bench.goal_record import GoalRecord
+from hillinfer.bench.goals import goal_names
+from hillinfer.bench.memory_goals import memory_goal_names
+from hillinfer.bench.other_goals import OTHER_GOALS
+from hillinfer.bench.quality_goals import quality_goal_names
 from hillinfer.bench.systems.table import make_system, system_names
 from hillinfer.bench.timing import LARGEST_SPREAD
 from hillinfer.rivals.h2o_drop import HELD_PROMPT
@@ -40,6 +45,26 @@ _ROW_TYPES: Mapping[str, tuple[type, ...]] = {
     "system": (str,),
     "selection": (str,),
     "skipped": (str, NoneType),
+}
+_FIGURES: Mapping[str, Mapping[str, tuple[type, ...]]] = {
+    "speed_ups": {
+        "name": (str,),
+        "row": (str,),
+        "against": (str,),
+        "value": _NUMBER,
+        "kv_value": (*_NUMBER, NoneType),
+        "allowed": _NUMBER,
+        "share_of_allowed": _NUMBER,
+        "flagged": (bool,),
+    },
+    "ratios": {
+        "name": (str,),
+        "system": (str,),
+        "row": (str,),
+        "against": (str,),
+        "value": _NUMBER,
+        "flagged": (bool,),
+    },
 }
 _BETA_TYPES: Mapping[str, tuple[type, ...]] = {
     "label": (str,),
@@ -87,15 +112,13 @@ def report_faults(report: Mapping[str, Any]) -> list[str]:
         told = report.get("scalars", {}).get(name, {})
         if told.get("value") != value or not told.get("row"):
             faults.append(f"{name} names no row or reason")
-    goals = report.get("goals")
-    if not goals:
-        faults.append("goals are missing")
-    for goal in goals or ():
-        known = {"goal", "reached", "met", "flagged"} <= set(goal)
-        if not known or goal["met"] not in (True, False, None):
-            faults.append(f"goal {goal!r} lacks goal, reached, met or flagged")
-        elif goal["met"] and goal["flagged"]:
-            faults.append(f"goal {goal['goal']!r} is met by flagged rows")
+    faults += _goal_faults(report.get("goals"))
+    for name, figures in _FIGURES.items():
+        own = report.get(name)
+        if not isinstance(own, list):
+            faults.append(f"{name} are missing")
+            continue
+        faults += [f"{name}: {fault}" for one in own for fault in _type_faults(one, figures)]
     rows = report.get("rows")
     if not rows:
         faults.append("rows are missing")
@@ -108,6 +131,27 @@ def report_faults(report: Mapping[str, Any]) -> list[str]:
         faults.append("beta is missing; null says that it was not measured")
     elif report["beta"] is not None:
         faults += [f"beta: {fault}" for fault in _beta_faults(report)]
+    return faults
+
+
+def _goal_faults(goals: Any) -> list[str]:
+    if not isinstance(goals, list) or not goals:
+        return ["goals are missing"]
+    faults, told = [], []
+    for goal in goals:
+        try:
+            told.append(GoalRecord(**goal))
+        except (TypeError, ValueError) as error:
+            faults.append(f"goal {goal!r}: {error}")
+    names = {one.goal for one in told}
+    stated = (*goal_names(), *memory_goal_names(), *quality_goal_names())
+    faults += [f"goal {name!r} is missing" for name in stated if name not in names]
+    # What they are called is theirs.
+    faults += [
+        f"goals of {other.file} are missing"
+        for other in OTHER_GOALS
+        if not any(one.row.startswith(other.file) for one in told)
+    ]
     return faults
 
 

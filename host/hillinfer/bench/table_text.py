@@ -17,7 +17,7 @@ _HEADINGS = (
 
 
 def table_text(rows: Sequence[BenchRow], report: Mapping[str, Any]) -> str:
-    """Return a Markdown table per case, then goals beside what was reached."""
+    """Return a Markdown table per case, then ratios, then goals beside what was reached."""
     parts = []
     for _, grouped in groupby(rows, key=lambda row: row.case):
         own = list(grouped)
@@ -27,22 +27,39 @@ def table_text(rows: Sequence[BenchRow], report: Mapping[str, Any]) -> str:
         skipped = [f"{row.system}: {row.skipped}" for row in own if row.skipped is not None]
         if skipped:
             parts.append("not measured: " + "; ".join(skipped))
+    parts += [_aligned(lines) for lines in _ratios(report) if len(lines) > 1]
     goals = [("goal", "reached", "met", "spread", "row")]
     for goal in report["goals"]:
         met = {True: "yes", False: "no", None: "-"}[goal["met"]]
-        value = "-" if goal["reached"] is None else f"{goal['reached']:.2f}"
+        value = "-" if goal["reached"] is None else _marked(goal["reached"], goal)
         noisy = {True: "above 20 %", False: "fine", None: "-"}[goal["flagged"]]
         goals.append((goal["goal"], value, met, noisy, goal["row"] or "-"))
     parts.append(_aligned(goals))
     if report.get("beta"):
         parts.append(_beta_text(report["beta"]))
     parts.append(
-        "spread with ! is above 20 %: repeat on a quieter machine; such rows meet no goal. "
+        "! says that the spread, or that of a row behind the ratio, is above 20 %: repeat on a "
+        "quieter machine; such rows meet no goal. "
         "KV ms: without the loop's floor. limit: modelled from counted "
         "bytes and this machine's rates. /limit: median over the KV's limit, "
         "large where computing binds."
     )
     return "\n\n".join(parts)
+
+
+def _ratios(report: Mapping[str, Any]) -> tuple[list[tuple[str, ...]], ...]:
+    """Return a table of the speed-ups and one of the other ratios, with their headings."""
+    ups: list[tuple[str, ...]] = [("speed-up", "measured", "KV alone", "allowed", "of it", "row")]
+    for up in report["speed_ups"]:
+        kv = "" if up["kv_value"] is None else _marked(up["kv_value"], up)
+        share = _marked(up["share_of_allowed"], up)
+        allowed = _number(up["allowed"], 2)
+        ups.append((up["name"], _marked(up["value"], up), kv, allowed, share, up["row"]))
+    others: list[tuple[str, ...]] = [("ratio", "measured", "row", "against")]
+    for one in report["ratios"]:
+        value = _marked(one["value"], one)
+        others.append((one["name"], value, one["row"], one["against"].split(", ")[-1]))
+    return ups, others
 
 
 def _beta_text(sweep: Mapping[str, Any]) -> str:
@@ -87,6 +104,10 @@ def _cells(row: BenchRow) -> tuple[str, ...]:
         _number(row.perplexity, 3),
         _number(row.agreement, 3),
     )
+
+
+def _marked(value: float, behind: Mapping[str, Any]) -> str:
+    return f"{value:.2f}" + ("!" if behind["flagged"] else "")
 
 
 def _number(value: float | None, digits: int) -> str:

@@ -2,6 +2,7 @@
 """Plans, cases, and what does not fit."""
 
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,11 +12,18 @@ import torch
 from hillinfer.bench.capacity import SLACK_BYTES, why_no_model, why_no_room
 from hillinfer.bench.case import Case
 from hillinfer.bench.measuring import blank_row
-from hillinfer.bench.model_shapes import SHAPES
+from hillinfer.bench.model_shapes import PAPER_SHAPES, SHAPES
 from hillinfer.bench.plan import PLANS, Plan, make_plan
 from hillinfer.bench.plan_needs import PlanNeeds
 from hillinfer.bench.setting import BenchSetting, budget_bytes
-from hillinfer.bench.systems.table import FLOOR, make_system, system_names
+from hillinfer.bench.systems.table import (
+    FLOOR,
+    IN_MEMORY,
+    IN_MEMORY_TRUE,
+    make_system,
+    selects,
+    system_names,
+)
 from hillinfer.bench.trace_choice import check_one_traced
 from hillinfer.byte_size import format_bytes
 from hillinfer.errors import SettingsError
@@ -48,6 +56,48 @@ def test_the_goals_are_about_the_papers_shapes_at_32k_with_a_fifth_in_dram():
     cases = make_plan("goals", REAL_MODEL).only(contexts=(32_768,)).cases
     assert {case.model for case in cases} == {"opt-6.7b", "llama-13b"}
     assert {(case.alpha, case.budget_share) for case in cases} == {(0.1, 0.2)}
+
+
+def test_both_queries_stand_side_by_side_where_they_have_room():
+    both = {IN_MEMORY, IN_MEMORY_TRUE}
+    goals = make_plan("goals", REAL_MODEL).cases
+    for model in (*PAPER_SHAPES, REAL_MODEL):
+        own = [set(case.systems) for case in goals if case.model == model]
+        assert any(both <= systems for systems in own)
+    # A paper's shape has no room for both beside all rivals.
+    full = [case for case in goals if {IN_MEMORY, "full-memory"} <= set(case.systems)]
+    assert [case.model for case in full if IN_MEMORY_TRUE in case.systems] == [REAL_MODEL]
+    with_true = [c for c in make_plan("full", REAL_MODEL).cases if IN_MEMORY_TRUE in c.systems]
+    assert {case.model for case in with_true} == {REAL_MODEL}
+    assert {case.alpha for case in with_true} == {0.05, 0.1, 0.2}
+
+
+def test_no_model_of_the_goals_is_made_twice():
+    models = [case.model for case in make_plan("goals", REAL_MODEL).cases]
+    made = [model for model, _ in groupby(models)]
+    assert len(made) == len(set(made))
+    assert len(models) > len(made)
+
+
+def test_the_true_query_is_what_its_system_asks_for(cold_dir):
+    small = replace(setting(cold_dir, 1000), budget_bytes=64 << 20)
+    small.model.config = SimpleNamespace(model_type="llama")
+    told = {}
+    for name in (IN_MEMORY, IN_MEMORY_TRUE):
+        opened = make_system(name).open(small)
+        told[name] = opened.describe(), opened.cache.takes_predictions
+        opened.close()
+    assert told[IN_MEMORY_TRUE] == ("shadow int8, true query", False)
+    assert told[IN_MEMORY] == ("shadow int8, predicted query", True)
+
+
+@pytest.mark.parametrize("name", system_names())
+def test_what_selects_is_known_of_every_system(name):
+    full = {
+        "floor", "full-memory", "full-drive", "full-swap", "transformers-dynamic",
+        "transformers-static",
+    }  # fmt: skip
+    assert selects(name) is (name not in full)
 
 
 def test_layers_of_the_goals_shapes_are_predicted():
@@ -203,15 +253,16 @@ def needs(cases, cold_dir):
 def test_needs_of_a_plan_are_those_of_its_largest_case(cold_dir):
     cases = make_plan("goals", REAL_MODEL).cases
     found = needs(cases, cold_dir)
-    assert found.memory_case == found.drive_case == cases[1].name
-    assert found == needs(cases[1:2], cold_dir) != needs(cases[:1], cold_dir)
+    largest = next(case for case in cases if case.model == "llama-13b" and not case.part)
+    assert found.memory_case == found.drive_case == largest.name
+    assert found == needs([largest], cold_dir) != needs(cases[:1], cold_dir)
     llama = SHAPES["llama-13b"]
     shape = llama.kv_shape(40_000, torch.float32)
     model = SimpleNamespace(dtype=torch.float32)
     built = BenchSetting(
-        cases[1], model, shape, budget_bytes(cases[1], shape, 40), cold_dir, None, 40
+        largest, model, shape, budget_bytes(largest, shape, 40), cold_dir, None, 40
     )
-    each = [make_system(name).needs(built) for name in cases[1].systems]
+    each = [make_system(name).needs(built) for name in largest.systems]
     assert found.drive == sum(one.drive for one in each)
     weights = 4 * llama.layers * llama.layer_weights + OUTLINE.weight_bytes
     assert found.memory == sum(one.memory for one in each) + weights + SLACK_BYTES
@@ -239,7 +290,7 @@ def test_the_page_says_what_the_plans_need(name, cold_dir):
     ("plan", "chosen"),
     [
         ("quick", {"models": ("tiny",), "systems": ("hillinfer", "full-drive")}),
-        ("goals", {"models": ("opt-6.7b",), "systems": ("hillinfer-in-memory",)}),
+        ("goals", {"models": ("opt-6.7b",), "systems": ("hillinfer",)}),
     ],
 )
 def test_one_system_of_hillinfer_can_be_traced(plan, chosen):

@@ -30,7 +30,7 @@ from hillinfer.settings import Settings
 CONTEXT, STEPS, LAYERS = 600, 3, 4
 # Beside the newest rows, which rivals of pages attend to whole, some pages more.
 SELECTED = Settings().changed(alpha=0.3)
-SYSTEMS = ["hillinfer", "hillinfer-in-memory", "hillinfer-bkp", *(
+SYSTEMS = ["hillinfer", "hillinfer-in-memory", "hillinfer-in-memory-true", "hillinfer-bkp", *(
     name for name in RIVALS if not name.startswith("full") and name != "h2o-drop"
 )]  # fmt: skip
 

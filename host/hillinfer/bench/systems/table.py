@@ -14,6 +14,11 @@ from hillinfer.errors import SettingsError
 from hillinfer.rivals.table import RIVALS
 
 HILLINFER, IN_MEMORY, FLOOR = "hillinfer", "hillinfer-in-memory", "floor"
+IN_MEMORY_TRUE = "hillinfer-in-memory-true"
+STOCK = ("transformers-dynamic", "transformers-static")
+# Any full cache computes the same logits up to rounding; the first that was measured is compared
+# with.
+REFERENCES = ("transformers-dynamic", "full-memory", "full-drive")
 # From nothing to everything (the paper's figure 16a): scores in one block and no pool but the
 # most recent rows; scores in blocks, merged as they come; pools; queries predicted.
 _NONE = {"block_tokens": 65_536, "pool_policy": "recent", "query": "true"}
@@ -25,13 +30,17 @@ _OWN: Mapping[str, System] = MappingProxyType(
         for system in (
             HillInferSystem(HILLINFER),
             HillInferSystem(IN_MEMORY, memory_kv=1.5),
+            # With nothing to read ahead, predicting costs time and changes the selection.
+            HillInferSystem(IN_MEMORY_TRUE, {"query": "true"}, memory_kv=1.5),
             HillInferSystem("hillinfer-none", _NONE),
             HillInferSystem("hillinfer-hie", {"pool_policy": "recent", "query": "true"}),
             HillInferSystem("hillinfer-bkp", {"query": "true"}),
             HillInferSystem("hillinfer-app", {"query": "predicted"}),
             StockSystem(FLOOR, dynamic_cache, most_tokens=1),
-            StockSystem("transformers-dynamic", dynamic_cache),
-            StockSystem("transformers-static", static_cache),
+            *(
+                StockSystem(name, make)
+                for name, make in zip(STOCK, (dynamic_cache, static_cache), strict=True)
+            ),
         )
     }
 )
@@ -40,6 +49,11 @@ _OWN: Mapping[str, System] = MappingProxyType(
 def system_names() -> tuple[str, ...]:
     """Return the names of all systems."""
     return (*_OWN, *RIVALS)
+
+
+def selects(name: str) -> bool:
+    """Return whether a system attends to a part of the context."""
+    return name not in (FLOOR, *STOCK) and not name.startswith("full-")
 
 
 def make_system(name: str) -> System:
