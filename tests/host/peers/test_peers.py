@@ -198,6 +198,14 @@ STATIC, LLAMA = "transformers static", "llama.cpp"
         (LLAMA, {4096: 0.5, 16384: 0.9}, (), (), False),
         (LLAMA, {4096: 0.9, 32000: 0.5}, (), (), False),
         (LLAMA, {16384: 0.9, 32000: 1.1}, (), (), False),
+        # Behind there is behind, whatever else is not known.
+        (LLAMA, {1024: 0.5, 16384: 0.9, 32000: 0.8}, (), (1024,), False),
+        (LLAMA, {16384: 0.9, 32000: 1.1}, (40000,), (32000,), False),
+        # But not where that very row is flagged, nor at a context below the aim.
+        (LLAMA, {1024: 0.5, 16384: 0.9, 32000: 0.8}, (), (1024, 16384, 32000), None),
+        (LLAMA, {1024: 0.5, 8192: 0.9}, (), (1024,), None),
+        # As fast is not behind.
+        (LLAMA, {1024: 0.5, 16384: 1.0}, (), (1024,), None),
     ],
 )
 def test_goals(tools, peer, speedups, missing, flagged, met):
