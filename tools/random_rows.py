@@ -8,7 +8,9 @@ from pathlib import Path
 
 import torch
 
+from hillinfer.hie.native_scorer import NativeScorer
 from hillinfer.model_shape import ModelShape, StoredType
+from hillinfer.pools.budget_plan import kernel_spec
 from hillinfer.runtime import Runtime
 
 CHUNK = 1024
@@ -54,6 +56,8 @@ class RandomRows:
         # The same at every step: after the first, what is selected is hot.
         self._query = torch.randn(QUERY_HEADS, 1, HEAD_DIM, generator=generator)
         self._sequence = runtime.open_sequence()
+        settings = runtime.settings
+        self._scorer = NativeScorer(kernel_spec(runtime.shape, settings), settings.scope)
         self._started_with = resident_bytes()
 
     @property
@@ -87,3 +91,9 @@ class RandomRows:
             self.runtime.append(layer, self._sequence, keys, values)
             self.runtime.attend_selected(layer, self._sequence, self._query, keys, HEAD_DIM**-0.5)
         self._sequence.token_ids.append(0)
+
+    def score(self) -> None:
+        """Score the shadow of every layer, and do nothing else of a step."""
+        for layer in range(self.runtime.shape.layers):
+            shadows = self.runtime._shadow.shadows(layer, self._sequence)
+            self._scorer.tuples(self._query[:, 0], HEAD_DIM**-0.5, shadows)

@@ -33,6 +33,7 @@ from hillinfer.settings import Settings
 from random_rows import CHUNK, HEAD_DIM, KV_HEADS, RandomRows, model_shape
 from space_lengths import (
     SLACK_BYTES,
+    beside_scoring,
     decode_by_length,
     goal_records,
     growth_of,
@@ -146,6 +147,7 @@ def by_lengths(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> N
                 kind: {figure: fit and fit.as_dict() for figure, fit in fits.items()}
                 for kind, fits in growth.items()
             },
+            "growth_share_beside_scoring": beside_scoring(result["points"]),
             "scorer_alone": alone,
             "scorer_alone_seconds_per_token": per_token and per_token * chosen.layers,
             "goals": goals,
@@ -163,6 +165,9 @@ def by_lengths(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> N
                     for one in fit.formats
                 )
             )
+    for kind, shares in beside_scoring(result["points"]).items():
+        each = ", ".join(f"{shadow} {share:.0%}" for shadow, share in shares.items())
+        print(f"{kind} time, medians: not scoring at all, of what it grew by: {each}")
     for shadow, one in alone.items():
         scored, read = (one[name]["median"] / 1e9 for name in _RATES)
         print(f"{shadow} alone: scored at {scored:.2f} GB/s, read at {read:.2f} GB/s")

@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from hillinfer.bench.timing import Timing
@@ -27,6 +28,7 @@ UNEXPLAINED_SHARE = 0.1
 # The contexts that the goal speaks of, within the tokens that warming up adds.
 GOAL_CONTEXTS = (4096, 262_144)
 TIMES = {"wall": "seconds_per_step", "CPU": "cpu_seconds_per_step"}
+SCORING = {"wall": "scoring_seconds", "CPU": "scoring_cpu_seconds"}
 _FIGURES = ("minimum", "median")
 
 
@@ -90,7 +92,8 @@ def decode_by_length(
 ) -> dict[str, Any]:
     """Return how decode steps and memory grow with the context.
 
-    Steps of the formats are taken in turns, so that what else the machine does falls on all.
+    Steps of the formats are taken in turns, so that what else the machine does falls on all. After
+    each the same shadow is scored once more with nothing else of a step.
 
     Parameters
     ----------
@@ -109,16 +112,16 @@ def decode_by_length(
         for own in rows.values():
             while own.tokens < length:
                 own.store(min(CHUNK, length - own.tokens))
-        taken: dict[str, list[tuple[float, float]]] = {shadow: [] for shadow in rows}
+        taken: dict[str, list[tuple[float, float, float, float]]] = {name: [] for name in rows}
         before = {}
         for number in range(2 * steps):
             for shadow, own in rows.items():
                 counters = own.runtime.counters
                 before[shadow] = counters.cold_rows_read, counters.selected_tokens
-                wall, cpu = time.perf_counter(), time.process_time()
-                own.step(number)
+                step = partial(own.step, number)
+                both = (*_seconds_of(step), *_seconds_of(own.score))
                 if number >= steps:
-                    taken[shadow].append((time.perf_counter() - wall, time.process_time() - cpu))
+                    taken[shadow].append(both)
         # Of all formats together: the process holds them all.
         growth = last.growth_bytes
         counted = {shadow: own.runtime.statistics() for shadow, own in rows.items()}
@@ -126,14 +129,14 @@ def decode_by_length(
         for shadow, own in rows.items():
             runtime = own.runtime
             spec = kernel_spec(runtime.shape, runtime.settings)
-            walls, cpus = (Timing.of(seconds) for seconds in zip(*taken[shadow], strict=True))
+            names = (*TIMES.values(), *SCORING.values())
+            columns = zip(names, zip(*taken[shadow], strict=True), strict=True)
             cold, selected = before[shadow]
             point = {
                 "shadow": shadow,
                 "tokens": own.tokens,
                 "shadow_bytes": round(own.tokens * runtime.shape.layers * token_bytes(spec)),
-                TIMES["wall"]: _seconds(walls),
-                TIMES["CPU"]: _seconds(cpus),
+                **{name: _seconds(Timing.of(seconds)) for name, seconds in columns},
                 "selected_tokens_of_last_step": runtime.counters.selected_tokens - selected,
                 "cold_rows_of_last_step": runtime.counters.cold_rows_read - cold,
                 "dram_budget_bytes": counted[shadow].dram_budget_bytes,
@@ -167,6 +170,26 @@ def growth_of(points: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, StepGr
         }
         for kind, name in TIMES.items()
     }
+
+
+def beside_scoring(points: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """Return the share of a step's growth that is not scoring at all, by kind of time and format.
+
+    Of medians, from the shortest to the longest context. The rest of what bytes do not explain is
+    arithmetic of scoring, of which a token has as much with fewer bytes.
+    """
+    found: dict[str, dict[str, float]] = {}
+    for kind, name in TIMES.items():
+        for shadow in dict.fromkeys(point["shadow"] for point in points):
+            own = [point for point in points if point["shadow"] == shadow]
+            first = min(own, key=lambda point: int(point["tokens"]))
+            last = max(own, key=lambda point: int(point["tokens"]))
+            grown, scored = (
+                last[which]["median"] - first[which]["median"] for which in (name, SCORING[kind])
+            )
+            if grown > 0:
+                found.setdefault(kind, {})[shadow] = 1 - scored / grown
+    return found
 
 
 def goal_records(
@@ -234,6 +257,13 @@ def _seconds(timing: Timing) -> dict[str, float | bool]:
         "spread": timing.spread,
         "flagged": timing.flagged,
     }
+
+
+def _seconds_of(call: Callable[[], object]) -> tuple[float, float]:
+    """Return wall and CPU seconds of a call."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    call()
+    return time.perf_counter() - wall, time.process_time() - cpu
 
 
 def _named(beyond: int, rows: Sequence[RandomRows]) -> dict[str, int]:

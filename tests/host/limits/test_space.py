@@ -99,7 +99,7 @@ def test_steps_at_rising_contexts(tmp_path, cold_dir):
         assert report["statistics"][shadow]["selected_tokens"] == 8 * 64
     for point in report["points"]:
         assert point["selected_tokens_of_last_step"] == 64
-        for name in ("seconds_per_step", "cpu_seconds_per_step"):
+        for name in ("seconds_per_step", "cpu_seconds_per_step", "scoring_seconds"):
             assert 0 < point[name]["minimum"] <= point[name]["median"]
             assert point[name]["flagged"] is (point[name]["spread"] > 0.2)
         assert point["dram_peak_bytes"] <= point["dram_budget_bytes"] == 64 * MIB

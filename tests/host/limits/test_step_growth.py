@@ -3,7 +3,13 @@
 
 import pytest
 
-from space_lengths import SLACK_BYTES, goal_records, growth_of, seconds_per_token_alone
+from space_lengths import (
+    SLACK_BYTES,
+    beside_scoring,
+    goal_records,
+    growth_of,
+    seconds_per_token_alone,
+)
 from step_growth import StepGrowth, StepPoint
 
 LENGTHS = (4104, 16_392, 262_152)
@@ -140,6 +146,23 @@ def test_one_format_is_not_judged():
     wall, cpu, counted, _ = goal_records(rows, growth_of(rows))
     assert [wall["met"], cpu["met"], counted["met"]] == [None, None, True]
     assert wall["reached"] is None
+
+
+def test_what_is_not_scoring_is_the_steps_growth_less_that_of_scoring():
+    grown = [
+        {
+            "shadow": "int8",
+            "tokens": tokens,
+            "seconds_per_step": figures(step),
+            "cpu_seconds_per_step": figures(1.0),
+            "scoring_seconds": figures(scoring),
+            "scoring_cpu_seconds": figures(1.0),
+        }
+        # The longest context need not come last.
+        for tokens, step, scoring in ((4096, 3.0, 2.0), (65_536, 13.0, 9.5), (16_384, 99.0, 1.0))
+    ]
+    # 10 s of growth, 7.5 of them scoring; CPU time did not grow.
+    assert beside_scoring(grown) == {"wall": {"int8": pytest.approx(0.25)}}
 
 
 def alone(**rates):
