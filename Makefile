@@ -105,7 +105,7 @@ beta: $(VENV)/installed ## Measure decode over β, a core of this processor in a
 space: $(VENV)/installed ## Store 128k tokens of a 3B model's shape (14 GiB of drive) with memory flat at M0
 	$(BIN)/python tools/space.py --out $(BUILD)/reports/space.json
 	OMP_NUM_THREADS=1 $(BIN)/python tools/space.py --lengths 4096 16384 65536 131072 262144 \
-		--layers 4 --max-selected 1024 --alpha 0.5 --steps 8 --out $(BUILD)/reports/space_lengths.json
+		--layers 2 --max-selected 1024 --alpha 0.5 --steps 16 --out $(BUILD)/reports/space_lengths.json
 
 prefill: model ## Measure the time to the first token beside ordinary chunked prefill (minutes)
 	$(BIN)/python tools/prefill_bench.py --out $(BUILD)/reports/prefill.json

@@ -19,16 +19,19 @@ from typing import Any
 
 import torch
 
+from hillinfer.machine.memory import MemoryFacts
 from hillinfer.machine.processor import ProcessorFacts
 from hillinfer.models.loader import ModelOutline
 from hillinfer.models.model_source import ModelSource
 from hillinfer.models.number_type import NumberType
 from hillinfer.models.registry_model import DEFAULT_MODEL
-from hillinfer.quality.texts import file_samples, standard_library_samples
+from hillinfer.prompt import PromptError
+from hillinfer.quality.texts import TextSample, file_samples, standard_library_samples
 from peers.gguf_weights import GGUF_TYPES, write_gguf
 from peers.peer import LLAMA_CPP, PEERS, Peer
 from peers.peer_environment import PeerSkippedError
 from peers.peer_process import PeerProcess
+from peers.prompts import Prompts
 from peers.report import Measured, report_of, table_text
 
 # Steps of the first round, after those that are timed, whose parts are taken.
@@ -103,7 +106,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--build", type=Path, default=Path("build/peers"))
     parser.add_argument("--model", default=DEFAULT_MODEL)
     parser.add_argument("--dtype", choices=sorted(GGUF_TYPES), default="bfloat16")
-    parser.add_argument("--contexts", type=int, nargs="+", default=[1024, 2048, 4096, 8000])
+    parser.add_argument(
+        "--contexts", type=int, nargs="+", default=[1024, 2048, 4096, 8000, 16384],
+        help="tokens of each prompt; %(default)s if none",
+    )  # fmt: skip
     parser.add_argument("--new-tokens", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
@@ -127,20 +133,33 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(
             f"--model {options.model}: a GGUF file is read by few of the peers: give a folder"
         )
-    needed = contexts[-1] + options.new_tokens
-    samples = (
-        file_samples(outline.tokenizer, [options.text], needed)
-        if options.text
-        else standard_library_samples(outline.tokenizer, needed)
-    )
-    ids = list(samples[0].token_ids)
-    texts = {one: (ids[:one], ids[one : one + options.new_tokens]) for one in contexts}
+
+    def sample(tokens: int) -> TextSample:
+        if options.text:
+            return file_samples(outline.tokenizer, [options.text], tokens)[0]
+        return standard_library_samples(outline.tokenizer, tokens)[0]
+
+    try:
+        prompts = Prompts.of(
+            contexts,
+            options.new_tokens,
+            sample,
+            MemoryFacts.read().available_bytes,
+            outline.loading_bytes,
+            # Of the peers' caches: those of float32 models have 32 bits, HillInfer's rows 16.
+            outline.shape.token_bytes * outline.dtype.itemsize // 2,
+        )
+    except PromptError as error:
+        parser.error(str(error))
+    for context, why in prompts.left_out.items():
+        print(f"{context} tokens: left out: {why}", flush=True)
+    texts = prompts.parts
     folder = Path(outline.source.folder).absolute()
     opening = {
         "model": str(folder),
         "dtype": options.dtype,
         "threads": options.threads,
-        "positions": needed + _PROFILED_STEPS,
+        "positions": max(texts) + options.new_tokens + _PROFILED_STEPS,
     }
     chosen = [peer for peer in PEERS if peer.name in options.peers]
     results = {peer.name: Measured() for peer in chosen}
@@ -168,7 +187,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "threads": options.threads,
         "rounds": options.rounds,
         "variables": dict(options.variables),
-        "text": samples[0].name,
+        "text": prompts.name,
+        "left_out": {str(context): why for context, why in prompts.left_out.items()},
         "trained_context": outline.config.max_position_embeddings,
         "gguf": gguf,
         "new_tokens": options.new_tokens,

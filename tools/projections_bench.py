@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
+from hillinfer.bench.timing import LARGEST_SPREAD, Timing
 from hillinfer.errors import UnsupportedFeatureError
 from hillinfer.hf.projections.layer_group import LayerGroup
 from hillinfer.hf.projections.projection_attachment import ProjectionAttachment
@@ -49,17 +50,26 @@ class Times:
         Wall clock.
     fastest_cpu
         Processor time of all threads.
+    spread
+        Of the wall clock, as `Timing` has it.
     """
 
     fastest: float
     median: float
     fastest_cpu: float
+    spread: float
 
     @classmethod
     def of(cls, taken: Sequence[tuple[float, float]]) -> Times:
         """Take pairs of wall and processor seconds."""
         wall, cpu = zip(*taken, strict=True)
-        return cls(1e3 * min(wall), 1e3 * statistics.median(wall), 1e3 * min(cpu))
+        timing = Timing.of(wall)
+        return cls(timing.minimum, timing.median, 1e3 * min(cpu), timing.spread)
+
+    @property
+    def flagged(self) -> bool:
+        """Whether the spread is too large for the median to mean much."""
+        return self.spread > LARGEST_SPREAD
 
 
 class Decoding:
@@ -192,6 +202,7 @@ def bench(loaded: LoadedModel, options: argparse.Namespace) -> list[dict[str, An
                 "step_ms": asdict(step),
                 "linear_ms": asdict(linear),
                 "rest_ms": rest,
+                "flagged": step.flagged or linear.flagged,
                 **quality[name],
             }
         )
@@ -201,7 +212,8 @@ def bench(loaded: LoadedModel, options: argparse.Namespace) -> list[dict[str, An
             f"perplexity {quality[name]['perplexity']:8.4f}  "
             f"KL {quality[name]['kl_divergence']:.1e}  "
             f"agreement {quality[name]['agreement']:.3f}  "
-            f"holds {held[name] / 2**20:6.1f} MiB more",
+            f"holds {held[name] / 2**20:6.1f} MiB more"
+            + ("  flagged" if rows[-1]["flagged"] else ""),
             flush=True,
         )
     return rows + [
@@ -228,6 +240,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for number_type in TYPES:
         rows += bench(load_model(options.model, number_type, print), options)
     report = {
+        "label": f"measured on {processor.name}, {options.threads} threads",
         "model": options.model,
         "processor": processor.name,
         "threads": options.threads,

@@ -89,22 +89,37 @@ def measure(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, li
     return seconds
 
 
+def native_calls(
+    native: NativeScorer,
+    query: torch.Tensor,
+    memory: NDArray[np.uint8],
+    segments: list[SegmentShadow],
+) -> dict[str, Callable[[], object]]:
+    """Return what reads the shadows' bytes and what scores them, with torch's threads."""
+    library, threads = native_library(), torch.get_num_threads()
+    return {
+        "read": lambda: library.read_sum(
+            native.variant, memory.ctypes.data, memory.nbytes, threads
+        ),
+        "native": lambda: native.tuples(query, _SCALING, segments),
+    }
+
+
+def any_query(spec: KernelSpec) -> torch.Tensor:
+    """Return a query of random numbers, float32 (query_heads, head_dim)."""
+    numbers = np.random.default_rng(1).normal(0, 1, (spec.query_heads, spec.head_dim))
+    return torch.from_numpy(numbers.astype(np.float32))
+
+
 def bench(shape: str, mode: KeyMode, least_bytes: int, rounds: int) -> dict[str, object]:
     """Measure one shape and key mode, print a line and return what was measured."""
     kv_heads, group_size, head_dim = SHAPES[shape]
     spec = KernelSpec(head_dim, kv_heads, group_size, mode)
     memory, segments = shadows(spec, least_bytes)
-    query = torch.from_numpy(
-        np.random.default_rng(1).normal(0, 1, (spec.query_heads, head_dim)).astype(np.float32)
-    )
+    query = any_query(spec)
     native, plain = NativeScorer(spec, Scope.LAYER), TorchScorer(spec, Scope.LAYER)
-    library, threads = native_library(), torch.get_num_threads()
     without = [replace(one, probe_copy=None) for one in segments]
-    calls: dict[str, Callable[[], object]] = {
-        "read": lambda: library.read_sum(
-            native.variant, memory.ctypes.data, memory.nbytes, threads
-        ),
-        "native": lambda: native.tuples(query, _SCALING, segments),
+    calls = native_calls(native, query, memory, segments) | {
         "native without copies": lambda: native.tuples(query, _SCALING, without),
         "torch": lambda: list(plain.score(query, _SCALING, segments)),
     }

@@ -61,12 +61,21 @@ class CrossoverBy(Goal):
         return f"a crossover at {self.context} or below"
 
     def met(self, compared: Compared) -> bool | None:
-        """Say nothing where only a line beyond what was measured leads to the aim or past it."""
+        """Say nothing where only a line beyond what was measured leads to the aim or past it.
+
+        One context at the aim or beyond that is behind misses it, whatever others are not known.
+        """
+        if any(
+            ratio < 1
+            for context, ratio in compared.speedups.items()
+            if context >= self.context and context not in compared.flagged
+        ):
+            return False
         if compared.flagged:
             return None
         kind, crossing = compared.crossover.kind, compared.crossover.context
         if kind not in _AHEAD or crossing is None:
-            return False if max(compared.speedups) >= self.context else None
+            return None
         if crossing > self.context:
             # Ahead at the shortest context already: the crossing may lie anywhere below it.
             return None if kind is CrossoverKind.BELOW else False

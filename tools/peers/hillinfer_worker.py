@@ -16,7 +16,7 @@ from hillinfer.hf.projections.table import make_projections
 
 
 class HillInferWorker(TransformersWorker):
-    """`alpha`, `projections` and `dram_budget` come with the request to open."""
+    """`alpha`, `projections`, `query` and `dram_budget` come with the request to open."""
 
     def open(self, request: dict[str, Any]) -> dict[str, Any]:
         """Load the model and attach."""
@@ -25,7 +25,10 @@ class HillInferWorker(TransformersWorker):
             self.model, make_projections(request["projections"])
         )
         self._attachment = hillinfer.attach(
-            self.model, alpha=request["alpha"], dram_budget=request["dram_budget"]
+            self.model,
+            alpha=request["alpha"],
+            dram_budget=request["dram_budget"],
+            query=request["query"],
         )
         settings = self._attachment.settings
         weights = "float16" if request["projections"] == "fp16" else facts["weights"]

@@ -50,7 +50,13 @@ class Peer:
 
 def _hillinfer(projections: str, **changes: Any) -> dict[str, Any]:
     # The budget holds the rows of any context measured here; the worker checks that it did.
-    return {"alpha": 0.1, "dram_budget": "4GiB", "projections": projections, **changes}
+    return {
+        "alpha": 0.1,
+        "dram_budget": "4GiB",
+        "projections": projections,
+        "query": "auto",
+        **changes,
+    }
 
 
 # As `hillinfer generate` sets it where the user does not.
@@ -80,6 +86,13 @@ PEERS = (
         "hillinfer",
         "hillinfer_worker",
         options=_hillinfer("stock"),
+        variables=_HILLINFER_VARIABLES,
+    ),
+    # Nothing overlaps with it: beside the default it shows what predicting is worth.
+    Peer(
+        "hillinfer, true query",
+        "hillinfer_worker",
+        options=_hillinfer("stock", query="true"),
         variables=_HILLINFER_VARIABLES,
     ),
     # FBGEMM's products are of float32, so the rest is too; weights and rows have 16 bits.

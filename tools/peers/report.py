@@ -47,7 +47,7 @@ def report_of(
     contexts
         In tokens, ascending.
     facts
-        What holds for all: `trained_context` and `new_tokens` among others.
+        What holds for all: `trained_context`, `new_tokens` and `left_out` among others.
     """
     taking_part = [peer for peer in PEERS if peer.name in results]
     reference = results.get(REFERENCE, Measured())
@@ -198,5 +198,6 @@ def table_text(report: Mapping[str, Any]) -> str:
             pairs = {**facts["versions"], "threads": facts["threads"], **facts["settings"]}
             pairs |= pairs.pop("variables", {})
             lines.append(f"{name}: {', '.join(f'{key} {value}' for key, value in pairs.items())}")
+    lines += [f"{context} tokens: left out: {why}" for context, why in report["left_out"].items()]
     lines += [f"{name}: skipped: {why}" for name, why in report["skipped"].items()]
     return "\n".join(lines)

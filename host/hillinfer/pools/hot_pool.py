@@ -97,11 +97,18 @@ class HotPool:
             Its context length N.
         """
         slots = self._slots
-        inside = np.flatnonzero(slots.positions[: self._used] < settled)
-        positions = slots.positions[inside].astype(np.int64)
-        own = slots.rows[inside] == rows_at(positions)
-        slots.counts[inside[own]] = counts[positions[own]]
-        slots.lengths[inside[own]] = length
+        inside = slots.positions[: self._used] < settled
+        # Of one sequence every slot is its own, and a slice costs a fraction of an index: every
+        # step does this for all hot rows.
+        which: slice | NDArray[np.int64] = slice(0, self._used)
+        if not inside.all():
+            which = np.flatnonzero(inside)
+        positions = slots.positions[which].astype(np.int64)
+        own = slots.rows[which] == rows_at(positions)
+        if not own.all():
+            which, positions = np.flatnonzero(inside)[own], positions[own]
+        slots.counts[which] = counts[positions]
+        slots.lengths[which] = length
 
     def growth(self, candidates: int, capacity: int) -> int:
         """Return by how many slots the pool would grow for so many candidates."""

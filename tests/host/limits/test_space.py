@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.runtime import Runtime
 from hillinfer.settings import Settings
+from random_rows import model_shape
 
 TOOL = Path(__file__).parents[3] / "tools" / "space.py"
 TOKENS = 8192
@@ -39,14 +39,7 @@ class Hoarder(Runtime):
 
 
 def grown(tool, cold_dir, kind):
-    shape = ModelShape(
-        layers=2,
-        kv_heads=tool.KV_HEADS,
-        query_heads=tool.QUERY_HEADS,
-        head_dim=tool.HEAD_DIM,
-        stored_type=StoredType.BFLOAT16,
-        max_positions=TOKENS + 1,
-    )
+    shape = model_shape(2, TOKENS + 1)
     settings = Settings().changed(alpha=0.02, shadow="int2", block_rows=128)
     # What tests before this one freed would be taken again without growing the process.
     gc.collect()
@@ -85,19 +78,56 @@ def test_the_tool_writes_a_report(tmp_path, cold_dir):
 
 def test_steps_at_rising_contexts(tmp_path, cold_dir):
     out = tmp_path / "lengths.json"
-    arguments = ["--lengths", "2048", "4096", "--layers", "1", "--steps", "1", "--alpha", "0.5"]
-    arguments += ["--max-selected", "64", "--dram-budget", "40MiB"]
-    subprocess.run(
-        [sys.executable, TOOL, *arguments, "--cold-dir", cold_dir, "--out", out], check=True
+    arguments = ["--lengths", "2048", "4096", "--layers", "1", "--steps", "2", "--alpha", "0.5"]
+    arguments += ["--max-selected", "64", "--dram-budget", "64MiB", "--scorer-mebibytes", "1"]
+    ended = subprocess.run(
+        [sys.executable, TOOL, *arguments, "--cold-dir", cold_dir, "--out", out],
+        check=True,
+        capture_output=True,
+        text=True,
     )
     report = json.loads(out.read_text())
-    assert [point["tokens"] for point in report["points"]] == [2050, 4098]
-    # INT8 or narrower: codes and an exponent for each of 8 heads of 128 channels.
-    first, second = report["points"]
-    assert second["shadow_bytes"] - first["shadow_bytes"] in (
-        2048 * 8 * (128 // part + 1) for part in (1, 2, 4)
+    # In turns at each context.
+    assert [(point["shadow"], point["tokens"]) for point in report["points"]] == [
+        (shadow, tokens) for tokens in (2052, 4100) for shadow in ("int8", "int4")
+    ]
+    for shadow, part in (("int8", 1), ("int4", 2)):
+        first, second = [one for one in report["points"] if one["shadow"] == shadow]
+        # Codes and an exponent for each of 8 heads of 128 channels.
+        assert second["shadow_bytes"] - first["shadow_bytes"] == 2048 * 8 * (128 // part + 1)
+        assert report["scorer_alone"][shadow]["layer_bytes_per_token"] == 8 * (128 // part + 1)
+        assert report["statistics"][shadow]["selected_tokens"] == 8 * 64
+    for point in report["points"]:
+        assert point["selected_tokens_of_last_step"] == 64
+        for name in ("seconds_per_step", "cpu_seconds_per_step", "scoring_seconds"):
+            assert 0 < point[name]["minimum"] <= point[name]["median"]
+            assert point[name]["flagged"] is (point[name]["spread"] > 0.2)
+        assert point["dram_peak_bytes"] <= point["dram_budget_bytes"] == 64 * MIB
+        assert sum(point["beyond_m0_named"].values()) == point["beyond_m0_bytes"]
+        assert point["beyond_m0_named"]["token_ids"] == 2 * 4 * point["tokens"]
+    assert report["label"].startswith("measured")
+    for fits in report["growth"].values():
+        for fit in fits.values():
+            for one in fit["formats"]:
+                assert one["unexplained_share"] >= 0
+    # So short contexts tell nothing of the goal.
+    assert [goal["met"] for goal in report["goals"]] == [None] * 4
+    assert report["goals"][0]["reached"] is not None
+    assert ended.stdout.count("not judged") == 4
+
+
+def test_a_shadow_that_would_be_streamed_is_refused(tmp_path, cold_dir):
+    out = tmp_path / "lengths.json"
+    arguments = ["--lengths", "2048", "65536", "--layers", "1", "--dram-budget", "80MiB"]
+    ended = subprocess.run(
+        [sys.executable, TOOL, *arguments, "--cold-dir", cold_dir, "--out", out],
+        check=False,
+        capture_output=True,
+        text=True,
     )
-    assert report["statistics"]["selected_tokens"] == 4 * 64
+    assert ended.returncode == 2
+    assert "of the int8 shadow would be read from the drive at every step" in ended.stderr
+    assert not out.exists()
 
 
 def test_contexts_that_fall_are_refused(tmp_path):
@@ -107,18 +137,3 @@ def test_contexts_that_fall_are_refused(tmp_path):
     )
     assert ended.returncode == 2
     assert "--lengths [4096, 2048] must rise" in ended.stderr
-
-
-def points(*seconds):
-    return [
-        {"shadow_bytes": 1000 * 4**i, "cpu_seconds_per_step": one} for i, one in enumerate(seconds)
-    ]
-
-
-def test_the_line_through_steps_says_what_it_does_not_explain(tool):
-    line = tool.line_through(points(3.0, 6.0, 18.0))
-    assert line["fixed_seconds"] == pytest.approx(2.0)
-    assert line["shadow_bytes_per_second"] == pytest.approx(1000.0)
-    assert line["largest_unexplained_share"] == pytest.approx(0.0, abs=1e-9)
-    # What grows with the square of the context is no line.
-    assert tool.line_through(points(3.0, 18.0, 258.0))["largest_unexplained_share"] > 0.3

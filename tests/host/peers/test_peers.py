@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 TOOLS = Path(__file__).parents[3] / "tools"
-HERE = ("hillinfer", "hillinfer, fp16 projections", "transformers dynamic", "transformers static")
-OURS = HERE[:2]
+TRUE_QUERY, FP16 = "hillinfer, true query", "hillinfer, fp16 projections"
+OURS = ("hillinfer", TRUE_QUERY, FP16)
+HERE = (*OURS, "transformers dynamic", "transformers static")
 CONTEXTS = (48, 80)
 
 
@@ -46,7 +47,7 @@ def test_every_peer_has_a_row_per_context(report):
     for row in report["rows"]:
         ours = row["peer"] in OURS
         assert (row["new_tokens"], row["threads"], row["compute"]) == (4, 1, "float32")
-        assert row["weights"] == ("float16" if row["peer"] == OURS[1] else "float32")
+        assert row["weights"] == ("float16" if row["peer"] == FP16 else "float32")
         assert row["kv"] == ("float16" if ours else "float32")
         assert 0 < row["step_ms"]["fastest"] <= row["step_ms"]["median"]
         assert row["ttft_seconds"]["fastest"] > 0
@@ -57,7 +58,9 @@ def test_every_peer_has_a_row_per_context(report):
         assert row["spread_over"] == "steps"
         assert row["shadow"] == ("int4" if ours else None)
     assert report["systems"].keys() == set(HERE)
-    settings = report["systems"][OURS[1]]["settings"]
+    queries = {name: report["systems"][name]["settings"]["query"] for name in OURS}
+    assert queries == {"hillinfer": "predicted", TRUE_QUERY: "true", FP16: "predicted"}
+    settings = report["systems"][FP16]["settings"]
     assert (settings["alpha"], settings["projections"]) == (0.1, "fp16")
     passive = {"OMP_WAIT_POLICY": "passive"}
     for name, system in report["systems"].items():
@@ -99,7 +102,7 @@ def measured(tools, tokens, **milliseconds):
 
 
 def made_report(tools, results, trained_context=8192):
-    facts = {"trained_context": trained_context, "new_tokens": 4}
+    facts = {"trained_context": trained_context, "new_tokens": 4, "left_out": {}}
     return tools("peers.report").report_of(results, (4096, 8192, 16384), facts)
 
 
@@ -198,6 +201,14 @@ STATIC, LLAMA = "transformers static", "llama.cpp"
         (LLAMA, {4096: 0.5, 16384: 0.9}, (), (), False),
         (LLAMA, {4096: 0.9, 32000: 0.5}, (), (), False),
         (LLAMA, {16384: 0.9, 32000: 1.1}, (), (), False),
+        # Behind there is behind, whatever else is not known.
+        (LLAMA, {1024: 0.5, 16384: 0.9, 32000: 0.8}, (), (1024,), False),
+        (LLAMA, {16384: 0.9, 32000: 1.1}, (40000,), (32000,), False),
+        # But not where that very row is flagged, nor at a context below the aim.
+        (LLAMA, {1024: 0.5, 16384: 0.9, 32000: 0.8}, (), (1024, 16384, 32000), None),
+        (LLAMA, {1024: 0.5, 8192: 0.9}, (), (1024,), None),
+        # As fast is not behind.
+        (LLAMA, {1024: 0.5, 16384: 1.0}, (), (1024,), None),
     ],
 )
 def test_goals(tools, peer, speedups, missing, flagged, met):
@@ -269,7 +280,7 @@ def most_probable(folder, ids):
 def test_hillinfer_stops_where_rows_do_not_lie_in_dram(tools, tmp_path, tiny_folder, budget, holds):
     ids = [number % 40 for number in range(404)]
     opening = {"op": "open", "model": str(tiny_folder), "threads": 1, "dtype": "float32"}
-    opening |= {"positions": 408, "alpha": 0.1, "projections": "stock"}
+    opening |= {"positions": 408, "alpha": 0.1, "projections": "stock", "query": "auto"}
     request = {"op": "run", "prompt": ids[:400], "follow": ids[400:]}
     with process(tools, tmp_path, TOOLS / "peers/hillinfer_worker.py") as worker:
         worker.ask(opening | {"dram_budget": budget or least_bytes(tiny_folder, len(ids))})
@@ -436,6 +447,67 @@ def test_variables_that_are_given_reach_the_worker(tools, tiny_folder, tmp_path)
     settings = report["systems"]["hillinfer"]["settings"]
     assert settings["variables"].items() >= (given | {"OMP_NUM_THREADS": "1"}).items()
     assert "OMP_WAIT_POLICY active" in tools("peers.report").table_text(report)
+
+
+def sample_of(total):
+    """Return what gives a text of so many tokens, and refuses to give more."""
+    from hillinfer.prompt import PromptError
+    from hillinfer.quality.texts import TextSample
+
+    def sample(tokens):
+        if tokens > total:
+            raise PromptError(f"the text has {total} tokens")
+        return TextSample("a text", tuple(range(total)))
+
+    return sample
+
+
+def test_contexts_that_memory_or_the_text_does_not_hold_are_left_out_and_said(tools):
+    from hillinfer.prompt import PromptError
+
+    make = tools("peers.prompts").Prompts.of
+    # 100 bytes of weights; twice 12 bytes for each token.
+    most = 100 + 24 * (40 + 2)
+    whole = make([10, 20, 40], 2, sample_of(42), most, 100, 12)
+    assert whole.parts[40] == ([*range(40)], [40, 41])
+    assert (whole.name, [*whole.parts], whole.left_out) == ("a text", [10, 20, 40], {})
+    less = make([10, 20, 40], 2, sample_of(42), most - 1, 100, 12)
+    assert [*less.parts] == [10, 20]
+    assert less.left_out == {40: f"weights and rows take {most} bytes and {most - 1} are available"}
+    short = make([10, 20, 40], 2, sample_of(41), most, 100, 12)
+    assert short.left_out == {40: "the text has 41 tokens"}
+    assert short.parts[20] == ([*range(20)], [20, 21])
+    with pytest.raises(PromptError, match="no context can be measured: the text has 11 tokens"):
+        make([10, 20, 40], 2, sample_of(11), most, 100, 12)
+    with pytest.raises(PromptError, match="no context can be measured: weights and rows take"):
+        make([10, 20, 40], 2, sample_of(42), 99, 100, 12)
+
+
+def test_a_context_that_is_left_out_is_missing_in_what_is_compared(tools, tiny_folder, tmp_path):
+    words = tmp_path / "text.txt"
+    words.write_text("one two three four five " * 400)
+    out = tmp_path / "peers.json"
+    tools("peers_bench").main(
+        [
+            *("--model", str(tiny_folder), "--out", str(out), "--build", str(tmp_path)),
+            *("--dtype", "float32", "--contexts", "48", "1000000", "--rounds", "1"),
+            *("--threads", "1", "--new-tokens", "2", "--text", str(words)),
+            *("--peers", "hillinfer", "transformers static"),
+        ]
+    )
+    report = json.loads(out.read_text())
+    assert [row["context"] for row in report["rows"]] == [48, 48]
+    assert "text.txt has" in report["left_out"]["1000000"]
+    (comparison,) = report["comparisons"]
+    assert (comparison["missing"], comparison["met"]) == ([1_000_000], None)
+    assert "1000000 tokens: left out: text.txt has" in tools("peers.report").table_text(report)
+
+
+def test_the_aims_contexts_are_measured_by_default(tools, capsys):
+    with pytest.raises(SystemExit):
+        tools("peers_bench").main(["--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "[1024, 2048, 4096, 8000, 16384] if none" in shown
 
 
 @pytest.mark.parametrize(

@@ -294,6 +294,37 @@ def test_refreshing_leaves_rows_of_other_sequences_alone():
     assert pool._slots.lengths[slots].tolist() == [100, 77]
 
 
+def promote_at(pool, positions):
+    """Promote rows by number to what stands at their positions, five hits each."""
+    rows = candidates([*positions], ROW_BYTES, 5, positions=[*positions.values()])
+    pool.promote(rows, at(1, length=1000), 1)
+
+
+@pytest.mark.parametrize("others", [False, True])
+@pytest.mark.parametrize("free", [0, 2])
+@pytest.mark.parametrize("settled", [0, 4, 10])
+def test_refreshing_changes_own_settled_rows_and_no_other(settled, free, others):
+    """Whether all slots are the sequence's, as in most steps, or not."""
+    pool = new_pool("counts", slots=6 + 2 * others + free, most=20)
+    known = {row: row - 40 for row in (49, 41, 46, 43, 40, 47)}
+    promote_at(pool, known)
+    if others:
+        promote_at(pool, {3: 3, 8: 8})
+    counts = np.arange(100, 110, dtype=np.uint16)
+    pool.refresh(lambda positions: positions + 40, settled, counts, 77)
+    rows = [*known, *((3, 8) if others else ())]
+    slots = pool.slots(np.array(rows))
+    expected = [
+        (100 + known[row], 77) if row in known and known[row] < settled else (5, 1000)
+        for row in rows
+    ]
+    learnt = zip(pool._slots.counts[slots], pool._slots.lengths[slots], strict=True)
+    assert [(int(count), int(length)) for count, length in learnt] == expected
+    # Free slots stay as they were.
+    of_all = pool._slots.lengths[: pool.used_rows]
+    assert (of_all == 77).sum() == sum(length == 77 for _, length in expected)
+
+
 @pytest.mark.parametrize("policy", POOL_POLICIES)
 def test_a_pool_without_slots_promotes_nothing(policy):
     pool = new_pool(policy, slots=0, most=0)

@@ -14,11 +14,16 @@ TOOL = Path(__file__).parents[3] / "tools/projections_bench.py"
 
 
 @pytest.fixture(scope="module")
-def report(tiny_folder, tmp_path_factory):
+def tool():
     spec = importlib.util.spec_from_file_location("projections_bench", TOOL)
-    tool = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = tool
-    spec.loader.exec_module(tool)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def report(tool, tiny_folder, tmp_path_factory):
     out = tmp_path_factory.mktemp("reports") / "projections.json"
     tool.main(
         [
@@ -38,6 +43,18 @@ def test_every_type_and_way_has_a_row_or_a_reason(report):
             continue
         assert row["step_ms"]["fastest"] <= row["step_ms"]["median"]
         assert row["rest_ms"] == row["step_ms"]["fastest"] - row["linear_ms"]["fastest"]
+        spreads = [row[name]["spread"] for name in ("step_ms", "linear_ms")]
+        assert row["flagged"] is (max(spreads) > 0.2)
+    assert report["label"] == f"measured on {report['processor']}, 1 threads"
+
+
+def test_times_that_lie_apart_are_flagged(tool):
+    steady = tool.Times.of([(1.0, 2.0), (1.05, 2.0), (1.1, 2.0)])
+    assert (steady.fastest, steady.median, steady.fastest_cpu) == (1000.0, 1050.0, 2000.0)
+    # Between the 10th and the 90th percentile, over the median.
+    assert steady.spread == pytest.approx(0.08 / 1.05)
+    assert not steady.flagged
+    assert tool.Times.of([(1.0, 2.0), (1.05, 2.0), (1.4, 2.0)]).flagged
 
 
 def test_stock_is_what_quality_is_compared_with(report):

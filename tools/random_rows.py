@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random rows in the shape of a 3B model, for what depends on bytes and not on what they say."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+
+from hillinfer.hie.native_scorer import NativeScorer
+from hillinfer.model_shape import ModelShape, StoredType
+from hillinfer.pools.budget_plan import kernel_spec
+from hillinfer.runtime import Runtime
+
+CHUNK = 1024
+# Llama-3.2-3B: 28 layers, 24 query heads, 8 KV heads of 128 channels.
+KV_HEADS, QUERY_HEADS, HEAD_DIM = 8, 24, 128
+
+
+def model_shape(layers: int, max_positions: int) -> ModelShape:
+    """Return the shape of so many layers of the 3B model."""
+    return ModelShape(
+        layers=layers,
+        kv_heads=KV_HEADS,
+        query_heads=QUERY_HEADS,
+        head_dim=HEAD_DIM,
+        stored_type=StoredType.BFLOAT16,
+        max_positions=max_positions,
+    )
+
+
+def resident_bytes() -> int:
+    """Return what this process holds in memory now."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+    raise SystemExit("/proc/self/status has no RssAnon: this needs Linux")
+
+
+class RandomRows:
+    """A sequence of random rows that grows by chunks and by decode steps.
+
+    Parameters
+    ----------
+    runtime
+        Where they go.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+        generator = torch.Generator().manual_seed(0)
+        # Every chunk draws from the same numbers, turned by its own amount, so that drawing them
+        # is not what takes the time.
+        self._pool = torch.randn(2, KV_HEADS, 2 * CHUNK, HEAD_DIM, generator=generator).bfloat16()
+        # The same at every step: after the first, what is selected is hot.
+        self._query = torch.randn(QUERY_HEADS, 1, HEAD_DIM, generator=generator)
+        self._sequence = runtime.open_sequence()
+        settings = runtime.settings
+        self._scorer = NativeScorer(kernel_spec(runtime.shape, settings), settings.scope)
+        self._started_with = resident_bytes()
+
+    @property
+    def tokens(self) -> int:
+        """Tokens stored so far."""
+        return self._sequence.lengths[0]
+
+    @property
+    def growth_bytes(self) -> int:
+        """By how much the process grew since the sequence was opened."""
+        return resident_bytes() - self._started_with
+
+    def store(self, count: int) -> None:
+        """Store a chunk of at most 1,024 tokens in every layer."""
+        start = self.tokens
+        self.runtime.begin_step()
+        for layer in range(self.runtime.shape.layers):
+            turn = (start // CHUNK * 37 + layer * 101) % CHUNK
+            keys, values = self._pool[:, :, turn : turn + count]
+            self.runtime.append(layer, self._sequence, keys, values)
+            self.runtime.code_full_segments(layer, self._sequence, keys)
+        self._sequence.token_ids.extend([0] * count)
+        if sys.stderr.isatty():
+            print(f"\r{start + count} tokens", end="", file=sys.stderr)
+
+    def step(self, number: int) -> None:
+        """Take a decode step; the steps of different numbers bring different tokens."""
+        self.runtime.begin_step()
+        for layer in range(self.runtime.shape.layers):
+            keys, values = self._pool[:, :, number : number + 1]
+            self.runtime.append(layer, self._sequence, keys, values)
+            self.runtime.attend_selected(layer, self._sequence, self._query, keys, HEAD_DIM**-0.5)
+        self._sequence.token_ids.append(0)
+
+    def score(self) -> None:
+        """Score the shadow of every layer, and do nothing else of a step."""
+        for layer in range(self.runtime.shape.layers):
+            shadows = self.runtime._shadow.shadows(layer, self._sequence)
+            self._scorer.tuples(self._query[:, 0], HEAD_DIM**-0.5, shadows)
