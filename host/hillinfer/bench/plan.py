@@ -146,6 +146,11 @@ def _full(real_model: str) -> Plan:
         Case("opt-6.7b", 32_768, systems, budget_share=share, steps=24)
         for share in (0.15, 0.3, 0.5)
     ]
+    # Rivals have none; in memory there is room for any.
+    cases += [
+        Case("opt-6.7b", 32_768, (HILLINFER, IN_MEMORY), shadow=shadow, steps=24)
+        for shadow in ("int8", "int4")
+    ]
     cases += [Case("opt-6.7b", 8192, systems, batch=batch, steps=24) for batch in (2, 4, 8)]
     cases += [Case(model, 32_768, ABLATION, steps=24, part="ablation") for model in _PAPER_SHAPES]
     swapped = tuple(name for name in RIVALS if "swap" in name)

@@ -8,7 +8,8 @@ from types import NoneType
 from typing import Any
 
 from hillinfer.bench.case import MODELLED, REAL
-from hillinfer.bench.systems.table import make_system, system_names
+from hillinfer.bench.limit import is_beaten
+from hillinfer.bench.systems.table import HILLINFER, make_system, system_names
 from hillinfer.bench.timing import LARGEST_SPREAD
 from hillinfer.rivals.h2o_drop import HELD_PROMPT
 from hillinfer.rivals.table import RIVALS
@@ -39,6 +40,7 @@ _ROW_TYPES: Mapping[str, tuple[type, ...]] = {
     "shadow": (str,),
     "system": (str,),
     "selection": (str,),
+    "shadow_used": (str, NoneType),
     "skipped": (str, NoneType),
 }
 _BETA_TYPES: Mapping[str, tuple[type, ...]] = {
@@ -72,7 +74,9 @@ _MEASURED = (
     "held_bytes",
     "budget_bytes",
     "rss_bytes",
+    "memory_gbps",
     "limit_ms",
+    "serial_limit_ms",
     "kv_limit_ms",
 )
 
@@ -126,9 +130,23 @@ def _row_faults(row: Mapping[str, Any]) -> list[str]:
         return faults
     if not 0 < row["min_ms"] <= row["median_ms"]:
         faults.append(f"min_ms {row['min_ms']} and median_ms {row['median_ms']} do not go together")
+    if is_beaten(row["limit_ms"], row["min_ms"]):
+        faults.append(f"min_ms {row['min_ms']} lies below limit_ms {row['limit_ms']}")
+    if row["limit_ms"] > row["serial_limit_ms"]:
+        faults.append(
+            f"limit_ms {row['limit_ms']} lies above serial_limit_ms {row['serial_limit_ms']}"
+        )
     if row.get("flagged") is not (row["spread"] > LARGEST_SPREAD):
         faults.append(f"flagged is {row.get('flagged')!r} with a spread of {row['spread']}")
-    return faults + _budget_faults(row)
+    return faults + _shadow_faults(row) + _budget_faults(row)
+
+
+def _shadow_faults(row: Mapping[str, Any]) -> list[str]:
+    asked, used = row.get("shadow"), row.get("shadow_used")
+    own = row["system"].startswith(HILLINFER)
+    if own != (used is not None) or (own and asked not in ("auto", used)):
+        return [f"shadow_used is {used!r} of {row['system']}, shadow {asked!r}"]
+    return []
 
 
 def _budget_faults(row: Mapping[str, Any]) -> list[str]:

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from hillinfer.bench.capacity import why_no_model, why_no_room
+from hillinfer.bench import capacity
+from hillinfer.bench.capacity import why_left_out, why_no_model
 from hillinfer.bench.case import Case
 from hillinfer.bench.measuring import blank_row
 from hillinfer.bench.model_shapes import SHAPES
@@ -43,6 +44,17 @@ def test_the_goals_are_about_the_papers_shapes_at_32k_with_a_fifth_in_dram():
     cases = make_plan("goals", REAL_MODEL).only(contexts=(32_768,)).cases
     assert {case.model for case in cases} == {"opt-6.7b", "llama-13b"}
     assert {(case.alpha, case.budget_share) for case in cases} == {(0.1, 0.2)}
+
+
+def test_each_shadow_has_a_case_of_its_own_in_the_full_plan_alone():
+    def named(plan):
+        cases = make_plan(plan, REAL_MODEL).cases
+        return sorted(
+            (case.model, case.context, case.shadow) for case in cases if case.shadow != "auto"
+        )
+
+    assert named("full") == [("opt-6.7b", 32_768, "int4"), ("opt-6.7b", 32_768, "int8")]
+    assert named("goals") == named("quick") == []
 
 
 def test_layers_of_the_goals_shapes_are_predicted():
@@ -84,16 +96,66 @@ def setting(cold_dir, context):
 def test_what_does_not_fit_says_what_is_needed_and_what_is_free(cold_dir):
     large = setting(cold_dir, 10**12)
     in_memory = [make_system("transformers-dynamic")]
-    assert "of memory" in why_no_room(large, in_memory)
+    assert "of memory" in why_left_out(large, in_memory)["transformers-dynamic"]
     on_drive = [make_system("full-drive")]
-    assert "on the drive" in why_no_room(replace(large, budget_bytes=0), on_drive)
+    left_out = why_left_out(replace(large, budget_bytes=0), on_drive)
+    assert "on the drive" in left_out["full-drive"]
     assert "weights need" in why_no_model(1 << 60)
 
 
 def test_what_fits_is_let_through(cold_dir):
     small = setting(cold_dir, 1000)
-    assert why_no_room(small, [make_system(name) for name in system_names()]) is None
+    assert why_left_out(small, [make_system(name) for name in system_names()]) == {}
     assert why_no_model(1 << 20) is None
+
+
+OF_A_LARGE_CASE = ("hillinfer", "full-drive", "h2o-drop", "full-memory", "transformers-dynamic")
+
+
+@pytest.mark.parametrize(
+    ("spare", "left_out"),
+    [
+        (0, []),
+        (-1, ["transformers-dynamic"]),
+        (-4, ["transformers-dynamic"]),
+        (-5, ["full-memory", "transformers-dynamic"]),
+        (-7, ["full-memory", "h2o-drop", "transformers-dynamic"]),
+        (-8, list(OF_A_LARGE_CASE)),
+    ],
+)
+def test_systems_that_hold_all_kv_are_left_out_the_largest_first(
+    cold_dir, monkeypatch, spare, left_out
+):
+    """In KV caches the five want 0.2, 0.2, 1.2, 2 and 4 of memory."""
+    large = setting(cold_dir, 100_000)
+    systems = [make_system(name) for name in OF_A_LARGE_CASE]
+    wanted = sum(one.needs(large).memory for one in systems)
+    free = wanted + capacity._SLACK_BYTES + spare * large.kv_bytes
+    monkeypatch.setattr(capacity.MemoryFacts, "read", lambda: SimpleNamespace(available_bytes=free))
+    found = why_left_out(large, systems)
+    assert sorted(found) == sorted(left_out)
+    assert all("are free" in reason for reason in found.values())
+    assert len({*found.values()}) == len(found) or spare == -8
+
+
+def test_systems_that_hold_all_kv_are_known():
+    assert {name for name in system_names() if make_system(name).holds_all} == {
+        "hillinfer-in-memory",
+        "full-memory",
+        "h2o-drop",
+        "transformers-dynamic",
+        "transformers-static",
+    }
+
+
+def test_memory_left_out_for_nothing_on_the_drive_stays(cold_dir, monkeypatch):
+    """Where only the drive is short, a system that is not on it frees nothing."""
+    large = setting(cold_dir, 100_000)
+    systems = [make_system(name) for name in ("full-drive", "full-memory", "hillinfer-in-memory")]
+    free = make_system("full-drive").needs(large).drive
+    room = SimpleNamespace(f_bavail=free, f_frsize=1)
+    monkeypatch.setattr(capacity.os, "statvfs", lambda path: room)
+    assert list(why_left_out(large, systems)) == ["hillinfer-in-memory"]
 
 
 def test_layers_get_their_part_of_the_budget_and_the_staging_once():

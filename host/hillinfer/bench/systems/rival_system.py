@@ -21,6 +21,11 @@ class RivalSystem(System):
         """Whether the rival keeps M0; see `System`."""
         return RIVALS[self.name].bounded
 
+    @property
+    def holds_all(self) -> bool:
+        """Whether the rival has no bound, or holds prompts beyond it; see `System`."""
+        return RIVALS[self.name].holds_prompt or not RIVALS[self.name].bounded
+
     def needs(self, setting: BenchSetting) -> Needs:
         """Return the budget and the KV on the drive; in memory, where nothing bounds it, twice."""
         if RIVALS[self.name].holds_prompt:

@@ -76,6 +76,10 @@ class OpenSystem(ABC):
     def counted(self) -> Counted:
         """Return totals so far."""
 
+    def shadow_used(self) -> str | None:
+        """Return the number format of the key shadow; None for systems without, as a rule."""
+        return None
+
     def describe(self) -> str:
         """Return in a few words what the system chose for itself."""
         return ""
@@ -114,6 +118,14 @@ class System(ABC):
     @property
     def bounded(self) -> bool:
         """Whether the case's budget bounds what the system holds; not, as a rule."""
+        return False
+
+    @property
+    def holds_all(self) -> bool:
+        """Whether it holds all KV of the context in memory, if only until the first step.
+
+        Such a system is left out where memory has no room for it; not, as a rule.
+        """
         return False
 
     @abstractmethod
