@@ -103,8 +103,9 @@ def _quick(real_model: str) -> Plan:
         (
             # Buffers alone are more than a fifth of so little KV.
             Case(real_model, 2048, systems, budget_share=1.0, steps=8, warm_up=4),
-            Case("tiny", 4096, systems, budget_share=6.0, steps=8, warm_up=4),
-            Case("tiny-opt", 4096, systems, budget_share=6.0, batch=2, steps=8, warm_up=4),
+            # Of twice the recorded tokens one layer of the real model is less local.
+            Case("tiny", 8192, systems, budget_share=6.0, steps=8, warm_up=4),
+            Case("tiny-opt", 8192, systems, budget_share=6.0, batch=2, steps=8, warm_up=4),
         ),
         recorded=2048,
     )

@@ -69,7 +69,7 @@ def test_a_plan_is_cut_to_what_is_wanted():
 
 
 def test_a_plan_with_nothing_left_names_what_there_is():
-    with pytest.raises(SettingsError, match=r"contexts: 2048, 4096"):
+    with pytest.raises(SettingsError, match=r"contexts: 2048, 8192"):
         make_plan("quick", REAL_MODEL).only(contexts=(1,))
 
 
@@ -136,6 +136,39 @@ def test_systems_that_hold_all_kv_are_left_out_the_largest_first(
     assert sorted(found) == sorted(left_out)
     assert all("are free" in reason for reason in found.values())
     assert len({*found.values()}) == len(found) or spare == -8
+
+
+@pytest.mark.parametrize(
+    ("model", "context", "gib", "left_out"),
+    [
+        ("opt-6.7b", 65_536, 32, 0),
+        ("llama-13b", 65_536, 32, ["full-memory"]),
+        ("llama-3.2-1b", 65_536, 32, ["transformers-dynamic"]),
+        (
+            "llama-3.2-3b",
+            65_536,
+            32,
+            ["full-memory", "hillinfer-in-memory", "transformers-dynamic", "transformers-static"],
+        ),
+        ("llama-3.2-3b", 32_768, 16, 11),
+    ],
+)
+def test_docs_say_what_machines_have_room_for(cold_dir, monkeypatch, model, context, gib, left_out):
+    """Of the machine's memory all but 2 GiB and the weights are free, and the drive is large."""
+    cases = make_plan("full", REAL_MODEL).only(contexts=(context,), models=(model,)).cases
+    case = max(cases, key=lambda case: len(case.systems))
+    shape = SHAPES[model]
+    part = shape.kv_shape(context + case.all_steps, torch.float32)
+    model = SimpleNamespace(dtype=torch.float32)
+    budget = budget_bytes(case, part, shape.all_layers)
+    planned = BenchSetting(case, model, part, budget, cold_dir, None, shape.all_layers)
+    free = ((gib - 2) << 30) - 4 * shape.layer_weights * shape.layers
+    facts = SimpleNamespace(available_bytes=free)
+    monkeypatch.setattr(capacity.MemoryFacts, "read", lambda: facts)
+    room = SimpleNamespace(f_bavail=1 << 60, f_frsize=1)
+    monkeypatch.setattr(capacity.os, "statvfs", lambda path: room)
+    found = why_left_out(planned, [make_system(name) for name in case.systems])
+    assert (sorted(found) if isinstance(left_out, list) else len(found)) == left_out
 
 
 def test_systems_that_hold_all_kv_are_known():
