@@ -17,6 +17,7 @@ from hillinfer.bench.run import attached
 from hillinfer.bench.setting import BenchSetting
 from hillinfer.bench.systems.system import Needs
 from hillinfer.bench.systems.table import FLOOR, make_system
+from hillinfer.rivals.full_memory import FullMemory
 from hillinfer.storage.cold_file import IOMode, probe_io_mode
 
 CONTEXT, WEIGHTS = 1024, 10**6
@@ -49,6 +50,18 @@ def test_limits_are_made_with_the_best_rate_that_the_case_has_shown(bed):
     assert rows[FLOOR].limit_ms <= rows[FLOOR].min_ms * 1.05
     fast = measured(bed, MachineRates(memory=1e15, drive=1e12))
     assert {row.memory_gbps for row in fast.values()} == {1e6}
+
+
+@pytest.mark.parametrize(
+    ("form", "item_bytes"), [("sdpa over float32", 4), ("eager over float16", 2)]
+)
+def test_bytes_read_from_memory_are_those_of_the_form_that_won(bed, monkeypatch, form, item_bytes):
+    monkeypatch.setattr(FullMemory, "_fastest", lambda self, makers: form)
+    row = measured(bed, MachineRates(memory=1e10, drive=1e9))["full-memory"]
+    shape = bed.setting.shape
+    token = 2 * shape.layers * shape.kv_heads * shape.head_dim * item_bytes
+    # One step of warm-up, then three.
+    assert row.dram_read_bytes == (CONTEXT + 3) * token
 
 
 def test_rows_say_which_shadow_was_used(bed):
