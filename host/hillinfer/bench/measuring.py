@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
-from hillinfer.bench.capacity import why_no_room
+from hillinfer.bench.capacity import why_left_out
 from hillinfer.bench.case import MODELLED, REAL, Case
 from hillinfer.bench.kv_source import KVSource
-from hillinfer.bench.limit import limit_ms
+from hillinfer.bench.limit import Limit
 from hillinfer.bench.quality_check import step_quality
 from hillinfer.bench.rates import MachineRates
 from hillinfer.bench.resident import resident_bytes, return_freed_memory
@@ -93,10 +93,12 @@ def measure_case(
         for name in names
     }
     systems = [make_system(name) for name in names]
-    reason = why_no_room(setting, systems)
-    if reason is not None:
-        return [replace(blank[name], skipped=reason) for name in names]
-    rows, opened, held = dict(blank), [], []
+    left_out = why_left_out(setting, systems)
+    rows = {name: replace(row, skipped=left_out.get(name)) for name, row in blank.items()}
+    systems = [system for system in systems if system.name not in left_out]
+    if not systems:
+        return list(rows.values())
+    opened, held = [], []
     with ExitStack() as closing:
         for system in systems:
             return_freed_memory()
@@ -119,6 +121,9 @@ def measure_case(
         )
         full = {system.name: own.logits for (system, _), own in zip(opened, steps, strict=True)}
         reference = next((full[name] for name in REFERENCES if name in full), None)
+        for (system, _), own in zip(opened, steps, strict=True):
+            if system.name == FLOOR:
+                rates = rates.shown_by_floor(bed.weight_bytes, Timing.of(own.seconds).minimum)
         for (system, one), own, own_held in zip(opened, steps, held, strict=True):
             row = _measured(rows[system.name], one, own, own_held, bed, rates)
             if bed.next_ids is not None and system.name != FLOOR:
@@ -170,9 +175,11 @@ def _measured(
         )
     timing = Timing.of(steps.seconds)
     count = timing.steps
+    limit = Limit.of(counted, count, bed.weight_bytes, rates)
     return replace(
         row,
         chosen=system.describe(),
+        shadow_used=system.shadow_used(),
         min_ms=timing.minimum,
         median_ms=timing.median,
         spread=timing.spread,
@@ -189,6 +196,8 @@ def _measured(
         hit_rate=counted.hit_rate,
         io_mode=counted.io_mode,
         predicted_layers=_predicted_layers(system, bed.setting),
-        limit_ms=limit_ms(counted, count, bed.weight_bytes, rates),
-        kv_limit_ms=limit_ms(counted, count, 0, rates),
+        memory_gbps=rates.memory / 1e9,
+        limit_ms=limit.overlapped_ms,
+        serial_limit_ms=limit.serial_ms,
+        kv_limit_ms=Limit.of(counted, count, 0, rates).overlapped_ms,
     )

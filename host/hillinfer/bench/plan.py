@@ -154,8 +154,9 @@ def _quick(real_model: str) -> Plan:
         (
             # Buffers alone are more than a fifth of so little KV.
             Case(real_model, 2048, systems, budget_share=1.0, steps=8, warm_up=4),
-            Case("tiny", 4096, systems, budget_share=6.0, steps=8, warm_up=4),
-            Case("tiny-opt", 4096, systems, budget_share=6.0, batch=2, steps=8, warm_up=4),
+            # Of twice the recorded tokens one layer of the real model is less local.
+            Case("tiny", 8192, systems, budget_share=6.0, steps=8, warm_up=4),
+            Case("tiny-opt", 8192, systems, budget_share=6.0, batch=2, steps=8, warm_up=4),
         ),
         recorded=2048,
     )
@@ -205,6 +206,11 @@ def _full(real_model: str) -> Plan:
     cases += [
         Case("opt-6.7b", 32_768, systems, budget_share=share, steps=24)
         for share in (0.15, 0.3, 0.5)
+    ]
+    # Rivals have none; in memory there is room for any.
+    cases += [
+        Case("opt-6.7b", 32_768, (HILLINFER, IN_MEMORY), shadow=shadow, steps=24)
+        for shadow in ("int8", "int4")
     ]
     cases += [Case("opt-6.7b", 8192, systems, batch=batch, steps=24) for batch in (2, 4, 8)]
     cases += [Case(model, 32_768, ABLATION, steps=24, part="ablation") for model in PAPER_SHAPES]

@@ -6,21 +6,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from hillinfer.bench.locality_check import LocalityCheck
 from hillinfer.bench.selections import Selections
 from hillinfer.bench.systems.system import BenchError
 from hillinfer.models.loader import LoadedModel
 from hillinfer.quality.attention import selecting
 from hillinfer.quality.prefix import Prefix
 from hillinfer.quality.texts import TextSample
-from hillinfer.replay.locality import TOLERANCE, Locality
 from hillinfer.replay.recording import record_selections
 from hillinfer.replay.selection_trace import SelectionTrace
 from hillinfer.replay.stretching import recording_settings, stretched_trace
 from hillinfer.settings import Settings
 from hillinfer_model.choices import KeyMode
-
-# Replaying pools in the check takes long, and a few layers tell as much.
-_CHECKED_LAYERS = 4
 
 
 class SelectionRecorder:
@@ -38,7 +35,7 @@ class SelectionRecorder:
     Attributes
     ----------
     checks
-        For the report: what every stretched selection was compared with.
+        For the report: what every stretched selection was compared with; see `LocalityCheck`.
     """
 
     def __init__(self, loaded: LoadedModel, sample: TextSample, context: int) -> None:
@@ -77,7 +74,13 @@ class SelectionRecorder:
         first = [int((layer + 0.5) * deep / layers) for layer in range(layers)]
         sources = [(one + row) % deep for row in range(batch) for one in first]
         stretched = stretched_trace(recorded, context, settings, sources)
-        self._check(recorded, stretched, sources)
+        check = LocalityCheck.of(recorded, stretched, sources)
+        self.checks.append(check.record)
+        if check.fault is not None:
+            raise BenchError(
+                f"selections stretched from {recorded.prefix} to {stretched.prefix} tokens are not "
+                f"as local as recorded: {check.fault}"
+            )
         return Selections(stretched, layers)
 
     def _record(self, settings: Settings, steps: int) -> SelectionTrace:
@@ -98,35 +101,3 @@ class SelectionRecorder:
                 self._sample.name,
                 0,
             )
-
-    def _check(
-        self, recorded: SelectionTrace, stretched: SelectionTrace, sources: list[int]
-    ) -> None:
-        some = range(min(_CHECKED_LAYERS, len(sources)))
-        before = Locality.of(_some(recorded, [sources[one] for one in some]))
-        after = Locality.of(_some(stretched, list(some)))
-        self.checks.append(
-            {
-                "text": recorded.text,
-                "recorded_tokens": recorded.prefix,
-                "context": stretched.prefix,
-                "alpha": stretched.settings.alpha,
-                "recorded": before.as_record(),
-                "stretched": after.as_record(),
-                "tolerance": TOLERANCE,
-            }
-        )
-        difference = after.difference(before)
-        if difference is not None:
-            raise BenchError(
-                f"selections stretched from {recorded.prefix} to {stretched.prefix} tokens are not "
-                f"as local as recorded: {difference}"
-            )
-
-
-def _some(trace: SelectionTrace, layers: list[int]) -> SelectionTrace:
-    return replace(
-        trace,
-        layers=tuple(trace.layers[one] for one in layers),
-        observed=((),) * len(layers),
-    )

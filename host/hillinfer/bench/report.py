@@ -112,7 +112,7 @@ def _scalars(rows: Sequence[BenchRow], rates: MachineRates, folder: Path) -> dic
     scalars["drive_gbps"] = (
         drive
         if drive.value is not None
-        else Figure(rates.drive / 1e9, "reads of 1 MiB, measured at the start of this run")
+        else Figure(rates.drive / 1e9, "reads of 1 MiB, the fastest at the start of this run")
     )
     scalars["fio_gbps"] = other_reports.fio_gbps(folder)
     scalars["beta_regret"] = other_reports.beta_regret(folder)

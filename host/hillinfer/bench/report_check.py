@@ -10,10 +10,11 @@ from typing import Any
 from hillinfer.bench.case import MODELLED, REAL
 from hillinfer.bench.goal_record import GoalRecord
 from hillinfer.bench.goals import goal_names
+from hillinfer.bench.limit import is_beaten
 from hillinfer.bench.memory_goals import memory_goal_names
 from hillinfer.bench.other_goals import OTHER_GOALS
 from hillinfer.bench.quality_goals import quality_goal_names
-from hillinfer.bench.systems.table import make_system, system_names
+from hillinfer.bench.systems.table import HILLINFER, make_system, system_names
 from hillinfer.bench.timing import LARGEST_SPREAD
 from hillinfer.rivals.h2o_drop import HELD_PROMPT
 from hillinfer.rivals.table import RIVALS
@@ -44,6 +45,7 @@ _ROW_TYPES: Mapping[str, tuple[type, ...]] = {
     "shadow": (str,),
     "system": (str,),
     "selection": (str,),
+    "shadow_used": (str, NoneType),
     "skipped": (str, NoneType),
 }
 _FIGURES: Mapping[str, Mapping[str, tuple[type, ...]]] = {
@@ -97,7 +99,9 @@ _MEASURED = (
     "held_bytes",
     "budget_bytes",
     "rss_bytes",
+    "memory_gbps",
     "limit_ms",
+    "serial_limit_ms",
     "kv_limit_ms",
 )
 
@@ -171,9 +175,23 @@ def _row_faults(row: Mapping[str, Any]) -> list[str]:
     faults += _step_faults(row)
     if not 0 < row["min_ms"] <= row["median_ms"]:
         faults.append(f"min_ms {row['min_ms']} and median_ms {row['median_ms']} do not go together")
+    if is_beaten(row["limit_ms"], row["min_ms"]):
+        faults.append(f"min_ms {row['min_ms']} lies below limit_ms {row['limit_ms']}")
+    if row["limit_ms"] > row["serial_limit_ms"]:
+        faults.append(
+            f"limit_ms {row['limit_ms']} lies above serial_limit_ms {row['serial_limit_ms']}"
+        )
     if row.get("flagged") is not (row["spread"] > LARGEST_SPREAD):
         faults.append(f"flagged is {row.get('flagged')!r} with a spread of {row['spread']}")
-    return faults + _budget_faults(row)
+    return faults + _shadow_faults(row) + _budget_faults(row)
+
+
+def _shadow_faults(row: Mapping[str, Any]) -> list[str]:
+    asked, used = row.get("shadow"), row.get("shadow_used")
+    own = row["system"].startswith(HILLINFER)
+    if own != (used is not None) or (own and asked not in ("auto", used)):
+        return [f"shadow_used is {used!r} of {row['system']}, shadow {asked!r}"]
+    return []
 
 
 def _step_faults(row: Mapping[str, Any]) -> list[str]:

@@ -26,6 +26,8 @@ class BenchRow:
         `measured selection` or `modelled selection`.
     chosen
         What the system chose for itself.
+    shadow_used
+        Format of HillInfer's shadow, where `shadow` may leave the choice to it; None for others.
     skipped
         Why nothing was measured; all that follows is then None.
     min_ms, median_ms, spread
@@ -47,8 +49,13 @@ class BenchRow:
         As in `Counted`.
     predicted_layers
         Layers whose query is predicted and whose tokens are selected before their turn.
+    memory_gbps
+        The rate of memory that limits are made with.
     limit_ms, kv_limit_ms
-        What bytes and rates allow, with and without the weights; modelled.
+        What bytes and rates allow, with and without the weights, where drive and memory are read
+        at the same time; modelled.
+    serial_limit_ms
+        The first of them where one is read after the other.
     perplexity, agreement
         Of the decoded text, and the share of steps with the full cache's most probable token; None
         for random weights.
@@ -66,6 +73,7 @@ class BenchRow:
     system: str
     selection: str
     chosen: str = ""
+    shadow_used: str | None = None
     skipped: str | None = None
     min_ms: float | None = None
     median_ms: float | None = None
@@ -83,7 +91,9 @@ class BenchRow:
     hit_rate: float | None = None
     io_mode: str | None = None
     predicted_layers: int | None = None
+    memory_gbps: float | None = None
     limit_ms: float | None = None
+    serial_limit_ms: float | None = None
     kv_limit_ms: float | None = None
     perplexity: float | None = None
     agreement: float | None = None

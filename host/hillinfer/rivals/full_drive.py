@@ -41,6 +41,10 @@ class FullDrive(DriveRival):
             setup.shape.layers, setup.batch, self.held_tokens, self.row_bytes
         )
 
+    def attended_token_bytes(self) -> float:
+        """Return those of whole rows; see `Rival`."""
+        return float(self.setup.shape.token_bytes)
+
     def describe(self) -> str:
         """Return the share in DRAM and the size of a block."""
         return f"{self.held_tokens} tokens in DRAM, blocks of {self.stream.block_tokens}"

@@ -45,6 +45,11 @@ class FullMemory(Rival):
         self._chosen = self._fastest(makers)
         self.cache: MemoryCache | None = makers[self._chosen](setup, self.meter)
 
+    def attended_token_bytes(self) -> float:
+        """Return those of the form that won the trial; see `Rival`."""
+        assert self.cache is not None
+        return float(self.cache.token_bytes)
+
     def describe(self) -> str:
         """Return the kernel and type that won the trial."""
         return self._chosen

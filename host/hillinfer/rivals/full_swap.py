@@ -88,6 +88,10 @@ class FullSwap(Rival):
         self._dirty: OrderedDict[int, set[int]] = OrderedDict()
         self._on_drive: dict[int, set[int]] = {}
 
+    def attended_token_bytes(self) -> float:
+        """Return those of whole rows; see `Rival`."""
+        return float(self.setup.shape.token_bytes)
+
     def describe(self) -> str:
         """Return that this is a mapped file, and its windows."""
         return (

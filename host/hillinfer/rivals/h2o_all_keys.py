@@ -59,6 +59,10 @@ class H2OAllKeys(DriveRival):
         self.pool.take_pool(self.meter.free_bytes)
         self._thread = FetchThread(self._landing)
 
+    def attended_token_bytes(self) -> float:
+        """Return those of all keys and of the selected values; see `Rival`."""
+        return (1 + self.setup.alpha) / 2 * self.setup.shape.token_bytes
+
     def describe(self) -> str:
         """Return what M0 went to."""
         return f"keys of {self.held_tokens} tokens and {self.pool.slots} values in DRAM"

@@ -20,7 +20,15 @@ Kernel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tenso
 
 
 class MemoryCache(Protocol):
-    """Keys and values of several sequences and layers, written in place."""
+    """Keys and values of several sequences and layers, written in place.
+
+    Attributes
+    ----------
+    token_bytes
+        Of one token of a sequence, all layers.
+    """
+
+    token_bytes: int
 
     def write(
         self, layer: int, row: int, first: int, keys: torch.Tensor, values: torch.Tensor
@@ -54,6 +62,7 @@ class PlanarCache:
         shape = setup.shape
         size = (shape.layers, setup.batch, shape.kv_heads, setup.context, shape.head_dim)
         self.kind, self._kernel = kind, kernel
+        self.token_bytes = 2 * shape.layers * shape.kv_heads * shape.head_dim * kind.itemsize
         self.keys, self.values = meter.tensor(size, kind), meter.tensor(size, kind)
 
     def write(
@@ -92,6 +101,7 @@ class RowCache:
     ) -> None:
         shape = setup.shape
         self._layout, self._attention = layout, attention
+        self.token_bytes = shape.token_bytes
         size = (shape.layers, setup.batch, setup.context, shape.row_bytes)
         self.rows = meter.buffer(int(np.prod(size))).reshape(size)
 

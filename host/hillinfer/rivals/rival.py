@@ -55,6 +55,14 @@ class Rival(ABC):
         """Return the bytes per token of a sequence, all layers, that a step reads only to rank."""
         return 0.0
 
+    def attended_token_bytes(self) -> float:
+        """Return the least bytes per token of a sequence, all layers, that attention reads.
+
+        From memory, over all tokens: where only some are attended to, their share of it. The rows
+        of the importance rate's tokens, where not said otherwise.
+        """
+        return self.setup.alpha * self.setup.shape.token_bytes
+
     def describe(self) -> str:
         """Return in a few words what this rival chose for itself."""
         return ""
@@ -139,6 +147,11 @@ class Rival(ABC):
     def traffic(self) -> Traffic:
         """Return what was read, written and held so far."""
         return self.meter.traffic()
+
+    def settle(self) -> None:
+        """Wait for what steps have left under way, such as reads for the next one."""
+        # Totals have it all in them, so they wait for it.
+        self.traffic()
 
     @abstractmethod
     def close(self) -> None:

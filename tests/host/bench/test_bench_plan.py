@@ -9,7 +9,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from hillinfer.bench.capacity import SLACK_BYTES, why_no_model, why_no_room
+from hillinfer.bench import capacity
+from hillinfer.bench.capacity import SLACK_BYTES, why_left_out, why_no_model
 from hillinfer.bench.case import Case
 from hillinfer.bench.measuring import blank_row
 from hillinfer.bench.model_shapes import PAPER_SHAPES, SHAPES
@@ -100,6 +101,17 @@ def test_what_selects_is_known_of_every_system(name):
     assert selects(name) is (name not in full)
 
 
+def test_each_shadow_has_a_case_of_its_own_in_the_full_plan_alone():
+    def named(plan):
+        cases = make_plan(plan, REAL_MODEL).cases
+        return sorted(
+            (case.model, case.context, case.shadow) for case in cases if case.shadow != "auto"
+        )
+
+    assert named("full") == [("opt-6.7b", 32_768, "int4"), ("opt-6.7b", 32_768, "int8")]
+    assert named("goals") == named("quick") == []
+
+
 def test_layers_of_the_goals_shapes_are_predicted():
     cases = make_plan("goals", REAL_MODEL).only(contexts=(32_768,)).cases
     assert all(SHAPES[case.model].layers >= FIRST_PREDICTED + 2 for case in cases)
@@ -154,7 +166,7 @@ def test_steps_are_replaced_in_every_case_and_in_no_other_way():
     [
         ({"batches": (3,)}, "for --batches 3; it has batches: 1, 2, 4, 8$"),
         ({"budgets": (0.2, 0.9)}, "for --budgets 0.9; it has budgets: 0.15, 0.2, 0.3, 0.5$"),
-        ({"shadows": ("int3",)}, "for --shadows int3; it has shadows: auto$"),
+        ({"shadows": ("int3",)}, "for --shadows int3; it has shadows: auto, int4, int8$"),
         ({"alphas": (0.1, 0.3)}, "for --alphas 0.3; it has alphas: 0.02, 0.05"),
         ({"systems": ("hillinfer", "h3o")}, "for --systems h3o; it has systems: full-drive"),
         (
@@ -169,7 +181,7 @@ def test_a_value_that_no_case_has_is_refused_beside_what_there_is(given, told):
 
 
 def test_a_plan_with_nothing_left_names_what_there_is():
-    with pytest.raises(SettingsError, match=r"contexts: 2048, 4096"):
+    with pytest.raises(SettingsError, match=r"contexts: 2048, 8192"):
         make_plan("quick", REAL_MODEL).only(contexts=(1,))
 
 
@@ -196,16 +208,100 @@ def setting(cold_dir, context):
 def test_what_does_not_fit_says_what_is_needed_and_what_is_free(cold_dir):
     large = setting(cold_dir, 10**12)
     in_memory = [make_system("transformers-dynamic")]
-    assert "of memory" in why_no_room(large, in_memory)
+    assert "of memory" in why_left_out(large, in_memory)["transformers-dynamic"]
     on_drive = [make_system("full-drive")]
-    assert "on the drive" in why_no_room(replace(large, budget_bytes=0), on_drive)
+    left_out = why_left_out(replace(large, budget_bytes=0), on_drive)
+    assert "on the drive" in left_out["full-drive"]
     assert "weights need" in why_no_model(1 << 60)
 
 
 def test_what_fits_is_let_through(cold_dir):
     small = setting(cold_dir, 1000)
-    assert why_no_room(small, [make_system(name) for name in system_names()]) is None
+    assert why_left_out(small, [make_system(name) for name in system_names()]) == {}
     assert why_no_model(1 << 20) is None
+
+
+OF_A_LARGE_CASE = ("hillinfer", "full-drive", "h2o-drop", "full-memory", "transformers-dynamic")
+
+
+@pytest.mark.parametrize(
+    ("spare", "left_out"),
+    [
+        (0, []),
+        (-1, ["transformers-dynamic"]),
+        (-4, ["transformers-dynamic"]),
+        (-5, ["full-memory", "transformers-dynamic"]),
+        (-7, ["full-memory", "h2o-drop", "transformers-dynamic"]),
+        (-8, list(OF_A_LARGE_CASE)),
+    ],
+)
+def test_systems_that_hold_all_kv_are_left_out_the_largest_first(
+    cold_dir, monkeypatch, spare, left_out
+):
+    """In KV caches the five want 0.2, 0.2, 1.2, 2 and 4 of memory."""
+    large = setting(cold_dir, 100_000)
+    systems = [make_system(name) for name in OF_A_LARGE_CASE]
+    wanted = sum(one.needs(large).memory for one in systems)
+    free = wanted + SLACK_BYTES + spare * large.kv_bytes
+    monkeypatch.setattr(capacity.MemoryFacts, "read", lambda: SimpleNamespace(available_bytes=free))
+    found = why_left_out(large, systems)
+    assert sorted(found) == sorted(left_out)
+    assert all("are free" in reason for reason in found.values())
+    assert len({*found.values()}) == len(found) or spare == -8
+
+
+@pytest.mark.parametrize(
+    ("model", "context", "gib", "left_out"),
+    [
+        ("opt-6.7b", 65_536, 32, 0),
+        ("llama-13b", 65_536, 32, ["full-memory"]),
+        ("llama-3.2-1b", 65_536, 32, ["transformers-dynamic"]),
+        (
+            "llama-3.2-3b",
+            65_536,
+            32,
+            ["full-memory", "hillinfer-in-memory", "transformers-dynamic", "transformers-static"],
+        ),
+        ("llama-3.2-3b", 32_768, 16, 11),
+    ],
+)
+def test_docs_say_what_machines_have_room_for(cold_dir, monkeypatch, model, context, gib, left_out):
+    """Of the machine's memory all but 2 GiB and the weights are free, and the drive is large."""
+    cases = make_plan("full", REAL_MODEL).only(contexts=(context,), models=(model,)).cases
+    case = max(cases, key=lambda case: len(case.systems))
+    shape = SHAPES[model]
+    part = shape.kv_shape(context + case.all_steps, torch.float32)
+    model = SimpleNamespace(dtype=torch.float32)
+    budget = budget_bytes(case, part, shape.all_layers)
+    planned = BenchSetting(case, model, part, budget, cold_dir, None, shape.all_layers)
+    free = ((gib - 2) << 30) - 4 * shape.layer_weights * shape.layers
+    facts = SimpleNamespace(available_bytes=free)
+    monkeypatch.setattr(capacity.MemoryFacts, "read", lambda: facts)
+    room = SimpleNamespace(f_bavail=1 << 60, f_frsize=1)
+    monkeypatch.setattr(capacity.os, "statvfs", lambda path: room)
+    found = why_left_out(planned, [make_system(name) for name in case.systems])
+    assert (sorted(found) if isinstance(left_out, list) else len(found)) == left_out
+
+
+def test_systems_that_hold_all_kv_are_known():
+    assert {name for name in system_names() if make_system(name).holds_all} == {
+        "hillinfer-in-memory",
+        "hillinfer-in-memory-true",
+        "full-memory",
+        "h2o-drop",
+        "transformers-dynamic",
+        "transformers-static",
+    }
+
+
+def test_memory_left_out_for_nothing_on_the_drive_stays(cold_dir, monkeypatch):
+    """Where only the drive is short, a system that is not on it frees nothing."""
+    large = setting(cold_dir, 100_000)
+    systems = [make_system(name) for name in ("full-drive", "full-memory", "hillinfer-in-memory")]
+    free = make_system("full-drive").needs(large).drive
+    room = SimpleNamespace(f_bavail=free, f_frsize=1)
+    monkeypatch.setattr(capacity.os, "statvfs", lambda path: room)
+    assert list(why_left_out(large, systems)) == ["hillinfer-in-memory"]
 
 
 def test_layers_get_their_part_of_the_budget_and_the_staging_once():

@@ -147,12 +147,46 @@ def test_a_missing_scalar_is_found(name, tmp_path):
         ("step_ms", [10.0] * 15),
         ("step_ms", [10.0] * 15 + ["10"]),
         ("steps", 15),
+        ("serial_limit_ms", None),
+        ("serial_limit_ms", 4.9),
+        ("memory_gbps", None),
+        ("shadow_used", None),
+        ("shadow", "int8"),
     ],
 )
 def test_a_wrong_row_is_found(name, value, tmp_path):
     made = report(rows(), tmp_path)
     made["rows"][0][name] = value
     assert report_faults(made)
+
+
+@pytest.mark.parametrize(
+    ("system", "asked", "used", "right"),
+    [
+        ("hillinfer", "int2", "int2", True),
+        ("hillinfer-in-memory", "auto", "int8", True),
+        ("hillinfer-in-memory", "int4", "int8", False),
+        ("infinigen", "int4", None, True),
+        ("infinigen", "int4", "int4", False),
+    ],
+)
+def test_the_shadow_that_was_used_is_told(system, asked, used, right, tmp_path):
+    row = measured_row(system, shadow=asked, shadow_used=used)
+    faults = report_faults(report([row], tmp_path))
+    assert faults == (
+        []
+        if right
+        else [f"row {row.name!r}: shadow_used is {used!r} of {system}, shadow {asked!r}"]
+    )
+
+
+@pytest.mark.parametrize(("limit_ms", "beaten"), [(9.0, False), (9.4, False), (9.6, True)])
+def test_a_row_faster_than_its_limit_is_found(limit_ms, beaten, tmp_path):
+    row = measured_row(median_ms=10.0, limit_ms=limit_ms, serial_limit_ms=12.0)
+    faults = report_faults(report([row], tmp_path))
+    assert faults == (
+        [f"row {row.name!r}: min_ms 9.0 lies below limit_ms {limit_ms}"] if beaten else []
+    )
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,7 @@ def test_rows_say_what_was_measured_and_what_was_modelled(bench):
     real = [row for row in report["rows"] if row["selection"] == "measured selection"]
     assert {row["context"] for row in real} == {2048}
     checks = report["selections"]["checks"]
-    assert {check["context"] for check in checks} == {4096}
+    assert {check["context"] for check in checks} == {8192}
     for check in checks:
         assert check["stretched"]["overlap"] == pytest.approx(
             check["recorded"]["overlap"], abs=check["tolerance"]

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 from bench_cases import SETTINGS, local_trace
 
+from hillinfer.bench import recorder as recorder_module
 from hillinfer.bench.recorder import SelectionRecorder
+from hillinfer.bench.systems.system import BenchError
 from hillinfer.errors import SettingsError
 from hillinfer.models.loader import load_model
 from hillinfer.quality.texts import standard_library_samples
@@ -86,6 +88,65 @@ def test_recordings_that_cannot_be_stretched_are_refused(recorded, context):
         Stretch(recorded, context, SETTINGS)
 
 
+def recorder_of(monkeypatch, bad=None):
+    """Return a recorder of twelve made layers; of one of them stretching makes random sets."""
+    recorded = local_trace(
+        RECORDED, STEPS, layers=12, settings=recording_settings(SETTINGS, RECORDED, 4096, STEPS)
+    )
+    random = np.random.default_rng(0)
+
+    def spoiled(trace, prefix, settings, sources):
+        made = stretched_trace(trace, prefix, settings, sources)
+        return replace(
+            made,
+            layers=tuple(
+                tuple(
+                    np.sort(random.choice(prefix + step + 1, len(own), replace=False))
+                    for step, own in enumerate(sets)
+                )
+                if source == bad
+                else sets
+                for source, sets in zip(sources, made.layers, strict=True)
+            ),
+        )
+
+    monkeypatch.setattr(recorder_module, "stretched_trace", spoiled)
+    monkeypatch.setattr(SelectionRecorder, "_record", lambda self, settings, steps: recorded)
+    return SelectionRecorder(None, None, RECORDED)
+
+
+@pytest.mark.parametrize("bad", [1, 10, 11])
+def test_one_bad_layer_among_good_ones_is_found(monkeypatch, bad):
+    """Six layers of two sequences replay all twelve; the last is the second sequence's alone."""
+    recorder = recorder_of(monkeypatch, bad)
+    with pytest.raises(BenchError, match=f"not as local as recorded: recorded layer {bad}: "):
+        recorder.selections(SETTINGS, 4096, STEPS, layers=6, batch=2)
+    (check,) = recorder.checks
+    differing = [
+        one["layer"]
+        for one in check["layers"]
+        if Locality(**one["stretched"]).difference(Locality(**one["recorded"]))
+    ]
+    assert differing == [bad]
+
+
+def test_a_layer_that_is_not_replayed_is_not_checked(monkeypatch):
+    recorder = recorder_of(monkeypatch, bad=0)
+    recorder.selections(SETTINGS, 4096, STEPS, layers=6, batch=1)
+
+
+def test_the_check_says_what_it_looked_at(monkeypatch):
+    recorder = recorder_of(monkeypatch)
+    recorder.selections(SETTINGS, 4096, STEPS, layers=6, batch=3)
+    (check,) = recorder.checks
+    assert [one["layer"] for one in check["layers"]] == list(range(12))
+    assert check["checked"] == (
+        "each of the 12 recorded layers that 18 layers of all sequences replay, by itself, in all "
+        "12 steps"
+    )
+    assert Locality(**check["stretched"]).difference(Locality(**check["recorded"])) is None
+
+
 @pytest.mark.model
 def test_selections_of_the_real_model_stay_as_local(smollm2_folder):
     loaded = load_model(str(smollm2_folder))
@@ -94,4 +155,6 @@ def test_selections_of_the_real_model_stay_as_local(smollm2_folder):
     selections = recorder.selections(SETTINGS, 32_768, 10, layers=2, batch=2)
     (check,) = recorder.checks
     assert check["recorded"]["overlap"] > 0.5
+    # Two sequences of two layers each.
+    assert len(check["layers"]) == 4
     assert len(selections.positions(1, 1, 32_769)) == selected_count(32_769, 0.1, 36, None)

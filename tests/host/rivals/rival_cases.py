@@ -25,6 +25,8 @@ SHAPE = ModelShape(
 )
 MULTI_HEAD = replace(SHAPE, kv_heads=3, query_heads=3, head_dim=40)
 WIDE = replace(SHAPE, kv_heads=8, query_heads=16, head_dim=128, layers=3)
+# Rows of 16 KiB, as in the paper's shapes: whole pages, larger than the gaps that are read through.
+PAPER = replace(SHAPE, kv_heads=32, query_heads=32, head_dim=128, layers=1)
 SCALING = 0.3
 
 

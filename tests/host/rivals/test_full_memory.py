@@ -69,6 +69,17 @@ def test_bytes_held_are_the_cache(cold_dir, monkeypatch, context, batch):
         assert rival.traffic().dram_bytes == 0
 
 
+def test_bytes_read_are_those_of_the_form_that_won(cold_dir, monkeypatch):
+    token = 2 * SHAPE.layers * SHAPE.kv_heads * SHAPE.head_dim
+    forms = {"sdpa over float32": 4, "eager over float16": 2, "native over rows": 2}
+    if host_attention(SHAPE) is None:
+        del forms["native over rows"]
+    for form, item_bytes in forms.items():
+        choose(monkeypatch, form)
+        with make_rival("full-memory", make_setup(cold_dir)) as rival:
+            assert rival.attended_token_bytes() == token * item_bytes
+
+
 def test_the_trial_takes_the_fastest(cold_dir, monkeypatch):
     made = list(make_rival("full-memory", make_setup(cold_dir))._makers())
     for number, form in enumerate(made):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from reference_pool import ReferencePool, pages, scatter_bytes, spilled, wire_bytes
-from rival_cases import MULTI_HEAD, SCALING, SHAPE, WIDE, Run, flip_on_drive, make_setup
+from rival_cases import MULTI_HEAD, PAPER, SCALING, SHAPE, WIDE, Run, flip_on_drive, make_setup
 
 from hillinfer.errors import BudgetError
 from hillinfer.model_shape import StoredType
@@ -126,6 +126,7 @@ def test_a_bit_flipped_on_the_drive_is_seen(cold_dir):
         (SHAPE, 1, 900, 60_000, 0.1),
         (WIDE, 1, 500, 2_000_000, 0.3),
         (MULTI_HEAD, 2, 400, 1_000_000, 0.2),
+        (PAPER, 1, 400, 1_000_000, 0.2),
     ],
 )
 def test_bytes_are_the_formula(cold_dir, monkeypatch, shape, batch, prompt, extra, alpha):

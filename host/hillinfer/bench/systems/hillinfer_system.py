@@ -60,6 +60,11 @@ class HillInferSystem(System):
         """Whether it writes its lanes where a trace is asked for; see `System`."""
         return True
 
+    @property
+    def holds_all(self) -> bool:
+        """Whether it has room for all rows; see `System`."""
+        return self._memory_kv is not None
+
     def needs(self, setting: BenchSetting) -> Needs:
         """Return M0, and the rows with the shadow on the drive."""
         return Needs(self._budget(setting), setting.kv_bytes * 5 // 4)
@@ -138,6 +143,10 @@ class _OpenHillInfer(OpenSystem):
             counts.hot_hit_rate,
             counts.io_mode,
         )
+
+    def shadow_used(self) -> str:
+        """Return the format that was named or chosen; see `OpenSystem`."""
+        return self._settings.key_mode.value
 
     def describe(self) -> str:
         """Return the shadow that was chosen, and whether it is streamed."""

@@ -21,6 +21,11 @@ class RivalSystem(System):
         """Whether the rival keeps M0; see `System`."""
         return RIVALS[self.name].bounded
 
+    @property
+    def holds_all(self) -> bool:
+        """Whether the rival has no bound, or holds prompts beyond it; see `System`."""
+        return RIVALS[self.name].holds_prompt or not RIVALS[self.name].bounded
+
     def needs(self, setting: BenchSetting) -> Needs:
         """Return the budget and the KV on the drive; in memory, where nothing bounds it, twice."""
         if RIVALS[self.name].holds_prompt:
@@ -47,23 +52,16 @@ class RivalSystem(System):
             kept_recent=settings.kept_recent,
             selections=selections.positions if selections else None,
         )
-        return _OpenRival(make_rival(self.name, setup), setting, self._attended(case.alpha))
-
-    def _attended(self, alpha: float) -> float:
-        """Return the least share of the KV bytes that a step reads from memory."""
-        if self.name.startswith("full"):
-            return 1.0
-        return (1 + alpha) / 2 if self.name.endswith("all-keys") else alpha
+        return _OpenRival(make_rival(self.name, setup), setting)
 
 
 class _OpenRival(OpenSystem):
     cache: RivalCache
 
-    def __init__(self, rival: Rival, setting: BenchSetting, attended: float) -> None:
+    def __init__(self, rival: Rival, setting: BenchSetting) -> None:
         self.cache = RivalCache(rival)
         self._rival = rival
         self._setting = setting
-        self._attended = attended
         self._filled = 0
         # Rivals open their files as HillInfer does: directly, wherever that can be.
         self._io_mode = None
@@ -83,6 +81,10 @@ class _OpenRival(OpenSystem):
             for row in range(self._setting.case.batch):
                 self.cache.observe(layer, row, own[row], scaling)
 
+    def settle(self) -> None:
+        """Wait for reads for the next step, which would run on in another system's turn."""
+        self._rival.settle()
+
     def counted(self) -> Counted:
         """Return the rival's own counts.
 
@@ -91,8 +93,7 @@ class _OpenRival(OpenSystem):
         """
         traffic, case = self._rival.traffic(), self._setting.case
         lengths = range(self._filled + 1, self._filled + traffic.steps + 1)
-        token = self._attended * self._setting.shape.token_bytes
-        token += self._rival.scored_token_bytes()
+        token = self._rival.attended_token_bytes() + self._rival.scored_token_bytes()
         read = token * sum(lengths) * case.batch
         return Counted(
             traffic.drive_read_bytes,

@@ -32,6 +32,11 @@ class StockSystem(System):
         self._make = make
         self._most_tokens = most_tokens
 
+    @property
+    def holds_all(self) -> bool:
+        """Whether it is filled with the whole context; see `System`."""
+        return self._most_tokens is None
+
     def needs(self, setting: BenchSetting) -> Needs:
         """Return the KV in the model's type, twice: a dynamic cache is copied to grow."""
         if self._most_tokens is not None:

@@ -76,6 +76,10 @@ class OpenSystem(ABC):
     def counted(self) -> Counted:
         """Return totals so far."""
 
+    def shadow_used(self) -> str | None:
+        """Return the number format of the key shadow; None for systems without, as a rule."""
+        return None
+
     def describe(self) -> str:
         """Return in a few words what the system chose for itself."""
         return ""
@@ -119,6 +123,14 @@ class System(ABC):
     @property
     def traced(self) -> bool:
         """Whether it writes its lanes where a trace is asked for; not, as a rule."""
+        return False
+
+    @property
+    def holds_all(self) -> bool:
+        """Whether it holds all KV of the context in memory, if only until the first step.
+
+        Such a system is left out where memory has no room for it; not, as a rule.
+        """
         return False
 
     @abstractmethod

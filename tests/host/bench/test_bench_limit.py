@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Limits are what drive and memory allow at best, and rates the best that was found."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from hillinfer.bench import rates
+from hillinfer.bench.limit import Limit, is_beaten
+from hillinfer.bench.rates import MachineRates, memory_readers
+from hillinfer.bench.systems.system import Counted
+from hillinfer.native.library import native_is_here, native_library
+
+RATES = MachineRates(memory=10e9, drive=1e9)
+
+
+@pytest.mark.parametrize(
+    ("drive_mb", "memory_mb", "overlapped", "serial"), [(100, 200, 100, 140), (10, 600, 80, 90)]
+)
+def test_a_step_takes_as_long_as_the_slower_of_drive_and_memory(
+    drive_mb, memory_mb, overlapped, serial
+):
+    counted = Counted(4 * drive_mb * 10**6, 0, 4 * memory_mb * 10**6, 0)
+    limit = Limit.of(counted, 4, 200 * 10**6, RATES)
+    assert limit.overlapped_ms == pytest.approx(overlapped)
+    assert limit.serial_ms == pytest.approx(serial)
+
+
+def test_a_floor_step_that_reads_weights_faster_shows_the_rate():
+    assert RATES.shown_by_floor(4 * 10**9, 200.0).memory == pytest.approx(20e9)
+    assert RATES.shown_by_floor(4 * 10**9, 500.0) == RATES
+
+
+def test_no_floor_step_beats_its_own_limit():
+    shown = RATES.shown_by_floor(3_220_000_000, 185.0)
+    limit = Limit.of(Counted(0, 0, 0, 0), 1, 3_220_000_000, shown)
+    assert not is_beaten(limit.overlapped_ms, 185.0)
+    # As it was with the rate of the start alone.
+    assert is_beaten(Limit.of(Counted(0, 0, 0, 0), 1, 3_220_000_000, RATES).overlapped_ms, 185.0)
+
+
+def test_memory_is_read_in_every_way_there_is():
+    memory = np.ones(4 * 4096, np.float32)
+    memory[:4096] = 3
+    readers = memory_readers(memory)
+    assert {"linear float32", "linear bfloat16"} <= set(readers)
+    assert readers["linear float32"]().tolist() == [[3 * 4096, 4096, 4096, 4096]]
+    if native_is_here():
+        variants = native_library().variants
+        assert {f"native {one.value}" for one in variants} <= set(readers)
+        whole = int(memory.view(np.uint64).sum(dtype=np.uint64))
+        assert {readers[f"native {one.value}"]() for one in variants} == {whole}
+
+
+@pytest.mark.parametrize("fastest", [0, 1, 2])
+def test_the_rate_is_that_of_the_fastest_way_in_its_fastest_round(monkeypatch, fastest):
+    clock = SimpleNamespace(now=0.0, calls=0)
+
+    def reader(number):
+        def read():
+            clock.calls += 1
+            # Every way is slow at first.
+            quick = number == fastest and clock.calls > 3
+            clock.now += 0.5 if quick else 1.0
+
+        return read
+
+    monkeypatch.setattr(rates, "memory_readers", lambda memory: {n: reader(n) for n in range(3)})
+    monkeypatch.setattr(rates, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    assert rates._memory_rate(1 << 20) == pytest.approx((1 << 20) / 0.5)
+
+
+def test_rates_are_measured_with_little_memory_and_drive(cold_dir):
+    threads = torch.get_num_threads()
+    found = MachineRates.measure(cold_dir, memory_bytes=1 << 20, drive_bytes=1 << 20)
+    assert found.memory > 0
+    assert found.drive > 0
+    assert torch.get_num_threads() == threads

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One case measured: who is left out, which rates limits are made with, which shadow was used."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from hillinfer.bench import capacity
+from hillinfer.bench.case import Case
+from hillinfer.bench.kv_source import RandomKV
+from hillinfer.bench.measuring import Bed, measure_case
+from hillinfer.bench.model_shapes import SHAPES
+from hillinfer.bench.rates import MachineRates
+from hillinfer.bench.run import attached
+from hillinfer.bench.setting import BenchSetting
+from hillinfer.bench.systems.system import Needs
+from hillinfer.bench.systems.table import FLOOR, make_system
+from hillinfer.rivals.full_memory import FullMemory
+from hillinfer.storage.cold_file import IOMode, probe_io_mode
+
+CONTEXT, WEIGHTS = 1024, 10**6
+SYSTEMS = ("hillinfer", "full-drive", "full-memory", "transformers-dynamic")
+
+
+@pytest.fixture(scope="module")
+def bed(cold_dir):
+    if probe_io_mode(cold_dir) is not IOMode.DIRECT:
+        pytest.skip(f"{cold_dir} has no direct I/O: set TMPDIR to a directory on a drive")
+    case = Case("tiny", CONTEXT, SYSTEMS, shadow="int8", steps=3, warm_up=1, turn=2)
+    shape = SHAPES["tiny"].kv_shape(CONTEXT + 4, torch.float32)
+    model = SHAPES["tiny"].build(CONTEXT + 4, torch.float32)
+    setting = BenchSetting(case, model, shape, 8 << 20, cold_dir, None)
+    return Bed(setting, shape.layers, WEIGHTS, RandomKV(shape, CONTEXT, 1), None)
+
+
+def measured(bed, rates):
+    with attached(bed.setting.model):
+        return {row.system: row for row in measure_case(bed, rates)}
+
+
+def test_limits_are_made_with_the_best_rate_that_the_case_has_shown(bed):
+    # No machine is so slow.
+    rows = measured(bed, MachineRates(memory=1.0, drive=1e12))
+    assert all(row.skipped is None for row in rows.values())
+    shown = WEIGHTS / rows[FLOOR].min_ms * 1e3
+    for row in rows.values():
+        assert row.memory_gbps == pytest.approx(shown / 1e9)
+    assert rows[FLOOR].limit_ms <= rows[FLOOR].min_ms * 1.05
+    fast = measured(bed, MachineRates(memory=1e15, drive=1e12))
+    assert {row.memory_gbps for row in fast.values()} == {1e6}
+
+
+@pytest.mark.parametrize(
+    ("form", "item_bytes"), [("sdpa over float32", 4), ("eager over float16", 2)]
+)
+def test_bytes_read_from_memory_are_those_of_the_form_that_won(bed, monkeypatch, form, item_bytes):
+    monkeypatch.setattr(FullMemory, "_fastest", lambda self, makers: form)
+    row = measured(bed, MachineRates(memory=1e10, drive=1e9))["full-memory"]
+    shape = bed.setting.shape
+    token = 2 * shape.layers * shape.kv_heads * shape.head_dim * item_bytes
+    # One step of warm-up, then three.
+    assert row.dram_read_bytes == (CONTEXT + 3) * token
+
+
+def test_rows_say_which_shadow_was_used(bed):
+    rows = measured(bed, MachineRates(memory=1e10, drive=1e9))
+    assert rows["hillinfer"].shadow_used == "int8"
+    assert rows["full-drive"].shadow_used is None
+    case = replace(bed.setting.case, shadow="auto", systems=("hillinfer",))
+    chosen = measured(
+        replace(bed, setting=replace(bed.setting, case=case)), MachineRates(1e10, 1e9)
+    )
+    row = chosen["hillinfer"]
+    assert row.shadow == "auto"
+    assert f"shadow {row.shadow_used}" in row.chosen
+
+
+def test_a_system_without_room_leaves_the_others_theirs(bed, monkeypatch):
+    free = capacity.MemoryFacts.read().available_bytes
+    kind = type(make_system("transformers-dynamic"))
+    needs = kind.needs
+
+    def too_much(self, setting):
+        return Needs(free, 0) if self.name == "transformers-dynamic" else needs(self, setting)
+
+    monkeypatch.setattr(kind, "needs", too_much)
+    # What is free moves while this runs.
+    facts = SimpleNamespace(available_bytes=free)
+    monkeypatch.setattr(capacity.MemoryFacts, "read", lambda: facts)
+    rows = measured(bed, MachineRates(memory=1e10, drive=1e9))
+    skipped = {name: row.skipped for name, row in rows.items() if row.skipped}
+    assert list(skipped) == ["transformers-dynamic"]
+    assert "the largest first" in skipped["transformers-dynamic"]
+    assert rows["full-memory"].median_ms > 0
+    assert rows[FLOOR].median_ms > 0
+
+
+def test_where_nothing_fits_every_row_says_why(bed, monkeypatch):
+    none = SimpleNamespace(available_bytes=0)
+    monkeypatch.setattr(capacity.MemoryFacts, "read", lambda: none)
+    rows = measured(bed, MachineRates(memory=1e10, drive=1e9))
+    assert set(rows) == {FLOOR, *SYSTEMS}
+    assert all("are free" in row.skipped for row in rows.values())

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a rival reads ahead is waited for in its own turn, and not in another system's."""
+
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from hillinfer.bench.case import Case
+from hillinfer.bench.kv_source import RandomKV
+from hillinfer.bench.model_shapes import SHAPES
+from hillinfer.bench.setting import BenchSetting
+from hillinfer.bench.stepping import take_steps
+from hillinfer.bench.systems.system import OpenSystem
+from hillinfer.bench.systems.table import make_system
+from hillinfer.rivals.drive_rows import DriveRows
+
+CONTEXT, STEPS, TURN = 16_384, 4, 2
+STREAMING = ["full-drive", "h2o-all-keys"]
+
+
+def under_way(system):
+    """Whether the rival's next block is still being read."""
+    ahead = system.cache.rival.stream._ahead
+    assert ahead is not None
+    return not ahead.done.done()
+
+
+class _Model:
+    """Has the cache's rival do a step, and notes whether another system reads meanwhile."""
+
+    def __init__(self, shape, systems):
+        self._shape = shape
+        self._systems = systems
+        self.leaked = []
+
+    def __call__(self, past_key_values, **_):
+        others = [one for one in self._systems if one.cache is not past_key_values]
+        self.leaked += [under_way(one) for one in others if one.cache.rival.stream._ahead]
+        rival, shape = past_key_values.rival, self._shape
+        one = torch.zeros(shape.kv_heads, 1, shape.head_dim, dtype=rival.layout.stored_type)
+        rival.begin_step()
+        for layer in range(shape.layers):
+            rival.append(layer, 0, one, one)
+            rival.attend(layer, 0, torch.zeros(shape.query_heads, 1, shape.head_dim), 1.0)
+        return SimpleNamespace(logits=torch.zeros(1, 1, 4))
+
+
+@pytest.fixture
+def systems(cold_dir, monkeypatch):
+    """Both rivals that stream, filled, on a drive that is slow from now on."""
+    shape = SHAPES["tiny"].kv_shape(CONTEXT + STEPS, torch.float32)
+    case = Case("tiny", CONTEXT, tuple(STREAMING), steps=STEPS, warm_up=0)
+    # More than buffers, less than keys.
+    budget = 5 << 19
+    setting = BenchSetting(case, None, shape, budget, cold_dir, None)
+    source = RandomKV(shape, CONTEXT, 1)
+    opened = [make_system(name).open(setting) for name in STREAMING]
+    for system in opened:
+        for chunk in source.chunks():
+            system.fill(chunk)
+    read_span = DriveRows.read_span
+
+    def slow(*given):
+        time.sleep(0.02)
+        return read_span(*given)
+
+    monkeypatch.setattr(DriveRows, "read_span", slow)
+    yield SimpleNamespace(opened=opened, shape=shape, source=source)
+    for system in opened:
+        system.close()
+
+
+def leaks(systems):
+    model = _Model(systems.shape, systems.opened)
+    take_steps(model, systems.opened, systems.source, 0, STEPS, TURN)
+    assert model.leaked
+    return any(model.leaked)
+
+
+def test_no_system_reads_ahead_in_anothers_turn(systems):
+    assert not leaks(systems)
+
+
+def test_without_waiting_it_would(systems, monkeypatch):
+    monkeypatch.setattr(type(systems.opened[0]), "settle", OpenSystem.settle)
+    assert leaks(systems)
