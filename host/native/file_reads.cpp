@@ -21,6 +21,8 @@ namespace {
 constexpr size_t kStackBytes = 128 << 10;
 
 struct Batch {
+    explicit Batch(const FileReads& given) : reads(given) {}
+
     const FileReads& reads;
     std::atomic<int64_t> next{0};
     // Under the pool's mutex.
@@ -141,7 +143,7 @@ void make_readers() { readers = new (std::nothrow) Readers; }
 }  // namespace
 
 void read_file(const FileReads& reads, int threads) {
-    Batch batch{reads};
+    Batch batch(reads);
     const int helpers = int(std::min<int64_t>(threads, reads.count)) - 1;
     if (helpers < 1) {
         take_reads(batch);
