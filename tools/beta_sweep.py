@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`make beta`: decode latency over β, measured and modelled, and how near the best one `auto` is.
 
-A cache per β holds the same random rows; all of them decode the same queries in turns, because
-neighbours change a machine's pace. Time is that of storing and attending: no model computes.
+A cache per β, and one per model of latency with the β it chooses, hold the same random rows; all of
+them decode the same queries in turns, another one first each time, because neighbours change a
+machine's pace. Time is that of storing and attending: no model computes.
 By default the device is `core`, a second core of this processor that stands for one near a drive,
 there is room for every row in DRAM, and few rows are selected, so that scoring is what is left to
 share.
@@ -14,10 +15,11 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
@@ -29,6 +31,7 @@ from hillinfer.app.rates import Rates, seconds_of
 from hillinfer.app.rates_key import RatesKey
 from hillinfer.app.scores_then_rows import ScoresThenRows
 from hillinfer.app.selected_shares import SelectedShares
+from hillinfer.bench.timing import LARGEST_SPREAD, Timing
 from hillinfer.cold_dir import prepared_cold_dir
 from hillinfer.machine.processor import ProcessorFacts
 from hillinfer.model_shape import ModelShape, StoredType
@@ -42,8 +45,10 @@ GOAL = 0.05
 # KV heads, query heads, head_dim.
 SHAPES = {"llama-3.2-1b": (8, 32, 64), "smollm2-135m": (3, 9, 64), "llama-3.1-8b": (8, 32, 128)}
 AUTO = "auto"
+DEFAULT_MODEL = Settings().beta_model
 # Nearer to infinity than segments can tell.
 _ALL_ON_HOST = 1e9
+FLAG = f", spread above {LARGEST_SPREAD:.0%}"
 
 
 @dataclass(frozen=True)
@@ -75,9 +80,13 @@ class Sweep:
         """Tokens of a segment."""
         return kernel_spec(self.shape, self.settings).segment_tokens
 
-    def decoder(self, beta: float | None) -> Decoder:
-        """Return a filled cache for a β; None for `auto`."""
-        return Decoder(self, beta)
+    def fixed(self, beta: float) -> Decoder:
+        """Return a filled cache for a β."""
+        return Decoder(self, self.settings.changed(beta=beta))
+
+    def chosen(self, model: ModelName) -> Decoder:
+        """Return a filled cache for what a model of latency takes."""
+        return Decoder(self, self.settings.changed(beta=None, beta_model=model))
 
 
 @dataclass(frozen=True)
@@ -99,6 +108,11 @@ class Turns:
     selected_share: float
     hot_share: float
 
+    @property
+    def timing(self) -> Timing:
+        """Of the steps."""
+        return Timing.of(self.seconds)
+
 
 class Decoder:
     """A cache that the same rows were stored in as in every other.
@@ -107,13 +121,12 @@ class Decoder:
     ----------
     sweep
         What is stored.
-    beta
-        None for `auto`.
+    settings
+        With β or the model that it follows from.
     """
 
-    def __init__(self, sweep: Sweep, beta: float | None) -> None:
+    def __init__(self, sweep: Sweep, settings: Settings) -> None:
         self._shape = sweep.shape
-        settings = sweep.settings.changed(beta=beta)
         self._runtime = Runtime(sweep.shape, settings, sweep.budget_bytes, sweep.cold_dir)
         self._sequence = self._runtime.open_sequence()
         self._generator = torch.Generator().manual_seed(0)
@@ -180,20 +193,34 @@ def beta_of(host: int, segments: int) -> float:
     return _ALL_ON_HOST if host == segments else host / (segments - host)
 
 
+def auto_name(model: ModelName) -> str:
+    """Return the name of the contender that a model chose for."""
+    return AUTO if model is DEFAULT_MODEL else f"{AUTO} {model.value}"
+
+
 def measure(sweep: Sweep, hosts: list[int], rounds: int) -> dict[str, Turns]:
-    """Return the turns of every contender, `auto` last."""
-    wanted = {str(host): beta_of(host, sweep.segments) for host in hosts}
+    """Return the turns of every contender: the grid, then what each model chose."""
+    contenders: dict[str, Callable[[], Decoder]] = {
+        str(host): partial(sweep.fixed, beta_of(host, sweep.segments)) for host in hosts
+    }
+    contenders |= {auto_name(model): partial(sweep.chosen, model) for model in LATENCY_MODELS}
     with ExitStack() as opened:
         decoders = {}
-        for name, beta in [*wanted.items(), (AUTO, None)]:
-            decoders[name] = sweep.decoder(beta)
+        for name, make in contenders.items():
+            decoders[name] = make()
             opened.callback(decoders[name].close)
             decoders[name].step()
         seconds: dict[str, list[float]] = {name: [] for name in decoders}
-        for _ in range(rounds):
-            for name, decoder in decoders.items():
-                seconds[name].append(decoder.step())
+        for turn in range(rounds):
+            for name in in_turn(list(decoders), turn):
+                seconds[name].append(decoders[name].step())
         return {name: decoder.turns(seconds[name]) for name, decoder in decoders.items()}
+
+
+def in_turn(names: list[str], turn: int) -> list[str]:
+    """Return the order of a turn: another one begins each time, so that neighbours change."""
+    first = turn % len(names)
+    return names[first:] + names[:first]
 
 
 def rates_of(sweep: Sweep) -> Rates:
@@ -209,7 +236,7 @@ def rates_of(sweep: Sweep) -> Rates:
 
 
 def report(sweep: Sweep, found: dict[str, Turns]) -> dict[str, Any]:
-    """Return the measured and modelled latencies, and the regret of `auto`."""
+    """Return the measured and modelled latencies, and the regret of what each model chose."""
     rates, tokens, own = rates_of(sweep), sweep.segment_tokens, found[AUTO]
     shares = SelectedShares(own.selected_share, own.selected_share)
     models = {name.value: make(rates) for name, make in LATENCY_MODELS.items()}
@@ -219,13 +246,15 @@ def report(sweep: Sweep, found: dict[str, Turns]) -> dict[str, Any]:
         seconds_of(selected * own.hot_share, rates.b_c)
         + seconds_of(selected * (1 - own.hot_share), rates.b_s),
     )
-    rows = [
-        {
+    rows = {
+        name: {
             "name": name,
             "host_segments": (host := turns.host_segments),
             "beta": None if host == sweep.segments else host / (sweep.segments - host),
             "seconds": min(turns.seconds),
-            "median_seconds": median(turns.seconds),
+            "median_seconds": turns.timing.median / 1e3,
+            "spread": turns.timing.spread,
+            "flagged": turns.timing.flagged,
             "modelled_seconds": {
                 kind: sweep.shape.layers
                 * model.latency(host * tokens, (sweep.segments - host) * tokens, shares)
@@ -233,22 +262,54 @@ def report(sweep: Sweep, found: dict[str, Turns]) -> dict[str, Any]:
             },
         }
         for name, turns in found.items()
+    }
+    best = min(rows.values(), key=lambda row: row["seconds"])
+    by_model = [
+        {
+            "model": model.value,
+            "row": auto_name(model),
+            "chosen_host_segments": (row := rows[auto_name(model)])["host_segments"],
+            "seconds": row["seconds"],
+            "beta_regret": row["seconds"] / best["seconds"] - 1,
+            "flagged": row["flagged"] or best["flagged"],
+        }
+        for model in LATENCY_MODELS
     ]
-    chosen = rows[-1]
-    best = min(rows, key=lambda row: row["seconds"])
+    default = next(one for one in by_model if one["row"] == AUTO)
+    others = {one["row"] for one in by_model} - {AUTO}
     return {
         "rates": asdict(rates),
         "selected_share": own.selected_share,
         "hot_share": own.hot_share,
-        "rows": rows,
-        "chosen_host_segments": chosen["host_segments"],
+        # What the default chose comes last, and what the others chose is in a table of its own.
+        "rows": [
+            *(row for name, row in rows.items() if name not in others | {AUTO}),
+            rows[AUTO],
+        ],
+        "rows_of_models": [rows[name] for name in rows if name in others],
+        "models": by_model,
+        "chosen_host_segments": default["chosen_host_segments"],
         "best_host_segments": best["host_segments"],
-        "beta_regret": chosen["seconds"] / best["seconds"] - 1,
+        "best_row": best["name"],
+        "beta_regret": default["beta_regret"],
         "goal": GOAL,
+        "goals": [goal_record(default)],
         "host_segments_by_model": {
             kind: model.host_segments(sweep.segments, tokens, shares, sweep.segments)
             for kind, model in models.items()
         },
+    }
+
+
+def goal_record(one: dict[str, Any]) -> dict[str, Any]:
+    """Return the goal beside what the default model reached; what is flagged has not met it."""
+    reached = one["beta_regret"]
+    return {
+        "goal": f"beta_regret of {GOAL:g} or less, --beta-model {one['model']}",
+        "reached": reached,
+        "row": one["row"],
+        "met": reached <= GOAL and not one["flagged"],
+        "flagged": one["flagged"],
     }
 
 
@@ -304,14 +365,19 @@ def main() -> None:
         "shadow": settings.key_mode.value,
         **report(sweep, found),
     }
-    for row in made["rows"]:
+    for row in made["rows"] + made["rows_of_models"]:
         modelled = "  ".join(
             f"{kind} {1e3 * value:.2f}" for kind, value in row["modelled_seconds"].items()
         )
         print(
-            f"{row['name']:>5}  host {row['host_segments']:3d} of {segments}  "
-            f"{1e3 * row['seconds']:8.2f} ms ({1e3 * row['median_seconds']:.2f})  "
-            f"modelled: {modelled}"
+            f"{row['name']:>14}  host {row['host_segments']:3d} of {segments}  "
+            f"{1e3 * row['seconds']:8.2f} ms ({1e3 * row['median_seconds']:.2f}"
+            f"{FLAG if row['flagged'] else ''})  modelled: {modelled}"
+        )
+    for one in made["models"]:
+        print(
+            f"--beta-model {one['model']}: {one['chosen_host_segments']} of {segments}, "
+            f"regret {one['beta_regret']:.3f}{FLAG if one['flagged'] else ''}"
         )
     print(
         f"auto takes {made['chosen_host_segments']}, the best is {made['best_host_segments']}: "

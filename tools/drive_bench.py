@@ -27,12 +27,12 @@ from numpy.typing import NDArray
 
 from hillinfer.machine.drive import filesystem_of
 from hillinfer.machine.processor import ProcessorFacts
-from hillinfer.settings import Settings
+from hillinfer.native.library import native_is_here
 from hillinfer.storage.aligned_buffer import aligned_buffer, round_up
 from hillinfer.storage.cold_file import ColdFile, IOMode, probe_io_mode
 from hillinfer.storage.drive_calls import DriveCalls
 from hillinfer.storage.read_engine import ReadEngine
-from hillinfer.storage.read_engines import why_no_ring
+from hillinfer.storage.read_engines import IOChoice, open_engine, why_no_ring
 from hillinfer.storage.read_plan import plan_reads
 from hillinfer.storage.reads import Reads
 from hillinfer.storage.thread_engine import ThreadEngine
@@ -93,7 +93,7 @@ CASES = (
 class PlainEngine:
     """A `ReadEngine` that makes one read after the other."""
 
-    name = "preadv"
+    name = "one by one"
 
     def read(self, file: ColdFile, buffer: NDArray[np.uint8], reads: Reads) -> None:
         """Make all reads."""
@@ -198,16 +198,20 @@ def _write(file: ColdFile, file_bytes: int) -> None:
 
 
 def _engines(depth: int, opened: ExitStack) -> dict[str, ReadEngine]:
-    threads = Settings().io_threads
-    engines: list[ReadEngine] = [ThreadEngine(threads), PlainEngine()]
+    engines: dict[str, ReadEngine] = {}
     reason = why_no_ring(DriveCalls())
     if reason is None:
-        engines.insert(0, UringEngine(threads, DriveCalls(), depth))
+        engines["uring"] = UringEngine(depth, DriveCalls(), depth)
     else:
         print(f"no io_uring here: {reason}", file=sys.stderr)
-    for engine in engines:
+    engines["threads"] = open_engine(IOChoice.THREADS, depth, DriveCalls())
+    if native_is_here():
+        # What reads where the library is missing.
+        engines["python"] = ThreadEngine(depth)
+    engines["preadv"] = PlainEngine()
+    for engine in engines.values():
         opened.callback(engine.close)
-    return {engine.name: engine for engine in engines}
+    return engines
 
 
 def main() -> None:
@@ -216,9 +220,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("build/reports/drive.json"))
     parser.add_argument("--drive", type=Path, default=Path("build/drive"), help="directory on it")
     parser.add_argument("--gib", type=float, default=2.0, help="size of the file")
-    parser.add_argument("--depth", type=int, default=DEPTH, help="reads in flight, of fio as well")
+    parser.add_argument(
+        "--depth", type=int, default=DEPTH, help="reads in flight, of threads and fio as well"
+    )
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=1.0, help="length of a turn")
+    parser.add_argument("--seconds", type=float, default=0.8, help="length of a turn")
     chosen = parser.parse_args()
     if shutil.which("fio") is None:
         sys.exit("fio is missing: on Debian and Ubuntu, apt install fio")
@@ -252,8 +258,9 @@ def main() -> None:
             print(f"round {turn + 1} of {chosen.rounds}", file=sys.stderr, flush=True)
     report = {
         "goal_ratio_to_fio": GOAL,
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "depth": chosen.depth,
-        "threads": Settings().io_threads,
+        "native_threads": native_is_here(),
         "rounds": chosen.rounds,
         "seconds_per_turn": chosen.seconds,
         "file_bytes": file_bytes,
@@ -269,6 +276,10 @@ def main() -> None:
 
 
 def _show(report: dict[str, Any]) -> None:
+    print(
+        f"{report['date']}, {report['file_bytes'] / (1 << 30):g} GiB on {report['filesystem']}, "
+        f"depth {report['depth']}, {report['rounds']} turns of {report['seconds_per_turn']:g} s"
+    )
     print(f"{'':16}{'':>8}{'min':>10}{'median':>10}{'of fio':>8}{'CPUs':>6}")
     for name, contenders in report["cases"].items():
         for contender, one in contenders.items():

@@ -68,7 +68,7 @@ def _places(drive: Path) -> Iterator[object]:
 
 
 def _io(drive: Path) -> dict[str, object]:
-    from faulty_calls import PlainFileSystem
+    from faulty_calls import PlainFileSystem, WithoutNativeReads
     from io_faults import run_io_faults, totals
 
     from hillinfer.storage.drive_calls import DriveCalls
@@ -77,6 +77,7 @@ def _io(drive: Path) -> dict[str, object]:
     plan = [
         (lives["rows"], DriveCalls(), FEW_CALLS),
         (lives["rows, read by threads"], DriveCalls(), 4),
+        (lives["rows, read by threads"], WithoutNativeReads(), 4),
         (lives["streamed shadow"], DriveCalls(), 4),
         (lives["streamed shadow, read by threads"], DriveCalls(), 0),
         (lives["rows"], PlainFileSystem(), 0),

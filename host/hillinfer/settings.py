@@ -115,7 +115,7 @@ class Settings:
     prefetch_blocks: int = 4
     block_tokens: int = 1024
     io: IOChoice = IOChoice.AUTO
-    io_threads: int = 16
+    io_threads: int = 64
 
     def __post_init__(self) -> None:
         """Refuse values that mean nothing."""

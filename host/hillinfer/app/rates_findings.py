@@ -21,4 +21,4 @@ def rates_findings(kept: KeptRates) -> Iterator[Finding]:
 
 
 def _text(rate: float) -> str:
-    return f"{rate / 1e6:.2f} M tokens/s"
+    return f"{rate / 1e6:.2f} M tokens/s" if rate else "none"

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -85,6 +85,10 @@ class BenchShape:
     def kv_shape(self, positions: int, dtype: torch.dtype) -> ModelShape:
         """Return the shape of the KV cache."""
         return ModelShape.from_config(self.config(positions), dtype)
+
+    def whole_kv_shape(self, positions: int, dtype: torch.dtype) -> ModelShape:
+        """Return the shape of the KV cache of all layers of the whole model."""
+        return replace(self, layers=self.all_layers).kv_shape(positions, dtype)
 
     def build(self, positions: int, dtype: torch.dtype) -> Any:
         """Return a model with random weights, in evaluation mode on the CPU."""

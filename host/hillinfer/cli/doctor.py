@@ -21,10 +21,27 @@ def doctor(
         Path | None,
         typer.Option(help="Image of a card's kernels: checked, loaded, and reads timed."),
     ] = None,
+    profile: Annotated[
+        str | None,
+        typer.Option(
+            help="Shape of a model, like llama-3.2-1b: measure and keep the rates of a plain "
+            "drive, and say what a decode step takes."
+        ),
+    ] = None,
+    context: Annotated[int, typer.Option(help="Tokens, for --profile.")] = 32768,
+    dram_budget: Annotated[
+        str, typer.Option(help="Memory for the cache, for --profile, like 2GiB or 25%.")
+    ] = "25%",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Say what this machine can do and what is missing, with the fix."""
-    findings = diagnose(cold_dir, xclbin)
+    profiled: tuple[Finding, ...] = ()
+    if profile is not None:
+        # Only this needs torch.
+        from hillinfer.cli.doctor_profile import profile_findings
+
+        profiled = profile_findings(profile, context, dram_budget, cold_dir)
+    findings = (*diagnose(cold_dir, xclbin), *profiled)
     ready = all(finding.verdict is not Verdict.MISSING for finding in findings)
     if as_json:
         listed = [asdict(finding) for finding in findings]

@@ -18,7 +18,7 @@ from hillinfer_model.kernel_spec import CONTRACT_VERSION
 LIBRARY = Path(__file__).parent / "libhillinfer_native.so"
 HOW_TO_BUILD = "install a C++ compiler (apt install g++) and run python tools/build_native.py"
 
-_INTERFACE_VERSION = 4
+_INTERFACE_VERSION = 5
 _POINTER = ctypes.c_void_p
 _INT = ctypes.c_int32
 _LONG = ctypes.c_int64
@@ -64,6 +64,7 @@ _SIGNATURES = {
         _INT,
         [_INT, ctypes.POINTER(Attention), _POINTER, _LONG, _POINTER, _LONG, _POINTER],
     ),
+    "hillinfer_read_file": (None, [_INT, _LONG, *[_POINTER] * 4, _INT]),
     "hillinfer_read_rows": (ctypes.c_uint64, [_INT, _POINTER, _LONG, _LONG, _INT]),
     "hillinfer_read_sum": (ctypes.c_uint64, [_INT, _POINTER, _LONG, _INT]),
 }
@@ -130,6 +131,31 @@ class NativeLibrary:
     def attention_bytes(self, attention: object) -> int:
         """Return the bytes of a softmax's state, for a reference to an `Attention`."""
         return int(self._functions.hillinfer_attention_bytes(attention))
+
+    def read_file(
+        self,
+        descriptor: int,
+        places: tuple[NDArray[np.int64], NDArray[np.uint64], NDArray[np.int64]],
+        results: NDArray[np.int64],
+        threads: int,
+    ) -> None:
+        """Make many reads of a file at once; none is under way when this returns.
+
+        Parameters
+        ----------
+        descriptor
+            Of the file.
+        places
+            int64 offsets in the file, uint64 addresses, int64 bytes: contiguous, one per read.
+        results
+            int64, contiguous, filled: bytes that came of each read, or an error number below 0.
+        threads
+            Reads in flight, one in each; they are kept.
+        """
+        offsets, addresses, counts = (one.ctypes.data for one in places)
+        self._functions.hillinfer_read_file(
+            descriptor, len(results), offsets, addresses, counts, results.ctypes.data, threads
+        )
 
     def read_rows(
         self, variant: Variant, rows: NDArray[np.uint64], row_bytes: int, threads: int

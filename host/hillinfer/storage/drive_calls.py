@@ -11,6 +11,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from hillinfer.native.library import native_library
+from hillinfer.storage.reads import Reads
+
 # The same numbers on every kind of processor.
 _IO_URING_SETUP, _IO_URING_ENTER = 425, 426
 _ENTER_GETEVENTS = 1
@@ -43,6 +46,20 @@ class DriveCalls:
         """Read at an offset in bytes and return how many came, maybe fewer."""
         return os.preadv(descriptor, [into], offset)
 
+    def read_many(self, descriptor: int, reads: Reads, address: int, threads: int) -> list[int]:
+        """Make reads into memory at an address, so many in flight; none is under way afterwards.
+
+        Returns what the kernel said of each: bytes that came, or an error number below 0.
+        """
+        results = np.zeros(len(reads), np.int64)
+        places = (
+            np.ascontiguousarray(reads.file_offsets, np.int64),
+            (reads.buffer_offsets + address).astype(np.uint64),
+            np.ascontiguousarray(reads.byte_counts, np.int64),
+        )
+        native_library().read_file(descriptor, places, results, threads)
+        return results.tolist()
+
     def ring_open(self, entries: int, parameters: NDArray[np.uint32]) -> int:
         """Make a ring of io_uring, fill in its parameters (30 words) and return its descriptor."""
         address = ctypes.c_void_p(parameters.ctypes.data)
@@ -57,8 +74,8 @@ class DriveCalls:
             _SYSTEM.syscall(_IO_URING_ENTER, *given, nothing, ctypes.c_size_t(0)),
         )
 
-    def ring_read(self, descriptor: int, into: memoryview, offset: int, result: int) -> int:
-        """Return how many bytes a read through a ring brought, by what the kernel said of it."""
+    def read_done(self, descriptor: int, into: memoryview, offset: int, result: int) -> int:
+        """Return how many bytes one read of many brought, by what the kernel said of it."""
         return _checked_result(result)
 
     def size(self, descriptor: int) -> int:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from hillinfer.errors import ColdPoolError
 from hillinfer.storage.drive_calls import DriveCalls
+from hillinfer.storage.engine_gate import EngineGate
 from hillinfer.storage.io_ring import IORing
 from hillinfer.storage.reads import Reads
 from hillinfer.storage.stored_base import ReadFile
@@ -51,36 +52,23 @@ class UringEngine:
         self._local = threading.local()
         # Rings of threads that ended are gone from here.
         self._rings: weakref.WeakSet[IORing] = weakref.WeakSet()
-        self._changing = threading.Condition()
-        self._reading = 0
-        self._closed = False
+        self._changing = threading.Lock()
+        self._gate = EngineGate()
         self._lost: list[NDArray[np.uint8]] = []
         self._ring()
         self._plain = ThreadEngine(threads)
 
     def read(self, file: ReadFile, buffer: NDArray[np.uint8], reads: Reads) -> None:
         """Make all reads; see `ReadEngine`."""
-        entered = False
-        try:
-            with self._changing:
-                if self._closed:
-                    raise RuntimeError("this engine is closed")
-                self._reading += 1
-                entered = True
+        with self._gate.reading():
             missing = self._through_ring(file.descriptor, buffer, reads)
             if len(missing):
                 self._plain.read(file, buffer, reads.only(missing))
-        finally:
-            if entered:
-                with self._changing:
-                    self._reading -= 1
-                    self._changing.notify_all()
 
     def close(self) -> None:
         """Wait for reads under way and give all rings back."""
+        self._gate.close()
         with self._changing:
-            self._closed = True
-            self._changing.wait_for(lambda: not self._reading)
             for ring in self._rings:
                 ring.close()
         self._plain.close()
@@ -125,7 +113,7 @@ class UringEngine:
         view, files = buffer.data, reads.file_offsets.tolist()
         starts, counts = reads.buffer_offsets.tolist(), reads.byte_counts.tolist()
         addresses = reads.buffer_offsets + buffer.ctypes.data
-        pushed, count, ring_read = 0, len(reads), self._calls.ring_read
+        pushed, count, read_done = 0, len(reads), self._calls.read_done
         while pushed < count or ring.in_flight:
             more = min(ring.depth - ring.in_flight - ring.queued, count - pushed)
             if more:
@@ -154,7 +142,7 @@ class UringEngine:
                 at = starts[i]
                 into = view[at : at + counts[i]]
                 try:
-                    came = ring_read(descriptor, into, files[i], result)
+                    came = read_done(descriptor, into, files[i], result)
                 except OSError:
                     continue
                 whole[i] = came == counts[i]

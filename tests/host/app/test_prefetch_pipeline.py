@@ -36,10 +36,10 @@ class FailingCalls(DriveCalls):
             raise OSError(5, "Input/output error")
         return super().preadv(*args)
 
-    def ring_read(self, *args):
+    def read_done(self, *args):
         if self.broken:
             raise OSError(5, "Input/output error")
-        return super().ring_read(*args)
+        return super().read_done(*args)
 
 
 def states(seed, tokens):

@@ -230,12 +230,48 @@ def test_skipped_rows_say_why_in_report_and_table(tmp_path):
     assert "8.56" in text
 
 
+def write_drive_report(folder, engine):
+    def case(fio, own, ratio):
+        return {
+            "fio": {"median_mb_per_second": fio, "ratio_to_fio": 1.0},
+            engine: {"median_mb_per_second": own, "ratio_to_fio": ratio},
+        }
+
+    cases = {
+        "rows of 1 KiB": case(100.0, 95.0, 0.95),
+        "rows of 4 KiB": case(100.0, 90.0, 0.88),
+        # Neither of them is what rows are read with, and the product never reads the last.
+        "256 KiB": case(1900.0, 950.0, 0.5),
+        "1024 KiB": case(2000.0, 200.0, 0.1),
+    }
+    (folder / "drive.json").write_text(json.dumps({"cases": cases}))
+
+
+@pytest.mark.parametrize("engine", ["uring", "threads"])
+def test_the_drive_is_named_by_the_rows_that_are_furthest_behind(tmp_path, engine):
+    write_drive_report(tmp_path, engine)
+    own, fio = drive_gbps(tmp_path), fio_gbps(tmp_path)
+    assert (own.value, fio.value) == (pytest.approx(0.09), pytest.approx(0.1))
+    assert own.row.startswith(
+        "drive.json: rows of 4 KiB: 0.090 GB/s, 0.88 of fio (rows' worst ratio of "
+        f"{engine} to fio; longest reads, 256 KiB: 0.950 GB/s, 0.50 of fio), {engine}, median"
+    )
+    assert fio.row.startswith("drive.json: rows of 4 KiB: 0.100 GB/s (")
+    assert "256 KiB: 1.900 GB/s)" in fio.row
+    assert "1024 KiB" not in own.row + fio.row
+
+
+def test_a_drive_report_without_rows_is_of_another_form(tmp_path):
+    (tmp_path / "drive.json").write_text(json.dumps({"cases": {"1024 KiB": {}}}))
+    assert drive_gbps(tmp_path).value is None
+    assert "another form" in drive_gbps(tmp_path).row
+
+
 def test_figures_of_other_reports_are_taken_from_beside_the_report(tmp_path):
-    paces = {"fio": {"median_mb_per_second": 2000.0}, "uring": {"median_mb_per_second": 1900.0}}
-    (tmp_path / "drive.json").write_text(json.dumps({"cases": {"1024 KiB": paces}}))
+    write_drive_report(tmp_path, "uring")
     (tmp_path / "scorer.json").write_text("{")
-    assert drive_gbps(tmp_path).value == pytest.approx(1.9)
-    assert fio_gbps(tmp_path).value == pytest.approx(2.0)
+    assert drive_gbps(tmp_path).value == pytest.approx(0.09)
+    assert fio_gbps(tmp_path).value == pytest.approx(0.1)
     assert scorer_gbps(tmp_path).value is None
     assert "run make scorer again" in scorer_gbps(tmp_path).row
 

@@ -10,6 +10,7 @@ import pytest
 from made_xclbin import make
 
 from hillinfer.app.kept_rates import KeptRates
+from hillinfer.app.plain_profiling import PlainProfiling
 from hillinfer.app.rates import Rates
 from hillinfer.app.rates_key import RatesKey
 from hillinfer.machine.xrt_library import find_xrt_library
@@ -136,6 +137,51 @@ def test_doctor_says_which_rates_are_kept_and_measures_none(
     outcome = command("doctor", "--cold-dir", cold_dir)
     assert "rates of xrt" not in outcome.out
     assert outcome.code == 0
+
+
+@pytest.fixture
+def _made_rates(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(PlainProfiling, "rates", lambda self: Rates(1e7, 0, 5e6, 1e5))
+    monkeypatch.setattr(PlainProfiling, "multiplying", lambda self: 1e9)
+
+
+@pytest.mark.usefixtures("_made_rates")
+def test_doctor_profiles_a_plain_drive_when_asked_to(command, cold_dir):
+    asked = ("doctor", "--cold-dir", cold_dir, "--profile", "llama-3.2-1b")
+    outcome = command(*asked, "--context", 8192, "--dram-budget", "50%", "--json")
+    assert outcome.code == 0
+    found = findings_of(outcome.out)
+    assert "fc 10.00 M tokens/s, fs none, Bc 5.00" in found["rates of nvme"]["found"]
+    step = found["decode step of llama-3.2-1b"]["found"]
+    assert "at 8192 tokens and 128.0 MiB of DRAM" in step
+    # 16 layers' scoring alone; of more DRAM follows less.
+    assert float(step.split()[2]) > 16 * 8192 / 1e7 * 1e3
+    more = findings_of(command(*asked, "--context", 8192, "--dram-budget", "90%", "--json").out)
+    assert float(more["decode step of llama-3.2-1b"]["found"].split()[2]) < float(step.split()[2])
+    assert "predicted hides up to" in found["query"]["found"]
+    lines = command(*asked, "--context", 8192, "--dram-budget", "50%").out.splitlines()
+    assert sum("--query predicted or true is yours to choose" in line for line in lines) == 1
+    # What was kept stays; without being asked nothing is said of a step.
+    plain = findings_of(command("doctor", "--cold-dir", cold_dir, "--json").out)
+    assert "rates of nvme" in plain
+    assert not {"query", "decode step of llama-3.2-1b"} & plain.keys()
+
+
+@pytest.mark.usefixtures("_made_rates")
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--profile", "gpt-9"), "no shape is named 'gpt-9'; there are tiny"),
+        (("--profile", "tiny", "--context", 0), "--context 0 is no number of tokens"),
+        (("--profile", "tiny", "--dram-budget", "1KiB"), "is too small"),
+        (("--profile", "tiny", "--dram-budget", "much"), "'much' is not a size"),
+    ],
+)
+def test_doctor_refuses_what_it_cannot_profile(command, cold_dir, options, told):
+    outcome = command("doctor", "--cold-dir", cold_dir, *options)
+    assert outcome.code == 2
+    assert told in outcome.err
 
 
 def test_doctor_works_without_torch(cold_dir):

@@ -47,9 +47,10 @@ FAULTS: dict[str, tuple[Fault, ...]] = {
     "close": (Fault.EIO, Fault.ENOSPC, Fault.DELAY),
     "pwrite": (*_ERRORS, *_SPACE, *_PARTS),
     "preadv": (*_ERRORS, *_PARTS),
+    "read_many": (Fault.ENOMEM, Fault.EAGAIN, Fault.DELAY),
     "ring_open": (Fault.ENOSYS, Fault.EPERM, Fault.ENOMEM, Fault.DELAY),
     "ring_enter": (*_ERRORS, Fault.EAGAIN),
-    "ring_read": (*_ERRORS, *_PARTS),
+    "read_done": (*_ERRORS, *_PARTS),
     "size": (Fault.EIO, Fault.DELAY),
     "fsync": (*_ERRORS, *_SPACE),
     "fdatasync": (*_ERRORS, *_SPACE),
@@ -150,6 +151,14 @@ class PlainFileSystem(WithoutDirectIO):
         return super().open(path, flags, mode)
 
 
+class WithoutNativeReads(DriveCalls):
+    """A process without native reads: threads of Python make all of them."""
+
+    def read_many(self, *args: Any) -> list[int]:
+        """Refuse."""
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+
 class KillingCalls(DriveCalls):
     """The operating system, under a process that dies right before or after one of its calls.
 
@@ -187,7 +196,7 @@ def _with_faults(kind: str) -> Callable[..., Any]:
         if fault is Fault.DELAY:
             time.sleep(self._delay_seconds)
             return reached(*args)
-        if kind == "ring_read":
+        if kind == "read_done":
             return _of_ring(fault, args[1], reached(*args))
         if fault is Fault.NOTHING:
             return 0

@@ -19,6 +19,8 @@ from io_faults import Outcome, injections, is_clear, run_io_faults, totals
 from lives import DocumentLife, Places, SessionLife
 
 from hillinfer.hf.cache import HillInferCache
+from hillinfer.native.library import native_is_here
+from hillinfer.storage import read_engines
 from hillinfer.storage.cold_store import ColdStore
 from hillinfer.storage.drive_calls import DriveCalls
 from hillinfer.storage.read_engines import IOChoice
@@ -36,6 +38,12 @@ def places(tmp_path):
     places.cold_dir.mkdir()
     places.sessions.mkdir()
     return places
+
+
+@pytest.fixture
+def _threads_of_python(monkeypatch):
+    """Otherwise the native library reads, and `preadv` only what that did not bring."""
+    monkeypatch.setattr(read_engines, "native_is_here", lambda: False)
 
 
 def assert_nothing_is_wrong(tally, runs):
@@ -61,6 +69,7 @@ def scenario(choice, chosen=SMALL):
 
 
 @pytest.mark.parametrize("below", [DriveCalls, PlainFileSystem])
+@pytest.mark.usefixtures("_threads_of_python")
 def test_faults_give_right_tokens_or_clear_errors(places, below):
     tally = run_io_faults(DocumentLife(scenario(IOChoice.THREADS)), places, below(), most=20)
     assert_all_is_right(tally, 20)
@@ -69,10 +78,25 @@ def test_faults_give_right_tokens_or_clear_errors(places, below):
     assert tally.calls["preadv"] > 20
 
 
+@pytest.mark.skipif(not native_is_here(), reason="the native library is not built")
+def test_no_fault_of_native_reads_comes_to_light(places, monkeypatch):
+    failed = [
+        Injection(kind, index, fault)
+        for kind, indices in (("read_many", (0, 1)), ("read_done", (5, 20)))
+        for index in indices
+        for fault in FAULTS[kind]
+    ]
+    monkeypatch.setattr(io_faults, "injections", lambda *_: failed)
+    tally = run_io_faults(DocumentLife(scenario(IOChoice.THREADS)), places, DriveCalls())
+    assert_nothing_is_wrong(tally, len(failed))
+    assert tally.outcomes[Outcome.RIGHT] == len(failed)
+    assert tally.calls["read_done"] > 20
+
+
 def test_no_fault_of_a_ring_comes_to_light(places, monkeypatch):
     failed = [
         Injection(kind, index, fault)
-        for kind, indices in (("ring_open", (0, 1)), ("ring_enter", (0, 9)), ("ring_read", (5, 20)))
+        for kind, indices in (("ring_open", (0, 1)), ("ring_enter", (0, 9)), ("read_done", (5, 20)))
         for index in indices
         for fault in FAULTS[kind]
     ]
@@ -80,18 +104,19 @@ def test_no_fault_of_a_ring_comes_to_light(places, monkeypatch):
     tally = run_io_faults(DocumentLife(scenario(IOChoice.AUTO)), places, DriveCalls())
     assert_nothing_is_wrong(tally, len(failed))
     assert tally.outcomes[Outcome.RIGHT] == len(failed)
-    assert tally.calls["ring_read"] > 20
+    assert tally.calls["read_done"] > 20
 
 
 def test_an_engine_that_forgets_what_a_ring_did_not_bring_is_seen(places, monkeypatch):
     life = DocumentLife(scenario(IOChoice.AUTO))
-    failed = [Injection("ring_read", index, Fault.SHORT) for index in (1, 2, 3)]
+    failed = [Injection("read_done", index, Fault.SHORT) for index in (1, 2, 3)]
     monkeypatch.setattr(io_faults, "injections", lambda *_: failed)
     nothing = Reads(*(np.zeros(0, np.int64) for _ in range(3)))
     monkeypatch.setattr(Reads, "only", lambda *_: nothing)
     assert run_io_faults(life, places, DriveCalls()).outcomes[Outcome.WRONG] > 0
 
 
+@pytest.mark.usefixtures("_threads_of_python")
 def test_faults_while_a_session_is_saved_and_used(places):
     life = SessionLife(scenario(IOChoice.THREADS))
     assert_all_is_right(run_io_faults(life, places, DriveCalls(), most=20), 20)
@@ -168,6 +193,7 @@ def test_a_call_that_no_run_reaches_is_seen(places, monkeypatch):
     assert dict(totals([tally]))["unreached"] == 1
 
 
+@pytest.mark.usefixtures("_threads_of_python")
 def test_a_cache_that_goes_on_with_a_broken_pass_is_seen(places, monkeypatch):
     def forgets_nothing(self):
         self.end_forward()

@@ -144,7 +144,7 @@ class TestFaults:
     @pytest.mark.parametrize("index", [0, 5, None])
     @pytest.mark.parametrize(
         ("kind", "fault"),
-        [(kind, fault) for kind in ("ring_read", "ring_enter") for fault in FAULTS[kind]],
+        [(kind, fault) for kind in ("read_done", "ring_enter") for fault in FAULTS[kind]],
     )
     def test_what_a_ring_does_not_bring_is_read_again(
         self, rings, file, content, kind, fault, index
@@ -172,7 +172,7 @@ class TestFaults:
             def preadv(self, descriptor, into, offset):
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-            def ring_read(self, descriptor, into, offset, result):
+            def read_done(self, descriptor, into, offset, result):
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
 
         file, reads = make_file(tmp_path, content, None), scattered(1, 12)
@@ -245,11 +245,11 @@ class TestFaults:
         class Interrupting(DriveCalls):
             left = 5
 
-            def ring_read(self, *args):
+            def read_done(self, *args):
                 self.left -= 1
                 if self.left == 0:
                     raise KeyboardInterrupt
-                return super().ring_read(*args)
+                return super().read_done(*args)
 
         with opened(UringEngine(1, Interrupting(), depth=8)) as engine:
             buffer = aligned_buffer(400 * PAGE_BYTES)

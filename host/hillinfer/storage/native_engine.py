@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads shared out among threads of the native library."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hillinfer.storage.drive_calls import DriveCalls
+from hillinfer.storage.engine_gate import EngineGate
+from hillinfer.storage.reads import Reads
+from hillinfer.storage.stored_base import ReadFile
+from hillinfer.storage.thread_engine import ThreadEngine
+
+
+class NativeThreadEngine:
+    """A `ReadEngine` of ordinary reads, one at a time in each of several threads without Python.
+
+    Threads of Python take turns at its lock, which costs about half of a drive's small reads. These
+    threads are the process's, shared by all engines, and stay. What does not come whole is read
+    again the ordinary way, which knows how to go on and what to say.
+
+    Parameters
+    ----------
+    threads
+        Reads in flight of one batch.
+    calls
+        How the drive is reached.
+    """
+
+    # A choice names how reads are made, and that is the same.
+    name = ThreadEngine.name
+
+    def __init__(self, threads: int, calls: DriveCalls) -> None:
+        self._threads = threads
+        self._calls = calls
+        self._gate = EngineGate()
+        self._plain = ThreadEngine(threads)
+
+    def read(self, file: ReadFile, buffer: NDArray[np.uint8], reads: Reads) -> None:
+        """Make all reads; see `ReadEngine`."""
+        with self._gate.reading():
+            missing = self._missing(file.descriptor, buffer, reads)
+            if len(missing):
+                self._plain.read(file, buffer, reads.only(missing))
+
+    def close(self) -> None:
+        """Wait for reads under way."""
+        self._gate.close()
+        self._plain.close()
+
+    def _missing(
+        self, descriptor: int, buffer: NDArray[np.uint8], reads: Reads
+    ) -> NDArray[np.int64]:
+        """Return the numbers of the reads that did not come whole."""
+        try:
+            # One call: an interrupt is seen when it has returned, and nothing is under way.
+            results = self._calls.read_many(descriptor, reads, buffer.ctypes.data, self._threads)
+        except OSError:
+            return np.arange(len(reads))
+        view, read_done = buffer.data, self._calls.read_done
+        starts, counts = reads.buffer_offsets.tolist(), reads.byte_counts.tolist()
+        files, missing = reads.file_offsets.tolist(), []
+        for i, result in enumerate(results):
+            into = view[starts[i] : starts[i] + counts[i]]
+            try:
+                came = read_done(descriptor, into, files[i], result)
+            except OSError:
+                came = -1
+            if came != counts[i]:
+                missing.append(i)
+        return np.array(missing, np.int64)

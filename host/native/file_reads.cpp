@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "file_reads.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <condition_variable>
+#include <mutex>
+#include <new>
+
+#include "api.h"
+
+namespace hillinfer {
+namespace {
+
+// These threads do nothing but wait in the kernel.
+constexpr size_t kStackBytes = 128 << 10;
+
+struct Batch {
+    explicit Batch(const FileReads& given) : reads(given) {}
+
+    const FileReads& reads;
+    std::atomic<int64_t> next{0};
+    // Under the pool's mutex.
+    Batch* after = nullptr;
+    int helpers_wanted = 0;
+    int helping = 0;
+    std::condition_variable done;
+};
+
+void take_reads(Batch& batch) {
+    const FileReads& reads = batch.reads;
+    for (int64_t i; (i = batch.next.fetch_add(1, std::memory_order_relaxed)) < reads.count;) {
+        const ssize_t came = pread(reads.descriptor, reinterpret_cast<void*>(reads.addresses[i]),
+                                   size_t(reads.byte_counts[i]), reads.file_offsets[i]);
+        reads.results[i] = came < 0 ? -errno : came;
+    }
+}
+
+// Not the scorer's pool: its threads are as many as there are cores, and these would hold them up.
+class Readers {
+public:
+    void run(Batch& batch, int helpers) {
+        std::unique_lock<std::mutex> lock(mutex_);
+        grow(helpers);
+        helpers = std::min(helpers, readers_);
+        if (helpers) {
+            batch.helpers_wanted = helpers;
+            *last() = &batch;
+        }
+        lock.unlock();
+        for (int i = 0; i < helpers; ++i) {
+            start_.notify_one();
+        }
+        take_reads(batch);
+        lock.lock();
+        // Whoever has not come by now finds nothing to do.
+        leave(batch);
+        batch.done.wait(lock, [&] { return batch.helping == 0; });
+    }
+
+private:
+    Batch** last() {
+        Batch** place = &first_;
+        while (*place) {
+            place = &(*place)->after;
+        }
+        return place;
+    }
+
+    void leave(Batch& batch) {
+        for (Batch** place = &first_; *place; place = &(*place)->after) {
+            if (*place == &batch) {
+                *place = batch.after;
+                return;
+            }
+        }
+    }
+
+    void grow(int helpers) {
+        if (readers_ >= helpers) {
+            return;
+        }
+        // A signal is for a thread that somebody interrupts, never for these.
+        sigset_t all, before;
+        sigfillset(&all);
+        pthread_attr_t attributes;
+        if (pthread_attr_init(&attributes)) {
+            return;
+        }
+        pthread_attr_setstacksize(&attributes, kStackBytes);
+        pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+        pthread_sigmask(SIG_SETMASK, &all, &before);
+        // Where the system gives no more of them, fewer reads are in flight.
+        pthread_t thread;
+        while (readers_ < helpers && !pthread_create(&thread, &attributes, enter, this)) {
+            ++readers_;
+        }
+        pthread_sigmask(SIG_SETMASK, &before, nullptr);
+        pthread_attr_destroy(&attributes);
+    }
+
+    static void* enter(void* self) {
+        static_cast<Readers*>(self)->help();
+        return nullptr;
+    }
+
+    void help() {
+        std::unique_lock<std::mutex> lock(mutex_);
+        while (true) {
+            start_.wait(lock, [&] { return first_ != nullptr; });
+            Batch& batch = *first_;
+            if (--batch.helpers_wanted == 0) {
+                first_ = batch.after;
+            }
+            ++batch.helping;
+            lock.unlock();
+            take_reads(batch);
+            lock.lock();
+            if (--batch.helping == 0) {
+                batch.done.notify_one();
+            }
+        }
+    }
+
+    std::mutex mutex_;
+    std::condition_variable start_;
+    // Those that want more helpers, in the order they came.
+    Batch* first_ = nullptr;
+    int readers_ = 0;
+};
+
+// Never destroyed: its threads may still wait while the process ends.
+Readers* readers = nullptr;
+std::once_flag once;
+
+void make_readers() { readers = new (std::nothrow) Readers; }
+
+}  // namespace
+
+void read_file(const FileReads& reads, int threads) {
+    Batch batch(reads);
+    const int helpers = int(std::min<int64_t>(threads, reads.count)) - 1;
+    if (helpers < 1) {
+        take_reads(batch);
+        return;
+    }
+    std::call_once(once, [] {
+        make_readers();
+        // A forked child has none of its parent's threads.
+        pthread_atfork(nullptr, nullptr, make_readers);
+    });
+    if (readers) {
+        readers->run(batch, helpers);
+    } else {
+        take_reads(batch);
+    }
+}
+
+}  // namespace hillinfer
+
+HILLINFER_API void hillinfer_read_file(int32_t descriptor, int64_t count,
+                                       const int64_t* file_offsets, const uint64_t* addresses,
+                                       const int64_t* byte_counts, int64_t* results,
+                                       int32_t threads) {
+    hillinfer::read_file({descriptor, count, file_offsets, addresses, byte_counts, results}, threads);
+}

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A plain drive's rates are measured once per machine with its own scorer."""
+
+import math
+
+import pytest
+
+from hillinfer.app.kept_rates import KeptRates
+from hillinfer.app.plain_profiling import PlainProfiling
+from hillinfer.app.plain_rates import plain_rates
+from hillinfer.devices.table import make_scorer
+from hillinfer.model_shape import ModelShape, StoredType
+from hillinfer.pools.budget_plan import kernel_spec
+from hillinfer.settings import Settings
+from hillinfer.storage.drive_calls import DriveCalls
+from hillinfer.storage.read_engines import IOChoice, open_engine
+
+SHAPE = ModelShape(2, 2, 4, 64, StoredType.FLOAT16, 10_000)
+
+
+@pytest.fixture
+def engine():
+    made = open_engine(IOChoice.AUTO, 4, DriveCalls())
+    yield made
+    made.close()
+
+
+def rates_of(kept, cold_dir, engine, **changes):
+    settings = Settings().changed(**changes)
+    scorer = make_scorer("nvme", kernel_spec(SHAPE, settings), settings.scope)
+    return plain_rates(scorer, SHAPE.row_bytes, cold_dir, engine, kept)
+
+
+def test_it_is_measured_once_for_what_it_depends_on(tmp_path, cold_dir, engine, monkeypatch):
+    kept = KeptRates(tmp_path / "rates.json")
+    rates, weights = rates_of(kept, cold_dir, engine)
+    assert rates.f_s == 0
+    assert all(0 < one < math.inf for one in (rates.f_c, rates.b_c, rates.b_s, weights))
+    ((key, found),) = kept.all()
+    assert (key.device, key.xclbin, found) == ("nvme", "", rates)
+    monkeypatch.setattr(PlainProfiling, "rates", lambda self: pytest.fail("measured again"))
+    assert rates_of(kept, cold_dir, engine)[0] == rates
+    with pytest.raises(pytest.fail.Exception, match="measured again"):
+        rates_of(kept, cold_dir, engine, shadow="int8")

@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The native library's threads read as many at once as they should, and leave nothing behind."""
+
+import errno
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hillinfer.native.library import HOW_TO_BUILD, native_is_here
+from hillinfer.storage import read_engines
+from hillinfer.storage.aligned_buffer import PAGE_BYTES, aligned_buffer
+from hillinfer.storage.cold_file import ColdFile, probe_io_mode
+from hillinfer.storage.drive_calls import DriveCalls
+from hillinfer.storage.native_engine import NativeThreadEngine
+from hillinfer.storage.read_engines import IOChoice, open_engine
+from hillinfer.storage.reads import Reads
+from hillinfer.storage.thread_engine import ThreadEngine
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
+from faulty_calls import FAULTS, FaultyCalls, Injection
+
+pytestmark = pytest.mark.skipif(
+    not native_is_here(), reason=f"the native library is not built: {HOW_TO_BUILD}"
+)
+PAGES = 256
+THREADS = 24
+
+
+@pytest.fixture(scope="module")
+def content():
+    data = aligned_buffer(PAGES * PAGE_BYTES)
+    data[:] = np.random.default_rng(3).integers(0, 256, len(data), np.uint8)
+    return data
+
+
+@pytest.fixture
+def file(tmp_path, content):
+    made = ColdFile(tmp_path, probe_io_mode(tmp_path), "rows of layer 4")
+    made.write(content.data, 0)
+    yield made
+    made.close()
+
+
+def pages(count, seed=0):
+    chance = np.random.default_rng(seed)
+    numbers = chance.integers(0, PAGES, count)
+    return Reads(
+        numbers * PAGE_BYTES, np.arange(count) * PAGE_BYTES, np.full(count, PAGE_BYTES, np.int64)
+    )
+
+
+def right(content, reads):
+    numbers = reads.file_offsets // PAGE_BYTES
+    return content.reshape(PAGES, PAGE_BYTES)[numbers].reshape(-1)
+
+
+def threads_of_the_process():
+    return len(list(Path("/proc/self/task").iterdir()))
+
+
+def brought(engine, file, reads):
+    buffer = aligned_buffer(len(reads) * PAGE_BYTES)
+    buffer[:] = 0xA5
+    engine.read(file, buffer, reads)
+    return buffer
+
+
+def test_threads_are_native_wherever_the_library_is(monkeypatch):
+    native = open_engine(IOChoice.THREADS, THREADS, DriveCalls())
+    monkeypatch.setattr(read_engines, "native_is_here", lambda: False)
+    plain = open_engine(IOChoice.THREADS, THREADS, DriveCalls())
+    assert (type(native), type(plain)) == (NativeThreadEngine, ThreadEngine)
+    assert native.name == plain.name == "threads"
+    native.close()
+    plain.close()
+
+
+def test_nothing_of_python_reads(file, content):
+    class NoRead(DriveCalls):
+        def preadv(self, *args):
+            raise AssertionError("Python read")
+
+    file._calls = NoRead()
+    engine, reads = NativeThreadEngine(THREADS, DriveCalls()), pages(200)
+    before = threading.active_count()
+    np.testing.assert_array_equal(brought(engine, file, reads), right(content, reads))
+    assert threading.active_count() == before
+    # As many at once as were asked for, the caller's thread among them, and they stay.
+    assert threads_of_the_process() >= THREADS
+    engine.close()
+
+
+def test_what_the_kernel_says_comes_back_for_each_read(file, content):
+    reads = pages(6)
+    # Past the end nothing comes; a page over it, half of what was asked for.
+    reads.file_offsets[2] = PAGES * PAGE_BYTES
+    reads.file_offsets[5] = (PAGES - 1) * PAGE_BYTES
+    reads.byte_counts[5] = 2 * PAGE_BYTES
+    buffer = aligned_buffer(8 * PAGE_BYTES)
+    calls = DriveCalls()
+    found = calls.read_many(file.descriptor, reads, buffer.ctypes.data, 4)
+    assert found == [4096, 4096, 0, 4096, 4096, 4096]
+    assert calls.read_many(-1, reads, buffer.ctypes.data, 4) == [-errno.EBADF] * 6
+    assert calls.read_many(file.descriptor, pages(0), buffer.ctypes.data, 4) == []
+
+
+@pytest.mark.parametrize("index", [0, 1, None])
+@pytest.mark.parametrize(
+    ("kind", "fault"),
+    [(kind, fault) for kind in ("read_many", "read_done") for fault in FAULTS[kind]],
+)
+def test_what_does_not_come_is_read_again(file, content, kind, fault, index):
+    calls = FaultyCalls(Injection(kind, index, fault), delay_seconds=0.001)
+    engine = NativeThreadEngine(THREADS, calls)
+    for seed in range(2):
+        reads = pages(40, seed)
+        np.testing.assert_array_equal(brought(engine, file, reads), right(content, reads))
+    assert calls.hits >= 1
+    engine.close()
+
+
+def test_one_that_believed_the_kernel_blindly_would_be_seen(file, content, monkeypatch):
+    calls = FaultyCalls(Injection("read_done", 5, FAULTS["read_done"][0]))
+    engine, reads = NativeThreadEngine(THREADS, calls), pages(40)
+    monkeypatch.setattr(engine._plain, "read", lambda *_: None)
+    assert not np.array_equal(brought(engine, file, reads), right(content, reads))
+    engine.close()
+
+
+def test_an_interrupt_leaves_no_read_behind(file, content):
+    """Ctrl-C in the middle of a batch is seen when all of it came, and never before."""
+
+    class Interrupted(DriveCalls):
+        interrupts = 1
+
+        def read_many(self, *args):
+            if not self.interrupts:
+                return super().read_many(*args)
+            self.interrupts = 0
+            main = threading.main_thread().ident
+            threading.Timer(0.002, signal.pthread_kill, (main, signal.SIGINT)).start()
+            while True:
+                super().read_many(*args)
+
+    calls, buffer = Interrupted(), aligned_buffer(4096 * PAGE_BYTES)
+    engine = NativeThreadEngine(THREADS, calls)
+    with pytest.raises(KeyboardInterrupt):
+        engine.read(file, buffer, pages(4096))
+    buffer[:] = 0
+    time.sleep(0.05)
+    assert not buffer.any()
+    reads = pages(40)
+    np.testing.assert_array_equal(brought(engine, file, reads), right(content, reads))
+    # Nobody counts the interrupted one as under way.
+    engine.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        brought(engine, file, reads)
+
+
+def test_closing_waits_for_a_batch(file, content):
+    entered, came = threading.Event(), []
+
+    class Slow(DriveCalls):
+        def read_many(self, *args):
+            entered.set()
+            time.sleep(0.05)
+            return super().read_many(*args)
+
+    engine, reads = NativeThreadEngine(THREADS, Slow()), pages(40)
+    reader = threading.Thread(target=lambda: came.append(brought(engine, file, reads)))
+    reader.start()
+    assert entered.wait(120)
+    engine.close()
+    assert not engine._gate._reading
+    reader.join()
+    np.testing.assert_array_equal(came[0], right(content, reads))
+
+
+def test_a_child_of_a_fork_has_threads_of_its_own(file, content):
+    reads = pages(100)
+    engine = NativeThreadEngine(THREADS, DriveCalls())
+    brought(engine, file, reads)
+    child = os.fork()
+    if child == 0:
+        code = 2
+        try:
+            same = np.array_equal(brought(engine, file, reads), right(content, reads))
+            code = 0 if same and threads_of_the_process() >= THREADS else 1
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+    np.testing.assert_array_equal(brought(engine, file, reads), right(content, reads))
+    engine.close()
+
+
+def test_batches_of_different_widths_share_the_threads(file, content):
+    wrong = []
+
+    def use(width):
+        engine = NativeThreadEngine(width, DriveCalls())
+        for turn in range(30):
+            reads = pages(1 + turn * width % 60, turn)
+            if not np.array_equal(brought(engine, file, reads), right(content, reads)):
+                wrong.append(width)
+        engine.close()
+
+    users = [threading.Thread(target=use, args=(width,)) for width in (1, 2, 3, 7, 20, 40)]
+    for one in users:
+        one.start()
+    for one in users:
+        one.join()
+    assert not wrong
