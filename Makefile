@@ -152,7 +152,7 @@ $(VENV)/installed: pyproject.toml constraints.txt $(NATIVE)
 		{ echo "Python lacks venv: on Debian, apt install python3-venv"; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[run,hls,rtl,xrt,figures,test,lint]'
-	@$(BIN)/python tools/build_native.py
+	@$(BIN)/python tools/build_native.py $(if $(CI),--require)
 	@touch $@
 
 # The lock's numpy has no wheels for Python 3.13 and newer.

@@ -17,7 +17,7 @@ from hillinfer.runtime import Runtime
 from hillinfer.settings import Settings
 from hillinfer_model.kernel_spec import KernelSpec
 from random_rows import CHUNK, HEAD_DIM, KV_HEADS, RandomRows, model_shape
-from scorer_bench import any_query, measure, native_calls, shadows
+from scorer_bench import SCALING, any_query, measure_beside_reads, shadows
 from step_growth import StepGrowth, StepPoint
 
 # What comes on top of M0: rows of the chunk at hand, torch's scratch, lists of token ids.
@@ -47,7 +47,9 @@ def scorer_alone(settings: Settings, least_bytes: int, rounds: int) -> dict[str,
     spec = kernel_spec(model_shape(1, CHUNK), settings)
     memory, segments = shadows(spec, least_bytes)
     native = NativeScorer(spec, settings.scope)
-    taken = measure(native_calls(native, any_query(spec), memory, segments), rounds)
+    query = any_query(spec)
+    calls = {"native": lambda: native.tuples(query, SCALING, segments)}
+    taken = measure_beside_reads(memory, calls, rounds)
     rates = {name: Timing.of(own) for name, own in taken.items()}
     return {
         "bytes": memory.nbytes,

@@ -63,6 +63,8 @@ int32_t guarded(int32_t variant, Call call) {
         call(*kernels);
     } catch (const std::bad_alloc&) {
         return kNoMemory;
+    } catch (...) {
+        return kFailed;
     }
     return kDone;
 }
@@ -163,18 +165,17 @@ HILLINFER_API int32_t hillinfer_select(const uint32_t* tuples, int64_t tokens, c
     });
 }
 
-// Reads memory as fast as the machine can and returns a sum of it, so that nobody leaves it out.
+// Reads memory as fast as the machine can and returns a sum of it, so that nobody leaves it out; 0
+// where it cannot.
 HILLINFER_API uint64_t hillinfer_read_sum(int32_t variant, const uint8_t* bytes, int64_t count,
                                           int32_t threads) {
-    const Kernels* kernels = kernels_of(variant);
-    if (!kernels) {
-        return 0;
-    }
     constexpr int64_t kPiece = 1 << 20;
     std::atomic<uint64_t> total{0};
-    run_parallel(threads, (count + kPiece - 1) / kPiece, [&](int64_t item, int) {
-        total += kernels->read_sum(bytes + item * kPiece,
-                                   size_t(std::min(kPiece, count - item * kPiece)));
+    guarded(variant, [&](const Kernels& kernels) {
+        run_parallel(threads, (count + kPiece - 1) / kPiece, [&](int64_t item, int) {
+            total += kernels.read_sum(bytes + item * kPiece,
+                                      size_t(std::min(kPiece, count - item * kPiece)));
+        });
     });
     return total;
 }

@@ -41,6 +41,8 @@ int32_t guarded(int32_t variant, Call call) {
         call(*kernels);
     } catch (const std::bad_alloc&) {
         return kNoMemory;
+    } catch (...) {
+        return kFailed;
     }
     return kDone;
 }
@@ -90,18 +92,17 @@ HILLINFER_API int32_t hillinfer_weighted_sum(int32_t variant, const Attention* a
     });
 }
 
-// Reads rows where they lie as fast as the machine can and returns a sum of them.
+// Reads rows where they lie as fast as the machine can and returns a sum of them; 0 where it cannot.
 HILLINFER_API uint64_t hillinfer_read_rows(int32_t variant, const uint64_t* rows, int64_t count,
                                            int64_t row_bytes, int32_t threads) {
-    const AttentionKernels* kernels = attention_kernels(variant);
-    if (!kernels) {
-        return 0;
-    }
     std::atomic<uint64_t> total{0};
-    run_parallel(threads, (count + kChunkRows - 1) / kChunkRows, [&](int64_t item, int) {
-        const int64_t first = item * kChunkRows;
-        const int64_t left = count - first;
-        total += kernels->read_rows(rows + first, left < kChunkRows ? left : kChunkRows, row_bytes);
+    guarded(variant, [&](const AttentionKernels& kernels) {
+        run_parallel(threads, (count + kChunkRows - 1) / kChunkRows, [&](int64_t item, int) {
+            const int64_t first = item * kChunkRows;
+            const int64_t left = count - first;
+            total += kernels.read_rows(rows + first, left < kChunkRows ? left : kChunkRows,
+                                       row_bytes);
+        });
     });
     return total;
 }

@@ -54,6 +54,7 @@ struct HeadTile;
 template <>
 struct HeadTile<8> {
     static constexpr int kSliceBytes = 32;
+    static constexpr int kTiles = 1;
 
     static void arrange(const int8_t* codes, int8_t* out) {
         int16_t wide[16];
@@ -65,8 +66,8 @@ struct HeadTile<8> {
     }
 
     template <int kHeads>
-    static void run(const uint8_t* beats, int slices, const int8_t* query, size_t stride,
-                    int32_t* products) {
+    static void run(const uint8_t* beats, const uint8_t*, size_t, int slices,
+                    const int8_t* query, size_t stride, int32_t* products) {
         // Two tokens in each half: with four heads, eight sums and what they need fill the registers.
         __m256i sums[kHeads][2];
 #pragma GCC unroll 4
@@ -109,6 +110,7 @@ struct HeadTile<8> {
 template <>
 struct HeadTile<4> {
     static constexpr int kSliceBytes = 16;
+    static constexpr int kTiles = 1;
 
     static void arrange(const int8_t* codes, int8_t* out) {
         for (int i = 0; i < 8; ++i) {
@@ -124,8 +126,8 @@ struct HeadTile<4> {
     }
 
     template <int kHeads>
-    static void run(const uint8_t* beats, int slices, const int8_t* query, size_t stride,
-                    int32_t* products) {
+    static void run(const uint8_t* beats, const uint8_t*, size_t, int slices,
+                    const int8_t* query, size_t stride, int32_t* products) {
         __m256i wide[kHeads][2];
         add_slices<kHeads, true>(beats, slices < 4 ? slices : 4, query, stride, wide);
         for (int done = 4; done < slices; done += 4) {
@@ -185,6 +187,7 @@ private:
 template <>
 struct HeadTile<2> {
     static constexpr int kSliceBytes = 16;
+    static constexpr int kTiles = 1;
 
     static void arrange(const int8_t* codes, int8_t* out) {
         for (int i = 0; i < 16; ++i) {
@@ -199,8 +202,8 @@ struct HeadTile<2> {
     }
 
     template <int kHeads>
-    static void run(const uint8_t* beats, int slices, const int8_t* query, size_t stride,
-                    int32_t* products) {
+    static void run(const uint8_t* beats, const uint8_t*, size_t, int slices,
+                    const int8_t* query, size_t stride, int32_t* products) {
         __m256i wide[kHeads][2];
         add_slices<kHeads, true>(beats, slices < 8 ? slices : 8, query, stride, wide);
         for (int done = 8; done < slices; done += 8) {
@@ -264,7 +267,7 @@ private:
     }
 };
 
-struct Avx2Products : TileHeads<HeadTile, 4> {
+struct Avx2Products : TileHeads<HeadTile, 4>, NearWeights {
     // INT8 codes stay signed.
     static constexpr int32_t zero_code(int code_bits) {
         return code_bits == 8 ? 0 : 1 << (code_bits - 1);

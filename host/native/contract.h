@@ -73,13 +73,27 @@ inline int32_t magnitude(double value) {
     return value < 1024.0 ? small : large;
 }
 
+// The same for 0 <= v < 2^31. From 2^24 on a float would round; the seven bits that are taken away
+// lie behind the eleven that count.
+inline int32_t magnitude(int32_t value) {
+    const int32_t exact = value < (1 << 24) ? value : value & ~127;
+    int32_t bits;
+    const float real = float(exact);
+    std::memcpy(&bits, &real, sizeof bits);
+    const int32_t large = (bits >> 13) - ((127 + 9) << 10);
+    return value < 1024 ? value : large;
+}
+
 inline int32_t weight_sum_code(double sum) {
     return 1 + magnitude(sum > kSumLimit ? kSumLimit : sum);
 }
 
+// Of a sum far below the limit.
+inline int32_t weight_sum_code(int32_t sum) { return 1 + magnitude(sum); }
+
 inline int32_t raw_sum_code(int32_t value) {
     // ~V is -V - 1.
-    const int32_t code = magnitude(double(value < 0 ? ~value : value));
+    const int32_t code = magnitude(value < 0 ? ~value : value);
     return value < 0 ? 32767 - code : 32768 + code;
 }
 

@@ -4,6 +4,8 @@
 // `Products` makes inner products; the loops over 64 tokens here are plain so that the compiler
 // makes vector code of them for the flags this file is compiled with.
 #pragma once
+#include <new>
+
 #include "channel_statistics.h"
 #include "contract.h"
 #include "head_offset.h"
@@ -30,8 +32,10 @@ inline Correction correction(const Shape& shape, int32_t code_sum) {
 template <class Products>
 void group_products(const Shape& shape, const GroupInput& in) {
     const uint8_t* tile = in.group + size_t(shape.kv_heads) * hillinfer::kBeatBytes;
-    for (int number = 0; number < shape.tiles(); ++number, tile += shape.tile_bytes()) {
-        Products::tile(shape, tile, in.arranged, in.products + number * shape.tile_tokens());
+    const int once = Products::tiles_at_once(shape);
+    for (int number = 0; number < shape.tiles(); number += once) {
+        Products::tiles(shape, tile + number * shape.tile_bytes(), in.arranged,
+                        in.products + number * shape.tile_tokens());
     }
 }
 
@@ -54,12 +58,6 @@ inline void add_weights(const int32_t* __restrict log_weights, int32_t offset,
 inline void add_values(const int32_t* __restrict log_weights, int32_t* __restrict sums) {
     for (int i = 0; i < kGroupTokens; ++i) {
         sums[i] += log_weights[i];
-    }
-}
-
-inline void mark_invalid(const uint8_t* __restrict exponents, int32_t* __restrict valid) {
-    for (int i = 0; i < kGroupTokens; ++i) {
-        valid[i] &= exponents[i] == kInvalidExponent ? 0 : -1;
     }
 }
 
@@ -86,7 +84,7 @@ struct SetSums {
         alignas(64) uint32_t tuples[kGroupTokens];
         for (int i = 0; i < kGroupTokens; ++i) {
             const int32_t code = shape.rule == hillinfer::kWeightSum
-                                     ? weight_sum_code(double(weights[i]))
+                                     ? weight_sum_code(weights[i])
                                      : raw_sum_code(values[i] - offset);
             tuples[i] = uint32_t(code & valid[i]) << 16 | (uint32_t(position + i) & 0xFFFF);
         }
@@ -123,35 +121,30 @@ inline void score_sets(const Shape& shape, const uint8_t* exponents, const int32
     }
 }
 
-// The same where all numbers are small, else false: see near_scores.h. `near_row` yields a row
-// whose offset has the given int32 taken away.
-template <class NearRowOf>
-inline bool score_near_sets(const Shape& shape, const GroupInput& in, const int32_t* offsets,
-                            int64_t position, int tokens, uint32_t* out, int64_t stride,
-                            NearRowOf near_row) {
+// The same where all numbers are small, else false: see near_scores.h. `rows` add no offset where
+// sums are raw.
+template <class Products>
+inline bool score_near_sets(const Shape& shape, const GroupInput& in, const NearRow* rows,
+                            const int32_t* offsets, int64_t position, int tokens, uint32_t* out,
+                            int64_t stride) {
     SetSums<int32_t> sums;
-    alignas(64) int32_t exponents[kGroupTokens];
     const bool raw = shape.rule == hillinfer::kRawSum;
     const int32_t limit = near_limit(shape.rows());
-    for (int head = 0, row = 0; head < shape.kv_heads; ++head) {
+    const int32_t* products = in.products;
+    for (int head = 0; head < shape.kv_heads; ++head) {
         if (head == 0 || shape.scope == hillinfer::kKvHead) {
             sums.clear(raw);
         }
         const uint8_t* stored = in.group + head * kGroupTokens;
-        mark_invalid(stored, sums.valid);
-        const int32_t largest = near_exponents(stored, exponents);
-        for (int i = 0; i < shape.heads; ++i, ++row) {
-            const NearRow own = near_row(row, raw ? 0 : offsets[row]);
-            const int32_t* products = in.products + row * kGroupTokens;
-            if (!own.fits(largest)) {
-                return false;
-            }
-            if (raw) {
-                add_near_values(products, exponents, own, sums.values);
-            } else if (add_near_weights(products, exponents, own, limit, sums.weights) >= limit) {
-                return false;
-            }
+        const bool near =
+            raw ? add_near_values(stored, products, rows, shape.heads, sums.values, sums.valid)
+                : Products::add_near_weights(stored, products, rows, shape.heads, limit,
+                                             sums.weights, sums.valid);
+        if (!near) {
+            return false;
         }
+        rows += shape.heads;
+        products += shape.heads * kGroupTokens;
         if (shape.scope == hillinfer::kKvHead) {
             sums.put(shape, raw ? offsets[head] : 0, position, tokens, out + head * stride);
         }
@@ -183,22 +176,19 @@ struct GroupScores {
         }
     }
 
-    static void tuples(const Shape& shape, const GroupInput& in, const int32_t* offsets,
-                       int64_t position, int tokens, uint32_t* out, int64_t stride) {
-        group_products<Products>(shape, in);
-        const int32_t nu = largest_nu(shape);
-        if (score_near_sets(shape, in, offsets, position, tokens, out, stride,
-                            [&](int row, int32_t less) {
-                                return near_row(shape, in, nu, row, less);
-                            })) {
-            return;
+    static void tuples(const Shape& shape, const GroupInput& first, const int32_t* offsets,
+                       int64_t position, int64_t tokens, uint32_t* out, int64_t stride) {
+        NearRow* const rows = near_rows(shape, first, offsets);
+        GroupInput in = first;
+        for (int64_t done = 0; done < tokens; done += kGroupTokens) {
+            const int count = int(tokens - done < kGroupTokens ? tokens - done : kGroupTokens);
+            group_products<Products>(shape, in);
+            if (!score_near_sets<Products>(shape, in, rows, offsets, position + done, count,
+                                           out + done, stride)) {
+                score_far_sets(shape, in, offsets, position + done, count, out + done, stride);
+            }
+            in.group += shape.group_bytes();
         }
-        alignas(64) int32_t log_weights[kGroupTokens];
-        score_sets(shape, in.group, offsets, position, tokens, out, stride,
-                   [&](int head, int row) {
-                       align(shape, in, head, row, log_weights);
-                       return log_weights;
-                   });
     }
 
     static void finish(const Shape& shape, const int32_t* log_weights, const uint8_t* exponents,
@@ -209,6 +199,27 @@ struct GroupScores {
     }
 
 private:
+    static void score_far_sets(const Shape& shape, const GroupInput& in, const int32_t* offsets,
+                               int64_t position, int tokens, uint32_t* out, int64_t stride) {
+        alignas(64) int32_t log_weights[kGroupTokens];
+        score_sets(shape, in.group, offsets, position, tokens, out, stride,
+                   [&](int head, int row) {
+                       align(shape, in, head, row, log_weights);
+                       return log_weights;
+                   });
+    }
+
+    static NearRow* near_rows(const Shape& shape, const GroupInput& in, const int32_t* offsets) {
+        const bool raw = shape.rule == hillinfer::kRawSum;
+        const int32_t nu = largest_nu(shape);
+        static_assert(sizeof(NearRow) == hillinfer::kRowWords * sizeof(int32_t));
+        NearRow* const rows = reinterpret_cast<NearRow*>(in.row_words);
+        for (int row = 0; row < shape.rows(); ++row) {
+            new (rows + row) NearRow(near_row(shape, in, nu, row, raw ? 0 : offsets[row]));
+        }
+        return rows;
+    }
+
     static NearRow near_row(const Shape& shape, const GroupInput& in, int32_t nu, int row,
                             int32_t less) {
         return NearRow(correction<Products>(shape, in.query->sums[row]), in.query->exponents[row],
@@ -222,20 +233,35 @@ private:
     }
 };
 
+// As wide as this file's flags allow: of wider ones, or of an array, gcc makes worse code.
+#if defined(__AVX512F__)
+constexpr size_t kWordBytes = 64;
+#elif defined(__AVX2__)
+constexpr size_t kWordBytes = 32;
+#else
+constexpr size_t kWordBytes = 16;
+#endif
+using Words = uint64_t __attribute__((vector_size(kWordBytes)));
+
 inline uint64_t read_sum(const uint8_t* bytes, size_t count) {
-    uint64_t sums[16] = {};
-    for (size_t i = 0; i + 128 <= count; i += 128) {
-        __builtin_prefetch(bytes + i + 8192);
-        __builtin_prefetch(bytes + i + 8192 + 64);
-        uint64_t words[16];
-        std::memcpy(words, bytes + i, sizeof words);
-        for (int lane = 0; lane < 16; ++lane) {
-            sums[lane] += words[lane];
+    constexpr int kSums = 4;
+    constexpr size_t kOnce = kSums * kWordBytes;
+    Words sums[kSums] = {};
+    for (size_t i = 0; i + kOnce <= count; i += kOnce) {
+        for (size_t ahead = 0; ahead < kOnce; ahead += hillinfer::kBeatBytes) {
+            __builtin_prefetch(bytes + i + 8192 + ahead);
+        }
+#pragma GCC unroll 4
+        for (int part = 0; part < kSums; ++part) {
+            Words words;
+            std::memcpy(&words, bytes + i + part * kWordBytes, sizeof words);
+            sums[part] += words;
         }
     }
+    const Words sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
     uint64_t total = 0;
-    for (uint64_t sum : sums) {
-        total += sum;
+    for (size_t lane = 0; lane < kWordBytes / sizeof total; ++lane) {
+        total += sum[lane];
     }
     return total;
 }

@@ -7,6 +7,8 @@ namespace hillinfer {
 
 // Channels that `statistics` takes at once.
 constexpr int kStatisticsChannels = 32;
+// Of a row's numbers that are the same for all groups of a segment.
+constexpr int kRowWords = 4;
 
 // Offsets and sums of one group on their way to tuples.
 struct GroupInput {
@@ -14,6 +16,7 @@ struct GroupInput {
     const QueryCodes* query;
     const int8_t* arranged;  // From `arrange`.
     int32_t* products;       // Scratch: rows * 64.
+    int32_t* row_words;      // Scratch: rows * kRowWords.
 };
 
 struct Kernels {
@@ -24,10 +27,11 @@ struct Kernels {
     void (*code_query)(const Shape&, const float* scaled, const Segment&, const QueryCodes& out);
     // L' of a group of 64 tokens: rows * 64.
     void (*log_weights)(const Shape&, const GroupInput&, int32_t* out);
-    // The tuples of a group: out[set * stride + token], `tokens` of them.
+    // The tuples of a segment's groups from the given one on: out[set * stride + token], `tokens` of
+    // them.
     void (*tuples)(const Shape&, const GroupInput&, const int32_t* offsets, int64_t position,
-                   int tokens, uint32_t* out, int64_t stride);
-    // The same from L' (rows * 64) and the group's exponents (kv_heads * 64).
+                   int64_t tokens, uint32_t* out, int64_t stride);
+    // Those of one group from L' (rows * 64) and its exponents (kv_heads * 64).
     void (*finish)(const Shape&, const int32_t* log_weights, const uint8_t* exponents,
                    const int32_t* offsets, int64_t position, int tokens, uint32_t* out,
                    int64_t stride);

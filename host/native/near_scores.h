@@ -33,6 +33,12 @@ inline int32_t near_limit(int rows) {
     return (7 - bits) << 8;
 }
 
+inline void mark_invalid(const uint8_t* __restrict exponents, int32_t* __restrict valid) {
+    for (int i = 0; i < hillinfer::kGroupTokens; ++i) {
+        valid[i] &= exponents[i] == hillinfer::kInvalidExponent ? 0 : -1;
+    }
+}
+
 // Exponents of a group's tokens in one KV head, 0 for an invalid one; returns the largest.
 inline int32_t near_exponents(const uint8_t* __restrict exponents, int32_t* __restrict out) {
     int32_t largest = 0;
@@ -53,24 +59,29 @@ public:
         : shift_(correction.shift + largest_nu + 1),
           bias_(correction.bias << (largest_nu + 1)),
           most_(largest_nu + 6 - query_exponent),
-          offset_(offset) {}
+          rounding_(2 * offset + 1) {}
 
     // Whether no token of an exponent up to this one moves a product past the limit.
     bool fits(int32_t largest_exponent) const { return largest_exponent <= most_; }
 
     // L is P * 2^nu to the nearest, halves up. P, moved left as far as the largest nu moves it and
-    // one further, only moves right from there, and the last step rounds.
+    // one further, only moves right from there; the last step rounds and adds the offset.
     int32_t log_weight(int32_t product, int32_t exponent) const {
         const int32_t right = most_ - exponent;
         const int32_t twice = ((product << shift_) - bias_) >> (right > 31 ? 31 : right);
-        return ((twice + 1) >> 1) + offset_;
+        return (twice + rounding_) >> 1;
     }
+
+    int32_t shift() const { return shift_; }
+    int32_t bias() const { return bias_; }
+    int32_t most() const { return most_; }
+    int32_t rounding() const { return rounding_; }
 
 private:
     int32_t shift_;
     int32_t bias_;
     int32_t most_;
-    int32_t offset_;
+    int32_t rounding_;  // Twice the offset and what rounds.
 };
 
 inline void near_values(const int32_t* __restrict products, const int32_t* __restrict exponents,
@@ -80,18 +91,28 @@ inline void near_values(const int32_t* __restrict products, const int32_t* __res
     }
 }
 
-inline void add_near_values(const int32_t* __restrict products,
-                            const int32_t* __restrict exponents, NearRow row,
-                            int32_t* __restrict sums) {
-    for (int i = 0; i < hillinfer::kGroupTokens; ++i) {
-        sums[i] += row.log_weight(products[i], exponents[i]);
+inline bool add_near_values(const uint8_t* stored, const int32_t* __restrict products,
+                            const NearRow* rows, int count, int32_t* __restrict sums,
+                            int32_t* valid) {
+    alignas(64) int32_t exponents[hillinfer::kGroupTokens];
+    const int32_t largest = near_exponents(stored, exponents);
+    mark_invalid(stored, valid);
+    for (int row = 0; row < count; ++row, products += hillinfer::kGroupTokens) {
+        const NearRow own = rows[row];
+        if (!own.fits(largest)) {
+            return false;
+        }
+        for (int i = 0; i < hillinfer::kGroupTokens; ++i) {
+            sums[i] += own.log_weight(products[i], exponents[i]);
+        }
     }
+    return true;
 }
 
 // `row` yields Z here. Returns the largest; from `limit` on the sums are of no use.
-inline int32_t add_near_weights(const int32_t* __restrict products,
-                                const int32_t* __restrict exponents, NearRow row, int32_t limit,
-                                int32_t* __restrict sums) {
+inline int32_t add_row_weights(const int32_t* __restrict products,
+                               const int32_t* __restrict exponents, NearRow row, int32_t limit,
+                               int32_t* __restrict sums) {
     int32_t largest = INT32_MIN;
     for (int i = 0; i < hillinfer::kGroupTokens; ++i) {
         const int32_t z = row.log_weight(products[i], exponents[i]);
@@ -102,5 +123,24 @@ inline int32_t add_near_weights(const int32_t* __restrict products,
     }
     return largest;
 }
+
+// What a KV head adds to the weights of its tokens, a row after the other. False where a number is
+// large: then the sums are of no use.
+struct NearWeights {
+    static bool add_near_weights(const uint8_t* stored, const int32_t* products,
+                                 const NearRow* rows, int count, int32_t limit, int32_t* sums,
+                                 int32_t* valid) {
+        alignas(64) int32_t exponents[hillinfer::kGroupTokens];
+        const int32_t largest = near_exponents(stored, exponents);
+        mark_invalid(stored, valid);
+        bool near = true;
+        for (int i = 0; i < count && near; ++i) {
+            near = rows[i].fits(largest) &&
+                   add_row_weights(products + i * hillinfer::kGroupTokens, exponents, rows[i],
+                                   limit, sums) < limit;
+        }
+        return near;
+    }
+};
 
 }  // namespace

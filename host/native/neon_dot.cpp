@@ -18,12 +18,13 @@ struct HeadTile;
 template <>
 struct HeadTile<8> {
     static constexpr int kSliceBytes = 16;
+    static constexpr int kTiles = 1;
 
     static void arrange(const int8_t* codes, int8_t* out) { std::memcpy(out, codes, 16); }
 
     template <int kHeads>
-    static void run(const uint8_t* beats, int slices, const int8_t* query, size_t stride,
-                    int32_t* products) {
+    static void run(const uint8_t* beats, const uint8_t*, size_t, int slices,
+                    const int8_t* query, size_t stride, int32_t* products) {
         int32x4_t sums[kHeads][4];
         for (auto& tokens : sums) {
             for (auto& sum : tokens) {
@@ -54,6 +55,7 @@ struct HeadTile<8> {
 template <>
 struct HeadTile<4> {
     static constexpr int kSliceBytes = 16;
+    static constexpr int kTiles = 1;
 
     static void arrange(const int8_t* codes, int8_t* out) {
         for (int i = 0; i < 8; ++i) {
@@ -63,8 +65,8 @@ struct HeadTile<4> {
     }
 
     template <int kHeads>
-    static void run(const uint8_t* beats, int slices, const int8_t* query, size_t stride,
-                    int32_t* products) {
+    static void run(const uint8_t* beats, const uint8_t*, size_t, int slices,
+                    const int8_t* query, size_t stride, int32_t* products) {
         int32x4_t sums[kHeads][4];
         for (auto& tokens : sums) {
             for (auto& sum : tokens) {
@@ -103,6 +105,7 @@ struct HeadTile<4> {
 template <>
 struct HeadTile<2> {
     static constexpr int kSliceBytes = 16;
+    static constexpr int kTiles = 1;
 
     static void arrange(const int8_t* codes, int8_t* out) {
         for (int i = 0; i < 16; ++i) {
@@ -117,8 +120,8 @@ struct HeadTile<2> {
     }
 
     template <int kHeads>
-    static void run(const uint8_t* beats, int slices, const int8_t* query, size_t stride,
-                    int32_t* products) {
+    static void run(const uint8_t* beats, const uint8_t*, size_t, int slices,
+                    const int8_t* query, size_t stride, int32_t* products) {
         for (int part = 0; part < 4; ++part) {
             int32x4_t sums[kHeads];
             for (auto& sum : sums) {
@@ -145,7 +148,7 @@ struct HeadTile<2> {
     }
 };
 
-struct NeonProducts : TileHeads<HeadTile, 4> {
+struct NeonProducts : TileHeads<HeadTile, 4>, NearWeights {
     static constexpr int32_t zero_code(int) { return 0; }
 };
 

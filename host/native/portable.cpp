@@ -4,7 +4,7 @@
 
 namespace {
 
-struct PortableProducts {
+struct PortableProducts : NearWeights {
     static constexpr int32_t zero_code(int) { return 0; }
 
     static size_t arranged_bytes(const Shape& shape) {
@@ -45,7 +45,9 @@ struct PortableProducts {
         }
     }
 
-    static void tile(const Shape& shape, const uint8_t* tile, const int8_t* arranged,
+    static int tiles_at_once(const Shape&) { return 1; }
+
+    static void tiles(const Shape& shape, const uint8_t* tile, const int8_t* arranged,
                      int32_t* products) {
         const auto head_tile_of = shape.code_bits == 8   ? head_tile<8>
                                   : shape.code_bits == 4 ? head_tile<4>

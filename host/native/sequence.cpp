@@ -69,18 +69,20 @@ struct Scratch {
     explicit Scratch(const Shape& shape)
         : codes(size_t(shape.rows()) * shape.padded_dim),
           products(size_t(shape.rows()) * kGroupTokens),
+          row_words(size_t(shape.rows()) * kRowWords),
           log_weights(size_t(shape.rows()) * kGroupTokens),
           probes(shape.group_bytes()) {}
 
     Aligned<int8_t> codes;
     Aligned<int32_t> products;
+    Aligned<int32_t> row_words;
     Aligned<int32_t> log_weights;
     Aligned<uint8_t> probes;
 };
 
 std::vector<Scratch> scratches(const Shape& shape, int threads) {
     std::vector<Scratch> made;
-    for (int i = 0; i < std::max(threads, 1); ++i) {
+    for (int i = 0; i < std::clamp(threads, 1, kMostThreads); ++i) {
         made.emplace_back(shape);
     }
     return made;
@@ -139,9 +141,11 @@ public:
         run_parallel(sequence_.threads, (groups + step - 1) / step,
                      [&](int64_t item, int worker) {
                          const int64_t stop = std::min((item + 1) * step, groups);
-                         for (int64_t group = item * step; group < stop; ++group) {
-                             score(group / per_segment, group % per_segment, offsets.data(),
-                                   tuples, scratches_[worker]);
+                         for (int64_t group = item * step, next; group < stop; group = next) {
+                             const int64_t number = group / per_segment;
+                             next = std::min((number + 1) * per_segment, stop);
+                             score(number, group, next, offsets.data(), tuples,
+                                   scratches_[worker]);
                          }
                      });
     }
@@ -232,7 +236,9 @@ private:
     void weigh(int64_t number, const uint8_t* group, Scratch& scratch) {
         const QueryCodes query = queries_.codes_of(number);
         kernels_.log_weights(
-            shape_, {group, &query, queries_.arranged_of(number), scratch.products.get()},
+            shape_,
+            {group, &query, queries_.arranged_of(number), scratch.products.get(),
+             scratch.row_words.get()},
             scratch.log_weights.get());
     }
 
@@ -255,15 +261,17 @@ private:
         }
     }
 
-    void score(int64_t number, int64_t group, const int32_t* offsets, uint32_t* tuples,
-               Scratch& scratch) {
+    // Groups first .. stop - 1 of the sequence, all of one segment.
+    void score(int64_t number, int64_t first, int64_t stop, const int32_t* offsets,
+               uint32_t* tuples, Scratch& scratch) {
         const QueryCodes query = queries_.codes_of(number);
-        const int64_t position = number * shape_.segment_tokens + group * kGroupTokens;
-        const int count = int(std::min<int64_t>(tokens_ - position, kGroupTokens));
+        const int64_t position = first * kGroupTokens;
+        const int64_t own = first - number * (shape_.segment_tokens / kGroupTokens);
         kernels_.tuples(shape_,
-                        {group_of(number, group), &query, queries_.arranged_of(number),
-                         scratch.products.get()},
-                        offsets, position, count, tuples + position, tokens_);
+                        {group_of(number, own), &query, queries_.arranged_of(number),
+                         scratch.products.get(), scratch.row_words.get()},
+                        offsets, position, std::min(tokens_, stop * kGroupTokens) - position,
+                        tuples + position, tokens_);
     }
 
     const Kernels& kernels_;
@@ -287,7 +295,7 @@ void sequence_start(const Kernels& kernels, const Sequence& sequence, const Code
     std::copy(made.begin(), made.end(), offsets);
     const Shape& shape = sequence.shape;
     const size_t rows = size_t(shape.rows());
-    std::vector<int32_t> sums(size_t(std::max(sequence.threads, 1)) * rows);
+    std::vector<int32_t> sums(size_t(std::clamp(sequence.threads, 1, kMostThreads)) * rows);
     run_parallel(sequence.threads, sequence.segment_count, [&](int64_t number, int worker) {
         kernels.code_query(shape, sequence.scaled, sequence.segments[number],
                            {out.codes + size_t(number) * rows * shape.padded_dim,
@@ -329,18 +337,16 @@ void score_pieces(const Kernels& kernels, const Sequence& sequence, const Piece*
         const QueryCodes query{nullptr, const_cast<int32_t*>(piece.exponents),
                                const_cast<int32_t*>(piece.addends), &sums[number * rows]};
         const int64_t start = (item - first_item[number]) * kGroupsAtOnce;
-        const int64_t stop = std::min(start + kGroupsAtOnce, groups_of(piece.tokens));
-        for (int64_t group = start; group < stop; ++group) {
-            const int64_t token = group * kGroupTokens;
-            const int64_t tokens = std::min<int64_t>(piece.tokens - token, kGroupTokens);
-            // The offsets are in the addends already.
-            kernels.tuples(shape,
-                           {piece.shadow + size_t(group) * shape.group_bytes(), &query,
-                            arranged.get() + size_t(number) * arranged_bytes,
-                            own[worker].products.get()},
-                           none.data(), piece.position + token, int(tokens), piece.tuples + token,
-                           piece.stride);
-        }
+        const int64_t token = start * kGroupTokens;
+        const int64_t tokens =
+            std::min<int64_t>(piece.tokens - token, kGroupsAtOnce * kGroupTokens);
+        // The offsets are in the addends already.
+        kernels.tuples(shape,
+                       {piece.shadow + size_t(start) * shape.group_bytes(), &query,
+                        arranged.get() + size_t(number) * arranged_bytes,
+                        own[worker].products.get(), own[worker].row_words.get()},
+                       none.data(), piece.position + token, tokens, piece.tuples + token,
+                       piece.stride);
     });
 }
 
@@ -354,7 +360,9 @@ void segment_log_weights(const Kernels& kernels, const Sequence& sequence, const
     run_parallel(sequence.threads, groups_of(segment.tokens), [&](int64_t group, int worker) {
         const uint8_t* from = segment.shadow + size_t(group) * shape.group_bytes();
         kernels.log_weights(
-            shape, {from, &query, queries.arranged_of(0), own[worker].products.get()},
+            shape,
+            {from, &query, queries.arranged_of(0), own[worker].products.get(),
+             own[worker].row_words.get()},
             log_weights + size_t(group) * shape.rows() * kGroupTokens);
         std::memcpy(exponents + size_t(group) * shape.kv_heads * kGroupTokens, from,
                     size_t(shape.kv_heads) * kGroupTokens);

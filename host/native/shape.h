@@ -10,6 +10,7 @@ constexpr int kGroupTokens = 64;
 constexpr int kBeatBytes = 64;
 constexpr int kSliceChannels = 16;
 constexpr int kInvalidExponent = 255;
+constexpr int kMostQueryHeads = 64;  // Of one KV head.
 
 enum Rule : int32_t { kWeightSum = 0, kRawSum = 1 };
 enum Scope : int32_t { kLayer = 0, kKvHead = 1 };

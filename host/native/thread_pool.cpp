@@ -3,11 +3,13 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <mutex>
+#include <new>
+#include <system_error>
 #include <thread>
-#include <vector>
 
 namespace hillinfer {
 namespace {
@@ -15,13 +17,13 @@ namespace {
 class Pool {
 public:
     void run(int threads, int64_t items, const std::function<void(int64_t, int)>& work) {
-        grow(threads - 1);
+        const int helpers = grow(threads - 1);
         {
             const std::lock_guard<std::mutex> lock(mutex_);
             work_ = &work;
             items_ = items;
             next_.store(0, std::memory_order_relaxed);
-            wanted_ = threads - 1;
+            wanted_ = helpers;
             running_ = wanted_;
             ++round_;
         }
@@ -35,13 +37,20 @@ public:
     std::mutex in_use;
 
 private:
-    void grow(int helpers) {
-        while (int(helpers_.size()) < helpers) {
-            const int number = int(helpers_.size());
-            // A new thread must not take part in a round that ended before it came.
-            helpers_.emplace_back([this, number, round = round_] { help(number, round); });
-            helpers_.back().detach();
+    // Returns how many of so many helpers there are: where the system gives no more threads or no
+    // memory for one, those that exist and the caller do the work.
+    int grow(int helpers) {
+        try {
+            while (started_ < helpers) {
+                // A new thread must not take part in a round that ended before it came.
+                std::thread([this, number = started_, round = round_] { help(number, round); })
+                    .detach();
+                ++started_;
+            }
+        } catch (const std::system_error&) {
+        } catch (const std::bad_alloc&) {
         }
+        return std::min(started_, helpers);
     }
 
     void help(int number, uint64_t seen) {
@@ -69,7 +78,7 @@ private:
         }
     }
 
-    std::vector<std::thread> helpers_;
+    int started_ = 0;
     std::mutex mutex_;
     std::condition_variable start_;
     std::condition_variable done_;
@@ -85,14 +94,13 @@ private:
 Pool* pool = nullptr;
 std::once_flag once;
 
-void make_pool() { pool = new Pool; }
+// Without memory for it every call runs on its caller alone.
+void make_pool() { pool = new (std::nothrow) Pool; }
 
 }  // namespace
 
 void run_parallel(int threads, int64_t items, const std::function<void(int64_t, int)>& work) {
-    if (threads > items) {
-        threads = int(items);
-    }
+    threads = int(std::min<int64_t>(std::min(threads, kMostThreads), items));
     if (threads > 1) {
         std::call_once(once, [] {
             make_pool();
@@ -100,7 +108,10 @@ void run_parallel(int threads, int64_t items, const std::function<void(int64_t, 
             pthread_atfork(nullptr, nullptr, make_pool);
         });
         Pool* const own = pool;
-        std::unique_lock<std::mutex> in_use(own->in_use, std::try_to_lock);
+        std::unique_lock<std::mutex> in_use;
+        if (own) {
+            in_use = std::unique_lock<std::mutex>(own->in_use, std::try_to_lock);
+        }
         if (in_use.owns_lock()) {
             own->run(threads, items, work);
             return;

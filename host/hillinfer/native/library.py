@@ -69,6 +69,7 @@ _SIGNATURES = {
     "hillinfer_read_sum": (ctypes.c_uint64, [_INT, _POINTER, _LONG, _INT]),
 }
 _NO_MEMORY = 2
+_FAILED = 3
 
 
 class NativeLibrary:
@@ -120,11 +121,13 @@ class NativeLibrary:
         MemoryError
             It could not get memory.
         NativeError
-            The processor lacks the variant that was asked for.
+            The processor lacks the variant that was asked for, or the system refused something.
         """
         outcome = getattr(self._functions, name)(*arguments)
         if outcome == _NO_MEMORY:
             raise MemoryError(f"{name} found no memory to work in")
+        if outcome == _FAILED:
+            raise NativeError(f"{name} failed: the system refused it something")
         if outcome:
             raise NativeError("this processor cannot run that variant of the native scorer")
 
