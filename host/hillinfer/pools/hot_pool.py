@@ -38,6 +38,9 @@ class HotPool:
         self._policy = policy
         self._slot_of_row = np.full(0, NOWHERE, np.int32)
         self._used = 0
+        # The memory stays where it is, and asking numpy takes long.
+        self._address = np.uint64(self._slots.data.ctypes.data)
+        self._row_bytes = np.uint64(row_bytes)
 
     @property
     def used_rows(self) -> int:
@@ -61,20 +64,24 @@ class HotPool:
         """Return the slot of each row, -1 where it is not hot."""
         return self._slot_of_row[rows]
 
-    @property
-    def rows_in_slots(self) -> NDArray[np.uint8]:
-        """The rows themselves, uint8 of shape (slots, row_bytes)."""
-        return self._slots.data
-
     def copy_out(
         self, slots: NDArray[np.int32], out: NDArray[np.uint8], places: NDArray[np.int64]
     ) -> None:
         """Copy rows from slots to places of `out`, uint8 of shape (any, row_bytes)."""
         out[places] = self._slots.data[slots]
 
+    def addresses(self, slots: NDArray[np.int32]) -> NDArray[np.uint64]:
+        """Return where the rows in slots lie in memory, uint64, 0 for the slot -1."""
+        places = slots.astype(np.uint64)
+        places *= self._row_bytes
+        places += self._address
+        places[slots == NOWHERE] = 0
+        return places
+
     def note_hits(self, slots: NDArray[np.int32], step: int) -> None:
-        """Note that these slots were selected in this step."""
-        self._slots.last_selected[slots] = step
+        """Note that these slots, -1 for none, were selected in this step."""
+        hot = slots if NOWHERE not in slots else slots[slots != NOWHERE]
+        self._slots.last_selected[hot] = step
 
     def refresh(
         self,

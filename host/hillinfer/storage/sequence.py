@@ -37,6 +37,11 @@ class Sequence:
         # The same as an array: made anew for every group that comes, not at every step.
         self._group_table: NDArray[np.int64] = np.zeros(0, np.int64)
         self.tails = np.zeros((layers, GROUP_TOKENS, row_bytes), np.uint8)
+        # Tails stay where they are, and asking numpy takes long.
+        self._tail_addresses = [
+            self.tails.ctypes.data + layer * GROUP_TOKENS * row_bytes for layer in range(layers)
+        ]
+        self._row_bytes = np.uint64(row_bytes)
         # Position of the first row in `tails`, layer by layer.
         self.held_starts = [0] * layers
         self.segments: list[Segment] = []
@@ -48,6 +53,24 @@ class Sequence:
     def tail_start(self, layer: int) -> int:
         """Return the position of the open group's first token in a layer."""
         return self.lengths[layer] // GROUP_TOKENS * GROUP_TOKENS
+
+    def tail_addresses(self, layer: int, positions: NDArray[np.int64]) -> NDArray[np.uint64]:
+        """Return where the rows of ascending positions in a layer's tail lie, uint64.
+
+        Raises
+        ------
+        IndexError
+            A position is not held there.
+        """
+        first = self.held_starts[layer]
+        if len(positions) and not (
+            first <= positions[0] and positions[-1] < min(self.lengths[layer], first + GROUP_TOKENS)
+        ):
+            raise IndexError(f"positions {positions[0]} to {positions[-1]} from {first} on")
+        addresses = (positions - first).astype(np.uint64)
+        addresses *= self._row_bytes
+        addresses += np.uint64(self._tail_addresses[layer])
+        return addresses
 
     def rows(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the row numbers of positions in full groups, int64 of the same shape."""
