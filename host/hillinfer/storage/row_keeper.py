@@ -212,7 +212,8 @@ class RowKeeper:
             filled = sequence.lengths[layer] % GROUP_TOKENS
             if filled + tokens - done < GROUP_TOKENS:
                 end = filled + tokens - done
-                self._layout.pack(keys[:, done:], values[:, done:], tail[filled:end])
+                own = (keys[:, done:], values[:, done:]) if done else (keys, values)
+                self._layout.pack(*own, tail[filled:end])
                 sequence.held_starts[layer] = sequence.tail_start(layer)
                 sequence.lengths[layer] += tokens - done
                 break
