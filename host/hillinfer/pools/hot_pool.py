@@ -80,8 +80,8 @@ class HotPool:
 
     def note_hits(self, slots: NDArray[np.int32], step: int) -> None:
         """Note that these slots, -1 for none, were selected in this step."""
-        hot = slots if NOWHERE not in slots else slots[slots != NOWHERE]
-        self._slots.last_selected[hot] = step
+        hot = slots != NOWHERE
+        self._slots.last_selected[slots if hot.all() else slots[hot]] = step
 
     def refresh(
         self,
