@@ -64,6 +64,13 @@ _SIGNATURES = {
         _INT,
         [_INT, ctypes.POINTER(Attention), _POINTER, _LONG, _POINTER, _LONG, _POINTER],
     ),
+    "hillinfer_row_places": (
+        _LONG,
+        [
+            *(_POINTER, _LONG, _LONG, _LONG, _LONG, ctypes.c_uint64, _POINTER, _LONG),
+            *(_POINTER, _LONG, _POINTER, _INT, ctypes.c_uint64, _LONG, _POINTER),
+        ],
+    ),
     "hillinfer_read_rows": (ctypes.c_uint64, [_INT, _POINTER, _LONG, _LONG, _INT]),
     "hillinfer_read_sum": (ctypes.c_uint64, [_INT, _POINTER, _LONG, _INT]),
 }
@@ -130,6 +137,17 @@ class NativeLibrary:
     def attention_bytes(self, attention: object) -> int:
         """Return the bytes of a softmax's state, for a reference to an `Attention`."""
         return int(self._functions.hillinfer_attention_bytes(attention))
+
+    def row_places(self, *arguments: int) -> None:
+        """Find rows; the arguments are those of host/native/row_places.cpp.
+
+        Raises
+        ------
+        IndexError
+            A position is nowhere.
+        """
+        if self._functions.hillinfer_row_places(*arguments):
+            raise IndexError("a position behind the last token, or in no group")
 
     def read_rows(
         self, variant: Variant, rows: NDArray[np.uint64], row_bytes: int, threads: int

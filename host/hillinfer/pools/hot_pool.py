@@ -4,16 +4,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hillinfer.native.addresses import row_addresses
 from hillinfer.policies.pool_policy import PoolPolicy
 from hillinfer.policies.row_history import RowHistory
 from hillinfer.pools.candidates import Candidates
 from hillinfer.pools.pool_moment import PoolMoment
 from hillinfer.pools.ranking import rank
 from hillinfer.pools.slot_table import NOWHERE, SlotTable
+
+if TYPE_CHECKING:
+    from hillinfer.storage.sequence import Sequence
 
 COPIED_AT_ONCE = 64
 
@@ -38,9 +43,6 @@ class HotPool:
         self._policy = policy
         self._slot_of_row = np.full(0, NOWHERE, np.int32)
         self._used = 0
-        # The memory stays where it is, and asking numpy takes long.
-        self._address = np.uint64(self._slots.data.ctypes.data)
-        self._row_bytes = np.uint64(row_bytes)
 
     @property
     def used_rows(self) -> int:
@@ -70,18 +72,46 @@ class HotPool:
         """Copy rows from slots to places of `out`, uint8 of shape (any, row_bytes)."""
         out[places] = self._slots.data[slots]
 
-    def addresses(self, slots: NDArray[np.int32]) -> NDArray[np.uint64]:
-        """Return where the rows in slots lie in memory, uint64, 0 for the slot -1."""
-        places = slots.astype(np.uint64)
-        places *= self._row_bytes
-        places += self._address
-        places[slots == NOWHERE] = 0
-        return places
+    def locate(
+        self, layer: int, sequence: Sequence, positions: NDArray[np.int64], step: int
+    ) -> NDArray[np.uint64]:
+        """Return where rows lie in memory, and note that they were selected in this step.
+
+        Parameters
+        ----------
+        layer, sequence
+            Whose rows.
+        positions
+            int64, ascending.
+        step
+            The current step.
+
+        Returns
+        -------
+        uint64 addresses in slots and tail, 0 for a row that is cold.
+
+        Raises
+        ------
+        IndexError
+            The sequence has no such position.
+        """
+        if len(positions) and not 0 <= positions[0] <= positions[-1] < sequence.lengths[layer]:
+            raise IndexError(f"positions {positions[0]} to {positions[-1]}")
+        settled = positions[: positions.searchsorted(sequence.tail_start(layer))]
+        slots = self.slots(sequence.rows(settled))
+        self.note_hits(slots[slots != NOWHERE], step)
+        first = sequence.held_starts[layer]
+        # A group that the newest token filled is still held.
+        held = positions.searchsorted(first)
+        hot = np.flatnonzero(slots[:held] != NOWHERE)
+        addresses = np.zeros(len(positions), np.uint64)
+        addresses[hot] = row_addresses(self._slots.data, slots[hot])
+        addresses[held:] = row_addresses(sequence.tails[layer], positions[held:] - first)
+        return addresses
 
     def note_hits(self, slots: NDArray[np.int32], step: int) -> None:
-        """Note that these slots, -1 for none, were selected in this step."""
-        hot = slots != NOWHERE
-        self._slots.last_selected[slots if hot.all() else slots[hot]] = step
+        """Note that these slots were selected in this step."""
+        self._slots.last_selected[slots] = step
 
     def refresh(
         self,

@@ -13,12 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hillinfer.model_shape import ModelShape
+from hillinfer.native.library import native_is_here
 from hillinfer.policies.pool_policy import PoolPolicy
 from hillinfer.pools.accountant import Accountant, Part
 from hillinfer.pools.candidates import Candidates
 from hillinfer.pools.hit_rate_table import HitRateTable
 from hillinfer.pools.hot_pool import HotPool
 from hillinfer.pools.layer_shares import LayerShares
+from hillinfer.pools.native_hot_pool import NativeHotPool
 from hillinfer.pools.pool_moment import PoolMoment
 from hillinfer.pools.slot_table import SLOT_BYTES
 from hillinfer.pools.untold_hits import UntoldHits
@@ -77,7 +79,10 @@ class HotPools:
         self._granted = sys.maxsize
         self._slot_bytes = shape.row_bytes + SLOT_BYTES
         most_rows = int(self._slots_in_all() / shape.layers * shares.largest)
-        self.layers = [HotPool(shape.row_bytes, most_rows, policy) for _ in range(shape.layers)]
+        made = NativeHotPool if native_is_here() else HotPool
+        self.layers: list[HotPool] = [
+            made(shape.row_bytes, most_rows, policy) for _ in range(shape.layers)
+        ]
         self.hits = UntoldHits(self.layers)
         self._moments = [PoolMoment(0, 0, 1.0, 0, 0)] * shape.layers
         self._background = ThreadPoolExecutor(1, thread_name_prefix="hillinfer-pool")

@@ -71,7 +71,7 @@ class PoolKeeper:
 
     def begin_reading(
         self, layer: int, sequence: Sequence, selected: NDArray[np.int64], step: int
-    ) -> NDArray[np.int32]:
+    ) -> None:
         """Count a selected set as hits, and keep its hot rows where they are until they are read.
 
         Parameters
@@ -82,19 +82,19 @@ class PoolKeeper:
             int64 positions, ascending.
         step
             The current step.
-
-        Returns
-        -------
-        int32, the slots of those in full groups, which come first; -1 where one is not hot.
         """
-        self._pools.settle(layer)
-        self._tally(layer, sequence, selected)
-        settled = sequence.tail_start(layer)
-        self._pools.hits.note(layer, sequence, settled, sequence.lengths[layer])
+        self._count(layer, sequence, selected)
+        settled = selected[: selected.searchsorted(sequence.tail_start(layer))]
         pool = self._pools.layers[layer]
-        slots = pool.slots(sequence.rows(selected[: selected.searchsorted(settled)]))
-        pool.note_hits(slots, step)
-        return slots
+        slots = pool.slots(sequence.rows(settled))
+        pool.note_hits(slots[slots >= 0], step)
+
+    def begin_in_place(
+        self, layer: int, sequence: Sequence, selected: NDArray[np.int64], step: int
+    ) -> NDArray[np.uint64]:
+        """Do so, and return where rows lie, 0 where one is cold; see `HotPool.locate`."""
+        self._count(layer, sequence, selected)
+        return self._pools.layers[layer].locate(layer, sequence, selected, step)
 
     def offer_read(
         self,
@@ -152,6 +152,12 @@ class PoolKeeper:
         self._pools.hits.note(layer, sequence, length, length)
         # Nobody reads now, so rows of this very step may give way too.
         return self._offer(layer, sequence, positions, source, places, step, step + 1, _ignore)
+
+    def _count(self, layer: int, sequence: Sequence, selected: NDArray[np.int64]) -> None:
+        self._pools.settle(layer)
+        self._tally(layer, sequence, selected)
+        settled, length = sequence.tail_start(layer), sequence.lengths[layer]
+        self._pools.hits.note(layer, sequence, settled, length)
 
     def _tally(self, layer: int, sequence: Sequence, selected: NDArray[np.int64]) -> None:
         self._pools.cover_hits(sequence.hits, layer, sequence.lengths[layer])

@@ -277,13 +277,12 @@ class RowReader:
         """
         promoting: Future[tuple[int, int]] | None = None
         with self._pools.attending:
-            slots = self._keeper.begin_reading(layer, sequence, positions, step)
+            addresses = self._keeper.begin_in_place(layer, sequence, positions, step)
             entry = LayerStep(step, layer, sequence.lengths[layer])
             started = time.perf_counter()
             try:
                 self._landed.claim(landed)
                 _note_reads(entry, self._landed.arrive(landed))
-                addresses = self._addresses(layer, sequence, positions, slots)
                 arrived, rest = self._arrived(positions, addresses, landed)
                 entry.cold_rows = len(arrived) + len(rest)
                 entry.hot_rows = len(positions) - entry.cold_rows
@@ -331,19 +330,6 @@ class RowReader:
         self._counters.drive_wait_seconds += entry.wait_seconds
         self._layer_hits.add(entry)
         self._pools.when_settled(entry.layer, lambda: self._observe(entry))
-
-    def _addresses(
-        self,
-        layer: int,
-        sequence: Sequence,
-        positions: NDArray[np.int64],
-        slots: NDArray[np.int32],
-    ) -> NDArray[np.uint64]:
-        """Return where rows lie in tail and hot pool, 0 where they are in neither."""
-        settled = positions.searchsorted(sequence.held_starts[layer])
-        # A group that the newest token filled is still held.
-        hot = self._pools.layers[layer].addresses(slots[:settled])
-        return np.concatenate((hot, sequence.tail_addresses(layer, positions[settled:])))
 
     def _arrived(
         self,

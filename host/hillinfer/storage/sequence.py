@@ -36,12 +36,11 @@ class Sequence:
         self.groups: list[int] = []
         # The same as an array: made anew for every group that comes, not at every step.
         self._group_table: NDArray[np.int64] = np.zeros(0, np.int64)
+        self._group_address = 0
         self.tails = np.zeros((layers, GROUP_TOKENS, row_bytes), np.uint8)
-        # Tails stay where they are, and asking numpy takes long.
-        self._tail_addresses = [
-            self.tails.ctypes.data + layer * GROUP_TOKENS * row_bytes for layer in range(layers)
-        ]
-        self._row_bytes = np.uint64(row_bytes)
+        # They stay where they are, and asking numpy takes long.
+        self._tail_address: int = self.tails.ctypes.data
+        self._tail_bytes = GROUP_TOKENS * row_bytes
         # Position of the first row in `tails`, layer by layer.
         self.held_starts = [0] * layers
         self.segments: list[Segment] = []
@@ -54,29 +53,18 @@ class Sequence:
         """Return the position of the open group's first token in a layer."""
         return self.lengths[layer] // GROUP_TOKENS * GROUP_TOKENS
 
-    def tail_addresses(self, layer: int, positions: NDArray[np.int64]) -> NDArray[np.uint64]:
-        """Return where the rows of ascending positions in a layer's tail lie, uint64.
+    def tail_address(self, layer: int) -> int:
+        """Return where a layer's tail lies in memory."""
+        return self._tail_address + layer * self._tail_bytes
 
-        Raises
-        ------
-        IndexError
-            A position is not held there.
-        """
-        first = self.held_starts[layer]
-        if len(positions) and not (
-            first <= positions[0] and positions[-1] < min(self.lengths[layer], first + GROUP_TOKENS)
-        ):
-            raise IndexError(f"positions {positions[0]} to {positions[-1]} from {first} on")
-        addresses = (positions - first).astype(np.uint64)
-        addresses *= self._row_bytes
-        addresses += np.uint64(self._tail_addresses[layer])
-        return addresses
+    def group_address(self) -> int:
+        """Return where the numbers of the groups lie, int64, until the next group comes."""
+        self._numbers()
+        return self._group_address
 
     def rows(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the row numbers of positions in full groups, int64 of the same shape."""
-        table = self._group_table
-        if len(table) != len(self.groups):
-            table = self._group_table = np.asarray(self.groups, np.int64)
+        table = self._numbers()
         return table[positions // GROUP_TOKENS] * GROUP_TOKENS + positions % GROUP_TOKENS
 
     def drop_groups(self, keep: int) -> None:
@@ -84,3 +72,9 @@ class Sequence:
         del self.groups[keep:]
         # Others may come in their places before anyone asks for rows.
         self._group_table = np.zeros(0, np.int64)
+
+    def _numbers(self) -> NDArray[np.int64]:
+        if len(self._group_table) != len(self.groups):
+            self._group_table = np.asarray(self.groups, np.int64)
+            self._group_address = self._group_table.ctypes.data
+        return self._group_table

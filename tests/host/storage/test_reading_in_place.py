@@ -1,45 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where rows lie that attention reads in place."""
+"""Runs of rows that attention reads in place, and what sequences learn meanwhile."""
 
 import numpy as np
 import pytest
 from runtime_rows import SETTINGS, SHAPE, fill, read
 
-from hillinfer.policies.pool_policy import PoolPolicy
 from hillinfer.pools.budget_plan import staging_bytes
-from hillinfer.pools.hot_pool import HotPool
 from hillinfer.runtime import Runtime
 from hillinfer.storage.row_reader import _runs
-from hillinfer.storage.sequence import Sequence
-
-
-def test_slots_have_addresses_and_no_slot_has_none():
-    pool = HotPool(64, 10, PoolPolicy())
-    data = pool._slots.data
-    slots = np.array([3, -1, 0, 9], np.int32)
-    expected = [data[3:].ctypes.data, 0, data.ctypes.data, data[9:].ctypes.data]
-    assert pool.addresses(slots).tolist() == expected
-    # The twin: one slot further is another address.
-    assert pool.addresses(slots + np.int32(1)).tolist() != expected
-
-
-def test_a_hit_of_no_slot_stamps_none():
-    pool = HotPool(64, 10, PoolPolicy())
-    pool.note_hits(np.array([2, -1, 5], np.int32), 7)
-    assert np.flatnonzero(pool._slots.last_selected).tolist() == [2, 5]
-
-
-def test_the_tail_has_addresses_of_what_it_holds_alone():
-    sequence = Sequence(2, 64)
-    sequence.lengths, sequence.held_starts = [70, 130], [64, 128]
-    tails = sequence.tails
-    places = sequence.tail_addresses(1, np.array([128, 129]))
-    assert places.tolist() == [tails[1, 0].ctypes.data, tails[1, 1].ctypes.data]
-    assert sequence.tail_addresses(0, np.array([65])).tolist() == [tails[0, 1].ctypes.data]
-    assert sequence.tail_addresses(0, np.zeros(0, np.int64)).tolist() == []
-    for positions in ([63, 64], [69, 70], [127]):
-        with pytest.raises(IndexError):
-            sequence.tail_addresses(0, np.array(positions))
 
 
 def run_by_run(count, rest, tile, most):
