@@ -36,6 +36,7 @@ COMMON: dict[str, list[str]] = {
     "attention": _ANY_FLOAT,
     "attention_api": [],
     "attention_portable": _ANY_FLOAT,
+    "row_places": [],
     "row_products": _ANY_FLOAT,
 }
 _X86 = {

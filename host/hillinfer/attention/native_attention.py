@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hillinfer.attention.native_softmax import NativeSoftmax
+from hillinfer.attention.native_softmax import NativeSoftmax, described
 from hillinfer.model_shape import ModelShape
 from hillinfer.native.errors import NativeError
 from hillinfer.native.library import native_library
@@ -51,6 +52,7 @@ class NativeAttention:
                 f"{shape.group_size} query heads per KV head: the native library attends with 1 to"
                 f" {MOST_GROUP_SIZE}; use torch"
             )
+        self._state_bytes = library.attention_bytes(ctypes.byref(described(shape, None, 1.0)))
 
     def begin(self, query: torch.Tensor, scaling: float) -> NativeSoftmax:
         """Return a softmax over no rows yet, for rows that come in several batches.
@@ -67,7 +69,7 @@ class NativeAttention:
         ValueError
             The query has another shape, type or device, or the scaling is not finite.
         """
-        return NativeSoftmax(self.shape, self.variant, query, scaling)
+        return NativeSoftmax(self.shape, self.variant, query, scaling, self._state_bytes)
 
     def attend(
         self, query: torch.Tensor, scaling: float, sets: Sequence[NDArray[np.uint64]]

@@ -10,10 +10,10 @@ import torch
 from numpy.typing import NDArray
 
 from hillinfer.attention.native_attention import MOST_GROUP_SIZE
-from hillinfer.model_shape import ModelShape, StoredType
+from hillinfer.attention.native_softmax import described
+from hillinfer.model_shape import ModelShape
 from hillinfer.native.errors import NativeError
 from hillinfer.native.library import native_library
-from hillinfer.native.structures import Attention
 
 
 class NativeProducts:
@@ -66,7 +66,7 @@ class NativeProducts:
         self._library.call(
             "hillinfer_inner_products",
             self._variant,
-            ctypes.byref(self._described(wide.data_ptr(), scaling)),
+            ctypes.byref(described(self._shape, wide.data_ptr(), scaling)),
             rows.ctypes.data,
             len(rows),
             out.data_ptr(),
@@ -99,7 +99,7 @@ class NativeProducts:
         self._library.call(
             "hillinfer_weighted_sum",
             self._variant,
-            ctypes.byref(self._described(None, 1.0)),
+            ctypes.byref(described(self._shape, None, 1.0)),
             rows.ctypes.data,
             len(rows),
             weights.data_ptr(),
@@ -117,19 +117,6 @@ class NativeProducts:
                 f"a table {tuple(table.shape)} of {table.dtype}: give float32 {expected}, the last "
                 "dimension dense"
             )
-
-    def _described(self, query: int | None, scaling: float) -> Attention:
-        shape = self._shape
-        kind = 0 if shape.stored_type is StoredType.BFLOAT16 else 1
-        return Attention(
-            query,
-            shape.kv_heads,
-            shape.group_size,
-            shape.head_dim,
-            kind,
-            scaling,
-            torch.get_num_threads(),
-        )
 
 
 def native_products(shape: ModelShape) -> NativeProducts | None:

@@ -32,6 +32,8 @@ class NativeSoftmax:
         As `NativeAttention` has them.
     query, scaling
         As `NativeAttention.begin` takes them.
+    state_bytes
+        What `NativeLibrary.attention_bytes` says for the shape.
 
     Attributes
     ----------
@@ -40,10 +42,15 @@ class NativeSoftmax:
     """
 
     def __init__(
-        self, shape: ModelShape, variant: Variant, query: torch.Tensor, scaling: float
+        self,
+        shape: ModelShape,
+        variant: Variant,
+        query: torch.Tensor,
+        scaling: float,
+        state_bytes: int,
     ) -> None:
         expected = (shape.query_heads, shape.head_dim)
-        if tuple(query.shape) != expected:
+        if query.shape != expected:
             raise ValueError(f"query of shape {tuple(query.shape)}, not {expected}")
         if query.device.type != "cpu" or not query.is_floating_point():
             raise ValueError(f"query of {query.dtype} on {query.device}: give floats on the CPU")
@@ -55,19 +62,10 @@ class NativeSoftmax:
         self.tile_rows = self._library.tile_rows
         # Only until `begin` has copied it.
         wide = query.detach().to(torch.float32).contiguous()
-        self._attention = Attention(
-            wide.data_ptr(),
-            shape.kv_heads,
-            shape.group_size,
-            shape.head_dim,
-            0 if shape.stored_type is StoredType.BFLOAT16 else 1,
-            scaling,
-            torch.get_num_threads(),
-        )
+        self._attention = described(shape, wide.data_ptr(), scaling)
         self._described = ctypes.byref(self._attention)
-        size = self._library.attention_bytes(self._described)
-        self._memory = np.empty(size + _LINE_BYTES, np.uint8)
-        address = self._memory.ctypes.data
+        self._memory = torch.empty(state_bytes + _LINE_BYTES, dtype=torch.uint8)
+        address = self._memory.data_ptr()
         # Vectors that cross no line load faster.
         self._state = address + -address % _LINE_BYTES
         self._library.call("hillinfer_attention_begin", self._variant, self._described, self._state)
@@ -144,6 +142,19 @@ class NativeSoftmax:
                     f"{count} rows after {before}: every call but a set's last brings a multiple"
                     f" of {self.tile_rows}"
                 )
+
+
+def described(shape: ModelShape, query: int | None, scaling: float) -> Attention:
+    """Return what attention the library is to compute; `query` is the address of floats."""
+    return Attention(
+        query,
+        shape.kv_heads,
+        shape.group_size,
+        shape.head_dim,
+        0 if shape.stored_type is StoredType.BFLOAT16 else 1,
+        scaling,
+        torch.get_num_threads(),
+    )
 
 
 def _check(rows: NDArray[np.uint64]) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from contextvars import ContextVar
 from typing import Any
 
@@ -17,6 +18,7 @@ NAME = "hillinfer"
 # Mask functions are not told which cache a forward pass uses, so the model's hooks note it here.
 own_forward: ContextVar[bool] = ContextVar("hillinfer_own_forward", default=False)
 
+_AS_IT_IS = nullcontext()
 _HARMLESS = frozenset(
     {
         "dropout",
@@ -68,12 +70,22 @@ def attention(
     if scaling is None:
         scaling = query.shape[-1] ** -0.5
     # Scoring is exact in the types it chooses; autocast would choose others for it.
-    with (
-        torch.autocast("cpu", enabled=False),
-        torch.autocast(query.device.type, enabled=False),
-        layer.cache.spans.attend(layer.layer),
-    ):
-        return layer.cache.attend(layer.layer, query, scaling), None
+    cache, number = layer.cache, layer.layer
+    with _without_autocast(query.device.type), cache.spans.attend(number):
+        attended = cache.attend(number, query, scaling)
+    cache.spans.resume(number)
+    return attended, None
+
+
+def _without_autocast(device: str) -> AbstractContextManager[object]:
+    kinds = [kind for kind in {"cpu", device} if torch.is_autocast_enabled(kind)]
+    # Entering autocast takes long, also where it changes nothing, and every layer would do it.
+    if not kinds:
+        return _AS_IT_IS
+    off = ExitStack()
+    for kind in kinds:
+        off.enter_context(torch.autocast(kind, enabled=False))
+    return off
 
 
 def refuse_arguments(arguments: dict[str, Any]) -> None:

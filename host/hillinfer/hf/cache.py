@@ -12,7 +12,7 @@ import torch
 from hillinfer.errors import CacheUseError, UnsupportedFeatureError
 from hillinfer.hf.attached_cache import AttachedCache
 from hillinfer.hf.batch import Batch
-from hillinfer.hf.forward_plan import ForwardPlan
+from hillinfer.hf.forward_plan import ForwardPlan, SequenceShare
 from hillinfer.hf.layer import HillInferLayer
 from hillinfer.hf.runtime_users import RuntimeUsers
 from hillinfer.prompt import PromptForm
@@ -280,10 +280,10 @@ class HillInferCache(AttachedCache):
         layout, runtime = self._runtime.layout, self._runtime
         fresh = []
         for share in plan.shares:
-            begin = plan.tokens - share.tokens
             rounded = []
             for states in (keys, values):
-                stored, overflows = layout.round(states[share.batch_rows[0], :, begin:])
+                own = _newest(states[share.batch_rows[0]], share.tokens)
+                stored, overflows = layout.round(own)
                 runtime.counters.fp16_overflows += overflows
                 rounded.append(stored)
             if share.tokens:
@@ -333,23 +333,37 @@ class HillInferCache(AttachedCache):
         """
         assert self._plan is not None
         batch, heads, tokens, head_dim = query.shape
+        shares, fresh = self._plan.shares, self._fresh.pop(layer)
+        if batch == 1 and shares[0].tokens == tokens:
+            return self._attended(layer, shares[0], query, scaling, *fresh[0]).contiguous()[None]
         out = query.new_zeros((batch, tokens, heads, head_dim))
-        fresh = self._fresh.pop(layer)
-        for share, (keys, values) in zip(self._plan.shares, fresh, strict=True):
-            if not share.tokens:
-                continue
-            own = query[share.batch_rows[0], :, tokens - share.tokens :]
-            # Only a forward of a single token selects; longer ones attend to everything.
-            attended = (
-                self._runtime.attend_selected(layer, share.sequence, own, keys, scaling)
-                if tokens == 1
-                else self._runtime.attend_dense(layer, share.sequence, own, keys, values, scaling)
-            )
-            for row in share.batch_rows:
-                out[row, tokens - share.tokens :] = attended.transpose(0, 1)
+        for share, new in zip(shares, fresh, strict=True):
+            if share.tokens:
+                attended = self._attended(layer, share, query, scaling, *new)
+                for row in share.batch_rows:
+                    out[row, tokens - share.tokens :] = attended
         return out
 
     # --- inside ----------------------------------------------------------------------------
+
+    def _attended(
+        self,
+        layer: int,
+        share: SequenceShare,
+        query: torch.Tensor,
+        scaling: float,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+    ) -> torch.Tensor:
+        """Return what one sequence's new tokens see, (tokens, query_heads, head_dim)."""
+        own, sequence, runtime = query[share.batch_rows[0]], share.sequence, self._runtime
+        # Only a forward of a single token selects; longer ones attend to everything.
+        if query.shape[2] == 1:
+            attended = runtime.attend_selected(layer, sequence, own, keys, scaling)
+        else:
+            own = _newest(own, share.tokens)
+            attended = runtime.attend_dense(layer, sequence, own, keys, values, scaling)
+        return attended.transpose(0, 1)
 
     def _planned(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> ForwardPlan:
         plan, shape = self._plan, self._runtime.shape
@@ -396,3 +410,8 @@ class HillInferCache(AttachedCache):
     def _forget_forward(self) -> None:
         self._plan = None
         self._fresh = {}
+
+
+def _newest(states: torch.Tensor, tokens: int) -> torch.Tensor:
+    """Return the last tokens of (heads, tokens, head_dim), as a view."""
+    return states if tokens == states.shape[1] else states[:, states.shape[1] - tokens :]

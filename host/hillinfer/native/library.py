@@ -65,6 +65,13 @@ _SIGNATURES = {
         [_INT, ctypes.POINTER(Attention), _POINTER, _LONG, _POINTER, _LONG, _POINTER],
     ),
     "hillinfer_read_file": (None, [_INT, _LONG, *[_POINTER] * 4, _INT]),
+    "hillinfer_row_places": (
+        _LONG,
+        [
+            *(_POINTER, _LONG, _LONG, _LONG, _LONG, ctypes.c_uint64, _POINTER, _LONG),
+            *(_POINTER, _LONG, _POINTER, _INT, ctypes.c_uint64, _LONG, _POINTER),
+        ],
+    ),
     "hillinfer_read_rows": (ctypes.c_uint64, [_INT, _POINTER, _LONG, _LONG, _INT]),
     "hillinfer_read_sum": (ctypes.c_uint64, [_INT, _POINTER, _LONG, _INT]),
 }
@@ -159,6 +166,17 @@ class NativeLibrary:
         self._functions.hillinfer_read_file(
             descriptor, len(results), offsets, addresses, counts, results.ctypes.data, threads
         )
+
+    def row_places(self, *arguments: int) -> None:
+        """Find rows; the arguments are those of host/native/row_places.cpp.
+
+        Raises
+        ------
+        IndexError
+            A position is nowhere.
+        """
+        if self._functions.hillinfer_row_places(*arguments):
+            raise IndexError("a position behind the last token, or in no group")
 
     def read_rows(
         self, variant: Variant, rows: NDArray[np.uint64], row_bytes: int, threads: int

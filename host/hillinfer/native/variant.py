@@ -17,8 +17,9 @@ class Variant(StrEnum):
     @property
     def number(self) -> int:
         """Its number in the library's C interface."""
-        return list(Variant).index(self)
+        return _NUMBERS[self]
 
 
+_NUMBERS = {variant: number for number, variant in enumerate(Variant)}
 # Fastest first.
 PREFERENCE = (Variant.AVX512_VNNI, Variant.AVX2, Variant.NEON, Variant.PORTABLE)

@@ -12,7 +12,9 @@ from hillinfer.policies.pool_policy import MOST_HITS, PoolPolicy
 _FADE_SHIFT = 2
 # A token selected in every step comes to rest where a hit weighs as much as what fades: at the
 # largest number that 2 bytes hold.
-_HIT = (MOST_HITS + 1) >> _FADE_SHIFT
+_HIT = np.uint16((MOST_HITS + 1) >> _FADE_SHIFT)
+# With one hit more it is the largest number.
+_MOST_BEFORE = np.uint16(MOST_HITS - _HIT)
 
 
 class DecayedCounts(PoolPolicy):
@@ -22,4 +24,6 @@ class DecayedCounts(PoolPolicy):
         """Let all hits fade and add this step's; see `PoolPolicy`."""
         counts -= counts >> _FADE_SHIFT
         hits = counts[selected]
-        counts[selected] = hits + np.minimum(MOST_HITS - hits, _HIT)
+        np.minimum(hits, _MOST_BEFORE, out=hits)
+        hits += _HIT
+        counts[selected] = hits

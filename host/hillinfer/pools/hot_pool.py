@@ -4,16 +4,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hillinfer.native.addresses import row_addresses
 from hillinfer.policies.pool_policy import PoolPolicy
 from hillinfer.policies.row_history import RowHistory
 from hillinfer.pools.candidates import Candidates
 from hillinfer.pools.pool_moment import PoolMoment
 from hillinfer.pools.ranking import rank
 from hillinfer.pools.slot_table import NOWHERE, SlotTable
+
+if TYPE_CHECKING:
+    from hillinfer.storage.sequence import Sequence
 
 COPIED_AT_ONCE = 64
 
@@ -61,16 +66,48 @@ class HotPool:
         """Return the slot of each row, -1 where it is not hot."""
         return self._slot_of_row[rows]
 
-    @property
-    def rows_in_slots(self) -> NDArray[np.uint8]:
-        """The rows themselves, uint8 of shape (slots, row_bytes)."""
-        return self._slots.data
-
     def copy_out(
         self, slots: NDArray[np.int32], out: NDArray[np.uint8], places: NDArray[np.int64]
     ) -> None:
         """Copy rows from slots to places of `out`, uint8 of shape (any, row_bytes)."""
         out[places] = self._slots.data[slots]
+
+    def locate(
+        self, layer: int, sequence: Sequence, positions: NDArray[np.int64], step: int
+    ) -> NDArray[np.uint64]:
+        """Return where rows lie in memory, and note that they were selected in this step.
+
+        Parameters
+        ----------
+        layer, sequence
+            Whose rows.
+        positions
+            int64, ascending.
+        step
+            The current step.
+
+        Returns
+        -------
+        uint64 addresses in slots and tail, 0 for a row that is cold.
+
+        Raises
+        ------
+        IndexError
+            The sequence has no such position.
+        """
+        if len(positions) and not 0 <= positions[0] <= positions[-1] < sequence.lengths[layer]:
+            raise IndexError(f"positions {positions[0]} to {positions[-1]}")
+        settled = positions[: positions.searchsorted(sequence.tail_start(layer))]
+        slots = self.slots(sequence.rows(settled))
+        self.note_hits(slots[slots != NOWHERE], step)
+        first = sequence.held_starts[layer]
+        # A group that the newest token filled is still held.
+        held = positions.searchsorted(first)
+        hot = np.flatnonzero(slots[:held] != NOWHERE)
+        addresses = np.zeros(len(positions), np.uint64)
+        addresses[hot] = row_addresses(self._slots.data, slots[hot])
+        addresses[held:] = row_addresses(sequence.tails[layer], positions[held:] - first)
+        return addresses
 
     def note_hits(self, slots: NDArray[np.int32], step: int) -> None:
         """Note that these slots were selected in this step."""

@@ -13,14 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hillinfer.model_shape import ModelShape
+from hillinfer.native.library import native_is_here
 from hillinfer.policies.pool_policy import PoolPolicy
 from hillinfer.pools.accountant import Accountant, Part
 from hillinfer.pools.candidates import Candidates
 from hillinfer.pools.hit_rate_table import HitRateTable
 from hillinfer.pools.hot_pool import HotPool
 from hillinfer.pools.layer_shares import LayerShares
+from hillinfer.pools.native_hot_pool import NativeHotPool
 from hillinfer.pools.pool_moment import PoolMoment
 from hillinfer.pools.slot_table import SLOT_BYTES
+from hillinfer.pools.untold_hits import UntoldHits
 from hillinfer.timeline.lane import Lane
 from hillinfer.timeline.recorder import Recorder
 from hillinfer.timeline.silent import SILENT
@@ -49,6 +52,13 @@ class HotPools:
         How the memory is divided among the layers.
     recorder
         Notes how long promotions take.
+
+    Attributes
+    ----------
+    layers
+        The pools.
+    hits
+        Learns what the hits of their rows are.
     """
 
     def __init__(
@@ -69,7 +79,11 @@ class HotPools:
         self._granted = sys.maxsize
         self._slot_bytes = shape.row_bytes + SLOT_BYTES
         most_rows = int(self._slots_in_all() / shape.layers * shares.largest)
-        self.layers = [HotPool(shape.row_bytes, most_rows, policy) for _ in range(shape.layers)]
+        made = NativeHotPool if native_is_here() else HotPool
+        self.layers: list[HotPool] = [
+            made(shape.row_bytes, most_rows, policy) for _ in range(shape.layers)
+        ]
+        self.hits = UntoldHits(self.layers)
         self._moments = [PoolMoment(0, 0, 1.0, 0, 0)] * shape.layers
         self._background = ThreadPoolExecutor(1, thread_name_prefix="hillinfer-pool")
         self._under_way: list[list[Exchange]] = [[] for _ in range(shape.layers)]
@@ -172,6 +186,7 @@ class HotPools:
             # The pool grows here, so that no other thread takes memory. How many slots are free
             # is known once nothing is under way.
             self.settle(layer)
+            self.hits.tell(layer)
             grown = pool.growth(len(candidates), self.capacity(layer))
             if grown and self._take_slots(layer, grown * self._slot_bytes):
                 pool.grow(grown)
@@ -291,6 +306,8 @@ class HotPools:
             self._wait()
             for layer in layers:
                 pool = self.layers[layer]
-                before = pool.used_rows
-                pool.shrink(self.capacity(layer), self._moments[layer])
+                before, capacity = pool.used_rows, self.capacity(layer)
+                if capacity < before:
+                    self.hits.tell(layer)
+                    pool.shrink(capacity, self._moments[layer])
                 self._accountant.give(Part.HOT, (before - pool.used_rows) * self._slot_bytes)

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from hillinfer.pools.layer_step import LayerStep
 
 
@@ -18,8 +16,8 @@ class LayerHits:
     """
 
     def __init__(self, layers: int) -> None:
-        self._hot = np.zeros(layers, np.int64)
-        self._cold = np.zeros(layers, np.int64)
+        self._hot = [0] * layers
+        self._cold = [0] * layers
 
     def add(self, entry: LayerStep) -> None:
         """Count one entry; entries of a layer come one at a time."""
@@ -28,5 +26,7 @@ class LayerHits:
 
     def rates(self) -> tuple[float, ...]:
         """Return each layer's share of selected rows found in DRAM; 1.0 where none was wanted."""
-        wanted = self._hot + self._cold
-        return tuple(np.where(wanted, self._hot / np.maximum(wanted, 1), 1.0).tolist())
+        return tuple(
+            hot / (hot + cold) if hot + cold else 1.0
+            for hot, cold in zip(self._hot, self._cold, strict=True)
+        )

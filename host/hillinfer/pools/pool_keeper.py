@@ -66,8 +66,8 @@ class PoolKeeper:
 
     def tally(self, layer: int, sequence: Sequence, selected: NDArray[np.int64]) -> None:
         """Bring the hit-rate table up to date with a selected set, int64 positions."""
-        self._pools.cover_hits(sequence.hits, layer, sequence.lengths[layer])
-        self._policy.tally(sequence.hits.counts[layer], selected)
+        self._pools.hits.tell_of(layer, sequence)
+        self._tally(layer, sequence, selected)
 
     def begin_reading(
         self, layer: int, sequence: Sequence, selected: NDArray[np.int64], step: int
@@ -83,13 +83,18 @@ class PoolKeeper:
         step
             The current step.
         """
-        self._pools.settle(layer)
-        self.tally(layer, sequence, selected)
-        self._refresh(layer, sequence, sequence.tail_start(layer), sequence.lengths[layer])
-        settled = selected[selected < sequence.tail_start(layer)]
+        self._count(layer, sequence, selected)
+        settled = selected[: selected.searchsorted(sequence.tail_start(layer))]
         pool = self._pools.layers[layer]
         slots = pool.slots(sequence.rows(settled))
         pool.note_hits(slots[slots >= 0], step)
+
+    def begin_in_place(
+        self, layer: int, sequence: Sequence, selected: NDArray[np.int64], step: int
+    ) -> NDArray[np.uint64]:
+        """Do so, and return where rows lie, 0 where one is cold; see `HotPool.locate`."""
+        self._count(layer, sequence, selected)
+        return self._pools.layers[layer].locate(layer, sequence, selected, step)
 
     def offer_read(
         self,
@@ -144,13 +149,19 @@ class PoolKeeper:
         length = int(positions[-1]) + 1
         self._pools.settle(layer)
         self._pools.cover_hits(sequence.hits, layer, length)
-        self._refresh(layer, sequence, length, length)
+        self._pools.hits.note(layer, sequence, length, length)
         # Nobody reads now, so rows of this very step may give way too.
         return self._offer(layer, sequence, positions, source, places, step, step + 1, _ignore)
 
-    def _refresh(self, layer: int, sequence: Sequence, settled: int, length: int) -> None:
-        counts = sequence.hits.counts[layer]
-        self._pools.layers[layer].refresh(sequence.rows, settled, counts, length)
+    def _count(self, layer: int, sequence: Sequence, selected: NDArray[np.int64]) -> None:
+        self._pools.settle(layer)
+        self._tally(layer, sequence, selected)
+        settled, length = sequence.tail_start(layer), sequence.lengths[layer]
+        self._pools.hits.note(layer, sequence, settled, length)
+
+    def _tally(self, layer: int, sequence: Sequence, selected: NDArray[np.int64]) -> None:
+        self._pools.cover_hits(sequence.hits, layer, sequence.lengths[layer])
+        self._policy.tally(sequence.hits.counts[layer], selected)
 
     def _offer(
         self,

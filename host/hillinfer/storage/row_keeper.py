@@ -107,6 +107,7 @@ class RowKeeper:
 
     def release(self, sequence: Sequence) -> None:
         """Free whatever only this sequence owned."""
+        self._tell_hits(sequence)
         self._shadow.truncate(sequence, 0)
         self._give_groups(sequence, 0)
         sequence.lengths = [0] * self._shape.layers
@@ -173,6 +174,7 @@ class RowKeeper:
             sequence.tails[reopened, : length - start] = tails
         finally:
             self._accountant.give(Part.STAGING, size)
+        self._tell_hits(sequence)
         if max(sequence.lengths) > length:
             sequence.observed = [None] * self._shape.layers
         for layer, old in enumerate(sequence.lengths):
@@ -210,7 +212,8 @@ class RowKeeper:
             filled = sequence.lengths[layer] % GROUP_TOKENS
             if filled + tokens - done < GROUP_TOKENS:
                 end = filled + tokens - done
-                self._layout.pack(keys[:, done:], values[:, done:], tail[filled:end])
+                own = (keys[:, done:], values[:, done:]) if done else (keys, values)
+                self._layout.pack(*own, tail[filled:end])
                 sequence.held_starts[layer] = sequence.tail_start(layer)
                 sequence.lengths[layer] += tokens - done
                 break
@@ -270,6 +273,10 @@ class RowKeeper:
             self._keeper.offer_written(layer, sequence, positions, sequence.tails[layer], step)
             # The next token writes to the tail.
             self._pools.settle(layer)
+
+    def _tell_hits(self, sequence: Sequence) -> None:
+        for layer in range(self._shape.layers):
+            self._pools.hits.tell_of(layer, sequence)
 
     @property
     def _observed_bytes(self) -> int:

@@ -229,9 +229,10 @@ class RowReader:
         landed
             What of them `land` has read ahead; given up here.
         """
-        entry = self._begin(layer, sequence, positions, step)
-        started = time.perf_counter()
         with self._pools.attending:
+            self._keeper.begin_reading(layer, sequence, positions, step)
+            entry = LayerStep(step, layer, sequence.lengths[layer])
+            started = time.perf_counter()
             try:
                 self._landed.claim(landed)
                 _note_reads(entry, self._landed.arrive(landed))
@@ -274,14 +275,15 @@ class RowReader:
         ------
         uint64 addresses of consecutive runs of the positions, valid until the next.
         """
-        entry = self._begin(layer, sequence, positions, step)
-        started = time.perf_counter()
         promoting: Future[tuple[int, int]] | None = None
         with self._pools.attending:
+            addresses = self._keeper.begin_in_place(layer, sequence, positions, step)
+            entry = LayerStep(step, layer, sequence.lengths[layer])
+            started = time.perf_counter()
             try:
                 self._landed.claim(landed)
                 _note_reads(entry, self._landed.arrive(landed))
-                addresses, arrived, rest = self._locate(layer, sequence, positions, landed)
+                arrived, rest = self._arrived(positions, addresses, landed)
                 entry.cold_rows = len(arrived) + len(rest)
                 entry.hot_rows = len(positions) - entry.cold_rows
                 if landed is not None and len(arrived):
@@ -293,10 +295,9 @@ class RowReader:
                         landed.places_of(positions[arrived]),
                     )
                 runs = _runs(len(positions), rest, tile_rows, self._buffer_rows)
-                reads_of_runs = [rest[slice(*np.searchsorted(rest, run))] for run in runs]
-                for number, gathered in self._read_ahead(layer, sequence, positions, reads_of_runs):
-                    start, stop = runs[number]
-                    own = reads_of_runs[number]
+                wanted = [own for _, _, own in runs]
+                for number, gathered in self._read_ahead(layer, sequence, positions, wanted):
+                    start, stop, own = runs[number]
                     if gathered is not None:
                         which, from_drive = gathered
                         _note_reads(entry, from_drive.cost)
@@ -323,12 +324,6 @@ class RowReader:
 
     # --- inside ----------------------------------------------------------------------------
 
-    def _begin(
-        self, layer: int, sequence: Sequence, positions: NDArray[np.int64], step: int
-    ) -> LayerStep:
-        self._keeper.begin_reading(layer, sequence, positions, step)
-        return LayerStep(step, layer, sequence.lengths[layer])
-
     def _end(self, entry: LayerStep) -> None:
         self._counters.hot_rows_read += entry.hot_rows
         self._counters.cold_rows_read += entry.cold_rows
@@ -336,30 +331,21 @@ class RowReader:
         self._layer_hits.add(entry)
         self._pools.when_settled(entry.layer, lambda: self._observe(entry))
 
-    def _locate(
+    def _arrived(
         self,
-        layer: int,
-        sequence: Sequence,
         positions: NDArray[np.int64],
+        addresses: NDArray[np.uint64],
         landed: LandedRows | None,
-    ) -> tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.int64]]:
-        """Return addresses, which positions landed, and which are still on the drive alone."""
-        addresses = np.zeros(len(positions), np.uint64)
-        held = sequence.held_starts[layer]
-        settled = int(np.searchsorted(positions, held))
-        addresses[settled:] = row_addresses(sequence.tails[layer], positions[settled:] - held)
-        pool = self._pools.layers[layer]
-        slots = pool.slots(sequence.rows(positions[:settled]))
-        hot = slots >= 0
-        addresses[:settled][hot] = row_addresses(pool.rows_in_slots, slots[hot])
-        cold = np.flatnonzero(~hot)
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return which positions landed and which are on the drive alone, and add addresses."""
+        (cold,) = (addresses == 0).nonzero()
         if landed is None:
-            return addresses, cold[:0], cold
+            return cold[:0], cold
         came = landed.among(positions[cold])
         arrived = cold[came]
         places = landed.places_of(positions[arrived])
         addresses[arrived] = row_addresses(self._landed.rows, places)
-        return addresses, arrived, cold[~came]
+        return arrived, cold[~came]
 
     def _read_ahead(
         self,
@@ -457,13 +443,21 @@ def _note_reads(entry: LayerStep, cost: ReadCost) -> None:
     entry.read_bytes += cost.byte_count
 
 
-def _runs(count: int, rest: NDArray[np.int64], tile_rows: int, most: int) -> list[tuple[int, int]]:
-    """Cut so many rows at multiples of a tile, so that no run wants more than `most` of `rest`."""
+def _runs(
+    count: int, rest: NDArray[np.int64], tile_rows: int, most: int
+) -> list[tuple[int, int, NDArray[np.int64]]]:
+    """Cut so many rows at multiples of a tile, so that no run wants more than `most` of `rest`.
+
+    Returns the start and stop of each run, and what it wants.
+    """
+    if count and len(rest) <= most:
+        return [(0, count, rest)]
     ends = np.append(np.arange(tile_rows, count, tile_rows), count)
     wanted = np.searchsorted(rest, ends)
     runs, start, taken = [], 0, 0
     while start < count:
         last = int(np.searchsorted(wanted, taken + most, side="right")) - 1
-        runs.append((start, int(ends[last])))
-        start, taken = int(ends[last]), int(wanted[last])
+        stop, upto = int(ends[last]), int(wanted[last])
+        runs.append((start, stop, rest[taken:upto]))
+        start, taken = stop, upto
     return runs

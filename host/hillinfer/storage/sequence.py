@@ -36,7 +36,11 @@ class Sequence:
         self.groups: list[int] = []
         # The same as an array: made anew for every group that comes, not at every step.
         self._group_table: NDArray[np.int64] = np.zeros(0, np.int64)
+        self._group_address = 0
         self.tails = np.zeros((layers, GROUP_TOKENS, row_bytes), np.uint8)
+        # They stay where they are, and asking numpy takes long.
+        self._tail_address: int = self.tails.ctypes.data
+        self._tail_bytes = GROUP_TOKENS * row_bytes
         # Position of the first row in `tails`, layer by layer.
         self.held_starts = [0] * layers
         self.segments: list[Segment] = []
@@ -49,11 +53,18 @@ class Sequence:
         """Return the position of the open group's first token in a layer."""
         return self.lengths[layer] // GROUP_TOKENS * GROUP_TOKENS
 
+    def tail_address(self, layer: int) -> int:
+        """Return where a layer's tail lies in memory."""
+        return self._tail_address + layer * self._tail_bytes
+
+    def group_address(self) -> int:
+        """Return where the numbers of the groups lie, int64, until the next group comes."""
+        self._numbers()
+        return self._group_address
+
     def rows(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the row numbers of positions in full groups, int64 of the same shape."""
-        table = self._group_table
-        if len(table) != len(self.groups):
-            table = self._group_table = np.asarray(self.groups, np.int64)
+        table = self._numbers()
         # Every step asks for those of all hot rows, and numpy's remainder takes many times what its
         # quotient does.
         first: NDArray[np.int64] = table.take(positions // GROUP_TOKENS) * GROUP_TOKENS
@@ -64,3 +75,9 @@ class Sequence:
         del self.groups[keep:]
         # Others may come in their places before anyone asks for rows.
         self._group_table = np.zeros(0, np.int64)
+
+    def _numbers(self) -> NDArray[np.int64]:
+        if len(self._group_table) != len(self.groups):
+            self._group_table = np.asarray(self.groups, np.int64)
+            self._group_address = self._group_table.ctypes.data
+        return self._group_table

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from hillinfer.timeline.lane import Lane
 from hillinfer.timeline.recorder import Detail, Recorder
@@ -42,18 +42,17 @@ class ForwardSpans:
         yield
         self._resumed = time.perf_counter_ns()
 
-    @contextmanager
-    def store(self, layer: int) -> Iterator[None]:
-        """Enclose the storing of a layer's rows; the model waits, and attention follows."""
+    def store(self, layer: int) -> AbstractContextManager[None]:
+        """Leave the model, and return what encloses the storing of a layer's rows."""
         self._leave_model()
-        with self._recorder.span(Lane.COPIES, "store", layer=layer):
-            yield
+        return self._recorder.span(Lane.COPIES, "store", layer=layer)
 
-    @contextmanager
-    def attend(self, layer: int) -> Iterator[None]:
-        """Enclose a layer's attention; the model goes on afterwards."""
-        with self._recorder.span(Lane.STEPS, "attend", layer=layer):
-            yield
+    def attend(self, layer: int) -> AbstractContextManager[None]:
+        """Return what encloses a layer's attention; `resume` follows."""
+        return self._recorder.span(Lane.STEPS, "attend", layer=layer)
+
+    def resume(self, layer: int) -> None:
+        """Note that the model goes on after a layer's attention."""
         self._details = {"layer": layer}
         self._resumed = time.perf_counter_ns()
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from pool_policy_cases import CASES, history
 
 from hillinfer.errors import SettingsError
+from hillinfer.policies.decayed_counts import DecayedCounts
 from hillinfer.policies.pool_policies import POOL_POLICIES, make_pool_policy
 from hillinfer.policies.pool_policy import MOST_HITS, PIN, PoolPolicy
 
@@ -241,3 +242,16 @@ class Meddling(PoolPolicy):
 def test_a_wrong_worth_is_noticed(policy):
     with pytest.raises(AssertionError):
         check_worth(policy(), history([1, 2, 3]))
+
+
+def test_a_hit_that_fades_saturates_at_every_count():
+    def expected(hit):
+        counts = np.arange(1 << 16, dtype=np.int64)
+        faded = counts - (counts >> 2)
+        return np.minimum(faded + hit, (1 << 16) - 1)
+
+    counts = np.arange(1 << 16).astype(np.uint16)
+    DecayedCounts().tally(counts, np.arange(1 << 16))
+    np.testing.assert_array_equal(counts, expected(1 << 14))
+    # The twin: a hit of one less must show.
+    assert (counts != expected((1 << 14) - 1)).any()

@@ -91,6 +91,9 @@ class RowsOfSequences(RuleBasedStateMachine):
         states = random_states(self.seed, tokens)
         for layer in range(SHAPE.layers):
             self.runtime.append(layer, sequence, states[0, layer], states[1, layer])
+            if tokens == 1:
+                # As after the attention of a single token.
+                self.runtime._rows.offer_filled(layer, sequence, self.runtime._step)
             rows[layer] = np.concatenate([rows[layer], rows_of(states, layer)])
             self.kept[id(sequence), layer] = {
                 position

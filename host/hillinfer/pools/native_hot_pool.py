@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A hot pool that finds its rows in C++."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hillinfer.native.library import native_library
+from hillinfer.policies.pool_policy import PoolPolicy
+from hillinfer.pools.hot_pool import HotPool
+
+if TYPE_CHECKING:
+    from hillinfer.storage.sequence import Sequence
+
+
+class NativeHotPool(HotPool):
+    """Finds the rows of a selection in one call, because every layer wants them at every step.
+
+    Parameters
+    ----------
+    row_bytes, most_rows, policy
+        As for `HotPool`.
+
+    Raises
+    ------
+    NativeError
+        The native library is missing.
+    """
+
+    def __init__(self, row_bytes: int, most_rows: int, policy: PoolPolicy) -> None:
+        super().__init__(row_bytes, most_rows, policy)
+        self._library = native_library()
+        self._row_bytes = row_bytes
+        # Memory of slots stays where it is, and asking numpy takes long.
+        self._slots_address: int = self._slots.data.ctypes.data
+        self._stamps_address: int = self._slots.last_selected.ctypes.data
+        self._table_address: int = self._slot_of_row.ctypes.data
+
+    def cover(self, rows: int) -> None:
+        """Make room in the table for row numbers below `rows`."""
+        super().cover(rows)
+        self._table_address = self._slot_of_row.ctypes.data
+
+    def locate(
+        self, layer: int, sequence: Sequence, positions: NDArray[np.int64], step: int
+    ) -> NDArray[np.uint64]:
+        """Return where rows lie in memory; see `HotPool.locate`."""
+        wanted = np.ascontiguousarray(positions, np.int64)
+        out = np.empty(len(wanted), np.uint64)
+        self._library.row_places(
+            wanted.ctypes.data,
+            len(wanted),
+            sequence.tail_start(layer),
+            sequence.held_starts[layer],
+            sequence.lengths[layer],
+            sequence.tail_address(layer),
+            sequence.group_address(),
+            len(sequence.groups),
+            self._table_address,
+            len(self._slot_of_row),
+            self._stamps_address,
+            step,
+            self._slots_address,
+            self._row_bytes,
+            out.ctypes.data,
+        )
+        return out

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pools that are told late what hits are rank as those that are told at once."""
+
+import numpy as np
+import pytest
+from pool_cases import content
+
+from hillinfer.counters import Counters
+from hillinfer.model_shape import ModelShape, StoredType
+from hillinfer.policies.pool_policies import POOL_POLICIES, make_pool_policy
+from hillinfer.pools.accountant import Accountant
+from hillinfer.pools.hot_pools import HotPools
+from hillinfer.pools.layer_shares import LayerShares, PoolSizes
+from hillinfer.pools.layer_step import LayerStep
+from hillinfer.pools.pool_keeper import PoolKeeper
+from hillinfer.pools.slot_table import SLOT_BYTES
+from hillinfer.pools.untold_hits import UntoldHits
+from hillinfer.settings import Settings
+from hillinfer.storage.sequence import Sequence
+
+SHAPE = ModelShape(
+    layers=1,
+    kv_heads=1,
+    query_heads=1,
+    head_dim=16,
+    stored_type=StoredType.FLOAT16,
+    max_positions=1000,
+)
+LENGTH, SHARED, SLOTS = 256, 128, 60
+
+
+class ToldAtOnce(UntoldHits):
+    """What pools were before they were told late."""
+
+    def note(self, layer, sequence, settled, length):
+        super().note(layer, sequence, settled, length)
+        self.tell(layer)
+
+
+class OldOrder(UntoldHits):
+    """Twin: of shared rows it tells last what was noted first."""
+
+    def tell(self, layer):
+        self._untold[layer] = dict(reversed(self._untold[layer].items()))
+        super().tell(layer)
+
+
+class NeverTold(UntoldHits):
+    """Twin: the pool goes on from what it knew."""
+
+    def tell(self, layer):
+        self._untold[layer] = {}
+
+
+class Deaf(UntoldHits):
+    """Twin: counts change behind what was noted."""
+
+    def tell_of(self, layer, sequence):
+        pass
+
+
+class Scene:
+    """Two sequences of one layer that share their first groups."""
+
+    def __init__(self, policy, hits):
+        ranking = make_pool_policy(policy)
+        accountant = Accountant((64 << 10) + SLOTS * (SHAPE.row_bytes + SLOT_BYTES))
+        self.pools = HotPools(SHAPE, accountant, ranking, LayerShares(1, PoolSizes.EQUAL))
+        self.pools.hits = hits(self.pools.layers)
+        self.counters = Counters()
+        chosen = Settings().changed(kept_sinks=1, kept_recent=2, alpha=0.02)
+        self.keeper = PoolKeeper(self.pools, ranking, chosen, self.counters)
+        self.pools.cover(4096)
+        self.sequences = [Sequence(1, SHAPE.row_bytes) for _ in range(2)]
+        for sequence, own in zip(self.sequences, ([2, 3], [4, 5]), strict=True):
+            sequence.lengths = [LENGTH]
+            sequence.groups = [0, 1, *own]
+            self.pools.cover_hits(sequence.hits, 0, LENGTH)
+        held = sum(accountant.held().values())
+        accountant.budget_bytes = held + SLOTS * (SHAPE.row_bytes + SLOT_BYTES)
+
+    def read(self, number, positions, step):
+        sequence, pool = self.sequences[number], self.pools.layers[0]
+        self.keeper.begin_reading(0, sequence, positions, step)
+        rows = sequence.rows(positions)
+        (cold,) = (pool.slots(rows) < 0).nonzero()
+        if len(cold):
+            entry, source = LayerStep(step, 0, LENGTH), content(rows, SHAPE.row_bytes)
+            self.keeper.offer_read(entry, sequence, positions[cold], source, cold)
+        self.pools.settle_all()
+
+    def hot(self):
+        return sorted(self.pools.layers[0].hot_rows.tolist())
+
+
+def played(policy, hits):
+    """Return what is hot after each of many steps, and what was moved."""
+    scene, random, found = Scene(policy, hits), np.random.default_rng(3), []
+    try:
+        for step in range(1, 80):
+            number = int(random.integers(2))
+            if random.integers(3):
+                # Rows that are hot already: nothing is ranked, what was learnt waits.
+                sequence = scene.sequences[number]
+                everything = np.arange(LENGTH)
+                hot = everything[scene.pools.layers[0].slots(sequence.rows(everything)) >= 0]
+                positions = np.sort(random.permutation(hot)[:20])
+            else:
+                positions = np.sort(random.choice(SHARED + 40, 30, replace=False))
+            scene.read(number, positions, step)
+            if not random.integers(8):
+                # As what a prompt's last queries select: counted, and not noted.
+                seen = np.sort(random.choice(SHARED, 20, replace=False))
+                scene.keeper.tally(0, scene.sequences[1 - number], seen)
+                scene.read(number, np.arange(step % 50, step % 50 + 10), step)
+            if not random.integers(6):
+                shrunk = SLOTS - int(random.integers(20))
+                scene.pools._granted = shrunk
+                scene.pools._shrink([0])
+                scene.pools._granted = SLOTS
+            found.append(scene.hot())
+    finally:
+        scene.pools.close()
+    return found, (scene.counters.promoted_rows, scene.counters.demoted_rows)
+
+
+@pytest.mark.parametrize("policy", POOL_POLICIES)
+def test_pools_told_late_hold_what_pools_told_at_once_hold(policy):
+    late, at_once = played(policy, UntoldHits), played(policy, ToldAtOnce)
+    assert late == at_once
+    assert late[1][1] > 50, "rows must have given way for others"
+
+
+@pytest.mark.parametrize("twin", [OldOrder, NeverTold, Deaf])
+def test_the_comparison_sees_hits_that_are_told_wrongly(twin):
+    assert any(played(policy, twin) != played(policy, ToldAtOnce) for policy in POOL_POLICIES)
+
+
+def test_nothing_is_told_while_all_that_is_selected_is_hot():
+    scene = Scene("decayed", UntoldHits)
+    told = []
+    pool, refresh = scene.pools.layers[0], scene.pools.layers[0].refresh
+    pool.refresh = lambda *given: (told.append(given[1:]), refresh(*given))
+    try:
+        scene.read(0, np.arange(30), 1)
+        told.clear()
+        for step in range(2, 6):
+            scene.read(0, np.arange(20), step)
+        assert told == []
+        scene.read(0, np.arange(20, 40), 6)
+        assert len(told) == 1
+    finally:
+        scene.pools.close()
