@@ -5,6 +5,7 @@
 #include <new>
 
 #include "api.h"
+#include "choice.h"
 #include "kernels.h"
 #include "selection.h"
 #include "sequence.h"
@@ -70,7 +71,7 @@ int32_t guarded(int32_t variant, Call call) {
 }  // namespace
 
 // Changes with the interface or with the contract: 100 * contract version + interface version.
-HILLINFER_API int32_t hillinfer_version() { return 104; }
+HILLINFER_API int32_t hillinfer_version() { return 105; }
 
 HILLINFER_API int32_t hillinfer_has_variant(int32_t variant) { return kernels_of(variant) != nullptr; }
 
@@ -177,4 +178,14 @@ HILLINFER_API uint64_t hillinfer_read_sum(int32_t variant, const uint8_t* bytes,
                                    size_t(std::min(kPiece, count - item * kPiece)));
     });
     return total;
+}
+
+// Scales a query, scores a sequence with it and selects; see choice.h.
+HILLINFER_API int32_t hillinfer_choose(int32_t variant, const Sequence* sequence,
+                                       const Choice* choice, int64_t* out) {
+    bool finite = true;
+    const int32_t outcome = guarded(variant, [&](const Kernels& kernels) {
+        finite = choose(kernels, *sequence, *choice, out);
+    });
+    return finite ? outcome : kNotFinite;
 }

@@ -170,6 +170,11 @@ class TorchScorer:
 
     def check_order(self, query: torch.Tensor, segments: Sequence[SegmentShadow]) -> None:
         """Raise ValueError where a query, or how segments follow on each other, is wrong."""
+        self.check_query(query)
+        self._check_segments(segments)
+
+    def check_query(self, query: torch.Tensor) -> None:
+        """Raise ValueError where a query is of another shape or type."""
         if query.dtype != torch.float32 or query.shape != (
             self.spec.query_heads,
             self.spec.head_dim,
@@ -178,7 +183,6 @@ class TorchScorer:
                 f"a query is float32 of shape {(self.spec.query_heads, self.spec.head_dim)}, not "
                 f"{query.dtype} of shape {tuple(query.shape)}"
             )
-        self._check_segments(segments)
 
     def _blocks(
         self, scaled: torch.Tensor, segments: Sequence[SegmentShadow], coming: int

@@ -10,15 +10,16 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from hillinfer.native.errors import NativeError
-from hillinfer.native.structures import Attention, Sequence
+from hillinfer.native.errors import NOT_FINITE, NativeError
+from hillinfer.native.structures import Attention, Choice, Sequence
 from hillinfer.native.variant import PREFERENCE, Variant
+from hillinfer_model.errors import NonFiniteQueryError
 from hillinfer_model.kernel_spec import CONTRACT_VERSION
 
 LIBRARY = Path(__file__).parent / "libhillinfer_native.so"
 HOW_TO_BUILD = "install a C++ compiler (apt install g++) and run python tools/build_native.py"
 
-_INTERFACE_VERSION = 4
+_INTERFACE_VERSION = 5
 _POINTER = ctypes.c_void_p
 _INT = ctypes.c_int32
 _LONG = ctypes.c_int64
@@ -45,6 +46,10 @@ _SIGNATURES = {
         [_INT, ctypes.POINTER(Sequence), _POINTER, _POINTER, *[_LONG] * 3, _POINTER, _LONG, _LONG],
     ),
     "hillinfer_select": (_INT, [_POINTER, _LONG, _POINTER, _LONG, _LONG, _POINTER]),
+    "hillinfer_choose": (
+        _INT,
+        [_INT, ctypes.POINTER(Sequence), ctypes.POINTER(Choice), _POINTER],
+    ),
     "hillinfer_tile_rows": (_INT, []),
     "hillinfer_attention_bytes": (_LONG, [ctypes.POINTER(Attention)]),
     "hillinfer_attention_begin": (_INT, [_INT, ctypes.POINTER(Attention), _POINTER]),
@@ -68,6 +73,7 @@ _SIGNATURES = {
     "hillinfer_read_sum": (ctypes.c_uint64, [_INT, _POINTER, _LONG, _INT]),
 }
 _NO_MEMORY = 2
+_NOT_FINITE = 3
 
 
 class NativeLibrary:
@@ -120,10 +126,14 @@ class NativeLibrary:
             It could not get memory.
         NativeError
             The processor lacks the variant that was asked for.
+        NonFiniteQueryError
+            A query that it was to scale is not finite.
         """
         outcome = getattr(self._functions, name)(*arguments)
         if outcome == _NO_MEMORY:
             raise MemoryError(f"{name} found no memory to work in")
+        if outcome == _NOT_FINITE:
+            raise NonFiniteQueryError(NOT_FINITE)
         if outcome:
             raise NativeError("this processor cannot run that variant of the native scorer")
 
