@@ -193,7 +193,7 @@ class NativeScorer:
         ValueError
             More is wanted than there is, or less than is kept.
         """
-        self._torch.check_order(query, segments)
+        self._torch.check_query(query)
         length = segments[-1].base_position + segments[-1].tokens + coming
         wanted.check(length, coming)
         kept: list[NDArray[Any]] = []
@@ -242,12 +242,21 @@ class NativeScorer:
     def _described(
         self, segments: Sequence[SegmentShadow], kept: list[NDArray[Any]]
     ) -> array[int] | None:
-        """Return five words of each segment, or None where one is on the drive."""
+        """Check segments; return five words of each, or None where one is on the drive."""
+        full = segments[:-1]
+        words = self._words.joined(full)
+        if words is not None and segments:
+            last = segments[-1]
+            self._torch.check_segments(segments, len(full))
+            if not last.on_drive:
+                return array("q", words + self._words.of(last, kept))
+        self._torch.check_segments(segments)
         if any(segment.on_drive for segment in segments):
             for segment in segments:
                 self._torch.check_arrays(segment)
             return None
-        return array("q", b"".join([self._words.of(one, kept) for one in segments]))
+        words = self._words.join(full, kept)
+        return array("q", b"".join([words, *(self._words.of(one, kept) for one in segments[-1:])]))
 
     def _prepared(
         self,
@@ -257,7 +266,7 @@ class NativeScorer:
         coming: int,
     ) -> _Prepared:
         """Check everything, and describe what can be described before it is scored."""
-        self._torch.check_order(query, segments)
+        self._torch.check_query(query)
         kept: list[NDArray[Any]] = []
         described = self._described(segments, kept)
         scaled = scale_query(self.spec, query, scaling).contiguous()

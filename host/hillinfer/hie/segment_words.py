@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import struct
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,8 @@ class SegmentWords:
         self._check = check
         self._addresses = Addresses()
         self._known: dict[int, tuple[weakref.ref[SegmentShadow], bytes]] = {}
+        # By the first of them, what all full segments of a sequence are, and their words.
+        self._joined: dict[int, tuple[tuple[int, ...], bytes]] = {}
 
     def of(self, segment: SegmentShadow, kept: list[NDArray[Any]]) -> bytes:
         """Return a segment's five words.
@@ -69,10 +71,33 @@ class SegmentWords:
             self._remember(key, segment, words)
         return words
 
+    def joined(self, segments: Sequence[SegmentShadow]) -> bytes | None:
+        """Return what `join` returned for the same objects in this order, where it is still true.
+
+        Then none of them is on the drive.
+        """
+        if not segments:
+            return b""
+        known = self._joined.get(id(segments[0]))
+        return known[1] if known is not None and known[0] == tuple(map(id, segments)) else None
+
+    def join(self, segments: Sequence[SegmentShadow], kept: list[NDArray[Any]]) -> bytes:
+        """Return the words of consecutive segments from a sequence's first on; see `of`.
+
+        Where all of them stay as they are, they are not looked at again, however many there are.
+        """
+        words = b"".join([self.of(one, kept) for one in segments])
+        ids = tuple(map(id, segments))
+        if ids and all(one in self._known for one in ids):
+            self._joined[ids[0]] = ids, words
+        return words
+
     def _remember(self, key: int, segment: SegmentShadow, words: bytes) -> None:
-        forget = self._known
+        forget, joined = self._known, self._joined
 
         def drop(dead: weakref.ref[SegmentShadow]) -> None:
+            # Before its id can be another's; segments go seldom.
+            joined.clear()
             # Another segment may have the same id by now.
             if forget.get(key, (None, b""))[0] is dead:
                 del forget[key]

@@ -171,7 +171,7 @@ class TorchScorer:
     def check_order(self, query: torch.Tensor, segments: Sequence[SegmentShadow]) -> None:
         """Raise ValueError where a query, or how segments follow on each other, is wrong."""
         self.check_query(query)
-        self._check_segments(segments)
+        self.check_segments(segments)
 
     def check_query(self, query: torch.Tensor) -> None:
         """Raise ValueError where a query is of another shape or type."""
@@ -214,9 +214,10 @@ class TorchScorer:
             self._layout.check(segment.shadow)
         self._check_statistics(segment.statistics)
 
-    def _check_segments(self, segments: Sequence[SegmentShadow]) -> None:
+    def check_segments(self, segments: Sequence[SegmentShadow], first: int = 0) -> None:
+        """Raise ValueError where segments from number `first` on do not follow on each other."""
         length = self.spec.segment_tokens
-        for index, segment in enumerate(segments):
+        for index, segment in enumerate(segments[first:], first):
             if segment.base_position != index * length:
                 raise ValueError(
                     f"segment {index} starts at position {segment.base_position}, not "

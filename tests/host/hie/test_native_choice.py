@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scaling, scoring and selecting in one call, against the golden model's scores and full sort."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -190,3 +192,34 @@ def test_threads_choose_the_same(variant):
     finally:
         torch.set_num_threads(before)
     assert_same_sets(found[0], found[1])
+
+
+@every_variant
+def test_the_second_choice_looks_at_the_last_segment_and_notices_others(variant):
+    """Full segments are described once; whatever else comes in their place is looked at anew."""
+    spec, wanted = spec_of(), Wanted(60, 4, 8)
+    segments, query = case(spec, 1500)
+    scorer = native_scorer(variant, spec, Scope.LAYER)
+
+    def chosen(own):
+        return scorer.choose(query, SCALING, own, 0, wanted)
+
+    first = chosen(segments)
+    assert_same_sets(chosen(segments), first)
+    others, _ = case(spec, 1500, 7)
+    mixed = [segments[0], others[1], segments[2]]
+    assert_same_sets(chosen(mixed), golden_sets(spec, Scope.LAYER, (mixed, query), 0, wanted))
+    with pytest.raises(AssertionError):
+        assert_same_sets(chosen(mixed), first)
+    assert_same_sets(chosen(segments), first)
+    shorter = [*segments[:2], replace(segments[2], tokens=300)]
+    assert_same_sets(chosen(shorter), golden_sets(spec, Scope.LAYER, (shorter, query), 0, wanted))
+    for wrong in (
+        [segments[0], segments[1], segments[1]],
+        [segments[0], segments[2]],
+        [*segments[:2], replace(segments[2], tokens=513)],
+        [*segments[:2], replace(segments[2], shadow=segments[2].shadow[:, :32])],
+        segments[::-1],
+    ):
+        with pytest.raises(ValueError, match=r"segment|shadow"):
+            chosen(wrong)
