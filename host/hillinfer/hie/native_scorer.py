@@ -78,6 +78,7 @@ class NativeScorer:
             raise NativeError(f"this processor has no {self.variant}")
         self._shape = Shape.of(spec, scope)
         self._sets = 1 if scope is Scope.LAYER else spec.kv_heads
+        self._bares: dict[int, object] = {}
         # Checks arguments.
         self._torch = TorchScorer(spec, scope)
         self._words = SegmentWords(spec.segment_tokens, self._torch.check_arrays)
@@ -114,18 +115,20 @@ class NativeScorer:
         """Write codes and exponents into a segment's shadow; see `TorchScorer` (sections 2, 5)."""
         self._torch.check_encoding(keys, statistics, shadow, first_token)
         kept: list[NDArray[Any]] = []
-        segment = array("q", self._words.of(SegmentShadow(0, 0, shadow, statistics), kept))
-        values = keys.detach()
-        self._library.call(
+        address, words = self._words.coded(shadow, statistics, kept)
+        segment, tokens = array("q", words), keys.shape[0]
+        # A token is coded in less time than it takes to get Python's lock back.
+        call = self._library.call_holding if tokens == 1 else self._library.call
+        call(
             "hillinfer_encode",
             self.variant.number,
-            self._sequence(None, None),
+            self._bare(),
             segment.buffer_info()[0],
-            values.data_ptr(),
-            *values.stride(),
-            shadow.ctypes.data,
+            keys.data_ptr(),
+            *keys.stride(),
+            address,
             first_token,
-            values.shape[0],
+            tokens,
         )
 
     def score(
@@ -334,6 +337,14 @@ class NativeScorer:
             exponents.ctypes.data,
             tuples.ctypes.data,
         )
+
+    def _bare(self) -> object:
+        """Return a sequence of nothing but shape and threads, which no call changes."""
+        threads = torch.get_num_threads()
+        known = self._bares.get(threads)
+        if known is None:
+            known = self._bares[threads] = self._sequence(None, None)
+        return known
 
     def _sequence(
         self, scaled: torch.Tensor | None, segments: array[int] | None, coming: int = 0

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from hillinfer.devices.scorer import SegmentShadow
 from hillinfer.native.addresses import Addresses
+from hillinfer_model.channel_statistics import ChannelStatistics
 
 # The addresses of shadow, c, M and probe groups (or 0), and the tokens.
 _WORDS = struct.Struct("=5q")
@@ -70,6 +71,20 @@ class SegmentWords:
         if fixed and segment.tokens == self._size:
             self._remember(key, segment, words)
         return words
+
+    def coded(
+        self,
+        shadow: NDArray[np.uint8],
+        statistics: ChannelStatistics,
+        kept: list[NDArray[Any]],
+    ) -> tuple[int, bytes]:
+        """Return the address of a shadow that is to be written, and the words that coding needs.
+
+        Nothing is checked, and of the words only those of c and M say anything.
+        """
+        exponents = self._address(statistics.exponents, kept)
+        means = self._address(statistics.means, kept)
+        return self._addresses.of(shadow), _WORDS.pack(0, exponents, means, 0, 0)
 
     def joined(self, segments: Sequence[SegmentShadow]) -> bytes | None:
         """Return what `join` returned for the same objects in this order, where it is still true.

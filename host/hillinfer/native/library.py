@@ -79,7 +79,7 @@ _NOT_FINITE = 3
 class NativeLibrary:
     """The library's functions, with their results checked.
 
-    ctypes lets go of Python's global lock while a call runs.
+    Python's global lock is let go of while a call runs, except where the caller wants to keep it.
 
     Parameters
     ----------
@@ -102,9 +102,11 @@ class NativeLibrary:
     def __init__(self, path: Path = LIBRARY) -> None:
         try:
             self._functions = ctypes.CDLL(str(path))
-            for name, (result, arguments) in _SIGNATURES.items():
-                function = getattr(self._functions, name)
-                function.restype, function.argtypes = result, arguments
+            self._holding = ctypes.PyDLL(str(path))
+            for functions in (self._functions, self._holding):
+                for name, (result, arguments) in _SIGNATURES.items():
+                    function = getattr(functions, name)
+                    function.restype, function.argtypes = result, arguments
         except (OSError, AttributeError) as error:
             reason = "is not built" if not path.exists() else f"cannot be used ({error})"
             raise NativeError(f"the native scorer {reason}: {HOW_TO_BUILD}") from error
@@ -129,7 +131,17 @@ class NativeLibrary:
         NonFiniteQueryError
             A query that it was to scale is not finite.
         """
-        outcome = getattr(self._functions, name)(*arguments)
+        self._check(name, getattr(self._functions, name)(*arguments))
+
+    def call_holding(self, name: str, *arguments: object) -> None:
+        """Call a function that is done in a microsecond, and keep Python's global lock; see `call`.
+
+        Where several threads run Python, who lets go of the lock waits for it afterwards.
+        """
+        self._check(name, getattr(self._holding, name)(*arguments))
+
+    @staticmethod
+    def _check(name: str, outcome: int) -> None:
         if outcome == _NO_MEMORY:
             raise MemoryError(f"{name} found no memory to work in")
         if outcome == _NOT_FINITE:
