@@ -44,4 +44,5 @@ class TailKeys:
         if known is None:
             known = [self._layout.keys(torch.from_numpy(tail)) for tail in sequence.tails]
             self._known[sequence] = known
-        return known[layer][first:stop].half()
+        keys = known[layer][first:stop]
+        return keys if keys.dtype is torch.float16 else keys.half()
