@@ -35,10 +35,12 @@ class ImportanceEvaluation:
         self._scorer = scorer
         self._settings = settings
         self._sets = 1 if scorer.scope is Scope.LAYER else scorer.spec.kv_heads
+        # Of the length that was asked for last: all layers of a step have the same.
+        self._last = 0, self._wanted_of(0)
 
     def selects_all(self, length: int) -> bool:
         """Say whether a sequence of this length is selected whole, so that nothing is scored."""
-        return self._count(length) == length
+        return self._wanted(length).count == length
 
     def everything(self, length: int) -> list[NDArray[np.int64]]:
         """Return the sets of a sequence that is selected whole."""
@@ -99,8 +101,7 @@ class ImportanceEvaluation:
         length: int,
     ) -> list[NDArray[np.int64]]:
         """Select from `length` tokens; one that is coming is the last of them and of each set."""
-        scorer, settings = self._scorer, self._settings
-        wanted = Wanted(self._count(length), settings.kept_sinks, settings.kept_recent)
+        scorer, wanted = self._scorer, self._wanted(length)
         if isinstance(scorer, NativeScorer):
             return scorer.choose(query, scaling, segments, coming, wanted)
         kept = kept_positions(length, wanted.sinks, wanted.recent)
@@ -129,6 +130,15 @@ class ImportanceEvaluation:
             tops[block.kv_head].merge(block)
         return [top.positions() for top in tops]
 
-    def _count(self, length: int) -> int:
+    def _wanted(self, length: int) -> Wanted:
+        # One pair, because several threads ask.
+        known, wanted = self._last
+        if known != length:
+            wanted = self._wanted_of(length)
+            self._last = length, wanted
+        return wanted
+
+    def _wanted_of(self, length: int) -> Wanted:
         settings = self._settings
-        return selected_count(length, settings.alpha, settings.kept_tokens, settings.max_selected)
+        count = selected_count(length, settings.alpha, settings.kept_tokens, settings.max_selected)
+        return Wanted(count, settings.kept_sinks, settings.kept_recent)

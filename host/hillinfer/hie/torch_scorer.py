@@ -45,6 +45,7 @@ class TorchScorer:
         self.scope = scope
         self._layout = ShadowLayout(spec)
         self._buffers = KeyBufferPool(spec)
+        self._query_shape = spec.query_heads, spec.head_dim
 
     def statistics(
         self, keys: torch.Tensor, first_position: int, preceding: ChannelStatistics | None
@@ -175,12 +176,9 @@ class TorchScorer:
 
     def check_query(self, query: torch.Tensor) -> None:
         """Raise ValueError where a query is of another shape or type."""
-        if query.dtype != torch.float32 or query.shape != (
-            self.spec.query_heads,
-            self.spec.head_dim,
-        ):
+        if query.dtype != torch.float32 or query.shape != self._query_shape:
             raise ValueError(
-                f"a query is float32 of shape {(self.spec.query_heads, self.spec.head_dim)}, not "
+                f"a query is float32 of shape {self._query_shape}, not "
                 f"{query.dtype} of shape {tuple(query.shape)}"
             )
 

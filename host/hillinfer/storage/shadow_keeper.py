@@ -217,6 +217,8 @@ class ShadowKeeper:
     ) -> torch.Tensor:
         """Return the keys of start <= position < end as FP16, from `fresh` where it has them."""
         fresh_start = sequence.lengths[layer] - len(fresh)
+        if start == fresh_start and end - start == len(fresh):
+            return fresh
         if start >= fresh_start:
             return fresh[start - fresh_start : end - fresh_start]
         held = sequence.held_starts[layer]
