@@ -76,6 +76,8 @@ class NativeScorer:
         self.variant = variant or self._library.variants[0]
         if self.variant not in self._library.variants:
             raise NativeError(f"this processor has no {self.variant}")
+        # Asking an enumeration takes longer than coding a token.
+        self._number = self.variant.number
         self._shape = Shape.of(spec, scope)
         self._sets = 1 if scope is Scope.LAYER else spec.kv_heads
         self._bares: dict[int, object] = {}
@@ -95,7 +97,7 @@ class NativeScorer:
         taken = ChannelStatistics(np.empty(shape, np.int8), np.empty(shape, np.int32))
         self._library.call(
             "hillinfer_statistics",
-            self.variant.number,
+            self._number,
             self._sequence(None, None),
             own.data_ptr(),
             *own.stride(),
@@ -121,7 +123,7 @@ class NativeScorer:
         call = self._library.call_holding if tokens == 1 else self._library.call
         call(
             "hillinfer_encode",
-            self.variant.number,
+            self._number,
             self._bare(),
             segment.buffer_info()[0],
             keys.data_ptr(),
@@ -217,7 +219,7 @@ class NativeScorer:
         chosen = np.empty((self._sets, wanted.count), dtype=np.int64)
         self._library.call(
             "hillinfer_choose",
-            self.variant.number,
+            self._number,
             self._sequence(None, described, coming),
             ctypes.byref(choice),
             chosen.ctypes.data,
@@ -297,7 +299,7 @@ class NativeScorer:
             return tuples
         self._library.call(
             "hillinfer_score",
-            self.variant.number,
+            self._number,
             self._sequence(prepared.scaled, prepared.described, prepared.coming),
             tuples.ctypes.data,
         )
@@ -322,7 +324,7 @@ class NativeScorer:
             described = array("q", self._words.of(segment, kept))
             self._library.call(
                 "hillinfer_log_weights",
-                self.variant.number,
+                self._number,
                 sequence,
                 described.buffer_info()[0],
                 weights[first:].ctypes.data,
@@ -330,7 +332,7 @@ class NativeScorer:
             )
         self._library.call(
             "hillinfer_finish",
-            self.variant.number,
+            self._number,
             sequence,
             tuples.shape[1],
             weights.ctypes.data,
