@@ -13,6 +13,7 @@ from scorer_cases import plain_keys, plain_query, segments_of
 from test_native_scorer import streamed, with_copies
 
 from hillinfer.devices.golden_scorer import GoldenScorer
+from hillinfer.hie.native_top import native_top
 from hillinfer.hie.torch_scorer import TorchScorer
 from hillinfer.hie.wanted import Wanted
 from hillinfer_model.choices import KeyMode, Rule, Scope
@@ -223,3 +224,26 @@ def test_the_second_choice_looks_at_the_last_segment_and_notices_others(variant)
     ):
         with pytest.raises(ValueError, match=r"segment|shadow"):
             chosen(wrong)
+
+
+@every_variant
+@pytest.mark.parametrize("coming", [0, 1])
+def test_beyond_a_window_sets_are_those_of_all_tuples(coming, variant):
+    spec = spec_of()
+    (one,), query = case(spec, 512)
+    segments = [replace(one, base_position=base) for base in range(0, 70_000, 512)]
+    length = len(segments) * 512 + coming
+    scorer = native_scorer(variant, spec, Scope.KV_HEAD)
+    for count in (12 + coming, 7000, length - 1, length):
+        wanted = Wanted(count, 4, 8)
+        kept = kept_positions(length, 4, 8)
+        kept = kept[: len(kept) - coming]
+        newest = np.arange(length - coming, length)
+        expected = [
+            np.append(native_top(own, count - coming, kept), newest)
+            for own in scorer.tuples(query, SCALING, segments, coming)
+        ]
+        assert_same_sets(scorer.choose(query, SCALING, segments, coming, wanted), expected)
+        if count == 7000:
+            with pytest.raises(AssertionError):
+                assert_same_sets(expected[::-1], expected)
