@@ -30,7 +30,7 @@ _AVX512 = [
 # Attention meets NaN and infinities.
 _ANY_FLOAT = ["-fno-finite-math-only", "-fsigned-zeros"]
 COMMON: dict[str, list[str]] = {
-    **{name: [] for name in ("api", "offsets", "portable", "selection", "sequence")},
+    **{name: [] for name in ("api", "choice", "offsets", "portable", "selection", "sequence")},
     "thread_pool": [],
     "file_reads": [],
     "attention": _ANY_FLOAT,

@@ -5,6 +5,7 @@
 #include <new>
 
 #include "api.h"
+#include "choice.h"
 #include "kernels.h"
 #include "selection.h"
 #include "sequence.h"
@@ -178,4 +179,14 @@ HILLINFER_API uint64_t hillinfer_read_sum(int32_t variant, const uint8_t* bytes,
         });
     });
     return total;
+}
+
+// Scales a query, scores a sequence with it and selects; see choice.h.
+HILLINFER_API int32_t hillinfer_choose(int32_t variant, const Sequence* sequence,
+                                       const Choice* choice, int64_t* out) {
+    bool finite = true;
+    const int32_t outcome = guarded(variant, [&](const Kernels& kernels) {
+        finite = choose(kernels, *sequence, *choice, out);
+    });
+    return finite ? outcome : kNotFinite;
 }

@@ -10,7 +10,13 @@ namespace hillinfer {
 // Numbers are part of the interface; Python has the same.
 enum Variant : int32_t { kPortableVariant = 0, kAvx2Variant = 1, kAvx512Variant = 2, kNeonVariant = 3 };
 
-enum Outcome : int32_t { kDone = 0, kNoSuchVariant = 1, kNoMemory = 2, kFailed = 3 };
+enum Outcome : int32_t {
+    kDone = 0,
+    kNoSuchVariant = 1,
+    kNoMemory = 2,
+    kFailed = 3,
+    kNotFinite = 4,
+};
 
 }  // namespace hillinfer
 

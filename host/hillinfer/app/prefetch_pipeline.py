@@ -120,7 +120,7 @@ class PrefetchPipeline:
         sets = select()
         union = sets[0] if len(sets) == 1 else np.unique(np.concatenate(sets))
         # The newest token is stored when its layer begins.
-        stored = union[: np.searchsorted(union, past)]
+        stored = union[: union.searchsorted(past)]
         # When attention looks, the tail holds what it holds now, or what follows a full group.
         held = past // GROUP_TOKENS * GROUP_TOKENS
         landed = self._reader.land(layer, sequence, stored, held)

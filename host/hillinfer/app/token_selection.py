@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from types import TracebackType
 
 import numpy as np
 import torch
@@ -66,7 +66,7 @@ class TokenSelection:
         self._scope = scope
         self._accountant = accountant
         self._recorder = recorder
-        self._score_bytes = 0
+        self._score_bytes = self._room_tokens = 0
         self._one_at_a_time = threading.Lock()
 
     def selects_all(self, length: int) -> bool:
@@ -127,12 +127,12 @@ class TokenSelection:
         """
         length = sequence.lengths[layer]
         self._make_room(length)
-        with self._one_at_a_time, _explained(layer):
+        with self._one_at_a_time, _Explained(layer):
             with self._recorder.span(Lane.HOST_SCORING, "code", layer=layer):
                 shadows = self._shadow.code_all(layer, sequence, _shadow_keys(keys))
             with self._recorder.span(Lane.HOST_SCORING, "score", layer=layer, tokens=length):
                 self._count_observed(layer, sequence, scaling, shadows)
-                return self._evaluation.select(query[:, 0].float().cpu(), scaling, shadows)
+                return self._evaluation.select(_host_query(query), scaling, shadows)
 
     def announced(
         self,
@@ -159,13 +159,13 @@ class TokenSelection:
         if sequence.observed[layer] is not None or not self._shadow.codes_from_tail(
             layer, sequence
         ):
-            with self._one_at_a_time, _explained(layer):
+            with self._one_at_a_time, _Explained(layer):
                 shadows = self._past(layer, sequence, past)
                 self._count_observed(layer, sequence, scaling, shadows)
 
         def select() -> Sets:
             query = bring()
-            with self._one_at_a_time, _explained(layer):
+            with self._one_at_a_time, _Explained(layer):
                 shadows = self._past(layer, sequence, past)
                 with self._recorder.span(Lane.HOST_SCORING, "score", layer=layer, tokens=past):
                     return self._evaluation.select_next(query, scaling, shadows)
@@ -186,23 +186,49 @@ class TokenSelection:
             self._keeper.tally(layer, sequence, np.unique(np.concatenate(sets)))
 
     def _make_room(self, tokens: int) -> None:
+        # All layers of a step ask for the same.
+        if tokens <= self._room_tokens:
+            return
         needed = score_bytes(self._spec, self._scope, tokens)
         if needed > self._score_bytes:
             self._accountant.take(Part.OTHER, needed - self._score_bytes)
             self._score_bytes = needed
+        self._room_tokens = tokens
 
 
-@contextmanager
-def _explained(layer: int) -> Iterator[None]:
-    """Say what to do about a query that cannot be scored."""
-    try:
-        yield
-    except NonFiniteQueryError as error:
-        raise CacheUseError(
-            f"layer {layer} made a query that is not finite ({error}): the model's weights or "
-            "its number type are at fault; try --dtype float32"
-        ) from error
+class _Explained:
+    """Says what to do about a query that cannot be scored.
+
+    A class, because a generator takes several times as long at every layer and step.
+    """
+
+    def __init__(self, layer: int) -> None:
+        self._layer = layer
+
+    def __enter__(self) -> None:
+        """Do nothing yet."""
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Put the reason in words that help."""
+        if isinstance(error, NonFiniteQueryError):
+            raise CacheUseError(
+                f"layer {self._layer} made a query that is not finite ({error}): the model's "
+                "weights or its number type are at fault; try --dtype float32"
+            ) from error
 
 
 def _shadow_keys(keys: torch.Tensor) -> torch.Tensor:
-    return keys.transpose(0, 1).to(device="cpu", dtype=torch.float16)
+    moved = keys.transpose(0, 1)
+    if moved.dtype is torch.float16 and moved.is_cpu:
+        return moved
+    return moved.to(device="cpu", dtype=torch.float16)
+
+
+def _host_query(query: torch.Tensor) -> torch.Tensor:
+    own = query[:, 0]
+    return own if own.dtype is torch.float32 and own.is_cpu else own.float().cpu()

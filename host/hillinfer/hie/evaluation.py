@@ -14,6 +14,7 @@ from hillinfer.devices.scorer import Scorer, SegmentShadow
 from hillinfer.hie.native_scorer import NativeScorer
 from hillinfer.hie.native_top import native_top
 from hillinfer.hie.top_alpha import TopAlpha
+from hillinfer.hie.wanted import Wanted
 from hillinfer.settings import Settings
 from hillinfer_model.choices import Scope
 from hillinfer_model.selection import kept_positions, selected_count
@@ -34,10 +35,12 @@ class ImportanceEvaluation:
         self._scorer = scorer
         self._settings = settings
         self._sets = 1 if scorer.scope is Scope.LAYER else scorer.spec.kv_heads
+        # Of the length that was asked for last: all layers of a step have the same.
+        self._last = 0, self._wanted_of(0)
 
     def selects_all(self, length: int) -> bool:
         """Say whether a sequence of this length is selected whole, so that nothing is scored."""
-        return self._count(length) == length
+        return self._wanted(length).count == length
 
     def everything(self, length: int) -> list[NDArray[np.int64]]:
         """Return the sets of a sequence that is selected whole."""
@@ -65,7 +68,7 @@ class ImportanceEvaluation:
         length = segments[-1].base_position + segments[-1].tokens
         if self.selects_all(length):
             return self.everything(length)
-        return self._top(query, scaling, segments, 0, self._count(length), self._kept(length))
+        return self._top(query, scaling, segments, 0, length)
 
     def select_next(
         self, query: torch.Tensor, scaling: float, segments: Sequence[SegmentShadow]
@@ -87,9 +90,7 @@ class ImportanceEvaluation:
         past = segments[-1].base_position + segments[-1].tokens
         if self.selects_all(past + 1):
             return self.everything(past + 1)
-        kept, count = self._kept(past + 1), self._count(past + 1)
-        chosen = self._top(query, scaling, segments, 1, count - 1, kept[:-1])
-        return [np.append(own, past) for own in chosen]
+        return self._top(query, scaling, segments, 1, past + 1)
 
     def _top(
         self,
@@ -97,13 +98,19 @@ class ImportanceEvaluation:
         scaling: float,
         segments: Sequence[SegmentShadow],
         coming: int,
-        count: int,
-        kept: NDArray[np.int64],
+        length: int,
     ) -> list[NDArray[np.int64]]:
-        chosen = self._chosen(query, scaling, segments, coming, count, kept)
-        if isinstance(self._scorer, DeviceScorer):
-            self._scorer.note_selected(segments, chosen)
-        return chosen
+        """Select from `length` tokens; one that is coming is the last of them and of each set."""
+        scorer, wanted = self._scorer, self._wanted(length)
+        if isinstance(scorer, NativeScorer):
+            return scorer.choose(query, scaling, segments, coming, wanted)
+        kept = kept_positions(length, wanted.sinks, wanted.recent)
+        kept = kept[: len(kept) - coming]
+        chosen = self._chosen(query, scaling, segments, coming, wanted.count - coming, kept)
+        if isinstance(scorer, DeviceScorer):
+            scorer.note_selected(segments, chosen)
+        newest = np.arange(length - coming, length)
+        return [np.append(own, newest) for own in chosen]
 
     def _chosen(
         self,
@@ -115,9 +122,7 @@ class ImportanceEvaluation:
         kept: NDArray[np.int64],
     ) -> list[NDArray[np.int64]]:
         scorer = self._scorer
-        if isinstance(scorer, NativeScorer) or (
-            isinstance(scorer, DeviceScorer) and scorer.merges_natively
-        ):
+        if isinstance(scorer, DeviceScorer) and scorer.merges_natively:
             tuples = scorer.tuples(query, scaling, segments, coming)
             return [native_top(own, count, kept) for own in tuples]
         tops = [TopAlpha(count, kept) for _ in range(self._sets)]
@@ -125,9 +130,15 @@ class ImportanceEvaluation:
             tops[block.kv_head].merge(block)
         return [top.positions() for top in tops]
 
-    def _kept(self, length: int) -> NDArray[np.int64]:
-        return kept_positions(length, self._settings.kept_sinks, self._settings.kept_recent)
+    def _wanted(self, length: int) -> Wanted:
+        # One pair, because several threads ask.
+        known, wanted = self._last
+        if known != length:
+            wanted = self._wanted_of(length)
+            self._last = length, wanted
+        return wanted
 
-    def _count(self, length: int) -> int:
+    def _wanted_of(self, length: int) -> Wanted:
         settings = self._settings
-        return selected_count(length, settings.alpha, settings.kept_tokens, settings.max_selected)
+        count = selected_count(length, settings.alpha, settings.kept_tokens, settings.max_selected)
+        return Wanted(count, settings.kept_sinks, settings.kept_recent)

@@ -15,12 +15,14 @@ from numpy.typing import NDArray
 
 from hillinfer.devices.scorer import SegmentShadow
 from hillinfer.hie.channel_statistics import segment_tokens
-from hillinfer.hie.query_coding import scale_query
+from hillinfer.hie.native_top import native_top
+from hillinfer.hie.query_coding import query_factor, scale_query
 from hillinfer.hie.segment_words import SegmentWords
 from hillinfer.hie.torch_scorer import TorchScorer
+from hillinfer.hie.wanted import Wanted
 from hillinfer.native.errors import NativeError
 from hillinfer.native.library import native_library
-from hillinfer.native.structures import SEGMENT_WORDS, Shape
+from hillinfer.native.structures import SEGMENT_WORDS, Choice, Shape
 from hillinfer.native.structures import Sequence as NativeSequence
 from hillinfer.native.variant import Variant
 from hillinfer_model.channel_statistics import ChannelStatistics
@@ -28,6 +30,7 @@ from hillinfer_model.choices import Scope
 from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
 from hillinfer_model.score_block import ScoreBlock
 from hillinfer_model.score_tuples import WINDOW_TOKENS
+from hillinfer_model.selection import kept_positions
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,11 @@ class NativeScorer:
         self.variant = variant or self._library.variants[0]
         if self.variant not in self._library.variants:
             raise NativeError(f"this processor has no {self.variant}")
+        # Asking an enumeration takes longer than coding a token.
+        self._number = self.variant.number
         self._shape = Shape.of(spec, scope)
+        self._sets = 1 if scope is Scope.LAYER else spec.kv_heads
+        self._bares: dict[int, object] = {}
         # Checks arguments.
         self._torch = TorchScorer(spec, scope)
         self._words = SegmentWords(spec.segment_tokens, self._torch.check_arrays)
@@ -90,7 +97,7 @@ class NativeScorer:
         taken = ChannelStatistics(np.empty(shape, np.int8), np.empty(shape, np.int32))
         self._library.call(
             "hillinfer_statistics",
-            self.variant.number,
+            self._number,
             self._sequence(None, None),
             own.data_ptr(),
             *own.stride(),
@@ -110,18 +117,20 @@ class NativeScorer:
         """Write codes and exponents into a segment's shadow; see `TorchScorer` (sections 2, 5)."""
         self._torch.check_encoding(keys, statistics, shadow, first_token)
         kept: list[NDArray[Any]] = []
-        segment = array("q", self._words.of(SegmentShadow(0, 0, shadow, statistics), kept))
-        values = keys.detach()
-        self._library.call(
+        address, words = self._words.coded(shadow, statistics, kept)
+        segment, tokens = array("q", words), keys.shape[0]
+        # A token is coded in less time than it takes to get Python's lock back.
+        call = self._library.call_holding if tokens == 1 else self._library.call
+        call(
             "hillinfer_encode",
-            self.variant.number,
-            self._sequence(None, None),
+            self._number,
+            self._bare(),
             segment.buffer_info()[0],
-            values.data_ptr(),
-            *values.stride(),
-            shadow.ctypes.data,
+            keys.data_ptr(),
+            *keys.stride(),
+            address,
             first_token,
-            values.shape[0],
+            tokens,
         )
 
     def score(
@@ -163,6 +172,97 @@ class NativeScorer:
         """
         return self._scored(self._prepared(query, scaling, segments, coming), segments)
 
+    def choose(
+        self,
+        query: torch.Tensor,
+        scaling: float,
+        segments: Sequence[SegmentShadow],
+        coming: int,
+        wanted: Wanted,
+    ) -> list[NDArray[np.int64]]:
+        """Return the selected sets in one call of the library (contract, sections 3, 4 and 6).
+
+        Parameters
+        ----------
+        query, scaling, segments, coming
+            As for `score`, whose errors it raises; at least one token.
+        wanted
+            Of N, the coming token included, which is one of the newest.
+
+        Returns
+        -------
+        One ascending int64 array of positions per set; the coming token is the last of each.
+
+        Raises
+        ------
+        ValueError
+            More is wanted than there is, or less than is kept.
+        """
+        self._torch.check_query(query)
+        length = segments[-1].base_position + segments[-1].tokens + coming
+        wanted.check(length, coming)
+        kept: list[NDArray[Any]] = []
+        described = self._described(segments, kept)
+        if described is None:
+            return self._chosen_passing(query, scaling, segments, coming, wanted)
+        if query.stride(1) != 1:
+            query = query.contiguous()
+        choice = Choice(
+            query.data_ptr(),
+            query.stride(0),
+            self.spec.group_size,
+            query_factor(scaling),
+            wanted.sinks,
+            wanted.recent,
+            wanted.count,
+        )
+        chosen = np.empty((self._sets, wanted.count), dtype=np.int64)
+        self._library.call(
+            "hillinfer_choose",
+            self._number,
+            self._sequence(None, described, coming),
+            ctypes.byref(choice),
+            chosen.ctypes.data,
+        )
+        return list(chosen)
+
+    def _chosen_passing(
+        self,
+        query: torch.Tensor,
+        scaling: float,
+        segments: Sequence[SegmentShadow],
+        coming: int,
+        wanted: Wanted,
+    ) -> list[NDArray[np.int64]]:
+        """Choose where shadows are there one after the other, so that all is scored first."""
+        tuples = self.tuples(query, scaling, segments, coming)
+        past = tuples.shape[1]
+        kept = kept_positions(past + coming, wanted.sinks, wanted.recent)
+        newest = np.arange(past, past + coming)
+        return [
+            np.append(native_top(own, wanted.count - coming, kept[: len(kept) - coming]), newest)
+            for own in tuples
+        ]
+
+    def _described(
+        self, segments: Sequence[SegmentShadow], kept: list[NDArray[Any]]
+    ) -> array[int] | None:
+        """Check segments; return five words of each, or None where one is on the drive."""
+        full = segments[:-1]
+        words = self._words.joined(full)
+        if words is not None and segments:
+            last = segments[-1]
+            self._torch.check_segments(segments, len(full))
+            if not last.on_drive:
+                return array("q", words + self._words.of(last, kept))
+        self._torch.check_segments(segments)
+        if any(segment.on_drive for segment in segments):
+            for segment in segments:
+                self._torch.check_arrays(segment)
+            return None
+        words = self._words.join(full, kept)
+        return array("q", b"".join([words, *(self._words.of(one, kept) for one in segments[-1:])]))
+
     def _prepared(
         self,
         query: torch.Tensor,
@@ -171,14 +271,9 @@ class NativeScorer:
         coming: int,
     ) -> _Prepared:
         """Check everything, and describe what can be described before it is scored."""
-        self._torch.check_order(query, segments)
+        self._torch.check_query(query)
         kept: list[NDArray[Any]] = []
-        described = None
-        if any(segment.on_drive for segment in segments):
-            for segment in segments:
-                self._torch.check_arrays(segment)
-        else:
-            described = array("q", b"".join([self._words.of(one, kept) for one in segments]))
+        described = self._described(segments, kept)
         scaled = scale_query(self.spec, query, scaling).contiguous()
         return _Prepared(scaled, described, kept, coming)
 
@@ -196,8 +291,7 @@ class NativeScorer:
 
     def _scored(self, prepared: _Prepared, segments: Sequence[SegmentShadow]) -> NDArray[np.uint32]:
         tokens = sum(segment.tokens for segment in segments)
-        sets = 1 if self.scope is Scope.LAYER else self.spec.kv_heads
-        tuples = np.empty((sets, tokens), dtype=np.uint32)
+        tuples = np.empty((self._sets, tokens), dtype=np.uint32)
         if not tokens:
             return tuples
         if prepared.described is None:
@@ -205,7 +299,7 @@ class NativeScorer:
             return tuples
         self._library.call(
             "hillinfer_score",
-            self.variant.number,
+            self._number,
             self._sequence(prepared.scaled, prepared.described, prepared.coming),
             tuples.ctypes.data,
         )
@@ -230,7 +324,7 @@ class NativeScorer:
             described = array("q", self._words.of(segment, kept))
             self._library.call(
                 "hillinfer_log_weights",
-                self.variant.number,
+                self._number,
                 sequence,
                 described.buffer_info()[0],
                 weights[first:].ctypes.data,
@@ -238,13 +332,21 @@ class NativeScorer:
             )
         self._library.call(
             "hillinfer_finish",
-            self.variant.number,
+            self._number,
             sequence,
             tuples.shape[1],
             weights.ctypes.data,
             exponents.ctypes.data,
             tuples.ctypes.data,
         )
+
+    def _bare(self) -> object:
+        """Return a sequence of nothing but shape and threads, which no call changes."""
+        threads = torch.get_num_threads()
+        known = self._bares.get(threads)
+        if known is None:
+            known = self._bares[threads] = self._sequence(None, None)
+        return known
 
     def _sequence(
         self, scaled: torch.Tensor | None, segments: array[int] | None, coming: int = 0

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from hillinfer.hie.exact_powers import float64_power_of_two
+from hillinfer.native.errors import NOT_FINITE
 from hillinfer_model.channel_statistics import ChannelStatistics
 from hillinfer_model.choices import Rule
 from hillinfer_model.errors import NonFiniteQueryError
@@ -43,6 +44,11 @@ class QueryCodes:
     offsets: torch.Tensor
 
 
+def query_factor(scaling: float) -> float:
+    """Return what a query is multiplied with, float64; it is rounded to float32 before."""
+    return scaling * _LOG2_E
+
+
 def scale_query(spec: KernelSpec, query: torch.Tensor, scaling: float) -> torch.Tensor:
     """Bring a query to units of log2 of the weight, before any segment (contract, section 3).
 
@@ -72,13 +78,11 @@ def scale_query(spec: KernelSpec, query: torch.Tensor, scaling: float) -> torch.
         for head in range(1, spec.group_size):
             total = total + heads[:, head]
         heads = total.to(torch.float32).unsqueeze(1)
-    factor = torch.tensor(scaling * _LOG2_E, dtype=torch.float64).to(torch.float32)
+    factor = torch.tensor(query_factor(scaling), dtype=torch.float64).to(torch.float32)
     scaled = heads * factor
     # A non-finite query cannot become finite on the way: neither a sum nor a product does that.
     if not bool(scaled.isfinite().all()):
-        raise NonFiniteQueryError(
-            "the query holds an infinity or a NaN, or becomes one when scaled"
-        )
+        raise NonFiniteQueryError(NOT_FINITE)
     return scaled
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import struct
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from hillinfer.devices.scorer import SegmentShadow
 from hillinfer.native.addresses import Addresses
+from hillinfer_model.channel_statistics import ChannelStatistics
 
 # The addresses of shadow, c, M and probe groups (or 0), and the tokens.
 _WORDS = struct.Struct("=5q")
@@ -38,6 +39,8 @@ class SegmentWords:
         self._check = check
         self._addresses = Addresses()
         self._known: dict[int, tuple[weakref.ref[SegmentShadow], bytes]] = {}
+        # By the first of them, what all full segments of a sequence are, and their words.
+        self._joined: dict[int, tuple[tuple[int, ...], bytes]] = {}
 
     def of(self, segment: SegmentShadow, kept: list[NDArray[Any]]) -> bytes:
         """Return a segment's five words.
@@ -69,10 +72,47 @@ class SegmentWords:
             self._remember(key, segment, words)
         return words
 
+    def coded(
+        self,
+        shadow: NDArray[np.uint8],
+        statistics: ChannelStatistics,
+        kept: list[NDArray[Any]],
+    ) -> tuple[int, bytes]:
+        """Return the address of a shadow that is to be written, and the words that coding needs.
+
+        Nothing is checked, and of the words only those of c and M say anything.
+        """
+        exponents = self._address(statistics.exponents, kept)
+        means = self._address(statistics.means, kept)
+        return self._addresses.of(shadow), _WORDS.pack(0, exponents, means, 0, 0)
+
+    def joined(self, segments: Sequence[SegmentShadow]) -> bytes | None:
+        """Return what `join` returned for the same objects in this order, where it is still true.
+
+        Then none of them is on the drive.
+        """
+        if not segments:
+            return b""
+        known = self._joined.get(id(segments[0]))
+        return known[1] if known is not None and known[0] == tuple(map(id, segments)) else None
+
+    def join(self, segments: Sequence[SegmentShadow], kept: list[NDArray[Any]]) -> bytes:
+        """Return the words of consecutive segments from a sequence's first on; see `of`.
+
+        Where all of them stay as they are, they are not looked at again, however many there are.
+        """
+        words = b"".join([self.of(one, kept) for one in segments])
+        ids = tuple(map(id, segments))
+        if ids and all(one in self._known for one in ids):
+            self._joined[ids[0]] = ids, words
+        return words
+
     def _remember(self, key: int, segment: SegmentShadow, words: bytes) -> None:
-        forget = self._known
+        forget, joined = self._known, self._joined
 
         def drop(dead: weakref.ref[SegmentShadow]) -> None:
+            # Before its id can be another's; segments go seldom.
+            joined.clear()
             # Another segment may have the same id by now.
             if forget.get(key, (None, b""))[0] is dead:
                 del forget[key]

@@ -45,6 +45,7 @@ class TorchScorer:
         self.scope = scope
         self._layout = ShadowLayout(spec)
         self._buffers = KeyBufferPool(spec)
+        self._query_shape = spec.query_heads, spec.head_dim
 
     def statistics(
         self, keys: torch.Tensor, first_position: int, preceding: ChannelStatistics | None
@@ -170,15 +171,16 @@ class TorchScorer:
 
     def check_order(self, query: torch.Tensor, segments: Sequence[SegmentShadow]) -> None:
         """Raise ValueError where a query, or how segments follow on each other, is wrong."""
-        if query.dtype != torch.float32 or query.shape != (
-            self.spec.query_heads,
-            self.spec.head_dim,
-        ):
+        self.check_query(query)
+        self.check_segments(segments)
+
+    def check_query(self, query: torch.Tensor) -> None:
+        """Raise ValueError where a query is of another shape or type."""
+        if query.dtype != torch.float32 or query.shape != self._query_shape:
             raise ValueError(
-                f"a query is float32 of shape {(self.spec.query_heads, self.spec.head_dim)}, not "
+                f"a query is float32 of shape {self._query_shape}, not "
                 f"{query.dtype} of shape {tuple(query.shape)}"
             )
-        self._check_segments(segments)
 
     def _blocks(
         self, scaled: torch.Tensor, segments: Sequence[SegmentShadow], coming: int
@@ -210,9 +212,10 @@ class TorchScorer:
             self._layout.check(segment.shadow)
         self._check_statistics(segment.statistics)
 
-    def _check_segments(self, segments: Sequence[SegmentShadow]) -> None:
+    def check_segments(self, segments: Sequence[SegmentShadow], first: int = 0) -> None:
+        """Raise ValueError where segments from number `first` on do not follow on each other."""
         length = self.spec.segment_tokens
-        for index, segment in enumerate(segments):
+        for index, segment in enumerate(segments[first:], first):
             if segment.base_position != index * length:
                 raise ValueError(
                     f"segment {index} starts at position {segment.base_position}, not "

@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from hillinfer.native.errors import NativeError
-from hillinfer.native.structures import Attention, Sequence
+from hillinfer.native.errors import NOT_FINITE, NativeError
+from hillinfer.native.structures import Attention, Choice, Sequence
 from hillinfer.native.variant import PREFERENCE, Variant
+from hillinfer_model.errors import NonFiniteQueryError
 from hillinfer_model.kernel_spec import CONTRACT_VERSION
 
 LIBRARY = Path(__file__).parent / "libhillinfer_native.so"
@@ -45,6 +46,10 @@ _SIGNATURES = {
         [_INT, ctypes.POINTER(Sequence), _POINTER, _POINTER, *[_LONG] * 3, _POINTER, _LONG, _LONG],
     ),
     "hillinfer_select": (_INT, [_POINTER, _LONG, _POINTER, _LONG, _LONG, _POINTER]),
+    "hillinfer_choose": (
+        _INT,
+        [_INT, ctypes.POINTER(Sequence), ctypes.POINTER(Choice), _POINTER],
+    ),
     "hillinfer_tile_rows": (_INT, []),
     "hillinfer_attention_bytes": (_LONG, [ctypes.POINTER(Attention)]),
     "hillinfer_attention_begin": (_INT, [_INT, ctypes.POINTER(Attention), _POINTER]),
@@ -77,12 +82,13 @@ _SIGNATURES = {
 }
 _NO_MEMORY = 2
 _FAILED = 3
+_NOT_FINITE = 4
 
 
 class NativeLibrary:
     """The library's functions, with their results checked.
 
-    ctypes lets go of Python's global lock while a call runs.
+    Python's global lock is let go of while a call runs, except where the caller wants to keep it.
 
     Parameters
     ----------
@@ -105,9 +111,11 @@ class NativeLibrary:
     def __init__(self, path: Path = LIBRARY) -> None:
         try:
             self._functions = ctypes.CDLL(str(path))
-            for name, (result, arguments) in _SIGNATURES.items():
-                function = getattr(self._functions, name)
-                function.restype, function.argtypes = result, arguments
+            self._holding = ctypes.PyDLL(str(path))
+            for functions in (self._functions, self._holding):
+                for name, (result, arguments) in _SIGNATURES.items():
+                    function = getattr(functions, name)
+                    function.restype, function.argtypes = result, arguments
         except (OSError, AttributeError) as error:
             reason = "is not built" if not path.exists() else f"cannot be used ({error})"
             raise NativeError(f"the native scorer {reason}: {HOW_TO_BUILD}") from error
@@ -129,12 +137,26 @@ class NativeLibrary:
             It could not get memory.
         NativeError
             The processor lacks the variant that was asked for, or the system refused something.
+        NonFiniteQueryError
+            A query that it was to scale is not finite.
         """
-        outcome = getattr(self._functions, name)(*arguments)
+        self._check(name, getattr(self._functions, name)(*arguments))
+
+    def call_holding(self, name: str, *arguments: object) -> None:
+        """Call a function that is done in a microsecond, and keep Python's global lock; see `call`.
+
+        Where several threads run Python, who lets go of the lock waits for it afterwards.
+        """
+        self._check(name, getattr(self._holding, name)(*arguments))
+
+    @staticmethod
+    def _check(name: str, outcome: int) -> None:
         if outcome == _NO_MEMORY:
             raise MemoryError(f"{name} found no memory to work in")
         if outcome == _FAILED:
             raise NativeError(f"{name} failed: the system refused it something")
+        if outcome == _NOT_FINITE:
+            raise NonFiniteQueryError(NOT_FINITE)
         if outcome:
             raise NativeError("this processor cannot run that variant of the native scorer")
 

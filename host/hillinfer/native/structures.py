@@ -53,6 +53,20 @@ class Sequence(ctypes.Structure):
     )
 
 
+class Choice(ctypes.Structure):
+    """A query, and how much is selected for it."""
+
+    _fields_ = (
+        ("query", ctypes.c_void_p),
+        ("head_stride", ctypes.c_int64),
+        ("group_size", ctypes.c_int64),
+        ("factor", ctypes.c_float),
+        ("sinks", _INT),
+        ("recent", ctypes.c_int64),
+        ("count", ctypes.c_int64),
+    )
+
+
 class Attention(ctypes.Structure):
     """One token's queries and what is in a row."""
 

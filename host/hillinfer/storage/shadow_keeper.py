@@ -16,6 +16,7 @@ from hillinfer.storage.row_reader import RowReader
 from hillinfer.storage.segment import Segment
 from hillinfer.storage.sequence import Sequence
 from hillinfer.storage.shadow_memory import ShadowMemory
+from hillinfer.storage.tail_keys import TailKeys
 from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
 
 
@@ -48,6 +49,8 @@ class ShadowKeeper:
         self._reader = reader
         self._layout = layout
         self._memory = memory
+        self._tails = TailKeys(layout)
+        self._no_keys = torch.empty((0, self.spec.kv_heads, self.spec.head_dim)).half()
 
     def code_full_segments(self, layer: int, sequence: Sequence, fresh: torch.Tensor) -> None:
         """Code every segment that is full and not yet coded.
@@ -73,8 +76,7 @@ class ShadowKeeper:
 
         Unlike `code_all`, whatever is stored meanwhile: one token more may be, by another thread.
         """
-        nothing = torch.empty((0, self.spec.kv_heads, self.spec.head_dim), dtype=torch.float16)
-        self._code(layer, sequence, nothing, past)
+        self._code(layer, sequence, self._no_keys, past)
         return self.shadows(layer, sequence)
 
     def codes_from_tail(self, layer: int, sequence: Sequence) -> bool:
@@ -215,12 +217,13 @@ class ShadowKeeper:
     ) -> torch.Tensor:
         """Return the keys of start <= position < end as FP16, from `fresh` where it has them."""
         fresh_start = sequence.lengths[layer] - len(fresh)
+        if start == fresh_start and end - start == len(fresh):
+            return fresh
         if start >= fresh_start:
             return fresh[start - fresh_start : end - fresh_start]
         held = sequence.held_starts[layer]
         if start >= held and end <= fresh_start:
-            tail = torch.from_numpy(sequence.tails[layer][start - held : end - held])
-            return self._layout.keys(tail).half()
+            return self._tails.of(layer, sequence, start - held, end - held)
         keys = torch.empty((end - start, *fresh.shape[1:]), dtype=torch.float16)
         at = 0
         stored = np.arange(start, min(end, fresh_start))

@@ -89,7 +89,9 @@ class ShadowMemory:
         """
         made: list[SegmentShadow] = []
         on_drive: list[int] = []
-        tokens = sum(segment.layers[layer].coded_tokens for segment in segments)
+        tokens = 0
+        if self._device is not None:
+            tokens = sum(segment.layers[layer].coded_tokens for segment in segments)
         for number, segment in enumerate(segments):
             own, base = segment.layers[layer], number * self._size
             if own.statistics is None:

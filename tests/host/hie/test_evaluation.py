@@ -141,3 +141,25 @@ def test_in_scope_kv_head_each_head_ranks_by_its_own_queries(device):
     assert 100 in first.tolist()
     assert 200 in second.tolist()
     assert not np.array_equal(first, second)
+
+
+def test_lengths_in_any_order_select_as_if_each_were_the_first():
+    """How much is wanted is remembered for one length only."""
+    spec = spec_of()
+    scorer = make_scorer("nvme", spec, Scope.KV_HEAD)
+    keys, query = states(spec, 700)
+    chosen = Settings().changed(alpha=0.2, kept_sinks=2, kept_recent=5)
+    used = ImportanceEvaluation(scorer, chosen)
+    sizes = []
+    for tokens in (700, 300, 6, 300, 699, 700, 700):
+        segments = segments_of(scorer, keys[:tokens])
+        fresh = ImportanceEvaluation(scorer, chosen)
+        assert used.selects_all(tokens) == fresh.selects_all(tokens) == (tokens == 6)
+        for coming in ("select", "select_next"):
+            mine = getattr(used, coming)(query, SCALING, segments)
+            for one, other in zip(
+                mine, getattr(fresh, coming)(query, SCALING, segments), strict=True
+            ):
+                np.testing.assert_array_equal(one, other)
+            sizes.append(len(mine[0]))
+    assert sizes == [140, 140, 60, 60, 6, 7, 60, 60, 140, 140, 140, 140, 140, 140]

@@ -299,3 +299,36 @@ def test_refuses_what_does_not_fit(variant):
     query[0, 0] = float("nan")
     with pytest.raises(NonFiniteQueryError):
         scorer.score(query, 0.02, [segment])
+
+
+@every_variant
+@pytest.mark.parametrize("key_mode", INTEGER_MODES)
+def test_tokens_coded_one_at_a_time_are_those_coded_together(key_mode, variant):
+    """A single token is coded without giving up Python's lock: the same bits."""
+    spec = KernelSpec(24, 2, 3, key_mode, segment_tokens=512)
+    scorer = native_scorer(variant, spec, Scope.LAYER)
+    keys = KEY_KINDS["rare"](4, 150, 2, 24)
+    (golden,) = segments_of(GoldenScorer(spec, Scope.LAYER), keys)
+    shadow = np.zeros_like(golden.shadow)
+    for token in range(150):
+        scorer.encode(keys[token : token + 1], golden.statistics, shadow, token)
+    assert np.array_equal(shadow, golden.shadow)
+    scorer.encode(-keys[7:8], golden.statistics, shadow, 7)
+    assert not np.array_equal(shadow, golden.shadow)
+
+
+@every_variant
+def test_coding_after_the_number_of_threads_changed(variant):
+    spec = KernelSpec(24, 2, 3, KeyMode.INT4, segment_tokens=512)
+    scorer = native_scorer(variant, spec, Scope.LAYER)
+    keys = plain_keys(4, 400, 2, 24)
+    (golden,) = segments_of(GoldenScorer(spec, Scope.LAYER), keys)
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 3, 1):
+            torch.set_num_threads(threads)
+            shadow = np.zeros_like(golden.shadow)
+            scorer.encode(keys, golden.statistics, shadow, 0)
+            assert np.array_equal(shadow, golden.shadow)
+    finally:
+        torch.set_num_threads(before)

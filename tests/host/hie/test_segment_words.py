@@ -84,3 +84,49 @@ def test_copies_of_arrays_with_gaps_are_made_for_every_call(words):
         told = struct.unpack("=5q", words.of(one, kept))
         assert [copy.ctypes.data for copy in kept] == [told[2]]
         assert kept[0].flags.c_contiguous
+
+
+def test_full_segments_are_looked_at_once_together(words, seen):
+    some = [segment() for _ in range(3)]
+    assert words.joined(some) is None
+    told = words.join(some, [])
+    assert told == b"".join(words.of(one, []) for one in some)
+    assert words.joined(some) == told
+    assert len(seen) == 3
+    assert words.joined([]) == b""
+
+
+def test_other_segments_are_not_taken_for_those_told_together(words):
+    some = [segment() for _ in range(3)]
+    words.join(some, [])
+    for others in (some[:2], some[::-1], [*some[:2], segment()], [*some, segment()]):
+        assert words.joined(others) is None
+    # Fewer of them, then all again: each time what was told last.
+    assert words.joined(some[:1]) is None
+    words.join(some[:1], [])
+    assert words.joined(some) is None
+
+
+def test_segments_told_together_are_forgotten_with_any_of_them(words, seen):
+    for gone in range(3):
+        some = [segment() for _ in range(3)]
+        words.join(some, [])
+        assert words.joined(some) is not None
+        seen.clear()
+        del some[gone]
+        gc.collect()
+        assert not words._joined
+
+
+@pytest.mark.parametrize("kind", ["open", "drive", "gaps"])
+def test_a_segment_that_may_change_is_not_told_together_with_others(kind, words):
+    one = segment()
+    gaps = ChannelStatistics(one.statistics.exponents, np.zeros((2, 32), np.int32)[:, ::2])
+    buffer = np.zeros((64, 64), np.uint8)
+    other = {
+        "open": segment(SIZE - 1),
+        "drive": StreamedShadow(SIZE, SIZE, one.statistics, lambda: buffer),
+        "gaps": replace(one, statistics=gaps),
+    }[kind]
+    words.join([one, other], [])
+    assert words.joined([one, other]) is None

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+from transformers.models.llama.modeling_llama import rotate_half
 
 from hillinfer.hf.predictors.query_predictor import QueryPredictor, Rotary
 
@@ -23,8 +23,9 @@ class RotaryPredictor(QueryPredictor):
         if hasattr(attention, "q_norm"):
             query = attention.q_norm(query)
         query = query.transpose(1, 2)
-        turned: torch.Tensor
-        turned, _ = apply_rotary_pos_emb(query, query[:, :1], *rotary)
+        # What `apply_rotary_pos_emb` does to a query, without a key to turn beside it.
+        cosines, sines = rotary[0].unsqueeze(1), rotary[1].unsqueeze(1)
+        turned: torch.Tensor = query * cosines + rotate_half(query) * sines
         return turned
 
     def scaling(self, layer: Any) -> float:

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+// From a query as the model made it to the selected sets (scoring contract, sections 3, 4 and 6).
+#pragma once
+#include "sequence.h"
+
+namespace hillinfer {
+
+// A query, and how much is selected for it; Python fills it in.
+struct Choice {
+    const float* query;   // Query heads * head_dim.
+    int64_t head_stride;  // From one head to the next, in numbers.
+    int64_t group_size;   // Query heads of a KV head.
+    float factor;         // Scaling in units of log2, of section 3.
+    int32_t sinks;        // How many of the first tokens are kept, whatever their score,
+    int64_t recent;       // and how many of the newest, a coming one among them.
+    int64_t count;        // Selected tokens of a set, the kept ones included.
+};
+
+// Writes the sets one behind the other, `count` ascending positions each; a coming token is the last
+// of each set. `scaled` of the sequence is not looked at; its N is at least `count`, and that at
+// least the kept ones. False, and nothing written, where the scaled query is not finite.
+bool choose(const Kernels& kernels, const Sequence& sequence, const Choice& choice, int64_t* out);
+
+}  // namespace hillinfer
