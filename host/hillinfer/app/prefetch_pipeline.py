@@ -100,6 +100,7 @@ class PrefetchPipeline:
         # An interrupt while waiting leaves it to `drop`.
         ahead = self._ahead[key].result()
         del self._ahead[key]
+        self._reader.want(ahead.landed)
         return ahead
 
     def drop(self) -> None:
@@ -126,4 +127,6 @@ class PrefetchPipeline:
         landed = self._reader.land(layer, sequence, stored, held)
         if self._copies is None:
             return Ahead(sets, landed, None)
+        # What is there is sent on at once, rather than with what has no room yet.
+        self._reader.want(landed)
         return Ahead(sets, landed, self._copies.begin(layer, sequence, stored, held, landed))

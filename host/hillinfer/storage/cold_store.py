@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -236,6 +236,10 @@ class ColdStore:
         self.settle(layer, rows // GROUP_TOKENS)
         with self._turns.on_demand():
             return self._read_now(layer, rows, out, places)
+
+    def demanding(self) -> AbstractContextManager[None]:
+        """Return what holds reads ahead back between several reads on demand."""
+        return self._turns.demanding()
 
     def read_rows_ahead(
         self,

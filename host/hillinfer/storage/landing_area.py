@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from enum import Enum
 
 import numpy as np
@@ -43,26 +44,39 @@ class LandingArea:
 
     Attributes
     ----------
+    blocks, block_rows
+        As given.
     rows
         uint8 of shape (blocks · block_rows, row_bytes): all blocks, one behind the other.
     """
 
     def __init__(self, blocks: int, block_rows: int, row_bytes: int) -> None:
+        self.blocks = blocks
         self.block_rows = block_rows
         size = blocks * block_rows * row_bytes
         self.rows: NDArray[np.uint8] = aligned_buffer(size)[:size].reshape(-1, row_bytes)
         self._states = [BlockState.FREE] * blocks
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
 
     def take(self, rows: int) -> list[int]:
         """Return blocks to fill for so many rows: fewer where not enough are free."""
         wanted = -(-rows // self.block_rows)
-        with self._lock:
+        with self._changed:
             free = [i for i, state in enumerate(self._states) if state is BlockState.FREE]
             taken = free[:wanted]
             for block in taken:
                 self._states[block] = BlockState.FILLING
         return taken
+
+    def wait_for_room(self, stop: Callable[[], bool]) -> None:
+        """Wait until a block is free or `stop` returns True, which is asked after every `wake`."""
+        with self._changed:
+            self._changed.wait_for(lambda: stop() or BlockState.FREE in self._states)
+
+    def wake(self) -> None:
+        """Let those who wait for room look again."""
+        with self._changed:
+            self._changed.notify_all()
 
     def places(self, blocks: list[int], rows: int) -> NDArray[np.int64]:
         """Return where so many rows go in `rows`, int64, the blocks filled in the given order."""
@@ -86,10 +100,11 @@ class LandingArea:
         RuntimeError
             Where it is free, or still being filled.
         """
-        with self._lock:
+        with self._changed:
             if self._states[block] in (BlockState.FREE, BlockState.FILLING):
                 raise RuntimeError(f"block {block} is {self._states[block].value}: not to be freed")
             self._states[block] = BlockState.FREE
+            self._changed.notify_all()
 
     def abandon(self, block: int) -> None:
         """Free a block whose filling failed.
@@ -99,18 +114,19 @@ class LandingArea:
         RuntimeError
             Where it was not being filled.
         """
-        with self._lock:
+        with self._changed:
             if self._states[block] is not BlockState.FILLING:
                 raise RuntimeError(f"block {block} is {self._states[block].value}: not filling")
             self._states[block] = BlockState.FREE
+            self._changed.notify_all()
 
     def states(self) -> list[BlockState]:
         """Return every block's state."""
-        with self._lock:
+        with self._changed:
             return list(self._states)
 
     def _advance(self, block: int, state: BlockState) -> None:
-        with self._lock:
+        with self._changed:
             if self._states[block] is not _BEFORE[state]:
                 raise RuntimeError(
                     f"block {block} is {self._states[block].value}: it cannot become {state.value}"

@@ -21,6 +21,18 @@ class ReadTurns:
         self._demanded = 0
 
     @contextmanager
+    def demanding(self) -> Iterator[None]:
+        """Let nobody read ahead between the turns of one who reads on demand more than once."""
+        with self._changed:
+            self._demanded += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._demanded -= 1
+                self._changed.notify_all()
+
+    @contextmanager
     def on_demand(self) -> Iterator[None]:
         """Wait for the end of the turn under way, at most, and have the next one."""
         with self._changed:

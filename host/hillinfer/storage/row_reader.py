@@ -131,7 +131,7 @@ class RowReader:
     def land(
         self, layer: int, sequence: Sequence, positions: NDArray[np.int64], on_drive: int
     ) -> LandedRows | None:
-        """Begin to read the cold rows of a selection, as many as there are free blocks for.
+        """Begin to read the cold rows of a selection, in blocks as they become free.
 
         Called from the thread that scores, while the one that attends is at an earlier layer: what
         is hot may have changed when `fetch` looks again, so nothing depends on it but time.
@@ -203,6 +203,10 @@ class RowReader:
                 out[place[arrived]] = self._landed.rows[landed.places_of(positions[arrived])]
             out[place[settled:]] = sequence.tails[layer][positions[settled:] - on_drive]
         return np.flatnonzero(held)
+
+    def want(self, landed: LandedRows | None) -> None:
+        """Let what `land` began end with what it has room for: its attention is about to begin."""
+        self._landed.want(landed)
 
     def abandon_unclaimed(self) -> None:
         """Free what landed for attention that did not come; nothing is being announced."""
@@ -356,8 +360,7 @@ class RowReader:
     ) -> Iterator[tuple[int, tuple[int, _Gathered] | None]]:
         """Yield the number of each run and, where it wants rows of the drive, the buffer's."""
         turn = [number for number, own in enumerate(wanted) if len(own)]
-        if turn:
-            self.settle()
+        self.settle()
 
         def read(i: int) -> _Gathered:
             own = sequence.rows(positions[wanted[turn[i]]])
@@ -365,17 +368,22 @@ class RowReader:
             out, places = self._buffers[i % 2][: len(own)], np.arange(len(own))
             return _Gathered(out, places, self._store.read_rows(layer, own, out, places))
 
-        upcoming = self._upcoming = self._ahead.submit(read, 0) if turn else None
-        for number in range(len(wanted)):
-            if upcoming is None or not len(wanted[number]):
-                yield number, None
-                continue
-            i = turn.index(number)
-            gathered = upcoming.result()
-            upcoming = self._upcoming = (
-                self._ahead.submit(read, i + 1) if i + 1 < len(turn) else None
-            )
-            yield number, (i % 2, gathered)
+        if not turn:
+            yield from ((number, None) for number in range(len(wanted)))
+            return
+        upcoming: Future[_Gathered] | None
+        with self._store.demanding():
+            upcoming = self._upcoming = self._ahead.submit(read, 0)
+            for number in range(len(wanted)):
+                if upcoming is None or not len(wanted[number]):
+                    yield number, None
+                    continue
+                i = turn.index(number)
+                gathered = upcoming.result()
+                upcoming = self._upcoming = (
+                    self._ahead.submit(read, i + 1) if i + 1 < len(turn) else None
+                )
+                yield number, (i % 2, gathered)
 
     def _blocks(
         self,

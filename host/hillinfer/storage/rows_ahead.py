@@ -30,6 +30,7 @@ class RowsAhead:
         self._landing = landing
         # One of its own: reads on demand must not wait in line behind it.
         self._reading = ThreadPoolExecutor(1, thread_name_prefix="hillinfer-land")
+        self._is_closed = False
         # What landed and no attention has taken over.
         self._unclaimed: list[LandedRows] = []
 
@@ -41,7 +42,7 @@ class RowsAhead:
     def begin(
         self, layer: int, positions: NDArray[np.int64], rows: NDArray[np.int64]
     ) -> LandedRows | None:
-        """Begin to read cold rows, as many as there are free blocks for.
+        """Begin to read cold rows, and go on as blocks become free until attention wants them.
 
         Parameters
         ----------
@@ -54,18 +55,28 @@ class RowsAhead:
         -------
         What lands where, or None where nothing does.
         """
-        blocks = self._landing.take(len(rows))
-        if not blocks:
+        if not len(rows) or not self._landing.blocks:
             return None
-        count = min(len(rows), len(blocks) * self._landing.block_rows)
-        places = self._landing.places(blocks, count)
-        reading = self._reading.submit(self._fill, layer, rows[:count], places, blocks)
-        landed = LandedRows(positions[:count], places, blocks, reading)
+        landed = LandedRows(Future())
         self._unclaimed.append(landed)
+        self._reading.submit(self._land, landed, layer, positions, rows)
         return landed
+
+    def want(self, landed: LandedRows | None) -> None:
+        """Let nothing wait for room any more that was begun no later than this.
+
+        What stands before it in line must not wait either: blocks may become free only when
+        attention goes on.
+        """
+        if landed is None or landed.is_wanted:
+            return
+        for earlier in self._unclaimed[: self._unclaimed.index(landed) + 1]:
+            earlier.is_wanted = True
+        self._landing.wake()
 
     def claim(self, landed: LandedRows | None) -> None:
         """Take over what landed; `let_go` must follow."""
+        self.want(landed)
         if landed is not None:
             self._unclaimed.remove(landed)
 
@@ -90,10 +101,8 @@ class RowsAhead:
         """Free what landed, once it is there and a promotion looks at it no more."""
         if landed is None:
             return
+        # Blocks that something went wrong with are free already.
         wait([landed.reading])
-        # What went wrong while reading freed the blocks.
-        if landed.reading.cancelled() or landed.reading.exception() is not None:
-            return
         if promoting is None:
             self._give(landed)
         else:
@@ -103,17 +112,54 @@ class RowsAhead:
     def abandon_unclaimed(self) -> None:
         """Free what landed for attention that did not come; nothing is being announced."""
         while self._unclaimed:
-            landed = self._unclaimed[0]
+            landed = self._unclaimed[-1]
+            self.want(landed)
             self.let_go(landed)
             self._unclaimed.remove(landed)
 
     def close(self) -> None:
-        """Stop the thread that reads."""
-        self._reading.shutdown(cancel_futures=True)
+        """Stop the thread that reads; what it has begun ends with what it has read."""
+        self._is_closed = True
+        self._landing.wake()
+        self._reading.shutdown()
+
+    def _land(
+        self,
+        landed: LandedRows,
+        layer: int,
+        positions: NDArray[np.int64],
+        rows: NDArray[np.int64],
+    ) -> None:
+        cost, done = ReadCost(), 0
+        try:
+            while done < len(rows) and not self._is_closed:
+                blocks = self._landing.take(len(rows) - done)
+                if blocks:
+                    part = slice(done, done + len(blocks) * self._landing.block_rows)
+                    cost += self._fill(landed, layer, blocks, positions[part], rows[part])
+                    done = part.stop
+                elif self._is_wanted(landed):
+                    break
+                else:
+                    self._landing.wait_for_room(lambda: self._is_wanted(landed))
+        except BaseException as error:
+            # Whoever attends is told.
+            landed.reading.set_exception(error)
+            return
+        landed.reading.set_result(cost)
+
+    def _is_wanted(self, landed: LandedRows) -> bool:
+        return landed.is_wanted or self._is_closed
 
     def _fill(
-        self, layer: int, rows: NDArray[np.int64], places: NDArray[np.int64], blocks: list[int]
+        self,
+        landed: LandedRows,
+        layer: int,
+        blocks: list[int],
+        positions: NDArray[np.int64],
+        rows: NDArray[np.int64],
     ) -> ReadCost:
+        places = self._landing.places(blocks, len(rows))
         try:
             cost = self._store.read_rows_ahead(layer, rows, self._landing.rows, places)
         except BaseException:
@@ -122,6 +168,7 @@ class RowsAhead:
             raise
         for block in blocks:
             self._landing.ready(block)
+        landed.add(blocks, positions, places)
         return cost
 
     def _give(self, landed: LandedRows) -> None:

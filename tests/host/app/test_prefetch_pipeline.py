@@ -2,6 +2,7 @@
 """What is announced is selected and read ahead; what is not asked for leaves nothing behind."""
 
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from hillinfer.pools.budget_plan import BudgetPlan
 from hillinfer.runtime import Runtime
 from hillinfer.settings import Settings
 from hillinfer.storage.drive_calls import DriveCalls
+from hillinfer.storage.landing_area import BlockState
 
 TOKENS, LAYERS = 600, 3
 SHAPE = ModelShape(
@@ -40,6 +42,13 @@ class FailingCalls(DriveCalls):
         if self.broken:
             raise OSError(5, "Input/output error")
         return super().read_done(*args)
+
+
+def until(condition):
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
 
 
 def states(seed, tokens):
@@ -223,10 +232,66 @@ def test_more_rows_than_blocks_are_read_when_they_are_wanted(cold_dir):
     made.runtime.begin_step()
     made.announce(1, seed=1)
     ahead = made.runtime._pipeline._ahead[1, id(made.sequence)].result()
-    ahead.landed.reading.result()
+    until(lambda: len(ahead.landed.positions))
+    assert not ahead.landed.reading.done()
     assert len(ahead.landed.positions) == 64
     assert np.isin(ahead.landed.positions, ahead.sets[0]).all()
     before = made.runtime.counters.cold_reads
     made.attend(1, made.append(1, 0), seed=1)
     assert made.runtime.counters.cold_reads > before
+    assert len(ahead.landed.positions) == 64
+    assert made.blocks == {"free"}
+    made.runtime.close()
+
+
+def test_blocks_that_become_free_are_filled_for_the_layer_that_comes(cold_dir):
+    """Two layers are announced, and there is room for little more than the first one's rows."""
+    made = Filled(cold_dir, prefetch_blocks=3)
+    made.runtime.begin_step()
+    made.announce(1, seed=1)
+    made.announce(2, seed=2)
+    first, second = (
+        made.runtime._pipeline._ahead[layer, id(made.sequence)].result() for layer in (1, 2)
+    )
+    first.landed.reading.result()
+    landing = made.runtime._reader._landed._landing
+    until(lambda: BlockState.FREE not in landing.states())
+    until(lambda: BlockState.FILLING not in landing.states())
+    had = len(second.landed.positions)
+    assert not second.landed.reading.done()
+    made.attend(1, made.append(1, 0), seed=1)
+    until(lambda: len(second.landed.positions) > had)
+    second.landed.reading.result()
+    before = made.runtime.counters.cold_reads
+    made.attend(2, made.append(2, 0), seed=2)
+    assert made.runtime.counters.cold_reads == before
+    assert made.blocks == {"free"}
+    made.runtime.close()
+
+
+@pytest.mark.parametrize("end", ["drop", "close"])
+def test_nobody_waits_for_room_for_ever(cold_dir, end):
+    made = Filled(cold_dir, prefetch_blocks=1)
+    made.runtime.begin_step()
+    for layer in (1, 2):
+        made.announce(layer, seed=layer)
+    two = [made.runtime._pipeline._ahead[layer, id(made.sequence)].result() for layer in (1, 2)]
+    until(lambda: len(two[0].landed.positions))
+    assert not any(ahead.landed.reading.done() for ahead in two)
+    if end == "drop":
+        made.runtime.truncate(made.sequence, TOKENS)
+        assert made.blocks == {"free"}
+    made.runtime.close()
+    assert all(ahead.landed.reading.done() for ahead in two)
+
+
+def test_the_layer_that_attends_does_not_wait_for_room_that_an_earlier_one_has(cold_dir):
+    made = Filled(cold_dir, prefetch_blocks=1)
+    made.runtime.begin_step()
+    for layer in (1, 2):
+        made.announce(layer, seed=layer)
+    # Layer 1 never comes, and holds the only block.
+    made.attend(2, made.append(2, 0), seed=2)
+    made.runtime.truncate(made.sequence, TOKENS)
+    assert made.blocks == {"free"}
     made.runtime.close()

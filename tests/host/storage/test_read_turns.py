@@ -69,6 +69,20 @@ def test_whoever_demands_has_the_next_turn():
     assert len(readers.order) == 4
 
 
+def test_between_demands_of_one_reader_nobody_reads_ahead():
+    turns = ReadTurns()
+    readers = Readers(turns)
+    with turns.demanding():
+        with turns.on_demand():
+            readers.start("ahead", turns.ahead)
+        readers.threads[0].join(0.05)
+        assert readers.order == []
+        with turns.on_demand():
+            assert readers.order == []
+    readers.join()
+    assert readers.order == ["ahead"]
+
+
 def test_a_turn_that_fails_ends():
     turns = ReadTurns()
     for kind in (turns.ahead, turns.on_demand):
