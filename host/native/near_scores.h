@@ -54,12 +54,15 @@ inline int32_t near_exponents(const uint8_t* __restrict exponents, int32_t* __re
 // One head of a group on its way from products to L'.
 class NearRow {
 public:
-    // `offset` is added to L.
+    // `offset` is added to L. Where twice of it does not fit, as of head 0 with the addends of many
+    // others, no token is near and the long way is gone.
     NearRow(Correction correction, int32_t query_exponent, int32_t largest_nu, int32_t offset)
         : shift_(correction.shift + largest_nu + 1),
           bias_(correction.bias << (largest_nu + 1)),
-          most_(largest_nu + 6 - query_exponent),
-          rounding_(2 * offset + 1) {}
+          most_(offset > -kLargestOffset && offset < kLargestOffset
+                    ? largest_nu + 6 - query_exponent
+                    : -1),
+          rounding_(static_cast<int32_t>(2u * static_cast<uint32_t>(offset) + 1u)) {}
 
     // Whether no token of an exponent up to this one moves a product past the limit.
     bool fits(int32_t largest_exponent) const { return largest_exponent <= most_; }
@@ -78,6 +81,8 @@ public:
     int32_t rounding() const { return rounding_; }
 
 private:
+    static constexpr int32_t kLargestOffset = 1 << 29;
+
     int32_t shift_;
     int32_t bias_;
     int32_t most_;

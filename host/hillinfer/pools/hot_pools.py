@@ -208,6 +208,15 @@ class HotPools:
             with suppress(CancelledError):
                 exchange.exception()
 
+    def finish(self) -> None:
+        """Wait until whatever the background thread was given is done, noted here or not.
+
+        For a thread that was interrupted while it began a promotion.
+        """
+        # Closed, nothing is under way.
+        with suppress(CancelledError, RuntimeError):
+            self._background.submit(int).exception()
+
     def when_settled(self, layer: int, done: Callable[[], None]) -> None:
         """Call `done` from the background thread after what is under way in a layer.
 

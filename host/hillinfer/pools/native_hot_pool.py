@@ -50,6 +50,8 @@ class NativeHotPool(HotPool):
         """Return where rows lie in memory; see `HotPool.locate`."""
         wanted = np.ascontiguousarray(positions, np.int64)
         out = np.empty(len(wanted), np.uint64)
+        # Held until the call returns: another thread may replace it.
+        groups, groups_address = sequence.group_table()
         self._library.row_places(
             wanted.ctypes.data,
             len(wanted),
@@ -57,8 +59,8 @@ class NativeHotPool(HotPool):
             sequence.held_starts[layer],
             sequence.lengths[layer],
             sequence.tail_address(layer),
-            sequence.group_address(),
-            len(sequence.groups),
+            groups_address,
+            len(groups),
             self._table_address,
             len(self._slot_of_row),
             self._stamps_address,

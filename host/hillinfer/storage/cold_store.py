@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -234,12 +235,15 @@ class ColdStore:
         if not len(rows):
             return ReadCost()
         self.settle(layer, rows // GROUP_TOKENS)
-        with self._turns.on_demand():
-            return self._read_now(layer, rows, out, places)
+        return self._turns.on_demand(partial(self._read_now, layer, rows, out, places))
 
-    def demanding(self) -> AbstractContextManager[None]:
-        """Return what holds reads ahead back between several reads on demand."""
-        return self._turns.demanding()
+    def demand(self) -> None:
+        """Hold reads ahead back until `satisfy`, between several reads on demand."""
+        self._turns.demand()
+
+    def satisfy(self) -> None:
+        """Let reads ahead go on."""
+        self._turns.satisfy()
 
     def read_rows_ahead(
         self,

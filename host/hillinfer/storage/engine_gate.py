@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 
 class EngineGate:
@@ -16,9 +15,17 @@ class EngineGate:
         self._reading = 0
         self._closed = False
 
-    @contextmanager
-    def reading(self) -> Iterator[None]:
-        """Count a read for as long as it is under way, or raise RuntimeError after closing."""
+    def let_through(self, read: Callable[[], None]) -> None:
+        """Read, counted for as long as it is under way.
+
+        No context manager: an interrupt between its own frames would leave the read counted for as
+        long as the traceback lives, and whoever closes meanwhile would wait for it.
+
+        Raises
+        ------
+        RuntimeError
+            After closing.
+        """
         entered = False
         try:
             with self._changing:
@@ -26,7 +33,7 @@ class EngineGate:
                     raise RuntimeError("this engine is closed")
                 self._reading += 1
                 entered = True
-            yield
+            read()
         finally:
             if entered:
                 with self._changing:

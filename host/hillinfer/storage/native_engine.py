@@ -39,10 +39,13 @@ class NativeThreadEngine:
 
     def read(self, file: ReadFile, buffer: NDArray[np.uint8], reads: Reads) -> None:
         """Make all reads; see `ReadEngine`."""
-        with self._gate.reading():
+
+        def read() -> None:
             missing = self._missing(file.descriptor, buffer, reads)
             if len(missing):
                 self._plain.read(file, buffer, reads.only(missing))
+
+        self._gate.let_through(read)
 
     def close(self) -> None:
         """Wait for reads under way."""

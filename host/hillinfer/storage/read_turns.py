@@ -4,15 +4,22 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
+
+_Read = TypeVar("_Read")
 
 
 class ReadTurns:
     """A lock that reads on demand get before reads ahead.
 
-    Attention waits for what it demands, while what is read ahead has until the next layer. Nobody
-    is interrupted: who reads ahead takes a turn for each of many pieces.
+    Attention waits for what it demands, while what is read ahead has until the next layer. No read
+    is broken off: who reads ahead takes a turn for each of many pieces.
+
+    Who reads on demand may be interrupted by Ctrl-C anywhere; a turn ends, and others are told, all
+    the same. So these are no context managers: between the frames of one, an interrupt would leave
+    the turn taken for as long as its traceback lives. Reads ahead are another thread's.
     """
 
     def __init__(self) -> None:
@@ -20,30 +27,41 @@ class ReadTurns:
         self._taken = False
         self._demanded = 0
 
-    @contextmanager
-    def demanding(self) -> Iterator[None]:
-        """Let nobody read ahead between the turns of one who reads on demand more than once."""
-        with self._changed:
-            self._demanded += 1
+    def demand(self) -> None:
+        """Let nobody read ahead until `satisfy`, between the turns of one who has several."""
+        noted = 0
         try:
-            yield
-        finally:
             with self._changed:
-                self._demanded -= 1
-                self._changed.notify_all()
+                self._demanded += 1
+                noted = 1
+        except BaseException:
+            self._demanded -= noted
+            self.wake()
+            raise
 
-    @contextmanager
-    def on_demand(self) -> Iterator[None]:
-        """Wait for the end of the turn under way, at most, and have the next one."""
+    def satisfy(self) -> None:
+        """Take a demand back."""
         with self._changed:
-            self._demanded += 1
-            try:
-                self._changed.wait_for(lambda: not self._taken)
-                self._taken = True
-            finally:
-                self._demanded -= 1
-        with self._ended():
-            yield
+            self._demanded -= 1
+            self._changed.notify_all()
+
+    def on_demand(self, read: Callable[[], _Read]) -> _Read:
+        """Wait for the end of the turn under way, at most, and read in the next one."""
+        is_mine = False
+        try:
+            with self._changed:
+                self._demanded += 1
+                try:
+                    self._changed.wait_for(lambda: not self._taken)
+                    self._taken = is_mine = True
+                finally:
+                    self._demanded -= 1
+            return read()
+        finally:
+            if is_mine:
+                self._taken = False
+            # Also where it never came: who reads ahead may have looked while it was wanted.
+            self.wake()
 
     @contextmanager
     def ahead(self) -> Iterator[None]:
@@ -51,14 +69,13 @@ class ReadTurns:
         with self._changed:
             self._changed.wait_for(lambda: not self._taken and not self._demanded)
             self._taken = True
-        with self._ended():
-            yield
-
-    @contextmanager
-    def _ended(self) -> Iterator[None]:
         try:
             yield
         finally:
-            with self._changed:
-                self._taken = False
-                self._changed.notify_all()
+            self._taken = False
+            self.wake()
+
+    def wake(self) -> None:
+        """Let all who wait look again."""
+        with self._changed:
+            self._changed.notify_all()

@@ -253,6 +253,12 @@ class RowReader:
                     entry.wait_seconds += time.perf_counter() - started
                     yield block, rows
                     started = time.perf_counter()
+            except GeneratorExit:
+                raise
+            except BaseException:
+                # An interrupt may have come before a promotion that has begun was noted.
+                self._pools.finish()
+                raise
             finally:
                 self._landed.let_go(landed)
         self._end(entry)
@@ -312,6 +318,12 @@ class RowReader:
                     entry.wait_seconds += time.perf_counter() - started
                     yield addresses[start:stop]
                     started = time.perf_counter()
+            except GeneratorExit:
+                raise
+            except BaseException:
+                # An interrupt may have come before a promotion that has begun was noted.
+                self._pools.finish()
+                raise
             finally:
                 self._landed.let_go(landed, promoting)
         self._end(entry)
@@ -372,7 +384,10 @@ class RowReader:
             yield from ((number, None) for number in range(len(wanted)))
             return
         upcoming: Future[_Gathered] | None
-        with self._store.demanding():
+        is_demanding = False
+        try:
+            self._store.demand()
+            is_demanding = True
             upcoming = self._upcoming = self._ahead.submit(read, 0)
             for number in range(len(wanted)):
                 if upcoming is None or not len(wanted[number]):
@@ -384,6 +399,9 @@ class RowReader:
                     self._ahead.submit(read, i + 1) if i + 1 < len(turn) else None
                 )
                 yield number, (i % 2, gathered)
+        finally:
+            if is_demanding:
+                self._store.satisfy()
 
     def _blocks(
         self,

@@ -58,8 +58,9 @@ class RowsAhead:
         if not len(rows) or not self._landing.blocks:
             return None
         landed = LandedRows(Future())
-        self._unclaimed.append(landed)
+        # Where the system starts no thread, nobody is to wait for it.
         self._reading.submit(self._land, landed, layer, positions, rows)
+        self._unclaimed.append(landed)
         return landed
 
     def want(self, landed: LandedRows | None) -> None:
@@ -114,6 +115,8 @@ class RowsAhead:
         while self._unclaimed:
             landed = self._unclaimed[-1]
             self.want(landed)
+            # An interrupt may have come between a note that it is wanted and the call.
+            self._landing.wake()
             self.let_go(landed)
             self._unclaimed.remove(landed)
 
@@ -159,8 +162,8 @@ class RowsAhead:
         positions: NDArray[np.int64],
         rows: NDArray[np.int64],
     ) -> ReadCost:
-        places = self._landing.places(blocks, len(rows))
         try:
+            places = self._landing.places(blocks, len(rows))
             cost = self._store.read_rows_ahead(layer, rows, self._landing.rows, places)
         except BaseException:
             for block in blocks:
@@ -172,5 +175,6 @@ class RowsAhead:
         return cost
 
     def _give(self, landed: LandedRows) -> None:
-        for block in landed.blocks:
-            self._landing.give(block)
+        # Each once, wherever an interrupt comes.
+        while landed.blocks:
+            self._landing.give(landed.blocks.pop())

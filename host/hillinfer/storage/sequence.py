@@ -35,8 +35,8 @@ class Sequence:
         self.lengths = [0] * layers
         self.groups: list[int] = []
         # The same as an array: made anew for every group that comes, not at every step.
-        self._group_table: NDArray[np.int64] = np.zeros(0, np.int64)
-        self._group_address = 0
+        # The groups' numbers and where they lie; replaced together, by any thread.
+        self._group_table: tuple[NDArray[np.int64], int] = (np.zeros(0, np.int64), 0)
         self.tails = np.zeros((layers, GROUP_TOKENS, row_bytes), np.uint8)
         # They stay where they are, and asking numpy takes long.
         self._tail_address: int = self.tails.ctypes.data
@@ -57,14 +57,17 @@ class Sequence:
         """Return where a layer's tail lies in memory."""
         return self._tail_address + layer * self._tail_bytes
 
-    def group_address(self) -> int:
-        """Return where the numbers of the groups lie, int64, until the next group comes."""
-        self._numbers()
-        return self._group_address
+    def group_table(self) -> tuple[NDArray[np.int64], int]:
+        """Return the numbers of all groups, int64, and their address while the array is held."""
+        known = self._group_table
+        if len(known[0]) != len(self.groups):
+            numbers = np.asarray(self.groups, np.int64)
+            known = self._group_table = numbers, numbers.ctypes.data
+        return known
 
     def rows(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the row numbers of positions in full groups, int64 of the same shape."""
-        table = self._numbers()
+        table, _ = self.group_table()
         # Every step asks for those of all hot rows, and numpy's remainder takes many times what its
         # quotient does.
         first: NDArray[np.int64] = table.take(positions // GROUP_TOKENS) * GROUP_TOKENS
@@ -74,10 +77,4 @@ class Sequence:
         """Forget all groups but the first `keep`."""
         del self.groups[keep:]
         # Others may come in their places before anyone asks for rows.
-        self._group_table = np.zeros(0, np.int64)
-
-    def _numbers(self) -> NDArray[np.int64]:
-        if len(self._group_table) != len(self.groups):
-            self._group_table = np.asarray(self.groups, np.int64)
-            self._group_address = self._group_table.ctypes.data
-        return self._group_table
+        self._group_table = (np.zeros(0, np.int64), 0)

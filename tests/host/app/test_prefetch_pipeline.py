@@ -295,3 +295,58 @@ def test_the_layer_that_attends_does_not_wait_for_room_that_an_earlier_one_has(c
     made.runtime.truncate(made.sequence, TOKENS)
     assert made.blocks == {"free"}
     made.runtime.close()
+
+
+def test_an_interrupt_between_a_note_and_its_call_hangs_nobody(cold_dir):
+    made = Filled(cold_dir, prefetch_blocks=1)
+    made.runtime.begin_step()
+    made.announce(1, seed=1)
+    landed = made.runtime._pipeline._ahead[1, id(made.sequence)].result().landed
+    until(lambda: len(landed.positions))
+    landed.is_wanted = True
+    made.runtime.truncate(made.sequence, TOKENS)
+    assert made.blocks == {"free"}
+    made.runtime.close()
+
+
+def test_blocks_that_were_given_are_not_given_again(cold_dir):
+    """An interrupt came after the blocks were given and before that was noted."""
+    made = Filled(cold_dir)
+    made.runtime.begin_step()
+    made.announce(1, seed=1)
+    landed = made.runtime._pipeline._ahead[1, id(made.sequence)].result().landed
+    made.runtime._reader._landed.let_go(landed)
+    made.runtime.truncate(made.sequence, TOKENS)
+    assert made.blocks == {"free"}
+    made.runtime.close()
+
+
+def test_an_interrupt_while_a_promotion_begins_waits_for_it(cold_dir, monkeypatch):
+    """Its rows lie in blocks that another layer may fill at once."""
+    made = Filled(cold_dir)
+    made.runtime.begin_step()
+    made.announce(1, seed=1)
+    keys = made.append(1, 0)
+    pools, keeper = made.runtime._pools, made.runtime._keeper
+    go_on, offer = threading.Event(), keeper.offer_read
+    seen = []
+
+    def interrupted(*given):
+        pools._background.submit(go_on.wait, 30)
+        offer(*given)
+        raise KeyboardInterrupt
+
+    finish = pools.finish
+
+    def finished():
+        go_on.set()
+        finish()
+        seen.extend(pools._under_way[1])
+
+    monkeypatch.setattr(keeper, "offer_read", interrupted)
+    monkeypatch.setattr(pools, "finish", finished)
+    with pytest.raises(KeyboardInterrupt):
+        made.attend(1, keys, seed=1)
+    assert seen
+    assert all(one.done() for one in seen)
+    made.runtime.close()

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where rows lie that attention reads in place."""
 
+import weakref
+
 import numpy as np
 import pytest
 from pool_cases import at, candidates
@@ -106,3 +108,39 @@ def test_groups_that_are_not_there_are_refused(make_pool):
     assert (pool.locate(1, sequence, np.array([191]), 2) >= 0).all()
     with pytest.raises(IndexError):
         pool.locate(1, sequence, np.array([192]), 2)
+
+
+def test_groups_that_another_thread_looks_up_anew_stay_until_rows_are_found():
+    """The library is given an address, and lets other threads go on meanwhile."""
+    if not native_is_here():
+        pytest.skip("no native library: run python tools/build_native.py")
+    pool = NativeHotPool(64, 70, PoolPolicy())
+    pool.cover(1000)
+    sequence = scene(pool, 896, 832, seed=4)
+    seen = []
+
+    class Library:
+        def row_places(self, *arguments):
+            held = weakref.ref(sequence._group_table[0])
+            sequence.groups.append(14)
+            sequence.rows(np.arange(64))
+            seen.append(held() is not None)
+            assert arguments[6] != sequence.group_table()[1]
+            real.row_places(*arguments)
+
+    expected = pool.locate(1, sequence, np.arange(832), 2)
+    real, pool._library = pool._library, Library()
+    assert np.array_equal(pool.locate(1, sequence, np.arange(832), 3), expected)
+    assert seen == [True]
+
+
+def test_a_table_of_groups_and_its_address_come_together():
+    sequence = Sequence(1, 64)
+    sequence.groups += [3, 1]
+    numbers, address = sequence.group_table()
+    sequence.groups.append(2)
+    assert (numbers.tolist(), address) == ([3, 1], numbers.ctypes.data)
+    numbers, address = sequence.group_table()
+    assert (numbers.tolist(), address) == ([3, 1, 2], numbers.ctypes.data)
+    sequence.drop_groups(1)
+    assert sequence.group_table()[0].tolist() == [3]

@@ -43,6 +43,9 @@ class Readers:
 
     def start(self, name, kind):
         def take():
+            if kind == self.turns.on_demand:
+                kind(lambda: self.order.append(name))
+                return
             with kind():
                 self.order.append(name)
 
@@ -72,24 +75,27 @@ def test_whoever_demands_has_the_next_turn():
 def test_between_demands_of_one_reader_nobody_reads_ahead():
     turns = ReadTurns()
     readers = Readers(turns)
-    with turns.demanding():
-        with turns.on_demand():
-            readers.start("ahead", turns.ahead)
-        readers.threads[0].join(0.05)
-        assert readers.order == []
-        with turns.on_demand():
-            assert readers.order == []
+    turns.demand()
+    turns.on_demand(lambda: readers.start("ahead", turns.ahead))
+    readers.threads[0].join(0.05)
+    assert readers.order == []
+    assert turns.on_demand(lambda: list(readers.order)) == []
+    turns.satisfy()
     readers.join()
     assert readers.order == ["ahead"]
 
 
 def test_a_turn_that_fails_ends():
     turns = ReadTurns()
-    for kind in (turns.ahead, turns.on_demand):
-        with pytest.raises(OSError, match="lost"), kind():
-            raise OSError("lost")
-    with turns.on_demand():
-        pass
+
+    def lose():
+        raise OSError("lost")
+
+    with pytest.raises(OSError, match="lost"):
+        turns.on_demand(lose)
+    with pytest.raises(OSError, match="lost"), turns.ahead():
+        lose()
+    assert turns.on_demand(lambda: 7) == 7
     with turns.ahead():
         pass
 
@@ -172,3 +178,62 @@ def test_nothing_ahead_reads_nothing(gated):
     cost = gated.store.read_rows_ahead(1, none, np.zeros((0, ROW_BYTES), np.uint8), none)
     assert (cost.reads, cost.byte_count) == (0, 0)
     assert gated.order == []
+
+
+class Interrupted(threading.Condition):
+    """Ctrl-C comes while the main thread waits, once its wait is over."""
+
+    def wait_for(self, predicate, timeout=None):
+        found = super().wait_for(predicate, timeout)
+        if threading.current_thread() is threading.main_thread():
+            raise KeyboardInterrupt
+        return found
+
+
+def test_an_interrupt_while_waiting_leaves_the_turn_to_others():
+    turns = ReadTurns()
+    turns._changed = Interrupted()
+    readers = Readers(turns)
+    begun, over = threading.Event(), threading.Event()
+
+    def first_ahead():
+        with turns.ahead():
+            begun.set()
+            until(lambda: turns._demanded == 1)
+            readers.start("second ahead", turns.ahead)
+        over.set()
+
+    holder = threading.Thread(target=first_ahead)
+    holder.start()
+    assert begun.wait(ENOUGH)
+    with pytest.raises(KeyboardInterrupt):
+        turns.on_demand(lambda: None)
+    assert over.wait(ENOUGH)
+    holder.join()
+    readers.join()
+    assert readers.order == ["second ahead"]
+    assert (turns._taken, turns._demanded) == (False, 0)
+
+
+class OnceInterrupted(threading.Condition):
+    """Ctrl-C comes once, when the lock is given back: what was noted under it is noted."""
+
+    armed = True
+
+    def __exit__(self, *given):
+        super().__exit__(*given)
+        if self.armed:
+            self.armed = False
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("kind", ["demand", "on_demand"])
+def test_an_interrupt_right_after_a_note_takes_it_back(kind):
+    turns = ReadTurns()
+    turns._changed = OnceInterrupted()
+    given = () if kind == "demand" else (lambda: None,)
+    with pytest.raises(KeyboardInterrupt):
+        getattr(turns, kind)(*given)
+    assert (turns._taken, turns._demanded) == (False, 0)
+    with turns.ahead():
+        pass
