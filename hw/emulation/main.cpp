@@ -52,6 +52,10 @@ void serve() {
             throw std::runtime_error("a header that no driver sends");
         std::string reply = device.answer(call, calls.read(size));
         if (device.closed()) {
+            // A line per card that was let go: what its kernels did. Before whoever let it go hears
+            // of it, who may end this process then.
+            if (const char* path = getenv("HILLINFER_EMULATION_LOG"))
+                std::ofstream(path, std::ios::app) << device.summary() << "\n";
             std::string end = header(0);
             end.push_back(CALL_FIELD);
             end.append((const char*)&CLOSE, sizeof CLOSE);
@@ -60,9 +64,6 @@ void serve() {
         calls.write(header(reply.size()));
         calls.write(reply);
     }
-    // A line per card that was let go: what its kernels did.
-    if (const char* path = getenv("HILLINFER_EMULATION_LOG"))
-        std::ofstream(path, std::ios::app) << device.summary() << "\n";
 }
 
 }  // namespace

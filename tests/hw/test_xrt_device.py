@@ -221,6 +221,21 @@ def test_a_card_is_closed_and_opened_again(cards, opened):
         scorer.shadows.close()
 
 
+@pytest.mark.parametrize("engine", Engine)
+def test_a_card_is_let_go_before_anything_is_killed(cards, opened, engine, tmp_path, monkeypatch):
+    """The program that plays the card writes what it did when it is let go."""
+    log = tmp_path / "card.log"
+    monkeypatch.setenv("HILLINFER_EMULATION_LOG", str(log))
+    keys = Keys.random(600)
+    for count in (1, 2):
+        scorer = opened(cards(engine))
+        keys.codes(scorer, keys.resident(scorer))
+        scorer.shadows.close()
+        assert [json.loads(line)["launches"] for line in log.read_text().splitlines()] == [
+            1
+        ] * count
+
+
 # --- faults ------------------------------------------------------------------------------------
 
 

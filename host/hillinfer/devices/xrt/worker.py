@@ -246,6 +246,9 @@ def main() -> None:
     channel = socket.socket(fileno=int(sys.argv[1]))
     # What the driver starts must not hold it open when this process has ended.
     channel.set_inheritable(False)
+    # Python closes sockets before it lets go of what XRT made. This one the system closes, when
+    # this process has ended: then the card is let go, and the host may kill what is left.
+    os.dup(channel.fileno())
     try:
         import pyxrt
     except ImportError as error:
