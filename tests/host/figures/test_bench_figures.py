@@ -180,7 +180,7 @@ def test_no_legend_lies_over_an_axis():
 
 
 def test_models_have_words_that_files_can_be_named_by():
-    models = ["/home/me/my model", "someone/my model", "smollm2-135m", "..", "a/b:c"]
+    models = ["/models/my model", "someone/my model", "smollm2-135m", "..", "a/b:c"]
     words = file_words(models)
     assert list(words) == models
     assert all(one != other for one, other in combinations(words.values(), 2))
