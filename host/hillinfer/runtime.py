@@ -40,6 +40,7 @@ from hillinfer.pools.hot_pools import HotPools
 from hillinfer.pools.layer_hits import LayerHits
 from hillinfer.pools.layer_shares import LayerShares
 from hillinfer.pools.layer_step import LayerStep
+from hillinfer.pools.layer_step_log import LayerStepLog
 from hillinfer.pools.pool_keeper import PoolKeeper
 from hillinfer.sessions.saved_session import SavedSession
 from hillinfer.sessions.saving import RowOwner, SavedBytes, SessionOrigin, save_sequence
@@ -55,9 +56,12 @@ from hillinfer.storage.landed_rows import LandedRows
 from hillinfer.storage.landing_area import LandingArea
 from hillinfer.storage.leftovers import sweep
 from hillinfer.storage.read_engines import open_engine
+from hillinfer.storage.row_buffers import RowBuffers
 from hillinfer.storage.row_keeper import RowKeeper
 from hillinfer.storage.row_layout import RowLayout
+from hillinfer.storage.row_locator import RowLocator
 from hillinfer.storage.row_reader import RowReader
+from hillinfer.storage.rows_ahead import RowsAhead
 from hillinfer.storage.sequence import Sequence
 from hillinfer.storage.shadow_keeper import ShadowKeeper
 from hillinfer.storage.shadow_memory import ShadowMemory
@@ -178,16 +182,23 @@ class Runtime:
             undone.pop_all()
         if self._store.own_io_mode is IOMode.BUFFERED:
             warnings.warn(buffered_warning(cold_dir), SetupWarning, stacklevel=2)
+        landing = LandingArea(settings.prefetch_blocks, settings.block_rows, shape.row_bytes)
+        self._landed = RowsAhead(self._store, landing)
+        # At least a group, so that a tile of attention never waits for two buffers.
+        self._buffers = RowBuffers(max(settings.block_rows, GROUP_TOKENS), shape.row_bytes)
+        log = LayerStepLog(self._pools, self.counters, self._layer_hits, self._note)
         self._reader = RowReader(
             self._store,
             self._pools,
             self._keeper,
-            LandingArea(settings.prefetch_blocks, settings.block_rows, shape.row_bytes),
+            self._landed,
+            self._buffers,
             settings.block_rows,
-            shape.row_bytes,
             self.counters,
-            self._layer_hits,
-            self._note,
+            log,
+        )
+        self._locator = RowLocator(
+            self._store, self._pools, self._keeper, self._landed, self._buffers, log
         )
         spill = SpillQueue(
             self._store,
@@ -240,7 +251,9 @@ class Runtime:
         self._gpu = None if lane is None else self._gpu_side(lane)
         states = RowStates(self.layout, self.counters) if self._gpu is None else self._gpu.states
         self._dense = DenseAttention(self._reader, states, settings.block_rows, self.recorder)
-        self._attention = RowAttention(self._reader, states, host_attention(shape), self.recorder)
+        self._attention = RowAttention(
+            self._reader, self._locator, states, host_attention(shape), self.recorder
+        )
         self._pipeline = PrefetchPipeline(
             self._reader,
             torch.get_num_threads(),
@@ -277,7 +290,7 @@ class Runtime:
     def save(self, sequence: Sequence, target: Path, origin: SessionOrigin) -> SavedBytes:
         """Save a sequence of whole tokens; see `save_sequence`."""
         self._settle()
-        self._reader.settle()
+        self._buffers.settle()
         self._store.check()
         return save_sequence(
             sequence,
@@ -477,7 +490,8 @@ class Runtime:
                 ends.callback(self._shadow_store.close)
                 ends.callback(self._store.close)
                 ends.callback(self._pools.close)
-                ends.callback(self._reader.close)
+                ends.callback(self._buffers.close)
+                ends.callback(self._landed.close)
                 if self._gpu is not None:
                     ends.callback(self._gpu.stop)
                 ends.callback(self._pipeline.close)
@@ -487,7 +501,9 @@ class Runtime:
         plan = StagingPlan.of(self.shape, room)
         # Only blocks of a few rows have no room for one in each buffer.
         self._accountant.take(Part.STAGING, max(0, plan.byte_count - room))
-        return GpuSide(lane, plan, self._reader, self.layout, self.counters, self.recorder)
+        return GpuSide(
+            lane, plan, self._reader, self._locator, self.layout, self.counters, self.recorder
+        )
 
     def _forget_ahead(self) -> None:
         """Forget what was announced, and wait until nothing is on its way from a GPU."""

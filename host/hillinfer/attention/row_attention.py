@@ -13,6 +13,7 @@ from hillinfer.attention.native_attention import NativeAttention
 from hillinfer.attention.row_states import RowStates, compute_type
 from hillinfer.attention.softmax_merge import SoftmaxMerge
 from hillinfer.storage.landed_rows import LandedRows
+from hillinfer.storage.row_locator import RowLocator
 from hillinfer.storage.row_reader import RowReader
 from hillinfer.storage.sequence import Sequence
 from hillinfer.timeline.lane import Lane
@@ -27,6 +28,8 @@ class RowAttention:
     ----------
     reader
         Brings rows together.
+    locator
+        Tells where they lie.
     states
         Takes keys and values out of them.
     native
@@ -38,6 +41,7 @@ class RowAttention:
     def __init__(
         self,
         reader: RowReader,
+        locator: RowLocator,
         states: RowStates,
         native: NativeAttention | None = None,
         recorder: Recorder = SILENT,
@@ -45,6 +49,7 @@ class RowAttention:
         self._native = native
         self._recorder = recorder
         self._reader = reader
+        self._locator = locator
         self._states = states
 
     def selected(
@@ -90,7 +95,7 @@ class RowAttention:
             tile = softmax.tile_rows
             # Closed here and now: what it holds must not wait for a traceback to go.
             with closing(
-                self._reader.fetch_in_place(layer, sequence, sets[0], step, landed, tile)
+                self._locator.fetch_in_place(layer, sequence, sets[0], step, landed, tile)
             ) as fetched:
                 for addresses in fetched:
                     with self._recorder.span(Lane.COMPUTE, "attention", layer=layer):

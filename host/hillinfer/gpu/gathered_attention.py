@@ -20,6 +20,7 @@ from hillinfer.gpu.incoming_rows import IncomingRows
 from hillinfer.gpu.staged_states import StagedStates
 from hillinfer.gpu.staging_ring import StagingRing
 from hillinfer.storage.landed_rows import LandedRows
+from hillinfer.storage.row_locator import RowLocator
 from hillinfer.storage.row_reader import RowReader
 from hillinfer.storage.sequence import Sequence
 from hillinfer.timeline.lane import Lane
@@ -43,6 +44,8 @@ class GatheredAttention:
         What copies, and through which buffers.
     reader
         Brings rows together.
+    locator
+        Tells where they lie.
     states
         Takes keys and values out of them.
     recorder
@@ -54,12 +57,14 @@ class GatheredAttention:
         lane: CopyLane,
         ring: StagingRing,
         reader: RowReader,
+        locator: RowLocator,
         states: StagedStates,
         recorder: Recorder = SILENT,
     ) -> None:
         self._lane = lane
         self._ring = ring
         self._reader = reader
+        self._locator = locator
         self._states = states
         self._recorder = recorder
 
@@ -138,7 +143,7 @@ class GatheredAttention:
             late[len(union) - 1] = False
         row_bytes = sequence.tails.shape[2]
         incoming = IncomingRows(self._lane, self._ring, int(late.sum()), row_bytes)
-        fetched = self._reader.fetch_in_place(layer, sequence, union, step, landed, GROUP_TOKENS)
+        fetched = self._locator.fetch_in_place(layer, sequence, union, step, landed, GROUP_TOKENS)
         with closing(fetched) as runs:
             start = 0
             for addresses in runs:

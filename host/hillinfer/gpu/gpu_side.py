@@ -14,6 +14,7 @@ from hillinfer.gpu.staging_memory import StagingMemory
 from hillinfer.gpu.staging_plan import QUERY_BUFFERS, ROW_BUFFERS, StagingPlan
 from hillinfer.gpu.staging_ring import StagingRing
 from hillinfer.storage.row_layout import RowLayout
+from hillinfer.storage.row_locator import RowLocator
 from hillinfer.storage.row_reader import RowReader
 from hillinfer.timeline.recorder import Recorder
 
@@ -27,7 +28,7 @@ class GpuSide:
         To the model's GPU; closed with this.
     plan
         How staging memory is divided.
-    reader, layout, counters, recorder
+    reader, locator, layout, counters, recorder
         The runtime's.
 
     Attributes
@@ -41,6 +42,7 @@ class GpuSide:
         lane: CopyLane,
         plan: StagingPlan,
         reader: RowReader,
+        locator: RowLocator,
         layout: RowLayout,
         counters: Counters,
         recorder: Recorder,
@@ -56,7 +58,7 @@ class GpuSide:
         queries = StagingRing(self._memory.cut(QUERY_BUFFERS, plan.query_bytes))
         self._rings = [rows, arriving, queries]
         self.states = StagedStates(layout, counters, lane, rows)
-        self.attention = GatheredAttention(lane, rows, reader, self.states, recorder)
+        self.attention = GatheredAttention(lane, rows, reader, locator, self.states, recorder)
         self.ahead = CopiesAhead(lane, rows, reader, row_bytes, recorder)
         self.arrivals = Arrivals(lane, arriving)
         self.queries = BroughtQueries(lane, queries)

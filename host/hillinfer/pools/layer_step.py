@@ -4,6 +4,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hillinfer.storage.read_cost import ReadCost
 
 
 @dataclass
@@ -34,3 +38,8 @@ class LayerStep:
     reads: int = 0
     read_bytes: int = 0
     wait_seconds: float = 0.0
+
+    def note_reads(self, cost: ReadCost) -> None:
+        """Add what some rows took to read."""
+        self.reads += cost.reads
+        self.read_bytes += cost.byte_count

@@ -7,7 +7,7 @@ from runtime_rows import SETTINGS, SHAPE, fill, read
 
 from hillinfer.pools.budget_plan import staging_bytes
 from hillinfer.runtime import Runtime
-from hillinfer.storage.row_reader import _runs
+from hillinfer.storage.row_locator import _runs
 
 
 def run_by_run(count, rest, tile, most):
