@@ -67,15 +67,19 @@ def test_a_stream_that_was_left_in_the_middle_disturbs_no_later_one(runtime):
     positions = np.arange(500)
     gather = runtime._reader._gather
 
-    def slow_gather(layer, sequence, block, out):
-        time.sleep(0.1 if block[0] == 2 * SETTINGS.block_rows else 0)
-        return gather(layer, sequence, block, out)
+    begun = threading.Event()
+
+    def slow_gather(*given):
+        begun.set()
+        time.sleep(0.1)
+        return gather(*given)
 
     abandoned = runtime._reader.stream(0, sequence, positions)
     next(abandoned)
     runtime._reader._gather = slow_gather
     # The third block goes where the first one of the next stream goes.
     next(abandoned)
+    assert begun.wait(30)
     runtime._reader._gather = gather
     found = []
     for block in runtime._reader.stream(0, sequence, positions):
