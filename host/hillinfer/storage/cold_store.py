@@ -26,6 +26,7 @@ from hillinfer.storage.read_plan import lie_in_pages, plan_in_place, plan_reads
 from hillinfer.storage.read_turns import ReadTurns
 from hillinfer.storage.reads import Reads
 from hillinfer.storage.stored_base import ReadFile, RowBase
+from hillinfer.storage.wanted_rows import WantedRows
 from hillinfer.timeline.lane import Lane
 from hillinfer.timeline.recorder import Recorder
 from hillinfer.timeline.silent import SILENT
@@ -212,30 +213,12 @@ class ColdStore:
             self._pending[layer] = [one for one in pending if not one.written.done()]
         self._raise_failure()
 
-    def read_rows(
-        self,
-        layer: int,
-        rows: NDArray[np.int64],
-        out: NDArray[np.uint8],
-        places: NDArray[np.int64],
-    ) -> ReadCost:
-        """Read rows of a layer in one batch, before any that are read ahead; any thread may.
-
-        Parameters
-        ----------
-        layer
-            Which file.
-        rows
-            int64 row numbers, each once.
-        out
-            uint8 of shape (any, row_bytes).
-        places
-            int64, where in `out` each row goes.
-        """
-        if not len(rows):
+    def read_rows(self, wanted: WantedRows) -> ReadCost:
+        """Read rows in one batch, before any that are read ahead; any thread may."""
+        if not len(wanted.rows):
             return ReadCost()
-        self.settle(layer, rows // GROUP_TOKENS)
-        return self._turns.on_demand(partial(self._read_now, layer, rows, out, places))
+        self.settle(wanted.layer, wanted.groups)
+        return self._turns.on_demand(partial(self._read_now, wanted))
 
     def demand(self) -> None:
         """Hold reads ahead back until `satisfy`, between several reads on demand."""
@@ -245,24 +228,13 @@ class ColdStore:
         """Let reads ahead go on."""
         self._turns.satisfy()
 
-    def read_rows_ahead(
-        self,
-        layer: int,
-        rows: NDArray[np.int64],
-        out: NDArray[np.uint8],
-        places: NDArray[np.int64],
-    ) -> ReadCost:
-        """Read rows of a layer piece by piece, giving way to reads on demand in between.
-
-        Parameters as in `read_rows`.
-        """
+    def read_rows_ahead(self, wanted: WantedRows) -> ReadCost:
+        """Read rows piece by piece, giving way to reads on demand in between."""
         cost = ReadCost()
-        self.settle(layer, rows // GROUP_TOKENS)
-        most = max(1, _AHEAD_BYTES // self._row_bytes)
-        for begin in range(0, len(rows), most):
-            piece = slice(begin, begin + most)
+        self.settle(wanted.layer, wanted.groups)
+        for piece in wanted.pieces(max(1, _AHEAD_BYTES // self._row_bytes)):
             with self._turns.ahead():
-                cost += self._read_now(layer, rows[piece], out, places[piece])
+                cost += self._read_now(piece)
         return cost
 
     def groups_in_order(self, layer: int, groups: list[int]) -> Iterator[memoryview]:
@@ -309,36 +281,31 @@ class ColdStore:
         if self._failure is not None:
             raise self._failure
 
-    def _read_now(
-        self,
-        layer: int,
-        rows: NDArray[np.int64],
-        out: NDArray[np.uint8],
-        places: NDArray[np.int64],
-    ) -> ReadCost:
+    def _read_now(self, wanted: WantedRows) -> ReadCost:
         """Read rows that are settled, while it is the caller's turn."""
-        cost = ReadCost()
-        first_row = self.base_groups * GROUP_TOKENS
-        own = rows >= first_row
-        if self._base is not None and not own.all():
-            cost += self._read_rows(layer, self._base.files[layer], rows[~own], out, places[~own])
-        if own.any():
-            cost += self._read_rows(
-                layer, self._files[layer], rows[own] - first_row, out, places[own]
-            )
-        self._counters.cold_useful_bytes += len(rows) * self._row_bytes
+        if self._base is None:
+            cost = self._read_rows(self._files[wanted.layer], wanted)
+        else:
+            cost = self._read_both(self._base, wanted)
+        self._counters.cold_useful_bytes += len(wanted.rows) * self._row_bytes
         self._counters.cold_reads += cost.reads
         self._counters.cold_read_bytes += cost.byte_count
         return cost
 
-    def _read_rows(
-        self,
-        layer: int,
-        file: ReadFile,
-        rows: NDArray[np.int64],
-        out: NDArray[np.uint8],
-        places: NDArray[np.int64],
-    ) -> ReadCost:
+    def _read_both(self, base: RowBase, wanted: WantedRows) -> ReadCost:
+        """Read rows that may lie in the base and in the store's own files."""
+        first_row = base.groups * GROUP_TOKENS
+        based = wanted.rows < first_row
+        base_file, own_file = base.files[wanted.layer], self._files[wanted.layer]
+        if based.all():
+            return self._read_rows(base_file, wanted)
+        own = wanted.only(~based, first_row)
+        if not based.any():
+            return self._read_rows(own_file, own)
+        return self._read_rows(base_file, wanted.only(based)) + self._read_rows(own_file, own)
+
+    def _read_rows(self, file: ReadFile, wanted: WantedRows) -> ReadCost:
+        layer, rows, out, places = wanted.layer, wanted.rows, wanted.out, wanted.places
         if lie_in_pages(out):
             in_place = plan_in_place(rows, places, self._row_bytes)
             return self._read(layer, file, out.reshape(-1), in_place)

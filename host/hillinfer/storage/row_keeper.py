@@ -23,6 +23,7 @@ from hillinfer.storage.row_reader import RowReader
 from hillinfer.storage.sequence import Sequence
 from hillinfer.storage.shadow_keeper import ShadowKeeper
 from hillinfer.storage.spill_queue import SpillQueue
+from hillinfer.storage.wanted_rows import WantedRows
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
 
@@ -140,7 +141,8 @@ class RowKeeper:
         open_rows = np.arange(groups * GROUP_TOKENS, tokens)
         for layer, tail in enumerate(sequence.tails):
             if not whole:
-                self._store.read_rows(layer, open_rows, tail, open_rows % GROUP_TOKENS)
+                places = open_rows % GROUP_TOKENS
+                self._store.read_rows(WantedRows(layer, open_rows, tail, places))
             self._pools.cover_hits(sequence.hits, layer, tokens)
         segments = (
             saved.manifest.extent.segments if whole else tokens // self._shadow.spec.segment_tokens

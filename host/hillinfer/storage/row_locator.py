@@ -21,6 +21,7 @@ from hillinfer.storage.landed_rows import LandedRows
 from hillinfer.storage.row_buffers import RowBuffers
 from hillinfer.storage.rows_ahead import RowsAhead
 from hillinfer.storage.sequence import Sequence
+from hillinfer.storage.wanted_rows import WantedRows
 
 
 class RowLocator:
@@ -154,7 +155,8 @@ class RowLocator:
         def read(i: int) -> GatheredRows:
             own = sequence.rows(positions[wanted[turn[i]]])
             out, places = self._buffers.take(i % 2, len(own)), np.arange(len(own))
-            return GatheredRows(out, places, self._store.read_rows(layer, own, out, places))
+            drive = WantedRows(layer, own, out, places)
+            return GatheredRows(out, places, self._store.read_rows(drive))
 
         if not turn:
             yield from ((number, None) for number in range(len(wanted)))

@@ -20,6 +20,7 @@ from hillinfer.storage.landed_rows import LandedRows
 from hillinfer.storage.row_buffers import RowBuffers
 from hillinfer.storage.rows_ahead import RowsAhead
 from hillinfer.storage.sequence import Sequence
+from hillinfer.storage.wanted_rows import WantedRows
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
 
@@ -103,7 +104,7 @@ class RowReader:
         for first in range(start, stop, GROUP_TOKENS):
             positions = np.arange(first, min(first + GROUP_TOKENS, stop))
             own, places = rows[: len(positions)], np.arange(len(positions))
-            self._store.read_rows(layer, sequence.rows(positions), own, places)
+            self._store.read_rows(WantedRows(layer, sequence.rows(positions), own, places))
             yield own
 
     def land(
@@ -292,4 +293,5 @@ class RowReader:
             came = landed.among(positions[cold])
             arrived, rest = cold[came], cold[~came]
             out[arrived] = self._landed.rows[landed.places_of(positions[arrived])]
-        return GatheredRows(out, cold, self._store.read_rows(layer, rows[rest], out, rest))
+        wanted = WantedRows(layer, rows[rest], out, rest)
+        return GatheredRows(out, cold, self._store.read_rows(wanted))

@@ -12,6 +12,7 @@ from hillinfer.storage.cold_store import ColdStore
 from hillinfer.storage.landed_rows import LandedRows
 from hillinfer.storage.landing_area import LandingArea
 from hillinfer.storage.read_cost import ReadCost
+from hillinfer.storage.wanted_rows import WantedRows
 
 
 class RowsAhead:
@@ -164,7 +165,8 @@ class RowsAhead:
     ) -> ReadCost:
         try:
             places = self._landing.places(blocks, len(rows))
-            cost = self._store.read_rows_ahead(layer, rows, self._landing.rows, places)
+            wanted = WantedRows(layer, rows, self._landing.rows, places)
+            cost = self._store.read_rows_ahead(wanted)
         except BaseException:
             for block in blocks:
                 self._landing.abandon(block)

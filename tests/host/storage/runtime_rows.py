@@ -11,6 +11,7 @@ from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.pools.accountant import Part
 from hillinfer.pools.slot_table import SLOT_BYTES
 from hillinfer.settings import Settings
+from hillinfer.storage.wanted_rows import WantedRows
 
 SHAPE = ModelShape(
     layers=2,
@@ -54,7 +55,7 @@ def read(runtime, layer, sequence, positions):
 def on_drive(runtime, layer, numbers):
     """Return rows as the drive has them, uint8 (rows, row_bytes)."""
     out = np.zeros((len(numbers), SHAPE.row_bytes), np.uint8)
-    runtime._store.read_rows(layer, numbers, out, np.arange(len(numbers)))
+    runtime._store.read_rows(WantedRows(layer, numbers, out, np.arange(len(numbers))))
     return out
 
 

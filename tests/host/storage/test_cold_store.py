@@ -19,6 +19,7 @@ from hillinfer.storage.cold_store import ColdStore
 from hillinfer.storage.drive_calls import DriveCalls
 from hillinfer.storage.read_cost import ReadCost
 from hillinfer.storage.read_engines import open_engine
+from hillinfer.storage.wanted_rows import WantedRows
 
 
 def shape_of(row_bytes, layers=2):
@@ -71,8 +72,33 @@ def write(store, layer, numbers, rows):
 
 def read(store, layer, rows, row_bytes):
     out = aligned_buffer(len(rows) * row_bytes)[: len(rows) * row_bytes].reshape(-1, row_bytes)
-    store.read_rows(layer, np.asarray(rows, np.int64), out, np.arange(len(rows)))
+    store.read_rows(WantedRows(layer, np.asarray(rows, np.int64), out, np.arange(len(rows))))
     return out
+
+
+def read_ahead(store, layer, rows, row_bytes):
+    out = np.zeros((len(rows), row_bytes), np.uint8)
+    wanted = WantedRows(layer, np.asarray(rows, np.int64), out, np.arange(len(rows)))
+    store.read_rows_ahead(wanted)
+    return out
+
+
+@pytest.mark.parametrize("how", [read, read_ahead])
+def test_rows_that_are_still_being_written_are_waited_for(make_store, monkeypatch, how):
+    store, _ = make_store()
+    held = threading.Event()
+    slow = ColdFile.write
+
+    def write_when_let(self, data, offset):
+        held.wait(30)
+        slow(self, data, offset)
+
+    monkeypatch.setattr(ColdFile, "write", write_when_let)
+    rows = groups_of(5, 1, 64)
+    write(store, 0, [0], rows)
+    threading.Timer(0.1, held.set).start()
+    assert (how(store, 0, np.arange(64), 64) == rows).all()
+    assert held.is_set()
 
 
 def test_rows_come_back_bit_by_bit(mode, make_store):
@@ -116,7 +142,7 @@ def test_rows_go_to_the_places_asked_for_and_nowhere_else(mode, make_store):
     rows = groups_of(1, 2, 64)
     write(store, 0, [0, 1], rows)
     out = np.full((6, 64), 255, np.uint8)
-    store.read_rows(0, np.array([70, 3]), out, np.array([4, 1]))
+    store.read_rows(WantedRows(0, np.array([70, 3]), out, np.array([4, 1])))
     np.testing.assert_array_equal(out[4], rows[70])
     np.testing.assert_array_equal(out[1], rows[3])
     assert (out[[0, 2, 3, 5]] == 255).all()
@@ -131,7 +157,7 @@ def test_long_rows_go_straight_to_their_places_and_nowhere_else(mode, make_store
     out[:] = 255
     # Neighbours in the file and not in memory, in both, and in memory alone.
     wanted, places = np.array([70, 71, 3, 4, 9]), np.array([6, 0, 2, 3, 4])
-    cost = store.read_rows(0, wanted, out, places)
+    cost = store.read_rows(WantedRows(0, wanted, out, places))
     np.testing.assert_array_equal(out[places], rows[wanted])
     assert (out[[1, 5, 7]] == 255).all()
     assert cost == ReadCost(4, 5 * 16_384)
@@ -194,6 +220,7 @@ def test_a_write_that_failed_is_told_at_the_next_chance_and_for_ever(make_store)
     for use in (
         lambda: read(store, 0, [0], 64),
         lambda: read(store, 1, [0], 64),
+        lambda: read_ahead(store, 0, [0], 64),
         lambda: store.settle(0, np.arange(4096)),
         store.check,
         store.check,
@@ -248,11 +275,11 @@ def test_reading_waits_only_for_writes_of_the_groups_it_wants(make_store, monkey
     later = groups_of(6, 1, 64)
     write(store, 0, [1], later)
     out = np.zeros((64, 64), np.uint8)
-    store.read_rows(0, np.arange(64), out, np.arange(64))
+    store.read_rows(WantedRows(0, np.arange(64), out, np.arange(64)))
     assert (out == rows).all()
     assert not held.is_set()
     threading.Timer(0.1, held.set).start()
-    store.read_rows(0, np.arange(64, 128), out, np.arange(64))
+    store.read_rows(WantedRows(0, np.arange(64, 128), out, np.arange(64)))
     assert held.is_set()
     assert (out == later).all()
 

@@ -15,6 +15,7 @@ from hillinfer.storage.cold_store import ColdStore
 from hillinfer.storage.drive_calls import DriveCalls
 from hillinfer.storage.read_engines import open_engine
 from hillinfer.storage.read_turns import ReadTurns
+from hillinfer.storage.wanted_rows import WantedRows
 
 ENOUGH = 30
 ROW_BYTES, PIECE_ROWS, LAYERS = 64, 8, 2
@@ -114,12 +115,12 @@ class GatedStore:
         self.go_on = threading.Event()
         read_now = self.store._read_now
 
-        def noted(layer, rows, out, places):
-            self.order.append((layer, len(rows)))
-            if layer == 1:
+        def noted(wanted):
+            self.order.append((wanted.layer, len(wanted.rows)))
+            if wanted.layer == 1:
                 self.first_piece.set()
                 assert self.go_on.wait(ENOUGH)
-            return read_now(layer, rows, out, places)
+            return read_now(wanted)
 
         self.store._read_now = noted
 
@@ -146,10 +147,11 @@ def read_both(gated, ahead):
     """Read all of layer 1 with `ahead`, and layer 0 on demand once that has begun."""
     out = [np.zeros((64, ROW_BYTES), np.uint8) for _ in range(LAYERS)]
     given = np.arange(64)
-    first = threading.Thread(target=ahead, args=(1, given, out[1], given))
+    wanted = [WantedRows(layer, given, out[layer], given) for layer in range(LAYERS)]
+    first = threading.Thread(target=ahead, args=(wanted[1],))
     first.start()
     assert gated.first_piece.wait(ENOUGH)
-    second = threading.Thread(target=gated.store.read_rows, args=(0, given, out[0], given))
+    second = threading.Thread(target=gated.store.read_rows, args=(wanted[0],))
     second.start()
     until(lambda: gated.store._turns._demanded == 1)
     gated.go_on.set()
@@ -175,7 +177,8 @@ def test_without_pieces_they_wait_for_the_last_row(gated):
 
 def test_nothing_ahead_reads_nothing(gated):
     none = np.arange(0)
-    cost = gated.store.read_rows_ahead(1, none, np.zeros((0, ROW_BYTES), np.uint8), none)
+    wanted = WantedRows(1, none, np.zeros((0, ROW_BYTES), np.uint8), none)
+    cost = gated.store.read_rows_ahead(wanted)
     assert (cost.reads, cost.byte_count) == (0, 0)
     assert gated.order == []
 
