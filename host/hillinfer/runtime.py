@@ -4,76 +4,32 @@
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 
 import torch
 
-from hillinfer.app.prefetch_pipeline import PrefetchPipeline
-from hillinfer.app.share_by_rates import share_by_rates
-from hillinfer.app.token_selection import TokenSelection
-from hillinfer.attention.dense_attention import DenseAttention
-from hillinfer.attention.host_attention import host_attention
-from hillinfer.attention.row_attention import RowAttention
-from hillinfer.attention.row_states import RowStates
-from hillinfer.counters import Counters
-from hillinfer.devices.device_scorer import DeviceScorer
 from hillinfer.devices.scorer import Scorer
-from hillinfer.devices.table import make_scorer
-from hillinfer.errors import SetupWarning
 from hillinfer.gpu.copied_rows import CopiedRows
 from hillinfer.gpu.copy_lane import CopyLane
-from hillinfer.gpu.gpu_side import GpuSide
 from hillinfer.gpu.packed_rows import packed_rows
 from hillinfer.gpu.staging_memory import StagingKind
-from hillinfer.gpu.staging_plan import StagingPlan
 from hillinfer.hie.evaluation import ImportanceEvaluation
 from hillinfer.model_shape import ModelShape
-from hillinfer.policies.pool_policies import make_pool_policy
-from hillinfer.pools.accountant import Accountant, Part
-from hillinfer.pools.budget_plan import kernel_spec, staging_bytes, widened_bytes
-from hillinfer.pools.hot_pools import HotPools
-from hillinfer.pools.layer_hits import LayerHits
-from hillinfer.pools.layer_shares import LayerShares
+from hillinfer.pools.accountant import Part
 from hillinfer.pools.layer_step import LayerStep
-from hillinfer.pools.layer_step_log import LayerStepLog
-from hillinfer.pools.pool_keeper import PoolKeeper
+from hillinfer.runtime_opening import open_parts
 from hillinfer.sessions.saved_session import SavedSession
 from hillinfer.sessions.saving import RowOwner, SavedBytes, SessionOrigin, save_sequence
 from hillinfer.sessions.sequence_parts import parts_of
 from hillinfer.settings import Settings
 from hillinfer.statistics import CacheStatistics
-from hillinfer.storage.aligned_buffer import round_up
-from hillinfer.storage.cold_file import IOMode, buffered_warning
-from hillinfer.storage.cold_store import ColdStore
 from hillinfer.storage.drive_calls import DriveCalls
-from hillinfer.storage.group_table import GroupTable
 from hillinfer.storage.landed_rows import LandedRows
-from hillinfer.storage.landing_area import LandingArea
-from hillinfer.storage.leftovers import sweep
-from hillinfer.storage.read_engines import open_engine
-from hillinfer.storage.row_buffers import RowBuffers
-from hillinfer.storage.row_keeper import RowKeeper
-from hillinfer.storage.row_layout import RowLayout
-from hillinfer.storage.row_locator import RowLocator
-from hillinfer.storage.row_reader import RowReader
-from hillinfer.storage.rows_ahead import RowsAhead
 from hillinfer.storage.sequence import Sequence
-from hillinfer.storage.shadow_keeper import ShadowKeeper
-from hillinfer.storage.shadow_memory import ShadowMemory
-from hillinfer.storage.shadow_store import ShadowStore
-from hillinfer.storage.spill_queue import SpillQueue
 from hillinfer.storage.stored_base import StoredBase
-from hillinfer.timeline.lanes import Lanes
-from hillinfer.timeline.pool_timeline import PoolTimeline
-from hillinfer.timeline.recorder import Recorder
-from hillinfer.timeline.silent import SILENT
-from hillinfer.timeline.trace_file import TraceFile
-from hillinfer_model.kernel_spec import GROUP_TOKENS
 
 
 def _unseen(entry: LayerStep) -> None:
@@ -140,125 +96,31 @@ class Runtime:
     ) -> None:
         self.shape = shape
         self.settings = settings
-        self.counters = Counters()
-        self._observe = observe
-        self._layer_hits = LayerHits(shape.layers)
-        self._timeline = PoolTimeline(settings.pool_timeline) if settings.pool_timeline else None
-        self.recorder: Recorder = Lanes(TraceFile(settings.trace)) if settings.trace else SILENT
-        self.layout = RowLayout(shape)
-        self._accountant = Accountant(budget_bytes)
-        self._accountant.take(Part.STAGING, staging_bytes(shape, settings))
-        self._spec = kernel_spec(shape, settings)
-        scorer = scorer or make_scorer(
-            settings.device, self._spec, settings.scope, settings.device_options, self.recorder
-        )
-        self._device = scorer.shadows if isinstance(scorer, DeviceScorer) else None
-        policy = make_pool_policy(settings.pool_policy)
-        self._pools = HotPools(
+        self._parts = parts = open_parts(
             shape,
-            self._accountant,
-            policy,
-            LayerShares(shape.layers, settings.pool_sizes),
-            self.recorder,
-        )
-        self._keeper = PoolKeeper(self._pools, policy, settings, self.counters)
-        self.calls = calls or DriveCalls()
-        sweep(cold_dir, self.calls)
-        self._engine = open_engine(settings.io, settings.io_threads, self.calls)
-        with ExitStack() as undone:
-            undone.callback(self._engine.close)
-            if isinstance(scorer, DeviceScorer):
-                share_by_rates(scorer, shape, settings, cold_dir, self._engine, shadow_limit_bytes)
-            self._store = ColdStore(
-                cold_dir,
-                shape,
-                settings.block_rows * shape.row_bytes,
-                self._engine,
-                self.counters,
-                self.calls,
-                base.rows if base else None,
-                self.recorder,
-            )
-            undone.pop_all()
-        if self._store.own_io_mode is IOMode.BUFFERED:
-            warnings.warn(buffered_warning(cold_dir), SetupWarning, stacklevel=2)
-        landing = LandingArea(settings.prefetch_blocks, settings.block_rows, shape.row_bytes)
-        self._landed = RowsAhead(self._store, landing)
-        # At least a group, so that a tile of attention never waits for two buffers.
-        self._buffers = RowBuffers(max(settings.block_rows, GROUP_TOKENS), shape.row_bytes)
-        log = LayerStepLog(self._pools, self.counters, self._layer_hits, self._note)
-        self._reader = RowReader(
-            self._store,
-            self._pools,
-            self._keeper,
-            self._landed,
-            self._buffers,
-            settings.block_rows,
-            self.counters,
-            log,
-        )
-        self._locator = RowLocator(
-            self._store, self._pools, self._keeper, self._landed, self._buffers, log
-        )
-        spill = SpillQueue(
-            self._store,
-            round_up(settings.block_rows, GROUP_TOKENS),
-            shape.row_bytes,
-            self.counters,
-        )
-        self._groups = GroupTable()
-        self._shadow_store = ShadowStore(
+            settings,
+            budget_bytes,
             cold_dir,
-            self._store.own_io_mode,
-            self._spec,
-            self._engine,
-            self.calls,
-            base.shadow if base else None,
-            self.recorder,
-        )
-        shadow_memory = ShadowMemory(
-            self._shadow_store,
-            self._spec,
+            observe,
+            calls,
             shadow_limit_bytes,
-            self._accountant,
-            self.counters,
+            base,
             announce_streaming,
-            self._device,
+            scorer,
+            evaluate,
+            lane,
         )
-        self._shadow = ShadowKeeper(scorer, shape.layers, self._reader, self.layout, shadow_memory)
-        self._rows = RowKeeper(
-            shape,
-            self.layout,
-            self._store,
-            self._groups,
-            spill,
-            self._reader,
-            self._pools,
-            self._keeper,
-            self._shadow,
-            self._accountant,
-        )
-        self._selection = TokenSelection(
-            evaluate(scorer, settings),
-            self._shadow,
-            self._keeper,
-            self._spec,
-            settings.scope,
-            self._accountant,
-            self.recorder,
-        )
-        # Behind everything that may fail: its memory is to be unlocked before it goes.
-        self._gpu = None if lane is None else self._gpu_side(lane)
-        states = RowStates(self.layout, self.counters) if self._gpu is None else self._gpu.states
-        self._dense = DenseAttention(self._reader, states, settings.block_rows, self.recorder)
-        self._attention = RowAttention(
-            self._reader, self._locator, states, host_attention(shape), self.recorder
-        )
-        self._pipeline = PrefetchPipeline(
-            self._reader,
-            torch.get_num_threads(),
-            None if self._gpu is None else self._gpu.ahead,
-        )
+        self.counters, self.recorder = parts.counters, parts.recorder
+        self.layout, self.calls = parts.layout, parts.calls
+        self._layer_hits, self._accountant = parts.layer_hits, parts.accountant
+        self._engine, self._store = parts.engine, parts.store
+        self._shadow_store = parts.shadow_store
+        self._spec, self._device = parts.spec, parts.device
+        self._pools, self._keeper = parts.pools, parts.keeper
+        self._buffers, self._reader = parts.buffers, parts.reader
+        self._groups, self._rows, self._shadow = parts.groups, parts.rows, parts.shadow
+        self._selection, self._pipeline = parts.selection, parts.pipeline
+        self._dense, self._attention, self._gpu = parts.dense, parts.attention, parts.gpu
         self._step = 0
         self._closed = False
 
@@ -477,33 +339,7 @@ class Runtime:
         """Stop all threads and give the drive's space back; harmless when done twice."""
         if not self._closed:
             self._closed = True
-            # The last that is named is the first that ends; each ends whatever became of another.
-            with ExitStack() as ends:
-                if self._gpu is not None:
-                    ends.callback(self._gpu.close)
-                ends.callback(self.recorder.close)
-                if self._timeline is not None:
-                    ends.callback(self._timeline.close)
-                if self._device is not None:
-                    ends.callback(self._device.close)
-                ends.callback(self._engine.close)
-                ends.callback(self._shadow_store.close)
-                ends.callback(self._store.close)
-                ends.callback(self._pools.close)
-                ends.callback(self._buffers.close)
-                ends.callback(self._landed.close)
-                if self._gpu is not None:
-                    ends.callback(self._gpu.stop)
-                ends.callback(self._pipeline.close)
-
-    def _gpu_side(self, lane: CopyLane) -> GpuSide:
-        room = widened_bytes(self.shape, self.settings)
-        plan = StagingPlan.of(self.shape, room)
-        # Only blocks of a few rows have no room for one in each buffer.
-        self._accountant.take(Part.STAGING, max(0, plan.byte_count - room))
-        return GpuSide(
-            lane, plan, self._reader, self._locator, self.layout, self.counters, self.recorder
-        )
+            self._parts.close()
 
     def _forget_ahead(self) -> None:
         """Forget what was announced, and wait until nothing is on its way from a GPU."""
@@ -527,8 +363,3 @@ class Runtime:
             return self._gpu.queries.bring(query)
         on_host = query.float().cpu()
         return lambda: on_host
-
-    def _note(self, entry: LayerStep) -> None:
-        if self._timeline is not None:
-            self._timeline.observe(entry)
-        self._observe(entry)

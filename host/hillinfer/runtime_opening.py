@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Opens everything behind a cache."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+
+from hillinfer.app.prefetch_pipeline import PrefetchPipeline
+from hillinfer.app.share_by_rates import share_by_rates
+from hillinfer.app.token_selection import TokenSelection
+from hillinfer.attention.dense_attention import DenseAttention
+from hillinfer.attention.host_attention import host_attention
+from hillinfer.attention.row_attention import RowAttention
+from hillinfer.attention.row_states import RowStates
+from hillinfer.counters import Counters
+from hillinfer.devices.device_scorer import DeviceScorer
+from hillinfer.devices.scorer import Scorer
+from hillinfer.devices.table import make_scorer
+from hillinfer.errors import SetupWarning
+from hillinfer.gpu.copy_lane import CopyLane
+from hillinfer.gpu.gpu_side import GpuSide
+from hillinfer.gpu.staging_plan import StagingPlan
+from hillinfer.hie.evaluation import ImportanceEvaluation
+from hillinfer.model_shape import ModelShape
+from hillinfer.policies.pool_policies import make_pool_policy
+from hillinfer.pools.accountant import Accountant, Part
+from hillinfer.pools.budget_plan import kernel_spec, staging_bytes, widened_bytes
+from hillinfer.pools.hot_pools import HotPools
+from hillinfer.pools.layer_hits import LayerHits
+from hillinfer.pools.layer_shares import LayerShares
+from hillinfer.pools.layer_step import LayerStep
+from hillinfer.pools.layer_step_log import LayerStepLog
+from hillinfer.pools.pool_keeper import PoolKeeper
+from hillinfer.runtime_parts import RuntimeParts
+from hillinfer.settings import Settings
+from hillinfer.storage.aligned_buffer import round_up
+from hillinfer.storage.cold_file import IOMode, buffered_warning
+from hillinfer.storage.cold_store import ColdStore
+from hillinfer.storage.drive_calls import DriveCalls
+from hillinfer.storage.group_table import GroupTable
+from hillinfer.storage.landing_area import LandingArea
+from hillinfer.storage.leftovers import sweep
+from hillinfer.storage.read_engines import open_engine
+from hillinfer.storage.row_buffers import RowBuffers
+from hillinfer.storage.row_keeper import RowKeeper
+from hillinfer.storage.row_layout import RowLayout
+from hillinfer.storage.row_locator import RowLocator
+from hillinfer.storage.row_reader import RowReader
+from hillinfer.storage.rows_ahead import RowsAhead
+from hillinfer.storage.shadow_keeper import ShadowKeeper
+from hillinfer.storage.shadow_memory import ShadowMemory
+from hillinfer.storage.shadow_store import ShadowStore
+from hillinfer.storage.spill_queue import SpillQueue
+from hillinfer.storage.stored_base import StoredBase
+from hillinfer.timeline.lanes import Lanes
+from hillinfer.timeline.pool_timeline import PoolTimeline
+from hillinfer.timeline.recorder import Recorder
+from hillinfer.timeline.silent import SILENT
+from hillinfer.timeline.trace_file import TraceFile
+from hillinfer_model.kernel_spec import GROUP_TOKENS
+
+
+def open_parts(
+    shape: ModelShape,
+    settings: Settings,
+    budget_bytes: int,
+    cold_dir: Path,
+    observe: Callable[[LayerStep], None],
+    calls: DriveCalls | None,
+    shadow_limit_bytes: int,
+    base: StoredBase | None,
+    announce_streaming: Callable[[], None],
+    scorer: Scorer | None,
+    evaluate: Callable[[Scorer, Settings], ImportanceEvaluation],
+    lane: CopyLane | None,
+) -> RuntimeParts:
+    """Open the parts of a `Runtime`; parameters and errors are its.
+
+    What holds the drive is closed where something behind it cannot be opened.
+    """
+    counters = Counters()
+    layer_hits = LayerHits(shape.layers)
+    timeline = PoolTimeline(settings.pool_timeline) if settings.pool_timeline else None
+    recorder: Recorder = Lanes(TraceFile(settings.trace)) if settings.trace else SILENT
+    layout = RowLayout(shape)
+    accountant = Accountant(budget_bytes)
+    accountant.take(Part.STAGING, staging_bytes(shape, settings))
+    spec = kernel_spec(shape, settings)
+    scorer = scorer or make_scorer(
+        settings.device, spec, settings.scope, settings.device_options, recorder
+    )
+    device = scorer.shadows if isinstance(scorer, DeviceScorer) else None
+    policy = make_pool_policy(settings.pool_policy)
+    pools = HotPools(
+        shape,
+        accountant,
+        policy,
+        LayerShares(shape.layers, settings.pool_sizes),
+        recorder,
+    )
+    keeper = PoolKeeper(pools, policy, settings, counters)
+    calls = calls or DriveCalls()
+    sweep(cold_dir, calls)
+    engine = open_engine(settings.io, settings.io_threads, calls)
+    with ExitStack() as undone:
+        undone.callback(engine.close)
+        if isinstance(scorer, DeviceScorer):
+            share_by_rates(scorer, shape, settings, cold_dir, engine, shadow_limit_bytes)
+        store = ColdStore(
+            cold_dir,
+            shape,
+            settings.block_rows * shape.row_bytes,
+            engine,
+            counters,
+            calls,
+            base.rows if base else None,
+            recorder,
+        )
+        undone.callback(store.close)
+        if store.own_io_mode is IOMode.BUFFERED:
+            warnings.warn(buffered_warning(cold_dir), SetupWarning, stacklevel=3)
+        landing = LandingArea(settings.prefetch_blocks, settings.block_rows, shape.row_bytes)
+        landed = RowsAhead(store, landing)
+        # At least a group, so that a tile of attention never waits for two buffers.
+        buffers = RowBuffers(max(settings.block_rows, GROUP_TOKENS), shape.row_bytes)
+        log = LayerStepLog(pools, counters, layer_hits, _told(observe, timeline))
+        reader = RowReader(
+            store,
+            pools,
+            keeper,
+            landed,
+            buffers,
+            settings.block_rows,
+            counters,
+            log,
+        )
+        locator = RowLocator(store, pools, keeper, landed, buffers, log)
+        spill = SpillQueue(
+            store,
+            round_up(settings.block_rows, GROUP_TOKENS),
+            shape.row_bytes,
+            counters,
+        )
+        groups = GroupTable()
+        shadow_store = ShadowStore(
+            cold_dir,
+            store.own_io_mode,
+            spec,
+            engine,
+            calls,
+            base.shadow if base else None,
+            recorder,
+        )
+        undone.callback(shadow_store.close)
+        shadow_memory = ShadowMemory(
+            shadow_store,
+            spec,
+            shadow_limit_bytes,
+            accountant,
+            counters,
+            announce_streaming,
+            device,
+        )
+        shadow = ShadowKeeper(scorer, shape.layers, reader, layout, shadow_memory)
+        rows = RowKeeper(
+            shape,
+            layout,
+            store,
+            groups,
+            spill,
+            reader,
+            pools,
+            keeper,
+            shadow,
+            accountant,
+        )
+        selection = TokenSelection(
+            evaluate(scorer, settings),
+            shadow,
+            keeper,
+            spec,
+            settings.scope,
+            accountant,
+            recorder,
+        )
+        # Behind everything that may fail: its memory is to be unlocked before it goes.
+        gpu = None
+        if lane is not None:
+            plan = _staging_plan(shape, settings, accountant)
+            gpu = GpuSide(lane, plan, reader, locator, layout, counters, recorder)
+        states = RowStates(layout, counters) if gpu is None else gpu.states
+        dense = DenseAttention(reader, states, settings.block_rows, recorder)
+        attention = RowAttention(reader, locator, states, host_attention(shape), recorder)
+        pipeline = PrefetchPipeline(
+            reader,
+            torch.get_num_threads(),
+            None if gpu is None else gpu.ahead,
+        )
+        undone.pop_all()
+    return RuntimeParts(
+        counters=counters,
+        layer_hits=layer_hits,
+        accountant=accountant,
+        timeline=timeline,
+        recorder=recorder,
+        calls=calls,
+        engine=engine,
+        store=store,
+        shadow_store=shadow_store,
+        layout=layout,
+        spec=spec,
+        device=device,
+        pools=pools,
+        keeper=keeper,
+        landed=landed,
+        buffers=buffers,
+        reader=reader,
+        groups=groups,
+        rows=rows,
+        shadow=shadow,
+        selection=selection,
+        dense=dense,
+        attention=attention,
+        pipeline=pipeline,
+        gpu=gpu,
+    )
+
+
+def _told(
+    observe: Callable[[LayerStep], None], timeline: PoolTimeline | None
+) -> Callable[[LayerStep], None]:
+    """Return what is called with every entry: the timeline first, where there is one."""
+    if timeline is None:
+        return observe
+
+    def note(entry: LayerStep) -> None:
+        timeline.observe(entry)
+        observe(entry)
+
+    return note
+
+
+def _staging_plan(shape: ModelShape, settings: Settings, accountant: Accountant) -> StagingPlan:
+    room = widened_bytes(shape, settings)
+    plan = StagingPlan.of(shape, room)
+    # Only blocks of a few rows have no room for one in each buffer.
+    accountant.take(Part.STAGING, max(0, plan.byte_count - room))
+    return plan
