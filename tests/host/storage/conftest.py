@@ -3,6 +3,7 @@
 
 import pytest
 from engine_cases import SKIP, kernel_permits_rings
+from read_cases import random_pages
 
 from hillinfer.native.library import HOW_TO_BUILD, native_is_here
 from hillinfer.storage import read_engines
@@ -21,3 +22,9 @@ def engine_choice(request, monkeypatch):
     if request.param is IOChoice.THREADS and not native_is_here():
         pytest.skip(f"the native library is not built: {HOW_TO_BUILD}")
     return request.param
+
+
+@pytest.fixture(scope="module")
+def content():
+    """The bytes of a file, uint8."""
+    return random_pages()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from read_cases import PAGES, brought
 
 from hillinfer.native.library import HOW_TO_BUILD, native_is_here
 from hillinfer.storage import read_engines
@@ -28,15 +29,7 @@ from faulty_calls import FAULTS, FaultyCalls, Injection
 pytestmark = pytest.mark.skipif(
     not native_is_here(), reason=f"the native library is not built: {HOW_TO_BUILD}"
 )
-PAGES = 256
 THREADS = 24
-
-
-@pytest.fixture(scope="module")
-def content():
-    data = aligned_buffer(PAGES * PAGE_BYTES)
-    data[:] = np.random.default_rng(3).integers(0, 256, len(data), np.uint8)
-    return data
 
 
 @pytest.fixture
@@ -62,13 +55,6 @@ def right(content, reads):
 
 def threads_of_the_process():
     return len(list(Path("/proc/self/task").iterdir()))
-
-
-def brought(engine, file, reads):
-    buffer = aligned_buffer(len(reads) * PAGE_BYTES)
-    buffer[:] = 0xA5
-    engine.read(file, buffer, reads)
-    return buffer
 
 
 def test_threads_are_native_wherever_the_library_is(monkeypatch):

@@ -16,6 +16,7 @@ import pytest
 from engine_cases import SKIP, kernel_permits_rings
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from read_cases import PAGES, brought
 
 from hillinfer.errors import ColdPoolError, SettingsError
 from hillinfer.storage import uring_engine
@@ -29,15 +30,7 @@ from hillinfer.storage.uring_engine import UringEngine
 sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
 from faulty_calls import FAULTS, Fault, FaultyCalls, Injection
 
-PAGES = 300
 THREADS = 3
-
-
-@pytest.fixture(scope="module")
-def content():
-    data = aligned_buffer(PAGES * PAGE_BYTES)
-    data[:] = np.random.default_rng(3).integers(0, 256, len(data), np.uint8)
-    return data
 
 
 @pytest.fixture(params=IOMode)
@@ -86,13 +79,6 @@ def expected(content, reads):
     ):
         into[place : place + size] = content[offset : offset + size]
     return into
-
-
-def brought(engine, file, reads):
-    buffer = aligned_buffer(int(reads.byte_counts.sum()))
-    buffer[:] = 0xA5
-    engine.read(file, buffer, reads)
-    return buffer[: int(reads.byte_counts.sum())]
 
 
 def open_files():
