@@ -3,12 +3,12 @@
 
 import numpy as np
 import pytest
+from broken_policy import BrokenPolicy
 from pool_cases import content
 
 from hillinfer.counters import Counters
 from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.policies.pool_policies import make_pool_policy
-from hillinfer.policies.pool_policy import PoolPolicy
 from hillinfer.pools.accountant import Accountant
 from hillinfer.pools.hot_pools import HotPools
 from hillinfer.pools.layer_shares import LayerShares, PoolSizes
@@ -232,20 +232,8 @@ def test_memory_is_divided_by_misses_every_few_steps(make_scene, sizes):
         assert first + second <= 80
 
 
-class Broken(PoolPolicy):
-    """Raises when it ranks, so often."""
-
-    failures = 0
-
-    def worth(self, rows):
-        if self.failures:
-            self.failures -= 1
-            raise ZeroDivisionError("a broken policy")
-        return super().worth(rows)
-
-
 def test_an_error_while_written_rows_are_offered_surfaces_once(make_scene):
-    policy = Broken()
+    policy = BrokenPolicy()
     scene = make_scene(20, policy=policy)
     sequence = scene.sequence(128)
     positions = np.arange(64)
@@ -261,7 +249,7 @@ def test_an_error_while_written_rows_are_offered_surfaces_once(make_scene):
 
 
 def test_an_error_while_read_rows_are_offered_surfaces_at_the_next_step(make_scene):
-    policy = Broken()
+    policy = BrokenPolicy()
     scene = make_scene(20, policy=policy)
     sequence = scene.sequence(128)
     entry, rows = LayerStep(1, 0, 128), sequence.rows(np.arange(3))

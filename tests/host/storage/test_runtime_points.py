@@ -8,6 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from broken_policy import BrokenPolicy
 from runtime_rows import (
     SETTINGS,
     SHAPE,
@@ -22,7 +23,6 @@ from runtime_rows import (
 )
 
 from hillinfer.errors import BudgetError
-from hillinfer.policies.pool_policy import PoolPolicy
 from hillinfer.pools.accountant import Part
 from hillinfer.pools.budget_plan import BudgetPlan, staging_bytes
 from hillinfer.pools.pool_moment import PoolMoment
@@ -89,22 +89,10 @@ def test_a_stream_that_was_left_in_the_middle_disturbs_no_later_one(runtime):
     abandoned.close()
 
 
-class Breakable(PoolPolicy):
-    """Raises when it ranks, as often as it is told to."""
-
-    failures = 0
-
-    def worth(self, rows):
-        if self.failures:
-            self.failures -= 1
-            raise ZeroDivisionError("a broken policy")
-        return super().worth(rows)
-
-
 @pytest.fixture
 def breakable(runtime):
     """A policy that the runtime's pools rank by."""
-    policy = Breakable()
+    policy = BrokenPolicy()
     for pool in runtime._pools.layers:
         pool._policy = policy
     return policy
