@@ -25,7 +25,7 @@ PLAN ?= goals
 QUESTION ?= Which statement makes the listed identifiers be interpreted as globals?
 
 .DEFAULT_GOAL := help
-.PHONY: help setup scorer pyxrt xrt model run test test-kernels test-fast lint format quality pools query faults drive space prefill csim cocotb formal synth hw_emu bitstream pynq-env doctor clean beta projections peers bench
+.PHONY: help setup scorer pyxrt xrt cross model run test test-kernels test-fast lint format quality pools query faults drive space prefill csim cocotb formal synth hw_emu bitstream pynq-env doctor clean beta projections peers bench
 
 help: ## List every target
 	@awk -F ':.*## ' '/^[a-z_-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,6 +38,10 @@ pyxrt: $(VENV)/installed ## Build the module pyxrt where XRT has headers and no 
 xrt: ## Install XRT and what the emulated card is built with, from Debian's packages
 	sh tools/install_xrt.sh own "$(PYTHON)"
 
+# One after the other: two of apt-get do not run at once.
+cross: $(if $(CI),xrt) ## Install what compiles and emulates the NEON variant on another processor
+	sh tools/install_packages.sh "the check of NEON" g++-aarch64-linux-gnu qemu-user-static
+
 model: $(VENV)/installed ## Fetch the real model of the examples and tests (93 MB, once)
 	$(BIN)/hillinfer fetch
 
@@ -45,7 +49,7 @@ run: model $(BUILD)/document.txt ## Answer a question over a long text with a qu
 	$(BIN)/hillinfer generate --prompt-file $(BUILD)/document.txt --question "$(QUESTION)" \
 		--max-new-tokens 96 --alpha 0.1 --shadow int4 --dram-budget 25% --report $(BUILD)/reports/run.json
 
-test: model lint $(if $(CI),xrt pynq-env) ## Run the test suite, all but the long tests of the kernels
+test: model lint $(if $(CI),xrt cross pynq-env) ## Run the test suite, all but the long tests of the kernels
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadgroup -m "not kernels"
 
 test-kernels: model $(if $(CI),xrt pynq-env) ## Compile, simulate and prove kernels (an hour of two cores)

@@ -72,10 +72,20 @@ def find_compiler() -> str:
     raise BuildError("no C++ compiler on PATH: apt install g++, or set CXX")
 
 
-def build(target: Path = LIBRARY) -> Path:
-    """Compile and link the library and return its path; raise BuildError with what failed."""
-    compiler = find_compiler()
-    files = COMMON | OWN_FLAGS.get(platform.machine().lower(), {})
+def build(target: Path = LIBRARY, compiler: str | None = None, machine: str | None = None) -> Path:
+    """Compile and link the library and return its path; raise BuildError with what failed.
+
+    Parameters
+    ----------
+    target
+        The library's path.
+    compiler
+        By default that of `find_compiler`.
+    machine
+        What the compiler compiles for, as `platform.machine` says it; by default this one.
+    """
+    compiler = compiler or find_compiler()
+    files = COMMON | OWN_FLAGS.get((machine or platform.machine()).lower(), {})
     with tempfile.TemporaryDirectory() as folder:
         objects = {name: Path(folder) / f"{name}.o" for name in files}
 

@@ -20,25 +20,5 @@ headers=$("${2:-python3}" -c 'import sysconfig; print(sysconfig.get_path("includ
 case $headers in
     /usr/include/*) [ -f "$headers/Python.h" ] || packages="$packages ${headers##*/}-dev" ;;
 esac
-missing=""
-for package in $packages; do
-    dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q "install ok installed" ||
-        missing="$missing $package"
-done
-[ -z "$missing" ] && exit 0
-if ! command -v apt-get >/dev/null; then
-    echo "hw_emu needs Debian's packages$missing, or their like, and this system has no apt-get" >&2
-    exit 2
-fi
-run=""
-if [ "$(id -u)" != 0 ]; then
-    if ! sudo -n true 2>/dev/null; then
-        echo "hw_emu needs these packages: sudo apt-get install$missing" >&2
-        exit 2
-    fi
-    run="sudo -n"
-fi
-echo "installing$missing"
-$run apt-get update -qq
 # shellcheck disable=SC2086
-DEBIAN_FRONTEND=noninteractive $run apt-get install -y -qq --no-install-recommends $missing
+exec sh "$(dirname "$0")/install_packages.sh" hw_emu $packages

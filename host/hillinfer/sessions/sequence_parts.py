@@ -55,7 +55,8 @@ def parts_of(
         Keeps the sequence's shadow.
     """
     extent = extent_of(sequence)
-    yield Part.TOKENS, iter([_bytes(np.asarray(sequence.token_ids, "<i4"))])
+    # A copy: an array that others look into cannot grow, and a held error looks into it.
+    yield Part.TOKENS, iter([_bytes(np.array(sequence.token_ids, "<i4"))])
     yield Part.TAILS, (_bytes(tail[: extent.open_rows]) for tail in sequence.tails)
     yield Part.CODED, iter([_bytes(_coded(sequence))])
     yield Part.STATISTICS, _statistics(sequence, shape.kv_heads * shape.head_dim)

@@ -132,6 +132,19 @@ def test_a_file_that_had_a_name_once_is_not_written_to_again(attachment, tmp_pat
     assert cache.save_session(tmp_path / "session").copied_row_bytes == 2 * 3 * 64 * 64
 
 
+def test_a_cache_goes_on_while_its_failed_saving_is_still_held(attachment, cache, tmp_path):
+    more, _ = prompts([70], seed=9)
+    held = []
+    # Each of the first writes is of another part.
+    for index in range(6):
+        cache._runtime.calls = FaultyCalls(Injection("pwrite", index, Fault.EIO))
+        # With its traceback, as by whoever reports it later: nothing in it may hold the cache.
+        held.append(outcome(cache, tmp_path))
+        feed(attachment.model, cache, more)
+    assert all(held)
+    assert cache.token_ids == torch.cat([SHORT, *[more] * 6], dim=1).tolist()
+
+
 SAVING = """
 import sys, time
 sys.path[:0] = {paths!r}

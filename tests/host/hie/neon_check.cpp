@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+// The NEON variant beside the portable one, on random numbers; run by test_neon_cross.py.
+//
+// Integers must have the same bits. Attention adds in another order, so it must be near. With the
+// argument `flip` one bit of a shadow differs between the two, and the program must say so.
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "api.h"
+#include "attention.h"
+#include "choice.h"
+
+using namespace hillinfer;
+
+extern "C" {
+int32_t hillinfer_statistics(int32_t, const Sequence*, const uint16_t*, int64_t, int64_t, int64_t,
+                             int64_t, int8_t*, int32_t*);
+int32_t hillinfer_encode(int32_t, const Sequence*, const Segment*, const uint16_t*, int64_t, int64_t,
+                         int64_t, uint8_t*, int64_t, int64_t);
+int32_t hillinfer_score(int32_t, const Sequence*, uint32_t*);
+int32_t hillinfer_choose(int32_t, const Sequence*, const Choice*, int64_t*);
+int64_t hillinfer_attention_bytes(const Attention*);
+int32_t hillinfer_attention_begin(int32_t, const Attention*, void*);
+int32_t hillinfer_attention_add(int32_t, const Attention*, const RowSet*, int64_t, void*);
+int32_t hillinfer_attention_result(int32_t, const Attention*, const void*, float*);
+}
+
+namespace {
+
+constexpr int32_t kBoth[] = {kPortableVariant, kNeonVariant};
+constexpr int64_t kTokens = 700;
+constexpr int32_t kSegmentTokens = 1024;
+
+int failures = 0;
+std::mt19937 random_bits(1);
+
+void expect(bool holds, const char* what, const Shape& shape) {
+    if (!holds) {
+        ++failures;
+        std::printf("%s: %d KV heads of %d queries, head_dim %d, %d bits, rule %d, scope %d\n", what,
+                    shape.kv_heads, shape.heads, shape.head_dim, shape.code_bits, shape.rule,
+                    shape.scope);
+    }
+}
+
+uint16_t half_bits(float value) {
+    uint32_t bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    const uint32_t exponent = bits >> 23 & 255;
+    if (exponent < 113) {
+        return 0;
+    }
+    return uint16_t(bits >> 16 & 0x8000) | uint16_t((exponent - 112) << 10 | (bits >> 13 & 0x3FF));
+}
+
+float normal() { return std::normal_distribution<float>()(random_bits); }
+
+std::vector<uint16_t> random_halves(size_t count) {
+    std::vector<uint16_t> made(count);
+    for (uint16_t& one : made) {
+        one = half_bits(normal());
+    }
+    return made;
+}
+
+// What one variant makes of the same keys and query.
+struct Made {
+    std::vector<int8_t> exponents;
+    std::vector<int32_t> means;
+    std::vector<uint8_t> shadow;
+    std::vector<uint32_t> tuples;
+    std::vector<int64_t> chosen;
+};
+
+Made make(int32_t variant, const Shape& shape, const std::vector<uint16_t>& keys,
+          const std::vector<float>& query, int flipped_bit) {
+    const int64_t dim = shape.head_dim;
+    const int64_t token = shape.kv_heads * dim;
+    Made made;
+    made.exponents.resize(token);
+    made.means.resize(token);
+    made.shadow.resize(kSegmentTokens / kGroupTokens * shape.group_bytes());
+    made.tuples.resize(shape.sets() * kTokens);
+    made.chosen.resize(shape.sets() * 100);
+    Sequence sequence{shape, query.data(), nullptr, 0, 2, 0};
+    expect(hillinfer_statistics(variant, &sequence, keys.data(), token, dim, 1, kTokens,
+                                made.exponents.data(), made.means.data()) == kDone,
+           "statistics failed", shape);
+    Segment segment{nullptr, made.exponents.data(), made.means.data(), nullptr, kTokens};
+    expect(hillinfer_encode(variant, &sequence, &segment, keys.data(), token, dim, 1,
+                            made.shadow.data(), 0, kTokens) == kDone,
+           "coding failed", shape);
+    if (flipped_bit) {
+        made.shadow[shape.kv_heads * kBeatBytes] ^= uint8_t(flipped_bit);
+    }
+    segment.shadow = made.shadow.data();
+    sequence.segments = &segment;
+    sequence.segment_count = 1;
+    expect(hillinfer_score(variant, &sequence, made.tuples.data()) == kDone, "scoring failed", shape);
+    const Choice choice{query.data(), dim, shape.heads, 0.125f * 1.4426950408889634f, 4, 32, 100};
+    expect(hillinfer_choose(variant, &sequence, &choice, made.chosen.data()) == kDone,
+           "choosing failed", shape);
+    return made;
+}
+
+void check_scores(const Shape& shape, float scale, int flipped_bit) {
+    const auto keys = random_halves(size_t(kTokens) * shape.kv_heads * shape.head_dim);
+    std::vector<float> query(size_t(shape.rows()) * shape.head_dim);
+    for (float& one : query) {
+        one = scale * normal();
+    }
+    const Made portable = make(kPortableVariant, shape, keys, query, 0);
+    const Made neon = make(kNeonVariant, shape, keys, query, flipped_bit);
+    expect(portable.exponents == neon.exponents && portable.means == neon.means, "statistics differ",
+           shape);
+    expect(portable.shadow == neon.shadow, "shadows differ", shape);
+    expect(portable.tuples == neon.tuples, "scores differ", shape);
+    expect(portable.chosen == neon.chosen, "selected sets differ", shape);
+}
+
+void check_attention(int32_t stored_type, int32_t kv_heads, int32_t group_size, int32_t head_dim) {
+    constexpr int64_t kRows = 200;
+    const Attention attention{nullptr, kv_heads, group_size, head_dim, stored_type, 0.125f, 1};
+    const size_t numbers = size_t(2) * kv_heads * head_dim;
+    std::vector<uint16_t> memory = random_halves(kRows * numbers);
+    for (uint16_t& one : memory) {
+        if (stored_type == kBfloat16) {
+            const float value = normal();
+            uint32_t bits;
+            std::memcpy(&bits, &value, sizeof bits);
+            one = uint16_t(bits >> 16);
+        }
+    }
+    std::vector<uint64_t> rows;
+    for (int64_t row = 0; row < kRows; ++row) {
+        rows.push_back(reinterpret_cast<uint64_t>(memory.data() + row * numbers));
+    }
+    std::vector<float> query(size_t(attention.query_heads()) * head_dim);
+    for (float& one : query) {
+        one = normal();
+    }
+    Attention call = attention;
+    call.query = query.data();
+    const RowSet set{rows.data(), kRows};
+    std::vector<float> out[2];
+    for (int32_t variant : kBoth) {
+        std::vector<float> result(query.size());
+        std::vector<uint64_t> room(hillinfer_attention_bytes(&call) / 8 + 16);
+        void* state = reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(room.data()) + 63) / 64 * 64);
+        const bool done = !hillinfer_attention_begin(variant, &call, state) &&
+                          !hillinfer_attention_add(variant, &call, &set, 1, state) &&
+                          !hillinfer_attention_result(variant, &call, state, result.data());
+        out[variant == kNeonVariant] = done ? result : std::vector<float>();
+    }
+    double worst = out[0].empty() || out[1].empty() ? 1 : 0;
+    for (size_t i = 0; i < out[0].size() && i < out[1].size(); ++i) {
+        worst = std::fmax(worst, std::fabs(double(out[0][i]) - double(out[1][i])));
+    }
+    if (!(worst < 1e-5)) {
+        ++failures;
+        std::printf("attention differs by %g: type %d, %d heads of %d, head_dim %d\n", worst,
+                    stored_type, kv_heads, group_size, head_dim);
+    }
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+    const bool flip = count > 1 && std::string(arguments[1]) == "flip";
+    if (!hillinfer_has_variant(kNeonVariant)) {
+        std::puts("no NEON variant");
+        return 2;
+    }
+    const int32_t shapes[][3] = {{3, 3, 64}, {1, 7, 80}, {2, 4, 128}, {4, 1, 96}};
+    int cases = 0;
+    for (const auto& [kv_heads, heads, dim] : shapes) {
+        for (int32_t bits : {8, 4, 2}) {
+            for (int32_t rule : {kWeightSum, kRawSum}) {
+                for (int32_t scope : {kLayer, kKvHead}) {
+                    // Numbers from 2^10 on take the long way.
+                    for (float scale : {1.0f, 4096.0f}) {
+                        const Shape shape{kv_heads, heads, dim, dim, bits, rule, scope, kSegmentTokens};
+                        check_scores(shape, scale, flip && !cases ? 1 : 0);
+                        ++cases;
+                    }
+                }
+            }
+        }
+        for (int32_t type : {kBfloat16, kFloat16}) {
+            check_attention(type, kv_heads, heads, dim);
+            ++cases;
+        }
+    }
+    std::printf("%d cases, %d differences\n", cases, failures);
+    return failures ? 1 : 0;
+}
