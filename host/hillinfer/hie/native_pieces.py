@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ctypes
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from hillinfer.native.addresses import Addresses
+from hillinfer.native.launch_thread import LaunchThread
 from hillinfer.native.library import native_library
 from hillinfer.native.structures import PIECE_WORDS, SEGMENT_WORDS, Shape
 from hillinfer.native.structures import Sequence as NativeSequence
@@ -108,7 +109,8 @@ class NativePieces:
         self.spec = spec
         self.scope = scope
         self._library = native_library()
-        self._variant = self._library.variants[0].number
+        self._variant = self._library.variants[0]
+        self._number = self._variant.number
         self._shape = Shape.of(spec, scope)
         self._addresses = Addresses()
 
@@ -155,7 +157,7 @@ class NativePieces:
         scaled, described = scaled.contiguous(), array("q", words)
         self._library.call(
             "hillinfer_start",
-            self._variant,
+            self._number,
             self._sequence(scaled.data_ptr(), described, threads, coming),
             *(one.ctypes.data for one in (codes, exponents, corrections, offsets)),
         )
@@ -181,6 +183,42 @@ class NativePieces:
         threads
             To use.
         """
+        described, tuples = self._described(queries, pieces)
+        self._library.call(
+            "hillinfer_score_pieces",
+            self._number,
+            self._sequence(None, None, threads),
+            described.buffer_info()[0],
+            len(pieces),
+        )
+        return tuples
+
+    def begin(
+        self, queries: LaunchQueries, pieces: Sequence[Piece], thread: LaunchThread
+    ) -> Callable[[], list[NDArray[np.uint32]]]:
+        """Let another thread score pieces; return what waits for it and returns their tuples.
+
+        Parameters
+        ----------
+        queries, pieces
+            As for `score`; what they hold must stay as it is until the thread is done.
+        thread
+            Scores.
+        """
+        described, tuples = self._described(queries, pieces)
+        sequence = self._sequence(None, None, 1)
+        thread.begin(self._variant, sequence, described.buffer_info()[0], len(pieces))
+
+        def wait(held: LaunchQueries = queries) -> list[NDArray[np.uint32]]:
+            thread.wait()
+            return tuples
+
+        return wait
+
+    def _described(
+        self, queries: LaunchQueries, pieces: Sequence[Piece]
+    ) -> tuple[array[int], list[NDArray[np.uint32]]]:
+        """Return the words of pieces, and where their tuples come."""
         sets = 1 if self.scope is Scope.LAYER else self.spec.kv_heads
         total = sum(piece.tokens for piece in pieces)
         tuples = np.empty((sets, total), dtype=np.uint32)
@@ -205,14 +243,7 @@ class NativePieces:
             starts.append(starts[-1] + piece.tokens)
         described = array("q", words)
         assert len(described) == PIECE_WORDS * len(pieces)
-        self._library.call(
-            "hillinfer_score_pieces",
-            self._variant,
-            self._sequence(None, None, threads),
-            described.buffer_info()[0],
-            len(pieces),
-        )
-        return [tuples[:, first:stop] for first, stop in pairwise(starts)]
+        return described, [tuples[:, first:stop] for first, stop in pairwise(starts)]
 
     def _sequence(
         self, scaled: int | None, segments: array[int] | None, threads: int, coming: int = 0

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A core that stands for a device scores what a device would, while the host scores its share."""
 
-import threading
 from contextlib import closing
 
 import numpy as np
@@ -14,6 +13,7 @@ from hillinfer.devices.query_blocks import pack_query_blocks, unpack_query_block
 from hillinfer.devices.score_arrays import ScoreArrays
 from hillinfer.devices.scoring_device import DeviceSegment
 from hillinfer.hie.native_pieces import LaunchQueries
+from hillinfer.native.errors import NativeError
 from hillinfer.native.library import HOW_TO_BUILD, native_is_here
 from hillinfer_model.choices import KeyMode, Rule, Scope
 from hillinfer_model.golden_launch import run_score_launch
@@ -117,26 +117,44 @@ def test_a_flipped_bit_in_its_memory_shows(cold_dir):
 
 
 def test_it_scores_while_the_host_does_something_else():
+    """A launch is begun at once, and waited for where its tuples are asked for."""
     spec = SPECS[0]
     blocks = pack_query_blocks(spec, queries_of(spec, 2))
     with closing(filled(spec, 2)) as device:
-        begun, go_on = threading.Event(), threading.Event()
-        own = device._pieces[Scope.LAYER]
-        score = own.score
+        calls, core = [], device._core
 
-        def waiting(*given):
-            begun.set()
-            assert go_on.wait(60)
-            return score(*given)
+        class Noting:
+            def begin(self, *given):
+                calls.append("begin")
+                core.begin(*given)
 
-        own.score = waiting
+            def wait(self):
+                calls.append("wait")
+                core.wait()
+
+        device._core = Noting()
         found = device.score(
             Scope.LAYER, blocks, [DeviceSegment(0, 0, 64), DeviceSegment(1, 1024, 64)]
         )
-        assert begun.wait(60)
         # The host is here, and the launch under way.
-        go_on.set()
+        assert calls == ["begin"]
         assert [one.tuples.shape for one in found] == [(1, 64)] * 2
+        assert calls == ["begin", "wait"]
+        device._core = core
+
+
+def test_one_launch_after_the_other():
+    """The next one begins when the one before has left its tuples, read or not."""
+    spec = SPECS[0]
+    with closing(filled(spec, 2)) as device:
+        given = [DeviceSegment(0, 0, 1024), DeviceSegment(1, 1024, 1024)]
+        blocks = [pack_query_blocks(spec, queries_of(spec, 2, seed)) for seed in range(4)]
+        right = [list(device.score(Scope.LAYER, own, given)) for own in blocks]
+        waiting = [device.score(Scope.LAYER, own, given) for own in blocks]
+        for found, expected in zip(map(list, waiting), right, strict=True):
+            for one, other in zip(found, expected, strict=True):
+                np.testing.assert_array_equal(one.tuples, other.tuples)
+        assert not np.array_equal(right[0][0].tuples, right[1][0].tuples)
 
 
 def test_a_launch_that_nobody_reads_ends_before_its_shadow_changes():
@@ -148,6 +166,16 @@ def test_a_launch_that_nobody_reads_ends_before_its_shadow_changes():
         waiting = device.score(Scope.LAYER, blocks, given)
         device.write(0, 0, np.zeros((spec.segment_beats, 64), np.uint8))
         np.testing.assert_array_equal(next(iter(waiting)).tuples, right)
+
+
+def test_a_closed_core_scores_nothing():
+    spec = SPECS[0]
+    device = filled(spec, 1)
+    device.close()
+    device.close()
+    blocks = pack_query_blocks(spec, queries_of(spec, 1))
+    with pytest.raises(NativeError, match="closed"):
+        device.score(Scope.LAYER, blocks, [DeviceSegment(0, 0, 64)])
 
 
 @pytest.fixture
