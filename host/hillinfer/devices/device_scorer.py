@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -121,7 +122,15 @@ class DeviceScorer:
         length = segments[-1].base_position + segments[-1].tokens
         wanted.check(length + coming, coming)
         tuples = np.empty((self._sets, length), dtype=np.uint32)
-        for first, own in self._parts(query, scaling, segments, coming):
+        part = self.host_part(segments)
+        if part is self._native:
+            # Arrays are checked where they are described.
+            self._host.check_order(query, segments)
+        else:
+            self._host.check(query, segments)
+        scaled = self._host.scaled(query, scaling)
+        filling = partial(self._fill, tuples)
+        for first, own in self._scored(part, scaled, segments, coming, filling):
             tuples[:, first : first + own.shape[1]] = own
         return native_top(tuples, wanted, coming)
 
@@ -173,7 +182,7 @@ class DeviceScorer:
             scaled = self._host.scaled(query, scaling)
         else:
             scaled = scale_query(self.spec, query, scaling)
-        return self._scored(self.host_part(segments), scaled, segments, coming)
+        return self._scored(self.host_part(segments), scaled, segments, coming, self._on_host)
 
     def _scored(
         self,
@@ -181,6 +190,7 @@ class DeviceScorer:
         scaled: torch.Tensor,
         segments: Sequence[SegmentShadow],
         coming: int,
+        on_host: Callable[..., Iterable[tuple[int, NDArray[np.uint32]]]],
     ) -> Iterator[tuple[int, NDArray[np.uint32]]]:
         given = [number for number, one in enumerate(segments) if one.device_tokens]
         own = [
@@ -196,7 +206,7 @@ class DeviceScorer:
                 placed = self._place([segments[number] for number in launch])
                 began = time.perf_counter_ns()
                 scoring = self.shadows.score(self.scope, queries, placed)
-                yield from self._on_host(started, segments, own)
+                yield from on_host(started, segments, own)
                 own = []
                 for found in scoring:
                     number = launch[found.segment]
@@ -218,7 +228,7 @@ class DeviceScorer:
                 for number in given
                 if done[number] < segments[number].device_tokens
             ]
-            yield from self._on_host(started, segments, own)
+            yield from on_host(started, segments, own)
         started.end()
 
     @staticmethod
@@ -230,6 +240,17 @@ class DeviceScorer:
         if wanted:
             for (number, tokens), tuples in zip(wanted, started.tuples(wanted), strict=True):
                 yield segments[number].base_position + tokens.start, tuples
+
+    @staticmethod
+    def _fill(
+        tuples: NDArray[np.uint32],
+        started: StartedScoring,
+        segments: Sequence[SegmentShadow],
+        wanted: Sequence[tuple[int, range]],
+    ) -> Iterable[tuple[int, NDArray[np.uint32]]]:
+        """Put the host's tuples where they belong, so that none are left to hand out."""
+        started.fill(wanted, tuples)
+        return ()
 
     def _launches(
         self, segments: Sequence[SegmentShadow], given: Sequence[int]

@@ -154,6 +154,10 @@ class NativeScorer:
         """Raise ValueError where `score` cannot take these arguments."""
         self._torch.check(query, segments)
 
+    def check_order(self, query: torch.Tensor, segments: Sequence[SegmentShadow]) -> None:
+        """Raise ValueError as `check` does, but for what is in the segments' arrays."""
+        self._torch.check_order(query, segments)
+
     def tuples(
         self,
         query: torch.Tensor,
