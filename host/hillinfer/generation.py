@@ -56,9 +56,6 @@ class Generation:
         on_progress
             Called after each chunk with the number of tokens read so far.
         """
-        expect = getattr(self.cache, "expect", None)
-        if expect:
-            expect(len(token_ids))
         for start in range(0, len(token_ids), self._chunk_tokens):
             chunk = token_ids[start : start + self._chunk_tokens]
             self._forward(chunk)

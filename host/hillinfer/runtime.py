@@ -256,7 +256,7 @@ class Runtime:
         return self._rows.open()
 
     def expect(self, tokens: int) -> None:
-        """Learn how long a sequence read in parts is about to be; it changes speed alone."""
+        """Learn how long sequences get, of which a device gets its share; only speed changes."""
         if self._device is not None:
             self._device.expect(-(-tokens // self._spec.segment_tokens))
 

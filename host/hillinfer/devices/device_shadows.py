@@ -162,11 +162,12 @@ class DeviceShadows:
         """
         if self.lost or segments <= len(self._on_host):
             return
-        hosts = self._share.host_segments(segments)
+        hosts, placed = self._share.host_segments(segments), sum(self._on_host)
         for count in range(len(self._on_host) + 1, segments + 1):
             # Rounded, and spread over the whole.
-            own = (2 * hosts * count + segments) // (2 * segments)
-            self._on_host.append(own > sum(self._on_host))
+            own = (2 * hosts * count + segments) // (2 * segments) > placed
+            self._on_host.append(own)
+            placed += own
 
     def give(self, resident: Resident) -> None:
         """Let a slot be used for another segment."""

@@ -80,14 +80,6 @@ class HillInferCache(AttachedCache):
         """
         return self._batch.token_ids
 
-    def expect(self, tokens: int) -> None:
-        """Learn how many tokens come next, in however many forward passes.
-
-        A device's share follows from the whole of them; nothing else does, and nothing must be
-        told.
-        """
-        self._runtime.expect(max(self._index_lengths, default=0) + tokens)
-
     def fork(self) -> HillInferCache:
         """Return a cache with the same tokens that shares all full groups and segments.
 

@@ -52,17 +52,6 @@ def test_hillinfer_cache(model, cold_dir):
         generation.close()
 
 
-def test_a_cache_is_told_what_comes(model, cold_dir, monkeypatch):
-    with hillinfer.attach(model, alpha=0.3, dram_budget="64MiB", cold_dir=cold_dir) as attachment:
-        cache, told = attachment.new_cache(), []
-        monkeypatch.setattr(cache._runtime, "expect", told.append)
-        generation = Generation(model, cache, 64)
-        generation.read(IDS)
-        generation.read(IDS[:5])
-        assert told == [len(IDS), len(IDS) + 5]
-        generation.close()
-
-
 @pytest.mark.parametrize("kind", ["hillinfer", "ordinary"])
 def test_forks_go_on_by_themselves(model, cold_dir, kind):
     with hillinfer.attach(model, alpha=0.3, dram_budget="64MiB", cold_dir=cold_dir) as attachment:
