@@ -131,6 +131,7 @@ class Decoder:
         self._sequence = self._runtime.open_sequence()
         self._generator = torch.Generator().manual_seed(0)
         self.steps = 0
+        self._runtime.expect(sweep.segments * sweep.segment_tokens)
         for _ in range(sweep.segments):
             self._runtime.begin_step()
             for layer in range(self._shape.layers):

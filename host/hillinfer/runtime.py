@@ -130,6 +130,11 @@ class Runtime:
         """Return a new, empty sequence."""
         return self._rows.open()
 
+    def expect(self, tokens: int) -> None:
+        """Learn how long sequences get, of which a device gets its share; only speed changes."""
+        if self._device is not None:
+            self._device.expect(-(-tokens // self._spec.segment_tokens))
+
     def fork(self, sequence: Sequence) -> Sequence:
         """Return a sequence with the same tokens; full groups and segments are shared."""
         self._settle_arrivals()

@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <atomic>
 #include <new>
+#include <vector>
 
 #include "api.h"
 #include "choice.h"
 #include "kernels.h"
+#include "launch_thread.h"
 #include "selection.h"
 #include "sequence.h"
 #include "thread_pool.h"
@@ -73,7 +75,7 @@ int32_t guarded(int32_t variant, Call call) {
 }  // namespace
 
 // Changes with the interface or with the contract: 100 * contract version + interface version.
-HILLINFER_API int32_t hillinfer_version() { return 105; }
+HILLINFER_API int32_t hillinfer_version() { return 106; }
 
 HILLINFER_API int32_t hillinfer_has_variant(int32_t variant) { return kernels_of(variant) != nullptr; }
 
@@ -158,12 +160,45 @@ HILLINFER_API int32_t hillinfer_encode(int32_t variant, const Sequence* sequence
     });
 }
 
-// Selects from `tuples` of positions 0 .. tokens - 1; see selection.h.
-HILLINFER_API int32_t hillinfer_select(const uint32_t* tuples, int64_t tokens, const int64_t* kept,
-                                       int64_t kept_count, int64_t count, int64_t* out) {
+// Scales a query as `hillinfer_choose` does; of the sequence only the shape is looked at.
+HILLINFER_API int32_t hillinfer_scale(const Sequence* sequence, const Choice* choice, float* out) {
+    return scale_query(sequence->shape, *choice, out) ? kDone : kNotFinite;
+}
+
+// Selects from `sets` times `tokens` tuples; see choice.h.
+HILLINFER_API int32_t hillinfer_select(const uint32_t* tuples, int64_t sets, int64_t tokens,
+                                       const Quota* quota, int32_t threads, int64_t* out) {
     return guarded(kPortableVariant, [&](const Kernels&) {
-        select_top(tuples, tokens, kept, kept_count, count, out);
+        select_sets(tuples, sets, tokens, *quota, threads, out);
     });
+}
+
+// A thread for launches; see launch_thread.h.
+HILLINFER_API int32_t hillinfer_launches_open(void** out) {
+    return guarded(kPortableVariant, [&](const Kernels&) { *out = new LaunchThread; });
+}
+
+// `hillinfer_score_pieces` on such a thread. The sequence and the list of pieces may go at once; what
+// pieces point to must stay until `hillinfer_launches_wait` has returned.
+HILLINFER_API int32_t hillinfer_launches_begin(void* thread, int32_t variant,
+                                               const Sequence* sequence, const Piece* pieces,
+                                               int64_t count) {
+    return guarded(variant, [&](const Kernels&) {
+        const Sequence own = *sequence;
+        const std::vector<Piece> listed(pieces, pieces + count);
+        static_cast<LaunchThread*>(thread)->begin([variant, own, listed] {
+            return hillinfer_score_pieces(variant, &own, listed.data(), int64_t(listed.size()));
+        });
+    });
+}
+
+// Returns, once nothing is under way, what came of the last launch.
+HILLINFER_API int32_t hillinfer_launches_wait(void* thread) {
+    return static_cast<LaunchThread*>(thread)->wait();
+}
+
+HILLINFER_API void hillinfer_launches_close(void* thread) {
+    delete static_cast<LaunchThread*>(thread);
 }
 
 // Reads memory as fast as the machine can and returns a sum of it, so that nobody leaves it out; 0

@@ -13,41 +13,15 @@ namespace hillinfer {
 namespace {
 
 // Looked at as bits: the compiler is told that no number is infinite.
-bool all_finite(const std::vector<float>& values) {
+bool all_finite(const float* values, size_t count) {
     constexpr uint32_t kExponent = 0x7F800000;
     bool finite = true;
-    for (const float value : values) {
+    for (size_t i = 0; i < count; ++i) {
         uint32_t bits;
-        std::memcpy(&bits, &value, sizeof bits);
+        std::memcpy(&bits, values + i, sizeof bits);
         finite &= (bits & kExponent) != kExponent;
     }
     return finite;
-}
-
-std::vector<float> scaled_query(const Shape& shape, const Choice& choice) {
-    const int dim = shape.head_dim;
-    std::vector<float> scaled(size_t(shape.rows()) * dim);
-    if (shape.rule == kWeightSum) {
-        for (int row = 0; row < shape.rows(); ++row) {
-            const float* own = choice.query + row * choice.head_stride;
-            for (int i = 0; i < dim; ++i) {
-                scaled[size_t(row) * dim + i] = own[i] * choice.factor;
-            }
-        }
-        return scaled;
-    }
-    for (int head = 0; head < shape.kv_heads; ++head) {
-        const float* first = choice.query + head * choice.group_size * choice.head_stride;
-        for (int i = 0; i < dim; ++i) {
-            // Sums of many do round, so the order is part of the contract.
-            double total = first[i];
-            for (int64_t member = 1; member < choice.group_size; ++member) {
-                total += double(first[member * choice.head_stride + i]);
-            }
-            scaled[size_t(head) * dim + i] = float(total) * choice.factor;
-        }
-    }
-    return scaled;
 }
 
 int64_t* count_up(int64_t first, int64_t stop, int64_t* out) {
@@ -59,9 +33,49 @@ int64_t* count_up(int64_t first, int64_t stop, int64_t* out) {
 
 }  // namespace
 
+bool scale_query(const Shape& shape, const Choice& choice, float* out) {
+    const int dim = shape.head_dim;
+    const size_t numbers = size_t(shape.rows()) * dim;
+    if (shape.rule == kWeightSum) {
+        for (int row = 0; row < shape.rows(); ++row) {
+            const float* own = choice.query + row * choice.head_stride;
+            for (int i = 0; i < dim; ++i) {
+                out[size_t(row) * dim + i] = own[i] * choice.factor;
+            }
+        }
+        return all_finite(out, numbers);
+    }
+    for (int head = 0; head < shape.kv_heads; ++head) {
+        const float* first = choice.query + head * choice.group_size * choice.head_stride;
+        for (int i = 0; i < dim; ++i) {
+            // Sums of many do round, so the order is part of the contract.
+            double total = first[i];
+            for (int64_t member = 1; member < choice.group_size; ++member) {
+                total += double(first[member * choice.head_stride + i]);
+            }
+            out[size_t(head) * dim + i] = float(total) * choice.factor;
+        }
+    }
+    return all_finite(out, numbers);
+}
+
+void select_sets(const uint32_t* tuples, int64_t sets, int64_t tokens, const Quota& quota,
+                 int threads, int64_t* out) {
+    const int64_t length = tokens + quota.coming;
+    const int64_t head = std::min<int64_t>(quota.sinks, length);
+    const int64_t tail = std::max(length - quota.recent, head);
+    const int64_t best = quota.count - head - (length - tail);
+    run_parallel(threads, sets, [&](int64_t set, int) {
+        int64_t* own = count_up(0, head, out + set * quota.count);
+        own = select_best(tuples + set * tokens, head, tail, best, own);
+        count_up(tail, length, own);
+    });
+}
+
 bool choose(const Kernels& kernels, const Sequence& sequence, const Choice& choice, int64_t* out) {
-    const std::vector<float> scaled = scaled_query(sequence.shape, choice);
-    if (!all_finite(scaled)) {
+    const Shape& shape = sequence.shape;
+    std::vector<float> scaled(size_t(shape.rows()) * shape.head_dim);
+    if (!scale_query(shape, choice, scaled.data())) {
         return false;
     }
     Sequence scoring = sequence;
@@ -70,18 +84,11 @@ bool choose(const Kernels& kernels, const Sequence& sequence, const Choice& choi
     for (int64_t i = 0; i < sequence.segment_count; ++i) {
         tokens += sequence.segments[i].tokens;
     }
-    const int64_t length = tokens + sequence.coming;
-    const int64_t head = std::min<int64_t>(choice.sinks, length);
-    const int64_t tail = std::max(length - choice.recent, head);
-    const int64_t best = choice.count - head - (length - tail);
-    const int sets = sequence.shape.sets();
+    const int sets = shape.sets();
     const std::unique_ptr<uint32_t[]> tuples(new uint32_t[size_t(sets) * size_t(tokens)]);
     score_sequence(kernels, scoring, tuples.get());
-    run_parallel(sequence.threads, sets, [&](int64_t set, int) {
-        int64_t* own = count_up(0, head, out + set * choice.count);
-        own = select_best(tuples.get() + set * tokens, head, tail, best, own);
-        count_up(tail, length, own);
-    });
+    const Quota quota{sequence.coming, choice.sinks, choice.recent, choice.count};
+    select_sets(tuples.get(), sets, tokens, quota, sequence.threads, out);
     return true;
 }
 

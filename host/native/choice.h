@@ -16,6 +16,21 @@ struct Choice {
     int64_t count;        // Selected tokens of a set, the kept ones included.
 };
 
+// How much is selected of tuples that are there already.
+struct Quota {
+    int32_t coming;  // Tokens behind the last tuple, selected without one.
+    int32_t sinks;   // As in `Choice`, and
+    int64_t recent;
+    int64_t count;   // of all, the coming one among them.
+};
+
+// Writes the scaled query of section 3, rows * head_dim; false where it is not finite.
+bool scale_query(const Shape& shape, const Choice& choice, float* out);
+
+// Writes the sets of `sets` times `tokens` tuples, one behind the other, as `choose` does.
+void select_sets(const uint32_t* tuples, int64_t sets, int64_t tokens, const Quota& quota,
+                 int threads, int64_t* out);
+
 // Writes the sets one behind the other, `count` ascending positions each; a coming token is the last
 // of each set. `scaled` of the sequence is not looked at; its N is at least `count`, and that at
 // least the kept ones. False, and nothing written, where the scaled query is not finite.

@@ -6,13 +6,6 @@
 
 namespace hillinfer {
 
-// Writes `count` positions, ascending: the kept ones and the best of the others.
-//
-// `tuples` are those of positions 0 .. tokens - 1 in order; `kept` are distinct and ascending;
-// kept_count <= count <= tokens.
-void select_top(const uint32_t* tuples, int64_t tokens, const int64_t* kept, int64_t kept_count,
-                int64_t count, int64_t* out);
-
 // Writes `count` <= stop - first positions, ascending: the best of first .. stop - 1. Returns where
 // the next one would go.
 int64_t* select_best(const uint32_t* tuples, int64_t first, int64_t stop, int64_t count,

@@ -152,7 +152,24 @@ public:
 
     std::vector<int32_t> offsets() {
         run_parallel(sequence_.threads, sequence_.segment_count,
-                     [&](int64_t number, int worker) { sample(number, scratches_[worker]); });
+                     [&](int64_t number, int worker) {
+                         sample(number, scratches_[worker].codes.get(), scratches_[worker]);
+                     });
+        return sequence_offsets(kernels_, shape_, sample_, sequence_.threads);
+    }
+
+    // The same, with the query codes that are made for it.
+    std::vector<int32_t> offsets(const CodedQueries& out) {
+        const size_t rows = size_t(shape_.rows());
+        run_parallel(sequence_.threads, sequence_.segment_count,
+                     [&](int64_t number, int worker) {
+                         sample(number, out.codes + size_t(number) * rows * shape_.padded_dim,
+                                scratches_[worker]);
+                         const QueryCodes made = queries_.codes_of(number);
+                         std::copy_n(made.exponents, rows, out.exponents + size_t(number) * rows);
+                         std::copy_n(made.corrections, rows,
+                                     out.corrections + size_t(number) * rows);
+                     });
         return sequence_offsets(kernels_, shape_, sample_, sequence_.threads);
     }
 
@@ -169,10 +186,10 @@ private:
         return sequence_.segments[number].shadow + size_t(group) * shape_.group_bytes();
     }
 
-    // Codes a segment's query and takes L' of its offset tokens.
-    void sample(int64_t number, Scratch& scratch) {
+    // Codes a segment's query, rows * padded_dim, and takes L' of its offset tokens.
+    void sample(int64_t number, int8_t* codes, Scratch& scratch) {
         const Segment& segment = sequence_.segments[number];
-        queries_.code(sequence_.scaled, segment, number, scratch.codes.get());
+        queries_.code(sequence_.scaled, segment, number, codes);
         const int64_t base = number * shape_.segment_tokens;
         for (int64_t first = 0; first < segment.tokens; first += kStride * kGroupTokens) {
             sample_probes(number, base, first, scratch);
@@ -291,17 +308,8 @@ void score_sequence(const Kernels& kernels, const Sequence& sequence, uint32_t* 
 
 void sequence_start(const Kernels& kernels, const Sequence& sequence, const CodedQueries& out,
                     int32_t* offsets) {
-    const std::vector<int32_t> made = SequenceScores(kernels, sequence).offsets();
+    const std::vector<int32_t> made = SequenceScores(kernels, sequence).offsets(out);
     std::copy(made.begin(), made.end(), offsets);
-    const Shape& shape = sequence.shape;
-    const size_t rows = size_t(shape.rows());
-    std::vector<int32_t> sums(size_t(std::clamp(sequence.threads, 1, kMostThreads)) * rows);
-    run_parallel(sequence.threads, sequence.segment_count, [&](int64_t number, int worker) {
-        kernels.code_query(shape, sequence.scaled, sequence.segments[number],
-                           {out.codes + size_t(number) * rows * shape.padded_dim,
-                            out.exponents + size_t(number) * rows,
-                            out.corrections + size_t(number) * rows, &sums[worker * rows]});
-    });
 }
 
 void score_pieces(const Kernels& kernels, const Sequence& sequence, const Piece* pieces,

@@ -16,7 +16,7 @@ from hillinfer.app.rates_key import RatesKey
 from hillinfer.errors import SettingsError, SetupWarning
 from hillinfer.user_cache import user_cache_dir
 
-VERSION = 1
+VERSION = 2
 # Models and devices that one user tries; the oldest go first.
 _MOST = 64
 
@@ -77,7 +77,7 @@ class KeptRates:
             if content["version"] != VERSION:
                 # Another version of HillInfer's: nothing is wrong with it.
                 return []
-            return [(_key(one["key"]), Rates(**one["rates"])) for one in content["rates"]]
+            return [(_key(one["key"]), _rates(one["rates"])) for one in content["rates"]]
         except (ValueError, TypeError, KeyError, SettingsError) as error:
             return self._damaged(f"{type(error).__name__}: {error}")
 
@@ -93,7 +93,7 @@ class KeptRates:
     def _write(self, rates: dict[RatesKey, Rates]) -> None:
         content = {
             "version": VERSION,
-            "unit": "tokens/s of one layer",
+            "unit": "tokens/s of one layer; sharing: seconds of a step of one layer",
             "label": "measured on this machine",
             "rates": [
                 {"key": asdict(key), "rates": asdict(one)}
@@ -119,3 +119,10 @@ def _key(content: dict[str, object]) -> RatesKey:
         if type(getattr(key, name)).__name__ != kind:
             raise ValueError(f"{name}={getattr(key, name)!r} is no {kind}")
     return key
+
+
+def _rates(content: dict[str, float]) -> Rates:
+    # What is missing was not measured, whatever stands for it elsewhere.
+    if content.keys() != Rates.__annotations__.keys():
+        raise ValueError(f"rates {', '.join(content)} are not {', '.join(Rates.__annotations__)}")
+    return Rates(**content)

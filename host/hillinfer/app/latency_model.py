@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 from hillinfer.app.rates import Rates
 from hillinfer.app.selected_shares import SelectedShares
@@ -56,7 +57,7 @@ class LatencyModel(ABC):
 
     def _best(
         self,
-        candidates: range,
+        candidates: Sequence[int],
         segments: int,
         segment_tokens: int,
         shares: SelectedShares,

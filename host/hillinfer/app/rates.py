@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast tokens are scored and their rows transferred."""
+"""How fast tokens are scored and their rows transferred, and what sharing costs."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from hillinfer.errors import SettingsError
 
 @dataclass(frozen=True)
 class Rates:
-    """The four constants of equation 2 (HillInfer section 4.3), of one layer.
+    """The four constants of equation 2 (HillInfer section 4.3), of one layer, and one more.
 
     The paper counts bytes of KV. Here a token is scored by its shadow and transferred as a row,
-    which differ in size, so all four count tokens, whose quotients are the same.
+    which differ in size, so all four count tokens, whose quotients are the same. What sharing costs
+    a step, however few the tokens, is in none of them.
 
     Parameters
     ----------
@@ -26,17 +27,21 @@ class Rates:
         Tokens per second whose rows are copied out of the hot pool.
     b_s
         Tokens per second whose rows are read from the drive, scattered.
+    sharing
+        Seconds of a step in which a device scores, beyond scoring and beyond what the host alone
+        takes: the launch, and merging both sides' scores.
 
     Raises
     ------
     SettingsError
-        Where a rate is negative or no number.
+        Where one is negative or no number.
     """
 
     f_c: float
     f_s: float
     b_c: float
     b_s: float
+    sharing: float = 0.0
 
     def __post_init__(self) -> None:
         """Refuse what is no rate; 0 (never) and infinity (at once) are."""

@@ -14,7 +14,8 @@ def rates_findings(kept: KeptRates) -> Iterator[Finding]:
     for key, rates in kept.all():
         found = (
             f"fc {_text(rates.f_c)}, fs {_text(rates.f_s)}, Bc {_text(rates.b_c)}, "
-            f"Bs {_text(rates.b_s)} (measured, one layer; {key.threads} threads, {key.filesystem}, "
+            f"Bs {_text(rates.b_s)}, sharing {1e6 * rates.sharing:.0f} us a step "
+            f"(measured, one layer; {key.threads} threads, {key.filesystem}, "
             f"kernel {key.spec_hash[:8]}, scope {key.scope})"
         )
         yield Finding(f"rates of {key.device}", Verdict.OK, found)

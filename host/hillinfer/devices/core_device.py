@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,15 +21,13 @@ from hillinfer.errors import SettingsError
 from hillinfer.hie.native_pieces import NativePieces, Piece
 from hillinfer.hie.native_scorer import NativeScorer
 from hillinfer.native.errors import NativeError
+from hillinfer.native.launch_thread import LaunchThread
 from hillinfer.storage.aligned_buffer import PAGE_BYTES, aligned_buffer, round_up
 from hillinfer.timeline.recorder import Recorder
 from hillinfer.timeline.silent import SILENT
 from hillinfer_model.beats import Beats
 from hillinfer_model.choices import Scope
 from hillinfer_model.kernel_spec import BEAT_BYTES, KernelSpec
-
-# A device's own work in few pieces: the host merges the first while the next are scored.
-_PARTS = 4
 
 
 def open_core(
@@ -77,8 +74,9 @@ class CoreDevice:
         # Kept views, because an address that is known need not be asked for.
         self._views: dict[int, NDArray[np.uint8]] = {}
         self._pieces = {scope: NativePieces(spec, scope) for scope in Scope}
-        self._core = ThreadPoolExecutor(1, thread_name_prefix="hillinfer-core")
-        self._running: Future[list[NDArray[np.uint32]]] | None = None
+        self._core = LaunchThread()
+        # What the launch under way reads must live as long as it.
+        self._running: Callable[[], list[NDArray[np.uint32]]] | None = None
 
     def has_room(self, slot: int) -> bool:
         """Say whether there is such a slot; see `ScoringDevice`."""
@@ -110,29 +108,19 @@ class CoreDevice:
     def score(
         self, scope: Scope, queries: Beats, segments: Sequence[DeviceSegment]
     ) -> Iterator[ScoredTokens]:
-        """Score segments on the other core, a few at a time; see `ScoringDevice`."""
-        size = -(-len(segments) // _PARTS)
+        """Score segments on the other core, beside what the host does; see `ScoringDevice`."""
+        self._wait()
         given = unpack_query_blocks(self._spec, queries, len(segments))
         pieces = [
             Piece(number, self._view(one.slot), 0, one.tokens, one.base_position)
             for number, one in enumerate(segments)
         ]
-        parts = [
-            (first, self._core.submit(
-                self._pieces[scope].score, given, pieces[first : first + size], 1
-            ))
-            for first in range(0, len(segments), size)
-        ]  # fmt: skip
-        self._running = parts[-1][1]
-        return (
-            ScoredTokens(first + index, 0, tuples)
-            for first, waiting in parts
-            for index, tuples in enumerate(waiting.result())
-        )
+        self._running = waiting = self._pieces[scope].begin(given, pieces, self._core)
+        return (ScoredTokens(index, 0, tuples) for index, tuples in enumerate(_read(waiting)))
 
     def close(self) -> None:
         """Let the core go; memory goes with the object."""
-        self._core.shutdown()
+        self._core.close()
 
     def _view(self, slot: int) -> NDArray[np.uint8]:
         if slot not in self._views:
@@ -142,5 +130,12 @@ class CoreDevice:
     def _wait(self) -> None:
         """Wait for a launch that nobody reads any more: its shadows must not change under it."""
         if self._running is not None:
-            self._running.result()
+            self._running()
             self._running = None
+
+
+def _read(
+    waiting: Callable[[], list[NDArray[np.uint32]]],
+) -> Iterator[NDArray[np.uint32]]:
+    """Wait where the first tuples are asked for."""
+    yield from waiting()

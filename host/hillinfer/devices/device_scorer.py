@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -19,8 +20,10 @@ from hillinfer.devices.scorer import SegmentShadow
 from hillinfer.devices.scoring_device import DeviceSegment, StoredShadow
 from hillinfer.devices.torch_part import TorchPart
 from hillinfer.hie.native_scorer import NativeScorer
+from hillinfer.hie.native_top import native_top
 from hillinfer.hie.query_coding import scale_query
 from hillinfer.hie.torch_scorer import TorchScorer
+from hillinfer.hie.wanted import Wanted
 from hillinfer.storage.streamed_shadow import StreamedShadow
 from hillinfer.timeline.lane import Lane
 from hillinfer.timeline.recorder import Recorder
@@ -60,6 +63,7 @@ class DeviceScorer:
         self.scope: Scope = host.scope
         self.shadows = shadows
         self._host = host
+        self._sets = 1 if host.scope is Scope.LAYER else host.spec.kv_heads
         self._torch = TorchPart(self.spec, self.scope)
         self._native = NativePart(self.spec, self.scope) if isinstance(host, NativeScorer) else None
 
@@ -97,38 +101,38 @@ class DeviceScorer:
 
     @property
     def merges_natively(self) -> bool:
-        """Whether the host has `tuples`, and what takes the top of them, in C++."""
+        """Whether the host has `choose`, in C++."""
         return isinstance(self._host, NativeScorer)
 
-    def tuples(
+    def choose(
         self,
         query: torch.Tensor,
         scaling: float,
         segments: Sequence[SegmentShadow],
-        coming: int = 0,
-    ) -> NDArray[np.uint32]:
-        """Return the tuples of every token at once, where the host merges natively.
+        coming: int,
+        wanted: Wanted,
+    ) -> list[NDArray[np.int64]]:
+        """Return the selected sets, where the host merges natively; see `NativeScorer.choose`.
 
-        Picking the top of all of them in C++ takes less time than merging blocks while they come.
-
-        Parameters
-        ----------
-        query, scaling, segments, coming
-            As for `score`, whose errors it raises.
-
-        Returns
-        -------
-        uint32 of shape (sets, N): one set, or one per KV head in scope `kv_head`.
+        Picking the top of all tuples at once takes less time than merging blocks while they come.
         """
+        assert isinstance(self._host, NativeScorer)
         if self._host_alone(segments):
-            assert isinstance(self._host, NativeScorer)
-            return self._host.tuples(query, scaling, segments, coming)
-        sets = 1 if self.scope is Scope.LAYER else self.spec.kv_heads
+            return self._host.choose(query, scaling, segments, coming, wanted)
         length = segments[-1].base_position + segments[-1].tokens
-        whole = np.empty((sets, length), dtype=np.uint32)
-        for first, tuples in self._parts(query, scaling, segments, coming):
-            whole[:, first : first + tuples.shape[1]] = tuples
-        return whole
+        wanted.check(length + coming, coming)
+        tuples = np.empty((self._sets, length), dtype=np.uint32)
+        part = self.host_part(segments)
+        if part is self._native:
+            # Arrays are checked where they are described.
+            self._host.check_order(query, segments)
+        else:
+            self._host.check(query, segments)
+        scaled = self._host.scaled(query, scaling)
+        filling = partial(self._fill, tuples)
+        for first, own in self._scored(part, scaled, segments, coming, filling):
+            tuples[:, first : first + own.shape[1]] = own
+        return native_top(tuples, wanted, coming)
 
     def _host_alone(self, segments: Sequence[SegmentShadow]) -> bool:
         return self.shadows.lost or not any(one.device_tokens for one in segments)
@@ -149,7 +153,7 @@ class DeviceScorer:
         segments
             As scored.
         selected
-            The ascending positions of each selected set.
+            The ascending positions of each selected set, one that is coming perhaps the last.
         """
         bounds = [
             (one.base_position, one.base_position + one.device_tokens)
@@ -161,7 +165,9 @@ class DeviceScorer:
         for own in selected:
             edges = np.searchsorted(own, bounds)
             taken = int((edges[:, 1] - edges[:, 0]).sum()) if bounds else 0
-            self.shadows.note_selected(total - on_device, own.size - taken, on_device, taken)
+            # One that is coming was scored by nobody.
+            scored = int(own.searchsorted(total))
+            self.shadows.note_selected(total - on_device, scored - taken, on_device, taken)
 
     def _parts(
         self,
@@ -172,8 +178,11 @@ class DeviceScorer:
     ) -> Iterator[tuple[int, NDArray[np.uint32]]]:
         """Yield a position and the tuples from there on, uint32 (sets, tokens), in any order."""
         self._host.check(query, segments)
-        scaled = scale_query(self.spec, query, scaling)
-        return self._scored(self.host_part(segments), scaled, segments, coming)
+        if isinstance(self._host, NativeScorer):
+            scaled = self._host.scaled(query, scaling)
+        else:
+            scaled = scale_query(self.spec, query, scaling)
+        return self._scored(self.host_part(segments), scaled, segments, coming, self._on_host)
 
     def _scored(
         self,
@@ -181,6 +190,7 @@ class DeviceScorer:
         scaled: torch.Tensor,
         segments: Sequence[SegmentShadow],
         coming: int,
+        on_host: Callable[..., Iterable[tuple[int, NDArray[np.uint32]]]],
     ) -> Iterator[tuple[int, NDArray[np.uint32]]]:
         given = [number for number, one in enumerate(segments) if one.device_tokens]
         own = [
@@ -196,7 +206,7 @@ class DeviceScorer:
                 placed = self._place([segments[number] for number in launch])
                 began = time.perf_counter_ns()
                 scoring = self.shadows.score(self.scope, queries, placed)
-                yield from self._on_host(started, segments, own)
+                yield from on_host(started, segments, own)
                 own = []
                 for found in scoring:
                     number = launch[found.segment]
@@ -218,7 +228,7 @@ class DeviceScorer:
                 for number in given
                 if done[number] < segments[number].device_tokens
             ]
-            yield from self._on_host(started, segments, own)
+            yield from on_host(started, segments, own)
         started.end()
 
     @staticmethod
@@ -230,6 +240,17 @@ class DeviceScorer:
         if wanted:
             for (number, tokens), tuples in zip(wanted, started.tuples(wanted), strict=True):
                 yield segments[number].base_position + tokens.start, tuples
+
+    @staticmethod
+    def _fill(
+        tuples: NDArray[np.uint32],
+        started: StartedScoring,
+        segments: Sequence[SegmentShadow],
+        wanted: Sequence[tuple[int, range]],
+    ) -> Iterable[tuple[int, NDArray[np.uint32]]]:
+        """Put the host's tuples where they belong, so that none are left to hand out."""
+        started.fill(wanted, tuples)
+        return ()
 
     def _launches(
         self, segments: Sequence[SegmentShadow], given: Sequence[int]

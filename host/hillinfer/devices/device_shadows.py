@@ -155,6 +155,20 @@ class DeviceShadows:
             raise DeviceError("the device is lost")
         self._device.load(shadows)
 
+    def expect(self, segments: int) -> None:
+        """Place as many segments by the share of all of them, not by that of each beginning.
+
+        A share that leaves the host alone up to some length would have given it too many by then.
+        """
+        if self.lost or segments <= len(self._on_host):
+            return
+        hosts, placed = self._share.host_segments(segments), sum(self._on_host)
+        for count in range(len(self._on_host) + 1, segments + 1):
+            # Rounded, and spread over the whole.
+            own = (2 * hosts * count + segments) // (2 * segments) > placed
+            self._on_host.append(own)
+            placed += own
+
     def give(self, resident: Resident) -> None:
         """Let a slot be used for another segment."""
         self._full = False

@@ -35,6 +35,18 @@ class StartedScoring(Protocol):
         """
         ...
 
+    def fill(self, wanted: Sequence[tuple[int, range]], tuples: NDArray[np.uint32]) -> None:
+        """Score tokens as `tuples` does, into their places among those of the whole sequence.
+
+        Parameters
+        ----------
+        wanted
+            As there, each from the start of a group on or after what others have left there.
+        tuples
+            uint32 of shape (sets, N), contiguous.
+        """
+        ...
+
     def end(self) -> None:
         """Give memory back."""
         ...

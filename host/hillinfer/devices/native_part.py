@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,11 +13,14 @@ from numpy.typing import NDArray
 
 from hillinfer.devices.query_blocks import pack_query_blocks
 from hillinfer.devices.scorer import SegmentShadow
-from hillinfer.hie.native_pieces import LaunchQueries, NativePieces, OffsetSegment, Piece
+from hillinfer.hie.native_pieces import LaunchQueries, NativePieces, Piece
 from hillinfer.hie.offsets import RECENT_TOKENS
+from hillinfer.hie.segment_words import SegmentWords
+from hillinfer.hie.torch_scorer import TorchScorer
+from hillinfer.native.structures import SEGMENT_WORDS
 from hillinfer_model.beats import Beats
 from hillinfer_model.choices import Scope
-from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
+from hillinfer_model.kernel_spec import BEAT_BYTES, GROUP_TOKENS, KernelSpec
 
 
 class NativePart:
@@ -34,6 +39,7 @@ class NativePart:
 
     def __init__(self, spec: KernelSpec, scope: Scope) -> None:
         self._pieces = NativePieces(spec, scope)
+        self._words = SegmentWords(spec.segment_tokens, TorchScorer(spec, scope).check_arrays)
 
     @staticmethod
     def takes(segments: Sequence[SegmentShadow]) -> bool:
@@ -53,9 +59,15 @@ class NativePart:
     ) -> _Started:
         """Score R ∪ Φ and nothing else; see `HostPart`."""
         threads = torch.get_num_threads()
-        sampled = [_offset_segment(one) for one in segments]
-        queries = self._pieces.start(scaled, sampled, threads, coming)
-        return _Started(self._pieces, queries, segments, threads)
+        kept: list[NDArray[Any]] = []
+        words = [
+            self._words.probed(one, kept) if one.on_drive else self._words.of(one, kept)
+            for one in segments
+        ]
+        described = array("q", b"".join(words))
+        queries = self._pieces.start(scaled, described, threads, coming)
+        addresses = described[::SEGMENT_WORDS].tolist()
+        return _Started(self._pieces, queries, segments, addresses, threads, kept)
 
 
 class _Started:
@@ -64,11 +76,16 @@ class _Started:
         pieces: NativePieces,
         queries: LaunchQueries,
         segments: Sequence[SegmentShadow],
+        addresses: list[int],
         threads: int,
+        kept: list[NDArray[Any]],
     ) -> None:
         self._pieces = pieces
         self._queries = queries
         self._segments = segments
+        # Of shadows, 0 where the device alone has one; copies among them live as long as this.
+        self._addresses = addresses
+        self._kept = kept
         self._threads = threads
 
     def query_blocks(self, numbers: Sequence[int]) -> Beats:
@@ -90,6 +107,24 @@ class _Started:
         else:
             yield from self._scored(wanted)
 
+    def fill(self, wanted: Sequence[tuple[int, range]], tuples: NDArray[np.uint32]) -> None:
+        """Score tokens into their places, whole groups of them; see `StartedScoring`."""
+        spec, pieces = self._pieces.spec, []
+        for number, tokens in wanted:
+            address, base = self._addresses[number], self._segments[number].base_position
+            if not address:
+                # Brought back one at a time, after a device was lost.
+                for own in self._scored([(number, tokens)]):
+                    first = base + tokens.start
+                    tuples[:, first : first + len(tokens)] = own
+                continue
+            group = tokens.start // GROUP_TOKENS
+            first = group * GROUP_TOKENS
+            address += group * spec.group_beats * BEAT_BYTES
+            pieces.append((number, address, base + first, tokens.stop - first))
+        if pieces:
+            self._pieces.fill(self._queries, pieces, tuples, self._threads)
+
     def end(self) -> None:
         """Do nothing."""
 
@@ -105,15 +140,3 @@ class _Started:
         return Piece(
             number, segment.shadow, first, tokens.stop - first, segment.base_position + first
         )
-
-
-def _offset_segment(segment: SegmentShadow) -> OffsetSegment:
-    if segment.on_drive:
-        return OffsetSegment(segment.tokens, segment.statistics, None, segment.probes.shadow)
-    copy = segment.probe_copy
-    return OffsetSegment(
-        segment.tokens,
-        segment.statistics,
-        segment.shadow,
-        None if copy is None else copy.shadow,
-    )

@@ -102,6 +102,12 @@ class _Started:
             place = slice(first, first + len(tokens))
             yield self._tuples.of(self._weights[..., place], self._invalid[:, place], first)
 
+    def fill(self, wanted: Sequence[tuple[int, range]], tuples: NDArray[np.uint32]) -> None:
+        """Score tokens into their places; see `StartedScoring`."""
+        for (number, tokens), own in zip(wanted, self.tuples(wanted), strict=True):
+            first = self._segments[number].base_position + tokens.start
+            tuples[:, first : first + len(tokens)] = own
+
     def end(self) -> None:
         """Give the buffers back."""
         self._part.buffers.give_back(self._buffers)

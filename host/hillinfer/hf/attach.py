@@ -124,7 +124,8 @@ class Attachment:
         ----------
         expected_tokens
             Longest context expected, prompt and answer; needed where the budget is a share of the
-            KV cache. A budget too small for it is refused here and not in the middle.
+            KV cache. A budget too small for it is refused here and not in the middle. A device gets
+            its share of that context, where β is automatic.
         sequences
             Sequences of different rows that are expected.
 
@@ -133,9 +134,9 @@ class Attachment:
         BudgetError, ColdPoolError, SettingsError
             Where budget, cold directory or settings cannot work.
         """
-        return HillInferCache(
-            self._runtime(self._made(expected_tokens, sequences)), identity=self._identity
-        )
+        runtime = self._runtime(self._made(expected_tokens, sequences))
+        runtime.expect(expected_tokens or 0)
+        return HillInferCache(runtime, identity=self._identity)
 
     def load_session(
         self,
@@ -204,6 +205,7 @@ class Attachment:
             base.close()
             raise
         try:
+            runtime.expect(expected_tokens or tokens)
             sequence = runtime.resume(saved, tokens)
         except BaseException:
             runtime.close()

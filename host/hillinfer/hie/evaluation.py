@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from hillinfer.devices.device_scorer import DeviceScorer
 from hillinfer.devices.scorer import Scorer, SegmentShadow
 from hillinfer.hie.native_scorer import NativeScorer
-from hillinfer.hie.native_top import native_top
 from hillinfer.hie.top_alpha import TopAlpha
 from hillinfer.hie.wanted import Wanted
 from hillinfer.settings import Settings
@@ -104,31 +103,20 @@ class ImportanceEvaluation:
         scorer, wanted = self._scorer, self._wanted(length)
         if isinstance(scorer, NativeScorer):
             return scorer.choose(query, scaling, segments, coming, wanted)
+        if isinstance(scorer, DeviceScorer) and scorer.merges_natively:
+            sets = scorer.choose(query, scaling, segments, coming, wanted)
+            scorer.note_selected(segments, sets)
+            return sets
         kept = kept_positions(length, wanted.sinks, wanted.recent)
         kept = kept[: len(kept) - coming]
-        chosen = self._chosen(query, scaling, segments, coming, wanted.count - coming, kept)
+        tops = [TopAlpha(wanted.count - coming, kept) for _ in range(self._sets)]
+        for block in scorer.score(query, scaling, segments, coming):
+            tops[block.kv_head].merge(block)
+        chosen = [top.positions() for top in tops]
         if isinstance(scorer, DeviceScorer):
             scorer.note_selected(segments, chosen)
         newest = np.arange(length - coming, length)
         return [np.append(own, newest) for own in chosen]
-
-    def _chosen(
-        self,
-        query: torch.Tensor,
-        scaling: float,
-        segments: Sequence[SegmentShadow],
-        coming: int,
-        count: int,
-        kept: NDArray[np.int64],
-    ) -> list[NDArray[np.int64]]:
-        scorer = self._scorer
-        if isinstance(scorer, DeviceScorer) and scorer.merges_natively:
-            tuples = scorer.tuples(query, scaling, segments, coming)
-            return [native_top(own, count, kept) for own in tuples]
-        tops = [TopAlpha(count, kept) for _ in range(self._sets)]
-        for block in scorer.score(query, scaling, segments, coming):
-            tops[block.kv_head].merge(block)
-        return [top.positions() for top in tops]
 
     def _wanted(self, length: int) -> Wanted:
         # One pair, because several threads ask.

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ctypes
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -14,36 +14,13 @@ import torch
 from numpy.typing import NDArray
 
 from hillinfer.native.addresses import Addresses
+from hillinfer.native.launch_thread import LaunchThread
 from hillinfer.native.library import native_library
 from hillinfer.native.structures import PIECE_WORDS, SEGMENT_WORDS, Shape
 from hillinfer.native.structures import Sequence as NativeSequence
-from hillinfer_model.channel_statistics import ChannelStatistics
 from hillinfer_model.choices import Rule, Scope
 from hillinfer_model.kernel_spec import BEAT_BYTES, GROUP_TOKENS, KernelSpec
 from hillinfer_model.scores import offset_count
-
-
-@dataclass(frozen=True)
-class OffsetSegment:
-    """As much of a segment as its offsets need.
-
-    Parameters
-    ----------
-    tokens
-        How many it has.
-    statistics
-        Its channel statistics.
-    shadow
-        uint8 (beats, 64), or None where the host has it not: then it is full and holds none of
-        the recent tokens.
-    probes
-        Its probe groups, uint8 (beats, 64); None where there is a shadow to take them from.
-    """
-
-    tokens: int
-    statistics: ChannelStatistics
-    shadow: NDArray[np.uint8] | None
-    probes: NDArray[np.uint8] | None
 
 
 @dataclass(frozen=True)
@@ -108,14 +85,15 @@ class NativePieces:
         self.spec = spec
         self.scope = scope
         self._library = native_library()
-        self._variant = self._library.variants[0].number
+        self._variant = self._library.variants[0]
+        self._number = self._variant.number
         self._shape = Shape.of(spec, scope)
         self._addresses = Addresses()
 
     def start(
         self,
         scaled: torch.Tensor,
-        segments: Sequence[OffsetSegment],
+        described: array[int],
         threads: int,
         coming: int = 0,
     ) -> LaunchQueries:
@@ -125,37 +103,24 @@ class NativePieces:
         ----------
         scaled
             From `scale_query`, float32 (kv_heads, G or 1, head_dim).
-        segments
-            All of them, in order.
+        described
+            Five words of each segment, in order, from `SegmentWords`; one whose shadow the host has
+            not is full and holds none of the recent tokens.
         threads
             To use.
         coming
             As for `Scorer.score`.
         """
         spec = self.spec
-        heads = (len(segments), spec.scored_heads)
+        heads = (len(described) // SEGMENT_WORDS, spec.scored_heads)
         codes = np.empty((*heads, spec.padded_head_dim), dtype=np.int8)
         exponents = np.empty(heads, dtype=np.int32)
         corrections = np.empty(heads, dtype=np.int32)
         offsets = np.empty(offset_count(spec, self.scope), dtype=np.int32)
-        words: list[int] = []
-        # Lives until the call is over.
-        kept: list[NDArray[np.int8] | NDArray[np.int32]] = []
-        for one in segments:
-            channels = np.ascontiguousarray(one.statistics.exponents)
-            means = np.ascontiguousarray(one.statistics.means)
-            kept += (channels, means)
-            words += (
-                0 if one.shadow is None else self._addresses.of(one.shadow),
-                self._addresses.of(channels),
-                self._addresses.of(means),
-                0 if one.probes is None else self._addresses.of(one.probes),
-                one.tokens,
-            )
-        scaled, described = scaled.contiguous(), array("q", words)
+        scaled = scaled.contiguous()
         self._library.call(
             "hillinfer_start",
-            self._variant,
+            self._number,
             self._sequence(scaled.data_ptr(), described, threads, coming),
             *(one.ctypes.data for one in (codes, exponents, corrections, offsets)),
         )
@@ -181,6 +146,84 @@ class NativePieces:
         threads
             To use.
         """
+        described, tuples = self._described(queries, pieces)
+        self._call(described, threads)
+        return tuples
+
+    def fill(
+        self,
+        queries: LaunchQueries,
+        wanted: Sequence[tuple[int, int, int, int]],
+        tuples: NDArray[np.uint32],
+        threads: int,
+    ) -> None:
+        """Score tokens into their places among those of a whole sequence.
+
+        Parameters
+        ----------
+        queries
+            Contiguous arrays.
+        wanted
+            Of each piece the index into `queries`, the address of its first group, the position of
+            its first token, the first of that group, and its tokens.
+        tuples
+            uint32 of shape (sets, N), contiguous.
+        threads
+            To use.
+        """
+        codes, exponents = queries.codes.ctypes.data, queries.exponents.ctypes.data
+        addends, out = queries.addends.ctypes.data, tuples.ctypes.data
+        heads, total = self.spec.scored_heads, tuples.shape[1]
+        code_bytes = heads * self.spec.padded_head_dim
+        words: list[int] = []
+        for query, address, position, tokens in wanted:
+            words += (
+                address,
+                codes + query * code_bytes,
+                exponents + 4 * query * heads,
+                addends + 4 * query * heads,
+                position,
+                tokens,
+                out + 4 * position,
+                total,
+            )
+        self._call(array("q", words), threads)
+
+    def begin(
+        self, queries: LaunchQueries, pieces: Sequence[Piece], thread: LaunchThread
+    ) -> Callable[[], list[NDArray[np.uint32]]]:
+        """Let another thread score pieces; return what waits for it and returns their tuples.
+
+        Parameters
+        ----------
+        queries, pieces
+            As for `score`; what they hold must stay as it is until the thread is done.
+        thread
+            Scores.
+        """
+        described, tuples = self._described(queries, pieces)
+        sequence = self._sequence(None, None, 1)
+        thread.begin(self._variant, sequence, described.buffer_info()[0], len(pieces))
+
+        def wait(held: LaunchQueries = queries) -> list[NDArray[np.uint32]]:
+            thread.wait()
+            return tuples
+
+        return wait
+
+    def _call(self, described: array[int], threads: int) -> None:
+        self._library.call(
+            "hillinfer_score_pieces",
+            self._number,
+            self._sequence(None, None, threads),
+            described.buffer_info()[0],
+            len(described) // PIECE_WORDS,
+        )
+
+    def _described(
+        self, queries: LaunchQueries, pieces: Sequence[Piece]
+    ) -> tuple[array[int], list[NDArray[np.uint32]]]:
+        """Return the words of pieces, and where their tuples come."""
         sets = 1 if self.scope is Scope.LAYER else self.spec.kv_heads
         total = sum(piece.tokens for piece in pieces)
         tuples = np.empty((sets, total), dtype=np.uint32)
@@ -204,15 +247,7 @@ class NativePieces:
             )
             starts.append(starts[-1] + piece.tokens)
         described = array("q", words)
-        assert len(described) == PIECE_WORDS * len(pieces)
-        self._library.call(
-            "hillinfer_score_pieces",
-            self._variant,
-            self._sequence(None, None, threads),
-            described.buffer_info()[0],
-            len(pieces),
-        )
-        return [tuples[:, first:stop] for first, stop in pairwise(starts)]
+        return described, [tuples[:, first:stop] for first, stop in pairwise(starts)]
 
     def _sequence(
         self, scaled: int | None, segments: array[int] | None, threads: int, coming: int = 0

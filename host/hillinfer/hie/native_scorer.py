@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from hillinfer.devices.scorer import SegmentShadow
 from hillinfer.hie.channel_statistics import segment_tokens
 from hillinfer.hie.native_top import native_top
-from hillinfer.hie.query_coding import query_factor, scale_query
+from hillinfer.hie.query_coding import query_factor
 from hillinfer.hie.segment_words import SegmentWords
 from hillinfer.hie.torch_scorer import TorchScorer
 from hillinfer.hie.wanted import Wanted
@@ -30,7 +30,8 @@ from hillinfer_model.choices import Scope
 from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
 from hillinfer_model.score_block import ScoreBlock
 from hillinfer_model.score_tuples import WINDOW_TOKENS
-from hillinfer_model.selection import kept_positions
+
+_NOTHING = Wanted(0, 0, 0)
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,8 @@ class _Prepared:
     `kept` holds copies that the words point to.
     """
 
-    scaled: torch.Tensor
+    query: torch.Tensor
+    factor: float
     described: array[int] | None
     kept: list[NDArray[Any]]
     coming: int
@@ -146,11 +148,15 @@ class NativeScorer:
         them one per KV head in scope `kv_head`.
         """
         prepared = self._prepared(query, scaling, segments, coming)
-        return self._blocks(prepared, segments)
+        return self._blocks(prepared, self._scale(prepared), segments)
 
     def check(self, query: torch.Tensor, segments: Sequence[SegmentShadow]) -> None:
         """Raise ValueError where `score` cannot take these arguments."""
         self._torch.check(query, segments)
+
+    def check_order(self, query: torch.Tensor, segments: Sequence[SegmentShadow]) -> None:
+        """Raise ValueError as `check` does, but for what is in the segments' arrays."""
+        self._torch.check_order(query, segments)
 
     def tuples(
         self,
@@ -170,7 +176,13 @@ class NativeScorer:
         -------
         uint32 of shape (sets, N): one set, or one per KV head in scope `kv_head`.
         """
-        return self._scored(self._prepared(query, scaling, segments, coming), segments)
+        prepared = self._prepared(query, scaling, segments, coming)
+        return self._scored(prepared, self._scale(prepared), segments)
+
+    def scaled(self, query: torch.Tensor, scaling: float) -> torch.Tensor:
+        """Return what `scale_query` does, whose errors it raises, and ValueError for `check`'s."""
+        self._torch.check_query(query)
+        return self._scale(_Prepared(_rows(query), query_factor(scaling), None, [], 0))
 
     def choose(
         self,
@@ -198,51 +210,24 @@ class NativeScorer:
         ValueError
             More is wanted than there is, or less than is kept.
         """
-        self._torch.check_query(query)
         length = segments[-1].base_position + segments[-1].tokens + coming
         wanted.check(length, coming)
-        kept: list[NDArray[Any]] = []
-        described = self._described(segments, kept)
-        if described is None:
-            return self._chosen_passing(query, scaling, segments, coming, wanted)
-        if query.stride(1) != 1:
-            query = query.contiguous()
-        choice = Choice(
-            query.data_ptr(),
-            query.stride(0),
-            self.spec.group_size,
-            query_factor(scaling),
-            wanted.sinks,
-            wanted.recent,
-            wanted.count,
-        )
+        prepared = self._prepared(query, scaling, segments, coming)
+        if prepared.described is None:
+            # Shadows are there one after the other, so all of them are scored first.
+            return native_top(
+                self._scored(prepared, self._scale(prepared), segments), wanted, coming
+            )
+        choice = self._choice(prepared, wanted)
         chosen = np.empty((self._sets, wanted.count), dtype=np.int64)
         self._library.call(
             "hillinfer_choose",
             self._number,
-            self._sequence(None, described, coming),
+            self._sequence(None, prepared.described, coming),
             ctypes.byref(choice),
             chosen.ctypes.data,
         )
         return list(chosen)
-
-    def _chosen_passing(
-        self,
-        query: torch.Tensor,
-        scaling: float,
-        segments: Sequence[SegmentShadow],
-        coming: int,
-        wanted: Wanted,
-    ) -> list[NDArray[np.int64]]:
-        """Choose where shadows are there one after the other, so that all is scored first."""
-        tuples = self.tuples(query, scaling, segments, coming)
-        past = tuples.shape[1]
-        kept = kept_positions(past + coming, wanted.sinks, wanted.recent)
-        newest = np.arange(past, past + coming)
-        return [
-            np.append(native_top(own, wanted.count - coming, kept[: len(kept) - coming]), newest)
-            for own in tuples
-        ]
 
     def _described(
         self, segments: Sequence[SegmentShadow], kept: list[NDArray[Any]]
@@ -274,13 +259,34 @@ class NativeScorer:
         self._torch.check_query(query)
         kept: list[NDArray[Any]] = []
         described = self._described(segments, kept)
-        scaled = scale_query(self.spec, query, scaling).contiguous()
-        return _Prepared(scaled, described, kept, coming)
+        return _Prepared(_rows(query), query_factor(scaling), described, kept, coming)
+
+    def _choice(self, prepared: _Prepared, wanted: Wanted) -> Choice:
+        query = prepared.query
+        return Choice(
+            query.data_ptr(),
+            query.stride(0),
+            self.spec.group_size,
+            prepared.factor,
+            wanted.sinks,
+            wanted.recent,
+            wanted.count,
+        )
+
+    def _scale(self, prepared: _Prepared) -> torch.Tensor:
+        """Bring the query to units of log2 of the weight (contract, section 3)."""
+        spec = self.spec
+        scaled = torch.empty(spec.kv_heads, spec.scored_heads // spec.kv_heads, spec.head_dim)
+        choice = self._choice(prepared, _NOTHING)
+        self._library.call_holding(
+            "hillinfer_scale", self._bare(), ctypes.byref(choice), scaled.data_ptr()
+        )
+        return scaled
 
     def _blocks(
-        self, prepared: _Prepared, segments: Sequence[SegmentShadow]
+        self, prepared: _Prepared, scaled: torch.Tensor, segments: Sequence[SegmentShadow]
     ) -> Iterator[ScoreBlock]:
-        tuples = self._scored(prepared, segments)
+        tuples = self._scored(prepared, scaled, segments)
         length, tokens = self.spec.block_tokens, tuples.shape[1]
         for window in range(0, tokens, WINDOW_TOKENS):
             window_stop = min(window + WINDOW_TOKENS, tokens)
@@ -289,25 +295,28 @@ class NativeScorer:
                 for row in range(tuples.shape[0]):
                     yield ScoreBlock(row, window, tuples[row, start:stop])
 
-    def _scored(self, prepared: _Prepared, segments: Sequence[SegmentShadow]) -> NDArray[np.uint32]:
+    def _scored(
+        self, prepared: _Prepared, scaled: torch.Tensor, segments: Sequence[SegmentShadow]
+    ) -> NDArray[np.uint32]:
         tokens = sum(segment.tokens for segment in segments)
         tuples = np.empty((self._sets, tokens), dtype=np.uint32)
         if not tokens:
             return tuples
         if prepared.described is None:
-            self._score_passing(prepared, segments, tuples)
+            self._score_passing(prepared.coming, scaled, segments, tuples)
             return tuples
         self._library.call(
             "hillinfer_score",
             self._number,
-            self._sequence(prepared.scaled, prepared.described, prepared.coming),
+            self._sequence(scaled, prepared.described, prepared.coming),
             tuples.ctypes.data,
         )
         return tuples
 
     def _score_passing(
         self,
-        prepared: _Prepared,
+        coming: int,
+        scaled: torch.Tensor,
         segments: Sequence[SegmentShadow],
         tuples: NDArray[np.uint32],
     ) -> None:
@@ -315,7 +324,7 @@ class NativeScorer:
         groups = -(-tuples.shape[1] // GROUP_TOKENS)
         weights = np.empty((groups, self.spec.scored_heads, GROUP_TOKENS), dtype=np.int32)
         exponents = np.empty((groups, self.spec.kv_heads, GROUP_TOKENS), dtype=np.uint8)
-        sequence = self._sequence(prepared.scaled, None, prepared.coming)
+        sequence = self._sequence(scaled, None, coming)
         for segment in segments:
             if not segment.tokens:
                 continue
@@ -360,3 +369,8 @@ class NativeScorer:
             coming,
         )
         return ctypes.byref(described)
+
+
+def _rows(query: torch.Tensor) -> torch.Tensor:
+    """Return a query whose heads each lie in one piece."""
+    return query if query.stride(1) == 1 else query.contiguous()

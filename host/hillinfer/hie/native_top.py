@@ -3,50 +3,54 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from hillinfer.hie.wanted import Wanted
 from hillinfer.native.library import native_library
+from hillinfer.native.structures import Quota
 
 
 def native_top(
-    tuples: NDArray[np.uint32], count: int, kept: NDArray[np.int64]
-) -> NDArray[np.int64]:
-    """Return the selected positions: the kept ones and the best others (contract, section 4).
+    tuples: NDArray[np.uint32], wanted: Wanted, coming: int = 0
+) -> list[NDArray[np.int64]]:
+    """Return the selected sets: the kept positions and the best others (contract, section 4).
 
     Parameters
     ----------
     tuples
-        uint32 of shape (N,): the tuples of positions 0 .. N-1 in order.
-    count
-        Tokens to select, the kept ones included.
-    kept
-        int64, ascending, distinct: selected whatever their score.
+        uint32 of shape (sets, N): those of positions 0 .. N-1 in order.
+    wanted
+        Of N and what is coming.
+    coming
+        As for `Scorer.score`; what is coming is the last of each set.
 
     Returns
     -------
-    int64 of shape (count,), ascending.
+    One ascending int64 array of positions per set.
 
     Raises
     ------
     ValueError
-        Another type or order, or `count` smaller than the kept tokens or larger than N.
+        Another type or order, more is wanted than there is, or less than is kept.
     """
-    if tuples.dtype != np.uint32 or tuples.ndim != 1 or kept.dtype != np.int64 or kept.ndim != 1:
-        raise ValueError("tuples are uint32 and kept positions int64, one behind the other")
-    if kept.size and (kept[0] < 0 or kept[-1] >= tuples.size or np.any(kept[1:] <= kept[:-1])):
-        raise ValueError(f"kept positions must ascend within 0..{tuples.size - 1}")
-    if not kept.size <= count <= tuples.size:
-        raise ValueError(f"count={count} is outside {kept.size}..{tuples.size}")
-    tuples, kept = np.ascontiguousarray(tuples), np.ascontiguousarray(kept)
-    chosen = np.empty(count, dtype=np.int64)
+    if tuples.dtype != np.uint32 or tuples.ndim != 2:
+        raise ValueError("tuples are uint32, those of one set behind the other's")
+    sets, tokens = tuples.shape
+    wanted.check(tokens + coming, coming)
+    tuples = np.ascontiguousarray(tuples)
+    chosen = np.empty((sets, wanted.count), dtype=np.int64)
+    quota = Quota(coming, wanted.sinks, wanted.recent, wanted.count)
     native_library().call(
         "hillinfer_select",
         tuples.ctypes.data,
-        tuples.size,
-        kept.ctypes.data,
-        kept.size,
-        count,
+        sets,
+        tokens,
+        ctypes.byref(quota),
+        torch.get_num_threads(),
         chosen.ctypes.data,
     )
-    return chosen
+    return list(chosen)

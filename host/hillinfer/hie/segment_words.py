@@ -72,6 +72,24 @@ class SegmentWords:
             self._remember(key, segment, words)
         return words
 
+    def probed(self, segment: SegmentShadow, kept: list[NDArray[Any]]) -> bytes:
+        """Return the words of a segment whose shadow somebody else holds: 0, and the probes'.
+
+        Parameters
+        ----------
+        segment, kept
+            As in `of`; it is looked at each time.
+        """
+        self._check(segment)
+        statistics = segment.statistics
+        return _WORDS.pack(
+            0,
+            self._address(statistics.exponents, kept),
+            self._address(statistics.means, kept),
+            self._address(segment.probes.shadow, kept),
+            segment.tokens,
+        )
+
     def coded(
         self,
         shadow: NDArray[np.uint8],

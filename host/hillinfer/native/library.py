@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hillinfer.native.errors import NOT_FINITE, NativeError
-from hillinfer.native.structures import Attention, Choice, Sequence
+from hillinfer.native.structures import Attention, Choice, Quota, Sequence
 from hillinfer.native.variant import PREFERENCE, Variant
 from hillinfer_model.errors import NonFiniteQueryError
 from hillinfer_model.kernel_spec import CONTRACT_VERSION
@@ -19,7 +19,7 @@ from hillinfer_model.kernel_spec import CONTRACT_VERSION
 LIBRARY = Path(__file__).parent / "libhillinfer_native.so"
 HOW_TO_BUILD = "install a C++ compiler (apt install g++) and run python tools/build_native.py"
 
-_INTERFACE_VERSION = 5
+_INTERFACE_VERSION = 6
 _POINTER = ctypes.c_void_p
 _INT = ctypes.c_int32
 _LONG = ctypes.c_int64
@@ -45,7 +45,18 @@ _SIGNATURES = {
         _INT,
         [_INT, ctypes.POINTER(Sequence), _POINTER, _POINTER, *[_LONG] * 3, _POINTER, _LONG, _LONG],
     ),
-    "hillinfer_select": (_INT, [_POINTER, _LONG, _POINTER, _LONG, _LONG, _POINTER]),
+    "hillinfer_scale": (_INT, [ctypes.POINTER(Sequence), ctypes.POINTER(Choice), _POINTER]),
+    "hillinfer_select": (
+        _INT,
+        [_POINTER, _LONG, _LONG, ctypes.POINTER(Quota), _INT, _POINTER],
+    ),
+    "hillinfer_launches_open": (_INT, [ctypes.POINTER(_POINTER)]),
+    "hillinfer_launches_begin": (
+        _INT,
+        [_POINTER, _INT, ctypes.POINTER(Sequence), _POINTER, _LONG],
+    ),
+    "hillinfer_launches_wait": (_INT, [_POINTER]),
+    "hillinfer_launches_close": (None, [_POINTER]),
     "hillinfer_choose": (
         _INT,
         [_INT, ctypes.POINTER(Sequence), ctypes.POINTER(Choice), _POINTER],
@@ -163,6 +174,10 @@ class NativeLibrary:
     def attention_bytes(self, attention: object) -> int:
         """Return the bytes of a softmax's state, for a reference to an `Attention`."""
         return int(self._functions.hillinfer_attention_bytes(attention))
+
+    def close_launches(self, thread: ctypes.c_void_p) -> None:
+        """End a thread that `hillinfer_launches_open` made."""
+        self._functions.hillinfer_launches_close(thread)
 
     def read_file(
         self,

@@ -67,6 +67,17 @@ class Choice(ctypes.Structure):
     )
 
 
+class Quota(ctypes.Structure):
+    """How much is selected of tuples that are there already."""
+
+    _fields_ = (
+        ("coming", _INT),
+        ("sinks", _INT),
+        ("recent", ctypes.c_int64),
+        ("count", ctypes.c_int64),
+    )
+
+
 class Attention(ctypes.Structure):
     """One token's queries and what is in a row."""
 

@@ -9,6 +9,7 @@ import pytest
 from hillinfer.app.auto_beta import AutoBeta
 from hillinfer.app.parallel_scorers import ParallelScorers
 from hillinfer.app.rates import Rates
+from hillinfer.app.scores_then_rows import ScoresThenRows
 from hillinfer.devices.core_device import CoreDevice
 from hillinfer.devices.device_shadows import DeviceShadows
 from hillinfer.devices.host_share import GivenBeta
@@ -45,6 +46,46 @@ def test_every_prefix_is_shared_by_the_rates(shadows, f_c, f_s, hosts):
     assert sum(placed) == hosts
     for count in range(1, 21):
         assert abs(sum(placed[:count]) - count * f_c / (f_c + f_s)) <= 1
+
+
+def dear(most=10**6):
+    """Equal sides, whose sharing pays from 16 segments on."""
+    rates = Rates(1.024e6, 1.024e6, math.inf, math.inf, sharing=0.0079)
+    return AutoBeta(ScoresThenRows(rates), 1024, 0.1, most)
+
+
+@needs_native
+def test_what_is_expected_is_shared_as_a_whole(shadows):
+    shadows.share_by(dear())
+    shadows.expect(40)
+    placed = on_host(shadows, 40)
+    assert sum(placed) == 20
+    for count in range(1, 41):
+        assert abs(sum(placed[:count]) - count / 2) <= 1
+    # Less than that changes nothing, and more goes on from there.
+    shadows.expect(10)
+    assert on_host(shadows, 40) == placed
+    shadows.expect(50)
+    assert on_host(shadows, 40) == placed
+    assert sum(on_host(shadows, 50)) == 25
+
+
+@needs_native
+def test_what_nobody_told_of_is_the_host_s_until_sharing_pays(shadows):
+    """The twin: without a length, the first segments are placed as if none came after them."""
+    shadows.share_by(dear())
+    assert on_host(shadows, 40) == [True] * 15 + [False] * 16 + on_host(shadows, 40)[31:]
+    assert sum(on_host(shadows, 40)) == 20
+
+
+@needs_native
+def test_a_short_one_that_is_expected_is_the_host_s(shadows):
+    shadows.share_by(dear())
+    shadows.expect(15)
+    assert on_host(shadows, 15) == [True] * 15
+    # A long one that comes then gets what balances the whole.
+    shadows.expect(64)
+    assert sum(on_host(shadows, 64)) == 32
 
 
 @needs_native

@@ -18,7 +18,7 @@ from hillinfer_model.kernel_spec import KernelSpec
 KEY = RatesKey(
     "a processor", 8, 4, "ext4", "259", "uring", "cd" * 32, "ab" * 32, "layer", 1024, "core", ""
 )
-RATES = Rates(1e6, float("inf"), 0.0, 2.5)
+RATES = Rates(1e6, float("inf"), 0.0, 2.5, 1.5e-4)
 
 
 def never():
@@ -89,6 +89,19 @@ def test_another_version_is_no_damage(kept, recwarn):
     assert not [one for one in recwarn if issubclass(one.category, SetupWarning)]
 
 
+def test_what_knew_no_cost_of_sharing_is_measured_again(kept, recwarn):
+    kept.get(KEY, lambda: RATES)
+    content = json.loads(kept.file.read_text())
+    content["version"] = 1
+    for one in content["rates"]:
+        del one["rates"]["sharing"]
+    kept.file.write_text(json.dumps(content))
+    dearer = replace(RATES, sharing=3e-4)
+    assert kept.get(KEY, lambda: dearer) == dearer
+    assert kept.get(KEY, never) == dearer
+    assert not [one for one in recwarn if issubclass(one.category, SetupWarning)]
+
+
 def test_what_fails_to_measure_keeps_nothing(kept):
     def failing():
         raise OSError("no drive")
@@ -126,11 +139,12 @@ def test_the_user_s_own(monkeypatch, tmp_path):
 
 def test_a_line_for_each(kept):
     assert list(rates_findings(kept)) == []
-    kept.get(KEY, lambda: Rates(1.5e6, 2e6, 3e6, 4e4))
+    kept.get(KEY, lambda: Rates(1.5e6, 2e6, 3e6, 4e4, 2.5e-4))
     (found,) = rates_findings(kept)
     assert found.name == "rates of core"
     assert "fc 1.50 M tokens/s, fs 2.00 M" in found.found
     assert "Bs 0.04 M" in found.found
+    assert "sharing 250 us a step" in found.found
 
 
 def test_the_key_of_this_machine(tmp_path):

@@ -2,6 +2,7 @@
 """What each model says, and that its closed form finds what trying everything finds."""
 
 import math
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -97,6 +98,52 @@ def test_the_closed_form_is_the_least_of_all_whole_segments(make, shares):
     assert len(counts) > 10
 
 
+@pytest.mark.parametrize("segments", [1, 2, 7, 64])
+def test_the_closed_form_is_the_least_with_a_cost_of_sharing(segments):
+    ends, between = 0, 0
+    for rates, relative, most in product(
+        some_rates(), (0, 0.03, 0.3, 0.9, 3, math.inf), (0, 1, 5, segments - 1, 10**6)
+    ):
+        # In terms of what the host alone takes, so that it decides something.
+        sharing = relative * segments * 1024 / rates.f_c
+        model = ScoresThenRows(replace(rates, sharing=sharing), row_seconds=1e-3)
+        found = model.host_segments(segments, 1024, EVEN, most)
+        limit = min(segments, most)
+        seconds = [model.latency(1024 * n, 1024 * (segments - n), EVEN) for n in range(limit + 1)]
+        assert found == (seconds.index(min(seconds)) if min(seconds) < math.inf else limit) or (
+            seconds[found] == pytest.approx(min(seconds), rel=1e-12)
+        )
+        ends += found == segments
+        between += 0 < found < segments
+    # The cases are not all at one end.
+    assert ends > 100
+    assert between > 100 or segments == 1
+
+
+def test_sharing_costs_as_much_for_one_segment_as_for_all():
+    model = ScoresThenRows(Rates(f_c=1e6, f_s=1e6, b_c=1e6, b_s=1e6, sharing=0.25))
+    assert model.latency(1000, 0, EVEN) == pytest.approx(1e-3)
+    assert model.latency(999, 1, EVEN) == pytest.approx(0.999e-3 + 0.25)
+    assert model.latency(0, 1000, EVEN) == pytest.approx(1e-3 + 0.25)
+    # The paper's models have no such term.
+    for make in (ParallelScorers, TwoLinkScorers):
+        dear, free = (make(replace(RATES, sharing=sharing)) for sharing in (0.25, 0.0))
+        assert dear.latency(500, 500, EVEN) == free.latency(500, 500, EVEN)
+        assert dear.host_segments(64, 1024, EVEN, 64) == free.host_segments(64, 1024, EVEN, 64)
+
+
+def test_the_host_stays_alone_until_sharing_pays():
+    # Two equal sides save half of the host's 1 ms per segment, of 16 segments 8 ms.
+    model = ScoresThenRows(Rates(f_c=1.024e6, f_s=1.024e6, b_c=1, b_s=1, sharing=0.0079))
+    found = [model.host_segments(count, 1024, EVEN, count) for count in range(1, 31)]
+    assert found == [*range(1, 16), *(count // 2 for count in range(16, 31))]
+    # Where memory has no room for all, sharing is no choice.
+    assert model.host_segments(10, 1024, EVEN, 9) == 5
+    # The twin: without the cost it is half from the start.
+    free = ScoresThenRows(replace(model.rates, sharing=0.0))
+    assert [free.host_segments(count, 1024, EVEN, count) for count in (10, 16)] == [5, 8]
+
+
 def test_one_segment_off_is_worse():
     """The twin: the least is a least."""
     model = ParallelScorers(Rates(f_c=2e6, f_s=1e6, b_c=math.inf, b_s=math.inf))
@@ -157,6 +204,8 @@ def test_running_shares_are_means_of_all_that_was_scored():
 def test_what_is_no_rate_is_refused(wrong):
     with pytest.raises(SettingsError, match=r"b_c=.* is no rate"):
         Rates(1.0, 1.0, wrong, 1.0)
+    with pytest.raises(SettingsError, match=r"sharing=.* is no rate"):
+        Rates(1.0, 1.0, 1.0, 1.0, wrong)
     assert seconds_of(0, 0) == 0
     assert seconds_of(3, 0) == math.inf
     assert seconds_of(3, math.inf) == 0

@@ -2,6 +2,7 @@
 """A machine is measured once, with the parts that do the work, and shares by what was found."""
 
 import json
+import time
 from contextlib import closing
 
 import pytest
@@ -12,13 +13,17 @@ from hillinfer.app.kept_rates import KeptRates
 from hillinfer.app.parallel_scorers import ParallelScorers
 from hillinfer.app.profiling import Profiling
 from hillinfer.app.rates import Rates
+from hillinfer.devices import device_scorer
 from hillinfer.devices.errors import DeviceError
 from hillinfer.errors import HillInferWarning
+from hillinfer.hie import evaluation
 from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.native.library import HOW_TO_BUILD, native_is_here
 from hillinfer.pools.budget_plan import staging_bytes
 from hillinfer.runtime import Runtime
 from hillinfer.settings import Settings
+from hillinfer.storage.drive_calls import DriveCalls
+from hillinfer.storage.read_engines import open_engine
 
 pytestmark = pytest.mark.skipif(
     not native_is_here(), reason=f"the native library is not built: {HOW_TO_BUILD}"
@@ -66,6 +71,7 @@ def test_a_machine_is_measured_once_and_nothing_of_it_is_left(kept, cold_dir, mo
     with opened(cold_dir) as runtime:
         ((key, rates),) = kept.all()
         assert all(0 < getattr(rates, name) < float("inf") for name in ("f_c", "f_s", "b_c", "b_s"))
+        assert 0 <= rates.sharing < 1
         assert key.device == "core"
         statistics = runtime.statistics()
         assert statistics.kernel_launches == statistics.device_scored_tokens == 0
@@ -143,6 +149,77 @@ def test_a_device_that_fails_is_lost_and_keeps_no_rates(kept, cold_dir, monkeypa
         assert kept.all() == []
 
 
+@pytest.fixture
+def profiling(cold_dir):
+    """Of device `core`, brief."""
+    with opened(cold_dir, beta=1.0) as runtime:
+        scorer = runtime._selection._evaluation._scorer
+        engine = open_engine(SETTINGS.io, 1, DriveCalls())
+        yield Profiling(scorer, SHAPE.row_bytes, cold_dir, engine, seconds=0.02)
+        engine.close()
+
+
+def test_what_merging_takes_is_a_cost_of_sharing(profiling, monkeypatch):
+    before = profiling.sharing(1e9, 1e9)
+    top = device_scorer.native_top
+
+    def slow(*given):
+        time.sleep(0.05)
+        return top(*given)
+
+    monkeypatch.setattr(device_scorer, "native_top", slow)
+    found = profiling.sharing(1e9, 1e9)
+    assert found >= 0.04
+    # The twin: what the host alone takes longer, too, is none.
+    part = evaluation.ImportanceEvaluation.select
+
+    def slow_everywhere(*given):
+        time.sleep(0.05)
+        return part(*given)
+
+    monkeypatch.setattr(device_scorer, "native_top", top)
+    monkeypatch.setattr(evaluation.ImportanceEvaluation, "select", slow_everywhere)
+    assert profiling.sharing(1e9, 1e9) < 0.04
+    assert before < 0.04
+
+
+def test_sharing_leaves_nothing_behind_and_needs_a_device(profiling):
+    shadows = profiling.scorer.shadows
+    assert profiling.sharing(1e9, 0) == 0
+    assert profiling.sharing(1e6, 1e9) >= 0
+    assert shadows.launches == shadows.scored_tokens == 0
+    assert len(shadows._free) == shadows._fresh - shadows.staging.stop
+
+
+def test_a_device_that_fails_while_it_shares_is_lost(profiling, monkeypatch):
+    def failing(*given):
+        raise DeviceError("launch failed")
+
+    monkeypatch.setattr(profiling.scorer.shadows._device, "score", failing)
+    with (
+        pytest.warns(HillInferWarning, match="launch failed; the host goes on"),
+        pytest.raises(DeviceError, match="measured"),
+    ):
+        profiling.sharing(1e9, 1e9)
+    assert profiling.scorer.shadows.lost
+
+
+def test_what_is_expected_is_shared_as_a_whole(kept, cold_dir, monkeypatch):
+    rates = Rates(1.024e6, 1.024e6, 1e9, 1e9, sharing=0.0016)
+    monkeypatch.setattr(Profiling, "rates", lambda self: rates)
+
+    def hosts(runtime):
+        return [not runtime._device.wants(number) for number in range(8)]
+
+    with opened(cold_dir) as runtime:
+        runtime.expect(8 * 1024 - 1)
+        assert hosts(runtime) == [True, False] * 4
+    with opened(cold_dir) as runtime:
+        # As where nobody knows.
+        runtime.expect(0)
+        assert hosts(runtime)[:3] == [True] * 3
+
+
 def test_a_plain_drive_measures_nothing(kept, cold_dir):
     with opened(cold_dir, device="nvme"):
         assert not kept.file.exists()
@@ -152,5 +229,5 @@ def test_what_is_kept_says_what_it_is(kept, cold_dir, monkeypatch):
     monkeypatch.setattr(Profiling, "rates", lambda self: Rates(1, 2, 3, 4))
     with opened(cold_dir):
         content = json.loads(kept.file.read_text())
-    assert content["unit"] == "tokens/s of one layer"
+    assert content["unit"] == "tokens/s of one layer; sharing: seconds of a step of one layer"
     assert content["label"] == "measured on this machine"

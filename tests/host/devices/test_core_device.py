@@ -1,25 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
 """A core that stands for a device scores what a device would, while the host scores its share."""
 
-import threading
 from contextlib import closing
 
 import numpy as np
 import pytest
+import torch
 from told_runtime import Told, long_story, same
 
 from hillinfer.app.sample_shadows import sample_shadows
-from hillinfer.devices.core_device import CoreDevice
+from hillinfer.devices.core_device import CoreDevice, open_core
+from hillinfer.devices.device_options import DeviceOptions
 from hillinfer.devices.query_blocks import pack_query_blocks, unpack_query_blocks
+from hillinfer.devices.resident_shadow import ResidentShadow
 from hillinfer.devices.score_arrays import ScoreArrays
 from hillinfer.devices.scoring_device import DeviceSegment
 from hillinfer.hie.native_pieces import LaunchQueries
+from hillinfer.hie.top_alpha import TopAlpha
+from hillinfer.hie.wanted import Wanted
+from hillinfer.native.errors import NativeError
 from hillinfer.native.library import HOW_TO_BUILD, native_is_here
 from hillinfer_model.choices import KeyMode, Rule, Scope
+from hillinfer_model.errors import NonFiniteQueryError
 from hillinfer_model.golden_launch import run_score_launch
 from hillinfer_model.kernel_spec import KernelSpec
 from hillinfer_model.query_block import QueryBlock
 from hillinfer_model.score_launch import SCOPE_NUMBERS, ScoreLaunch
+from hillinfer_model.selection import kept_positions
 
 pytestmark = pytest.mark.skipif(
     not native_is_here(), reason=f"the native library is not built: {HOW_TO_BUILD}"
@@ -101,6 +108,85 @@ def test_it_changes_no_output(cold_dir, beta, scope):
         assert not told.shadows.lost
 
 
+@pytest.fixture(params=list(Scope))
+def two_sides(request):
+    """A scorer, and four segments of which its device holds two."""
+    spec = SPECS[0]
+    scorer = open_core(spec, request.param, DeviceOptions(beta=1.0))
+    segments = list(sample_shadows(spec, 4))
+    chance = np.random.default_rng(3)
+    for number, own in enumerate(segments):
+        # Each another's codes, so that sets are of all of them.
+        own.shadow[spec.kv_heads :: spec.group_beats] = chance.integers(
+            0, 256, own.shadow[spec.kv_heads :: spec.group_beats].shape, dtype=np.uint8
+        )
+        own.probe_copy.take(own.shadow, 0, 1024)
+        if number in (0, 2):
+            place = scorer.shadows.room(number)
+            scorer.shadows.update(place, own.shadow, 1024)
+            segments[number] = ResidentShadow(
+                own.base_position, 1024, own.statistics, place.slot, 1024, place.probes, None, never
+            )
+    yield scorer, segments
+    scorer.shadows.close()
+
+
+def never():
+    raise AssertionError("a shadow that the device has is not brought back")
+
+
+def merged_in_python(scorer, query, segments, coming, wanted):
+    length = 4 * 1024 + coming
+    kept = kept_positions(length, wanted.sinks, wanted.recent)
+    kept = kept[: len(kept) - coming]
+    sets = scorer.spec.kv_heads if scorer.scope is Scope.KV_HEAD else 1
+    tops = [TopAlpha(wanted.count - coming, kept) for _ in range(sets)]
+    for block in scorer.score(query, 0.05, segments, coming):
+        tops[block.kv_head].merge(block)
+    newest = np.arange(length - coming, length)
+    return [np.append(top.positions(), newest) for top in tops]
+
+
+def equal(mine, other):
+    return len(mine) == len(other) and all(map(np.array_equal, mine, other))
+
+
+@pytest.mark.parametrize("coming", [0, 1])
+def test_two_sides_merged_natively_are_those_merged_in_python(two_sides, coming):
+    scorer, segments = two_sides
+    query = torch.randn(9, 64, generator=torch.Generator().manual_seed(1))
+    wanted = Wanted(300, 4, 60)
+    expected = merged_in_python(scorer, query, segments, coming, wanted)
+    assert equal(scorer.choose(query, 0.05, segments, coming, wanted), expected)
+    assert scorer.shadows.launches == 2
+    # Of what both sides scored.
+    for number in range(4):
+        assert any(np.any(own // 1024 == number) for own in expected)
+    # The twin: bits flipped in what the device holds, and then in what the host does.
+    slot = segments[2].slot
+    scorer.shadows._device._memory[slot, : SPECS[0].kv_heads] ^= 3
+    assert not equal(scorer.choose(query, 0.05, segments, coming, wanted), expected)
+    scorer.shadows._device._memory[slot, : SPECS[0].kv_heads] ^= 3
+    assert equal(scorer.choose(query, 0.05, segments, coming, wanted), expected)
+    segments[1].shadow[: SPECS[0].kv_heads] ^= 3
+    assert not equal(scorer.choose(query, 0.05, segments, coming, wanted), expected)
+
+
+def test_what_two_sides_cannot_choose_is_refused(two_sides):
+    scorer, segments = two_sides
+    query = torch.zeros(9, 64)
+    with pytest.raises(ValueError, match="count=5000"):
+        scorer.choose(query, 0.05, segments, 0, Wanted(5000, 4, 60))
+    with pytest.raises(ValueError, match="segment 1"):
+        scorer.choose(query, 0.05, [segments[0], segments[2]], 0, Wanted(300, 4, 60))
+    with pytest.raises(ValueError, match="query"):
+        scorer.choose(query[:3], 0.05, segments, 0, Wanted(300, 4, 60))
+    query[0, 0] = torch.inf
+    with pytest.raises(NonFiniteQueryError):
+        scorer.choose(query, 0.05, segments, 0, Wanted(300, 4, 60))
+    assert not scorer.shadows.lost
+
+
 def test_a_flipped_bit_in_its_memory_shows(cold_dir):
     with closing(Told(cold_dir, slots=None)) as plain:
         expected = long_story(plain)
@@ -117,26 +203,44 @@ def test_a_flipped_bit_in_its_memory_shows(cold_dir):
 
 
 def test_it_scores_while_the_host_does_something_else():
+    """A launch is begun at once, and waited for where its tuples are asked for."""
     spec = SPECS[0]
     blocks = pack_query_blocks(spec, queries_of(spec, 2))
     with closing(filled(spec, 2)) as device:
-        begun, go_on = threading.Event(), threading.Event()
-        own = device._pieces[Scope.LAYER]
-        score = own.score
+        calls, core = [], device._core
 
-        def waiting(*given):
-            begun.set()
-            assert go_on.wait(60)
-            return score(*given)
+        class Noting:
+            def begin(self, *given):
+                calls.append("begin")
+                core.begin(*given)
 
-        own.score = waiting
+            def wait(self):
+                calls.append("wait")
+                core.wait()
+
+        device._core = Noting()
         found = device.score(
             Scope.LAYER, blocks, [DeviceSegment(0, 0, 64), DeviceSegment(1, 1024, 64)]
         )
-        assert begun.wait(60)
         # The host is here, and the launch under way.
-        go_on.set()
+        assert calls == ["begin"]
         assert [one.tuples.shape for one in found] == [(1, 64)] * 2
+        assert calls == ["begin", "wait"]
+        device._core = core
+
+
+def test_one_launch_after_the_other():
+    """The next one begins when the one before has left its tuples, read or not."""
+    spec = SPECS[0]
+    with closing(filled(spec, 2)) as device:
+        given = [DeviceSegment(0, 0, 1024), DeviceSegment(1, 1024, 1024)]
+        blocks = [pack_query_blocks(spec, queries_of(spec, 2, seed)) for seed in range(4)]
+        right = [list(device.score(Scope.LAYER, own, given)) for own in blocks]
+        waiting = [device.score(Scope.LAYER, own, given) for own in blocks]
+        for found, expected in zip(map(list, waiting), right, strict=True):
+            for one, other in zip(found, expected, strict=True):
+                np.testing.assert_array_equal(one.tuples, other.tuples)
+        assert not np.array_equal(right[0][0].tuples, right[1][0].tuples)
 
 
 def test_a_launch_that_nobody_reads_ends_before_its_shadow_changes():
@@ -148,6 +252,16 @@ def test_a_launch_that_nobody_reads_ends_before_its_shadow_changes():
         waiting = device.score(Scope.LAYER, blocks, given)
         device.write(0, 0, np.zeros((spec.segment_beats, 64), np.uint8))
         np.testing.assert_array_equal(next(iter(waiting)).tuples, right)
+
+
+def test_a_closed_core_scores_nothing():
+    spec = SPECS[0]
+    device = filled(spec, 1)
+    device.close()
+    device.close()
+    blocks = pack_query_blocks(spec, queries_of(spec, 1))
+    with pytest.raises(NativeError, match="closed"):
+        device.score(Scope.LAYER, blocks, [DeviceSegment(0, 0, 64)])
 
 
 @pytest.fixture

@@ -102,6 +102,49 @@ def test_query_blocks_and_tuples_are_the_same(threads, rule, scope, mode, count,
     native.end()
 
 
+@pytest.mark.parametrize("scope", Scope)
+def test_both_fill_the_places_of_the_host_s_tokens(threads, scope):
+    """What one native call leaves among a whole sequence's tuples is what torch hands out."""
+    spec = KernelSpec(24, 2, 2, KeyMode.INT4)
+    segments = sequence(spec, 4, 700, {0, 2, 3})
+    wanted = [
+        (number, range(one.device_tokens, one.tokens))
+        for number, one in enumerate(segments)
+        if one.device_tokens < one.tokens
+    ]
+    sets = 1 if scope is Scope.LAYER else 2
+    filled = []
+    for part in (NativePart(spec, scope), TorchPart(spec, scope)):
+        tuples = np.full((sets, 3 * 1024 + 700), 77, dtype=np.uint32)
+        started(part, spec, segments).fill(wanted, tuples)
+        filled.append(tuples)
+    np.testing.assert_array_equal(*filled)
+    # The device's places are as they were, and the host's hold scores that say something.
+    assert (filled[0][:, :1024] == 77).all()
+    assert (filled[0][:, 2048 : 3 * 1024 + 640] == 77).all()
+    assert len(np.unique(filled[0][:, 1024:2048] >> 16)) > 50
+    # The twin: a flipped bit of the host's shadow shows.
+    segments[1].shadow[0, 5:8] ^= 2
+    started(NativePart(spec, scope), spec, segments).fill(wanted, tuples := filled[1].copy())
+    assert not np.array_equal(tuples, filled[0])
+
+
+def test_what_a_lost_device_held_is_filled_from_what_is_brought_back():
+    spec = KernelSpec(24, 2, 2, KeyMode.INT4)
+    here, gone = sequence(spec, 3, 300, set()), sequence(spec, 3, 300, {0, 1})
+    for one, own in zip(gone[:2], here[:2], strict=True):
+        object.__setattr__(one, "_bring_back", lambda shadow=own.shadow: shadow)
+    wanted = [(0, range(128, 1024)), (1, range(1024)), (2, range(300))]
+    filled = []
+    for segments in (here, gone):
+        tuples = np.zeros((1, 2 * 1024 + 300), dtype=np.uint32)
+        started(NativePart(spec, Scope.LAYER), spec, segments).fill(wanted, tuples)
+        filled.append(tuples)
+    np.testing.assert_array_equal(*filled)
+    assert (filled[0][:, :128] == 0).all()
+    assert (filled[0][:, 128:] > 0).all()
+
+
 def test_tokens_from_the_middle_of_a_group_on():
     spec = KernelSpec(24, 2, 2, KeyMode.INT4)
     segments = sequence(spec, 2, 1000, set())

@@ -10,6 +10,7 @@ from tiny_models import FAMILIES, TinyModel, prompts
 from transformers import DynamicCache, LlamaForCausalLM, StaticCache
 
 from hillinfer.errors import CacheUseError, SettingsError, UnsupportedFeatureError
+from hillinfer.runtime import Runtime
 
 
 def forward_logits(model, ids):
@@ -144,6 +145,15 @@ def test_a_budget_in_percent_needs_the_expected_length(cold_dir):
         cache = hill.new_cache(expected_tokens=40_000)
         assert cache.statistics().dram_budget_bytes == 4 * 40_000 * 2 * 64
         cache.close()
+
+
+def test_a_device_is_told_the_expected_length(cold_dir, monkeypatch):
+    told = []
+    monkeypatch.setattr(Runtime, "expect", lambda self, tokens: told.append(tokens))
+    with attached(TinyModel().build(), cold_dir, dram_budget="64MiB") as hill:
+        for given in ({"expected_tokens": 9000}, {}):
+            hill.new_cache(**given).close()
+    assert told == [9000, 0]
 
 
 def test_closed_caches_are_refused(cold_dir):

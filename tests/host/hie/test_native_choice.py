@@ -13,7 +13,6 @@ from scorer_cases import plain_keys, plain_query, segments_of
 from test_native_scorer import streamed, with_copies
 
 from hillinfer.devices.golden_scorer import GoldenScorer
-from hillinfer.hie.native_top import native_top
 from hillinfer.hie.torch_scorer import TorchScorer
 from hillinfer.hie.wanted import Wanted
 from hillinfer_model.choices import KeyMode, Rule, Scope
@@ -239,9 +238,10 @@ def test_beyond_a_window_sets_are_those_of_all_tuples(coming, variant):
         kept = kept_positions(length, 4, 8)
         kept = kept[: len(kept) - coming]
         newest = np.arange(length - coming, length)
+        tuples = scorer.tuples(query, SCALING, segments, coming)
         expected = [
-            np.append(native_top(own, count - coming, kept), newest)
-            for own in scorer.tuples(query, SCALING, segments, coming)
+            np.append(select_positions(own, count - coming, kept), newest)
+            for own in (tuples >> 16).astype(np.uint16)
         ]
         assert_same_sets(scorer.choose(query, SCALING, segments, coming, wanted), expected)
         if count == 7000:

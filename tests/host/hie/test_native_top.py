@@ -3,12 +3,16 @@
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hillinfer.hie.native_top import native_top
+from hillinfer.hie.top_alpha import TopAlpha
+from hillinfer.hie.wanted import Wanted
 from hillinfer.native.library import native_is_here
-from hillinfer_model.selection import select_positions
+from hillinfer_model.score_block import ScoreBlock
+from hillinfer_model.selection import kept_positions, select_positions
 
 pytestmark = pytest.mark.skipif(
     not native_is_here(), reason="the native scorer is not built: python tools/build_native.py"
@@ -16,7 +20,42 @@ pytestmark = pytest.mark.skipif(
 
 
 def tuples_of(codes):
-    return codes.astype(np.uint32) << 16 | (np.arange(len(codes)) & 0xFFFF).astype(np.uint32)
+    positions = np.arange(codes.shape[1]) & 0xFFFF
+    return codes.astype(np.uint32) << 16 | positions.astype(np.uint32)
+
+
+def kept_of(codes, wanted, coming):
+    kept = kept_positions(codes.shape[1] + coming, wanted.sinks, wanted.recent)
+    return kept[: len(kept) - coming]
+
+
+def golden_sets(codes, wanted, coming=0):
+    tokens, kept = codes.shape[1], kept_of(codes, wanted, coming)
+    newest = np.arange(tokens, tokens + coming)
+    return [np.append(select_positions(own, wanted.count - coming, kept), newest) for own in codes]
+
+
+def python_sets(codes, wanted, coming=0):
+    """Block by block, as scores of two sides are merged where no library is."""
+    tokens, kept = codes.shape[1], kept_of(codes, wanted, coming)
+    sets = []
+    for own in tuples_of(codes):
+        top = TopAlpha(wanted.count - coming, kept)
+        starts = range(0, tokens, 100)
+        for start in reversed(starts):
+            for window in range(0, tokens, 1 << 16):
+                first, stop = max(start, window), min(start + 100, tokens, window + (1 << 16))
+                if first < stop:
+                    top.merge(ScoreBlock(0, window, own[first:stop]))
+        sets.append(np.append(top.positions(), np.arange(tokens, tokens + coming)))
+    return sets
+
+
+def same(mine, other):
+    return len(mine) == len(other) and all(
+        one.dtype == np.int64 and np.array_equal(one, own)
+        for one, own in zip(mine, other, strict=True)
+    )
 
 
 @settings(max_examples=200, deadline=None)
@@ -26,36 +65,55 @@ def tuples_of(codes):
     seed=st.integers(0, 10_000),
     data=st.data(),
 )
-def test_any_set_equals_a_full_sort(length, highest, seed, data):
-    codes = np.random.default_rng(seed).integers(0, highest + 1, length, dtype=np.uint16)
-    kept = np.array(sorted(data.draw(st.sets(st.integers(0, length - 1), max_size=30))), np.int64)
-    count = data.draw(st.integers(len(kept), length))
-    found = native_top(tuples_of(codes), count, kept)
-    np.testing.assert_array_equal(found, select_positions(codes, count, kept))
+def test_any_set_equals_a_full_sort_and_the_merge_in_python(length, highest, seed, data):
+    sets, coming = data.draw(st.integers(1, 3)), data.draw(st.integers(0, 1))
+    codes = np.random.default_rng(seed).integers(0, highest + 1, (sets, length), dtype=np.uint16)
+    sinks, recent = data.draw(st.integers(0, 6)), data.draw(st.integers(coming, 40))
+    count = data.draw(st.integers(min(sinks + recent, length + coming), length + coming))
+    wanted = Wanted(count, sinks, recent)
+    found = native_top(tuples_of(codes), wanted, coming)
+    assert same(found, golden_sets(codes, wanted, coming))
+    assert same(found, python_sets(codes, wanted, coming))
 
 
-def test_beyond_a_window():
-    codes = np.random.default_rng(2).integers(0, 9, 200_000, dtype=np.uint16)
-    kept = np.array([5, 140_000])
-    found = native_top(tuples_of(codes), 9000, kept)
-    np.testing.assert_array_equal(found, select_positions(codes, 9000, kept))
+@pytest.mark.parametrize("threads", [1, 3])
+def test_beyond_a_window(threads):
+    codes = np.random.default_rng(2).integers(0, 9, (2, 200_000), dtype=np.uint16)
+    wanted, before = Wanted(9000, 5, 60), torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        found = native_top(tuples_of(codes), wanted)
+    finally:
+        torch.set_num_threads(before)
+    assert same(found, golden_sets(codes, wanted))
+    assert not same(found[::-1], golden_sets(codes, wanted))
 
 
 def test_a_code_that_changes_by_one_changes_the_set():
-    codes = np.full(50, 100, np.uint16)
-    nothing = np.empty(0, np.int64)
-    assert native_top(tuples_of(codes), 10, nothing).tolist() == list(range(10))
-    codes[40] += 1
-    assert native_top(tuples_of(codes), 10, nothing).tolist() == [*range(9), 40]
+    """The twin."""
+    codes, wanted = np.full((1, 50), 100, np.uint16), Wanted(10, 0, 0)
+    before = golden_sets(codes, wanted)
+    assert native_top(tuples_of(codes), wanted)[0].tolist() == list(range(10))
+    codes[0, 40] ^= 1
+    assert native_top(tuples_of(codes), wanted)[0].tolist() == [*range(9), 40]
+    assert not same(native_top(tuples_of(codes), wanted), before)
+
+
+def test_tuples_with_gaps_are_read_as_they_are():
+    codes = np.random.default_rng(2).integers(0, 9, (2, 500), dtype=np.uint16)
+    wide = np.zeros((2, 700), np.uint32)
+    wide[:, :500] = tuples_of(codes)
+    wanted = Wanted(60, 4, 8)
+    assert same(native_top(wide[:, :500], wanted), golden_sets(codes, wanted))
 
 
 def test_refuses_what_does_not_fit():
-    tuples, kept = tuples_of(np.zeros(9, np.uint16)), np.array([1, 2])
-    for wrong in ([2, 1], [1, 1], [-1], [9]):
-        with pytest.raises(ValueError, match="ascend"):
-            native_top(tuples, 5, np.array(wrong))
+    tuples = tuples_of(np.zeros((1, 9), np.uint16))
     for count in (1, 10):
         with pytest.raises(ValueError, match="count"):
-            native_top(tuples, count, kept)
-    with pytest.raises(ValueError, match="uint32"):
-        native_top(tuples.astype(np.int64), 5, kept)
+            native_top(tuples, Wanted(count, 1, 1))
+    with pytest.raises(ValueError, match="coming"):
+        native_top(tuples, Wanted(5, 1, 0), 1)
+    for wrong in (tuples.astype(np.int64), tuples[0]):
+        with pytest.raises(ValueError, match="uint32"):
+            native_top(wrong, Wanted(5, 1, 1))

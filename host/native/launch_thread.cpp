@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "launch_thread.h"
+
+#include <utility>
+
+namespace hillinfer {
+
+LaunchThread::LaunchThread() : thread_([this] { run(); }) {}
+
+LaunchThread::~LaunchThread() {
+    {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        ended_ = true;
+    }
+    changed_.notify_all();
+    thread_.join();
+}
+
+void LaunchThread::begin(std::function<int32_t()> job) {
+    {
+        std::unique_lock<std::mutex> lock(mutex_);
+        changed_.wait(lock, [&] { return !busy_; });
+        job_ = std::move(job);
+        busy_ = true;
+    }
+    changed_.notify_all();
+}
+
+int32_t LaunchThread::wait() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    changed_.wait(lock, [&] { return !busy_; });
+    return outcome_;
+}
+
+void LaunchThread::run() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    while (true) {
+        changed_.wait(lock, [&] { return busy_ || ended_; });
+        if (!busy_) {
+            return;
+        }
+        lock.unlock();
+        const int32_t outcome = job_();
+        lock.lock();
+        outcome_ = outcome;
+        busy_ = false;
+        changed_.notify_all();
+    }
+}
+
+}  // namespace hillinfer
