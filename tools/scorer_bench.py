@@ -4,8 +4,9 @@
 python tools/scorer_bench.py --out build/reports/scorer.json
 
 Every round reads the shadows' bytes with each of the library's loops for that, then scores them
-with each scorer, so that what else the machine does falls on all of them. Reported are the fastest
-and the median round; a round's read is that of its fastest loop.
+with each scorer, so that what else the machine does falls on all of them. `native` scores one large
+array; then come the same shadows in an arena, as a cache holds them, and each in memory of its own.
+Reported are the fastest and the median round; a round's read is that of its fastest loop.
 """
 
 from __future__ import annotations

@@ -321,9 +321,7 @@ def test_places_come_back_with_forks_cuts_and_ends(story):
     told.feed(1, fork)
     assert [run.taken_bytes for run in runs] == [4 * one] * 2, "a copy of the open segment"
     told.runtime.truncate(told.sequence, 2000)
-    assert [run.taken_bytes for run in runs] == [4 * one] * 2, (
-        "one copied, one gone"
-    )
+    assert [run.taken_bytes for run in runs] == [4 * one] * 2, "one copied, one gone"
     again = addresses(told, 0, fork)[-1]
     told.runtime.release(fork)
     assert [run.taken_bytes for run in runs] == [2 * one] * 2
