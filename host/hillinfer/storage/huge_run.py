@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import heapq
 import mmap
 import threading
@@ -27,7 +28,7 @@ class HugeRun:
 
     A huge page is memory as a whole. So one is asked for only once taken places cover all of it:
     what a run takes is the places' bytes and no more, whatever pages it is made of. A place comes
-    back when the last array over it goes.
+    back when the last array over it goes, or, while a huge page is made, some milliseconds later.
 
     Parameters
     ----------
@@ -51,7 +52,9 @@ class HugeRun:
         # One more huge page, so that the first place can begin at one.
         size = round_up(places * place_bytes, HUGE_BYTES) + HUGE_BYTES
         self._mapping = private_memory(size)
-        self._start = -_address(self._mapping) % HUGE_BYTES
+        address = int(np.frombuffer(self._mapping, np.uint8).ctypes.data)
+        self._start = -address % HUGE_BYTES
+        self._address = address + self._start
         # Where huge pages come unasked, they would be memory that nobody counted. What is asked
         # for later is tried here, where nothing is lost by it.
         for advice in (mmap.MADV_NOHUGEPAGE, mmap.MADV_DONTNEED):
@@ -124,11 +127,25 @@ class HugeRun:
     def _join(self, page: int) -> None:
         """Make a huge page of one that is covered, which most of its places were written to."""
         self._joined[page] = 1
-        if self._collapses:
-            # Either may be refused, for want of whole huge pages or while a drive reads one.
-            with suppress(OSError):
-                self._advise(mmap.MADV_HUGEPAGE, page)
-                self._advise(_MADV_COLLAPSE, page)
+        if not self._collapses:
+            return
+        with suppress(OSError):
+            self._advise(mmap.MADV_HUGEPAGE, page)
+            # It waits for every processor's turn, and whoever takes a place is in the middle of a
+            # step. At most one for each huge page there will ever be, and soon gone.
+            threading.Thread(
+                target=self._collapse, args=(page,), name="hillinfer-huge-page", daemon=True
+            ).start()
+
+    def _collapse(self, page: int) -> None:
+        """Make a huge page now, unless a place of it went meanwhile."""
+        with self._changing:
+            # Were a place free, its part would be memory that nobody counted.
+            if self._joined[page]:
+                # Refused for want of whole huge pages, while a drive reads one, or before 6.1: the
+                # system then makes one when it gets to it.
+                _madvise(self._address + page * HUGE_BYTES, HUGE_BYTES, _MADV_COLLAPSE)
+        self._settle()
 
     def _advise(self, advice: int, page: int) -> None:
         self._mapping.madvise(advice, self._start + page * HUGE_BYTES, HUGE_BYTES)
@@ -158,5 +175,7 @@ def huge_pages_allowed(switch: Path = _SWITCH) -> bool:
         return False
 
 
-def _address(mapping: mmap.mmap) -> int:
-    return int(np.frombuffer(mapping, np.uint8).ctypes.data)
+def _madvise(address: int, byte_count: int, advice: int) -> None:
+    """Advise without Python's lock, which `mmap.madvise` holds on to."""
+    call = ctypes.CDLL(None).madvise
+    call(ctypes.c_void_p(address), ctypes.c_size_t(byte_count), ctypes.c_int(advice))
