@@ -4,8 +4,9 @@
 python tools/scorer_bench.py --out build/reports/scorer.json
 
 Every round reads the shadows' bytes with each of the library's loops for that, then scores them
-with each scorer, so that what else the machine does falls on all of them. Reported are the fastest
-and the median round; a round's read is that of its fastest loop.
+with each scorer, so that what else the machine does falls on all of them. `native` scores one large
+array; then come the same shadows in an arena, as a cache holds them, and each in memory of its own.
+Reported are the fastest and the median round; a round's read is that of its fastest loop.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ from hillinfer.hie.shadow_layout import ShadowLayout
 from hillinfer.hie.torch_scorer import TorchScorer
 from hillinfer.machine.processor import ProcessorFacts
 from hillinfer.native.library import native_library
+from hillinfer.storage.aligned_buffer import aligned_buffer
+from hillinfer.storage.shadow_arena import ShadowArena
+from hillinfer.storage.shadow_store import shadow_bytes
 from hillinfer_model.channel_statistics import ChannelStatistics
 from hillinfer_model.choices import KeyMode, Scope
 from hillinfer_model.kernel_spec import KernelSpec
@@ -79,6 +83,18 @@ def shadows(spec: KernelSpec, least_bytes: int) -> tuple[NDArray[np.uint8], list
     return memory, segments
 
 
+def placed(
+    segments: list[SegmentShadow], take: Callable[[], NDArray[np.uint8]]
+) -> list[SegmentShadow]:
+    """Return segments of the same codes, each in memory of its own that `take` returns."""
+    made = []
+    for one in segments:
+        own = take()[: one.shadow.nbytes].reshape(one.shadow.shape)
+        own[:] = one.shadow
+        made.append(replace(one, shadow=own))
+    return made
+
+
 def measure(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
     """Return the seconds of every call in every round; a first round is not counted."""
     seconds: dict[str, list[float]] = {name: [] for name in calls}
@@ -125,8 +141,12 @@ def bench(shape: str, mode: KeyMode, least_bytes: int, rounds: int) -> dict[str,
     query = any_query(spec)
     native, plain = NativeScorer(spec, Scope.LAYER), TorchScorer(spec, Scope.LAYER)
     without = [replace(one, probe_copy=None) for one in segments]
+    arena = placed(segments, ShadowArena(shadow_bytes(spec)).take)
+    apart = placed(segments, partial(aligned_buffer, spec.segment_bytes))
     calls: dict[str, Callable[[], object]] = {
         "native": lambda: native.tuples(query, SCALING, segments),
+        "native in an arena": lambda: native.tuples(query, SCALING, arena),
+        "native each apart": lambda: native.tuples(query, SCALING, apart),
         "native without copies": lambda: native.tuples(query, SCALING, without),
         "torch": lambda: list(plain.score(query, SCALING, segments)),
     }
@@ -138,11 +158,16 @@ def bench(shape: str, mode: KeyMode, least_bytes: int, rounds: int) -> dict[str,
     # Of each round its own ratio: load that comes and goes must not fall on one side.
     shares = [a / b for a, b in zip(seconds["read"], seconds["native"], strict=True)]
     share = statistics.median(shares)
+    gains = zip(seconds["native each apart"], seconds["native in an arena"], strict=True)
+    gain = statistics.median(a / b for a, b in gains)
     rates = "  ".join(
         f"{name} {own.fastest / 1e9:6.2f} ({own.median / 1e9:5.2f})"
         for name, own in figures.items()
     )
-    print(f"{shape:>14} {mode.value}  {rates}  native/read {share:.2f}", flush=True)
+    print(
+        f"{shape:>14} {mode.value}  {rates}  native/read {share:.2f}  arena/apart {gain:.2f}",
+        flush=True,
+    )
     return {
         "shape": shape,
         "key_mode": mode.value,
@@ -150,6 +175,7 @@ def bench(shape: str, mode: KeyMode, least_bytes: int, rounds: int) -> dict[str,
         "tokens": len(segments) * spec.segment_tokens,
         "bytes_per_second": {name: asdict(own) for name, own in figures.items()},
         "native_of_bandwidth": share,
+        "arena_over_apart": gain,
     }
 
 

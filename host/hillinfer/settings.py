@@ -40,8 +40,8 @@ class Settings:
         that scoring and reading overlap with computing; by default what the table of
         `hf/predictors` says for the model's family. Layers 0 and 1 take their true query always.
     shadow
-        Number format of the key shadow; None (text: `auto`) for the widest that leaves half the
-        budget for rows. `KeyMode.FP16` needs a device that holds rows.
+        Number format of the key shadow; None (text: `auto`) for INT4, or INT2 where INT4 does not
+        leave half the budget for rows. `KeyMode.FP16` needs a device that holds rows.
     kept_sinks, kept_recent
         Tokens that are always selected: the first and the most recent ones.
     max_selected

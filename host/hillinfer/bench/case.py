@@ -30,7 +30,7 @@ class Case:
     budget_share
         M0 of all that keep one, as a share of the KV of this context.
     shadow
-        HillInfer's; `auto` for the widest that leaves half the budget for rows.
+        HillInfer's; `auto` for INT4, or INT2 where that leaves too little for rows.
     steps, warm_up
         Decode steps that are measured, and those before them that are not.
     turn

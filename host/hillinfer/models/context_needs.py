@@ -13,7 +13,7 @@ from hillinfer.models.errors import FitError
 from hillinfer.models.footprint import Footprint
 from hillinfer.models.loader import ModelOutline
 from hillinfer.pools.budget_plan import BudgetPlan
-from hillinfer.pools.shadow_choice import WIDEST_FIRST, ShadowChoice
+from hillinfer.pools.shadow_choice import AUTO_FORMATS, ShadowChoice
 from hillinfer.settings import Settings
 
 DEFAULT_BUDGET_SHARE = 0.25
@@ -156,7 +156,7 @@ class ContextNeeds:
             return self.budget.resolve(sure_bytes)
         share = ByteSize(share=DEFAULT_BUDGET_SHARE).resolve(sure_bytes)
         if self.settings.shadow is None:
-            narrowest = replace(self.settings, shadow=WIDEST_FIRST[-1])
+            narrowest = replace(self.settings, shadow=AUTO_FORMATS[-1])
             plan = BudgetPlan.with_whole_shadow(self.shape, narrowest, tokens)
             return max(share, plan.comfortable_bytes + self.fork_bytes)
         plan = BudgetPlan.with_whole_shadow(self.shape, self.settings, tokens)

@@ -31,7 +31,9 @@ class TextSample:
     token_ids: tuple[int, ...]
 
 
-def standard_library_samples(tokenizer: Any, context: int) -> list[TextSample]:
+def standard_library_samples(
+    tokenizer: Any, context: int, parts: int = DEFAULT_TEXTS
+) -> list[TextSample]:
     """Return disjoint spans of the Python reference, which every machine has.
 
     The topics of `pydoc_data`, sorted by name and joined, are cut into equal parts, and each part
@@ -43,6 +45,8 @@ def standard_library_samples(tokenizer: Any, context: int) -> list[TextSample]:
         A transformers tokenizer.
     context
         Tokens of context; a sample has one more.
+    parts
+        How many samples.
 
     Raises
     ------
@@ -52,15 +56,15 @@ def standard_library_samples(tokenizer: Any, context: int) -> list[TextSample]:
     from pydoc_data.topics import topics
 
     text = "\n\n".join(topics[name] for name in sorted(topics))
-    part = len(text) // DEFAULT_TEXTS
+    length = len(text) // parts
     return [
         _sample(
             tokenizer,
-            f"pydoc_data.topics, part {number + 1} of {DEFAULT_TEXTS}",
-            text[number * part : (number + 1) * part],
+            f"pydoc_data.topics, part {number + 1} of {parts}",
+            text[number * length : (number + 1) * length],
             context,
         )
-        for number in range(DEFAULT_TEXTS)
+        for number in range(parts)
     ]
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from hillinfer.devices.device_shadows import Resident
 from hillinfer.devices.scorer import SegmentShadow
 from hillinfer.hie.probe_shadow import ProbeShadow
+from hillinfer.storage.shadow_arena import ShadowArena
 from hillinfer_model.channel_statistics import ChannelStatistics
 
 
@@ -20,6 +22,8 @@ class SegmentLayer:
 
     Parameters
     ----------
+    arena
+        Where its shadow lies in DRAM, beside those of the layer's other segments.
     shadow
         uint8 of shape (segment_beats, 64) in DRAM; None where it is on the drive or not made yet.
     slot
@@ -38,6 +42,7 @@ class SegmentLayer:
         that they need to look at it only once.
     """
 
+    arena: ShadowArena
     shadow: NDArray[np.uint8] | None = None
     slot: int | None = None
     resident: Resident | None = None
@@ -56,16 +61,16 @@ class Segment:
 
     Parameters
     ----------
-    layers
-        Layers of the model.
+    arenas
+        Of each layer of the model.
     """
 
-    def __init__(self, layers: int) -> None:
-        self.layers = [SegmentLayer() for _ in range(layers)]
+    def __init__(self, arenas: Iterable[ShadowArena]) -> None:
+        self.layers = [SegmentLayer(arena) for arena in arenas]
         self.owners = 1
 
     def clone(self) -> Segment:
         """Return a segment that one sequence owns alone; its shadows are still the same arrays."""
-        copy = Segment(0)
+        copy = Segment(())
         copy.layers = [replace(layer) for layer in self.layers]
         return copy

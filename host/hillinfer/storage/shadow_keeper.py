@@ -251,7 +251,7 @@ class ShadowKeeper:
     def _own(self, sequence: Sequence, number: int) -> Segment:
         """Return a segment that nobody else sees, made or copied as needed."""
         if number == len(sequence.segments):
-            sequence.segments.append(Segment(self._layers))
+            sequence.segments.append(self._memory.segment(self._layers, sequence.segments))
         segment = sequence.segments[number]
         if segment.owners > 1:
             own = self._memory.clone(segment)

@@ -19,6 +19,7 @@ from hillinfer.pools.accountant import Accountant, Part
 from hillinfer.storage.leaving_shadows import LeavingShadows
 from hillinfer.storage.resident_shadows import ResidentShadows
 from hillinfer.storage.segment import Segment, SegmentLayer
+from hillinfer.storage.shadow_arena import ShadowArena
 from hillinfer.storage.shadow_sizes import NO_SINKS, statistics_bytes
 from hillinfer.storage.shadow_store import STREAM_BUFFERS, ShadowStore
 from hillinfer.storage.shadow_stream import ShadowStream
@@ -74,6 +75,12 @@ class ShadowMemory:
         self._stream: ShadowStream | None = None
         self._leaving = LeavingShadows(store, counters, self._forget_written, self._drop_probes)
         self._residents = ResidentShadows(device, accountant, self._staging_buffer)
+
+    def segment(self, layers: int, before: list[Segment]) -> Segment:
+        """Return an empty segment, whose shadows will lie beside those of the ones before it."""
+        if before:
+            return Segment(own.arena for own in before[-1].layers)
+        return Segment(ShadowArena(self._store.slot_bytes) for _ in range(layers))
 
     def shadows(
         self, layer: int, segments: list[Segment], remake: Callable[[int], NDArray[np.uint8]]
@@ -149,7 +156,7 @@ class ShadowMemory:
             self._accountant.take(Part.OTHER, self._statistics_bytes)
         if own.shadow is None:
             try:
-                own.shadow = self._buffer()
+                own.shadow = self._buffer(own)
             except BaseException:
                 if own.statistics is None:
                     self._accountant.give(Part.OTHER, self._statistics_bytes)
@@ -323,13 +330,13 @@ class ShadowMemory:
             if own.statistics is not None:
                 self._free(own)
 
-    def _buffer(self) -> NDArray[np.uint8]:
+    def _buffer(self, own: SegmentLayer) -> NDArray[np.uint8]:
         self._accountant.take(Part.SHADOW, self._store.slot_bytes)
-        return self._store.buffer()
+        return self._store.view(own.arena.take())
 
     def _copied(self, own: SegmentLayer) -> NDArray[np.uint8] | None:
         """Return a copy of a shadow in DRAM; None where the device that held it is lost."""
-        copy = self._buffer()
+        copy = self._buffer(own)
         try:
             if own.shadow is not None:
                 copy[:] = own.shadow
@@ -380,8 +387,8 @@ class ShadowMemory:
         if own.resident is not None:
             self._residents.free(own)
         if own.shadow is not None:
-            self._accountant.give(Part.SHADOW, self._store.slot_bytes)
             own.drop_shadow()
+            self._accountant.give(Part.SHADOW, self._store.slot_bytes)
         if own.slot is not None:
             self._store.give(own.slot)
             own.slot = None

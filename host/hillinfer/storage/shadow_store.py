@@ -81,7 +81,11 @@ class ShadowStore:
 
     def buffer(self) -> NDArray[np.uint8]:
         """Return page-aligned zeros that a shadow fits in, uint8 (segment_beats, 64)."""
-        return self._view(aligned_buffer(self.slot_bytes))
+        return self.view(aligned_buffer(self.slot_bytes))
+
+    def view(self, memory: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Return a slot's bytes of memory as a shadow, uint8 (segment_beats, 64)."""
+        return memory[: self._shape[0] * self._shape[1]].reshape(self._shape)
 
     def take(self) -> int:
         """Return a slot that nobody owns."""
@@ -143,9 +147,6 @@ class ShadowStore:
 
     def _offset(self, slot: int) -> int:
         return (slot - self._base_slots) * self.slot_bytes
-
-    def _view(self, memory: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        return memory[: self._shape[0] * self._shape[1]].reshape(self._shape)
 
 
 def shadow_bytes(spec: KernelSpec) -> int:

@@ -88,8 +88,8 @@ def test_the_true_query_is_what_its_system_asks_for(cold_dir):
         opened = make_system(name).open(small)
         told[name] = opened.describe(), opened.cache.takes_predictions
         opened.close()
-    assert told[IN_MEMORY_TRUE] == ("shadow int8, true query", False)
-    assert told[IN_MEMORY] == ("shadow int8, predicted query", True)
+    assert told[IN_MEMORY_TRUE] == ("shadow int4, true query", False)
+    assert told[IN_MEMORY] == ("shadow int4, predicted query", True)
 
 
 @pytest.mark.parametrize("name", system_names())

@@ -164,7 +164,7 @@ def test_a_wrong_row_is_found(name, value, tmp_path):
     ("system", "asked", "used", "right"),
     [
         ("hillinfer", "int2", "int2", True),
-        ("hillinfer-in-memory", "auto", "int8", True),
+        ("hillinfer-in-memory", "auto", "int4", True),
         ("hillinfer-in-memory", "int4", "int8", False),
         ("infinigen", "int4", None, True),
         ("infinigen", "int4", "int4", False),

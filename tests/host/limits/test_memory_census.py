@@ -9,6 +9,7 @@ import types
 import numpy as np
 import pytest
 import torch
+from resident_memory import run_taken
 
 from hillinfer.gpu.host_lane import HostLane
 from hillinfer.model_shape import ModelShape, StoredType
@@ -20,6 +21,7 @@ from hillinfer.pools.pool_moment import PoolMoment
 from hillinfer.pools.slot_table import SLOT_BYTES, SlotTable
 from hillinfer.runtime import Runtime
 from hillinfer.settings import Settings
+from hillinfer.storage.huge_run import HugeRun
 
 SHAPE = ModelShape(
     layers=3,
@@ -37,6 +39,7 @@ _LEFT_OUT = (type, types.ModuleType, types.FunctionType, types.FrameType, types.
 def held_arrays(root):
     """Return the bytes of every array, mapping and tensor that can be reached from `root`."""
     sizes, seen, queue = {}, set(), [root]
+    runs = {id(run._mapping): run for run in gc.get_objects() if type(run) is HugeRun}
     while queue:
         one = queue.pop()
         if id(one) in seen or isinstance(one, _LEFT_OUT):
@@ -44,12 +47,16 @@ def held_arrays(root):
         seen.add(id(one))
         if isinstance(one, np.ndarray):
             memory = one
-            while isinstance(memory, np.ndarray) and memory.base is not None:
+            while isinstance(memory.base, np.ndarray):
                 memory = memory.base
-            if isinstance(memory, memoryview):
-                memory = memory.obj
-            sizes[id(memory)] = len(memory) if isinstance(memory, mmap.mmap) else memory.nbytes
-            queue.append(memory)
+            root = memory if memory.base is None else memory.base
+            root = root.obj if isinstance(root, memoryview) else root
+            if id(root) in runs:
+                # Address space, which is memory where arrays lie and nowhere else.
+                sizes[memory.ctypes.data] = memory.nbytes
+            else:
+                sizes[id(root)] = len(root) if isinstance(root, mmap.mmap) else root.nbytes
+            queue.append(root)
         elif isinstance(one, torch.Tensor):
             storage = one.untyped_storage()
             sizes[storage.data_ptr()] = storage.nbytes()
@@ -100,6 +107,10 @@ def check(runtime):
     shadows = sum(one.shadow is not None for one in layers)
     copies = sum(one.probes.shadow.nbytes for one in layers if one.probes is not None)
     assert held[Part.SHADOW] == shadows * runtime._shadow_store.slot_bytes + copies
+    runs = {id(run): run for one in layers for run in one.arena._runs}.values()
+    places = sum(run.taken_bytes for run in runs)
+    assert places == shadows * runtime._shadow_store.slot_bytes
+    assert sum(run_taken(run) for run in runs) <= places
     # Everything else that can be reached, buffers and tables of all kinds.
     reached = held_arrays(runtime) + slots
     assert reached <= sum(held.values()) + SMALL
@@ -131,6 +142,17 @@ def test_an_array_that_nobody_counted_is_found(runtime):
     sequence.hidden = {"list": [np.zeros(16 << 20, np.uint8)]}
     with pytest.raises(AssertionError):
         check(runtime)
+
+
+def test_a_place_that_nobody_counted_is_found(runtime):
+    sequence = runtime.open_sequence()
+    feed(runtime, sequence, 2500, 0)
+    check(runtime)
+    hidden = sequence.segments[0].layers[0].arena.take()
+    with pytest.raises(AssertionError):
+        check(runtime)
+    del hidden
+    check(runtime)
 
 
 def test_a_pool_that_shrinks_takes_next_to_nothing_for_it():

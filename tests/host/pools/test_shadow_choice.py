@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`auto` takes the widest shadow that leaves half the budget for rows, and says what it costs."""
+"""`auto` takes INT4, or what leaves half the budget for rows, and says what it costs."""
 
 import pytest
 from hypothesis import given
@@ -9,7 +9,7 @@ from hillinfer.byte_size import ByteSize
 from hillinfer.errors import BudgetError, SettingsError
 from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.pools.budget_plan import BudgetPlan, kernel_spec
-from hillinfer.pools.shadow_choice import WIDEST_FIRST, ShadowChoice
+from hillinfer.pools.shadow_choice import AUTO_FORMATS, ShadowChoice
 from hillinfer.settings import Settings
 from hillinfer.storage.shadow_sizes import held_bytes
 from hillinfer.storage.shadow_store import shadow_bytes
@@ -41,20 +41,19 @@ def chosen(mib, shadow="auto"):
 @pytest.mark.parametrize(
     ("mib", "expected"),
     [
-        (4096, KeyMode.INT8),
-        (2040, KeyMode.INT8),
+        (4096, KeyMode.INT4),
         (1960, KeyMode.INT4),
         (1080, KeyMode.INT4),
         (1040, KeyMode.INT2),
         (610, KeyMode.INT2),
     ],
 )
-def test_the_widest_that_leaves_half(mib, expected):
+def test_the_first_that_leaves_half(mib, expected):
     choice = chosen(mib)
     assert choice.settings.shadow is expected
     assert choice.warning is None
     assert choice.plan.hot_bytes >= choice.plan.budget_bytes / 2
-    wider = WIDEST_FIRST[: WIDEST_FIRST.index(expected)]
+    wider = AUTO_FORMATS[: AUTO_FORMATS.index(expected)]
     for mode in wider:
         plan = BudgetPlan.for_context(SHAPE, settings_of(mib, mode.value), TOKENS)
         assert plan.streamed_shadow_bytes or plan.hot_bytes < plan.budget_bytes / 2
@@ -98,8 +97,14 @@ def test_streaming_leaves_half_for_rows_and_says_what_it_costs():
 def test_room_for_all_rows_is_enough():
     """A short context need not leave half of a large budget for rows it does not have."""
     small = ShadowChoice.of(SHAPE, settings_of(400), 1024)
-    assert small.settings.shadow is KeyMode.INT8
+    assert small.settings.shadow is KeyMode.INT4
     assert small.warning is None
+
+
+@pytest.mark.parametrize("mib", [1080, 4096, 65_536])
+def test_int8_is_taken_only_where_it_is_named(mib):
+    assert chosen(mib).settings.shadow is KeyMode.INT4
+    assert chosen(mib, "int8").settings.shadow is KeyMode.INT8
 
 
 @pytest.mark.parametrize("mode", ["int8", "int4", "int2"])

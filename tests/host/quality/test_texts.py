@@ -21,6 +21,12 @@ def test_default_texts_are_different_and_long_enough():
     assert len({sample.name for sample in samples}) == DEFAULT_TEXTS
 
 
+def test_as_many_parts_as_are_asked_for():
+    samples = standard_library_samples(TOKENIZER, 500, 12)
+    assert len(samples) == len({sample.token_ids for sample in samples}) == 12
+    assert samples[-1].name.endswith("part 12 of 12")
+
+
 def test_default_texts_are_the_same_each_time():
     assert standard_library_samples(TOKENIZER, 500) == standard_library_samples(TOKENIZER, 500)
 

@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The shadow of a growing, forked or rewound sequence is that of the contract, from its keys."""
 
+import gc
+import mmap
+
 import numpy as np
 import pytest
 import torch
+from resident_memory import run_taken
 
 from hillinfer.devices.golden_scorer import GoldenScorer
 from hillinfer.errors import BudgetError, ColdPoolError
@@ -17,6 +21,9 @@ from hillinfer.storage.shadow_store import shadow_bytes
 from hillinfer_model.choices import Scope
 
 SEGMENT = 1024
+huge = pytest.mark.skipif(
+    not hasattr(mmap, "MADV_HUGEPAGE"), reason="shadows are memory of their own here"
+)
 # Full shadows that DRAM has room for, of two layers.
 PLACEMENTS = {"dram": 1000, "split": 3, "streamed": 0}
 
@@ -265,6 +272,84 @@ def test_no_probe_token_outlives_a_cut(story):
     spec = kernel_spec(told.shape, told.settings)
     again = 2 * (shadow_bytes(spec) + probe_bytes(spec, 1))
     assert told.runtime._accountant.held()["shadow"] == held + again
+
+
+def addresses(told, layer, sequence=None):
+    own = [segment.layers[layer].shadow for segment in (sequence or told.sequence).segments]
+    return [None if one is None else one.ctypes.data for one in own]
+
+
+def runs_of(told):
+    found = [run for one in told.sequence.segments[0].layers for run in one.arena._runs]
+    assert found
+    return found
+
+
+@huge
+def test_shadows_of_a_layer_lie_side_by_side(story):
+    told = story()
+    for tokens in (1024, 1024, 1500, 1):
+        told.feed(tokens)
+    step = shadow_bytes(kernel_spec(told.shape, told.settings))
+    for layer in range(2):
+        own = addresses(told, layer)
+        assert own == [own[0] + number * step for number in range(4)]
+
+
+@huge
+def test_what_left_for_the_drive_makes_room_for_the_next(story):
+    told = story(placement="streamed")
+    for _ in range(6):
+        told.feed(1024)
+        told.runtime._shadow._memory._leaving.settle()
+    told.feed(1)
+    for run, layer in zip(runs_of(told), range(2), strict=True):
+        assert addresses(told, layer)[:-1] == [None] * 6
+        assert run._unused <= 2, "the same place again and again"
+        assert run.taken_bytes == shadow_bytes(kernel_spec(told.shape, told.settings))
+        assert run_taken(run) <= run.taken_bytes
+
+
+@huge
+def test_places_come_back_with_forks_cuts_and_ends(story):
+    told = story()
+    told.feed(3000)
+    told.feed(1)
+    runs, one = runs_of(told), shadow_bytes(kernel_spec(told.shape, told.settings))
+    assert [run.taken_bytes for run in runs] == [3 * one] * 2
+    fork = told.runtime.fork(told.sequence)
+    told.feed(1, fork)
+    assert [run.taken_bytes for run in runs] == [4 * one] * 2, "a copy of the open segment"
+    told.runtime.truncate(told.sequence, 2000)
+    assert [run.taken_bytes for run in runs] == [4 * one] * 2, "one copied, one gone"
+    again = addresses(told, 0, fork)[-1]
+    told.runtime.release(fork)
+    assert [run.taken_bytes for run in runs] == [2 * one] * 2
+    told.feed(1500)
+    told.feed(1)
+    assert again > addresses(told, 0)[-1], "the first that is free"
+    told.runtime.release(told.sequence)
+    gc.collect()
+    assert [run.taken_bytes for run in runs] == [0, 0]
+    assert [run_taken(run) for run in runs] == [0, 0]
+
+
+@huge
+def test_whoever_looks_at_a_shadow_keeps_its_place(story):
+    told = story()
+    told.feed(2000)
+    told.feed(1)
+    looked = told.runtime._shadow.shadows(0, told.sequence)[0]
+    before = looked.shadow.copy()
+    run, other = runs_of(told)
+    told.runtime.release(told.sequence)
+    told.sequence = told.runtime.open_sequence()
+    told.feed(3000)
+    one = shadow_bytes(kernel_spec(told.shape, told.settings))
+    assert (run.taken_bytes, other.taken_bytes) == (one, 0)
+    np.testing.assert_array_equal(looked.shadow, before)
+    del looked
+    assert run.taken_bytes == 0
 
 
 def test_scorers_are_told_of_a_full_shadow_once(story):

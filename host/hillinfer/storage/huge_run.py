@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Places of one size side by side, in huge pages as far as they cover them."""
+
+from __future__ import annotations
+
+import ctypes
+import heapq
+import mmap
+import threading
+import weakref
+from collections import deque
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hillinfer.storage.aligned_buffer import PAGE_BYTES, private_memory, round_up
+
+HUGE_BYTES = 2 << 20
+# Of Linux 6.1, which Python has no name for: makes a huge page now, of what is there already.
+_MADV_COLLAPSE = 25
+_SWITCH = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+class HugeRun:
+    """Address space for places, which are memory only while somebody holds them.
+
+    A huge page is memory as a whole. So one is asked for only once taken places cover all of it:
+    what a run takes is the places' bytes and no more, whatever pages it is made of. A place comes
+    back when the last array over it goes, or, while a huge page is made, some milliseconds later.
+
+    Parameters
+    ----------
+    place_bytes
+        Of each place, whole pages.
+    places
+        How many.
+
+    Raises
+    ------
+    OSError
+        Where the system has no address space left, or refuses what is asked of it.
+    """
+
+    def __init__(self, place_bytes: int, places: int) -> None:
+        if place_bytes < 1 or place_bytes % PAGE_BYTES or places < 1:
+            raise ValueError(
+                f"a run has at least one place of whole pages, not {places} of {place_bytes} bytes"
+            )
+        self._place_bytes = place_bytes
+        # One more huge page, so that the first place can begin at one.
+        size = round_up(places * place_bytes, HUGE_BYTES) + HUGE_BYTES
+        self._mapping = private_memory(size)
+        address = int(np.frombuffer(self._mapping, np.uint8).ctypes.data)
+        self._start = -address % HUGE_BYTES
+        self._address = address + self._start
+        # Where huge pages come unasked, they would be memory that nobody counted. What is asked
+        # for later is tried here, where nothing is lost by it.
+        for advice in (mmap.MADV_NOHUGEPAGE, mmap.MADV_DONTNEED):
+            self._mapping.madvise(advice)
+        self._collapses = huge_pages_allowed()
+        self._taken = bytearray(places)
+        self._joined = bytearray(size // HUGE_BYTES)
+        self._unused = 0
+        self._free: list[int] = []
+        self._returned: deque[int] = deque()
+        self._changing = threading.Lock()
+
+    def take(self) -> NDArray[np.uint8] | None:
+        """Return the first free place, page-aligned zeros, or None where all are taken."""
+        with self._changing:
+            self._clear_returned()
+            if not self._free and self._unused == len(self._taken):
+                return None
+            place = self._free[0] if self._free else self._unused
+            memory: NDArray[np.uint8] = np.frombuffer(
+                self._mapping, np.uint8, self._place_bytes, self._offset(place)
+            )
+            weakref.finalize(memory, self._return, place).atexit = False
+            if self._free:
+                heapq.heappop(self._free)
+            else:
+                self._unused += 1
+            self._taken[place] = 1
+            for page in self._pages(place):
+                if self._is_covered(page):
+                    self._join(page)
+        self._settle()
+        return memory
+
+    @property
+    def taken_bytes(self) -> int:
+        """Bytes of the places that are taken."""
+        return sum(self._taken) * self._place_bytes
+
+    def _return(self, place: int) -> None:
+        """Take a place back, in whatever thread and in the middle of whatever it does."""
+        self._returned.append(place)
+        self._settle()
+
+    def _settle(self) -> None:
+        # Whoever is changing the run looks again afterwards, this very thread further up perhaps.
+        while self._returned and self._changing.acquire(blocking=False):
+            try:
+                self._clear_returned()
+            finally:
+                self._changing.release()
+
+    def _clear_returned(self) -> None:
+        while self._returned:
+            place = self._returned.popleft()
+            for page in self._pages(place):
+                if self._joined[page]:
+                    self._joined[page] = 0
+                    with suppress(OSError):
+                        self._advise(mmap.MADV_NOHUGEPAGE, page)
+            start = self._offset(place)
+            try:
+                self._mapping.madvise(mmap.MADV_DONTNEED, start, self._place_bytes)
+            except OSError:
+                # Somebody locked the process's memory since. The next to take it expects zeros.
+                self._mapping[start : start + self._place_bytes] = bytes(self._place_bytes)
+            self._taken[place] = 0
+            heapq.heappush(self._free, place)
+
+    def _join(self, page: int) -> None:
+        """Make a huge page of one that is covered, which most of its places were written to."""
+        self._joined[page] = 1
+        if not self._collapses:
+            return
+        with suppress(OSError):
+            self._advise(mmap.MADV_HUGEPAGE, page)
+            # It waits for every processor's turn, and whoever takes a place is in the middle of a
+            # step. At most one for each huge page there will ever be, and soon gone.
+            threading.Thread(
+                target=self._collapse, args=(page,), name="hillinfer-huge-page", daemon=True
+            ).start()
+
+    def _collapse(self, page: int) -> None:
+        """Make a huge page now, unless a place of it went meanwhile."""
+        with self._changing:
+            # Were a place free, its part would be memory that nobody counted.
+            if self._joined[page]:
+                # Refused for want of whole huge pages, while a drive reads one, or before 6.1: the
+                # system then makes one when it gets to it.
+                _madvise(self._address + page * HUGE_BYTES, HUGE_BYTES, _MADV_COLLAPSE)
+        self._settle()
+
+    def _advise(self, advice: int, page: int) -> None:
+        self._mapping.madvise(advice, self._start + page * HUGE_BYTES, HUGE_BYTES)
+
+    def _offset(self, place: int) -> int:
+        return self._start + place * self._place_bytes
+
+    def _pages(self, place: int) -> range:
+        """Return the huge pages that a place lies in."""
+        start = place * self._place_bytes
+        return range(start // HUGE_BYTES, (start + self._place_bytes - 1) // HUGE_BYTES + 1)
+
+    def _is_covered(self, page: int) -> bool:
+        """Say whether taken places cover all of a huge page."""
+        start, stop = page * HUGE_BYTES, (page + 1) * HUGE_BYTES
+        if stop > len(self._taken) * self._place_bytes:
+            return False
+        own = self._taken[start // self._place_bytes : (stop - 1) // self._place_bytes + 1]
+        return all(own)
+
+
+def huge_pages_allowed(switch: Path = _SWITCH) -> bool:
+    """Say whether this machine makes huge pages for those who ask."""
+    try:
+        return "[never]" not in switch.read_text()
+    except OSError:
+        return False
+
+
+def _madvise(address: int, byte_count: int, advice: int) -> None:
+    """Advise without Python's lock, which `mmap.madvise` holds on to."""
+    call = ctypes.CDLL(None).madvise
+    call(ctypes.c_void_p(address), ctypes.c_size_t(byte_count), ctypes.c_int(advice))

@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run takes the memory of its taken places and no more, in huge pages where they cover them."""
+
+import gc
+import itertools
+import mmap
+import random
+import threading
+
+import numpy as np
+import pytest
+from resident_memory import PAGES, huge, run_taken, taken
+
+from hillinfer.storage import huge_run
+from hillinfer.storage.aligned_buffer import PAGE_BYTES
+from hillinfer.storage.huge_run import HUGE_BYTES, HugeRun, huge_pages_allowed
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(mmap, "MADV_HUGEPAGE") or not PAGES.exists(), reason="this system has no huge pages"
+)
+# No divisor of a huge page: 3.9 of them make one, so places lie across its border.
+PLACE = 131 * PAGE_BYTES
+
+
+def span(run):
+    """Return where a run's whole address space begins and ends."""
+    whole = np.frombuffer(run._mapping, np.uint8)
+    return whole.ctypes.data, whole.ctypes.data + whole.nbytes
+
+
+def settle():
+    """Wait for huge pages that are being made."""
+    for one in threading.enumerate():
+        if one.name == "hillinfer-huge-page":
+            one.join()
+
+
+def filled(run, count, value=7):
+    made = [run.take() for _ in range(count)]
+    for one in made:
+        one[:] = value
+    return made
+
+
+def test_places_lie_next_to_each_other_from_a_huge_page_on():
+    run = HugeRun(PLACE, 5)
+    held = filled(run, 5)
+    assert run.take() is None
+    addresses = [one.ctypes.data for one in held]
+    assert addresses[0] % HUGE_BYTES == 0
+    assert [b - a for a, b in itertools.pairwise(addresses)] == [PLACE] * 4
+    assert {one.nbytes for one in held} == {PLACE}
+    start, stop = span(run)
+    assert start <= addresses[0]
+    assert addresses[-1] + PLACE <= stop
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_memory_is_that_of_taken_places_whatever_comes_and_goes(seed):
+    choose = random.Random(seed)
+    run = HugeRun(PLACE, 12)
+    held = []
+    for _ in range(40):
+        if held and choose.random() < 0.4:
+            held.pop(choose.randrange(len(held)))
+        elif len(held) < 12:
+            held += filled(run, 1)
+        # A place that goes meanwhile comes back when a huge page is made.
+        settle()
+        assert run_taken(run) == run.taken_bytes == len(held) * PLACE
+    held.clear()
+    assert run_taken(run) == 0
+
+
+def test_one_byte_more_than_the_places_would_show():
+    """The twin: a page that nobody took is found."""
+    run = HugeRun(PLACE, 40)
+    held = filled(run, 4)
+    start = np.frombuffer(run._mapping, np.uint8)
+    start[held[-1].ctypes.data + PLACE - start.ctypes.data] = 1
+    assert run_taken(run) == run.taken_bytes + PAGE_BYTES
+
+
+def test_huge_pages_come_once_they_are_covered_and_go_with_the_first_place():
+    if not huge_pages_allowed():
+        pytest.skip("this machine makes no huge pages")
+    before = huge()
+    run = HugeRun(PLACE, 16)
+    asked = []
+    run._advise, advise = lambda *told: (asked.append(told), advise(*told)), run._advise
+    held = filled(run, 3)
+    assert asked == []
+    assert huge() == before
+    held += filled(run, 1)
+    # Four places cover a huge page and part of the next.
+    assert asked == [(mmap.MADV_HUGEPAGE, 0)]
+    settle()
+    # The machine may be short of them.
+    assert huge() in (before, before + HUGE_BYTES)
+    held += filled(run, 12)
+    assert [page for _, page in asked] == [0, 1, 2, 3]
+    settle()
+    made = huge() - before
+    asked.clear()
+    held.pop(3)
+    assert asked == [(mmap.MADV_NOHUGEPAGE, 0), (mmap.MADV_NOHUGEPAGE, 1)]
+    assert huge() - before <= max(0, made - HUGE_BYTES)
+    assert run_taken(run) == run.taken_bytes == 15 * PLACE
+    assert all((one == 7).all() for one in held)
+
+
+def test_a_huge_page_of_which_a_place_went_is_not_made(monkeypatch):
+    asked = []
+    monkeypatch.setattr(huge_run, "_madvise", lambda address, *_: asked.append(address))
+    monkeypatch.setattr(huge_run, "huge_pages_allowed", lambda: True)
+    run = HugeRun(PLACE, 16)
+    held = filled(run, 4)
+    settle()
+    assert asked == [held[0].ctypes.data]
+    asked.clear()
+    with run._changing:
+        started = threading.Thread(target=run._collapse, args=(0,))
+        started.start()
+        del held[1]
+        run._clear_returned()
+    started.join()
+    assert asked == []
+    assert run_taken(run) == run.taken_bytes == 3 * PLACE
+
+
+def test_what_was_written_stays_when_a_huge_page_is_made_of_it():
+    run = HugeRun(PLACE, 8)
+    held = [run.take() for _ in range(3)]
+    generator = np.random.default_rng(0)
+    expected = [generator.integers(0, 256, PLACE, dtype=np.uint8) for _ in held]
+    for one, own in zip(held, expected, strict=True):
+        one[:] = own
+    held.append(run.take())
+    settle()
+    for one, own in zip(held, [*expected, np.zeros(PLACE, np.uint8)], strict=True):
+        np.testing.assert_array_equal(one, own)
+
+
+def test_a_place_comes_back_as_zeros_and_only_when_nobody_looks_at_it():
+    run = HugeRun(PLACE, 3)
+    held = filled(run, 3)
+    address, view = held[1].ctypes.data, held[1][5:9].reshape(2, 2)
+    del held[1]
+    assert run.take() is None, "a view is a user"
+    assert (view == 7).all()
+    assert run_taken(run) == 3 * PLACE
+    del view
+    assert run_taken(run) == 2 * PLACE
+    again = run.take()
+    assert again.ctypes.data == address
+    assert not again.any()
+
+
+def test_the_first_free_place_is_taken_first():
+    run = HugeRun(PLACE, 6)
+    held = dict(enumerate(filled(run, 6)))
+    addresses = [one.ctypes.data for one in held.values()]
+    for place in (4, 1, 3):
+        del held[place]
+    assert [run.take().ctypes.data for _ in range(1)] == [addresses[1]]
+    held[1] = run.take()
+    assert held[1].ctypes.data == addresses[1]
+    held[3] = run.take()
+    assert held[3].ctypes.data == addresses[3]
+
+
+def test_arrays_outlive_their_run():
+    run = HugeRun(PLACE, 3)
+    held = filled(run, 2)
+    start, stop = span(run)
+    del run
+    gc.collect()
+    assert (held[0] == 7).all()
+    held[1][:] = 9
+    assert taken(start, stop) == 2 * PLACE
+    del held[1]
+    assert taken(start, stop) == PLACE
+    held.clear()
+    gc.collect()
+    assert taken(start, stop) == 0
+
+
+def test_a_place_that_goes_while_the_run_changes_is_not_forgotten():
+    """A collection may run anywhere, in the middle of taking another place, too."""
+    run = HugeRun(PLACE, 3)
+    held = filled(run, 2)
+    with run._changing:
+        held.pop(0)
+        assert run.taken_bytes == 2 * PLACE
+    again = run.take()
+    assert again.ctypes.data < held[0].ctypes.data
+    assert run_taken(run) == PLACE, "nothing of it was touched yet"
+    assert not again.any()
+
+
+def test_threads_never_share_a_place():
+    run = HugeRun(PLACE, 24)
+    wrong = []
+
+    def work(value):
+        choose, own = random.Random(value), []
+        for _ in range(200):
+            if len(own) < 6 and choose.random() < 0.6:
+                one = run.take()
+                if one.any():
+                    wrong.append("not zeros")
+                one[:] = value
+                own.append(one)
+            elif own:
+                one = own.pop(choose.randrange(len(own)))
+                if (one != value).any():
+                    wrong.append("somebody else's")
+
+    threads = [threading.Thread(target=work, args=(value,)) for value in (1, 2, 3, 4)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    settle()
+    assert wrong == []
+    assert run_taken(run) == run.taken_bytes == 0
+
+
+def test_where_huge_pages_are_refused_the_places_stay(monkeypatch):
+    run = HugeRun(PLACE, 8)
+    monkeypatch.setattr(run, "_advise", _refused)
+    held = filled(run, 8)
+    settle()
+    assert run_taken(run) == 8 * PLACE
+    assert all((one == 7).all() for one in held)
+
+
+def _refused(advice, page):
+    raise OSError("refused")
+
+
+def test_memory_that_cannot_be_given_back_is_zeros_again():
+    """As in a process that locks all of its memory."""
+    run = HugeRun(PLACE, 2)
+    held = filled(run, 2)
+    run._mapping = _Locked(run._mapping)
+    del held[0]
+    run._mapping = run._mapping.own
+    again = run.take()
+    assert not again.any()
+    assert (held[0] == 7).all()
+
+
+class _Locked:
+    """A mapping that gives no memory back."""
+
+    def __init__(self, own):
+        self.own = own
+
+    def madvise(self, *advice):
+        raise OSError("locked")
+
+    def __setitem__(self, where, data):
+        self.own[where] = data
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("[always] madvise never", True), ("always [madvise] never", True), ("always [never]", False)],
+)
+def test_what_the_machine_allows(tmp_path, text, expected):
+    switch = tmp_path / "enabled"
+    assert not huge_pages_allowed(switch)
+    switch.write_text(text)
+    assert huge_pages_allowed(switch) is expected
+
+
+def test_nothing_is_asked_where_the_machine_makes_none(monkeypatch):
+    monkeypatch.setattr(huge_run, "huge_pages_allowed", lambda: False)
+    run = HugeRun(PLACE, 8)
+    asked = []
+    monkeypatch.setattr(run, "_advise", lambda *told: asked.append(told))
+    held = filled(run, 8)
+    assert asked == []
+    assert len(held) == 8
+
+
+@pytest.mark.parametrize(("place_bytes", "places"), [(0, 1), (100, 1), (PAGE_BYTES, 0)])
+def test_what_is_no_run_is_refused(place_bytes, places):
+    with pytest.raises(ValueError, match="whole pages"):
+        HugeRun(place_bytes, places)
