@@ -92,14 +92,17 @@ public:
     void run(std::vector<RowSet>& sets) {
         take_chunks(sets);
         std::vector<Item> items;
+        int64_t bytes = 0;
         for (const Chunk& chunk : chunks_) {
+            bytes += chunk.count * int64_t(set_kv_heads_ * attention_.head_bytes() * 2);
             for (int head = 0; head < set_kv_heads_; head += range_heads_) {
                 items.push_back({&chunk,
                                  {chunk.set * set_kv_heads_ + head,
                                   std::min(range_heads_, set_kv_heads_ - head)}});
             }
         }
-        run_parallel(attention_.threads, int64_t(items.size()), [&](int64_t number, int) {
+        const int threads = worthwhile_threads(attention_.threads, bytes);
+        run_parallel(threads, int64_t(items.size()), [&](int64_t number, int) {
             const Item& item = items[number];
             const int head = item.range.first * attention_.group_size;
             kernels_.add_rows(

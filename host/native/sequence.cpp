@@ -365,7 +365,10 @@ void segment_log_weights(const Kernels& kernels, const Sequence& sequence, const
     std::vector<Scratch> own = scratches(shape, sequence.threads);
     queries.code(sequence.scaled, segment, 0, own[0].codes.get());
     const QueryCodes query = queries.codes_of(0);
-    run_parallel(sequence.threads, groups_of(segment.tokens), [&](int64_t group, int worker) {
+    const int64_t groups = groups_of(segment.tokens);
+    const int threads =
+        worthwhile_threads(sequence.threads, groups * int64_t(shape.group_bytes()));
+    run_parallel(threads, groups, [&](int64_t group, int worker) {
         const uint8_t* from = segment.shadow + size_t(group) * shape.group_bytes();
         kernels.log_weights(
             shape,
@@ -399,9 +402,10 @@ void finish_sequence(const Kernels& kernels, const Sequence& sequence, int64_t t
                 exponents[group * head_tokens + head * kGroupTokens + token] == kInvalidExponent;
         }
     }
-    const std::vector<int32_t> offsets =
-        sequence_offsets(kernels, shape, sample, sequence.threads);
-    run_parallel(sequence.threads, groups_of(tokens), [&](int64_t group, int) {
+    const int64_t bytes = tokens * shape.rows() * int64_t(sizeof(int32_t));
+    const int threads = worthwhile_threads(sequence.threads, bytes);
+    const std::vector<int32_t> offsets = sequence_offsets(kernels, shape, sample, threads);
+    run_parallel(threads, groups_of(tokens), [&](int64_t group, int) {
         const int64_t position = group * kGroupTokens;
         const int count = int(std::min<int64_t>(tokens - position, kGroupTokens));
         kernels.finish(shape, log_weights + size_t(group) * row_tokens,

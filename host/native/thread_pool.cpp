@@ -97,7 +97,14 @@ std::once_flag once;
 // Without memory for it every call runs on its caller alone.
 void make_pool() { pool = new (std::nothrow) Pool; }
 
+// A second thread for 1 MiB: with fewer selected rows it gains nothing on two idle cores.
+constexpr int64_t kThreadBytes = 512 << 10;
+
 }  // namespace
+
+int worthwhile_threads(int threads, int64_t bytes) {
+    return int(std::clamp<int64_t>(bytes / kThreadBytes, 1, std::max(threads, 1)));
+}
 
 void run_parallel(int threads, int64_t items, const std::function<void(int64_t, int)>& work) {
     threads = int(std::min<int64_t>(std::min(threads, kMostThreads), items));

@@ -74,9 +74,20 @@ class DriveCalls:
             _SYSTEM.syscall(_IO_URING_ENTER, *given, nothing, ctypes.c_size_t(0)),
         )
 
-    def read_done(self, descriptor: int, into: memoryview, offset: int, result: int) -> int:
-        """Return how many bytes one read of many brought, by what the kernel said of it."""
-        return _checked_result(result)
+    def reads_done(
+        self,
+        descriptor: int,
+        buffer: NDArray[np.uint8],
+        reads: Reads,
+        done: NDArray[np.int64],
+        results: NDArray[np.int64],
+    ) -> NDArray[np.int64]:
+        """Return how many bytes reads of these numbers brought, by what the kernel said of each.
+
+        All at once: to look at every read takes Python longer than the kernel takes to make it.
+        What is below 0 is an error.
+        """
+        return results
 
     def size(self, descriptor: int) -> int:
         """Return how many bytes long an open file is."""
@@ -118,10 +129,7 @@ class DriveCalls:
 
 
 def _checked(result: int) -> int:
-    return _checked_result(-ctypes.get_errno() if result < 0 else result)
-
-
-def _checked_result(result: int) -> int:
     if result < 0:
-        raise OSError(-result, os.strerror(-result))
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
     return result

@@ -145,13 +145,13 @@ class IORing:
         """Take back what is queued: the kernel looks at it in `enter` only."""
         self._sq_tail[0] = self._sq_head[0]
 
-    def reap(self) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    def reap(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the tags of reads that are done, and bytes read or errors below 0 of each."""
         head, tail = int(self._cq_head[0]), int(self._cq_tail[0])
         count = (tail - head) & _WORD
         done = self._completions[(head + np.arange(count)) & self._cq_mask]
         self._cq_head[0] = tail
-        return done["tag"].astype(np.int64), done["result"]
+        return done["tag"].astype(np.int64), done["result"].astype(np.int64)
 
     def close(self) -> None:
         """Give the ring back; harmless when done twice."""

@@ -61,15 +61,6 @@ class NativeThreadEngine:
             results = self._calls.read_many(descriptor, reads, buffer.ctypes.data, self._threads)
         except OSError:
             return np.arange(len(reads))
-        view, read_done = buffer.data, self._calls.read_done
-        starts, counts = reads.buffer_offsets.tolist(), reads.byte_counts.tolist()
-        files, missing = reads.file_offsets.tolist(), []
-        for i, result in enumerate(results):
-            into = view[starts[i] : starts[i] + counts[i]]
-            try:
-                came = read_done(descriptor, into, files[i], result)
-            except OSError:
-                came = -1
-            if came != counts[i]:
-                missing.append(i)
-        return np.array(missing, np.int64)
+        every, told = np.arange(len(reads)), np.array(results, np.int64)
+        came = self._calls.reads_done(descriptor, buffer, reads, every, told)
+        return np.flatnonzero(came != reads.byte_counts)

@@ -52,21 +52,24 @@ def plan_reads(rows: NDArray[np.int64], row_bytes: int, buffer_bytes: int) -> It
     first = rows[order] * row_bytes
     start = first // PAGE_BYTES * PAGE_BYTES
     end = -(-(first + row_bytes) // PAGE_BYTES) * PAGE_BYTES
+    if not len(order):
+        return
+    # Once for all batches: a thread of Python plans while another computes.
+    new_read = np.ones(len(order), dtype=bool)
+    new_read[1:] = start[1:] > end[:-1] + JOIN_GAP_BYTES
+    grown = end - start
+    np.copyto(grown[1:], end[1:] - end[:-1], where=~new_read[1:])
+    used = grown.cumsum()
     begin = 0
     while begin < len(order):
-        # The batch's reads, packed one behind the other, must fit the buffer.
-        new_read = np.empty(len(order) - begin, dtype=bool)
-        new_read[0] = True
-        new_read[1:] = start[begin + 1 :] > end[begin:-1] + JOIN_GAP_BYTES
-        grown = np.where(
-            new_read,
-            end[begin:] - start[begin:],
-            np.diff(end[begin:], prepend=end[begin]),
-        )
-        used = np.cumsum(grown)
-        count = max(1, int(np.searchsorted(used, buffer_bytes, side="right")))
-        yield _batch(order, first, start, end, new_read[:count], begin)
-        begin += count
+        # A batch begins with a read of its own; its reads, packed one behind the other, must fit
+        # the buffer.
+        new_read[begin] = True
+        own = int(end[begin] - start[begin])
+        most = buffer_bytes - own + int(used[begin])
+        stop = max(begin + 1, int(used.searchsorted(most, side="right")))
+        yield _batch(order, first, start, end, new_read[begin:stop], begin)
+        begin = stop
 
 
 def lie_in_pages(rows: NDArray[np.uint8]) -> bool:

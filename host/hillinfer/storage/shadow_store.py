@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from hillinfer.timeline.recorder import Recorder
 from hillinfer.timeline.silent import SILENT
 from hillinfer_model.kernel_spec import BEAT_BYTES, KernelSpec
 
-# Shadows that are read at once, each into a buffer of its own.
+# Shadows that are read ahead of scoring.
 STREAM_BUFFERS = 4
 
 
@@ -107,14 +108,35 @@ class ShadowStore:
 
     def read(self, slot: int, into: NDArray[np.uint8]) -> Future[None]:
         """Read a shadow into what `buffer` made, in the background."""
-        file: ReadFile
-        if self._base is not None and slot < self._base_slots:
-            file, offset = self._base.file, slot * self.slot_bytes
-        else:
-            file, offset = self._opened(), self._offset(slot)
-        memory = _memory(into)
-        reads = Reads.in_pieces(offset, self.slot_bytes, MAX_READ_BYTES)
-        return self._readers.submit(self._noted_read, file, memory, reads)
+        return self.read_together([slot], _memory(into))
+
+    def buffers(self, count: int) -> tuple[NDArray[np.uint8], list[NDArray[np.uint8]]]:
+        """Return page-aligned memory of so many shadows, and each of them as `buffer` has it."""
+        memory = aligned_buffer(count * self.slot_bytes)[: count * self.slot_bytes]
+        starts = range(0, len(memory), self.slot_bytes)
+        return memory, [self._view(memory[start : start + self.slot_bytes]) for start in starts]
+
+    def read_together(self, slots: Sequence[int], into: NDArray[np.uint8]) -> Future[None]:
+        """Read shadows in the background, one behind the other.
+
+        Parameters
+        ----------
+        slots
+            Whose.
+        into
+            Memory for as many, uint8, from a page on.
+        """
+        numbers = np.asarray(slots, np.int64)
+        places = np.arange(len(numbers)) * self.slot_bytes
+        parts: list[tuple[ReadFile, Reads]] = []
+        in_base = numbers < self._base_slots
+        if self._base is not None and in_base.any():
+            offsets = numbers[in_base] * self.slot_bytes
+            parts.append((self._base.file, self._reads(offsets, places[in_base])))
+        if not in_base.all():
+            offsets = (numbers[~in_base] - self._base_slots) * self.slot_bytes
+            parts.append((self._opened(), self._reads(offsets, places[~in_base])))
+        return self._readers.submit(self._noted_reads, parts, into)
 
     def place(self, slot: int) -> tuple[int, int]:
         """Return descriptor and offset of a shadow that was written or lies in the base."""
@@ -136,9 +158,19 @@ class ShadowStore:
         with self._recorder.span(Lane.WRITES, "shadow", bytes=len(memory)):
             file.write(memory, offset)
 
-    def _noted_read(self, file: ReadFile, memory: NDArray[np.uint8], reads: Reads) -> None:
-        with self._recorder.span(Lane.READS, "shadow", reads=len(reads), bytes=self.slot_bytes):
-            self._engine.read(file, memory, reads)
+    def _noted_reads(self, parts: list[tuple[ReadFile, Reads]], memory: NDArray[np.uint8]) -> None:
+        for file, reads in parts:
+            size = int(reads.byte_counts.sum())
+            with self._recorder.span(Lane.READS, "shadow", reads=len(reads), bytes=size):
+                self._engine.read(file, memory, reads)
+
+    def _reads(self, offsets: NDArray[np.int64], places: NDArray[np.int64]) -> Reads:
+        pieces = np.arange(0, self.slot_bytes, MAX_READ_BYTES)
+        return Reads(
+            (offsets[:, None] + pieces).reshape(-1),
+            (places[:, None] + pieces).reshape(-1),
+            np.tile(np.minimum(self.slot_bytes - pieces, MAX_READ_BYTES), len(offsets)),
+        )
 
     def _opened(self) -> ColdFile:
         if self._file is None:

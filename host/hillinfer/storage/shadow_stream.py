@@ -7,16 +7,38 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hillinfer.counters import Counters
+from hillinfer.storage.read_plan import MAX_READ_BYTES
 from hillinfer.storage.shadow_store import STREAM_BUFFERS, ShadowStore
+
+
+@dataclass(frozen=True)
+class _Buffers:
+    """Memory that shadows are read to at once, and each of them in it."""
+
+    memory: NDArray[np.uint8]
+    shadows: list[NDArray[np.uint8]]
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """Slots that are read, or were, to the first of some buffers."""
+
+    slots: Sequence[int]
+    buffers: _Buffers
+    reading: Future[None]
 
 
 class ShadowStream:
     """Hands out the shadows of one layer in order, each valid until the next is asked for.
+
+    Small shadows are read several at once: to hand a read to another thread and to wait for it
+    takes longer than to score one of them.
 
     Parameters
     ----------
@@ -29,46 +51,59 @@ class ShadowStream:
     def __init__(self, store: ShadowStore, counters: Counters) -> None:
         self._store = store
         self._counters = counters
-        self._buffers = [store.buffer() for _ in range(STREAM_BUFFERS)]
+        together = together_of(store.slot_bytes)
+        self._free = [_Buffers(*store.buffers(together)) for _ in range(STREAM_BUFFERS // together)]
         self._slots: Sequence[int] = ()
         self._next = 0
-        self._current: tuple[int, NDArray[np.uint8]] | None = None
-        self._ahead: deque[tuple[int, NDArray[np.uint8], Future[None]]] = deque()
+        self._current: _Batch | None = None
+        self._ahead: deque[_Batch] = deque()
 
     def begin(self, slots: Sequence[int]) -> None:
         """Start to read these slots, which will be asked for in this order."""
-        wait([reading for _, _, reading in self._ahead])
-        self._ahead.clear()
-        self._current = None
+        wait([batch.reading for batch in self._ahead])
+        while self._ahead:
+            self._free.append(self._ahead.popleft().buffers)
+        self._give_current()
         self._slots, self._next = slots, 0
-        for buffer in self._buffers:
-            self._read_next(buffer)
+        self._read_ahead()
 
     def shadow(self, slot: int) -> NDArray[np.uint8]:
         """Return the shadow in a slot, uint8 (segment_beats, 64).
 
         The last one may be asked for again; any other only in the order that was announced.
         """
-        if self._current is not None and self._current[0] == slot:
-            return self._current[1]
-        if self._current is not None:
-            self._read_next(self._current[1])
-            self._current = None
-        if not self._ahead or self._ahead[0][0] != slot:
-            # Whoever scores again, or in another order, starts over from here.
-            rest = list(self._slots)
-            self.begin(rest[rest.index(slot) :])
-        expected, buffer, reading = self._ahead.popleft()
-        assert expected == slot
-        started = time.perf_counter()
-        reading.result()
-        self._counters.drive_wait_seconds += time.perf_counter() - started
-        self._current = slot, buffer
-        return buffer
+        if self._current is None or slot not in self._current.slots:
+            self._give_current()
+            self._read_ahead()
+            if not self._ahead or self._ahead[0].slots[0] != slot:
+                # Whoever scores again, or in another order, starts over from here.
+                rest = list(self._slots)
+                self.begin(rest[rest.index(slot) :])
+            started = time.perf_counter()
+            # Until then it stays in line, where `begin` waits for it whatever comes in between.
+            self._ahead[0].reading.result()
+            self._current = self._ahead.popleft()
+            self._counters.drive_wait_seconds += time.perf_counter() - started
+        return self._current.buffers.shadows[self._current.slots.index(slot)]
 
-    def _read_next(self, buffer: NDArray[np.uint8]) -> None:
-        if self._next < len(self._slots):
-            slot = self._slots[self._next]
-            self._next += 1
-            self._counters.shadow_read_bytes += self._store.slot_bytes
-            self._ahead.append((slot, buffer, self._store.read(slot, buffer)))
+    def _give_current(self) -> None:
+        if self._current is not None:
+            self._free.append(self._current.buffers)
+            self._current = None
+
+    def _read_ahead(self) -> None:
+        while self._free and self._next < len(self._slots):
+            buffers = self._free.pop()
+            slots = self._slots[self._next : self._next + len(buffers.shadows)]
+            self._next += len(slots)
+            self._counters.shadow_read_bytes += len(slots) * self._store.slot_bytes
+            reading = self._store.read_together(slots, buffers.memory)
+            self._ahead.append(_Batch(slots, buffers, reading))
+
+
+def together_of(slot_bytes: int) -> int:
+    """Return how many shadows of a size are read at once, a divisor of all buffers."""
+    together = STREAM_BUFFERS
+    while together > 1 and together * slot_bytes > MAX_READ_BYTES:
+        together //= 2
+    return together

@@ -113,10 +113,8 @@ class UringEngine:
         reads: Reads,
         whole: NDArray[np.bool_],
     ) -> None:
-        view, files = buffer.data, reads.file_offsets.tolist()
-        starts, counts = reads.buffer_offsets.tolist(), reads.byte_counts.tolist()
         addresses = reads.buffer_offsets + buffer.ctypes.data
-        pushed, count, read_done = 0, len(reads), self._calls.read_done
+        pushed, count = 0, len(reads)
         while pushed < count or ring.in_flight:
             more = min(ring.depth - ring.in_flight - ring.queued, count - pushed)
             if more:
@@ -141,14 +139,8 @@ class UringEngine:
                 ring.retract()
                 return
             done, results = ring.reap()
-            for i, result in zip(done.tolist(), results.tolist(), strict=True):
-                at = starts[i]
-                into = view[at : at + counts[i]]
-                try:
-                    came = read_done(descriptor, into, files[i], result)
-                except OSError:
-                    continue
-                whole[i] = came == counts[i]
+            came = self._calls.reads_done(descriptor, buffer, reads, done, results)
+            whole[done] = came == reads.byte_counts[done]
 
     def _drain(self, ring: IORing, buffer: NDArray[np.uint8]) -> None:
         """Wait until the ring is empty; what comes is not looked at."""

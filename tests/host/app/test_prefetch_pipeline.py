@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is announced is selected and read ahead; what is not asked for leaves nothing behind."""
 
+import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,8 +15,10 @@ from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.pools.budget_plan import BudgetPlan
 from hillinfer.runtime import Runtime
 from hillinfer.settings import Settings
-from hillinfer.storage.drive_calls import DriveCalls
 from hillinfer.storage.landing_area import BlockState
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
+from single_reads import SingleReads
 
 TOKENS, LAYERS = 600, 3
 SHAPE = ModelShape(
@@ -28,7 +32,7 @@ SHAPE = ModelShape(
 CHOSEN = Settings().changed(alpha=0.3, kept_recent=4, block_rows=64)
 
 
-class FailingCalls(DriveCalls):
+class FailingCalls(SingleReads):
     """Every read fails once `broken` is set."""
 
     broken = False

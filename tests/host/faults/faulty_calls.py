@@ -16,9 +16,16 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from single_reads import SingleReads
+
 from hillinfer.storage.drive_calls import DriveCalls
 
-KINDS = tuple(name for name in vars(DriveCalls) if not name.startswith("_"))
+# What came of many reads is asked for each of them.
+KINDS = tuple(
+    "read_done" if name == "reads_done" else name
+    for name in vars(DriveCalls)
+    if not name.startswith("_")
+)
 
 
 class Fault(StrEnum):
@@ -89,7 +96,7 @@ class Injection:
     fault: Fault
 
 
-class FaultyCalls(DriveCalls):
+class FaultyCalls(SingleReads):
     """The operating system, with one thing that goes wrong; counts the calls of each kind.
 
     Parameters
@@ -159,7 +166,7 @@ class WithoutNativeReads(DriveCalls):
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
 
-class KillingCalls(DriveCalls):
+class KillingCalls(SingleReads):
     """The operating system, under a process that dies right before or after one of its calls.
 
     Parameters
@@ -185,12 +192,13 @@ class KillingCalls(DriveCalls):
 
 
 def _with_faults(kind: str) -> Callable[..., Any]:
-    real = getattr(DriveCalls, kind)
+    real = getattr(SingleReads, kind)
 
     @functools.wraps(real)
     def call(self: FaultyCalls, *args: Any) -> Any:
         fault = self._goes_wrong(kind)
-        reached = getattr(self._below, kind)
+        # Only this one knows reads by themselves, wherever they are made.
+        reached = getattr(self._below, kind, functools.partial(real, self))
         if fault is None:
             return reached(*args)
         if fault is Fault.DELAY:
@@ -216,7 +224,7 @@ def _with_faults(kind: str) -> Callable[..., Any]:
 
 
 def _deadly(kind: str) -> Callable[..., Any]:
-    real = getattr(DriveCalls, kind)
+    real = getattr(SingleReads, kind)
 
     @functools.wraps(real)
     def call(self: KillingCalls, *args: Any) -> Any:

@@ -18,7 +18,9 @@ from hillinfer.hf.attach import Attachment
 from hillinfer.hf.runtime_users import RUNTIME_THREADS
 from hillinfer.policies.pool_policy import PoolPolicy
 from hillinfer.settings import Settings
-from hillinfer.storage.drive_calls import DriveCalls
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
+from single_reads import SingleReads
 
 TINY = TinyModel()
 IDS, _ = prompts([150])
@@ -26,7 +28,7 @@ IDS, _ = prompts([150])
 ENOUGH = 60
 
 
-class Collector(DriveCalls):
+class Collector(SingleReads):
     """Runs the garbage collector in one of the runtime's threads, once it is let."""
 
     def __init__(self):

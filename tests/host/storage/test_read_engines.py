@@ -29,6 +29,7 @@ from hillinfer.storage.uring_engine import UringEngine
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
 from faulty_calls import FAULTS, Fault, FaultyCalls, Injection
+from single_reads import SingleReads
 
 THREADS = 3
 
@@ -153,8 +154,22 @@ class TestFaults:
             np.testing.assert_array_equal(brought(engine, file, reads), expected(content, reads))
         file.close()
 
+    def test_python_looks_at_many_reads_at_once(self, rings, file, content):
+        class Counting(DriveCalls):
+            looks = 0
+
+            def reads_done(self, *args):
+                self.looks += 1
+                return super().reads_done(*args)
+
+        calls, reads = Counting(), scattered(1, 40)
+        with opened(UringEngine(1, calls, depth=64)) as engine:
+            np.testing.assert_array_equal(brought(engine, file, reads), expected(content, reads))
+        # The kernel hands back many at once, how many is its own choice.
+        assert 1 <= calls.looks < len(reads) / 4
+
     def test_the_error_names_file_and_place(self, engine_choice, tmp_path, content):
-        class Failing(DriveCalls):
+        class Failing(SingleReads):
             def preadv(self, descriptor, into, offset):
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
 
@@ -228,7 +243,7 @@ class TestFaults:
             os.close(other_end)
 
     def test_an_interrupt_leaves_no_read_behind(self, rings, file, content):
-        class Interrupting(DriveCalls):
+        class Interrupting(SingleReads):
             left = 5
 
             def read_done(self, *args):

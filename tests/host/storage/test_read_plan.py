@@ -160,3 +160,39 @@ def test_buffers_are_whole_pages_on_page_starts(count):
     assert len(buffer) % PAGE_BYTES == 0
     assert len(buffer) >= max(count, 1)
     assert buffer.ctypes.data % PAGE_BYTES == 0
+
+
+def planned_anew(rows, row_bytes, buffer_bytes, gap=JOIN_GAP_BYTES):
+    """Files and sizes of each batch, planned row by row."""
+    batches, used = [], buffer_bytes
+    for row in sorted(rows.tolist()):
+        start = row * row_bytes // PAGE_BYTES * PAGE_BYTES
+        end = -(-(row + 1) * row_bytes // PAGE_BYTES) * PAGE_BYTES
+        if batches and start <= batches[-1][-1][1] + gap:
+            grown = end - batches[-1][-1][1]
+            if used + grown <= buffer_bytes:
+                batches[-1][-1][1], used = end, used + grown
+                continue
+        elif batches and used + end - start <= buffer_bytes:
+            batches[-1].append([start, end])
+            used += end - start
+            continue
+        batches.append([[start, end]])
+        used = end - start
+    return batches
+
+
+@pytest.mark.parametrize("row_bytes", [64, 768, 4096, 5120])
+def test_all_batches_are_those_of_a_plan_row_by_row(row_bytes):
+    seen = 0
+    for seed in range(20):
+        generator = np.random.default_rng(seed)
+        rows = generator.choice(3000, int(generator.integers(1, 400)), replace=False)
+        buffer_bytes = row_bytes + int(generator.integers(2, 40)) * PAGE_BYTES
+        found = [
+            np.stack([one.file_offsets, one.file_offsets + one.byte_counts], axis=1).tolist()
+            for one in plan_reads(rows, row_bytes, buffer_bytes)
+        ]
+        assert found == planned_anew(rows, row_bytes, buffer_bytes)
+        seen += found != planned_anew(rows, row_bytes, buffer_bytes, JOIN_GAP_BYTES - PAGE_BYTES)
+    assert seen
