@@ -99,7 +99,12 @@ public:
                                   std::min(range_heads_, set_kv_heads_ - head)}});
             }
         }
-        run_parallel(attention_.threads, int64_t(items.size()), [&](int64_t number, int) {
+        int64_t bytes = 0;
+        for (const Chunk& chunk : chunks_) {
+            bytes += chunk.count * 2 * set_kv_heads_ * int64_t(attention_.head_bytes());
+        }
+        const int threads = threads_for(bytes, attention_.threads);
+        run_parallel(threads, int64_t(items.size()), [&](int64_t number, int) {
             const Item& item = items[number];
             const int head = item.range.first * attention_.group_size;
             kernels_.add_rows(

@@ -70,6 +70,8 @@ bool choose(const Kernels& kernels, const Sequence& sequence, const Choice& choi
     for (int64_t i = 0; i < sequence.segment_count; ++i) {
         tokens += sequence.segments[i].tokens;
     }
+    const int64_t shadow_bytes = tokens * int64_t(sequence.shape.group_bytes()) / kGroupTokens;
+    scoring.threads = threads_for(shadow_bytes, sequence.threads);
     const int64_t length = tokens + sequence.coming;
     const int64_t head = std::min<int64_t>(choice.sinks, length);
     const int64_t tail = std::max(length - choice.recent, head);
@@ -77,7 +79,7 @@ bool choose(const Kernels& kernels, const Sequence& sequence, const Choice& choi
     const int sets = sequence.shape.sets();
     const std::unique_ptr<uint32_t[]> tuples(new uint32_t[size_t(sets) * size_t(tokens)]);
     score_sequence(kernels, scoring, tuples.get());
-    run_parallel(sequence.threads, sets, [&](int64_t set, int) {
+    run_parallel(scoring.threads, sets, [&](int64_t set, int) {
         int64_t* own = count_up(0, head, out + set * choice.count);
         own = select_best(tuples.get() + set * tokens, head, tail, best, own);
         count_up(tail, length, own);

@@ -99,6 +99,11 @@ void make_pool() { pool = new (std::nothrow) Pool; }
 
 }  // namespace
 
+int threads_for(int64_t bytes, int threads) {
+    constexpr int64_t kBytesPerThread = 1 << 20;
+    return int(std::clamp<int64_t>(bytes / kBytesPerThread, 1, std::max(threads, 1)));
+}
+
 void run_parallel(int threads, int64_t items, const std::function<void(int64_t, int)>& work) {
     threads = int(std::min<int64_t>(std::min(threads, kMostThreads), items));
     if (threads > 1) {

@@ -9,6 +9,10 @@ namespace hillinfer {
 // No machine has as many cores that memory could feed; more threads than these are never used.
 constexpr int kMostThreads = 1024;
 
+// As many of `threads` as work over so many bytes is worth: a thread that sleeps wakes in about the
+// time that one alone reads half a mebibyte, and under load in many times that.
+int threads_for(int64_t bytes, int threads);
+
 // Runs `work(item, worker)` for every item below `items` on up to `threads` threads, the caller's
 // among them; worker is below `threads`. A second call at the same time runs on its caller alone:
 // the machine's cores are taken. Where the system gives no more threads, fewer do the work.
