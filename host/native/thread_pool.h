@@ -9,8 +9,8 @@ namespace hillinfer {
 // No machine has as many cores that memory could feed; more threads than these are never used.
 constexpr int kMostThreads = 1024;
 
-// As many of `threads` as work over so many bytes is worth: a thread that sleeps wakes in about the
-// time that one alone reads half a mebibyte, and under load in many times that.
+// As many of `threads` as work over so many bytes is worth: waking one that sleeps takes as long as
+// reading some hundred kilobytes, and on a busy machine many times that.
 int threads_for(int64_t bytes, int threads);
 
 // Runs `work(item, worker)` for every item below `items` on up to `threads` threads, the caller's
