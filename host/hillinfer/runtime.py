@@ -261,7 +261,10 @@ class Runtime:
             return
         bring = self._on_host(query[:, 0])
         select = self._selection.announced(layer, sequence, scaling, bring)
-        self._pipeline.announce(layer, sequence, past, select)
+        if self._gpu is None and self._selection.is_quick(layer, sequence):
+            self._pipeline.select_now(layer, sequence, past, select)
+        else:
+            self._pipeline.announce(layer, sequence, past, select)
 
     def attend_selected(
         self,

@@ -16,6 +16,8 @@ enum Outcome : int32_t {
     kNoMemory = 2,
     kFailed = 3,
     kNotFinite = 4,
+    kCold = 5,
+    kMisplaced = 6,
 };
 
 }  // namespace hillinfer

@@ -220,4 +220,16 @@ void attention_result(const AttentionKernels& kernels, const Attention& attentio
     }
 }
 
+void attend(const AttentionKernels& kernels, const Attention& attention, RowSet rows, float* out) {
+    // Vectors that cross no line load faster.
+    constexpr size_t kLine = 64;
+    size_t room = State::bytes(attention) + kLine;
+    const std::unique_ptr<uint8_t[]> memory(new uint8_t[room]);
+    void* state = memory.get();
+    std::align(kLine, State::bytes(attention), state, room);
+    begin_attention(kernels, attention, state);
+    add_rows(kernels, attention, &rows, 1, state);
+    attention_result(kernels, attention, state, out);
+}
+
 }  // namespace hillinfer

@@ -97,6 +97,8 @@ void add_rows(const AttentionKernels& kernels, const Attention& attention, const
 // Output of the rows so far, query_heads * head_dim; more rows may follow.
 void attention_result(const AttentionKernels& kernels, const Attention& attention,
                       const void* state, float* out);
+// Output of one set of rows, all here, at least one.
+void attend(const AttentionKernels& kernels, const Attention& attention, RowSet rows, float* out);
 
 // For rows that are keys alone: out[head * stride + row] of every query head.
 void inner_products(const AttentionKernels& kernels, const Attention& attention,

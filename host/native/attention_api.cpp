@@ -5,6 +5,7 @@
 
 #include "api.h"
 #include "attention.h"
+#include "row_places.h"
 #include "thread_pool.h"
 
 using namespace hillinfer;
@@ -74,6 +75,23 @@ HILLINFER_API int32_t hillinfer_attention_result(int32_t variant, const Attentio
     return guarded(variant, [&](const AttentionKernels& kernels) {
         attention_result(kernels, *attention, state, out);
     });
+}
+
+// Finds rows and, where all of them are in memory, attends to them; else kCold, or kMisplaced for a
+// position that is nowhere. `addresses` gets what `find_rows` says.
+HILLINFER_API int32_t hillinfer_attend_hot(int32_t variant, const Attention* attention,
+                                           const Places* places, uint64_t* addresses, float* out) {
+    Found found = kAllHot;
+    const int32_t outcome = guarded(variant, [&](const AttentionKernels& kernels) {
+        found = find_rows(*places, addresses);
+        if (found == kAllHot) {
+            attend(kernels, *attention, {addresses, places->count}, out);
+        }
+    });
+    if (outcome != kDone || found == kAllHot) {
+        return outcome;
+    }
+    return found == kSomeCold ? kCold : kMisplaced;
 }
 
 HILLINFER_API int32_t hillinfer_inner_products(int32_t variant, const Attention* attention,

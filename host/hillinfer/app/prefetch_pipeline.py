@@ -86,6 +86,21 @@ class PrefetchPipeline:
             self._work, layer, sequence, past, select
         )
 
+    def select_now(
+        self, layer: int, sequence: Sequence, past: int, select: Callable[[], Sets]
+    ) -> None:
+        """Select for a layer that comes next in the caller's own thread; only reads go on.
+
+        For what is selected sooner than another thread would begin to. Parameters as in `announce`,
+        and errors wait for `take` as there.
+        """
+        ahead: Future[Ahead] = Future()
+        try:
+            ahead.set_result(self._work(layer, sequence, past, select))
+        except Exception as error:
+            ahead.set_exception(error)
+        self._ahead[layer, id(sequence)] = ahead
+
     def take(self, layer: int, sequence: Sequence) -> Ahead | None:
         """Return what was announced of a layer, once it is selected; None where nothing was.
 

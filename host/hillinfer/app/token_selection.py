@@ -26,6 +26,9 @@ from hillinfer_model.errors import NonFiniteQueryError
 from hillinfer_model.kernel_spec import KernelSpec
 
 Sets = list[NDArray[np.int64]]
+# Shadow of one layer that is scored while another thread would still be waking, and taking Python's
+# lock and the caches from the one that computes.
+QUICK_BYTES = 4 << 20
 
 
 class TokenSelection:
@@ -63,6 +66,7 @@ class TokenSelection:
         self._shadow = shadow
         self._keeper = keeper
         self._spec = spec
+        self._token_bytes = spec.segment_bytes / spec.segment_tokens
         self._scope = scope
         self._accountant = accountant
         self._recorder = recorder
@@ -133,6 +137,17 @@ class TokenSelection:
             with self._recorder.span(Lane.HOST_SCORING, "score", layer=layer, tokens=length):
                 self._count_observed(layer, sequence, scaling, shadows)
                 return self._evaluation.select(_host_query(query), scaling, shadows)
+
+    def is_quick(self, layer: int, sequence: Sequence) -> bool:
+        """Say whether scoring a layer takes no longer than having another thread do it.
+
+        It does where the processor scores little, and waits for neither a device nor a drive.
+        """
+        return (
+            self._evaluation.is_native
+            and sequence.lengths[layer] * self._token_bytes <= QUICK_BYTES
+            and not any(segment.layers[layer].slot is not None for segment in sequence.segments)
+        )
 
     def announced(
         self,

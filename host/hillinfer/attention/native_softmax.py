@@ -49,13 +49,7 @@ class NativeSoftmax:
         scaling: float,
         state_bytes: int,
     ) -> None:
-        expected = (shape.query_heads, shape.head_dim)
-        if query.shape != expected:
-            raise ValueError(f"query of shape {tuple(query.shape)}, not {expected}")
-        if query.device.type != "cpu" or not query.is_floating_point():
-            raise ValueError(f"query of {query.dtype} on {query.device}: give floats on the CPU")
-        if not math.isfinite(scaling):
-            raise ValueError(f"scaling {scaling} is not finite")
+        check_query(shape, query, scaling)
         self._shape = shape
         self._variant = variant.number
         self._library = native_library()
@@ -142,6 +136,17 @@ class NativeSoftmax:
                     f"{count} rows after {before}: every call but a set's last brings a multiple"
                     f" of {self.tile_rows}"
                 )
+
+
+def check_query(shape: ModelShape, query: torch.Tensor, scaling: float) -> None:
+    """Raise ValueError where attention cannot take a query; see `NativeAttention.begin`."""
+    expected = (shape.query_heads, shape.head_dim)
+    if query.shape != expected:
+        raise ValueError(f"query of shape {tuple(query.shape)}, not {expected}")
+    if query.device.type != "cpu" or not query.is_floating_point():
+        raise ValueError(f"query of {query.dtype} on {query.device}: give floats on the CPU")
+    if not math.isfinite(scaling):
+        raise ValueError(f"scaling {scaling} is not finite")
 
 
 def described(shape: ModelShape, query: int | None, scaling: float) -> Attention:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import closing
 
 import numpy as np
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from hillinfer.attention.native_attention import NativeAttention
 from hillinfer.attention.row_states import RowStates, compute_type
 from hillinfer.attention.softmax_merge import SoftmaxMerge
+from hillinfer.native.structures import Places
 from hillinfer.storage.landed_rows import LandedRows
 from hillinfer.storage.row_locator import RowLocator
 from hillinfer.storage.row_reader import RowReader
@@ -91,16 +93,8 @@ class RowAttention:
             # Where nothing was selected, output is that of an ordinary cache to the last bit.
             and attended < sequence.lengths[layer]
         ):
-            softmax = self._native.begin(query[:, 0], scaling)
-            tile = softmax.tile_rows
-            # Closed here and now: what it holds must not wait for a traceback to go.
-            with closing(
-                self._locator.fetch_in_place(layer, sequence, sets[0], step, landed, tile)
-            ) as fetched:
-                for addresses in fetched:
-                    with self._recorder.span(Lane.COMPUTE, "attention", layer=layer):
-                        softmax.add([addresses])
-            return softmax.result()[:, None].to(query.dtype)
+            out = self._in_place(layer, sequence, query[:, 0], sets[0], scaling, step, landed)
+            return out[:, None].to(query.dtype)
         wide = query.to(compute_type(query))
         merges = [SoftmaxMerge(heads, scaling) for heads in wide.chunk(len(sets))]
         union = sets[0] if len(sets) == 1 else np.unique(np.concatenate(sets))
@@ -118,3 +112,45 @@ class RowAttention:
                             own = slice(head, head + 1)
                             merges[head].add_block(keys[own, index], values[own, index])
         return torch.cat([merge.result() for merge in merges]).to(query.dtype)
+
+    def _in_place(
+        self,
+        layer: int,
+        sequence: Sequence,
+        query: torch.Tensor,
+        positions: NDArray[np.int64],
+        scaling: float,
+        step: int,
+        landed: LandedRows | None,
+    ) -> torch.Tensor:
+        """Attend to one set where its rows lie; return float32 (query_heads, head_dim)."""
+        native, recorder = self._native, self._recorder
+        assert native is not None
+
+        def attend(places: Places) -> tuple[torch.Tensor | None, NDArray[np.uint64]]:
+            started = time.perf_counter_ns()
+            attended = native.attend_hot(query, scaling, places)
+            if attended[0] is not None:
+                stop = time.perf_counter_ns()
+                recorder.note(Lane.COMPUTE, "attention", started, stop, layer=layer)
+            return attended
+
+        addresses = None
+        # Held until all rows were attended to: none may move once it was found.
+        with self._locator.attending:
+            # Where something was read ahead, something is cold.
+            if landed is None and len(positions):
+                out, addresses = self._locator.attend_hot(layer, sequence, positions, step, attend)
+                if out is not None:
+                    return out
+            softmax = native.begin(query, scaling)
+            # Closed here and now: what it holds must not wait for a traceback to go.
+            with closing(
+                self._locator.fetch_in_place(
+                    layer, sequence, positions, step, landed, softmax.tile_rows, addresses
+                )
+            ) as fetched:
+                for run in fetched:
+                    with recorder.span(Lane.COMPUTE, "attention", layer=layer):
+                        softmax.add([run])
+            return softmax.result()

@@ -37,6 +37,11 @@ class ImportanceEvaluation:
         # Of the length that was asked for last: all layers of a step have the same.
         self._last = 0, self._wanted_of(0)
 
+    @property
+    def is_native(self) -> bool:
+        """Whether the processor scores by itself, in C++."""
+        return isinstance(self._scorer, NativeScorer)
+
     def selects_all(self, length: int) -> bool:
         """Say whether a sequence of this length is selected whole, so that nothing is scored."""
         return self._wanted(length).count == length

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hillinfer.native.errors import NOT_FINITE, NativeError
-from hillinfer.native.structures import Attention, Choice, Quota, Sequence
+from hillinfer.native.structures import Attention, Choice, Places, Quota, Sequence
 from hillinfer.native.variant import PREFERENCE, Variant
 from hillinfer_model.errors import NonFiniteQueryError
 from hillinfer_model.kernel_spec import CONTRACT_VERSION
@@ -19,7 +19,7 @@ from hillinfer_model.kernel_spec import CONTRACT_VERSION
 LIBRARY = Path(__file__).parent / "libhillinfer_native.so"
 HOW_TO_BUILD = "install a C++ compiler (apt install g++) and run python tools/build_native.py"
 
-_INTERFACE_VERSION = 6
+_INTERFACE_VERSION = 7
 _POINTER = ctypes.c_void_p
 _INT = ctypes.c_int32
 _LONG = ctypes.c_int64
@@ -83,10 +83,11 @@ _SIGNATURES = {
     "hillinfer_read_file": (None, [_INT, _LONG, *[_POINTER] * 4, _INT]),
     "hillinfer_row_places": (
         _LONG,
-        [
-            *(_POINTER, _LONG, _LONG, _LONG, _LONG, ctypes.c_uint64, _POINTER, _LONG),
-            *(_POINTER, _LONG, _POINTER, _INT, ctypes.c_uint64, _LONG, _POINTER),
-        ],
+        [ctypes.POINTER(Places), _POINTER],
+    ),
+    "hillinfer_attend_hot": (
+        _INT,
+        [_INT, ctypes.POINTER(Attention), ctypes.POINTER(Places), _POINTER, _POINTER],
     ),
     "hillinfer_read_rows": (ctypes.c_uint64, [_INT, _POINTER, _LONG, _LONG, _INT]),
     "hillinfer_read_sum": (ctypes.c_uint64, [_INT, _POINTER, _LONG, _INT]),
@@ -94,6 +95,9 @@ _SIGNATURES = {
 _NO_MEMORY = 2
 _FAILED = 3
 _NOT_FINITE = 4
+_NOWHERE = "a position behind the last token, or in no group"
+_COLD = 5
+_MISPLACED = 6
 
 
 class NativeLibrary:
@@ -204,16 +208,63 @@ class NativeLibrary:
             descriptor, len(results), offsets, addresses, counts, results.ctypes.data, threads
         )
 
-    def row_places(self, *arguments: int) -> None:
-        """Find rows; the arguments are those of host/native/row_places.cpp.
+    def row_places(self, places: Places, out: NDArray[np.uint64]) -> None:
+        """Find rows; see host/native/row_places.h.
+
+        Parameters
+        ----------
+        places
+            Where they may lie.
+        out
+            Contiguous, one address per position; gets 0 for a row that is cold.
 
         Raises
         ------
         IndexError
             A position is nowhere.
         """
-        if self._functions.hillinfer_row_places(*arguments):
-            raise IndexError("a position behind the last token, or in no group")
+        if self._functions.hillinfer_row_places(ctypes.byref(places), out.ctypes.data):
+            raise IndexError(_NOWHERE)
+
+    def attend_hot(
+        self,
+        variant: int,
+        attention: Attention,
+        places: Places,
+        addresses: NDArray[np.uint64],
+        out: int,
+    ) -> bool:
+        """Find rows and, if none of them is cold, attend to them; return whether it did.
+
+        Parameters
+        ----------
+        variant
+            Its number.
+        attention
+            Of queries to one set of rows.
+        places, addresses
+            As for `row_places`, whose errors it raises; at least one position.
+        out
+            Address of the output, float32 (query_heads, head_dim).
+
+        Raises
+        ------
+        MemoryError, NativeError
+            As from `call`.
+        """
+        outcome = self._functions.hillinfer_attend_hot(
+            variant,
+            ctypes.byref(attention),
+            ctypes.byref(places),
+            addresses.ctypes.data,
+            out,
+        )
+        if outcome == _MISPLACED:
+            raise IndexError(_NOWHERE)
+        if outcome == _COLD:
+            return False
+        self._check("hillinfer_attend_hot", outcome)
+        return True
 
     def read_rows(
         self, variant: Variant, rows: NDArray[np.uint64], row_bytes: int, threads: int

@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import ctypes
 
+import numpy as np
+from numpy.typing import NDArray
+
 from hillinfer_model.choices import Rule, Scope
 from hillinfer_model.kernel_spec import KernelSpec
 
@@ -90,6 +93,34 @@ class Attention(ctypes.Structure):
         ("scaling", ctypes.c_float),
         ("threads", _INT),
     )
+
+
+class Places(ctypes.Structure):
+    """Selected positions of a layer, and where their rows may lie.
+
+    Attributes
+    ----------
+    kept
+        Arrays that addresses point to; they must live until the library was called.
+    """
+
+    _fields_ = (
+        ("positions", ctypes.c_void_p),
+        ("count", ctypes.c_int64),
+        ("settled", ctypes.c_int64),
+        ("held", ctypes.c_int64),
+        ("length", ctypes.c_int64),
+        ("tail", ctypes.c_uint64),
+        ("groups", ctypes.c_void_p),
+        ("group_count", ctypes.c_int64),
+        ("slot_of_row", ctypes.c_void_p),
+        ("row_count", ctypes.c_int64),
+        ("stamps", ctypes.c_void_p),
+        ("slots", ctypes.c_uint64),
+        ("row_bytes", ctypes.c_int64),
+        ("step", _INT),
+    )
+    kept: tuple[NDArray[np.int64], ...] = ()
 
 
 # One segment: the addresses of its shadow, c, M and probe groups (or 0), and its tokens.

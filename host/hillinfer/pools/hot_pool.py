@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hillinfer.native.addresses import row_addresses
+from hillinfer.native.structures import Places
 from hillinfer.policies.pool_policy import PoolPolicy
 from hillinfer.policies.row_history import RowHistory
 from hillinfer.pools.candidates import Candidates
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from hillinfer.storage.sequence import Sequence
 
 COPIED_AT_ONCE = 64
+T = TypeVar("T")
+# What attention made of rows, or None, and the addresses of the rows.
+Attended = tuple[T | None, NDArray[np.uint64]]
 
 
 class HotPool:
@@ -108,6 +112,30 @@ class HotPool:
         addresses[hot] = row_addresses(self._slots.data, slots[hot])
         addresses[held:] = row_addresses(sequence.tails[layer], positions[held:] - first)
         return addresses
+
+    def attend(
+        self,
+        layer: int,
+        sequence: Sequence,
+        positions: NDArray[np.int64],
+        step: int,
+        attend: Callable[[Places], Attended[T]],
+    ) -> Attended[T]:
+        """Find rows, and attend to them where that takes no call more.
+
+        Parameters
+        ----------
+        layer, sequence, positions, step
+            As in `locate`, whose errors it raises.
+        attend
+            Finds and attends in one.
+
+        Returns
+        -------
+        What attention made of the rows, None where it was not called or one of them is cold, and
+        their addresses as from `locate`.
+        """
+        return None, self.locate(layer, sequence, positions, step)
 
     def note_hits(self, slots: NDArray[np.int32], step: int) -> None:
         """Note that these slots were selected in this step."""

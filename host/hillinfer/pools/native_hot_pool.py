@@ -3,17 +3,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hillinfer.native.library import native_library
+from hillinfer.native.structures import Places
 from hillinfer.policies.pool_policy import PoolPolicy
-from hillinfer.pools.hot_pool import HotPool
+from hillinfer.pools.hot_pool import Attended, HotPool
 
 if TYPE_CHECKING:
     from hillinfer.storage.sequence import Sequence
+
+T = TypeVar("T")
 
 
 class NativeHotPool(HotPool):
@@ -48,11 +52,31 @@ class NativeHotPool(HotPool):
         self, layer: int, sequence: Sequence, positions: NDArray[np.int64], step: int
     ) -> NDArray[np.uint64]:
         """Return where rows lie in memory; see `HotPool.locate`."""
+        out = np.empty(len(positions), np.uint64)
+        self._library.row_places(self.places(layer, sequence, positions, step), out)
+        return out
+
+    def attend(
+        self,
+        layer: int,
+        sequence: Sequence,
+        positions: NDArray[np.int64],
+        step: int,
+        attend: Callable[[Places], Attended[T]],
+    ) -> Attended[T]:
+        """Find rows and attend to them at once; see `HotPool.attend`."""
+        return attend(self.places(layer, sequence, positions, step))
+
+    def places(
+        self, layer: int, sequence: Sequence, positions: NDArray[np.int64], step: int
+    ) -> Places:
+        """Return what the library needs to find rows, while nothing of them changes.
+
+        Parameters as in `HotPool.locate`.
+        """
         wanted = np.ascontiguousarray(positions, np.int64)
-        out = np.empty(len(wanted), np.uint64)
-        # Held until the call returns: another thread may replace it.
         groups, groups_address = sequence.group_table()
-        self._library.row_places(
+        places = Places(
             wanted.ctypes.data,
             len(wanted),
             sequence.tail_start(layer),
@@ -64,9 +88,10 @@ class NativeHotPool(HotPool):
             self._table_address,
             len(self._slot_of_row),
             self._stamps_address,
-            step,
             self._slots_address,
             self._row_bytes,
-            out.ctypes.data,
+            step,
         )
-        return out
+        # Another thread may replace the groups.
+        places.kept = wanted, groups
+        return places

@@ -4,13 +4,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hillinfer.native.addresses import row_addresses
+from hillinfer.native.structures import Places
+from hillinfer.pools.hot_pool import Attended
 from hillinfer.pools.hot_pools import HotPools
 from hillinfer.pools.layer_step import LayerStep
 from hillinfer.pools.layer_step_log import LayerStepLog
@@ -22,6 +26,8 @@ from hillinfer.storage.row_buffers import RowBuffers
 from hillinfer.storage.rows_ahead import RowsAhead
 from hillinfer.storage.sequence import Sequence
 from hillinfer.storage.wanted_rows import WantedRows
+
+T = TypeVar("T")
 
 
 class RowLocator:
@@ -59,6 +65,39 @@ class RowLocator:
         self._buffers = buffers
         self._log = log
 
+    @property
+    def attending(self) -> AbstractContextManager[object]:
+        """To be held while rows are attended to that `attend_hot` found."""
+        return self._pools.attending
+
+    def attend_hot(
+        self,
+        layer: int,
+        sequence: Sequence,
+        positions: NDArray[np.int64],
+        step: int,
+        attend: Callable[[Places], Attended[T]],
+    ) -> Attended[T]:
+        """Attend to selected rows where they lie, if all of them are in memory.
+
+        Called with `attending` held.
+
+        Parameters
+        ----------
+        layer, sequence, positions, step
+            As in `RowReader.fetch`; at least one position.
+        attend
+            Finds rows and attends to them if none of them is cold.
+
+        Returns
+        -------
+        What `attend` made of them, or None, and addresses for `fetch_in_place`.
+        """
+        made, addresses = self._keeper.attend_in_place(layer, sequence, positions, step, attend)
+        if made is not None:
+            self._log.end(LayerStep(step, layer, sequence.lengths[layer], len(positions)))
+        return made, addresses
+
     def fetch_in_place(
         self,
         layer: int,
@@ -67,6 +106,7 @@ class RowLocator:
         step: int,
         landed: LandedRows | None,
         tile_rows: int,
+        addresses: NDArray[np.uint64] | None = None,
     ) -> Generator[NDArray[np.uint64], None, None]:
         """Yield the addresses of selected rows where they lie, and promote those that were cold.
 
@@ -76,6 +116,8 @@ class RowLocator:
             As in `RowReader.fetch`.
         tile_rows
             All runs but the last are multiples of it; at most 64.
+        addresses
+            From `attend_hot`, where that was asked first and `attending` is held since.
 
         Yields
         ------
@@ -83,7 +125,8 @@ class RowLocator:
         """
         promoting: Future[tuple[int, int]] | None = None
         with self._pools.attending:
-            addresses = self._keeper.begin_in_place(layer, sequence, positions, step)
+            if addresses is None:
+                addresses = self._keeper.begin_in_place(layer, sequence, positions, step)
             entry = LayerStep(step, layer, sequence.lengths[layer])
             started = time.perf_counter()
             try:

@@ -114,7 +114,7 @@ class ShadowStore:
         """Return page-aligned memory of so many shadows, and each of them as `buffer` has it."""
         memory = aligned_buffer(count * self.slot_bytes)[: count * self.slot_bytes]
         starts = range(0, len(memory), self.slot_bytes)
-        return memory, [self._view(memory[start : start + self.slot_bytes]) for start in starts]
+        return memory, [self.view(memory[start : start + self.slot_bytes]) for start in starts]
 
     def read_together(self, slots: Sequence[int], into: NDArray[np.uint8]) -> Future[None]:
         """Read shadows in the background, one behind the other.

@@ -10,8 +10,11 @@ import numpy as np
 import pytest
 import torch
 
+from hillinfer.app import token_selection
 from hillinfer.errors import CacheUseError, ColdPoolError
+from hillinfer.hie.evaluation import ImportanceEvaluation
 from hillinfer.model_shape import ModelShape, StoredType
+from hillinfer.native.library import native_is_here
 from hillinfer.pools.budget_plan import BudgetPlan
 from hillinfer.runtime import Runtime
 from hillinfer.settings import Settings
@@ -165,8 +168,10 @@ def test_the_announced_query_selects_and_not_the_one_at_hand(cold_dir):
 
 
 @pytest.mark.parametrize("tokens", [TOKENS, 575, 576, 639, 640])
-def test_when_the_scoring_thread_comes_round_to_it_changes_nothing(tokens, cold_dir):
+def test_when_the_scoring_thread_comes_round_to_it_changes_nothing(tokens, cold_dir, monkeypatch):
     """Also where it does only after the new token is stored, which it must not see."""
+    # So few tokens would be scored at once.
+    monkeypatch.setattr(token_selection, "QUICK_BYTES", 0)
     outputs = []
     for late in (False, True):
         (cold_dir / str(late)).mkdir()
@@ -182,6 +187,35 @@ def test_when_the_scoring_thread_comes_round_to_it_changes_nothing(tokens, cold_
             outputs.append(made.attend(1, keys, seed=step))
         made.runtime.close()
     assert all(map(torch.equal, outputs[:3], outputs[3:]))
+
+
+@pytest.mark.parametrize("tokens", [TOKENS, 575, 576, 639, 640])
+def test_who_scores_changes_nothing(tokens, cold_dir, monkeypatch):
+    """Little is scored by whoever announces it, at once; more by another thread."""
+    if not native_is_here():
+        pytest.skip("no native library: run python tools/build_native.py")
+    outputs, threads = [], []
+    as_it_is = ImportanceEvaluation.select_next
+
+    def select_next(self, *given):
+        threads.append(threading.current_thread())
+        return as_it_is(self, *given)
+
+    monkeypatch.setattr(ImportanceEvaluation, "select_next", select_next)
+    for limit in (0, token_selection.QUICK_BYTES):
+        monkeypatch.setattr(token_selection, "QUICK_BYTES", limit)
+        (cold_dir / str(limit)).mkdir()
+        made = Filled(cold_dir / str(limit), tokens=tokens)
+        for step in range(3):
+            made.runtime.begin_step()
+            made.announce(1, seed=step)
+            outputs.append(made.attend(1, made.append(1, step), seed=step))
+        made.runtime.close()
+    assert all(map(torch.equal, outputs[:3], outputs[3:]))
+    # The twin: another step has another query.
+    assert not torch.equal(outputs[0], outputs[4])
+    main = threading.current_thread()
+    assert [one is main for one in threads] == [False] * 3 + [True] * 3
 
 
 def test_what_was_announced_and_not_wanted_is_given_back(filled):

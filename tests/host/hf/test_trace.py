@@ -10,9 +10,11 @@ from generation_runs import attached, bits, run
 from tiny_models import TinyModel, prompts
 from trace_events import check, ends, load, spans
 
+from hillinfer.app import token_selection
 from hillinfer.hf.cache import HillInferCache
 from hillinfer.hf.query_hooks import FIRST_PREDICTED
 from hillinfer.model_shape import ModelShape
+from hillinfer.native.library import native_is_here
 from hillinfer.runtime import Runtime
 from hillinfer.timeline.lane import Lane
 from hillinfer.timeline.silent import SILENT, Silent
@@ -133,14 +135,22 @@ def scored_by_thread(events):
 
 
 def test_predicted_queries_are_scored_by_a_thread_of_their_own(
-    model, cold_dir, least, traced, tmp_path
+    model, cold_dir, least, tmp_path, monkeypatch
 ):
-    first = set(range(FIRST_PREDICTED))
-    assert sorted(scored_by_thread(traced[1]), key=min) == [first, set(range(LAYERS)) - first]
+    # So few tokens would be scored by whoever announces them.
+    monkeypatch.setattr(token_selection, "QUICK_BYTES", 0)
+    first, ahead = set(range(FIRST_PREDICTED)), tmp_path / "ahead.json"
+    generated(model, cold_dir, least, trace=ahead)
+    assert sorted(scored_by_thread(load(ahead)), key=min) == [first, set(range(LAYERS)) - first]
     # The twin: with the layers' own queries nothing is ahead.
     file = tmp_path / "t.json"
     generated(model, cold_dir, least, trace=file, query="true")
     assert scored_by_thread(load(file)) == [set(range(LAYERS))]
+
+
+@pytest.mark.skipif(not native_is_here(), reason="torch always scores in a thread of its own")
+def test_few_tokens_are_scored_where_they_are_announced(traced):
+    assert scored_by_thread(traced[1]) == [set(range(LAYERS))]
 
 
 def outside(events):

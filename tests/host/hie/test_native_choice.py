@@ -180,8 +180,10 @@ def test_what_cannot_be_had_is_refused(wanted, coming, text):
 
 @every_variant
 def test_threads_choose_the_same(variant):
-    spec, wanted = spec_of(), Wanted(60, 4, 8)
-    segments, query = case(spec, 1500)
+    # Enough shadow that a third thread is worth waking.
+    spec, wanted = KernelSpec(128, 8, 1, KeyMode.INT8), Wanted(60, 4, 8)
+    segments, query = case(spec, 3500)
+    assert sum(segment.shadow.nbytes for segment in segments) > 3 << 20
     scorer = native_scorer(variant, spec, Scope.KV_HEAD)
     before = torch.get_num_threads()
     try:

@@ -125,7 +125,7 @@ def test_groups_that_another_thread_looks_up_anew_stay_until_rows_are_found():
             sequence.groups.append(14)
             sequence.rows(np.arange(64))
             seen.append(held() is not None)
-            assert arguments[6] != sequence.group_table()[1]
+            assert arguments[0].groups != sequence.group_table()[1]
             real.row_places(*arguments)
 
     expected = pool.locate(1, sequence, np.arange(832), 2)
