@@ -12,7 +12,7 @@ from hillinfer.native.structures import Places
 from hillinfer.pools.budget_plan import BudgetPlan
 from hillinfer.runtime import Runtime
 from hillinfer.settings import Settings
-from hillinfer.storage.row_reader import RowReader
+from hillinfer.storage.row_locator import RowLocator
 
 SHAPE = ModelShape(1, 2, 4, 8, StoredType.FLOAT16, 10_000)
 TOKENS = 300
@@ -94,7 +94,7 @@ def test_a_step_whose_rows_are_all_hot_takes_one_call(cold_dir, monkeypatch, eve
     if not native_is_here():
         pytest.skip("no native library: run python tools/build_native.py")
     fetched, outputs, counts = [], [], []
-    as_it_is, in_runs = RowReader.fetch_in_place, RowReader.attend_hot
+    as_it_is, in_runs = RowLocator.fetch_in_place, RowLocator.attend_hot
 
     def fetch(self, *given):
         fetched.append(given)
@@ -103,9 +103,9 @@ def test_a_step_whose_rows_are_all_hot_takes_one_call(cold_dir, monkeypatch, eve
     def never_at_once(self, layer, sequence, positions, step, attend):
         return None, self._keeper.begin_in_place(layer, sequence, positions, step)
 
-    monkeypatch.setattr(RowReader, "fetch_in_place", fetch)
+    monkeypatch.setattr(RowLocator, "fetch_in_place", fetch)
     for attend_hot in (in_runs, never_at_once):
-        monkeypatch.setattr(RowReader, "attend_hot", attend_hot)
+        monkeypatch.setattr(RowLocator, "attend_hot", attend_hot)
         outputs.append(_steps(cold_dir, everything_hot, counts))
         counts[-1] = (*counts[-1], len(fetched))
         fetched.clear()
@@ -124,14 +124,14 @@ def test_no_row_moves_between_the_look_and_attention(cold_dir, monkeypatch):
     if not native_is_here():
         pytest.skip("no native library: run python tools/build_native.py")
     held = []
-    as_it_is = RowReader.fetch_in_place
+    as_it_is = RowLocator.fetch_in_place
 
     def fetch(self, *given):
         # A lock of one's own can be had again; its owner says whether it is held already.
         held.append(self._pools.attending._is_owned())
         return as_it_is(self, *given)
 
-    monkeypatch.setattr(RowReader, "fetch_in_place", fetch)
+    monkeypatch.setattr(RowLocator, "fetch_in_place", fetch)
     _steps(cold_dir, False, [])
     assert held
     assert all(held)
