@@ -129,7 +129,7 @@ class HugeRun:
         self._joined[page] = 1
         if not self._collapses:
             return
-        with suppress(OSError):
+        with suppress(OSError, RuntimeError):
             self._advise(mmap.MADV_HUGEPAGE, page)
             # It waits for every processor's turn, and whoever takes a place is in the middle of a
             # step. At most one for each huge page there will ever be, and soon gone.

@@ -53,7 +53,7 @@ def test_little_work_starts_no_thread(work):
     if not native_is_here():
         pytest.skip("no native library: run python tools/build_native.py")
     # A row has 2 KiB, and a quarter of one of shadow.
-    assert _started(work, 700) == 0
+    assert _started(work, 450) == 0
     assert _started(work, 20_000) == 1
 
 

@@ -199,7 +199,8 @@ def test_a_place_that_goes_while_the_run_changes_is_not_forgotten():
 
 
 def test_threads_never_share_a_place():
-    run = HugeRun(PLACE, 24)
+    # Six for each thread, and the one that it let go of last.
+    run = HugeRun(PLACE, 28)
     wrong = []
 
     def work(value):
@@ -237,6 +238,20 @@ def test_where_huge_pages_are_refused_the_places_stay(monkeypatch):
 
 def _refused(advice, page):
     raise OSError("refused")
+
+
+def test_where_no_thread_starts_the_places_stay(monkeypatch):
+    """Then the system makes huge pages when it gets to it."""
+    run = HugeRun(PLACE, 8)
+    monkeypatch.setattr(run, "_collapses", True)
+
+    def start(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    held = filled(run, 8)
+    assert run_taken(run) == 8 * PLACE
+    assert all((one == 7).all() for one in held)
 
 
 def test_memory_that_cannot_be_given_back_is_zeros_again():
