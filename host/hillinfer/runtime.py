@@ -261,7 +261,8 @@ class Runtime:
             return
         bring = self._on_host(query[:, 0])
         select = self._selection.announced(layer, sequence, scaling, bring)
-        if self._gpu is None and self._selection.is_quick(layer, sequence):
+        quick = self._gpu is None and self._selection.is_quick(layer, sequence)
+        if quick and self._pipeline.is_idle:
             self._pipeline.select_now(layer, sequence, past, select)
         else:
             self._pipeline.announce(layer, sequence, past, select)

@@ -183,6 +183,9 @@ HILLINFER_API int32_t hillinfer_launches_open(void** out) {
 HILLINFER_API int32_t hillinfer_launches_begin(void* thread, int32_t variant,
                                                const Sequence* sequence, const Piece* pieces,
                                                int64_t count) {
+    if (static_cast<LaunchThread*>(thread)->is_elsewhere()) {
+        return kFailed;
+    }
     return guarded(variant, [&](const Kernels&) {
         const Sequence own = *sequence;
         const std::vector<Piece> listed(pieces, pieces + count);
@@ -194,11 +197,15 @@ HILLINFER_API int32_t hillinfer_launches_begin(void* thread, int32_t variant,
 
 // Returns, once nothing is under way, what came of the last launch.
 HILLINFER_API int32_t hillinfer_launches_wait(void* thread) {
-    return static_cast<LaunchThread*>(thread)->wait();
+    LaunchThread* const own = static_cast<LaunchThread*>(thread);
+    return own->is_elsewhere() ? kFailed : own->wait();
 }
 
 HILLINFER_API void hillinfer_launches_close(void* thread) {
-    delete static_cast<LaunchThread*>(thread);
+    LaunchThread* const own = static_cast<LaunchThread*>(thread);
+    if (!own->is_elsewhere()) {
+        delete own;
+    }
 }
 
 // Reads memory as fast as the machine can and returns a sum of it, so that nobody leaves it out; 0

@@ -84,8 +84,7 @@ bool choose(const Kernels& kernels, const Sequence& sequence, const Choice& choi
     for (int64_t i = 0; i < sequence.segment_count; ++i) {
         tokens += sequence.segments[i].tokens;
     }
-    const int64_t shadow_bytes = tokens * int64_t(shape.group_bytes()) / kGroupTokens;
-    scoring.threads = worthwhile_threads(sequence.threads, shadow_bytes);
+    scoring.threads = scoring_threads(kernels, shape, tokens, sequence.threads);
     const int sets = shape.sets();
     const std::unique_ptr<uint32_t[]> tuples(new uint32_t[size_t(sets) * size_t(tokens)]);
     score_sequence(kernels, scoring, tuples.get());

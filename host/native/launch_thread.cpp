@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "launch_thread.h"
 
+#include <unistd.h>
+
 #include <utility>
 
 namespace hillinfer {
 
-LaunchThread::LaunchThread() : thread_([this] { run(); }) {}
+LaunchThread::LaunchThread() : process_(getpid()), thread_([this] { run(); }) {}
+
+bool LaunchThread::is_elsewhere() const { return getpid() != process_; }
 
 LaunchThread::~LaunchThread() {
     {

@@ -24,6 +24,10 @@ public:
     // Returns, once no job is under way, what the last one returned.
     int32_t wait();
 
+    // Whether this process is a forked child, which has none of its parent's threads: nothing here may
+    // be called then, not even the destructor.
+    bool is_elsewhere() const;
+
 private:
     void run();
 
@@ -33,6 +37,7 @@ private:
     int32_t outcome_ = 0;
     bool busy_ = false;
     bool ended_ = false;
+    const int process_;
     std::thread thread_;
 };
 

@@ -302,6 +302,12 @@ private:
 
 }  // namespace
 
+int scoring_threads(const Kernels& kernels, const Shape& shape, int64_t tokens, int threads) {
+    // Without vectors a byte takes more than ten times as long.
+    const int64_t slower = &kernels == &kPortable ? 16 : 1;
+    return worthwhile_threads(threads, slower * shape.work_bytes(tokens));
+}
+
 void score_sequence(const Kernels& kernels, const Sequence& sequence, uint32_t* tuples) {
     SequenceScores(kernels, sequence).run(tuples);
 }
@@ -366,8 +372,7 @@ void segment_log_weights(const Kernels& kernels, const Sequence& sequence, const
     queries.code(sequence.scaled, segment, 0, own[0].codes.get());
     const QueryCodes query = queries.codes_of(0);
     const int64_t groups = groups_of(segment.tokens);
-    const int threads =
-        worthwhile_threads(sequence.threads, groups * int64_t(shape.group_bytes()));
+    const int threads = scoring_threads(kernels, shape, segment.tokens, sequence.threads);
     run_parallel(threads, groups, [&](int64_t group, int worker) {
         const uint8_t* from = segment.shadow + size_t(group) * shape.group_bytes();
         kernels.log_weights(

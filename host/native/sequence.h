@@ -44,6 +44,9 @@ void sequence_start(const Kernels& kernels, const Sequence& sequence, const Code
 void score_pieces(const Kernels& kernels, const Sequence& sequence, const Piece* pieces,
                   int64_t count);
 
+// How many of so many threads it is worth to score a shape's tokens with.
+int scoring_threads(const Kernels& kernels, const Shape& shape, int64_t tokens, int threads);
+
 // Tuples of all N tokens, sets * N.
 void score_sequence(const Kernels& kernels, const Sequence& sequence, uint32_t* tuples);
 

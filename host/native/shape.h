@@ -34,6 +34,12 @@ struct Shape {
     // Bytes of one token's 16 codes of one slice.
     int piece_bytes() const { return 2 * code_bits; }
     size_t tile_bytes() const { return size_t(kv_heads) * slices() * kBeatBytes; }
+    // Scoring so many tokens, as bytes: each query head takes every code, and of narrower codes a byte
+    // has more. A MiB of it takes about 0.1 ms with vectors, whatever the shape (measured: 0.05 to 0.2).
+    int64_t work_bytes(int64_t tokens) const {
+        const int64_t bytes = tokens * int64_t(group_bytes()) / kGroupTokens;
+        return bytes * heads * (8 / code_bits) / 8;
+    }
     size_t group_bytes() const { return size_t(kv_heads) * kBeatBytes + tiles() * tile_bytes(); }
 };
 

@@ -15,7 +15,7 @@ constexpr int kMostThreads = 1024;
 void run_parallel(int threads, int64_t items, const std::function<void(int64_t, int)>& work);
 
 // How many of `threads` so many bytes of memory are worth. To wake one, and to wait for it where
-// others keep the cores busy, takes as long as to work on a good part of a cache.
+// others keep the cores busy, takes as long as to read a good part of a cache.
 int worthwhile_threads(int threads, int64_t bytes);
 
 }  // namespace hillinfer

@@ -123,6 +123,6 @@ def _key(content: dict[str, object]) -> RatesKey:
 
 def _rates(content: dict[str, float]) -> Rates:
     # What is missing was not measured, whatever stands for it elsewhere.
-    if content.keys() != Rates.__annotations__.keys():
-        raise ValueError(f"rates {', '.join(content)} are not {', '.join(Rates.__annotations__)}")
+    if not isinstance(content, dict) or content.keys() != Rates.__annotations__.keys():
+        raise ValueError(f"rates {content!r} are not {', '.join(Rates.__annotations__)}")
     return Rates(**content)

@@ -86,13 +86,19 @@ class PrefetchPipeline:
             self._work, layer, sequence, past, select
         )
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether the scoring thread has nothing to do."""
+        return all(one.done() for one in self._ahead.values())
+
     def select_now(
         self, layer: int, sequence: Sequence, past: int, select: Callable[[], Sets]
     ) -> None:
         """Select for a layer that comes next in the caller's own thread; only reads go on.
 
-        For what is selected sooner than another thread would begin to. Parameters as in `announce`,
-        and errors wait for `take` as there.
+        For what is selected sooner than another thread would begin to, while that is idle: layers
+        are selected one after the other. Parameters as in `announce`, and errors wait for `take` as
+        there.
         """
         ahead: Future[Ahead] = Future()
         try:

@@ -26,8 +26,9 @@ from hillinfer_model.errors import NonFiniteQueryError
 from hillinfer_model.kernel_spec import KernelSpec
 
 Sets = list[NDArray[np.int64]]
-# Shadow of one layer that is scored while another thread would still be waking, and taking Python's
-# lock and the caches from the one that computes.
+# Scoring of one layer, as the native library counts it in bytes (`Shape::work_bytes`), that is done
+# while another thread would still be waking, and taking Python's lock and the caches from the one
+# that computes.
 QUICK_BYTES = 4 << 20
 
 
@@ -66,7 +67,9 @@ class TokenSelection:
         self._shadow = shadow
         self._keeper = keeper
         self._spec = spec
-        self._token_bytes = spec.segment_bytes / spec.segment_tokens
+        heads = spec.scored_heads // spec.kv_heads
+        token_bytes = spec.segment_bytes / spec.segment_tokens
+        self._token_work = token_bytes * heads / spec.key_mode.code_bits
         self._scope = scope
         self._accountant = accountant
         self._recorder = recorder
@@ -144,8 +147,8 @@ class TokenSelection:
         It does where the processor scores little, and waits for neither a device nor a drive.
         """
         return (
-            self._evaluation.is_native
-            and sequence.lengths[layer] * self._token_bytes <= QUICK_BYTES
+            self._evaluation.is_fast
+            and sequence.lengths[layer] * self._token_work <= QUICK_BYTES
             and not any(segment.layers[layer].slot is not None for segment in sequence.segments)
         )
 

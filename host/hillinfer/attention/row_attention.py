@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import time
-from contextlib import closing
+from contextlib import ExitStack, closing
+from itertools import chain
 
 import numpy as np
 import torch
@@ -135,22 +136,28 @@ class RowAttention:
                 recorder.note(Lane.COMPUTE, "attention", started, stop, layer=layer)
             return attended
 
-        addresses = None
-        # Held until all rows were attended to: none may move once it was found.
-        with self._locator.attending:
-            # Where something was read ahead, something is cold.
-            if landed is None and len(positions):
-                out, addresses = self._locator.attend_hot(layer, sequence, positions, step, attend)
-                if out is not None:
-                    return out
-            softmax = native.begin(query, scaling)
-            # Closed here and now: what it holds must not wait for a traceback to go.
-            with closing(
-                self._locator.fetch_in_place(
-                    layer, sequence, positions, step, landed, softmax.tile_rows, addresses
-                )
-            ) as fetched:
-                for run in fetched:
-                    with recorder.span(Lane.COMPUTE, "attention", layer=layer):
-                        softmax.add([run])
+        out = addresses = None
+        with ExitStack() as stack:
+            # Held until all rows were attended to, or were taken over with what was found: none may
+            # move in between.
+            with self._locator.attending:
+                # Where something was read ahead, something is cold.
+                if landed is None and len(positions):
+                    out, addresses = self._locator.attend_hot(
+                        layer, sequence, positions, step, attend
+                    )
+                if out is None:
+                    softmax = native.begin(query, scaling)
+                    fetched = self._locator.fetch_in_place(
+                        layer, sequence, positions, step, landed, softmax.tile_rows, addresses
+                    )
+                    # Closed here and now: what it holds must not wait for a traceback to go.
+                    stack.callback(fetched.close)
+                    first = next(fetched, None)
+            if out is not None:
+                self._locator.note_hot(layer, sequence, step, len(positions))
+                return out
+            for run in chain(() if first is None else (first,), fetched):
+                with recorder.span(Lane.COMPUTE, "attention", layer=layer):
+                    softmax.add([run])
             return softmax.result()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,8 +76,6 @@ class CoreDevice:
         self._views: dict[int, NDArray[np.uint8]] = {}
         self._pieces = {scope: NativePieces(spec, scope) for scope in Scope}
         self._core = LaunchThread()
-        # What the launch under way reads must live as long as it.
-        self._running: Callable[[], list[NDArray[np.uint32]]] | None = None
 
     def has_room(self, slot: int) -> bool:
         """Say whether there is such a slot; see `ScoringDevice`."""
@@ -115,7 +114,7 @@ class CoreDevice:
             Piece(number, self._view(one.slot), 0, one.tokens, one.base_position)
             for number, one in enumerate(segments)
         ]
-        self._running = waiting = self._pieces[scope].begin(given, pieces, self._core)
+        waiting = self._pieces[scope].begin(given, pieces, self._core)
         return (ScoredTokens(index, 0, tuples) for index, tuples in enumerate(_read(waiting)))
 
     def close(self) -> None:
@@ -129,9 +128,9 @@ class CoreDevice:
 
     def _wait(self) -> None:
         """Wait for a launch that nobody reads any more: its shadows must not change under it."""
-        if self._running is not None:
-            self._running()
-            self._running = None
+        # Whoever wants its tuples is told what became of it.
+        with suppress(MemoryError):
+            self._core.wait()
 
 
 def _read(

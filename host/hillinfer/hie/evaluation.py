@@ -14,6 +14,7 @@ from hillinfer.devices.scorer import Scorer, SegmentShadow
 from hillinfer.hie.native_scorer import NativeScorer
 from hillinfer.hie.top_alpha import TopAlpha
 from hillinfer.hie.wanted import Wanted
+from hillinfer.native.variant import Variant
 from hillinfer.settings import Settings
 from hillinfer_model.choices import Scope
 from hillinfer_model.selection import kept_positions, selected_count
@@ -38,9 +39,10 @@ class ImportanceEvaluation:
         self._last = 0, self._wanted_of(0)
 
     @property
-    def is_native(self) -> bool:
-        """Whether the processor scores by itself, in C++."""
-        return isinstance(self._scorer, NativeScorer)
+    def is_fast(self) -> bool:
+        """Whether the processor scores by itself, in C++ and with vectors."""
+        scorer = self._scorer
+        return isinstance(scorer, NativeScorer) and scorer.variant is not Variant.PORTABLE
 
     def selects_all(self, length: int) -> bool:
         """Say whether a sequence of this length is selected whole, so that nothing is scored."""

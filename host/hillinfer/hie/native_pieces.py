@@ -197,15 +197,16 @@ class NativePieces:
         Parameters
         ----------
         queries, pieces
-            As for `score`; what they hold must stay as it is until the thread is done.
+            As for `score`; nobody may write to what they hold until the thread is done.
         thread
             Scores.
         """
         described, tuples = self._described(queries, pieces)
         sequence = self._sequence(None, None, 1)
-        thread.begin(self._variant, sequence, described.buffer_info()[0], len(pieces))
+        held = queries, list(pieces), described, tuples
+        thread.begin(self._variant, sequence, described.buffer_info()[0], len(pieces), held)
 
-        def wait(held: LaunchQueries = queries) -> list[NDArray[np.uint32]]:
+        def wait() -> list[NDArray[np.uint32]]:
             thread.wait()
             return tuples
 

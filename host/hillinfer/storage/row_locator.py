@@ -93,10 +93,11 @@ class RowLocator:
         -------
         What `attend` made of them, or None, and addresses for `fetch_in_place`.
         """
-        made, addresses = self._keeper.attend_in_place(layer, sequence, positions, step, attend)
-        if made is not None:
-            self._log.end(LayerStep(step, layer, sequence.lengths[layer], len(positions)))
-        return made, addresses
+        return self._keeper.attend_in_place(layer, sequence, positions, step, attend)
+
+    def note_hot(self, layer: int, sequence: Sequence, step: int, rows: int) -> None:
+        """Log that `attend_hot` attended to so many rows; called without `attending`."""
+        self._log.end(LayerStep(step, layer, sequence.lengths[layer], rows))
 
     def fetch_in_place(
         self,

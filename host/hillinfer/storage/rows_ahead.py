@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import numpy as np
@@ -32,8 +33,9 @@ class RowsAhead:
         # One of its own: reads on demand must not wait in line behind it.
         self._reading = ThreadPoolExecutor(1, thread_name_prefix="hillinfer-land")
         self._is_closed = False
-        # What landed and no attention has taken over.
+        # What landed and no attention has taken over, in the order in which it is read.
         self._unclaimed: list[LandedRows] = []
+        self._beginning = threading.Lock()
 
     @property
     def rows(self) -> NDArray[np.uint8]:
@@ -59,9 +61,16 @@ class RowsAhead:
         if not len(rows) or not self._landing.blocks:
             return None
         landed = LandedRows(Future())
-        # Where the system starts no thread, nobody is to wait for it.
-        self._reading.submit(self._land, landed, layer, positions, rows)
-        self._unclaimed.append(landed)
+        # Noted first: an interrupt must not leave a reading that nobody knows of.
+        with self._beginning:
+            self._unclaimed.append(landed)
+            try:
+                self._reading.submit(self._land, landed, layer, positions, rows)
+            except RuntimeError:
+                # The system starts no thread. Should one come later, it is not to read this.
+                landed.reading.cancel()
+                self._unclaimed.remove(landed)
+                raise
         return landed
 
     def want(self, landed: LandedRows | None) -> None:
@@ -115,10 +124,12 @@ class RowsAhead:
         """Free what landed for attention that did not come; nothing is being announced."""
         while self._unclaimed:
             landed = self._unclaimed[-1]
-            self.want(landed)
-            # An interrupt may have come between a note that it is wanted and the call.
-            self._landing.wake()
-            self.let_go(landed)
+            # Its turn may never come: an interrupt may have come before it stood in line.
+            if not landed.reading.cancel():
+                self.want(landed)
+                # An interrupt may have come between a note that it is wanted and the call.
+                self._landing.wake()
+                self.let_go(landed)
             self._unclaimed.remove(landed)
 
     def close(self) -> None:
@@ -134,6 +145,8 @@ class RowsAhead:
         positions: NDArray[np.int64],
         rows: NDArray[np.int64],
     ) -> None:
+        if not landed.reading.set_running_or_notify_cancel():
+            return
         cost, done = ReadCost(), 0
         try:
             while done < len(rows) and not self._is_closed:

@@ -60,6 +60,11 @@ def changed(text):
             yield json.dumps(broken)
             del broken["rates"][0][part][name]
             yield json.dumps(broken)
+    for part in ("key", "rates"):
+        for other in (None, [1, 2], 3.0, "x"):
+            broken = json.loads(text)
+            broken["rates"][0][part] = other
+            yield json.dumps(broken)
     content["rates"][0]["rates"]["f_c"] = -1
     yield json.dumps(content)
 

@@ -218,6 +218,83 @@ def test_who_scores_changes_nothing(tokens, cold_dir, monkeypatch):
     assert [one is main for one in threads] == [False] * 3 + [True] * 3
 
 
+def test_little_is_not_scored_beside_the_scoring_thread(cold_dir, monkeypatch):
+    """One after the other: rows are read in the order of layers, and nobody waits for a lock."""
+    if not native_is_here():
+        pytest.skip("no native library: run python tools/build_native.py")
+    made = Filled(cold_dir)
+    made.runtime.begin_step()
+    pipeline, gate = made.runtime._pipeline, threading.Event()
+    limit = token_selection.QUICK_BYTES
+    pipeline._scoring.submit(gate.wait, 30)
+    for layer, own in ((1, 0), (2, limit)):
+        monkeypatch.setattr(token_selection, "QUICK_BYTES", own)
+        made.announce(layer, seed=layer)
+    assert not any(one.done() for one in pipeline._ahead.values())
+    gate.set()
+    made.attend(1, made.append(1, 0), seed=1)
+    made.runtime.begin_step()
+    made.announce(2, seed=2)
+    assert all(one.done() for one in pipeline._ahead.values())
+    made.runtime.close()
+
+
+class Interrupted:
+    """Threads whose first work is handed over, or not, when an interrupt comes."""
+
+    def __init__(self, threads, hands_over):
+        self.submit = threads.submit
+        self._hands_over = hands_over
+        self._threads = threads
+
+    def __call__(self, *given):
+        self._threads.submit = self.submit
+        if self._hands_over:
+            self.submit(*given)
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("hands_over", [True, False])
+def test_an_interrupt_while_reading_begins_hangs_nobody(cold_dir, hands_over):
+    if not native_is_here():
+        pytest.skip("no native library: run python tools/build_native.py")
+    made = Filled(cold_dir, prefetch_blocks=1)
+    reading = made.runtime._reader._landed._reading
+    made.runtime.begin_step()
+    reading.submit = Interrupted(reading, hands_over)
+    with pytest.raises(KeyboardInterrupt):
+        made.announce(1, seed=1)
+    made.runtime.truncate(made.sequence, TOKENS)
+    assert made.blocks == {"free"}
+    made.announce(1, seed=1)
+    made.attend(1, made.append(1, 0), seed=1)
+    assert made.blocks == {"free"}
+    made.runtime.close()
+
+
+def test_what_no_thread_was_started_for_is_not_read_later(cold_dir):
+    """It stands in line all the same, and its blocks would never be given back."""
+    made = Filled(cold_dir)
+    landed = made.runtime._reader._landed
+    gate, submit = threading.Event(), landed._reading.submit
+    submit(gate.wait, 30)
+
+    def no_thread(*given):
+        submit(*given)
+        raise RuntimeError("can't start new thread")
+
+    landed._reading.submit = no_thread
+    made.runtime.begin_step()
+    made.announce(1, seed=1)
+    keys = made.append(1, 0)
+    with pytest.raises(RuntimeError, match="new thread"):
+        made.attend(1, keys, seed=1)
+    gate.set()
+    submit(int).result()
+    assert made.blocks == {"free"}
+    made.runtime.close()
+
+
 def test_what_was_announced_and_not_wanted_is_given_back(filled):
     for _ in range(3):
         filled.runtime.begin_step()

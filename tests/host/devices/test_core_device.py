@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A core that stands for a device scores what a device would, while the host scores its share."""
 
+import subprocess
+import sys
 from contextlib import closing
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -222,10 +225,10 @@ def test_it_scores_while_the_host_does_something_else():
         found = device.score(
             Scope.LAYER, blocks, [DeviceSegment(0, 0, 64), DeviceSegment(1, 1024, 64)]
         )
-        # The host is here, and the launch under way.
-        assert calls == ["begin"]
+        # The host is here, and the launch under way, after one that nobody may look at any more.
+        assert calls == ["wait", "begin"]
         assert [one.tuples.shape for one in found] == [(1, 64)] * 2
-        assert calls == ["begin", "wait"]
+        assert calls == ["wait", "begin", "wait"]
         device._core = core
 
 
@@ -280,3 +283,50 @@ def launch_of():
         return launch, arrays
 
     return of
+
+
+# Launches long enough to be under way whatever comes next.
+UNDER_WAY = """
+import os, signal, sys
+sys.path[:0] = sys.argv[1:3]
+import numpy as np
+from test_core_device import DeviceSegment, SPECS, Scope, filled, pack_query_blocks, queries_of
+spec, many = SPECS[0], 400
+device = filled(spec, 1)
+device.score(
+    Scope.LAYER,
+    pack_query_blocks(spec, queries_of(spec, many)),
+    [DeviceSegment(0, 1024 * number, 1024) for number in range(many)],
+)
+"""
+DROPPED = "del device"
+FORKED = """
+child = os.fork()
+if not child:
+    signal.alarm(20)
+    try:
+        device._core.wait()
+    except Exception as error:
+        print(type(error).__name__, flush=True)
+    device.close()
+    del device
+    os._exit(0)
+print(os.waitpid(child, 0)[1], flush=True)
+device.close()
+"""
+
+
+@pytest.mark.parametrize(
+    ("then", "said"), [(DROPPED, ""), (FORKED, "NativeError\n0\n")], ids=["dropped", "forked"]
+)
+def test_a_launch_under_way_has_all_that_it_reads(then, said):
+    """Whoever drops the device; and a forked child, which has no such thread, waits for none."""
+    here = Path(__file__).parent
+    done = subprocess.run(
+        [sys.executable, "-c", UNDER_WAY + then, str(here), str(here.parents[1])],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert (done.returncode, done.stdout) == (0, said), done.stderr
