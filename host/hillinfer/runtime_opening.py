@@ -81,33 +81,40 @@ def open_parts(
 ) -> RuntimeParts:
     """Open the parts of a `Runtime`; parameters and errors are its.
 
-    What holds the drive is closed where something behind it cannot be opened.
+    What holds files, a device or locked memory is closed where something behind it cannot be
+    opened.
     """
     counters = Counters()
     layer_hits = LayerHits(shape.layers)
-    timeline = PoolTimeline(settings.pool_timeline) if settings.pool_timeline else None
-    recorder: Recorder = Lanes(TraceFile(settings.trace)) if settings.trace else SILENT
     layout = RowLayout(shape)
     accountant = Accountant(budget_bytes)
     accountant.take(Part.STAGING, staging_bytes(shape, settings))
     spec = kernel_spec(shape, settings)
-    scorer = scorer or make_scorer(
-        settings.device, spec, settings.scope, settings.device_options, recorder
-    )
-    device = scorer.shadows if isinstance(scorer, DeviceScorer) else None
-    policy = make_pool_policy(settings.pool_policy)
-    pools = HotPools(
-        shape,
-        accountant,
-        policy,
-        LayerShares(shape.layers, settings.pool_sizes),
-        recorder,
-    )
-    keeper = PoolKeeper(pools, policy, settings, counters)
-    calls = calls or DriveCalls()
-    sweep(cold_dir, calls)
-    engine = open_engine(settings.io, settings.io_threads, calls)
     with ExitStack() as undone:
+        timeline = PoolTimeline(settings.pool_timeline) if settings.pool_timeline else None
+        if timeline is not None:
+            undone.callback(timeline.close)
+        recorder: Recorder = Lanes(TraceFile(settings.trace)) if settings.trace else SILENT
+        undone.callback(recorder.close)
+        if scorer is None:
+            scorer = make_scorer(
+                settings.device, spec, settings.scope, settings.device_options, recorder
+            )
+            if isinstance(scorer, DeviceScorer):
+                undone.callback(scorer.shadows.close)
+        device = scorer.shadows if isinstance(scorer, DeviceScorer) else None
+        policy = make_pool_policy(settings.pool_policy)
+        pools = HotPools(
+            shape,
+            accountant,
+            policy,
+            LayerShares(shape.layers, settings.pool_sizes),
+            recorder,
+        )
+        keeper = PoolKeeper(pools, policy, settings, counters)
+        calls = calls or DriveCalls()
+        sweep(cold_dir, calls)
+        engine = open_engine(settings.io, settings.io_threads, calls)
         undone.callback(engine.close)
         if isinstance(scorer, DeviceScorer):
             share_by_rates(scorer, shape, settings, cold_dir, engine, shadow_limit_bytes)
@@ -188,11 +195,13 @@ def open_parts(
             accountant,
             recorder,
         )
-        # Behind everything that may fail: its memory is to be unlocked before it goes.
+        # Behind almost everything that may fail: its memory is to be unlocked before it goes.
         gpu = None
         if lane is not None:
             plan = _staging_plan(shape, settings, accountant)
             gpu = GpuSide(lane, plan, reader, locator, layout, counters, recorder)
+            undone.callback(gpu.close)
+            undone.callback(gpu.stop)
         states = RowStates(layout, counters) if gpu is None else gpu.states
         dense = DenseAttention(reader, states, settings.block_rows, recorder)
         attention = RowAttention(reader, locator, states, host_attention(shape), recorder)

@@ -8,7 +8,7 @@ import numpy as np
 
 PAGES = Path("/proc/self/pagemap")
 _PRESENT = np.uint64(1 << 63)
-_ROLLUP = Path("/proc/self/smaps_rollup")
+_SMAPS = Path("/proc/self/smaps")
 
 
 def taken(start, stop):
@@ -20,10 +20,23 @@ def taken(start, stop):
     return int(np.count_nonzero(entries & _PRESENT)) * mmap.PAGESIZE
 
 
-def huge():
-    """Return the bytes of all huge pages of this process."""
-    found = [line for line in _ROLLUP.read_text().splitlines() if line.startswith("AnonHugePages")]
-    return int(found[0].split()[1]) << 10
+def huge(start, stop):
+    """Return the bytes of huge pages in mappings that lie between two addresses."""
+    found, inside = 0, False
+    for line in _SMAPS.read_text().splitlines():
+        head = line.split(maxsplit=1)[0]
+        if not head.endswith(":"):
+            first, last = (int(address, 16) for address in head.split("-"))
+            inside = first < stop and start < last
+        elif inside and head == "AnonHugePages:":
+            found += int(line.split()[1]) << 10
+    return found
+
+
+def run_huge(run):
+    """Return the bytes of a `HugeRun`'s huge pages."""
+    start = np.frombuffer(run._mapping, np.uint8).ctypes.data
+    return huge(start, start + len(run._mapping))
 
 
 def run_taken(run):

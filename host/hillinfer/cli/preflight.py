@@ -22,6 +22,7 @@ from hillinfer.models.loader import ModelOutline
 from hillinfer.policies.pool_policies import make_pool_policy
 from hillinfer.pools.budget_plan import hit_bytes, kernel_spec, observed_bytes
 from hillinfer.pools.device_part import DevicePart
+from hillinfer.pools.shadow_choice import AUTO_FORMATS
 from hillinfer.prompt import DocumentPrompt, PromptError, QuestionPrompt
 from hillinfer.sessions.fingerprint import Fingerprint
 from hillinfer.sessions.prefix import reusable_tokens
@@ -29,7 +30,6 @@ from hillinfer.sessions.saved_session import SavedSession
 from hillinfer.settings import Settings
 from hillinfer.storage.shadow_sizes import statistics_bytes
 from hillinfer.storage.shadow_store import shadow_bytes
-from hillinfer_model.choices import KeyMode
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
 _INTERACTIVE_QUESTION_TOKENS = 512
@@ -89,12 +89,6 @@ def check_run(
     check_model(outline.skeleton)
     settings = with_named_query(request.settings, outline.config.model_type)
     request = replace(request, settings=settings)
-    check_device(
-        request.settings.device,
-        kernel_spec(outline.shape, _named(request.settings)),
-        request.settings.scope,
-        request.settings.device_options,
-    )
     started = time.perf_counter()
     if saved is not None:
         settings = _fitting(request, outline, saved)
@@ -124,12 +118,21 @@ def check_run(
         chunk_tokens=request.chunk_tokens,
         # In a comparison each fork is a copy of the ordinary cache.
         ordinary_caches=(1 + request.forks) if request.compare is Compare.FULL else 0,
-        fork_bytes=request.forks * _fork_bytes(request, outline, len(document_ids), reused),
+        fork_bytes=request.forks
+        * _fork_bytes(request, settings, outline, len(document_ids), reused),
         reserved_tokens=context - len(document_ids) - shortest,
         stored_tokens=reused,
         packed_bytes=PackingBytes.of(
             outline.skeleton, make_projections(request.projections), outline.dtype.itemsize
         ).most,
+    )
+    choice = needs.choice(context)
+    # A card's image is for one format: that of the run, which a session or the budget may choose.
+    check_device(
+        settings.device,
+        kernel_spec(outline.shape, choice.settings),
+        settings.scope,
+        settings.device_options,
     )
     capacity = Capacity.measure(drive, outline.device)
     needs.check(context, capacity)
@@ -141,7 +144,6 @@ def check_run(
         f"{format_bytes(capacity.drive_bytes)} free drive; largest context that fits: "
         f"{needs.largest_context(capacity)} tokens (the model has {positions} positions)"
     )
-    choice = needs.choice(context)
     if settings.shadow is None:
         say(f"key shadow: {choice.settings.key_mode.value}, chosen for this budget")
     if choice.warning:
@@ -216,11 +218,15 @@ def _reused(
 
 
 def _fork_bytes(
-    request: GenerateRequest, outline: ModelOutline, document_tokens: int, reused_tokens: int
+    request: GenerateRequest,
+    settings: Settings,
+    outline: ModelOutline,
+    document_tokens: int,
+    reused_tokens: int,
 ) -> int:
     """Return what a fork of the document's cache holds for itself."""
     shape = outline.shape
-    policy = make_pool_policy(request.settings.pool_policy)
+    policy = make_pool_policy(settings.pool_policy)
     own = GROUP_TOKENS * shape.token_bytes + observed_bytes(shape, policy.observed_queries)
     # The fork's hit-rate table; it grows with what the fork reads, a step at most.
     own += hit_bytes(shape, document_tokens + 1)
@@ -228,12 +234,8 @@ def _fork_bytes(
     # What a session's open segment is, is not asked.
     if (document_tokens - 1) % request.chunk_tokens and not reused_tokens:
         return own
-    spec = kernel_spec(shape, _named(request.settings))
-    device = DevicePart.of(request.settings.device, spec, shape.layers, 1, 1)
+    # Unnamed, the widest that may be chosen: what is chosen depends on what forks hold.
+    spec = kernel_spec(shape, replace(settings, shadow=settings.shadow or AUTO_FORMATS[0]))
+    device = DevicePart.of(settings.device, spec, shape.layers, 1, 1)
     shadow = shape.layers * (shadow_bytes(spec) + statistics_bytes(spec))
     return own + shadow + device.probe_bytes
-
-
-def _named(settings: Settings) -> Settings:
-    """Return settings with the widest shadow where none is named."""
-    return replace(settings, shadow=settings.shadow or KeyMode.INT8)

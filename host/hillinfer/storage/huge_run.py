@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import ctypes
-import heapq
 import mmap
 import threading
 import weakref
@@ -21,6 +20,14 @@ HUGE_BYTES = 2 << 20
 # Of Linux 6.1, which Python has no name for: makes a huge page now, of what is there already.
 _MADV_COLLAPSE = 25
 _SWITCH = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+# While one is made, its memory is there twice: this process never has that of two.
+_COLLAPSING = threading.Lock()
+
+
+class _Holder(weakref.ref[NDArray[np.uint8]]):
+    """The array over a place."""
+
+    place = -1
 
 
 class HugeRun:
@@ -62,67 +69,80 @@ class HugeRun:
         self._collapses = huge_pages_allowed()
         self._taken = bytearray(places)
         self._joined = bytearray(size // HUGE_BYTES)
-        self._unused = 0
-        self._free: list[int] = []
-        self._returned: deque[int] = deque()
-        self._changing = threading.Lock()
+        # Of each place the last; what an interrupted `take` left behind is none of them.
+        self._holders: dict[int, _Holder] = {}
+        self._returned: deque[_Holder] = deque()
+        self._changing = threading.RLock()
 
     def take(self) -> NDArray[np.uint8] | None:
         """Return the first free place, page-aligned zeros, or None where all are taken."""
-        with self._changing:
-            self._clear_returned()
-            if not self._free and self._unused == len(self._taken):
-                return None
-            place = self._free[0] if self._free else self._unused
-            memory: NDArray[np.uint8] = np.frombuffer(
-                self._mapping, np.uint8, self._place_bytes, self._offset(place)
-            )
-            weakref.finalize(memory, self._return, place).atexit = False
-            if self._free:
-                heapq.heappop(self._free)
-            else:
-                self._unused += 1
-            self._taken[place] = 1
-            for page in self._pages(place):
-                if self._is_covered(page):
-                    self._join(page)
-        self._settle()
-        return memory
+        try:
+            with self._changing:
+                self._clear_returned()
+                place = self._taken.find(0)
+                return None if place < 0 else self._memory_of(place)
+        finally:
+            self._settle()
 
     @property
     def taken_bytes(self) -> int:
         """Bytes of the places that are taken."""
         return sum(self._taken) * self._place_bytes
 
-    def _return(self, place: int) -> None:
-        """Take a place back, in whatever thread and in the middle of whatever it does."""
-        self._returned.append(place)
-        self._settle()
+    def _memory_of(self, place: int) -> NDArray[np.uint8]:
+        """Take a place; interrupted anywhere, it is free, or soon will be."""
+        memory: NDArray[np.uint8] = np.frombuffer(
+            self._mapping, np.uint8, self._place_bytes, self._offset(place)
+        )
+        # Called after the holder's callback, which was made last.
+        weakref.finalize(memory, self._settle).atexit = False
+        # No line of Python, which Ctrl-C could come before.
+        holder = self._holders[place] = _Holder(memory, self._returned.append)
+        holder.place = place
+        self._taken[place] = 1
+        for page in self._pages(place):
+            if self._is_covered(page):
+                self._join(page)
+        return memory
 
     def _settle(self) -> None:
+        """Clear what came back, in whatever thread and in the middle of whatever it does."""
         # Whoever is changing the run looks again afterwards, this very thread further up perhaps.
-        while self._returned and self._changing.acquire(blocking=False):
+        while self._returned and not self._changing._is_owned():  # type: ignore[attr-defined]
+            # Ctrl-C may come between any two calls, so there is none between `try` and what it
+            # is for, and none before the release.
             try:
+                if not self._changing.acquire(blocking=False):
+                    return
                 self._clear_returned()
             finally:
-                self._changing.release()
+                try:  # noqa: SIM105
+                    self._changing.release()
+                except RuntimeError:
+                    # Somebody else has it.
+                    pass
 
     def _clear_returned(self) -> None:
+        # Each stays in line until all is done: interrupted, all is done once more.
         while self._returned:
-            place = self._returned.popleft()
-            for page in self._pages(place):
-                if self._joined[page]:
-                    self._joined[page] = 0
-                    with suppress(OSError):
-                        self._advise(mmap.MADV_NOHUGEPAGE, page)
-            start = self._offset(place)
-            try:
-                self._mapping.madvise(mmap.MADV_DONTNEED, start, self._place_bytes)
-            except OSError:
-                # Somebody locked the process's memory since. The next to take it expects zeros.
-                self._mapping[start : start + self._place_bytes] = bytes(self._place_bytes)
-            self._taken[place] = 0
-            heapq.heappush(self._free, place)
+            holder = self._returned[0]
+            if self._holders.get(holder.place) is holder and self._taken[holder.place]:
+                self._clear(holder.place)
+            self._returned.popleft()
+
+    def _clear(self, place: int) -> None:
+        for page in self._pages(place):
+            if self._joined[page]:
+                with suppress(OSError):
+                    self._advise(mmap.MADV_NOHUGEPAGE, page)
+                self._joined[page] = 0
+        start = self._offset(place)
+        try:
+            self._mapping.madvise(mmap.MADV_DONTNEED, start, self._place_bytes)
+        except OSError:
+            # Somebody locked the process's memory since. The next to take it expects zeros.
+            self._mapping[start : start + self._place_bytes] = bytes(self._place_bytes)
+        self._taken[place] = 0
 
     def _join(self, page: int) -> None:
         """Make a huge page of one that is covered, which most of its places were written to."""
@@ -139,7 +159,7 @@ class HugeRun:
 
     def _collapse(self, page: int) -> None:
         """Make a huge page now, unless a place of it went meanwhile."""
-        with self._changing:
+        with _COLLAPSING, self._changing:
             # Were a place free, its part would be memory that nobody counted.
             if self._joined[page]:
                 # Refused for want of whole huge pages, while a drive reads one, or before 6.1: the

@@ -52,18 +52,23 @@ class ShadowStream:
         self._store = store
         self._counters = counters
         together = together_of(store.slot_bytes)
-        self._free = [_Buffers(*store.buffers(together)) for _ in range(STREAM_BUFFERS // together)]
+        self._all = [_Buffers(*store.buffers(together)) for _ in range(STREAM_BUFFERS // together)]
+        self._free = list(self._all)
         self._slots: Sequence[int] = ()
         self._next = 0
         self._current: _Batch | None = None
         self._ahead: deque[_Batch] = deque()
+        # Every read that may not be done, whatever came between its start and its place in line.
+        self._readings: list[Future[None]] = []
 
     def begin(self, slots: Sequence[int]) -> None:
         """Start to read these slots, which will be asked for in this order."""
-        wait([batch.reading for batch in self._ahead])
-        while self._ahead:
-            self._free.append(self._ahead.popleft().buffers)
-        self._give_current()
+        wait(self._readings)
+        # An error or Ctrl-C may have left buffers in no place, or in two.
+        self._ahead.clear()
+        self._current = None
+        self._free = list(self._all)
+        self._readings.clear()
         self._slots, self._next = slots, 0
         self._read_ahead()
 
@@ -97,8 +102,9 @@ class ShadowStream:
             slots = self._slots[self._next : self._next + len(buffers.shadows)]
             self._next += len(slots)
             self._counters.shadow_read_bytes += len(slots) * self._store.slot_bytes
-            reading = self._store.read_together(slots, buffers.memory)
-            self._ahead.append(_Batch(slots, buffers, reading))
+            self._readings = [one for one in self._readings if not one.done()]
+            self._readings.append(self._store.read_together(slots, buffers.memory))
+            self._ahead.append(_Batch(slots, buffers, self._readings[-1]))
 
 
 def together_of(slot_bytes: int) -> int:

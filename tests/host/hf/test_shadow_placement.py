@@ -17,6 +17,7 @@ from hillinfer.pools.budget_plan import BudgetPlan, kernel_spec
 from hillinfer.runtime import Runtime
 from hillinfer.settings import Settings
 from hillinfer.storage.shadow_store import shadow_bytes
+from hillinfer_model.kernel_spec import BEAT_BYTES
 
 LENGTHS = (2300, 1400)
 NEW = 4
@@ -83,14 +84,15 @@ def test_a_bit_that_flips_on_the_drive_changes_what_comes_out(model, cold_dir, m
 
     def flipping(runtime, *arguments):
         store = runtime._shadow_store
-        read = store.read
+        read = store.read_together
 
-        def flipped(slot, into):
-            read(slot, into).result()
-            into[:, ::3] ^= 0x77
+        def flipped(slots, into):
+            read(slots, into).result()
+            beats = into[: len(slots) * store.slot_bytes].reshape(-1, BEAT_BYTES)
+            beats[:, ::3] ^= 0x77
             return store._writer.submit(int)
 
-        store.read = flipped
+        store.read_together = flipped
         Runtime.append = write
         write(runtime, *arguments)
 

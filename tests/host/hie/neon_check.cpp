@@ -2,7 +2,8 @@
 // The NEON variant beside the portable one, on random numbers; run by test_neon_cross.py.
 //
 // Integers must have the same bits. Attention adds in another order, so it must be near. With the
-// argument `flip` one bit of a shadow differs between the two, and the program must say so.
+// argument `flip` one bit of a shadow and one number of a row differ between the two, and the program
+// must say so of both.
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -122,7 +123,8 @@ void check_scores(const Shape& shape, float scale, int flipped_bit) {
     expect(portable.chosen == neon.chosen, "selected sets differ", shape);
 }
 
-void check_attention(int32_t stored_type, int32_t kv_heads, int32_t group_size, int32_t head_dim) {
+void check_attention(int32_t stored_type, int32_t kv_heads, int32_t group_size, int32_t head_dim,
+                     int flipped_bit) {
     constexpr int64_t kRows = 200;
     const Attention attention{nullptr, kv_heads, group_size, head_dim, stored_type, 0.125f, 1};
     const size_t numbers = size_t(2) * kv_heads * head_dim;
@@ -148,6 +150,10 @@ void check_attention(int32_t stored_type, int32_t kv_heads, int32_t group_size, 
     const RowSet set{rows.data(), kRows};
     std::vector<float> out[2];
     for (int32_t variant : kBoth) {
+        if (variant == kNeonVariant) {
+            // The sign of a value of the first head.
+            memory[size_t(kv_heads) * head_dim] ^= uint16_t(flipped_bit);
+        }
         std::vector<float> result(query.size());
         std::vector<uint64_t> room(hillinfer_attention_bytes(&call) / 8 + 16);
         void* state = reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(room.data()) + 63) / 64 * 64);
@@ -177,6 +183,7 @@ int main(int count, char** arguments) {
     }
     const int32_t shapes[][3] = {{3, 3, 64}, {1, 7, 80}, {2, 4, 128}, {4, 1, 96}};
     int cases = 0;
+    int attentions = 0;
     for (const auto& [kv_heads, heads, dim] : shapes) {
         for (int32_t bits : {8, 4, 2}) {
             for (int32_t rule : {kWeightSum, kRawSum}) {
@@ -191,10 +198,10 @@ int main(int count, char** arguments) {
             }
         }
         for (int32_t type : {kBfloat16, kFloat16}) {
-            check_attention(type, kv_heads, heads, dim);
-            ++cases;
+            check_attention(type, kv_heads, heads, dim, flip && !attentions ? 0x8000 : 0);
+            ++attentions;
         }
     }
-    std::printf("%d cases, %d differences\n", cases, failures);
+    std::printf("%d cases, %d differences\n", cases + attentions, failures);
     return failures ? 1 : 0;
 }

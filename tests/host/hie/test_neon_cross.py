@@ -68,3 +68,4 @@ def test_a_flipped_bit_is_found(check):
     done = check("flip")
     assert done.returncode == 1
     assert "scores differ: 3 KV heads" in done.stdout
+    assert "attention differs" in done.stdout

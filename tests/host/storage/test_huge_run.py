@@ -5,11 +5,13 @@ import gc
 import itertools
 import mmap
 import random
+import sys
 import threading
+import weakref
 
 import numpy as np
 import pytest
-from resident_memory import PAGES, huge, run_taken, taken
+from resident_memory import PAGES, huge, run_huge, run_taken, taken
 
 from hillinfer.storage import huge_run
 from hillinfer.storage.aligned_buffer import PAGE_BYTES
@@ -84,27 +86,27 @@ def test_one_byte_more_than_the_places_would_show():
 def test_huge_pages_come_once_they_are_covered_and_go_with_the_first_place():
     if not huge_pages_allowed():
         pytest.skip("this machine makes no huge pages")
-    before = huge()
     run = HugeRun(PLACE, 16)
     asked = []
     run._advise, advise = lambda *told: (asked.append(told), advise(*told)), run._advise
     held = filled(run, 3)
     assert asked == []
-    assert huge() == before
+    assert run_huge(run) == 0
     held += filled(run, 1)
     # Four places cover a huge page and part of the next.
     assert asked == [(mmap.MADV_HUGEPAGE, 0)]
     settle()
     # The machine may be short of them.
-    assert huge() in (before, before + HUGE_BYTES)
+    assert run_huge(run) in (0, HUGE_BYTES)
     held += filled(run, 12)
     assert [page for _, page in asked] == [0, 1, 2, 3]
     settle()
-    made = huge() - before
     asked.clear()
     held.pop(3)
     assert asked == [(mmap.MADV_NOHUGEPAGE, 0), (mmap.MADV_NOHUGEPAGE, 1)]
-    assert huge() - before <= max(0, made - HUGE_BYTES)
+    # It lay in both.
+    start = held[0].ctypes.data
+    assert huge(start, start + 2 * HUGE_BYTES) == 0
     assert run_taken(run) == run.taken_bytes == 15 * PLACE
     assert all((one == 7).all() for one in held)
 
@@ -196,6 +198,150 @@ def test_a_place_that_goes_while_the_run_changes_is_not_forgotten():
     assert again.ctypes.data < held[0].ctypes.data
     assert run_taken(run) == PLACE, "nothing of it was touched yet"
     assert not again.any()
+
+
+def test_a_place_that_goes_when_all_seem_taken_is_not_forgotten(monkeypatch):
+    run = HugeRun(PLACE, 2)
+    held = filled(run, 2)
+    clear = run._clear_returned
+
+    def cleared():
+        clear()
+        if len(held) == 2:
+            del held[0]
+
+    monkeypatch.setattr(run, "_clear_returned", cleared)
+    assert run.take() is None
+    assert run_taken(run) == run.taken_bytes == PLACE
+
+
+@pytest.mark.parametrize("spare", [True, False], ids=["traceback kept", "traceback gone"])
+def test_no_place_is_given_twice_after_an_interrupt(monkeypatch, spare):
+    run = HugeRun(PLACE, 2)
+    with monkeypatch.context() as patched:
+        patched.setattr(weakref, "finalize", _Interrupted)
+        with pytest.raises(KeyboardInterrupt) as told:
+            run.take()
+    if not spare:
+        del told
+    first = run.take()
+    first[:] = 7
+    if spare:
+        # What it kept was over the place that somebody else has by now.
+        del told
+    gc.collect()
+    second = run.take()
+    assert second is not None, "a place was lost"
+    assert second.ctypes.data != first.ctypes.data
+    assert run.take() is None
+    assert (first == 7).all()
+
+
+class _Interrupted(weakref.finalize):
+    """What Ctrl-C comes right after."""
+
+    @property
+    def atexit(self):
+        return True
+
+    @atexit.setter
+    def atexit(self, _):
+        raise KeyboardInterrupt
+
+
+def test_an_interrupt_while_a_place_comes_back_loses_none():
+    run = HugeRun(PLACE, 2)
+    held = filled(run, 2)
+    with run._changing:
+        del held[0]
+    own, run._mapping = run._mapping, _InterruptedMapping(run._mapping)
+    with pytest.raises(KeyboardInterrupt):
+        run._settle()
+    run._mapping = own
+    again = run.take()
+    assert again is not None, "a place was lost"
+    assert not again.any()
+    assert again.ctypes.data < held[0].ctypes.data
+    assert run.take() is None
+
+
+class _InterruptedMapping:
+    """A mapping that Ctrl-C comes right after."""
+
+    def __init__(self, own):
+        self.own = own
+
+    def madvise(self, *advice):
+        self.own.madvise(*advice)
+        raise KeyboardInterrupt
+
+
+def test_an_interrupt_when_an_array_goes_loses_no_place(monkeypatch):
+    run = HugeRun(PLACE, 2)
+    # Whatever Python code is called then, Ctrl-C may come before its first line.
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
+    monkeypatch.setattr(weakref.finalize, "__call__", _raises)
+    held = filled(run, 2)
+    del held[0]
+    again = run.take()
+    assert again is not None, "a place was lost"
+    assert not again.any()
+
+
+def _raises(*_):
+    raise KeyboardInterrupt
+
+
+def test_an_interrupt_leaves_no_run_locked():
+    run = HugeRun(PLACE, 2)
+    held = filled(run, 2)
+    with run._changing:
+        del held[0]
+    own, run._changing = run._changing, _InterruptedLock(run._changing)
+    with pytest.raises(KeyboardInterrupt):
+        run._settle()
+    run._changing = own
+    made = []
+    other = threading.Thread(target=lambda: made.append(run.take()), daemon=True)
+    other.start()
+    other.join(5)
+    assert len(made) == 1, "it waits for ever"
+
+
+class _InterruptedLock:
+    """A lock that Ctrl-C comes right after."""
+
+    def __init__(self, own):
+        self.own = own
+
+    def release(self):
+        self.own.release()
+
+    def _is_owned(self):
+        return False
+
+    def acquire(self, **options):
+        self.own.acquire(**options)
+        raise KeyboardInterrupt
+
+
+def test_one_huge_page_is_made_at_a_time(monkeypatch):
+    """While it is made its memory is there twice."""
+    together = threading.Barrier(2)
+    alone = []
+
+    def advised(*_):
+        try:
+            together.wait(0.2)
+        except threading.BrokenBarrierError:
+            alone.append(True)
+
+    monkeypatch.setattr(huge_run, "_madvise", advised)
+    monkeypatch.setattr(huge_run, "huge_pages_allowed", lambda: True)
+    runs = [HugeRun(PLACE, 4) for _ in range(2)]
+    held = [filled(run, 4) for run in runs]
+    settle()
+    assert len(alone) == len(held)
 
 
 def test_threads_never_share_a_place():

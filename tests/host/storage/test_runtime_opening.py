@@ -8,13 +8,16 @@ import pytest
 from runtime_rows import SETTINGS, SHAPE
 
 from hillinfer import runtime_opening
-from hillinfer.errors import ColdPoolError
-from hillinfer.pools.budget_plan import staging_bytes
+from hillinfer.devices.device_scorer import DeviceScorer
+from hillinfer.errors import ColdPoolError, SettingsError
+from hillinfer.gpu.host_lane import HostLane
+from hillinfer.hie.host_scorer import host_scorer
+from hillinfer.pools.budget_plan import kernel_spec, staging_bytes
 from hillinfer.runtime import Runtime
 
 
-def opened(cold_dir, **options):
-    return Runtime(SHAPE, SETTINGS, staging_bytes(SHAPE, SETTINGS) + (1 << 20), cold_dir, **options)
+def opened(cold_dir, settings=SETTINGS, **options):
+    return Runtime(SHAPE, settings, staging_bytes(SHAPE, SETTINGS) + (1 << 20), cold_dir, **options)
 
 
 def descriptors():
@@ -42,6 +45,82 @@ def test_what_was_opened_before_an_error_is_closed(part, cold_dir, monkeypatch):
     with pytest.raises(ColdPoolError, match="no more room"):
         opened(cold_dir)
     assert descriptors() == before
+
+
+@pytest.mark.parametrize("part", ["make_scorer", "open_engine", "ColdStore", "PrefetchPipeline"])
+def test_trace_and_timeline_are_closed_after_an_error(part, cold_dir, tmp_path, monkeypatch):
+    files = {"trace": tmp_path / "trace.json", "pool_timeline": tmp_path / "pools.csv"}
+    settings = SETTINGS.changed(**files)
+
+    def ours():
+        return {place for _, place in descriptors()} & {str(file) for file in files.values()}
+
+    with closing(opened(cold_dir, settings)):
+        assert len(ours()) == 2
+    assert not ours()
+    monkeypatch.setattr(runtime_opening, part, _raises)
+    # Its traceback keeps what was made.
+    with pytest.raises(ColdPoolError, match="no more room") as told:
+        opened(cold_dir, settings)
+    assert not ours()
+    assert told.tb is not None
+
+
+def _raises(*_):
+    raise ColdPoolError("no more room")
+
+
+def test_a_timeline_is_closed_where_the_trace_cannot_be_made(cold_dir, tmp_path):
+    before = descriptors()
+    settings = SETTINGS.changed(trace=tmp_path / "gone" / "t", pool_timeline=tmp_path / "p.csv")
+    with pytest.raises(SettingsError) as told:
+        opened(cold_dir, settings)
+    assert descriptors() == before
+    assert told.tb is not None
+
+
+@pytest.mark.parametrize(("given", "closed"), [(False, 1), (True, 0)])
+def test_a_device_that_was_made_here_is_closed_after_an_error(given, closed, cold_dir, monkeypatch):
+    shadows = CountingDevice()
+    spec = kernel_spec(SHAPE, SETTINGS)
+    scorer = DeviceScorer(host_scorer(spec, SETTINGS.scope), shadows)
+    monkeypatch.setattr(runtime_opening, "make_scorer", lambda *_: scorer)
+    monkeypatch.setattr(runtime_opening, "open_engine", _raises)
+    with pytest.raises(ColdPoolError, match="no more room"):
+        opened(cold_dir, scorer=scorer if given else None)
+    assert shadows.closed == closed
+
+
+class CountingDevice:
+    closed = 0
+
+    def close(self):
+        self.closed += 1
+
+
+def test_memory_is_unlocked_after_an_error_behind_the_gpu(cold_dir, monkeypatch):
+    lane = LockingLane()
+    monkeypatch.setattr(runtime_opening, "PrefetchPipeline", _raises)
+    with pytest.raises(ColdPoolError, match="no more room"):
+        opened(cold_dir, lane=lane)
+    assert lane.locks == lane.unlocks == 1
+    assert lane.ends == 1
+
+
+class LockingLane(HostLane):
+    """Counts what a GPU would lock."""
+
+    locks = unlocks = ends = 0
+
+    def page_lock(self, memory):
+        self.locks += 1
+
+    def page_unlock(self, memory):
+        self.unlocks += 1
+
+    def close(self):
+        self.ends += 1
+        super().close()
 
 
 def test_every_entry_is_told_to_who_observes_and_to_the_timeline():

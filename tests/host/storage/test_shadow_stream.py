@@ -6,6 +6,7 @@ import pytest
 
 from hillinfer.counters import Counters
 from hillinfer.errors import ColdPoolError
+from hillinfer.storage import shadow_stream
 from hillinfer.storage.cold_file import ColdFile, IOMode
 from hillinfer.storage.drive_calls import DriveCalls
 from hillinfer.storage.read_plan import MAX_READ_BYTES
@@ -104,6 +105,57 @@ def test_an_error_is_told_and_the_next_may_succeed(tmp_path, engine):
             stream.shadow(slots[0])
         engine.fails = False
         check(stream, shadows, slots)
+    store.close()
+
+
+@pytest.mark.parametrize("spec", [SPEC, LARGE], ids=["one set of buffers", "several"])
+@pytest.mark.parametrize("reads", [True, False], ids=["after it started", "before"])
+def test_a_read_that_does_not_start_loses_no_buffers(tmp_path, engine, monkeypatch, spec, reads):
+    """As after Ctrl-C, or where the system has no thread left."""
+    store, stream, _ = opened(tmp_path, engine, spec)
+    slots = [store.take() for _ in range(7)]
+    shadows = filled(store, slots)
+    own, started = store.read_together, []
+
+    def raises(*asked):
+        if reads:
+            started.append(own(*asked))
+        raise KeyboardInterrupt
+
+    for _ in range(STREAM_BUFFERS + 1):
+        with monkeypatch.context() as patched:
+            patched.setattr(store, "read_together", raises)
+            with pytest.raises(KeyboardInterrupt):
+                stream.begin(slots)
+            for one in started:
+                one.result()
+        check(stream, shadows, slots)
+    store.close()
+
+
+def test_buffers_given_twice_are_given_once(tmp_path, engine, monkeypatch):
+    """Ctrl-C between the two lines of giving them back."""
+    store, stream, _ = opened(tmp_path, engine, LARGE)
+    slots = [store.take() for _ in range(7)]
+    shadows = filled(store, slots)
+    stream.begin(slots)
+    stream.shadow(slots[0])
+    stream._free.append(stream._current.buffers)
+    check(stream, shadows, slots)
+    store.close()
+
+
+def test_begin_waits_for_a_read_that_stands_in_no_line(tmp_path, engine, monkeypatch):
+    """Ctrl-C after it started and before its place in line: it still writes to its buffers."""
+    store, stream, _ = opened(tmp_path, engine)
+    slots = [store.take() for _ in range(7)]
+    filled(store, slots)
+    stream.begin(slots)
+    stream._ahead.clear()
+    waited = []
+    monkeypatch.setattr(shadow_stream, "wait", lambda readings: waited.append(len(readings)))
+    stream.begin(slots)
+    assert waited == [1]
     store.close()
 
 

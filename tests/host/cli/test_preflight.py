@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is checked before a run is what the run does."""
+
+import pytest
+
+from hillinfer.cli import preflight
+from hillinfer.devices.golden_scorer import GoldenScorer
+from hillinfer.devices.table import DEVICES
+from hillinfer.errors import SettingsError
+from hillinfer_model.choices import KeyMode
+
+INT4_NEEDED = ("--device", "golden", "--max-new-tokens", 2)
+
+
+@pytest.fixture
+def opened(monkeypatch):
+    """Return the formats that a device is opened with; one of them is all that it knows."""
+    formats = []
+
+    def open_device(spec, scope, *_):
+        formats.append(spec.key_mode)
+        if spec.key_mode is not KeyMode.INT4:
+            raise SettingsError(f"an image for int4, not {spec.key_mode.value}")
+        return GoldenScorer(spec, scope)
+
+    monkeypatch.setitem(DEVICES, "golden", open_device)
+    return formats
+
+
+def test_a_device_is_checked_with_the_format_that_auto_takes(ask_tiny, opened):
+    _, report = ask_tiny(*INT4_NEEDED, "--dram-budget", "64MiB")
+    assert report["settings"]["shadow"] == "int4"
+    assert len(opened) > 1
+    assert set(opened) == {KeyMode.INT4}
+
+
+@pytest.mark.parametrize(("given", "found"), [("int4", None), ("int8", "int8")])
+def test_a_device_is_checked_with_the_format_of_a_session(
+    ask_tiny, command, tiny_folder, cold_dir, tmp_path, opened, given, found
+):
+    session = tmp_path / "session"
+    ask_tiny("--save-session", session, "--shadow", given, "--max-new-tokens", 1)
+    outcome = command(
+        *("generate", "--model", tiny_folder, "--cold-dir", cold_dir, "--session", session),
+        *("--question", "which cat?", *INT4_NEEDED),
+    )
+    assert opened[0].value == given
+    if found is None:
+        assert outcome.code == 0, outcome.err
+    else:
+        assert "an image for int4, not int8" in outcome.error_line()
+
+
+def test_a_fork_is_counted_with_the_widest_format_that_auto_takes(
+    command, tiny_folder, cold_dir, document, monkeypatch
+):
+    def fork_bytes(*arguments):
+        found = []
+
+        def asked(*_, fork_bytes, **others):
+            found.append(fork_bytes)
+            raise SettingsError("that is all")
+
+        monkeypatch.setattr(preflight.ContextNeeds, "of", asked)
+        # Chunks of one token: the open segment is coded, and copied by a fork.
+        outcome = command(
+            *("generate", "--model", tiny_folder, "--prompt-file", document),
+            *("--cold-dir", cold_dir, "--prefill-chunk", 1, *arguments),
+            *("--question", "which cat?", "--question", "which mat?"),
+        )
+        assert "that is all" in outcome.error_line()
+        return found[0]
+
+    assert fork_bytes() == fork_bytes("--shadow", "int4")
+    assert fork_bytes() < fork_bytes("--shadow", "int8")
