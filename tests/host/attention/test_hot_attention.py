@@ -10,6 +10,7 @@ from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.native.library import native_is_here, native_library
 from hillinfer.native.structures import Places
 from hillinfer.pools.budget_plan import BudgetPlan
+from hillinfer.pools.layer_step_log import LayerStepLog
 from hillinfer.runtime import Runtime
 from hillinfer.settings import Settings
 from hillinfer.storage.row_locator import RowLocator
@@ -127,14 +128,34 @@ def test_no_row_moves_between_the_look_and_attention(cold_dir, monkeypatch):
     as_it_is = RowLocator.fetch_in_place
 
     def fetch(self, *given):
-        # A lock of one's own can be had again; its owner says whether it is held already.
+        # Where the first row is asked for. A lock of one's own can be had again; its owner says
+        # whether it is held already.
         held.append(self._pools.attending._is_owned())
-        return as_it_is(self, *given)
+        yield from as_it_is(self, *given)
 
     monkeypatch.setattr(RowLocator, "fetch_in_place", fetch)
     _steps(cold_dir, False, [])
     assert held
     assert all(held)
+
+
+@pytest.mark.parametrize("everything_hot", [True, False])
+def test_whoever_observes_a_step_may_wait_for_threads_that_move_rows(
+    cold_dir, monkeypatch, everything_hot
+):
+    if not native_is_here():
+        pytest.skip("no native library: run python tools/build_native.py")
+    held = []
+    as_it_is = LayerStepLog.end
+
+    def end(self, entry):
+        held.append(self._pools.attending._is_owned())
+        as_it_is(self, entry)
+
+    monkeypatch.setattr(LayerStepLog, "end", end)
+    _steps(cold_dir, everything_hot, [])
+    assert held
+    assert not any(held)
 
 
 def _steps(cold_dir, everything_hot, counts):

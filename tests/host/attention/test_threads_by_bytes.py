@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from hillinfer.native.library import native_is_here
+from hillinfer.native.library import native_is_here, native_library
+from hillinfer.native.variant import Variant
 
 _ATTEND = """
 rows = Rows(shape_of(4, 2, 128), count)
@@ -15,7 +16,7 @@ attention.attend(rows.query, rows.scaling, [rows.addresses])
 """
 _CHOOSE = """
 generator = torch.Generator().manual_seed(1)
-spec = KernelSpec(128, 4, 1, segment_tokens=65_536)
+spec = KernelSpec(128, 4, group_size, segment_tokens=65_536)
 scorer = NativeScorer(spec, Scope.LAYER)
 keys = torch.randn((count, 4, 128), generator=generator).half()
 torch.set_num_threads(1)
@@ -24,7 +25,7 @@ shadow = np.zeros((spec.segment_bytes // 64, 64), np.uint8)
 scorer.encode(keys, statistics, shadow, 0)
 torch.set_num_threads(2)
 segment = SegmentShadow(0, count, shadow, statistics)
-query = torch.randn((4, 128), generator=generator)
+query = torch.randn((4 * group_size, 128), generator=generator)
 scorer.choose(query, 0.1, [segment], 0, Wanted(count // 5, 4, 64))
 """
 _PROGRAM = """
@@ -37,7 +38,7 @@ from hillinfer.hie.native_scorer import NativeScorer
 from hillinfer.hie.wanted import Wanted
 from hillinfer_model.choices import Scope
 from hillinfer_model.kernel_spec import KernelSpec
-count = int(sys.argv[1])
+count, group_size = int(sys.argv[1]), int(sys.argv[2])
 # What torch starts for itself is there before.
 torch.set_num_threads(2)
 torch.randn(512, 512) @ torch.randn(512, 512)
@@ -57,9 +58,19 @@ def test_little_work_starts_no_thread(work):
     assert _started(work, 20_000) == 1
 
 
-def _started(work, count):
+def test_many_query_heads_are_much_work():
+    """Each takes all codes, so as many bytes of shadow take longer."""
+    if not native_is_here():
+        pytest.skip("no native library: run python tools/build_native.py")
+    if native_library().variants[0] is Variant.PORTABLE:
+        pytest.skip("without vectors all of it is much work")
+    assert _started(_CHOOSE, 2000) == 0
+    assert _started(_CHOOSE, 2000, group_size=16) == 1
+
+
+def _started(work, count, group_size=1):
     done = subprocess.run(
-        [sys.executable, "-c", _PROGRAM.replace("{work}", work), str(count)],
+        [sys.executable, "-c", _PROGRAM.replace("{work}", work), str(count), str(group_size)],
         capture_output=True,
         text=True,
         check=False,
