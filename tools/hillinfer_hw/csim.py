@@ -7,9 +7,10 @@ import ctypes
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
@@ -43,10 +44,13 @@ class CsimExecution:
         Whether processes run one after another, or as threads over bounded streams.
     depths
         Depths of streams in place of those of the pragmas, for tests; only with threads.
+    build
+        Makes the library of a kernel, a spec and a scheduling; tests make it of other sources.
     """
 
     scheduling: Scheduling = Scheduling.SEQUENTIAL
     depths: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    build: Callable[[str, KernelSpec, Scheduling], Path] = build_kernel
 
     @property
     def name(self) -> str:
@@ -89,7 +93,7 @@ class CsimExecution:
         output: Beats,
         scalars: list[int],
     ) -> LaunchResult:
-        library = ctypes.CDLL(str(build_kernel(kernel, spec, self.scheduling)))
+        library = ctypes.CDLL(str(self.build(kernel, spec, self.scheduling)))
         inputs = [np.ascontiguousarray(buffer) for buffer in reads]
         status = np.full((scalars[0], BEAT_BYTES), STATUS_FILL, dtype=np.uint8)
         guarded = [_guard(buffer) for buffer in (output, status)]
