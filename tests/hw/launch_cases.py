@@ -218,7 +218,31 @@ def _saturated_products(spec, scope, tokens):
         )
         for i, (exponent, addend) in enumerate([(127, 0), (-9, 100), (-10, -(2**23))])
     ]
+    segments.append(products_at_the_limit(spec, base_of(spec, len(segments))))
     return score_launch(spec, scope, segments)
+
+
+def products_at_the_limit(spec, base):
+    """Inner products -1 and 1 that their shift takes to -2^23 and 2^23, one beyond the limit.
+
+    24 bits hold -2^23, so nothing but the contract says that it is limited. The addend makes the
+    logarithm 1 of what would be 0 otherwise.
+    """
+    shape = (2, spec.kv_heads, spec.padded_head_dim)
+    if spec.key_mode is KeyMode.FP16:
+        # The smallest number is 1 in units of 2^(c - 14).
+        codes = np.zeros(shape, dtype=np.uint16)
+        codes[:, :, 0] = np.array([[1], [1 | SIGN]])
+        exponents = np.full(shape[1:], -10, dtype=np.int8)
+        keys = Rows(codes, ChannelStatistics(exponents, np.zeros(shape[1:], dtype=np.int32)))
+    else:
+        codes = np.zeros(shape, dtype=np.int8)
+        codes[:, :, 0] = np.array([[0 if spec.key_mode is KeyMode.INT2 else 1], [-1]])
+        keys = KeyCodes(codes, np.zeros(shape[:2], dtype=np.uint8))
+    query = np.zeros((spec.scored_heads, spec.padded_head_dim), dtype=np.int8)
+    query[:, 0] = -1
+    shift = np.full(spec.scored_heads, 23 + 6, dtype=np.int8)
+    return ScoreSegment(base, keys, QueryBlock(addend_row(spec, 2**23), shift, query))
 
 
 def _addends(spec, scope, tokens):

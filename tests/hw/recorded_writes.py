@@ -60,5 +60,7 @@ def run_recorded(kernel, spec, launch):
     library.count_writes.restype = ctypes.c_uint64
     record = np.empty(library.count_writes(), dtype=_WRITE)
     library.take_writes(ctypes.c_void_p(record.ctypes.data))
-    writes = [Write(one["port"] == _STATUS_PORT, int(one["beat"]), one["content"]) for one in record]
+    writes = [
+        Write(one["port"] == _STATUS_PORT, int(one["beat"]), one["content"]) for one in record
+    ]
     return result, writes

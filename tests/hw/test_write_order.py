@@ -115,7 +115,10 @@ def test_a_status_beat_per_block(name):
     _, _, writes = launch_of(name)
     assert_every_status_is_written(writes, statuses_of(TOKENS))
     for place in [place for place, write in enumerate(writes) if write.to_status]:
-        for wrong in (writes[:place] + writes[place + 1 :], writes[:place] + writes[place:][:1] * 2):
+        for wrong in (
+            writes[:place] + writes[place + 1 :],
+            writes[:place] + writes[place:][:1] * 2,
+        ):
             with pytest.raises(AssertionError):
                 assert_every_status_is_written(wrong, statuses_of(TOKENS))
 
