@@ -24,7 +24,8 @@ def load_gguf(file: Path, dtype: torch.dtype) -> Any:
     try:
         return AutoModelForCausalLM.from_pretrained(
             file.parent,
-            gguf_file=file.name,
+            # Whole: transformers would take a bare name from the current directory first.
+            gguf_file=str(file.absolute()),
             dtype=dtype,
             # Otherwise the blocks stay packed wherever a GGUF kernel happens to be installed, and
             # the same file gives other logits on another machine.
@@ -42,7 +43,7 @@ def save_as_folder(file: Path, folder: Path) -> None:
     from transformers import AutoTokenizer
 
     model = load_gguf(file, torch.float32)
-    tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=str(file.absolute()))
     # The unpacked model is no longer a quantised one, but save_pretrained refuses what once was.
     model.hf_quantizer = None
     model.is_quantized = False

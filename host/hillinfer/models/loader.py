@@ -85,7 +85,9 @@ class ModelOutline:
         """
         from transformers import AutoConfig, AutoTokenizer
 
-        files: dict[str, Any] = {"gguf_file": source.gguf_file} if source.gguf_file else {}
+        files: dict[str, Any] = (
+            {"gguf_file": str(source.path.absolute())} if source.gguf_file else {}
+        )
         try:
             # A local folder only, so nothing here waits for a network.
             config = AutoConfig.from_pretrained(
