@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from hillinfer.models.errors import ModelError
+from hillinfer.models.model_files import CONFIG, read_config
 from hillinfer.models.registry_model import REGISTRY_MODELS
 
 _GGUF = ".gguf"
@@ -73,8 +73,8 @@ class ModelSource:
 
     @classmethod
     def _from_folder(cls, name: str, folder: Path) -> ModelSource:
-        if (folder / "config.json").is_file():
-            _check_model_type(folder / "config.json")
+        if (folder / CONFIG).exists():
+            _check_model_type(folder)
             return cls(name, folder)
         files = sorted(file.name for file in folder.glob(f"*{_GGUF}"))
         if len(files) == 1:
@@ -89,16 +89,13 @@ class ModelSource:
         return self.folder / self.gguf_file if self.gguf_file else self.folder
 
 
-def _check_model_type(file: Path) -> None:
+def _check_model_type(folder: Path) -> None:
     from transformers import CONFIG_MAPPING
 
-    try:
-        model_type = json.loads(file.read_text()).get("model_type")
-    except (OSError, ValueError, AttributeError) as error:
-        raise ModelError(f"cannot read {file}: it is not a JSON object of settings") from error
-    if model_type not in CONFIG_MAPPING:
+    model_type = read_config(folder).get("model_type")
+    if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
         raise ModelError(
-            f"{file.parent} has the model type '{model_type}', which transformers does not know: "
+            f"{folder} has the model type '{model_type!s:.60}', which transformers does not know: "
             "use a Llama, Mistral, Qwen2, Qwen3 or OPT model"
         )
 
