@@ -75,17 +75,25 @@ class GgufHeader:
             if name in self.settings:
                 raise self._wrong(f"it has the setting {name[:80]} twice")
             self.settings[name] = self._value(self._number(_U32), 0)
-        ends = [self._tensor() for _ in range(tensors)]
+        places = sorted(self._tensor() for _ in range(tensors))
         alignment = self.settings.get("general.alignment", _ALIGNMENT)
         if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
             raise self._wrong(f"its general.alignment is {alignment!r:.40}, no power of two")
-        start = -(-self._place // alignment) * alignment
-        for name, end in ends:
-            if start + end > len(self._data):
+        # One after the other, so a wrong count of tensors shows: their bytes would begin elsewhere.
+        end = self._place
+        start = -(-end // alignment) * alignment
+        for offset, size, name in places:
+            begin = -(-end // alignment) * alignment
+            if start + offset != begin:
+                raise self._wrong(f"{name[:80]} does not begin where the tensor before it ends")
+            end = begin + size
+            if end > len(self._data):
                 raise self._wrong(f"it is cut before the end of {name[:80]}: get it anew")
+        if len(self._data) - end >= alignment:
+            raise self._wrong(f"it has {len(self._data) - end} bytes more than its tensors")
 
-    def _tensor(self) -> tuple[str, int]:
-        """Take one tensor and return its name, and where it ends after the header."""
+    def _tensor(self) -> tuple[int, int, str]:
+        """Take one tensor and return its place after the header, its bytes and its name."""
         from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
         name = self._text()
@@ -103,7 +111,7 @@ class GgufHeader:
         if prod(shape) > _MOST_WHOLE or (shape and shape[-1] % block):
             raise self._wrong(f"{name[:80]} has the shape {shape}, which its type cannot have")
         self.tensors[name] = StoredTensor(name, shape)
-        return name, offset + prod(shape) // block * block_bytes
+        return offset, prod(shape) // block * block_bytes, name
 
     def _value(self, kind: int, depth: int) -> Any:
         if kind == _STRING:

@@ -36,12 +36,26 @@ class LoadedModel:
         As transformers makes them; the model is in evaluation mode on its device.
     name
         As the user named it.
+
+    Raises
+    ------
+    ModelError
+        Where answers end at what is no token id.
     """
 
     model: Any
     tokenizer: Any
     config: Any
     name: str
+
+    def __post_init__(self) -> None:
+        """Refuse ends of answers that are no token ids."""
+        for one in self._ends():
+            if isinstance(one, bool) or not isinstance(one, int):
+                raise ModelError(
+                    f"{self.name} ends answers at {one!r:.80}, and eos_token_id in its "
+                    "generation_config.json is a number or a list of numbers"
+                )
 
     @property
     def shape(self) -> ModelShape:
@@ -51,15 +65,12 @@ class LoadedModel:
     @property
     def stop_ids(self) -> frozenset[int]:
         """Token ids that end an answer, from the generation config and the tokenizer."""
+        return frozenset(self._ends())
+
+    def _ends(self) -> list[Any]:
         own = getattr(getattr(self.model, "generation_config", None), "eos_token_id", None)
         listed = own if isinstance(own, list) else [own]
-        ids = [one for one in (*listed, self.tokenizer.eos_token_id) if one is not None]
-        if any(isinstance(one, bool) or not isinstance(one, int) for one in ids):
-            raise ModelError(
-                f"{self.name} ends answers at {ids!r:.80}, and eos_token_id in its "
-                "generation_config.json is a number or a list of them"
-            )
-        return frozenset(ids)
+        return [one for one in (*listed, self.tokenizer.eos_token_id) if one is not None]
 
 
 @dataclass(frozen=True)
@@ -175,9 +186,9 @@ class ModelOutline:
                     output_loading_info=True,
                 )
             check_loaded(info, self.source.path)
-        return LoadedModel(
-            model.to(self.device).eval(), self.tokenizer, model.config, self.source.name
-        )
+        with one_line(f"bring {self.source.path} to the {self.device}"):
+            model = model.to(self.device).eval()
+        return LoadedModel(model, self.tokenizer, model.config, self.source.name)
 
 
 def load_model(

@@ -48,11 +48,15 @@ def _tensors_of_shards(folder: Path) -> dict[str, StoredTensor]:
     listed = read_json_object(index, _INDEX_BYTES).get("weight_map")
     if not isinstance(listed, dict) or not all(isinstance(one, str) for one in listed.values()):
         raise ModelError(f"cannot read {index}: it has no weight_map from tensors to files")
-    found: dict[str, StoredTensor] = {}
-    for name in sorted(set(listed.values())):
-        # Another folder's file, or one that hides there, is not this model's.
+    names = sorted(set(listed.values()))
+    for name in names:
+        # Another folder's file is not this model's.
         if Path(name).name != name or not name.endswith(".safetensors"):
-            raise ModelError(f"{index} names the file {name!r:.80}: such a file lies beside it")
+            raise ModelError(
+                f"{index} names the file {name!r:.80}, and weights are .safetensors files beside it"
+            )
+    found: dict[str, StoredTensor] = {}
+    for name in names:
         own = _tensors_of(folder / name)
         misplaced = [key for key in own if listed.get(key) != name]
         misplaced += [key for key, file in listed.items() if file == name and key not in own]

@@ -4,6 +4,7 @@
 import json
 import os
 import re
+import shutil
 
 import pytest
 
@@ -220,6 +221,21 @@ def test_model_without_weights(refuse, tmp_path, tiny_folder):
         if file.suffix != ".safetensors":
             (tmp_path / file.name).write_bytes(file.read_bytes())
     assert "has no weights" in refuse("--dram-budget", "64MiB", model=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ('"num_hidden_layers": 2', "lack 9 tensors of its config"),
+        ('"num_hidden_layers": 10000000', "it is 1 to 1024"),
+    ],
+)
+def test_model_of_other_weights(setting, said, refuse, tmp_path, tiny_folder):
+    model = shutil.copytree(tiny_folder, tmp_path / "model")
+    config = (model / "config.json").read_text()
+    more = setting.replace(": 2", ": 3")
+    (model / "config.json").write_text(config.replace('"num_hidden_layers": 2', more))
+    assert said in refuse("--dram-budget", "64MiB", model=model)
 
 
 def test_model_with_a_sliding_window(refuse, tmp_path, tiny_folder):
