@@ -36,6 +36,8 @@ class LoadedModel:
         As transformers makes them; the model is in evaluation mode on its device.
     name
         As the user named it.
+    commit
+        Of a model of the hub; None for any other.
 
     Raises
     ------
@@ -47,6 +49,7 @@ class LoadedModel:
     tokenizer: Any
     config: Any
     name: str
+    commit: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse ends of answers that are no token ids."""
@@ -188,7 +191,9 @@ class ModelOutline:
             check_loaded(info, self.source.path)
         with one_line(f"bring {self.source.path} to the {self.device}"):
             model = model.to(self.device).eval()
-        return LoadedModel(model, self.tokenizer, model.config, self.source.name)
+        return LoadedModel(
+            model, self.tokenizer, model.config, self.source.name, self.source.commit
+        )
 
 
 def load_model(

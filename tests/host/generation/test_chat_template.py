@@ -14,14 +14,16 @@ CONTENTS = ["a cat", ' lines\n\nand "quotes" <e> {{ 1 }} \u2402 \U0001f600 ', "\
 # Everything that transformers adds to jinja2, and what its settings change.
 TEMPLATES = {
     "tiny": CHAT_TEMPLATE,
-    "SmolLM2": "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
+    "SmolLM2": "{% for message in messages %}"
+    "{% if loop.first and messages[0]['role'] != 'system' %}"
     "{{ '<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face"
     "<|im_end|>\n' }}{% endif %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + "
     "'<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt %}"
     "{{ '<|im_start|>assistant\n' }}{% endif %}",
     "Llama": "{{- bos_token }}{%- if tools is not none %}T{%- endif %}{%- for m in messages %}"
     "{{- m['role'] + m['content'] | trim + eos_token }}{%- endfor %}",
-    "blocks": "  {% if true %}\n    a\n  {% endif %}\n{% for m in messages %}\n{{ m }}\n{% endfor %}\n",
+    "blocks": "  {% if true %}\n    a\n  {% endif %}\n{% for m in messages %}\n{{ m }}\n"
+    "{% endfor %}\n",
     "tojson": "{{ messages | tojson }}{{ messages | tojson(indent=2) }}{{ {'b': 1, 'a': '<é>'} | "
     "tojson(sort_keys=True, ensure_ascii=True, separators=(',', ':')) }}",
     "generation": "{% generation %}{{ messages[0].content }}{% endgeneration %}!",
@@ -37,7 +39,7 @@ TEMPLATES = {
 # Name, template, a part of the reason.
 HOSTILE = [
     ("loops in loops", "{% for a in range(99999) %}" * 4 + "{% endfor %}" * 4, "too long"),
-    ("a power", "{{ 10 ** 10 ** 9 }}", "too long"),
+    ("a power", "{{ 10 ** (10 ** 9) }}", "too long"),
     ("a loop too long", "{% for i in range(10 ** 9) %}x{% endfor %}", "OverflowError"),
     ("repeated", "{{ 'x' * 10 ** 11 }}", "MemoryError"),
     ("padded", "{{ '%099999999999d' | format(1) }}", "MemoryError"),
@@ -65,9 +67,6 @@ def test_the_text_is_that_of_transformers(template):
         for content in CONTENTS
     ]
     assert rendered_chats(tokenizer, CONTENTS) == expected
-    assert rendered_chats(tokenizer, [*CONTENTS[1:], "a dog"]) != expected or not any(
-        "a cat" in text for text in expected
-    )
 
 
 @pytest.mark.parametrize(
@@ -80,6 +79,14 @@ def test_a_hostile_template_ends_in_one_line(template, said):
     assert time.monotonic() - started < SECONDS
     assert said in str(refused.value)
     assert len(str(refused.value).splitlines()) == 1
+
+
+def test_other_text_or_another_template_shows():
+    tokenizer = character_tokenizer()
+    found = rendered_chats(tokenizer, ["a cat", "a cau"])
+    assert found == ["<u>a cat<e><a>", "<u>a cau<e><a>"]
+    tokenizer.chat_template = CHAT_TEMPLATE.replace("<e>", "<f>")
+    assert rendered_chats(tokenizer, ["a cat"]) == ["<u>a cat<f><a>"]
 
 
 def test_a_session_meets_the_same_bounds():
