@@ -64,10 +64,11 @@ def test_a_revision_that_is_not_there(hub, generate, revision, said):
     assert said in outcome.error_line()
 
 
-def test_weights_that_are_not_in_the_cache_are_fetched(hub, generate):
+def test_weights_that_are_not_in_the_cache_are_looked_for(hub, generate):
     (hub / "snapshots" / SECOND / "model.safetensors").unlink()
     outcome, _ = generate(NAME)
-    assert "the hub cannot be reached" in outcome.error_line()
+    assert f"looking for {NAME} on the hub" in outcome.err
+    assert "has no weights" in outcome.error_line()
 
 
 def test_a_folder_of_the_name_says_so(hub, generate, tiny_folder, tmp_path):

@@ -3,6 +3,7 @@
 
 import hashlib
 import json
+import os
 import stat
 import threading
 import zipfile
@@ -83,8 +84,13 @@ def test_fetch_makes_an_ordinary_folder_once(index):
     assert len(said) == 2
 
 
-def test_folder_is_for_its_owner_alone_and_nothing_else_is_left(index):
-    folder = index.model.fetch(lambda line: None)
+@pytest.mark.parametrize("mask", [0o000, 0o077], ids=oct)
+def test_folder_is_for_its_owner_alone_and_nothing_else_is_left(index, mask):
+    before = os.umask(mask)
+    try:
+        folder = index.model.fetch(lambda line: None)
+    finally:
+        os.umask(before)
     for file in (folder, *folder.iterdir()):
         assert stat.S_IMODE(file.stat().st_mode) & 0o077 == 0, file
     assert sorted(file.name for file in folder.parent.iterdir()) == ["tiny", "tiny.lock"]
@@ -110,6 +116,38 @@ def test_a_folder_of_another_origin_is_made_anew(index):
     assert not index.model.present
     index.model.fetch(lambda line: None)
     assert index.model.present
+
+
+def flip_a_byte(folder):
+    data = bytearray((folder / "model.safetensors").read_bytes())
+    data[-1] ^= 1
+    (folder / "model.safetensors").write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (flip_a_byte, "model.safetensors is not what was made"),
+        (lambda folder: (folder / "digests.json").unlink(), "fetching tiny"),
+        (lambda folder: (folder / "config.json").write_text("{}"), "fetching tiny"),
+        (lambda folder: (folder / "config.json").unlink(), "fetching tiny"),
+        (lambda folder: (folder / "vocab.json").write_text("{}"), "fetching tiny"),
+        (lambda folder: (folder / "digests.json").write_text("[1]"), "fetching tiny"),
+    ],
+    ids=["byte", "no digests", "size", "missing", "more", "digests"],
+)
+def test_a_file_that_is_not_what_was_made_is_made_anew(index, change, said):
+    folder = index.model.fetch(lambda line: None)
+    whole = (folder / "model.safetensors").read_bytes()
+    change(folder)
+    lines = []
+    index.model.fetch(lines.append)
+    assert said in lines[0]
+    assert (folder / "model.safetensors").read_bytes() == whole
+    assert not (folder / "vocab.json").exists()
+    lines.clear()
+    index.model.fetch(lines.append)
+    assert lines == []
 
 
 @pytest.mark.parametrize(
