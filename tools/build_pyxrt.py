@@ -22,8 +22,9 @@ from hillinfer_hw.xrt_installation import XRT_VARIABLE, debian_xrt, sourced_xrt
 def main() -> int:
     """Say where pyxrt is, or build it."""
     asked = subprocess.run(
-        [sys.executable, "-c", "import pyxrt; print(pyxrt.__file__)"],
-        capture_output=True, text=True, check=False,
+        # Not from where this is called: XRT's setup.sh may leave an empty part in PYTHONPATH, too.
+        [sys.executable, "-P", "-c", "import pyxrt; print(pyxrt.__file__)"],
+        cwd="/", capture_output=True, text=True, check=False,
     )  # fmt: skip
     if asked.returncode == 0:
         print(f"pyxrt: {asked.stdout.strip()}")

@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
@@ -41,6 +39,7 @@ from hillinfer.replay.bounds import demand_bound
 from hillinfer.replay.pool_replay import PoolReplay
 from hillinfer.replay.selection_trace import SelectionTrace
 from hillinfer.settings import Settings
+from hillinfer.spawning import spawned_processes
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 from hillinfer_model.score_block import ScoreBlock
 from hillinfer_model.selection import kept_positions
@@ -313,8 +312,7 @@ def main() -> None:
             record(loaded.model, one.token_ids[: chosen.context], chosen.last, settings, one.name)
             for one in samples
         ]
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(threads, len(traces)), spawn) as workers:
+    with spawned_processes(min(threads, len(traces))) as workers:
         found = workers.map(trial_rows, traces, [chosen.sizes] * len(traces))
         rows = [row for own in found for row in own]
     for text in (None, *(sample.name for sample in samples)):

@@ -6,6 +6,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any
 
+from hillinfer.chat_template import rendered_chats
 from hillinfer.errors import HillInferError
 
 _SEPARATOR = "\n\n"
@@ -51,13 +52,30 @@ class QuestionPrompt:
     ------
     PromptError
         Where the chat template does not keep the user's text.
+    TemplateError
+        As `rendered_chats` says.
     """
 
     def __init__(self, tokenizer: Any, form: PromptForm) -> None:
+        # What follows a question depends on no document, so any will do.
+        self._begin(tokenizer, form, "text")
+
+    def _begin(self, tokenizer: Any, form: PromptForm, document: str) -> None:
         self._tokenizer = tokenizer
         self.form = form
-        # What follows a question depends on no document, so any will do.
-        self._after = self._around_question("text")[1]
+        if form is PromptForm.PLAIN:
+            self._alone = document
+            self._before, self._after = f"{document}{_SEPARATOR}Question: ", "\nAnswer:"
+            return
+        asked = f"{document}{_SEPARATOR}{_QUESTION_PLACE}"
+        self._alone, text = rendered_chats(tokenizer, (document, asked))
+        parts = text.split(_QUESTION_PLACE)
+        if len(parts) != 2:
+            raise PromptError(
+                "the chat template of this model does not keep the user's text: use "
+                "--prompt-style plain"
+            )
+        self._before, self._after = parts
 
     def question_ids(self, question: str) -> list[int]:
         """Return the ids that follow the document's.
@@ -71,27 +89,6 @@ class QuestionPrompt:
             raise PromptError("a question is empty: write it after --question")
         text = question.strip() + self._after
         return list(self._tokenizer(text, add_special_tokens=False).input_ids)
-
-    def _around_question(self, document: str) -> tuple[str, str]:
-        if self.form is PromptForm.PLAIN:
-            return f"{document}{_SEPARATOR}Question: ", "\nAnswer:"
-        text = self._rendered(f"{document}{_SEPARATOR}{_QUESTION_PLACE}")
-        parts = text.split(_QUESTION_PLACE)
-        if len(parts) != 2:
-            raise PromptError(
-                "the chat template of this model does not keep the user's text: use "
-                "--prompt-style plain"
-            )
-        return parts[0], parts[1]
-
-    def _rendered(self, content: str) -> str:
-        return str(
-            self._tokenizer.apply_chat_template(
-                [{"role": "user", "content": content}],
-                tokenize=False,
-                add_generation_prompt=True,
-            )
-        )
 
 
 class DocumentPrompt(QuestionPrompt):
@@ -114,6 +111,8 @@ class DocumentPrompt(QuestionPrompt):
     ------
     PromptError
         Where the document is empty or the chat template does not keep it as it is.
+    TemplateError
+        As `rendered_chats` says.
     """
 
     def __init__(
@@ -124,14 +123,11 @@ class DocumentPrompt(QuestionPrompt):
     ) -> None:
         if not document.strip():
             raise PromptError("the prompt is empty: give a text with --prompt-file or --prompt")
-        super().__init__(tokenizer, PromptForm.of(tokenizer, style))
-        self._document = document
-        self._before, self._after = self._around_question(document)
+        self._begin(tokenizer, PromptForm.of(tokenizer, style), document)
 
     def alone(self) -> list[int]:
         """Return the ids of the document as the whole prompt."""
-        chat = self.form is PromptForm.CHAT
-        return self._start_ids(self._rendered(self._document) if chat else self._document)
+        return self._start_ids(self._alone)
 
     def document_ids(self) -> list[int]:
         """Return the ids that every question's prompt starts with."""

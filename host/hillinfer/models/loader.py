@@ -3,18 +3,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from hillinfer.machine.processor import ProcessorFacts
 from hillinfer.model_shape import ModelShape
+from hillinfer.models.config_check import check_settings
 from hillinfer.models.errors import ModelError
-from hillinfer.models.gguf_file import load_gguf
+from hillinfer.models.gguf_file import gguf_tensors, load_gguf
+from hillinfer.models.library_calls import one_line
+from hillinfer.models.model_files import check_folder
 from hillinfer.models.model_source import ModelSource
 from hillinfer.models.number_type import NumberType
+from hillinfer.models.weights_fit import check_loaded, check_stored
+
+_COMPUTED_IN = (torch.float32, torch.bfloat16, torch.float16)
+_BUILDING_SECONDS = 60
 
 
 @dataclass(frozen=True)
@@ -27,12 +36,29 @@ class LoadedModel:
         As transformers makes them; the model is in evaluation mode on its device.
     name
         As the user named it.
+    commit
+        Of a model of the hub; None for any other.
+
+    Raises
+    ------
+    ModelError
+        Where answers end at what is no token id.
     """
 
     model: Any
     tokenizer: Any
     config: Any
     name: str
+    commit: str | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse ends of answers that are no token ids."""
+        for one in self._ends():
+            if isinstance(one, bool) or not isinstance(one, int):
+                raise ModelError(
+                    f"{self.name} ends answers at {one!r:.80}, and eos_token_id in its "
+                    "generation_config.json is a number or a list of numbers"
+                )
 
     @property
     def shape(self) -> ModelShape:
@@ -42,11 +68,12 @@ class LoadedModel:
     @property
     def stop_ids(self) -> frozenset[int]:
         """Token ids that end an answer, from the generation config and the tokenizer."""
+        return frozenset(self._ends())
+
+    def _ends(self) -> list[Any]:
         own = getattr(getattr(self.model, "generation_config", None), "eos_token_id", None)
         listed = own if isinstance(own, list) else [own]
-        return frozenset(
-            int(one) for one in (*listed, self.tokenizer.eos_token_id) if one is not None
-        )
+        return [one for one in (*listed, self.tokenizer.eos_token_id) if one is not None]
 
 
 @dataclass(frozen=True)
@@ -81,32 +108,46 @@ class ModelOutline:
         Raises
         ------
         ModelError
-            Where config or tokenizer cannot be read, or the model is not a causal language model.
+            Where a file is not what it should be, config or tokenizer cannot be read, the model is
+            not a causal language model, or the weights are not those that the config describes.
         """
         from transformers import AutoConfig, AutoTokenizer
 
-        files: dict[str, Any] = {"gguf_file": source.gguf_file} if source.gguf_file else {}
-        try:
+        tensors = gguf_tensors(source.path) if source.gguf_file else check_folder(source.folder)
+        # Whole: transformers would take a bare name from the current directory first.
+        files = {"gguf_file": str(source.path.absolute())} if source.gguf_file else {}
+        with one_line(f"read the model in {source.path}"):
             # A local folder only, so nothing here waits for a network.
             config = AutoConfig.from_pretrained(
                 source.folder, trust_remote_code=False, local_files_only=True, **files
             )
+            check_settings(config.to_dict(), source.path)
             tokenizer = AutoTokenizer.from_pretrained(
                 source.folder, trust_remote_code=False, local_files_only=True, **files
             )
-        except (ValueError, OSError, ImportError, KeyError, TypeError, AttributeError) as error:
+            words = int(tokenizer.vocab_size)
+        if words > config.get_text_config().vocab_size:
             raise ModelError(
-                f"cannot read the model in {source.path}: {' '.join(str(error).split())}"
-            ) from error
+                f"the tokenizer in {source.path} has {words} tokens and the model "
+                f"{config.get_text_config().vocab_size}: they are not of one model, get it anew"
+            )
+        skeleton = _skeleton(config, source)
+        if source.gguf_file is None:
+            check_stored(skeleton, tensors, source.path)
         device = "cuda" if torch.cuda.is_available() else "cpu"
         own = torch.float32 if source.gguf_file else _own_type(config)
+        if number_type is NumberType.AUTO and own not in _COMPUTED_IN:
+            raise ModelError(
+                f"{source.path} has dtype {own} in its config, which HillInfer does not compute "
+                "in: choose one with --dtype, such as float32"
+            )
         return cls(
             source=source,
             tokenizer=tokenizer,
             config=config,
             dtype=number_type.resolve(own, device, ProcessorFacts.read()),
             device=device,
-            skeleton=_skeleton(config, source),
+            skeleton=skeleton,
         )
 
     @property
@@ -138,19 +179,20 @@ class ModelOutline:
         if self.source.gguf_file:
             model = load_gguf(self.source.path, self.dtype)
         else:
-            try:
-                model = AutoModelForCausalLM.from_pretrained(
+            with one_line(f"load the weights in {self.source.path}"):
+                model, info = AutoModelForCausalLM.from_pretrained(
                     self.source.folder,
                     dtype=self.dtype,
                     trust_remote_code=False,
                     local_files_only=True,
+                    use_safetensors=True,
+                    output_loading_info=True,
                 )
-            except (ValueError, OSError, ImportError, RuntimeError) as error:
-                raise ModelError(
-                    f"cannot load the weights in {self.source.path}: {' '.join(str(error).split())}"
-                ) from error
+            check_loaded(info, self.source.path)
+        with one_line(f"bring {self.source.path} to the {self.device}"):
+            model = model.to(self.device).eval()
         return LoadedModel(
-            model.to(self.device).eval(), self.tokenizer, model.config, self.source.name
+            model, self.tokenizer, model.config, self.source.name, self.source.commit
         )
 
 
@@ -179,11 +221,31 @@ def _own_type(config: Any) -> torch.dtype:
 def _skeleton(config: Any, source: ModelSource) -> Any:
     from transformers import AutoModelForCausalLM
 
-    try:
-        with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-    except (ValueError, TypeError, AttributeError, ImportError) as error:
-        raise ModelError(
-            f"{source.path} is not a causal language model (model type '{config.model_type}'): "
-            "use a Llama, Mistral, Qwen2, Qwen3 or OPT model"
-        ) from error
+    what = (
+        f"build {source.path} as a causal language model (model type '{config.model_type}'): use a "
+        "Llama, Mistral, Qwen2, Qwen3 or OPT model"
+    )
+    with one_line(what), torch.device("meta"), _BuildingDeadline(source):
+        return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+
+
+class _BuildingDeadline(TorchFunctionMode):
+    """Ends the building of a model of far too many parts, each of which makes a tensor."""
+
+    def __init__(self, source: ModelSource) -> None:
+        super().__init__()
+        self._source, self._end = source, time.monotonic() + _BUILDING_SECONDS
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if time.monotonic() > self._end:
+            raise ModelError(
+                f"the config in {self._source.path} describes so many parts that building them "
+                f"takes more than {_BUILDING_SECONDS} s: it is not a model's"
+            )
+        return func(*args, **(kwargs or {}))

@@ -3,16 +3,18 @@
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from hillinfer.models.errors import ModelError
+from hillinfer.models.hub_model import hub_model
+from hillinfer.models.model_files import CONFIG, read_config
 from hillinfer.models.registry_model import REGISTRY_MODELS
 
 _GGUF = ".gguf"
-_HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 @dataclass(frozen=True)
@@ -27,11 +29,14 @@ class ModelSource:
         Folder with config, tokenizer and weights, or the one that the GGUF file lies in.
     gguf_file
         Name of the GGUF file in `folder`; None for an ordinary folder.
+    commit
+        Of a model of the hub; None for any other.
     """
 
     name: str
     folder: Path
     gguf_file: str | None = None
+    commit: str | None = None
 
     @classmethod
     def locate(cls, name: str, say: Callable[[str], None]) -> ModelSource:
@@ -42,7 +47,8 @@ class ModelSource:
         Parameters
         ----------
         name
-            Registry name, path, or `organisation/name` on the hub.
+            Registry name, path, or `organisation/name` on the hub, with `@` and a commit, branch
+            or tag where it is not to be the newest.
         say
             Called with one line before each step that takes time.
 
@@ -54,27 +60,32 @@ class ModelSource:
             Where the registry model cannot be fetched.
         """
         if name in REGISTRY_MODELS:
+            if Path(name).exists():
+                say(f"model: {name} is the registry model; ./{name} is the folder here")
             return cls(name, REGISTRY_MODELS[name].fetch(say))
         path = Path(name).expanduser()
         if path.is_dir():
+            _said_where(name, path, say)
             return cls._from_folder(name, path)
         if path.is_file():
             if path.suffix != _GGUF:
                 raise ModelError(f"{name} is not a model: give a folder or a {_GGUF} file")
             return cls(name, path.parent, path.name)
-        if _looks_like_a_path(name):
+        if _looks_like_a_path(name.partition("@")[0]):
             raise ModelError(f"there is no model at {name}: check the path after --model")
         if "/" not in name:
             raise ModelError(
                 f"'{name}' is neither a folder, a {_GGUF} file nor a registry model "
                 f"({', '.join(REGISTRY_MODELS)}); models of the hub are named organisation/name"
             )
-        return cls(name, _fetch_from_hub(name, say))
+        found = hub_model(name, say)
+        _check_model_type(found.folder)
+        return cls(name, found.folder, commit=found.commit)
 
     @classmethod
     def _from_folder(cls, name: str, folder: Path) -> ModelSource:
-        if (folder / "config.json").is_file():
-            _check_model_type(folder / "config.json")
+        if (folder / CONFIG).exists():
+            _check_model_type(folder)
             return cls(name, folder)
         files = sorted(file.name for file in folder.glob(f"*{_GGUF}"))
         if len(files) == 1:
@@ -89,16 +100,13 @@ class ModelSource:
         return self.folder / self.gguf_file if self.gguf_file else self.folder
 
 
-def _check_model_type(file: Path) -> None:
+def _check_model_type(folder: Path) -> None:
     from transformers import CONFIG_MAPPING
 
-    try:
-        model_type = json.loads(file.read_text()).get("model_type")
-    except (OSError, ValueError, AttributeError) as error:
-        raise ModelError(f"cannot read {file}: it is not a JSON object of settings") from error
-    if model_type not in CONFIG_MAPPING:
+    model_type = read_config(folder).get("model_type")
+    if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
         raise ModelError(
-            f"{file.parent} has the model type '{model_type}', which transformers does not know: "
+            f"{folder} has the model type '{model_type!s:.60}', which transformers does not know: "
             "use a Llama, Mistral, Qwen2, Qwen3 or OPT model"
         )
 
@@ -107,22 +115,10 @@ def _looks_like_a_path(name: str) -> bool:
     return name.startswith((".", "/", "~")) or name.endswith(_GGUF) or name.count("/") > 1
 
 
-def _fetch_from_hub(name: str, say: Callable[[str], None]) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    try:
-        return Path(snapshot_download(name, allow_patterns=_HUB_FILES, local_files_only=True))
-    except (LocalEntryNotFoundError, HFValidationError):
-        say(f"looking for {name} on the hub")
-    try:
-        return Path(snapshot_download(name, allow_patterns=_HUB_FILES))
-    except LocalEntryNotFoundError as error:
-        raise ModelError(
-            f"'{name}' is neither a path nor in the local cache of the hub, and the hub cannot be "
-            "reached: fetch it on a machine with a network and give its folder to --model"
-        ) from error
-    except (HFValidationError, HfHubHTTPError) as error:
-        raise ModelError(
-            f"'{name}' is neither a path nor a model that the hub gives out"
-        ) from error
+def _said_where(name: str, folder: Path, say: Callable[[str], None]) -> None:
+    """Say that a folder is used where its name could be a model's of the hub."""
+    if _HUB_NAME.fullmatch(name):
+        say(
+            f"model: {name} is the folder {folder.absolute()}; the hub's model of that name is "
+            f"{name}@main"
+        )

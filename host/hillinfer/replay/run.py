@@ -3,9 +3,8 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from threading import Lock
 from typing import Any
@@ -30,6 +29,7 @@ from hillinfer.replay.request import PoolsRequest
 from hillinfer.replay.selection_trace import SelectionTrace
 from hillinfer.run_report import prepare_report
 from hillinfer.settings import Settings
+from hillinfer.spawning import spawned_processes
 
 Stage = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 _DEFAULT_TEXTS = 2
@@ -120,13 +120,11 @@ def _record(
 
 def _replay(traces: list[SelectionTrace], processes: int, stage: Stage) -> list[PoolRow]:
     rows: list[PoolRow] = []
-    # Replaying is small operations in one interpreter, which threads do not speed up; a fresh
-    # process inherits no locks of threads that it does not have.
-    context = multiprocessing.get_context("spawn")
+    # Replaying is small operations in one interpreter, which threads do not speed up.
     steps = sum(trace.steps for trace in traces)
     with (
         stage("replay", steps) as advance,
-        ProcessPoolExecutor(min(processes, len(traces)), context) as workers,
+        spawned_processes(min(processes, len(traces))) as workers,
     ):
         done = 0
         for trace, own in zip(traces, workers.map(pool_rows, traces), strict=True):

@@ -4,6 +4,7 @@
 import json
 import os
 import re
+import shutil
 
 import pytest
 
@@ -212,14 +213,29 @@ def test_model_type_unknown(refuse, tmp_path):
 
 def test_model_config_broken(refuse, tmp_path):
     (tmp_path / "config.json").write_text("{")
-    assert "is not a JSON object" in refuse(model=tmp_path)
+    assert "is not JSON in UTF-8" in refuse(model=tmp_path)
 
 
 def test_model_without_weights(refuse, tmp_path, tiny_folder):
     for file in tiny_folder.iterdir():
         if file.suffix != ".safetensors":
             (tmp_path / file.name).write_bytes(file.read_bytes())
-    assert "cannot load the weights" in refuse("--dram-budget", "64MiB", model=tmp_path)
+    assert "has no weights" in refuse("--dram-budget", "64MiB", model=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ('"num_hidden_layers": 2', "lack 9 tensors of its config"),
+        ('"num_hidden_layers": 10000000', "it is 1 to 1024"),
+    ],
+)
+def test_model_of_other_weights(setting, said, refuse, tmp_path, tiny_folder):
+    model = shutil.copytree(tiny_folder, tmp_path / "model")
+    config = (model / "config.json").read_text()
+    more = setting.replace(": 2", ": 3")
+    (model / "config.json").write_text(config.replace('"num_hidden_layers": 2', more))
+    assert said in refuse("--dram-budget", "64MiB", model=model)
 
 
 def test_model_with_a_sliding_window(refuse, tmp_path, tiny_folder):

@@ -3,6 +3,7 @@
 
 import hashlib
 import json
+import os
 import stat
 import threading
 import zipfile
@@ -83,8 +84,13 @@ def test_fetch_makes_an_ordinary_folder_once(index):
     assert len(said) == 2
 
 
-def test_folder_is_for_its_owner_alone_and_nothing_else_is_left(index):
-    folder = index.model.fetch(lambda line: None)
+@pytest.mark.parametrize("mask", [0o000, 0o077], ids=oct)
+def test_folder_is_for_its_owner_alone_and_nothing_else_is_left(index, mask):
+    before = os.umask(mask)
+    try:
+        folder = index.model.fetch(lambda line: None)
+    finally:
+        os.umask(before)
     for file in (folder, *folder.iterdir()):
         assert stat.S_IMODE(file.stat().st_mode) & 0o077 == 0, file
     assert sorted(file.name for file in folder.parent.iterdir()) == ["tiny", "tiny.lock"]
@@ -110,6 +116,31 @@ def test_a_folder_of_another_origin_is_made_anew(index):
     assert not index.model.present
     index.model.fetch(lambda line: None)
     assert index.model.present
+
+
+def flip_a_byte(file):
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+
+
+def test_a_file_that_is_not_what_was_made_is_made_anew(index):
+    folder = index.model.fetch(lambda line: None)
+    whole = (folder / "model.safetensors").read_bytes()
+    for change, said in (
+        (lambda: flip_a_byte(folder / "model.safetensors"), "model.safetensors is not what was"),
+        (lambda: (folder / "digests.json").unlink(), "fetching tiny"),
+        (lambda: (folder / "vocab.json").write_text("{}"), "fetching tiny"),
+    ):
+        change()
+        lines = []
+        index.model.fetch(lines.append)
+        assert said in lines[0]
+        assert (folder / "model.safetensors").read_bytes() == whole
+        assert not (folder / "vocab.json").exists()
+    lines.clear()
+    index.model.fetch(lines.append)
+    assert lines == []
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model's settings, looked at before anything is built from them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from hillinfer.models.errors import ModelError
+
+# Far above any model that there is; what is built from more takes minutes or all memory.
+_LAYERS, _HEADS, _WIDTH, _POSITIONS = 1024, 4096, 1 << 20, 1 << 28
+_MOST = {
+    "num_hidden_layers": _LAYERS,
+    "num_layers": _LAYERS,
+    "n_layer": _LAYERS,
+    "n_layers": _LAYERS,
+    "encoder_layers": _LAYERS,
+    "decoder_layers": _LAYERS,
+    "num_attention_heads": _HEADS,
+    "num_key_value_heads": _HEADS,
+    "n_head": _HEADS,
+    "head_dim": _HEADS,
+    "num_experts": _HEADS,
+    "num_local_experts": _HEADS,
+    "n_routed_experts": _HEADS,
+    "hidden_size": _WIDTH,
+    "n_embd": _WIDTH,
+    "word_embed_proj_dim": _WIDTH,
+    "intermediate_size": 8 * _WIDTH,
+    "ffn_dim": 8 * _WIDTH,
+    "vocab_size": 1 << 24,
+    "max_position_embeddings": _POSITIONS,
+    "n_positions": _POSITIONS,
+}
+# Values that decide what is computed: outside of these nothing but NaN comes out.
+_RANGES = {
+    "rms_norm_eps": (0.0, 1.0),
+    "layer_norm_eps": (0.0, 1.0),
+    "layer_norm_epsilon": (0.0, 1.0),
+    "rope_theta": (1e-6, 1e15),
+}
+_ANY_WHOLE = 1 << 53
+_REFUSED = {
+    "quantization_config": "its weights are quantised in a format of their own, and HillInfer "
+    "reads float weights and GGUF files: give the model that it was quantised from, or a GGUF file",
+    "transformers_weights": "it names other files for its weights: remove that line, and call the "
+    "weights model.safetensors",
+    "fusion_config": "it changes what its layers are made of: remove that line",
+}
+_ATTENTION = ("attn_implementation", "_attn_implementation", "_attn_implementation_internal")
+
+
+def check_settings(settings: Mapping[str, Any], where: object) -> None:
+    """Refuse settings that no model has.
+
+    Parameters
+    ----------
+    settings
+        A model's `config.json`, or the same of a GGUF file.
+    where
+        What they are of, for the message.
+
+    Raises
+    ------
+    ModelError
+        For the first setting that is of the wrong type or out of range, that would have other files
+        or code used, or that does not fit another.
+    """
+    for name, reason in _REFUSED.items():
+        if settings.get(name) is not None:
+            raise ModelError(f"{where} has {name} in its config: {reason}")
+    for name, value in _every(settings):
+        _check_one(name, value, where)
+    _check_heads(settings, where)
+
+
+def _every(content: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every value with the name that it is under, those of nested objects and lists too."""
+    waiting = [(name, content)]
+    while waiting:
+        name, content = waiting.pop()
+        if isinstance(content, Mapping):
+            waiting += [(str(key), value) for key, value in content.items()]
+        elif isinstance(content, list):
+            waiting += [("", value) for value in content]
+        if name:
+            yield name, content
+        elif isinstance(content, int | float):
+            yield "an element", content
+
+
+def _check_one(name: str, value: Any, where: object) -> None:
+    shown = repr(value)[:60]
+    if name in _MOST and value is not None:
+        most = _MOST[name]
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+            raise ModelError(f"{where} has {name}={shown} in its config: it is 1 to {most}")
+    if name in _RANGES and value is not None:
+        low, high = _RANGES[name]
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not low <= value <= high:
+            raise ModelError(f"{where} has {name}={shown} in its config: it is {low:g} to {high:g}")
+    if isinstance(value, int) and abs(value) > _ANY_WHOLE:
+        raise ModelError(f"{where} has {name}={shown} in its config: it is too large a number")
+    if name in _ATTENTION and isinstance(value, str) and "/" in value:
+        raise ModelError(
+            f"{where} has {name}={shown} in its config, which is code of a hub: remove that line"
+        )
+
+
+def _check_heads(settings: Mapping[str, Any], where: object) -> None:
+    heads, kv_heads = settings.get("num_attention_heads"), settings.get("num_key_value_heads")
+    if heads and kv_heads and heads % kv_heads:
+        raise ModelError(
+            f"{where} has num_attention_heads={heads} in its config, no multiple of "
+            f"num_key_value_heads={kv_heads}"
+        )
+    width = settings.get("hidden_size")
+    if heads and width and settings.get("head_dim") is None and width % heads:
+        raise ModelError(
+            f"{where} has hidden_size={width} in its config, no multiple of "
+            f"num_attention_heads={heads}, and no head_dim"
+        )

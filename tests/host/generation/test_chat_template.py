@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Chat templates: the text that transformers makes of them, in bounded time and memory."""
+
+import time
+
+import pytest
+from tiny_folder import CHAT_TEMPLATE, character_tokenizer
+
+from hillinfer.chat_template import TemplateError, rendered_chats
+from hillinfer.prompt import DocumentPrompt, PromptForm, QuestionPrompt
+
+SECONDS = 60
+CONTENTS = ["a cat", ' lines\n\nand "quotes" <e> {{ 1 }} \u2402 \U0001f600 ', "\ud800", ""]
+# Everything that transformers adds to jinja2, and what its settings change.
+TEMPLATES = {
+    "tiny": CHAT_TEMPLATE,
+    "SmolLM2": "{% for message in messages %}"
+    "{% if loop.first and messages[0]['role'] != 'system' %}"
+    "{{ '<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face"
+    "<|im_end|>\n' }}{% endif %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + "
+    "'<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt %}"
+    "{{ '<|im_start|>assistant\n' }}{% endif %}",
+    "Llama": "{{- bos_token }}{%- if tools is not none %}T{%- endif %}{%- for m in messages %}"
+    "{{- m['role'] + m['content'] | trim + eos_token }}{%- endfor %}",
+    "blocks": "  {% if true %}\n    a\n  {% endif %}\n{% for m in messages %}\n{{ m }}\n"
+    "{% endfor %}\n",
+    "tojson": "{{ messages | tojson }}{{ messages | tojson(indent=2) }}{{ {'b': 1, 'a': '<é>'} | "
+    "tojson(sort_keys=True, ensure_ascii=True, separators=(',', ':')) }}",
+    "generation": "{% generation %}{{ messages[0].content }}{% endgeneration %}!",
+    "loop controls": "{% for i in range(9) %}{% if i == 2 %}{% continue %}{% endif %}"
+    "{% if i == 5 %}{% break %}{% endif %}{{ i }}{% endfor %}",
+    "namespace": "{% set n = namespace(a=1) %}{% for m in messages %}{% set n.a = n.a + 1 %}"
+    "{% endfor %}{{ n.a }}{{ dict(a=2) }}{{ dict.fromkeys([1]) }}",
+    "date": "{{ strftime_now('%Y') }}",
+    "undefined": "{{ documents }}{{ nothing }}{{ nothing is defined }}{{ unk_token }}",
+    "macro": "{% macro one(m) %}<{{ m.content }}>{% endmacro %}{% for m in messages %}{{ one(m) }}"
+    "{% endfor %}",
+}
+# Name, template, a part of the reason.
+HOSTILE = [
+    ("loops in loops", "{% for a in range(99999) %}" * 4 + "{% endfor %}" * 4, "too long"),
+    ("a power", "{{ 10 ** (10 ** 9) }}", "too long"),
+    ("a loop too long", "{% for i in range(10 ** 9) %}x{% endfor %}", "OverflowError"),
+    ("repeated", "{{ 'x' * 10 ** 11 }}", "MemoryError"),
+    ("padded", "{{ '%099999999999d' | format(1) }}", "MemoryError"),
+    ("doubled", "{% set s = 'xxxx' %}" + "{% set s = s ~ s %}" * 60 + "{{ s }}", "MemoryError"),
+    ("much text", "{{ 'x' * 10 ** 7 }}", "makes 10000000 letters"),
+    ("syntax", "{% for %}", "TemplateSyntaxError"),
+    ("nested", "{% if 1 %}" * 5000 + "{% endif %}" * 5000, ""),
+    ("brackets", "{{ " + "(" * 20_000 + "1" + ")" * 20_000 + " }}", ""),
+    ("refuses", "{{ raise_exception('no users here') }}", "no users here"),
+    ("divides", "{{ 1 / 0 }}", "ZeroDivisionError"),
+    ("changes what it is given", "{{ messages.append(1) }}", "SecurityError"),
+    ("leaves the sandbox", "{{ ''.__class__.__mro__[1].__subclasses__() }}", "SecurityError"),
+    ("reads a file", "{% include '/etc/passwd' %}", "TypeError"),
+    ("hides in a namespace", "{% set n = namespace(_a=1) %}", "SecurityError"),
+]
+
+
+@pytest.mark.parametrize("template", TEMPLATES.values(), ids=TEMPLATES)
+def test_the_text_is_that_of_transformers(template):
+    tokenizer = character_tokenizer(chat_template=template)
+    expected = [
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
+        )
+        for content in CONTENTS
+    ]
+    assert rendered_chats(tokenizer, CONTENTS) == expected
+
+
+@pytest.mark.parametrize(
+    ("template", "said"), [c[1:] for c in HOSTILE], ids=[c[0] for c in HOSTILE]
+)
+def test_a_hostile_template_ends_in_one_line(template, said):
+    started = time.monotonic()
+    with pytest.raises(TemplateError, match="use --prompt-style plain") as refused:
+        DocumentPrompt(character_tokenizer(chat_template=template), "a cat")
+    assert time.monotonic() - started < SECONDS
+    assert said in str(refused.value)
+    assert len(str(refused.value).splitlines()) == 1
+
+
+def test_other_text_or_another_template_shows():
+    tokenizer = character_tokenizer()
+    found = rendered_chats(tokenizer, ["a cat", "a cau"])
+    assert found == ["<u>a cat<e><a>", "<u>a cau<e><a>"]
+    tokenizer.chat_template = CHAT_TEMPLATE.replace("<e>", "<f>")
+    assert rendered_chats(tokenizer, ["a cat"]) == ["<u>a cat<f><a>"]
+
+
+def test_a_session_meets_the_same_bounds():
+    with pytest.raises(TemplateError, match="ZeroDivisionError"):
+        QuestionPrompt(character_tokenizer(chat_template="{{ 1 / 0 }}"), PromptForm.CHAT)
+
+
+def test_several_templates_without_a_default():
+    tokenizer = character_tokenizer(chat_template={"rag": CHAT_TEMPLATE})
+    with pytest.raises(TemplateError, match="multiple chat templates with no default"):
+        rendered_chats(tokenizer, ["a"])
+    tokenizer.chat_template = {"default": CHAT_TEMPLATE, "rag": "{{ 1 / 0 }}"}
+    assert rendered_chats(tokenizer, ["a"]) == ["<u>a<e><a>"]

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A fetch that is ended leaves neither files nor pip, whatever ends it."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hillinfer.devices.child_session import processes_in
+
+HILLINFER = Path(sys.executable).parent / "hillinfer"
+SECONDS = 120
+
+
+def soon(holds):
+    end = time.monotonic() + SECONDS
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def index():
+    """An index of packages that takes calls and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(SECONDS)
+        yield server
+
+
+def default_signals():
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_nothing_is_left(how, index, tmp_path):
+    port = index.getsockname()[1]
+    environment = os.environ | {
+        "XDG_CACHE_HOME": str(tmp_path), "PIP_INDEX_URL": f"http://127.0.0.1:{port}/simple",
+        "PIP_NO_INDEX": "0",
+    }  # fmt: skip
+    models = tmp_path / "hillinfer" / "models"
+    with subprocess.Popen(
+        [HILLINFER, "fetch"], env=environment, stderr=subprocess.PIPE, preexec_fn=default_signals
+    ) as process:
+        waiting, _ = index.accept()
+        (working,) = processes_in(models)
+        assert working != process.pid
+        process.send_signal(how)
+        said = process.stderr.read().decode()
+        process.wait(SECONDS)
+    waiting.close()
+    assert "Traceback" not in said
+    soon(lambda: not processes_in(models))
+    soon(lambda: [one.name for one in models.iterdir()] == ["smollm2-135m.lock"])
+    assert process.returncode == (130 if how is signal.SIGINT else -how)
+
+
+def test_the_next_fetch_removes_what_was_left(tmp_path):
+    models = tmp_path / "hillinfer" / "models"
+    for name in (f".hillinfer-{'a' * 24}.scratch", ".fetch-abcdef12", "somebody's"):
+        (models / name).mkdir(parents=True)
+        (models / name / "large").write_bytes(bytes(1000))
+    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path), "PIP_NO_INDEX": "1"}
+    done = subprocess.run([HILLINFER, "fetch"], env=environment, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "No matching distribution" in done.stderr
+    assert sorted(one.name for one in models.iterdir()) == ["smollm2-135m.lock", "somebody's"]

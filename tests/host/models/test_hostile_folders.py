@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model is used as its files say or not at all: each hostile folder ends in one line, soon."""
+
+import shutil
+import time
+
+import pytest
+import torch
+from hostile_folders import CASES, sharded
+from tiny_models import FAMILIES, TinyModel
+
+from hillinfer.models.errors import ModelError
+from hillinfer.models.loader import load_model
+
+# Of a busy machine; none takes a second by itself.
+SECONDS = 30
+
+
+@pytest.fixture
+def folder(tiny_folder, tmp_path):
+    """A copy of the tiny model that a test may spoil."""
+    return shutil.copytree(tiny_folder, tmp_path / "model")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"), [case[1:] for case in CASES], ids=[c[0] for c in CASES]
+)
+def test_a_hostile_folder_ends_in_one_line(folder, change, said):
+    change(folder)
+    started = time.monotonic()
+    with pytest.raises(ModelError) as refused:
+        load_model(str(folder), say=print)
+    assert time.monotonic() - started < SECONDS
+    message = str(refused.value)
+    assert said in message
+    assert len(message.splitlines()) == 1
+    assert len(message) < 1000
+
+
+def test_shards_are_the_model_they_were_made_of(folder, tiny_folder):
+    sharded()(folder)
+    ids = torch.arange(1, 40)[None]
+    whole, parts = (load_model(str(one), say=print).model for one in (tiny_folder, folder))
+    with torch.no_grad():
+        assert torch.equal(parts(ids).logits, whole(ids).logits)
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["apart", "tied"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_good_folders_of_every_family_load(family, tied, tiny_folder, tmp_path):
+    folder = shutil.copytree(tiny_folder, tmp_path / "model")
+    model = TinyModel(family, "mha", head_dim=16).build()
+    if tied:
+        model.config.tie_word_embeddings = True
+        model.tie_weights()
+    model.save_pretrained(folder)
+    ids = torch.arange(1, 40)[None]
+    loaded = load_model(str(folder), say=print).model
+    with torch.no_grad():
+        assert torch.equal(loaded(ids).logits, model(ids).logits)
+
+
+def test_code_in_the_folder_is_not_run(folder, tmp_path):
+    from hostile_folders import config, text, tokenizer
+
+    marker = tmp_path / "marker"
+    text("evil.py", f"open({str(marker)!r}, 'w').write('ran')\n")(folder)
+    config(auto_map={"AutoConfig": "evil.A", "AutoModelForCausalLM": "evil.B"})(folder)
+    tokenizer(auto_map={"AutoTokenizer": ["evil.C", "evil.D"]})(folder)
+    load_model(str(folder), say=print)
+    assert not marker.exists()
