@@ -21,15 +21,16 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Query heads and KV heads: multi-head, grouped-query and multi-query attention.
 HEADS = {"mha": (4, 4), "gqa": (4, 2), "mqa": (4, 1)}
 # Chosen so that over `prompts([150])` and ten new tokens no two best logits lie closer than a tenth
-# of the logits' spread in any type: greedy tokens then mean something in BF16 too, and that
-# no token after that prompt or `prompts([40])` is padding. The least such seeds of the weights
-# below; whoever changes how these are drawn looks for them again.
+# of the logits' spread in any type: greedy tokens then mean something in BF16 too. And no token
+# after that prompt or `prompts([40])` is padding. The least such seeds of the weights below; of
+# Llama with grouped queries the third, because rounding moves logits of the first ones by about
+# the tolerance of FP32. Whoever changes how weights are drawn looks for seeds again.
 _SPREAD_SEEDS = {
     ("llama", "mha"): 0,
-    ("llama", "gqa"): 23,
+    ("llama", "gqa"): 43,
     ("llama", "mqa"): 8,
     ("mistral", "mha"): 0,
-    ("mistral", "gqa"): 23,
+    ("mistral", "gqa"): 43,
     ("mistral", "mqa"): 8,
     ("qwen2", "mha"): 29,
     ("qwen2", "gqa"): 2,
