@@ -22,10 +22,13 @@ EMULATOR ?= auto
 # What `make bench` measures: quick, goals or full.
 PLAN ?= goals
 
+# Options of `make mutants`: --jobs 2, or --only and words in names of mutants.
+MUTANTS ?=
+
 QUESTION ?= Which statement makes the listed identifiers be interpreted as globals?
 
 .DEFAULT_GOAL := help
-.PHONY: help setup scorer pyxrt xrt cross model run test test-kernels test-fast lint format quality pools query faults drive space prefill csim cocotb formal synth hw_emu bitstream pynq-env doctor clean beta projections peers bench
+.PHONY: help setup scorer pyxrt xrt cross model run test test-kernels test-fast lint format quality pools query faults drive space prefill csim cocotb formal synth hw_emu bitstream pynq-env doctor clean beta projections peers bench mutants
 
 help: ## List every target
 	@awk -F ':.*## ' '/^[a-z_-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -89,6 +92,9 @@ query: model ## Compare predicted queries with true ones in the product (a quart
 faults: $(VENV)/installed ## Let every I/O call fail and kill 200 processes; no token may be wrong (minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python tools/faults.py --out $(BUILD)/reports/faults.json \
 		--drive $(BUILD)/faults
+
+mutants: $(VENV)/installed ## Put one fault after the other into a copy; tests must fail of each (an hour)
+	$(BIN)/python tools/try_mutants.py --out $(BUILD)/reports/mutants.json $(MUTANTS)
 
 scorer: $(VENV)/installed ## Measure scoring on the host beside what memory reads (minutes)
 	$(BIN)/python tools/scorer_bench.py --out $(BUILD)/reports/scorer.json

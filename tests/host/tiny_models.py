@@ -21,21 +21,24 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Query heads and KV heads: multi-head, grouped-query and multi-query attention.
 HEADS = {"mha": (4, 4), "gqa": (4, 2), "mqa": (4, 1)}
 # Chosen so that over `prompts([150])` and ten new tokens no two best logits lie closer than a tenth
-# of the logits' spread in any type: greedy tokens then mean something in BF16 too.
+# of the logits' spread in any type: greedy tokens then mean something in BF16 too. And no token
+# after that prompt or `prompts([40])` is padding. The least such seeds of the weights below; of
+# Llama with grouped queries the third, because rounding moves logits of the first ones by about
+# the tolerance of FP32. Whoever changes how weights are drawn looks for seeds again.
 _SPREAD_SEEDS = {
-    ("llama", "mha"): 24,
-    ("llama", "gqa"): 34,
-    ("llama", "mqa"): 44,
-    ("mistral", "mha"): 24,
-    ("mistral", "gqa"): 34,
-    ("mistral", "mqa"): 44,
-    ("qwen2", "mha"): 57,
-    ("qwen2", "gqa"): 116,
-    ("qwen2", "mqa"): 9,
-    ("qwen3", "mha"): 22,
-    ("qwen3", "gqa"): 48,
-    ("qwen3", "mqa"): 6,
-    ("opt", "mha"): 21,
+    ("llama", "mha"): 0,
+    ("llama", "gqa"): 43,
+    ("llama", "mqa"): 8,
+    ("mistral", "mha"): 0,
+    ("mistral", "gqa"): 43,
+    ("mistral", "mqa"): 8,
+    ("qwen2", "mha"): 29,
+    ("qwen2", "gqa"): 2,
+    ("qwen2", "mqa"): 27,
+    ("qwen3", "mha"): 11,
+    ("qwen3", "gqa"): 3,
+    ("qwen3", "mqa"): 11,
+    ("opt", "mha"): 7,
 }
 
 
@@ -102,6 +105,9 @@ def _built(tiny: TinyModel):
                 torch.nn.init.normal_(weight, std=gain * fan_in**-0.5)
             elif "bias" in name:
                 torch.nn.init.normal_(weight, std=0.2)
+            else:
+                # Norms, which are all ones at first: whoever takes the wrong one must be seen.
+                torch.nn.init.normal_(weight, mean=1.0, std=0.3)
     return model.to(tiny.dtype).eval()
 
 

@@ -41,3 +41,37 @@ class Mutant:
     changed: str
     killers: tuple[str, ...]
     built: Built = Built.NOTHING
+
+    def applied_to(self, text: str) -> str:
+        """Return the file's text with the fault.
+
+        Raises
+        ------
+        ValueError
+            Where the original text does not occur exactly once: the code has moved on, and the
+            mutant must follow.
+        """
+        found = text.count(self.original)
+        if found != 1:
+            raise ValueError(
+                f"mutant {self.name}: its original text occurs {found} times in {self.file}, not "
+                "once; write it as the file has it now"
+            )
+        return text.replace(self.original, self.changed)
+
+
+@dataclass(frozen=True)
+class Equivalent:
+    """A fault that no test can see, because no output differs.
+
+    Parameters
+    ----------
+    name, fault
+        As of a mutant.
+    reason
+        Why no output differs.
+    """
+
+    name: str
+    fault: str
+    reason: str

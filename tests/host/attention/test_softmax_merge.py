@@ -127,6 +127,20 @@ def test_blocks_of_very_different_weight(shift):
     assert (merge.result().double() - expected).abs().max() < 1e-4
 
 
+@pytest.mark.parametrize("light_first", [True, False])
+def test_a_block_that_weighs_a_thousandth_counts(light_first):
+    query = torch.ones(1, 1, 8)
+    keys, values = torch.zeros(1, 2, 8), torch.zeros(1, 2, 8)
+    keys[0, :, 0] = torch.tensor([0.0, 7.5] if light_first else [7.5, 0.0])
+    values[0, 0 if light_first else 1] = 1000.0
+    merge = SoftmaxMerge(query, 1.0)
+    for row in range(2):
+        merge.add_block(keys[:, row : row + 1], values[:, row : row + 1])
+    expected, _ = exact_attention(query, keys, values, 1.0)
+    assert 0.5 < expected.min() < 0.6
+    assert (merge.result().double() - expected).abs().max() < 1e-3
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_the_result_has_the_querys_type(dtype):
     query, keys, values = random_states(7, 4, 2, 3, 60, 8, dtype)

@@ -163,6 +163,25 @@ def test_cropping_a_padded_batch(cold_dir):
     assert torch.equal(*outputs)
 
 
+def test_a_crop_that_reaches_into_padding_cuts_it(cold_dir):
+    model = TINY.build()
+    ids, mask = prompts([100, 30])
+    question, _ = prompts([20, 20], seed=3)
+    # Of the second row nothing is left but padding, and less of it.
+    talk = torch.cat([ids[:, :50], question], dim=1)
+    longer = torch.cat([mask[:, :50], mask.new_ones(2, 20)], dim=1)
+    with attached(model, cold_dir) as hill, torch.no_grad():
+        straight, winding = hill.new_cache(), hill.new_cache()
+        for cache in (straight, winding):
+            model(ids[:, :50], attention_mask=mask[:, :50], past_key_values=cache)
+        model(ids[:, 50:], attention_mask=mask, past_key_values=winding)
+        winding.crop(-50)
+        outputs = [bits(run(model, cache, talk, longer)) for cache in (straight, winding)]
+        straight.close()
+        winding.close()
+    assert torch.equal(*outputs)
+
+
 def test_a_reset_cache_is_a_new_one_and_reuses_its_space(cold_dir):
     model = TINY.build()
     other, _ = prompts([150, 150], seed=2)

@@ -3,7 +3,7 @@
 
 import pytest
 import torch
-from generation_runs import attached, run
+from generation_runs import attached, bits, run
 from tiny_models import FAMILIES, TinyModel, prompts
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -61,6 +61,44 @@ def test_of_a_layers_own_input_the_very_query_is_made(family, dtype):
         other = layers[0] if layer is not layers[0] else layers[1]
         with torch.no_grad():
             assert not torch.equal(predictor.predict(other, hidden, rotary), query)
+
+
+def without_part(model, number):
+    """Let a layer add nothing to what comes through it."""
+    layer = model.get_decoder().layers[number]
+    silenced = [
+        linear
+        for name, linear in layer.named_modules()
+        if name.split(".")[-1] in ("o_proj", "out_proj", "down_proj", "fc2")
+    ]
+    assert len(silenced) == 2
+    with torch.no_grad():
+        for linear in silenced:
+            linear.weight.zero_()
+            if linear.bias is not None:
+                linear.bias.zero_()
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "opt"])
+def test_behind_a_layer_that_adds_nothing_the_prediction_is_the_query(family, cold_dir):
+    """Layers have weights of their own, so a query of another layer or norm selects otherwise."""
+    heads = "mha" if family == "opt" else "gqa"
+    model = TinyModel(family, heads, layers=3).build()
+    # The first segment is full, and has its statistics; of the second all tokens are kept.
+    ids, _ = prompts([1026])
+    settings = {"alpha": 0.1, "rule": "raw_sum", "shadow": "int8", "kept_recent": 16}
+
+    def logits_with(query):
+        with attached(model, cold_dir, query=query, **settings) as hill:
+            cache = hill.new_cache()
+            found = bits(run(model, cache, ids, new_tokens=4, prefill_chunk_size=256))
+            cache.close()
+        return found
+
+    # The twin: what layer 1 adds makes the query of layer 2 another.
+    assert not torch.equal(logits_with("predicted"), logits_with("true"))
+    without_part(model, 1)
+    assert torch.equal(logits_with("predicted"), logits_with("true"))
 
 
 def test_only_layers_behind_the_second_are_announced(cold_dir):

@@ -109,3 +109,19 @@ def test_copies_made_by_hand_can_answer_together(cold_dir):
     expected = ordinary(model, IDS, do_sample=True, num_return_sequences=3)
     assert torch.equal(found.sequences, expected.sequences)
     assert (logits(found) - logits(expected)).abs().max() < 1e-3
+
+
+@pytest.mark.parametrize("masked", [True, False], ids=["with a mask", "padding found"])
+def test_copies_of_a_padded_batch_keep_their_padding(masked, cold_dir):
+    model = TINY.build()
+    ids, mask = prompts([60, 35, 50])
+    with attached(model, cold_dir, alpha=1.0) as hill:
+        cache = hill.new_cache()
+        talk = run(model, cache, ids, mask, new_tokens=2).sequences
+        cache.batch_repeat_interleave(2)
+        longer = torch.cat([mask, mask.new_ones(3, 2)], dim=1)
+        copies = {"do_sample": True, "top_k": 1, "num_return_sequences": 2}
+        found = run(model, cache, talk, longer if masked else None, **copies)
+        cache.close()
+    expected = ordinary(model, talk, longer)
+    assert torch.equal(found.sequences, expected.sequences.repeat_interleave(2, dim=0))

@@ -6,6 +6,13 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import torch
+from native_variants import every_variant, native_scorer
+from scorer_cases import assert_same_blocks, segments_of
+
+from hillinfer.devices.golden_scorer import GoldenScorer
+from hillinfer_model.choices import KeyMode, Rule, Scope
+from hillinfer_model.kernel_spec import KernelSpec
 
 NATIVE = Path(__file__).parents[3] / "host" / "native"
 # Head 0 of raw sums carries what all others add: with 64 KV heads twice of it exceeds 32 bits.
@@ -56,3 +63,29 @@ def test_an_offset_of_which_twice_does_not_fit_goes_the_long_way(tmp_path):
     assert max(map(abs, offsets)) < 1 << 29 or max(offsets) == (1 << 29) - 1
     for offset, product, exponent, found, exact in rows:
         assert found == exact, (offset, product, exponent)
+
+
+@every_variant
+@pytest.mark.parametrize(("kv_heads", "group_size"), [(1, 1), (1, 3), (2, 2)])
+@pytest.mark.parametrize("key_mode", [KeyMode.INT8, KeyMode.INT4])
+def test_weights_that_fill_31_bits_together_go_the_long_way(
+    key_mode, kv_heads, group_size, variant
+):
+    """One token outweighs all known ones by up to 2^24; a sum in 31 bits ends at 2^7 of them."""
+    spec = KernelSpec(16, kv_heads, group_size, key_mode, Rule.WEIGHT_SUM, segment_tokens=512)
+    scorer = native_scorer(variant, spec, Scope.LAYER)
+    keys = torch.randn(512, kv_heads, 16, generator=torch.Generator().manual_seed(0)) * 0.02
+    # No sink, no recent and no probe token.
+    keys[100, :, 0] = 1.0
+    golden = GoldenScorer(spec, Scope.LAYER)
+    segments = segments_of(golden, keys.half())
+    codes = []
+    for half_bits in range(20, 60):
+        query = torch.zeros(spec.query_heads, 16)
+        query[:, 0] = half_bits / 2
+        expected = list(golden.score(query, 0.6931472, segments))
+        codes.append(int(expected[0].codes[100]))
+        assert_same_blocks(list(scorer.score(query, 0.6931472, segments)), expected)
+    # A code has 1,024 steps per bit.
+    assert codes == sorted(codes)
+    assert codes[-1] - codes[0] > 16 * 1024

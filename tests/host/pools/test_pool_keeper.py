@@ -122,6 +122,23 @@ def test_cold_rows_that_were_read_become_hot_in_equal_volumes(make_scene):
     assert (scene.counters.promoted_rows, scene.counters.demoted_rows) == (7, 2)
 
 
+def test_what_a_step_selected_gives_way_in_the_next_at_the_earliest(make_scene):
+    """Attention may be about to read it, while what was cold is promoted already."""
+    scene = make_scene(0)
+    sequence = scene.sequence(200)
+    scene.pools.cover_hits(sequence.hits, 0, 200)
+    scene.clip(1)
+    scene.read(sequence, [10], 1)
+    for _ in range(3):
+        scene.keeper.tally(0, sequence, np.array([20]))
+    entry = scene.read(sequence, [10, 20], 2)
+    assert (entry.promoted, entry.demoted) == (0, 0)
+    assert scene.hot(sequence) == [10]
+    entry = scene.read(sequence, [20], 3)
+    assert (entry.promoted, entry.demoted) == (1, 1)
+    assert scene.hot(sequence) == [20]
+
+
 def test_rows_that_were_written_are_offered_and_not_counted(make_scene):
     scene = make_scene(0)
     sequence = scene.sequence(128)

@@ -47,3 +47,24 @@ def saved(_whole, tmp_path):
 
     shutil.copytree(_whole, tmp_path / "session")
     return tmp_path / "session"
+
+
+@pytest.fixture
+def observing(tiny_model, tmp_path_factory):
+    """HillInfer with a pool policy that counts what the last queries of a prompt select."""
+    from generation_runs import attached
+
+    with attached(tiny_model, tmp_path_factory.mktemp("cold"), pool_policy="paper") as hill:
+        yield hill
+
+
+@pytest.fixture
+def saved_observed(observing, tmp_path):
+    """A saved session of a short text, with queries that are not counted yet."""
+    from session_runs import IDS, feed
+
+    cache = observing.new_cache()
+    feed(observing.model, cache, IDS[:, :150])
+    cache.save_session(tmp_path / "session")
+    cache.close()
+    return tmp_path / "session"

@@ -99,6 +99,27 @@ def test_every_damage_to_every_file(saved, damage):
         assert name in str(refused.value) or name == "session.json"
 
 
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
+def test_every_damage_to_observed_queries(observing, saved_observed, damage):
+    file = saved_observed / "observed.bin"
+    # Sixteen of each layer, float32.
+    assert file.stat().st_size == 2 * 16 * 4 * 8 * 4
+    damage(file)
+    with pytest.raises(SessionError, match=r"observed\.bin.*read the document again"):
+        observing.load_session(saved_observed)
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
+def test_observed_queries_that_are_no_numbers(observing, saved_observed, number):
+    file = saved_observed / "observed.bin"
+    queries = np.fromfile(file, "<f4")
+    queries[700] = number
+    file.write_bytes(queries.tobytes())
+    seal_checksums(saved_observed)
+    with pytest.raises(SessionError, match=r"observed\.bin holds queries without end"):
+        observing.load_session(saved_observed)
+
+
 def test_a_file_that_is_not_its_own(saved):
     (saved / "note\n.txt").write_text("mine")
     with pytest.raises(SessionError, match=r"not its own, 'note\\n.txt'"):

@@ -93,6 +93,13 @@ def test_fp32_is_rounded_to_the_nearest_fp16_and_overflow_saturates_and_counts()
     assert overflows == 4
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_overflow_to_one_side_alone_saturates_and_counts(sign):
+    rounded, overflows = layout_of().round(sign * torch.tensor([1.0, 65520.0, 1e38]))
+    assert rounded.tolist() == [sign, sign * 65504, sign * 65504]
+    assert overflows == 2
+
+
 def test_infinities_and_nans_are_no_overflow():
     values = torch.tensor([torch.inf, -torch.inf, torch.nan, 1e6])
     rounded, overflows = layout_of().round(values)

@@ -335,6 +335,57 @@ def test_a_truncate_that_fails_changes_nothing(runtime, monkeypatch):
     assert sequence.lengths == [100] * len(sequence.lengths)
 
 
+def test_rows_that_a_truncate_reads_back_count(runtime):
+    sequence = runtime.open_sequence()
+    fill(runtime, sequence, 190)
+    before = runtime.statistics()
+    runtime.truncate(sequence, 127)
+    after = runtime.statistics()
+    reread = 63 * SHAPE.token_bytes
+    assert after.staging_bytes - before.staging_bytes == reread
+    assert after.dram_peak_bytes - before.dram_peak_bytes == reread
+    assert after.dram_peak_bytes <= after.dram_budget_bytes
+
+
+@pytest.mark.parametrize("policy", ["paper", "decayed"])
+def test_as_many_sequences_fit_after_others_came_and_went(policy, cold_dir):
+    chosen = SETTINGS.changed(pool_policy=policy)
+    budget = staging_bytes(SHAPE, chosen) + (100 << 10)
+
+    def most(runtime):
+        opened = []
+        with pytest.raises(BudgetError):
+            while len(opened) < 1000:
+                opened.append(runtime.open_sequence())
+        return len(opened)
+
+    fresh, used = (Runtime(SHAPE, chosen, budget, cold_dir) for _ in range(2))
+    for _ in range(5):
+        sequence = used.open_sequence()
+        used.release(used.fork(sequence))
+        used.release(sequence)
+    assert most(used) == most(fresh) > 3
+    fresh.close()
+    used.close()
+
+
+def test_a_fork_counts_its_own_hits(runtime):
+    sequence = runtime.open_sequence()
+    fill(runtime, sequence, 200)
+    for layer in range(SHAPE.layers):
+        read(runtime, layer, sequence, np.arange(100, 130))
+    fork = runtime.fork(sequence)
+    before = [counts.copy() for counts in sequence.hits.counts]
+    for own, counts in zip(fork.hits.counts, before, strict=True):
+        np.testing.assert_array_equal(own, counts)
+    for layer in range(SHAPE.layers):
+        read(runtime, layer, fork, np.arange(20, 60))
+    for layer, counts in enumerate(before):
+        np.testing.assert_array_equal(sequence.hits.counts[layer], counts)
+        assert not counts[20:60].any()
+        assert fork.hits.counts[layer][20:60].all()
+
+
 def test_statistics_wait_until_something_is_scored(runtime):
     sequence = runtime.open_sequence()
     fill(runtime, sequence, 10)

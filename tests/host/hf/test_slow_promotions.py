@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Promotions that come late change no bit of what comes out and no byte of what is read.
+
+Rows are promoted in the background, from buffers and tails that others want back, into slots that
+others look at. Here every promotion takes longer than a forward pass, so whoever does not wait for
+it sees rows that are not there yet, or that another row has taken the place of.
+"""
+
+import pytest
+import torch
+from generation_runs import attached, bits, run
+from placement_cases import ALL_HOT, Case
+from slow_promotions import slow_promotions
+from tiny_models import TinyModel, prompts
+
+SELECTION = {"alpha": 0.5, "kept_recent": 4, "block_rows": 48}
+PREDICTED = SELECTION | {"query": "predicted"}
+IDS, _ = prompts([180])
+OTHER, _ = prompts([30], seed=5)
+
+
+def a_group_is_filled(model, cache):
+    """The open group is filled by single tokens and begun again."""
+    return [run(model, cache, IDS, new_tokens=24)]
+
+
+def rows_are_selected_again(model, cache):
+    """Consecutive steps want much the same rows, which the step before let become hot."""
+    return [run(model, cache, IDS, new_tokens=6)]
+
+
+def groups_are_given_back(model, cache):
+    """Full groups are cut off and filled with other tokens."""
+    first = run(model, cache, IDS, new_tokens=14)
+    cache.crop(-75)
+    kept = first.sequences[:, : cache.get_seq_length()]
+    again = run(model, cache, torch.cat([kept, OTHER, OTHER], dim=1), new_tokens=12)
+    return [first, again]
+
+
+def forks_take_turns(model, cache):
+    """Two sequences that share groups go on side by side, and one of them ends."""
+    first = run(model, cache, IDS, new_tokens=4)
+    fork = cache.fork()
+    outputs = [first]
+    for part in (OTHER, OTHER[:, :9]):
+        for number, one in enumerate((cache, fork)):
+            kept = torch.tensor(one.token_ids)
+            asked = torch.cat([kept, first.sequences[:, -1:], part[:, number:]], dim=1)
+            outputs.append(run(model, one, asked, new_tokens=3))
+    fork.close()
+    kept = torch.tensor(cache.token_ids)
+    outputs.append(run(model, cache, torch.cat([kept, OTHER, OTHER, OTHER], dim=1), new_tokens=3))
+    return outputs
+
+
+# A model, what may change the output, what happens, and the tokens of each sequence at the most.
+SCENES = {
+    "a group is filled": (TinyModel(), SELECTION, a_group_is_filled, (204,)),
+    "rows are selected again": (TinyModel(), SELECTION, rows_are_selected_again, (186,)),
+    "rows are read ahead": (TinyModel(layers=4), PREDICTED, rows_are_selected_again, (186,)),
+    "groups are given back": (TinyModel(), SELECTION, groups_are_given_back, (194,)),
+    "forks take turns": (TinyModel(), SELECTION, forks_take_turns, (330, 240)),
+}
+# How much of all rows is hot beyond the least.
+POOLS = {"lru": 0.1, "counts": 0.2}
+
+
+def played(scene, cold_dir, **placement):
+    """Return the bits of all logits, and what the drive and the selection had to do."""
+    tiny, selection, play, lengths = SCENES[scene]
+    model = tiny.build()
+    with attached(model, cold_dir, **selection, **placement) as hill:
+        cache = hill.new_cache(max(lengths), len(lengths))
+        outputs = play(model, cache)
+        statistics = cache.statistics()
+        cache.close()
+    assert statistics.dram_peak_bytes <= statistics.dram_budget_bytes
+    return [bits(output) for output in outputs], statistics
+
+
+@pytest.mark.parametrize("policy", POOLS)
+@pytest.mark.parametrize("scene", SCENES)
+def test_late_promotions_change_nothing(scene, policy, cold_dir, monkeypatch):
+    tiny, selection, _, lengths = SCENES[scene]
+    expected, hot = played(scene, cold_dir, dram_budget=ALL_HOT)
+    least = Case(tiny, lengths, None, 0, selection).least_bytes()
+    placement = {"dram_budget": int(least + POOLS[policy] * hot.kv_bytes), "pool_policy": policy}
+    _, quick = played(scene, cold_dir, **placement)
+    slow_promotions(monkeypatch)
+    found, slow = played(scene, cold_dir, **placement)
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one, other)
+    # Rows that are about to be hot are not read once more.
+    for told in ("cold_useful_bytes", "hot_rows_read", "cold_rows_read", "promoted_rows"):
+        assert getattr(slow, told) == getattr(quick, told), told
+    assert slow.promoted_rows > 0

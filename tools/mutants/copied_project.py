@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A copy of the project's sources, in which a fault harms nobody."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from mutants.mutant import Built, Mutant
+
+PACKAGES = ("hillinfer", "hillinfer_model")
+_LIBRARY = Path("host/hillinfer/native/libhillinfer_native.so")
+
+
+class CopyError(Exception):
+    """The copy cannot be used; the message says why."""
+
+
+class CopiedProject:
+    """Sources of a project in a folder of their own, and what runs in them.
+
+    Parameters
+    ----------
+    folder
+        Where they lie.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @classmethod
+    def of(cls, project: Path, folder: Path) -> CopiedProject:
+        """Copy what git knows of a project, and files that it does not ignore, and build it.
+
+        Raises
+        ------
+        CopyError
+            Where something does not build, or Python takes the packages from elsewhere.
+        """
+        listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+        listed = subprocess.run(listing, cwd=project, check=True, capture_output=True, text=True)
+        for name in filter(None, listed.stdout.split("\0")):
+            if (project / name).is_file():
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(project / name, folder / name)
+        copied = cls(folder)
+        copied.build()
+        copied.check_packages()
+        return copied
+
+    def again(self, folder: Path) -> CopiedProject:
+        """Return another copy, which has what was built and compiled in this one."""
+        shutil.copytree(self.folder, folder, symlinks=True)
+        return CopiedProject(folder)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables with which Python takes the packages from here, installed or not."""
+        places = [str(self.folder / room) for room in ("sw_model", "host", "tools")]
+        # One thread: output bits depend on it, and several copies may be at work.
+        return os.environ | {"PYTHONPATH": os.pathsep.join(places), "OMP_NUM_THREADS": "1"}
+
+    def check_packages(self) -> None:
+        """Raise CopyError unless Python imports every package from this copy."""
+        lines = [f"import {name}; print({name}.__file__)" for name in PACKAGES]
+        command = [sys.executable, "-c", "\n".join(lines)]
+        done = subprocess.run(
+            command, cwd=self.folder, env=self.environment, check=True, capture_output=True
+        )
+        for line in done.stdout.decode().splitlines():
+            if not Path(line).resolve().is_relative_to(self.folder.resolve()):
+                raise CopyError(f"Python imports {line}, which is not in the copy {self.folder}")
+
+    def build(self) -> None:
+        """Compile the native library here; raise CopyError where that fails."""
+        command = [sys.executable, "tools/build_native.py", "--require"]
+        done = subprocess.run(
+            command, cwd=self.folder, env=self.environment, capture_output=True, text=True
+        )
+        if done.returncode:
+            raise CopyError(f"the native library does not build: {done.stdout}{done.stderr}")
+
+    @contextmanager
+    def changed(self, mutant: Mutant) -> Iterator[None]:
+        """Hold a mutant's fault, built where it must be, and take it back afterwards.
+
+        Raises
+        ------
+        CopyError
+            Where it does not build.
+        ValueError
+            Where its original text is not there exactly once.
+        """
+        file = self.folder / mutant.file
+        text = file.read_text()
+        stat = file.stat()
+        library = (self.folder / _LIBRARY).read_bytes() if mutant.built is Built.NATIVE else b""
+        try:
+            # With the time of now: bytecode of before is not taken for this text's.
+            file.write_text(mutant.applied_to(text))
+            if library:
+                self.build()
+            yield
+        finally:
+            file.write_text(text)
+            os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+            if library:
+                # Another file: a process that was ended may still have the old one in memory.
+                whole = self.folder / _LIBRARY
+                whole.unlink()
+                whole.write_bytes(library)

@@ -1,0 +1,423 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Faults in Python and native code.
+
+The first ones lived until they had tests of their own; the others are to stay caught. Add one
+whenever a bug is found.
+"""
+
+from __future__ import annotations
+
+from mutants.mutant import Built, Equivalent, Mutant
+
+_TESTS = "tests/host"
+_SLOW = f"{_TESTS}/hf/test_slow_promotions.py::test_late_promotions_change_nothing"
+
+_LIVED = (
+    Mutant(
+        "tail-written-while-promoted",
+        "The tail of a group that is full is written again while its rows are being promoted.",
+        "host/hillinfer/storage/row_keeper.py",
+        """            # The next token writes to the tail.
+            self._pools.settle(layer)
+""",
+        "",
+        (f"{_SLOW}[a group is filled-lru]", f"{_SLOW}[a group is filled-counts]"),
+    ),
+    Mutant(
+        "near-limit-one-bit-high",
+        "Weights that together exceed 31 bits are added in 31 bits.",
+        "host/native/near_scores.h",
+        "return (7 - bits) << 8;",
+        "return (8 - bits) << 8;",
+        (f"{_TESTS}/hie/test_near_scores.py",),
+        Built.NATIVE,
+    ),
+    Mutant(
+        "hook-of-the-layer-before",
+        "A query hook predicts with the weights of the layer that it stands on.",
+        "host/hillinfer/hf/query_hooks.py",
+        "self._hook(number, layers[number])",
+        "self._hook(number, layers[number - 1])",
+        (f"{_TESTS}/hf/test_query_prediction.py",),
+    ),
+    Mutant(
+        "query-of-the-other-norm",
+        "A query is predicted behind the norm of the feed-forward part.",
+        "host/hillinfer/hf/predictors/rotary_predictor.py",
+        "layer.input_layernorm(hidden)",
+        "layer.post_attention_layernorm(hidden)",
+        (f"{_TESTS}/hf/test_query_prediction.py",),
+    ),
+    Mutant(
+        "query-of-the-other-norm-opt",
+        "A query of OPT is predicted behind the norm of the feed-forward part.",
+        "host/hillinfer/hf/predictors/opt_predictor.py",
+        "layer.self_attn_layer_norm(hidden)",
+        "layer.final_layer_norm(hidden)",
+        (f"{_TESTS}/hf/test_query_prediction.py",),
+    ),
+    Mutant(
+        "query-with-the-norm-of-keys",
+        "A query of Qwen3 is predicted with the norm of its keys.",
+        "host/hillinfer/hf/predictors/rotary_predictor.py",
+        "attention.q_norm(query)",
+        "attention.k_norm(query)",
+        (f"{_TESTS}/hf/test_query_prediction.py",),
+    ),
+    Mutant(
+        "negative-overflow-alone",
+        "Values below what FP16 holds are seen only beside others above it.",
+        "host/hillinfer/storage/row_layout.py",
+        "float(least) >= -_FP16_MAX and float(most)",
+        "float(most)",
+        (f"{_TESTS}/storage/test_row_layout.py",),
+    ),
+    Mutant(
+        "truncate-buffer-not-counted",
+        "The rows that a truncate reads back are not counted in M0.",
+        "host/hillinfer/storage/row_keeper.py",
+        "size = len(reopened) * (length - start) * self._shape.row_bytes",
+        "size = 0",
+        (f"{_TESTS}/storage/test_runtime_points.py",),
+    ),
+    Mutant(
+        "pads-not-cut",
+        "A crop that reaches into padding leaves it as long as it was.",
+        "host/hillinfer/hf/batch.py",
+        "self._pads = [min(pad, length) for pad in self._pads]",
+        "self._pads = list(self._pads)",
+        (f"{_TESTS}/hf/test_cache_operations.py",),
+    ),
+    Mutant(
+        "pad-not-in-key",
+        "Rows of the same ids share a sequence though they are padded differently.",
+        "host/hillinfer/hf/batch.py",
+        "key = (pad, tuple(row_ids))",
+        "key = (0, tuple(row_ids))",
+        (f"{_TESTS}/hf/test_left_padding.py",),
+    ),
+    Mutant(
+        "padding-of-copies-shifted",
+        "Where rows have copies, the padding of one row is taken for that of the next.",
+        "host/hillinfer/hf/batch.py",
+        "pads = self._pads[::copies] if",
+        "pads = self._pads[: len(ids)] if",
+        (f"{_TESTS}/hf/test_left_padding.py",),
+    ),
+    Mutant(
+        "ids-of-copies-shifted",
+        "Where rows have copies, each is compared with the prompt of another row.",
+        "host/hillinfer/hf/batch.py",
+        "ids[i // copies, pad:past]",
+        "ids[i % len(ids), pad:past]",
+        (f"{_TESTS}/hf/test_left_padding.py",),
+    ),
+    Mutant(
+        "fork-shares-hits",
+        "A fork counts its hits in its parent's table.",
+        "host/hillinfer/pools/hot_pools.py",
+        "return hits.copy()",
+        "return hits",
+        (f"{_TESTS}/storage/test_runtime_points.py",),
+    ),
+    Mutant(
+        "observed-queries-not-verified",
+        "Damage to a session's observed queries is not noticed.",
+        "host/hillinfer/sessions/saved_session.py",
+        "if digest != self.manifest.digests[file.name]:",
+        "if file.name != 'observed.bin' and digest != self.manifest.digests[file.name]:",
+        (f"{_TESTS}/sessions/test_refused.py",),
+    ),
+    Mutant(
+        "observed-queries-without-end",
+        "Observed queries that are no numbers are taken from a session.",
+        "host/hillinfer/sessions/sequence_parts.py",
+        "if not np.isfinite(queries).all():",
+        "if False:",
+        (f"{_TESTS}/sessions/test_refused.py",),
+    ),
+    Mutant(
+        "observed-queries-given-back-twice",
+        "The memory of a sequence's observed queries is given back twice.",
+        "host/hillinfer/storage/row_keeper.py",
+        """        self._accountant.give(Part.OTHER, self._observed_bytes)
+        self._pools.give_tail()
+""",
+        """        self._accountant.give(Part.OTHER, 2 * self._observed_bytes)
+        self._pools.give_tail()
+""",
+        (f"{_TESTS}/storage/test_runtime_points.py",),
+    ),
+)
+
+_CAUGHT = (
+    Mutant(
+        "golden-kept-one-fewer",
+        "The golden model keeps one sink fewer.",
+        "sw_model/hillinfer_model/selection.py",
+        "    head = min(sinks, length)",
+        "    head = min(max(0, sinks - 1), length)",
+        ("tests/sw_model/test_selection.py",),
+    ),
+    Mutant(
+        "golden-kept-one-more",
+        "The golden model keeps one recent token more.",
+        "sw_model/hillinfer_model/selection.py",
+        "tail = max(length - recent, head)",
+        "tail = max(length - recent - 1, head)",
+        ("tests/sw_model/test_selection.py",),
+    ),
+    Mutant(
+        "native-kept-one-fewer",
+        "Native choice keeps one recent token fewer.",
+        "host/native/choice.cpp",
+        "std::max(length - quota.recent, head)",
+        "std::max(length - quota.recent + 1, head)",
+        (f"{_TESTS}/hie/test_native_choice.py",),
+        Built.NATIVE,
+    ),
+    Mutant(
+        "native-kept-one-more",
+        "Native choice keeps one sink more.",
+        "host/native/choice.cpp",
+        "std::min<int64_t>(quota.sinks, length)",
+        "std::min<int64_t>(quota.sinks + 1, length)",
+        (f"{_TESTS}/hie/test_native_choice.py",),
+        Built.NATIVE,
+    ),
+    Mutant(
+        "values-at-a-wrong-offset",
+        "Torch takes values from one KV head too early in a row.",
+        "host/hillinfer/storage/row_layout.py",
+        "return self._part(rows, self._items)",
+        "return self._part(rows, self._items - self._head_dim)",
+        (f"{_TESTS}/storage/test_row_layout.py",),
+    ),
+    Mutant(
+        "native-values-at-a-wrong-offset",
+        "Native attention takes values from one number too early in a row.",
+        "host/native/attention.h",
+        "return kv_heads * head_bytes();",
+        "return kv_heads * head_bytes() - 2;",
+        (f"{_TESTS}/attention/test_native_attention.py::test_any_number_of_rows",),
+        Built.NATIVE,
+    ),
+    Mutant(
+        "freed-groups-not-forgotten",
+        "Rows of groups that are free again stay hot.",
+        "host/hillinfer/storage/row_keeper.py",
+        "self._pools.forget_group(group)",
+        "pass",
+        (f"{_TESTS}/hf/test_cache_operations.py::test_cropped_tokens_leave_nothing_behind",),
+    ),
+    Mutant(
+        "last-row-of-a-freed-group-not-forgotten",
+        "The last row of a group that is free again stays hot.",
+        "host/hillinfer/pools/hot_pools.py",
+        "pool.forget(group * GROUP_TOKENS, (group + 1) * GROUP_TOKENS)",
+        "pool.forget(group * GROUP_TOKENS, (group + 1) * GROUP_TOKENS - 1)",
+        (
+            f"{_TESTS}/pools/test_hot_pools.py::test_forgetting_a_group_empties_its_slots_in_all_layers",
+        ),
+    ),
+    Mutant(
+        "last-tail-of-a-fork-not-copied",
+        "The open group of a fork's last layer stays empty.",
+        "host/hillinfer/storage/row_keeper.py",
+        "copy.tails[:] = sequence.tails",
+        "copy.tails[:-1] = sequence.tails[:-1]",
+        (f"{_TESTS}/hf/test_cache_operations.py::test_forks_go_their_own_ways",),
+    ),
+    Mutant(
+        "forgotten-while-promoted",
+        "Groups are forgotten while rows of theirs are being promoted.",
+        "host/hillinfer/pools/hot_pools.py",
+        """        self._wait()
+        for pool in self.layers:
+            pool.forget(""",
+        """        for pool in self.layers:
+            pool.forget(""",
+        (_SLOW,),
+    ),
+    Mutant(
+        "merge-takes-the-maximum",
+        "The merge of two blocks takes the larger log-sum for the log of both.",
+        "host/hillinfer/attention/softmax_merge.py",
+        "torch.logaddexp(old, log_sum)",
+        "torch.maximum(old, log_sum)",
+        (f"{_TESTS}/attention/test_softmax_merge.py",),
+    ),
+    Mutant(
+        "session-of-another-model",
+        "A session is loaded whatever model and settings it was saved with.",
+        "host/hillinfer/hf/attach.py",
+        "        manifest.fingerprint.check(found, saved.directory)\n",
+        "",
+        (f"{_TESTS}/sessions/test_refused.py::test_another_model_or_shadow",),
+    ),
+    Mutant(
+        "truncate-ignores-padding",
+        "A crop of a padded batch cuts too few tokens of the rows that are padded.",
+        "host/hillinfer/hf/batch.py",
+        "max(0, length - pads[id(sequence)])",
+        "max(0, length)",
+        (f"{_TESTS}/hf/test_cache_operations.py::test_cropping_a_padded_batch",),
+    ),
+    Mutant(
+        "hits-overflow",
+        "Hit counts begin anew where 2 bytes are full.",
+        "host/hillinfer/policies/pool_policy.py",
+        "hits + (hits < MOST_HITS)",
+        "hits + np.uint16(1)",
+        (f"{_TESTS}/policies/test_pool_policies.py::test_a_tally_saturates",),
+    ),
+    Mutant(
+        "joined-gap-one-page-longer",
+        "Reads are joined over a gap of one page more.",
+        "host/hillinfer/storage/read_plan.py",
+        "JOIN_GAP_BYTES = 8 * 1024",
+        "JOIN_GAP_BYTES = 12 * 1024",
+        (
+            f"{_TESTS}/storage/test_read_plan.py::test_small_gaps_are_read_through_and_large_ones_left_out",
+        ),
+    ),
+    Mutant(
+        "reads-overrun-their-buffer",
+        "A batch of reads takes one more than the buffer holds.",
+        "host/hillinfer/storage/read_plan.py",
+        "most = buffer_bytes - own + int(used[begin])",
+        "most = buffer_bytes + int(used[begin])",
+        (f"{_TESTS}/storage/test_read_plan.py",),
+    ),
+    Mutant(
+        "reads-ahead-do-not-give-way",
+        "Reads ahead go on while attention waits for rows.",
+        "host/hillinfer/storage/read_turns.py",
+        "not self._taken and not self._demanded",
+        "not self._taken",
+        (f"{_TESTS}/storage/test_read_turns.py",),
+    ),
+    Mutant(
+        "score-tuples-not-counted",
+        "Memory of scores is not counted in M0.",
+        "host/hillinfer/app/token_selection.py",
+        "self._accountant.take(Part.OTHER, needed - self._score_bytes)",
+        "pass",
+        (f"{_TESTS}/limits/test_memory_census.py",),
+    ),
+    Mutant(
+        "overflow-of-values-not-counted",
+        "Values too large for FP16 are not counted, only keys.",
+        "host/hillinfer/hf/cache.py",
+        "runtime.counters.fp16_overflows += overflows",
+        "runtime.counters.fp16_overflows += overflows if states is keys else 0",
+        (
+            f"{_TESTS}/hf/test_same_as_ordinary_cache.py::test_fp32_values_beyond_fp16_are_saturated_and_counted",
+        ),
+    ),
+    Mutant(
+        "pads-in-old-order",
+        "Padding stays where it was when beams are reordered.",
+        "host/hillinfer/hf/batch.py",
+        "self._pads = [self._pads[i] for i in indices]",
+        "self._pads = self._pads[: len(indices)]",
+        (f"{_TESTS}/hf/test_ways_of_decoding.py::test_beams_equal_the_ordinary_cache",),
+    ),
+    Mutant(
+        "reads-pass-queued-writes",
+        "Rows are read before they are written.",
+        "host/hillinfer/storage/cold_store.py",
+        """        self.settle(wanted.layer, wanted.groups)
+        return self._turns""",
+        """        return self._turns""",
+        (
+            f"{_TESTS}/storage/test_cold_store.py::test_rows_that_are_still_being_written_are_waited_for",
+        ),
+    ),
+    Mutant(
+        "run-over-base-and-own-file",
+        "Groups of the base and of the own file are read as one run.",
+        "host/hillinfer/storage/cold_store.py",
+        "(np.diff(numbers) != 1) | np.diff(in_base)",
+        "np.diff(numbers) != 1",
+        (f"{_TESTS}/storage/test_cold_store.py", f"{_TESTS}/sessions/test_round_trip.py"),
+    ),
+    Mutant(
+        "group-one-token-late",
+        "Native code looks a group up one token late.",
+        "host/native/row_places.cpp",
+        "position / kGroupTokens;",
+        "(position - 1) / kGroupTokens;",
+        (f"{_TESTS}/pools/test_row_places.py",),
+        Built.NATIVE,
+    ),
+    Mutant(
+        "last-token-of-a-cut-resume",
+        "The last row of a session that is resumed in part is not read.",
+        "host/hillinfer/storage/row_keeper.py",
+        "open_rows = np.arange(groups * GROUP_TOKENS, tokens)",
+        "open_rows = np.arange(groups * GROUP_TOKENS, tokens - 1)",
+        (f"{_TESTS}/sessions/test_prefix.py", f"{_TESTS}/sessions/test_round_trip.py"),
+    ),
+    Mutant(
+        "rows-part-by-their-first-token",
+        "Rows of a batch part only where their first new tokens differ.",
+        "host/hillinfer/hf/batch.py",
+        "key = (id(sequence), tuple(new_ids[i]))",
+        "key = (id(sequence), tuple(new_ids[i][:1]))",
+        (f"{_TESTS}/hf/test_ways_of_decoding.py",),
+    ),
+)
+
+_HARD_TO_SEE = (
+    Mutant(
+        "rows-of-this-step-demoted",
+        "Rows that a step selected may be demoted before it has read them.",
+        "host/hillinfer/pools/pool_keeper.py",
+        "entry.layer, sequence, positions, source, places, entry.step, entry.step, note",
+        "entry.layer, sequence, positions, source, places, entry.step, entry.step + 1, note",
+        (f"{_TESTS}/pools/test_pool_keeper.py",),
+    ),
+    Mutant(
+        "pool-looked-at-too-early",
+        "A step looks for hot rows while some are being promoted.",
+        "host/hillinfer/pools/pool_keeper.py",
+        """        self._pools.settle(layer)
+        self._tally(layer, sequence, selected)
+""",
+        """        self._tally(layer, sequence, selected)
+""",
+        (_SLOW,),
+    ),
+    Mutant(
+        "pool-looked-at-too-early-ahead",
+        "What is read ahead is chosen while rows are being promoted.",
+        "host/hillinfer/storage/row_reader.py",
+        """        self._pools.wait_for(layer)
+        settled = positions[: np.searchsorted(positions, on_drive)]
+""",
+        """        settled = positions[: np.searchsorted(positions, on_drive)]
+""",
+        (_SLOW,),
+    ),
+    Mutant(
+        "statistics-retaken-at-zero-codes",
+        "A segment that was cut to no codes takes its statistics anew.",
+        "host/hillinfer/storage/shadow_keeper.py",
+        "            if statistics is None:\n                before",
+        "            if statistics is None or not coded:\n                before",
+        (f"{_TESTS}/storage/test_shadow_keeper.py",),
+    ),
+    Mutant(
+        "small-weights-of-a-merge-lost",
+        "A block that weighs less than a thousandth adds nothing to a merge.",
+        "host/hillinfer/attention/softmax_merge.py",
+        "weight = torch.sigmoid(log_sum - old)",
+        "weight = torch.sigmoid(log_sum - old).where(log_sum - old < 6.9, 1)",
+        (f"{_TESTS}/attention/test_softmax_merge.py",),
+    ),
+)
+
+SOFTWARE: tuple[Mutant, ...] = (*_LIVED, *_CAUGHT, *_HARD_TO_SEE)
+
+EQUIVALENT: tuple[Equivalent, ...] = ()

@@ -1,0 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All mutants that the tests must kill."""
+
+from __future__ import annotations
+
+from mutants.mutant import Mutant
+from mutants.software import SOFTWARE
+
+MUTANTS: tuple[Mutant, ...] = (*SOFTWARE,)
