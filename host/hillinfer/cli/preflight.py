@@ -144,6 +144,9 @@ def check_run(
         f"{format_bytes(capacity.drive_bytes)} free drive; largest context that fits: "
         f"{needs.largest_context(capacity)} tokens (the model has {positions} positions)"
     )
+    raised = needs.raised_budget(context)
+    if raised:
+        say(raised)
     if settings.shadow is None:
         say(f"key shadow: {choice.settings.key_mode.value}, chosen for this budget")
     if choice.warning:
