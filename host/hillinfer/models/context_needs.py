@@ -122,8 +122,8 @@ class ContextNeeds:
             return None
         texts = format_apart(share, taken)
         return (
-            f"DRAM budget: {self.budget} of so short a context is {texts[0]}; the least that works "
-            f"is {texts[1]}, which is taken"
+            f"DRAM budget: {self.budget} of this context is {texts[0]}, which is too little; "
+            f"{texts[1]} is taken, the least that works"
         )
 
     def largest_context(self, capacity: Capacity) -> int:

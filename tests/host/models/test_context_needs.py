@@ -94,8 +94,8 @@ def test_a_share_of_a_short_context_is_raised_and_said():
     share.check(100, ENDLESS)
     assert share.footprint(100).budget_bytes == least.required_bytes
     assert share.raised_budget(100) == (
-        "DRAM budget: 25% of so short a context is 562.5 KiB; the least that works is "
-        f"{least.required_bytes / MIB:.1f} MiB, which is taken"
+        "DRAM budget: 25% of this context is 562.5 KiB, which is too little; "
+        f"{least.required_bytes / MIB:.1f} MiB is taken, the least that works"
     )
     assert share.raised_budget(8000) is None
     # Bytes mean what they say.
