@@ -19,6 +19,8 @@ _UNITS = {
     "GIB": 2**30,
     "TIB": 2**40,
 }
+# From there on whole bytes are as short.
+_MOST_DIGITS = 6
 _AMOUNT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*|%)\s*")
 
 
@@ -67,12 +69,28 @@ class ByteSize:
         assert self.byte_count is not None
         return self.byte_count
 
+    def __str__(self) -> str:
+        """Write it as people do: `25%` or `64.0 MiB`."""
+        if self.share is not None:
+            return f"{100 * self.share:g}%"
+        assert self.byte_count is not None
+        return format_bytes(self.byte_count)
 
-def format_bytes(count: float) -> str:
+
+def format_bytes(count: float, digits: int = 1) -> str:
     """Write a number of bytes for people, like `34.6 MiB`."""
     size = float(count)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(size) < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.{digits}f} {unit}"
         size /= 1024
-    return f"{size:.1f} TiB"
+    return f"{size:.{digits}f} TiB"
+
+
+def format_apart(one: int, other: int) -> tuple[str, str]:
+    """Write two numbers of bytes with as many digits as it takes to tell them apart."""
+    for digits in range(1, _MOST_DIGITS):
+        texts = format_bytes(one, digits), format_bytes(other, digits)
+        if texts[0] != texts[1] or one == other:
+            return texts
+    return f"{one} B", f"{other} B"

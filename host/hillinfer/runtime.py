@@ -19,6 +19,7 @@ from hillinfer.gpu.staging_memory import StagingKind
 from hillinfer.hie.evaluation import ImportanceEvaluation
 from hillinfer.model_shape import ModelShape
 from hillinfer.pools.accountant import Part
+from hillinfer.pools.following_budget import BudgetGrowth
 from hillinfer.pools.layer_step import LayerStep
 from hillinfer.runtime_opening import open_parts
 from hillinfer.sessions.saved_session import SavedSession
@@ -70,6 +71,8 @@ class Runtime:
     lane
         Copies to and from the model's GPU, and is closed with this; None where the model computes
         on the processor, and rows are attended to where they lie.
+    growth
+        How the budget follows the context; None where it is fixed.
 
     Raises
     ------
@@ -93,6 +96,7 @@ class Runtime:
         scorer: Scorer | None = None,
         evaluate: Callable[[Scorer, Settings], ImportanceEvaluation] = ImportanceEvaluation,
         lane: CopyLane | None = None,
+        growth: BudgetGrowth | None = None,
     ) -> None:
         self.shape = shape
         self.settings = settings
@@ -109,6 +113,7 @@ class Runtime:
             scorer,
             evaluate,
             lane,
+            growth,
         )
         self.counters, self.recorder = parts.counters, parts.recorder
         self.layout, self.calls = parts.layout, parts.calls
@@ -117,6 +122,7 @@ class Runtime:
         self._shadow_store = parts.shadow_store
         self._spec, self._device = parts.spec, parts.device
         self._pools, self._keeper = parts.pools, parts.keeper
+        self._following = parts.following
         self._buffers, self._reader = parts.buffers, parts.reader
         self._groups, self._rows, self._shadow = parts.groups, parts.rows, parts.shadow
         self._selection, self._pipeline = parts.selection, parts.pipeline
@@ -152,6 +158,8 @@ class Runtime:
 
     def resume(self, saved: SavedSession, tokens: int) -> Sequence:
         """Return a sequence of the first tokens of a saved session; see `RowKeeper.resume`."""
+        if self._following is not None:
+            self._following.cover(tokens)
         return self._rows.resume(saved, tokens)
 
     def save(self, sequence: Sequence, target: Path, origin: SessionOrigin) -> SavedBytes:
@@ -184,6 +192,8 @@ class Runtime:
 
         Where the model has a GPU, the row of a single token comes back while it computes on.
         """
+        if self._following is not None and layer == 0:
+            self._following.cover(self._rows.tokens + keys.shape[1])
         if keys.device.type != "cpu":
             self.counters.device_to_host_bytes += 2 * keys.numel() * keys.element_size()
         if self._gpu is not None:

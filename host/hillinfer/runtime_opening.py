@@ -6,6 +6,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -30,6 +31,7 @@ from hillinfer.model_shape import ModelShape
 from hillinfer.policies.pool_policies import make_pool_policy
 from hillinfer.pools.accountant import Accountant, Part
 from hillinfer.pools.budget_plan import kernel_spec, staging_bytes, widened_bytes
+from hillinfer.pools.following_budget import BudgetGrowth, FollowingBudget
 from hillinfer.pools.hot_pools import HotPools
 from hillinfer.pools.layer_hits import LayerHits
 from hillinfer.pools.layer_shares import LayerShares
@@ -78,6 +80,7 @@ def open_parts(
     scorer: Scorer | None,
     evaluate: Callable[[Scorer, Settings], ImportanceEvaluation],
     lane: CopyLane | None,
+    growth: BudgetGrowth | None,
 ) -> RuntimeParts:
     """Open the parts of a `Runtime`; parameters and errors are its.
 
@@ -110,7 +113,10 @@ def open_parts(
             policy,
             LayerShares(shape.layers, settings.pool_sizes),
             recorder,
+            growth.most_bytes if growth else 0,
         )
+        if growth is not None:
+            accountant.let_grow(partial(pools.least_bytes, settings.kept_tokens))
         keeper = PoolKeeper(pools, policy, settings, counters)
         calls = calls or DriveCalls()
         sweep(cold_dir, calls)
@@ -173,6 +179,9 @@ def open_parts(
             announce_streaming,
             device,
         )
+        following = (
+            FollowingBudget(growth, accountant, shadow_memory.raise_limit) if growth else None
+        )
         shadow = ShadowKeeper(scorer, shape.layers, reader, layout, shadow_memory)
         rows = RowKeeper(
             shape,
@@ -226,6 +235,7 @@ def open_parts(
         device=device,
         pools=pools,
         keeper=keeper,
+        following=following,
         landed=landed,
         buffers=buffers,
         reader=reader,

@@ -14,6 +14,7 @@ from hillinfer.counters import Counters
 from hillinfer.devices.device_shadows import DeviceShadows
 from hillinfer.gpu.gpu_side import GpuSide
 from hillinfer.pools.accountant import Accountant
+from hillinfer.pools.following_budget import FollowingBudget
 from hillinfer.pools.hot_pools import HotPools
 from hillinfer.pools.layer_hits import LayerHits
 from hillinfer.pools.pool_keeper import PoolKeeper
@@ -51,6 +52,8 @@ class RuntimeParts:
         What holds segments of its own, or None.
     pools, keeper
         Hot rows.
+    following
+        Raises the budget with the context; None where it is fixed.
     landed, buffers, reader
         Rows on their way from the drive.
     groups, rows, shadow
@@ -75,6 +78,7 @@ class RuntimeParts:
     device: DeviceShadows | None
     pools: HotPools
     keeper: PoolKeeper
+    following: FollowingBudget | None
     landed: RowsAhead
     buffers: RowBuffers
     reader: RowReader

@@ -144,6 +144,9 @@ def check_run(
         f"{format_bytes(capacity.drive_bytes)} free drive; largest context that fits: "
         f"{needs.largest_context(capacity)} tokens (the model has {positions} positions)"
     )
+    raised = needs.raised_budget(context)
+    if raised:
+        say(raised)
     if settings.shadow is None:
         say(f"key shadow: {choice.settings.key_mode.value}, chosen for this budget")
     if choice.warning:
@@ -177,7 +180,12 @@ def _document_ids(
     if isinstance(prompt, DocumentPrompt):
         # What is saved is what every question's prompt starts with.
         saves = request.save_session is not None
-        return prompt.document_ids() if request.asks or saves else prompt.alone()
+        ids = prompt.document_ids() if request.asks or saves else prompt.alone()
+        if not ids:
+            raise PromptError(
+                "the prompt has no tokens: this model's tokenizer drops every character of it"
+            )
+        return ids
     assert saved is not None
     return saved.token_ids()
 

@@ -19,6 +19,7 @@ from hillinfer.hie.host_scorer import host_scorer
 from hillinfer.timeline.recorder import Recorder
 from hillinfer.timeline.silent import SILENT
 from hillinfer_model.choices import Scope
+from hillinfer_model.hardware_spec import HardwareSpecError, check_hardware_spec
 from hillinfer_model.kernel_spec import KernelSpec
 
 
@@ -30,8 +31,13 @@ def open_csim(
     Raises
     ------
     SettingsError
-        Outside HillInfer's source tree, where the C++ and what builds it are missing.
+        Outside HillInfer's source tree, where the C++ and what builds it are missing, and for a
+        model that no kernel is built for.
     """
+    try:
+        check_hardware_spec(spec)
+    except HardwareSpecError as error:
+        raise SettingsError(f"device=csim: {error}, or choose nvme") from error
     execution = cast("LaunchExecution", _execution())
     device = LaunchDevice(spec, execution, MEMORY_BYTES // spec.segment_bytes)
     return DeviceScorer(

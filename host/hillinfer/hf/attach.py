@@ -7,8 +7,7 @@ import functools
 import inspect
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -17,11 +16,9 @@ import torch
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 
-from hillinfer.byte_size import format_bytes
 from hillinfer.cold_dir import prepared_cold_dir
 from hillinfer.errors import (
     ColdPoolError,
-    SettingsError,
     SetupWarning,
     UnsupportedFeatureError,
 )
@@ -29,46 +26,19 @@ from hillinfer.gpu.lane_of import lane_of
 from hillinfer.hf import attention
 from hillinfer.hf.attached_cache import AttachedCache
 from hillinfer.hf.cache import HillInferCache
+from hillinfer.hf.cache_plan import CachePlan, checked_count
 from hillinfer.hf.features import check_model, check_uses_interface, check_versions
 from hillinfer.hf.predictors.table import predictor_of, with_named_query
 from hillinfer.hf.query_hooks import QueryHooks
 from hillinfer.model_shape import ModelShape
-from hillinfer.pools.budget_plan import kernel_spec, staging_bytes
-from hillinfer.pools.shadow_choice import ShadowChoice
 from hillinfer.runtime import Runtime
 from hillinfer.sessions.manifest import Manifest
 from hillinfer.sessions.model_identity import ModelIdentity
 from hillinfer.sessions.saved_session import SavedSession
 from hillinfer.settings import Settings
 from hillinfer.storage.drive_calls import DriveCalls
-from hillinfer.storage.shadow_store import shadow_bytes
 from hillinfer.storage.stored_base import StoredBase
 from hillinfer_model.kernel_spec import GROUP_TOKENS
-
-
-@dataclass(frozen=True)
-class _CachePlan:
-    """What a runtime is made with."""
-
-    settings: Settings
-    budget_bytes: int
-    shadow_limit_bytes: int
-    announce_streaming: Callable[[], None]
-
-
-def _said() -> None:
-    """Say nothing: the plan's warning did."""
-
-
-def _warn_of_streaming(segment_bytes: int) -> None:
-    warnings.warn(
-        "half of the DRAM budget is left for rows, and the key shadow has outgrown the rest: from "
-        f"here on, {format_bytes(segment_bytes)} more are read from the drive for every new token "
-        "with every 1,024 tokens of context; raise dram_budget to keep them in memory, or say how "
-        "long the context gets with new_cache(expected_tokens=...)",
-        SetupWarning,
-        stacklevel=2,
-    )
 
 
 class Attachment:
@@ -123,17 +93,23 @@ class Attachment:
         Parameters
         ----------
         expected_tokens
-            Longest context expected, prompt and answer; needed where the budget is a share of the
-            KV cache. A budget too small for it is refused here and not in the middle. A device gets
-            its share of that context, where β is automatic.
+            Longest context expected, prompt and answer. A budget in bytes too small for it is
+            refused here and not in the middle. A budget that is a share of the KV cache is that of
+            this context, and follows a longer one; without a length it follows from the start. It
+            is never less than what works. A device gets its share of the expected context, where β
+            is automatic.
         sequences
             Sequences of different rows that are expected.
 
         Raises
         ------
         BudgetError, ColdPoolError, SettingsError
-            Where budget, cold directory or settings cannot work.
+            Where budget, cold directory, settings or these arguments cannot work.
         """
+        if expected_tokens is not None:
+            positions = self._shape.max_positions
+            expected_tokens = checked_count("expected_tokens", expected_tokens, positions)
+        sequences = checked_count("sequences", sequences)
         runtime = self._runtime(self._made(expected_tokens, sequences))
         runtime.expect(expected_tokens or 0)
         return HillInferCache(runtime, identity=self._identity)
@@ -196,7 +172,8 @@ class Attachment:
         found = self._identity.fingerprint(settings.key_mode, tokenizer)
         manifest.fingerprint.check(found, saved.directory)
         if expected_tokens is not None:
-            expected_tokens = max(expected_tokens, tokens)
+            count = checked_count("expected_tokens", expected_tokens, self._shape.max_positions)
+            expected_tokens = max(count, tokens)
         made = self._made(expected_tokens, 1, settings)
         base = saved.take_base(-(-tokens // GROUP_TOKENS))
         try:
@@ -222,31 +199,13 @@ class Attachment:
 
     def _made(
         self, expected_tokens: int | None, sequences: int, settings: Settings | None = None
-    ) -> _CachePlan:
-        wanted = settings or self.settings
-        if expected_tokens is None:
-            return self._without_length(wanted)
-        choice = ShadowChoice.of(self._shape, wanted, expected_tokens, sequences)
-        choice.plan.check()
-        if choice.warning:
-            warnings.warn(choice.warning, SetupWarning, stacklevel=3)
-        return _CachePlan(choice.settings, choice.plan.budget_bytes, choice.limit_bytes, _said)
+    ) -> CachePlan:
+        made = CachePlan.of(self._shape, settings or self.settings, expected_tokens, sequences)
+        if made.warning:
+            warnings.warn(made.warning, SetupWarning, stacklevel=3)
+        return made
 
-    def _without_length(self, settings: Settings) -> _CachePlan:
-        """Plan a cache of unknown length."""
-        if settings.dram_budget.byte_count is None:
-            raise SettingsError(
-                "a DRAM budget in percent needs new_cache(expected_tokens=...); or set "
-                "dram_budget in bytes, like 2GiB"
-            )
-        budget_bytes = settings.dram_budget.byte_count
-        # Half is left for rows, however long the context gets.
-        staging = staging_bytes(self._shape, settings)
-        limit = max(0, budget_bytes // 2 - staging)
-        segment = self._shape.layers * shadow_bytes(kernel_spec(self._shape, settings))
-        return _CachePlan(settings, budget_bytes, limit, partial(_warn_of_streaming, segment))
-
-    def _runtime(self, made: _CachePlan, base: StoredBase | None = None) -> Runtime:
+    def _runtime(self, made: CachePlan, base: StoredBase | None = None) -> Runtime:
         cold_dir: Path = prepared_cold_dir(made.settings.cold_dir)
         return Runtime(
             self._shape,
@@ -257,6 +216,7 @@ class Attachment:
             shadow_limit_bytes=made.shadow_limit_bytes,
             base=base,
             announce_streaming=made.announce_streaming,
+            growth=made.growth,
             lane=lane_of({parameter.device for parameter in self.model.parameters()}),
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from hillinfer.byte_size import ByteSize
+from hillinfer.byte_size import ByteSize, format_apart
 from hillinfer.model_shape import ModelShape
 from hillinfer.models.activations import activation_bytes
 from hillinfer.models.capacity import Capacity
@@ -13,7 +13,7 @@ from hillinfer.models.errors import FitError
 from hillinfer.models.footprint import Footprint
 from hillinfer.models.loader import ModelOutline
 from hillinfer.pools.budget_plan import BudgetPlan
-from hillinfer.pools.shadow_choice import AUTO_FORMATS, ShadowChoice
+from hillinfer.pools.shadow_choice import AUTO_FORMATS, ShadowChoice, working_bytes
 from hillinfer.settings import Settings
 
 DEFAULT_BUDGET_SHARE = 0.25
@@ -31,7 +31,7 @@ class ContextNeeds:
         The budget in it is replaced by `budget`.
     budget
         DRAM budget; None takes a quarter of the KV cache, or the least that keeps the key shadow in
-        DRAM where that is more.
+        DRAM where that is more. A share is never less than what works.
     loading_bytes, activation_bytes
         As in `Footprint`.
     ordinary_token_bytes
@@ -92,7 +92,8 @@ class ContextNeeds:
     def choice(self, tokens: int) -> ShadowChoice:
         """Return the settings for a context of `tokens`, budget in bytes and shadow named."""
         chosen = ByteSize(byte_count=self._budget_bytes(tokens))
-        choice = ShadowChoice.of(self.shape, replace(self.settings, dram_budget=chosen), tokens)
+        settings = replace(self.settings, dram_budget=chosen)
+        choice = ShadowChoice.of(self.shape, settings, tokens, beside_bytes=self.fork_bytes)
         plan = replace(choice.plan, kept_bytes=choice.plan.kept_bytes + self.fork_bytes)
         return replace(choice, plan=plan)
 
@@ -110,6 +111,19 @@ class ContextNeeds:
             ordinary_bytes=tokens * self.ordinary_token_bytes,
             drive_bytes=max(0, plan.kv_bytes - self.stored_tokens * self.shape.token_bytes),
             packed_bytes=self.packed_bytes,
+        )
+
+    def raised_budget(self, tokens: int) -> str | None:
+        """Return what to say where the share asked for is too small for `tokens`, or None."""
+        if self.budget is None or self.budget.share is None:
+            return None
+        share, taken = self._share_bytes(tokens), self._budget_bytes(tokens)
+        if taken == share:
+            return None
+        texts = format_apart(share, taken)
+        return (
+            f"DRAM budget: {self.budget} of this context is {texts[0]}, which is too little; "
+            f"{texts[1]} is taken, the least that works"
         )
 
     def largest_context(self, capacity: Capacity) -> int:
@@ -151,16 +165,24 @@ class ContextNeeds:
             )
 
     def _budget_bytes(self, tokens: int) -> int:
-        sure_bytes = max(1, tokens - self.reserved_tokens) * self.shape.token_bytes
+        if self.budget is not None and self.budget.share is None:
+            return self.budget.resolve(0)
+        share = self._share_bytes(tokens)
         if self.budget is not None:
-            return self.budget.resolve(sure_bytes)
-        share = ByteSize(share=DEFAULT_BUDGET_SHARE).resolve(sure_bytes)
+            return working_bytes(
+                self.shape, self.settings, tokens, share, beside_bytes=self.fork_bytes
+            )
         if self.settings.shadow is None:
             narrowest = replace(self.settings, shadow=AUTO_FORMATS[-1])
             plan = BudgetPlan.with_whole_shadow(self.shape, narrowest, tokens)
             return max(share, plan.comfortable_bytes + self.fork_bytes)
         plan = BudgetPlan.with_whole_shadow(self.shape, self.settings, tokens)
         return max(share, plan.required_bytes + self.fork_bytes)
+
+    def _share_bytes(self, tokens: int) -> int:
+        sure_tokens = max(1, tokens - self.reserved_tokens)
+        share = self.budget or ByteSize(share=DEFAULT_BUDGET_SHARE)
+        return share.resolve(sure_tokens * self.shape.token_bytes)
 
     def _possible(self, tokens: int, capacity: Capacity) -> bool:
         fixed = self.budget is not None and self.budget.byte_count is not None

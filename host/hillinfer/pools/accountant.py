@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from enum import StrEnum
 
-from hillinfer.byte_size import format_bytes
+from hillinfer.byte_size import format_apart, format_bytes
 from hillinfer.errors import BudgetError
 
 
@@ -35,6 +35,7 @@ class Accountant:
         self._peak = dict(self._held)
         self._changing = threading.Lock()
         self._make_room: Callable[[], None] | None = None
+        self._least_hot: Callable[[], int] | None = None
 
     def on_shortage(self, make_room: Callable[[], None]) -> None:
         """Name who gives hot rows up when something else needs their memory.
@@ -42,6 +43,17 @@ class Accountant:
         `make_room` reads `bytes_for_hot_rows` and shrinks to it.
         """
         self._make_room = make_room
+
+    def let_grow(self, least_hot: Callable[[], int]) -> None:
+        """Let the budget rise to what must be held, of hot rows no more than `least_hot()` bytes.
+
+        For a budget that is a share of a context nobody knows the length of.
+        """
+        self._least_hot = least_hot
+
+    def raise_to(self, budget_bytes: int) -> None:
+        """Raise the budget; it never falls."""
+        self.budget_bytes = max(self.budget_bytes, budget_bytes)
 
     @property
     def bytes_for_hot_rows(self) -> int:
@@ -57,6 +69,9 @@ class Accountant:
             Where they do not fit even after hot rows were given up; nothing is counted then.
         """
         self._change(part, byte_count)
+        if self._total() > self.budget_bytes and self._least_hot is not None:
+            others = self._total() - self._held[Part.HOT]
+            self.raise_to(others + self._least_hot())
         if self._total() > self.budget_bytes and self._make_room is not None:
             try:
                 self._make_room()
@@ -64,11 +79,11 @@ class Accountant:
                 self._change(part, -byte_count)
                 raise
         if self._total() > self.budget_bytes:
-            needed = self._total()
+            budget, needed = format_apart(self.budget_bytes, self._total())
             self._change(part, -byte_count)
             raise BudgetError(
-                f"the DRAM budget of {format_bytes(self.budget_bytes)} is too small: "
-                f"{format_bytes(needed)} are needed now ({self._describe()}, and "
+                f"the DRAM budget of {budget} is too small: "
+                f"{needed} are needed now ({self._describe()}, and "
                 f"{format_bytes(byte_count)} more for {part}); raise --dram-budget"
             )
         if self._total() > sum(self._peak.values()):

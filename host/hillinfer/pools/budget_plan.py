@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from hillinfer.byte_size import format_bytes
+from hillinfer.byte_size import format_apart, format_bytes
 from hillinfer.errors import BudgetError
 from hillinfer.hie.scratch import score_bytes_per_token, scratch_bytes
 from hillinfer.model_shape import ModelShape
@@ -66,7 +66,8 @@ class BudgetPlan:
     streamed_shadow_bytes
         Key shadow on the drive, read for every new token.
     kept_bytes
-        The least hot rows that make sense: the kept tokens and the open group of every layer.
+        The least hot rows that make sense: the kept tokens, as far as the context has so many, and
+        the open group of every layer.
     all_rows_bytes
         Hot rows if none were cold.
     staging_bytes
@@ -122,7 +123,7 @@ class BudgetPlan:
             kv_bytes=kv_bytes,
             shadow_bytes=segments * shape.layers * held_bytes(spec),
             streamed_shadow_bytes=0,
-            kept_bytes=settings.kept_tokens * row * sequences + tails,
+            kept_bytes=min(settings.kept_tokens, tokens) * row * sequences + tails,
             all_rows_bytes=tokens * row * sequences + tails,
             staging_bytes=staging_bytes(shape, settings) + device.staging_bytes,
             other_bytes=segments * shape.layers * statistics_bytes(spec)
@@ -166,8 +167,12 @@ class BudgetPlan:
 
     @property
     def comfortable_bytes(self) -> int:
-        """The smallest budget of which half, or room for all rows, is left for hot rows."""
-        return self._fixed_bytes + min(self._fixed_bytes, self.all_rows_bytes)
+        """The smallest budget of which half, or room for all rows, is left for hot rows.
+
+        At least what is required: the kept rows may be more than half.
+        """
+        rows = min(self._fixed_bytes, self.all_rows_bytes)
+        return self._fixed_bytes + max(self.kept_bytes, rows)
 
     @property
     def hot_bytes(self) -> int:
@@ -182,11 +187,11 @@ class BudgetPlan:
     def check(self) -> None:
         """Raise BudgetError where the budget is too small, naming the parts and the least."""
         if self.budget_bytes < self.required_bytes:
-            needs = format_bytes(self.required_bytes)
+            budget, needs = format_apart(self.budget_bytes, self.required_bytes)
             if self.streamed_shadow_bytes:
                 needs += " even with the key shadow on the drive"
             raise BudgetError(
-                f"the DRAM budget of {format_bytes(self.budget_bytes)} is too small: this context "
+                f"the DRAM budget of {budget} is too small: this context "
                 f"needs {needs} (shadow "
                 f"{format_bytes(self.shadow_bytes + self.device.probe_bytes)}, kept rows "
                 f"{format_bytes(self.kept_bytes)}, staging {format_bytes(self.staging_bytes)}, "

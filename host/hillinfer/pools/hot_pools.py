@@ -52,6 +52,8 @@ class HotPools:
         How the memory is divided among the layers.
     recorder
         Notes how long promotions take.
+    most_bytes
+        Most that the budget may grow to, which address space is reserved for.
 
     Attributes
     ----------
@@ -68,6 +70,7 @@ class HotPools:
         policy: PoolPolicy,
         shares: LayerShares,
         recorder: Recorder = SILENT,
+        most_bytes: int = 0,
     ) -> None:
         self._recorder = recorder
         self._shape = shape
@@ -78,7 +81,8 @@ class HotPools:
         # Slots of all layers since memory was short the last time.
         self._granted = sys.maxsize
         self._slot_bytes = shape.row_bytes + SLOT_BYTES
-        most_rows = int(self._slots_in_all() / shape.layers * shares.largest)
+        most = max(self._slots_in_all(), most_bytes // self._slot_bytes)
+        self._most_rows = most_rows = int(most / shape.layers * shares.largest)
         made = NativeHotPool if native_is_here() else HotPool
         self.layers: list[HotPool] = [
             made(shape.row_bytes, most_rows, policy) for _ in range(shape.layers)
@@ -95,7 +99,14 @@ class HotPools:
     def capacity(self, layer: int) -> int:
         """Slots a layer may use now."""
         # An equal share of a multiple is whole, whatever division made of it.
-        return int(self._slots_for_all() * self._shares.share(layer) + 1e-6)
+        slots = int(self._slots_for_all() * self._shares.share(layer) + 1e-6)
+        return min(slots, self._most_rows)
+
+    def least_bytes(self, kept_tokens: int) -> int:
+        """Return the bytes of the open groups and so many kept rows of every sequence."""
+        sequences = self._tails_bytes // (GROUP_TOKENS * self._shape.token_bytes)
+        kept = kept_tokens * self._slot_bytes * self._shape.layers
+        return self._tails_bytes + sequences * kept
 
     def wait(self) -> None:
         """Wait until all promotions are done, whatever became of them."""

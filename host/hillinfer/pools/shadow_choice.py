@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from hillinfer.byte_size import format_bytes
+from hillinfer.byte_size import ByteSize, format_bytes
 from hillinfer.model_shape import ModelShape
 from hillinfer.pools.budget_plan import BudgetPlan, kernel_spec
 from hillinfer.settings import Settings
@@ -37,20 +37,52 @@ class ShadowChoice:
 
     @classmethod
     def of(
-        cls, shape: ModelShape, settings: Settings, tokens: int, sequences: int = 1
+        cls,
+        shape: ModelShape,
+        settings: Settings,
+        tokens: int,
+        sequences: int = 1,
+        beside_bytes: int = 0,
     ) -> ShadowChoice:
         """Take the format that was named, or INT4 or INT2, the first that leaves half for rows.
 
         Where neither does, INT2 is taken and as much of it streamed from the drive as half the
         budget for rows asks for.
+
+        Parameters
+        ----------
+        shape, settings, tokens, sequences
+            As in `BudgetPlan.for_context`. A budget that is a share of the KV cache is never less
+            than what works; one in bytes is what it is.
+        beside_bytes
+            What else the budget must hold; no part of the plan.
         """
+        budget = settings.dram_budget
+        if budget.share is None:
+            return cls._in_bytes(shape, settings, tokens, sequences, beside_bytes)
+        wanted = budget.resolve(tokens * sequences * shape.token_bytes)
+        works = working_bytes(shape, settings, tokens, wanted, sequences, beside_bytes)
+        given = replace(settings, dram_budget=ByteSize(byte_count=works))
+        choice = cls._in_bytes(shape, given, tokens, sequences, beside_bytes)
+        return replace(choice, settings=replace(choice.settings, dram_budget=budget))
+
+    @classmethod
+    def _in_bytes(
+        cls,
+        shape: ModelShape,
+        settings: Settings,
+        tokens: int,
+        sequences: int,
+        beside_bytes: int,
+    ) -> ShadowChoice:
         if settings.shadow is not None:
             plan = BudgetPlan.for_context(shape, settings, tokens, sequences)
             return cls._made(shape, settings, plan, sequences)
         for mode in AUTO_FORMATS:
             named = replace(settings, shadow=mode)
             plan = BudgetPlan.for_context(shape, named, tokens, sequences)
-            if not plan.streamed_shadow_bytes and plan.leaves_half_for_rows:
+            fits = plan.budget_bytes >= plan.required_bytes + beside_bytes
+            if fits and not plan.streamed_shadow_bytes and plan.leaves_half_for_rows:
                 return cls._made(shape, named, plan, sequences)
         if not plan.streamed_shadow_bytes:
             streamed = plan.streamed(kernel_spec(shape, named), shape.layers, sequences)
@@ -78,3 +110,39 @@ class ShadowChoice:
     ) -> ShadowChoice:
         limit = plan.shadow_limit(kernel_spec(shape, settings), shape.layers, sequences)
         return cls(settings, plan, limit)
+
+
+def working_bytes(
+    shape: ModelShape,
+    settings: Settings,
+    tokens: int,
+    wanted_bytes: int,
+    sequences: int = 1,
+    beside_bytes: int = 0,
+) -> int:
+    """Return a budget in bytes, or the least that works where it is too small.
+
+    The buffers do not shrink with the context, so they alone are more than a share of a short one.
+    The least has the whole shadow in DRAM as long as that takes no more than twice as much: a
+    shadow on the drive is read for every new token.
+
+    Parameters
+    ----------
+    shape, settings, tokens, sequences, beside_bytes
+        As in `ShadowChoice.of`; the settings' budget is not looked at.
+    wanted_bytes
+        The budget.
+    """
+
+    def choice(budget_bytes: int) -> ShadowChoice:
+        given = replace(settings, dram_budget=ByteSize(byte_count=budget_bytes))
+        return ShadowChoice.of(shape, given, tokens, sequences, beside_bytes)
+
+    plan = choice(wanted_bytes).plan
+    if plan.budget_bytes >= plan.required_bytes + beside_bytes:
+        return wanted_bytes
+    narrowest = replace(settings, shadow=settings.shadow or AUTO_FORMATS[-1])
+    whole = BudgetPlan.with_whole_shadow(shape, narrowest, tokens, sequences)
+    if whole.required_bytes <= 2 * plan.required_bytes:
+        plan = whole
+    return plan.required_bytes + beside_bytes

@@ -78,6 +78,12 @@ class RowKeeper:
         )
         return (settled + open_rows) * self._shape.row_bytes
 
+    @property
+    def tokens(self) -> int:
+        """Number of all distinct tokens, by the first layer: it has a forward pass's first."""
+        open_rows = sum(sequence.lengths[0] % GROUP_TOKENS for sequence in self.sequences)
+        return self._groups.groups_in_use * GROUP_TOKENS + open_rows
+
     def open(self) -> Sequence:
         """Return a new, empty sequence."""
         self._pools.take_tail()

@@ -86,8 +86,22 @@ def test_default_budget_is_a_quarter_or_the_least_that_works():
     least = BudgetPlan.with_whole_shadow(SHAPE, Settings(), 100).required_bytes
     assert short.footprint(100).budget_bytes == least > 100 * SHAPE.token_bytes
     short.check(100, ENDLESS)
+    assert short.raised_budget(100) is None
+
+
+def test_a_share_of_a_short_context_is_raised_and_said():
+    share, least = needs("25%"), BudgetPlan.with_whole_shadow(SHAPE, Settings(), 100)
+    share.check(100, ENDLESS)
+    assert share.footprint(100).budget_bytes == least.required_bytes
+    assert share.raised_budget(100) == (
+        "DRAM budget: 25% of this context is 562.5 KiB, which is too little; "
+        f"{least.required_bytes / MIB:.1f} MiB is taken, the least that works"
+    )
+    assert share.raised_budget(8000) is None
+    # Bytes mean what they say.
     with pytest.raises(BudgetError, match="raise --dram-budget"):
-        needs("25%").check(100, ENDLESS)
+        needs("1MiB").check(100, ENDLESS)
+    assert needs("1MiB").raised_budget(100) is None
 
 
 def test_forks_count():

@@ -14,7 +14,7 @@ from generation_runs import attached, run
 from session_runs import IDS, PROMPT, QUESTION, answer, feed, flip_bit, seal_checksums
 from tiny_models import TinyModel, prompts
 
-from hillinfer.errors import BudgetError, CacheUseError, SettingsError
+from hillinfer.errors import BudgetError, CacheUseError
 from hillinfer.sessions.errors import SessionError
 from hillinfer.storage.drive_calls import DriveCalls
 
@@ -295,8 +295,6 @@ def test_a_budget_that_cannot_hold_a_session_is_refused_at_once(cold_dir, saved)
     with attached(model, cold_dir, dram_budget=300_000) as hill, pytest.raises(BudgetError):
         hill.load_session(saved, expected_tokens=2300)
     with attached(model, cold_dir, dram_budget="2000%") as hill:
-        with pytest.raises(SettingsError, match="expected_tokens"):
-            hill.load_session(saved)
         cache = hill.load_session(saved, expected_tokens=2300)
         run(model, cache, PROMPT)
         statistics = cache.statistics()
