@@ -4,57 +4,15 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from hillinfer.counters import Counters
-from hillinfer.errors import HillInferError
+from hillinfer.failure import Failure, Finish
+from hillinfer.output_file import cannot_write, write_whole
 from hillinfer.statistics import CacheStatistics
-
-
-class ReportError(HillInferError):
-    """A report cannot be written where it should go."""
-
-
-def prepare_report(file: Path, option: str) -> None:
-    """Make the folder of a report, so that a place that cannot be written to shows at once.
-
-    Parameters
-    ----------
-    file
-        Where the report will go.
-    option
-        The option that named it, for the message.
-
-    Raises
-    ------
-    ReportError
-        Where the folder cannot be made.
-    """
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise cannot_write(file, error, option) from error
-
-
-def cannot_write(file: Path, error: OSError, option: str) -> ReportError:
-    """Return the error that says why a report cannot be written and what to do."""
-    return ReportError(
-        f"cannot write the report to {file}: {error.strerror}; choose another {option}"
-    )
-
-
-class Finish(StrEnum):
-    """Why an answer ended."""
-
-    STOP = "stop"
-    LENGTH = "length"
-    INTERRUPTED = "interrupted"
-    FAILED = "failed"
 
 
 @dataclass(frozen=True)
@@ -181,8 +139,8 @@ class RunReport:
         Peak resident memory of the process, loading included, a comparison excluded.
     comparison
         None where none was asked for.
-    document_error
-        What failed while the document was read, None where nothing did.
+    failure
+        What ended the run before its end, None where nothing did.
     session
         None where no session was used or saved.
     """
@@ -198,18 +156,21 @@ class RunReport:
     statistics: CacheStatistics
     peak_rss_bytes: int
     comparison: Comparison | None = None
-    document_error: str | None = None
+    failure: Failure | None = None
     session: SessionFacts | None = None
 
     @property
     def error(self) -> str | None:
-        """What ended the run in the middle, None where nothing did."""
-        last = self.answers[-1].error if self.answers else None
-        return self.document_error or last
+        """What failed in the middle, None where nothing did or a signal ended the run."""
+        if self.failure is not None:
+            return self.failure.message if self.failure.finish is Finish.FAILED else None
+        return self.answers[-1].error if self.answers else None
 
     @property
     def finish(self) -> Finish | None:
         """Why the run ended: as its last answer did; None where nothing was asked."""
+        if self.failure is not None:
+            return self.failure.finish
         if self.error is not None:
             return Finish.FAILED
         return self.answers[-1].finish if self.answers else None
@@ -254,6 +215,7 @@ class RunReport:
         return {
             "finish": self.finish,
             "error": self.error,
+            "error_detail": self.failure.detail if self.failure else None,
             "prompt_tokens": self.prompt_tokens,
             "new_tokens": self.new_tokens,
             "prefill_seconds": self.prefill_seconds,
@@ -285,14 +247,18 @@ class RunReport:
             Where the file cannot be written.
         """
         try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(prefix=".report-", dir=file.parent) as folder:
-                whole = Path(folder) / file.name
-                text = json.dumps(self.as_json(), indent=2, ensure_ascii=False)
-                whole.write_text(f"{text}\n", encoding="utf-8")
-                whole.replace(file)
+            write_whole(file, json_bytes(self.as_json()))
         except OSError as error:
             raise cannot_write(file, error, "--report") from error
+
+
+def json_bytes(record: Mapping[str, Any]) -> bytes:
+    """Return a report as a file holds it: indented, UTF-8, with an end of line.
+
+    Bytes of paths that are no text become the escapes that JSON has for them.
+    """
+    text = json.dumps(record, indent=2, ensure_ascii=False)
+    return f"{text}\n".encode(errors="backslashreplace")
 
 
 def decode_rate(answers: tuple[Answer, ...]) -> float:

@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict
@@ -14,6 +12,7 @@ from pathlib import Path
 from hillinfer.app.rates import Rates
 from hillinfer.app.rates_key import RatesKey
 from hillinfer.errors import SettingsError, SetupWarning
+from hillinfer.output_file import write_whole
 from hillinfer.user_cache import user_cache_dir
 
 VERSION = 2
@@ -100,17 +99,7 @@ class KeptRates:
                 for key, one in list(rates.items())[-_MOST:]
             ],
         }
-        # A new file, owner-only from the start, takes the old one's place at once.
-        descriptor, name = tempfile.mkstemp(dir=self.file.parent, prefix=f"{self.file.name}.")
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                json.dump(content, file, indent=1)
-                file.flush()
-                os.fsync(file.fileno())
-            Path(name).replace(self.file)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+        write_whole(self.file, json.dumps(content, indent=1).encode())
 
 
 def _key(content: dict[str, object]) -> RatesKey:

@@ -19,8 +19,8 @@ from hillinfer.bench.quality_goals import quality_goal_records
 from hillinfer.bench.rates import MachineRates
 from hillinfer.bench.row import BenchRow
 from hillinfer.bench.timing import LARGEST_SPREAD
+from hillinfer.output_file import cannot_write, write_whole
 from hillinfer.replay.stretching import RULE
-from hillinfer.run_report import cannot_write
 
 
 def bench_report(
@@ -84,9 +84,10 @@ def write_bench_report(file: Path, report: Mapping[str, Any]) -> None:
     ReportError
         Where the file cannot be written.
     """
+    # A report with a number that is none is a defect, and JSON has no word for it.
     text = json.dumps(report, indent=2, ensure_ascii=False, allow_nan=False)
     try:
-        file.write_text(text + "\n", encoding="utf-8")
+        write_whole(file, f"{text}\n".encode(errors="backslashreplace"))
     except OSError as error:
         raise cannot_write(file, error, "--out") from error
 

@@ -40,11 +40,11 @@ from hillinfer.machine.processor import ProcessorFacts
 from hillinfer.machine.versions import python_version, run_packages
 from hillinfer.models.loader import LoadedModel, ModelOutline
 from hillinfer.models.model_source import ModelSource
+from hillinfer.output_file import prepare_report
 from hillinfer.quality.compute_threads import compute_threads
 from hillinfer.quality.prefix import Prefix
 from hillinfer.quality.texts import TextSample, standard_library_samples
 from hillinfer.query_source import QuerySource
-from hillinfer.run_report import prepare_report
 from hillinfer.settings import Settings
 
 # Of the real text, shown to systems that weigh the prompt's attention: a group.
@@ -90,7 +90,7 @@ def run(request: BenchRequest, say: Callable[[str], None], stage: Stage) -> str:
             make_system(name)
     if request.trace is not None:
         check_one_traced(plan.cases)
-        prepare_report(request.trace, "--trace")
+        prepare_report(request.trace, "--trace", "the trace")
     outline = ModelOutline.read(ModelSource.locate(request.model, say), request.number_type)
     real = [case for case in plan.cases if case.model == request.model]
     longest = max((case.context + case.all_steps for case in real), default=0)

@@ -46,6 +46,8 @@ def compare_with_ordinary(
         if last.question is None
         else answering.ask_last(last.question, _unshown),
     )
+    if answering.broke is not None:
+        raise answering.broke
     longest = len(document_ids) + max(
         (answer.question_tokens + answer.decode_steps for answer in answers), default=0
     )

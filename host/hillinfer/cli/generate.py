@@ -213,6 +213,7 @@ def generate(
         session=session,
         save_session=save_session,
         projections=projections,
+        prompt_file=None if reads_stdin(prompt_file, prompt) else prompt_file,
     )
     # torch and transformers take seconds to import: help and bad options do not wait for them.
     quiet_transformers()

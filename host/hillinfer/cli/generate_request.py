@@ -63,6 +63,8 @@ class GenerateRequest:
         Directories of the session to use and of the one to save; None for none.
     projections
         Name in the table of projections: how linear layers are computed.
+    prompt_file
+        Where the document was read from; None where it was no file.
 
     Raises
     ------
@@ -88,6 +90,7 @@ class GenerateRequest:
     session: Path | None = None
     save_session: Path | None = None
     projections: str = STOCK
+    prompt_file: Path | None = None
 
     def __post_init__(self) -> None:
         """Refuse values that mean nothing."""

@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The `hillinfer` command: its subcommands, and how every error ends in one line."""
+"""The `hillinfer` command: its subcommands, each of which ends as `cli/ending.py` says."""
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import typer
 
 from hillinfer.cli.bench import bench
 from hillinfer.cli.console import shown_warnings
 from hillinfer.cli.doctor import doctor
+from hillinfer.cli.ending import carried, run_to_end
 from hillinfer.cli.fetch import fetch
 from hillinfer.cli.generate import generate
 from hillinfer.cli.models import models
@@ -20,12 +22,19 @@ from hillinfer.cli.pools import pools
 from hillinfer.cli.quality import quality
 from hillinfer.cli.specs import specs
 from hillinfer.cli.trace_picture import trace_picture
-from hillinfer.errors import BrokenRunError, HillInferError
 
-EXIT_BROKEN = 1
-EXIT_ERROR = 2
-EXIT_INTERRUPTED = 130
-_RUN_MODULES = frozenset({"torch", "transformers", "safetensors", "gguf", "accelerate"})
+_COMMANDS: tuple[Callable[..., None], ...] = (
+    generate,
+    doctor,
+    fetch,
+    models,
+    quality,
+    pools,
+    pool_picture,
+    trace_picture,
+    specs,
+    bench,
+)
 
 app = typer.Typer(
     help="Long-context LLM inference with the KV cache on a drive.",
@@ -33,16 +42,23 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.command()(generate)
-app.command()(doctor)
-app.command()(fetch)
-app.command()(models)
-app.command()(quality)
-app.command()(pools)
-app.command()(pool_picture)
-app.command()(trace_picture)
-app.command()(specs)
-app.command()(bench)
+
+
+def _carrying(command: Callable[..., None]) -> Callable[..., None]:
+    """Return a command whose exceptions reach `main` as they are."""
+
+    @functools.wraps(command)
+    def carrying(*args: object, **kwargs: object) -> None:
+        try:
+            command(*args, **kwargs)
+        except BaseException as error:
+            raise carried(error) from error
+
+    return carrying
+
+
+for _command in _COMMANDS:
+    app.command()(_carrying(_command))
 
 
 @app.callback(invoke_without_command=True)
@@ -55,9 +71,8 @@ def _program(context: typer.Context) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command and end the process.
 
-    What a user can act on becomes one line on standard error and exit code 2, or 1 where a run
-    broke in the middle and was reported; an interrupt ends with 130. Anything else is a defect and
-    keeps its traceback.
+    What ends a command early becomes one line on standard error and the exit status that
+    `ExitStatus` has for it. A defect shows its traceback where HILLINFER_TRACEBACK is set.
 
     Parameters
     ----------
@@ -67,27 +82,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # Threads that spin while they wait for each other make a busy machine several times slower,
     # and an idle one hardly faster. OpenMP reads this when torch is loaded, which is later.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    try:
-        given = None if arguments is None else list(arguments)
+    given = None if arguments is None else list(arguments)
+
+    def command() -> object:
         with shown_warnings():
-            code = app(given, prog_name="hillinfer", standalone_mode=False)
-    except KeyboardInterrupt:
-        code = EXIT_INTERRUPTED
-    except BrokenRunError as error:
-        code = _fail(str(error), EXIT_BROKEN)
-    except HillInferError as error:
-        code = _fail(str(error))
-    except ModuleNotFoundError as error:
-        if error.name not in _RUN_MODULES:
-            raise
-        code = _fail(f"{error.name} is not installed: pip install 'hillinfer[run]'")
-    except typer.TyperException as error:
-        code = _fail(error.format_message())
-    if code == EXIT_INTERRUPTED:
-        print("hillinfer: interrupted", file=sys.stderr)
-    sys.exit(code)
+            return app(given, prog_name="hillinfer", standalone_mode=False)
 
-
-def _fail(message: str, code: int = EXIT_ERROR) -> int:
-    print(f"hillinfer: error: {' '.join(message.split())}", file=sys.stderr)
-    return code
+    sys.exit(run_to_end(command))

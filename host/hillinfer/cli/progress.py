@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 _LINE_SHARE = 0.1
+_REDRAW_SECONDS = 0.1
 
 Advance = Callable[[int], None]
 
@@ -42,12 +43,28 @@ class BarProgress:
             TextColumn("tokens, {task.fields[rate]:.0f} tokens/s"),
             TimeRemainingColumn(),
         )
-        started = time.perf_counter()
-        with Progress(*columns, console=self._console, transient=True) as bars:
+        started = drawn = time.perf_counter()
+        # The bar draws itself in this thread: where no thread can be started a run goes on. It
+        # leaves standard output alone, which the text goes to.
+        bars = Progress(
+            *columns,
+            console=self._console,
+            transient=True,
+            auto_refresh=False,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        with bars:
             task = bars.add_task(name, total=total, rate=0.0)
+            bars.refresh()
 
             def advance(done: int) -> None:
+                nonlocal drawn
+                now = time.perf_counter()
                 bars.update(task, completed=done, rate=_rate(done, started))
+                if now - drawn >= _REDRAW_SECONDS:
+                    drawn = now
+                    bars.refresh()
 
             yield advance
 

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import io
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hillinfer.errors import HillInferError
+from hillinfer.output_file import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -40,7 +42,7 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def save_figure(figure: Figure, file: Path) -> None:
-    """Write a figure, as SVG where the name ends so, else as PNG.
+    """Write a figure, as SVG where the name ends so, else as PNG, readable by its owner only.
 
     Raises
     ------
@@ -48,8 +50,9 @@ def save_figure(figure: Figure, file: Path) -> None:
         Where the file cannot be written.
     """
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(file, format="svg" if file.suffix.lower() == ".svg" else "png")
+        drawn = io.BytesIO()
+        figure.savefig(drawn, format="svg" if file.suffix.lower() == ".svg" else "png")
+        write_whole(file, drawn.getvalue())
     except OSError as error:
         raise FigureError(
             f"cannot write the picture to {file}: {error.strerror}; choose another --out"

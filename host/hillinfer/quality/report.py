@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -11,8 +10,9 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from hillinfer.output_file import cannot_write, write_whole
 from hillinfer.quality.measures import Measures
-from hillinfer.run_report import cannot_write
+from hillinfer.run_report import json_bytes
 
 FULL_CACHE = "full cache"
 _NAME_COLUMN = 1
@@ -132,6 +132,6 @@ def write_report(file: Path, rows: Sequence[QualityRow], facts: dict[str, Any]) 
         ],
     }
     try:
-        file.write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        write_whole(file, json_bytes(record))
     except OSError as error:
         raise cannot_write(file, error, "--out") from error

@@ -13,6 +13,7 @@ from hillinfer.machine.processor import ProcessorFacts
 from hillinfer.machine.versions import python_version, run_packages
 from hillinfer.models.loader import LoadedModel, ModelOutline
 from hillinfer.models.model_source import ModelSource
+from hillinfer.output_file import prepare_report
 from hillinfer.quality.configurations import table_configurations
 from hillinfer.quality.evaluation import evaluate_text
 from hillinfer.quality.report import (
@@ -23,7 +24,6 @@ from hillinfer.quality.report import (
 )
 from hillinfer.quality.request import QualityRequest
 from hillinfer.quality.texts import TextSample, file_samples, standard_library_samples
-from hillinfer.run_report import prepare_report
 
 Stage = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 

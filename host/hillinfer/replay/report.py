@@ -3,15 +3,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from hillinfer.output_file import cannot_write, write_whole
 from hillinfer.replay.earlier import EARLIER, EARLIER_ABOUT, EARLIER_RULE
 from hillinfer.replay.pool_row import EQUAL, PoolRow, means
-from hillinfer.run_report import cannot_write
+from hillinfer.run_report import json_bytes
 
 _HEADINGS = ("α", "selection", "pool, α·N", "policy", "sizes", "hit rate", "worst layer", "earlier")
 HOW_COUNTED = (
@@ -61,7 +61,7 @@ def write_report(file: Path, rows: Sequence[PoolRow], facts: dict[str, Any]) -> 
         "rows": [asdict(row) for row in rows],
     }
     try:
-        file.write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        write_whole(file, json_bytes(record))
     except OSError as error:
         raise cannot_write(file, error, "--out") from error
 

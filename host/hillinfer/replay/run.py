@@ -16,6 +16,7 @@ from hillinfer.machine.processor import ProcessorFacts
 from hillinfer.machine.versions import python_version, run_packages
 from hillinfer.models.loader import LoadedModel, ModelOutline
 from hillinfer.models.model_source import ModelSource
+from hillinfer.output_file import prepare_report
 from hillinfer.policies.pool_policies import POOL_POLICIES, make_pool_policy
 from hillinfer.quality.attention import selecting
 from hillinfer.quality.compute_threads import compute_threads
@@ -27,7 +28,6 @@ from hillinfer.replay.recording import record_selections
 from hillinfer.replay.report import table_text, write_report
 from hillinfer.replay.request import PoolsRequest
 from hillinfer.replay.selection_trace import SelectionTrace
-from hillinfer.run_report import prepare_report
 from hillinfer.settings import Settings
 from hillinfer.spawning import spawned_processes
 
@@ -56,6 +56,7 @@ def run(request: PoolsRequest, say: Callable[[str], None], stage: Stage) -> str:
     if request.out is not None:
         require_matplotlib()
         prepare_report(request.out, "--out")
+        prepare_report(request.out.with_suffix(".png"), "--out", "the picture")
     outline = ModelOutline.read(ModelSource.locate(request.model, say), request.number_type)
     if request.context > outline.shape.max_positions:
         raise SettingsError(

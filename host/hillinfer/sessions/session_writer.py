@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
+from hillinfer.output_file import make_folders
 from hillinfer.sessions.errors import SessionError, cannot_save
 from hillinfer.sessions.manifest import Manifest
 from hillinfer.sessions.session_files import MANIFEST_FILE
@@ -44,7 +45,7 @@ class SessionWriter:
         check_target(target)
         sweep(target.absolute().parent, self._calls)
         try:
-            target.absolute().parent.mkdir(parents=True, exist_ok=True)
+            make_folders(target.absolute().parent)
             self._scratch = ScratchPath.make_directory(target.absolute().parent, self._calls)
         except OSError as error:
             raise cannot_save(target, f"cannot write to {target.parent}", error) from error

@@ -10,6 +10,7 @@ from io import FileIO
 from pathlib import Path
 
 from hillinfer.errors import SettingsError
+from hillinfer.output_file import make_folders
 
 
 def private_file(file: Path, what: str, option: str) -> FileIO:
@@ -30,6 +31,7 @@ def private_file(file: Path, what: str, option: str) -> FileIO:
         Where it cannot be made.
     """
     try:
+        make_folders(file.parent)
         if file.is_file() and not file.is_symlink():
             # Where that is forbidden the file is emptied instead.
             with suppress(OSError):

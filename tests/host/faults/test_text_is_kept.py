@@ -17,7 +17,7 @@ from hillinfer.generation import Generation
 from hillinfer.hf.attach import Attachment
 from hillinfer.prompt import DocumentPrompt, PromptStyle
 from hillinfer.question_reading import QuestionReading
-from hillinfer.run_report import Finish
+from hillinfer.failure import Finish
 from hillinfer.sampling import Sampling
 from hillinfer.settings import Settings
 

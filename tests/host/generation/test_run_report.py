@@ -8,7 +8,9 @@ import pytest
 from rich.console import Console
 
 from hillinfer.cli.report_view import show_report
-from hillinfer.run_report import Answer, Comparison, Finish, ReportError, RunReport
+from hillinfer.failure import Finish
+from hillinfer.output_file import ReportError
+from hillinfer.run_report import Answer, Comparison, RunReport
 from hillinfer.statistics import CacheStatistics
 
 STATISTICS = CacheStatistics(

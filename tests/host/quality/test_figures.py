@@ -14,7 +14,7 @@ from hillinfer.quality.report import (
     table_text,
     write_report,
 )
-from hillinfer.run_report import ReportError, prepare_report
+from hillinfer.output_file import ReportError, prepare_report
 
 
 def logits_of(*probabilities):
