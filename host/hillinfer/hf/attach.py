@@ -3,31 +3,29 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import warnings
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import torch
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 
 from hillinfer.cold_dir import prepared_cold_dir
 from hillinfer.errors import (
-    ColdPoolError,
     SetupWarning,
     UnsupportedFeatureError,
 )
 from hillinfer.gpu.lane_of import lane_of
 from hillinfer.hf import attention
-from hillinfer.hf.attached_cache import AttachedCache
+from hillinfer.hf.attached_name import NAME, AttachedName
 from hillinfer.hf.cache import HillInferCache
 from hillinfer.hf.cache_plan import CachePlan, checked_count
 from hillinfer.hf.features import check_model, check_uses_interface, check_versions
+from hillinfer.hf.forward_hooks import ForwardHooks
+from hillinfer.hf.guarded_generate import GuardedGenerate
+from hillinfer.hf.model_in_use import ModelInUse
 from hillinfer.hf.predictors.table import predictor_of, with_named_query
 from hillinfer.hf.query_hooks import QueryHooks
 from hillinfer.model_shape import ModelShape
@@ -67,7 +65,7 @@ class Attachment:
     ) -> None:
         check_versions()
         check_model(model)
-        if model.config._attn_implementation == attention.NAME:
+        if model.config._attn_implementation == NAME:
             raise UnsupportedFeatureError("this model is attached already: detach it first")
         self.model = model
         self.settings = with_named_query(settings, model.config.model_type)
@@ -75,17 +73,15 @@ class Attachment:
         predictor = predictor_of(model.config.model_type, settings.query)
         self._identity = ModelIdentity(model)
         self._previous = model.config._attn_implementation
-        AttentionInterface.register(attention.NAME, attention.attention)
-        AttentionMaskInterface.register(attention.NAME, attention.mask)
-        model.set_attn_implementation(attention.NAME)
-        check_uses_interface(model, attention.NAME)
+        AttentionInterface.register(NAME, attention.attention)
+        AttentionMaskInterface.register(NAME, attention.mask)
+        model.set_attn_implementation(NAME)
+        check_uses_interface(model, NAME)
+        model.config._attn_implementation = AttachedName(self._previous)
         self._query_hooks = None if predictor is None else QueryHooks(model, predictor)
-        self._hooks = [
-            model.register_forward_pre_hook(_before_forward, with_kwargs=True),
-            model.register_forward_hook(_after_forward, with_kwargs=True, always_call=True),
-        ]
-        self._own_generate = model.__dict__.get("generate")
-        model.generate = _guarded(model.generate)
+        self._hooks = ForwardHooks(model)
+        self._generate = GuardedGenerate(model)
+        self._model_in_use = ModelInUse(model)
 
     def new_cache(self, expected_tokens: int | None = None, sequences: int = 1) -> HillInferCache:
         """Return an empty cache.
@@ -112,7 +108,7 @@ class Attachment:
         sequences = checked_count("sequences", sequences)
         runtime = self._runtime(self._made(expected_tokens, sequences))
         runtime.expect(expected_tokens or 0)
-        return HillInferCache(runtime, identity=self._identity)
+        return HillInferCache(runtime, identity=self._identity, model=self._model_in_use)
 
     def load_session(
         self,
@@ -187,7 +183,7 @@ class Attachment:
         except BaseException:
             runtime.close()
             raise
-        return HillInferCache.resumed(runtime, sequence, self._identity)
+        return HillInferCache.resumed(runtime, sequence, self._identity, self._model_in_use)
 
     @property
     def _shape(self) -> ModelShape:
@@ -222,16 +218,13 @@ class Attachment:
 
     def detach(self) -> None:
         """Leave the model as it was; harmless when done twice."""
-        if not self._hooks:
+        if not self._model_in_use.attached:
             return
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
+        self._model_in_use.attached = False
+        self._hooks.remove()
         if self._query_hooks is not None:
             self._query_hooks.remove()
-        del self.model.generate
-        if self._own_generate is not None:
-            self.model.generate = self._own_generate
+        self._generate.remove()
         self.model.set_attn_implementation(self._previous)
 
     def __enter__(self) -> Attachment:
@@ -244,74 +237,3 @@ class Attachment:
         trace: TracebackType | None,
     ) -> None:
         self.detach()
-
-
-@torch.compiler.disable  # type: ignore[untyped-decorator]
-def _before_forward(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    # An interrupted forward pass never told that it ended.
-    attention.own_forward.set(False)
-    arguments = _named(module, args, kwargs)
-    cache = arguments.get("past_key_values")
-    if not isinstance(cache, AttachedCache):
-        return
-    if module.training:
-        raise UnsupportedFeatureError(
-            "the model is in training mode, which drops or changes its cache: call model.eval()"
-        )
-    config: Any = module.config
-    wanted = arguments.get("output_attentions")
-    if getattr(config, "output_attentions", False) if wanted is None else wanted:
-        attention.refuse_arguments({"output_attentions": True})
-    if arguments.get("use_cache") is False:
-        raise UnsupportedFeatureError(
-            "use_cache=False: all tokens would come again at every step and be stored again; leave "
-            "it out, or leave past_key_values out"
-        )
-    ids = arguments.get("input_ids")
-    if ids is None:
-        raise UnsupportedFeatureError(
-            "inputs_embeds: the cache keeps token ids to tell prompts apart; pass input_ids"
-        )
-    cache.begin_forward(ids, arguments.get("attention_mask"))
-    attention.own_forward.set(True)
-
-
-@torch.compiler.disable  # type: ignore[untyped-decorator]
-def _after_forward(
-    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
-) -> None:
-    attention.own_forward.set(False)
-    cache = _named(module, args, kwargs).get("past_key_values")
-    # Nothing comes out of a forward pass that raised; the cache then forgets what it brought.
-    if isinstance(cache, AttachedCache) and output is not None:
-        cache.end_forward()
-
-
-def _named(
-    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> dict[str, Any]:
-    """Return all arguments of a forward pass by name."""
-    if not args:
-        return kwargs
-    return dict(zip(inspect.signature(module.forward).parameters, args, strict=False)) | kwargs
-
-
-def _guarded(generate: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap `generate`, which slices ids before any forward pass could compare them."""
-
-    @functools.wraps(generate)
-    def guarded(*args: Any, **kwargs: Any) -> Any:
-        cache = kwargs.get("past_key_values")
-        if isinstance(cache, AttachedCache):
-            ids = kwargs.get("input_ids", kwargs.get("inputs", args[0] if args else None))
-            if ids is not None:
-                cache.check_continues(ids, kwargs.get("attention_mask"))
-            try:
-                return generate(*args, **kwargs)
-            except ColdPoolError as error:
-                raise ColdPoolError(
-                    f"{error}; the tokens generated until then are in the cache's token_ids"
-                ) from error
-        return generate(*args, **kwargs)
-
-    return guarded

@@ -8,6 +8,7 @@ from abc import abstractmethod
 import torch
 from transformers.cache_utils import Cache
 
+from hillinfer.hf.turns import Use
 from hillinfer.timeline.forward_spans import ForwardSpans
 
 
@@ -29,13 +30,23 @@ class AttachedCache(Cache):  # type: ignore[misc]
     def index_length(self, layer: int) -> int:
         """Return the tokens of a layer, padding included."""
 
+    def check_dtype(self, dtype: torch.dtype) -> None:
+        """Refuse a model whose number type is none that this cache was made for."""
+
     @abstractmethod
     def check_continues(self, ids: torch.Tensor, mask: torch.Tensor | None) -> None:
         """Refuse full ids (batch, tokens) that do not start with what this cache holds."""
 
     @abstractmethod
-    def begin_forward(self, ids: torch.Tensor, mask: torch.Tensor | None) -> None:
-        """Learn which tokens (batch, tokens) a forward pass brings; mask of zeros for padding."""
+    def begin_generate(self, use: Use) -> None:
+        """Learn that a call of `generate` brings tokens until the use is over."""
+
+    @abstractmethod
+    def begin_forward(self, ids: torch.Tensor, mask: torch.Tensor | None, use: Use) -> None:
+        """Learn which tokens (batch, tokens) a forward pass brings; mask of zeros for padding.
+
+        The use is over when the pass is, however it ends.
+        """
 
     @abstractmethod
     def end_forward(self) -> None:

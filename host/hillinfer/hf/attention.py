@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import weakref
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from contextvars import ContextVar
 from typing import Any
@@ -12,11 +13,12 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 
 from hillinfer.errors import UnsupportedFeatureError
+from hillinfer.hf.turns import Use
 
-NAME = "hillinfer"
-
-# Mask functions are not told which cache a forward pass uses, so the model's hooks note it here.
-own_forward: ContextVar[bool] = ContextVar("hillinfer_own_forward", default=False)
+# Mask functions are not told which cache a forward pass uses, so the model's hooks note it here:
+# this thread's passes with caches of ours, one inside the other. Held weakly, because an
+# interrupted pass is never taken away; the next one does it.
+_own_uses: ContextVar[tuple[weakref.ref[Use], ...]] = ContextVar("hillinfer_own_uses", default=())
 
 _AS_IT_IS = nullcontext()
 _HARMLESS = frozenset(
@@ -38,6 +40,26 @@ _NAMES = {
     "indices": "sparse attention with its own indices",
     "block_indices": "sparse attention with its own indices",
 }
+
+
+def begin_own(use: Use) -> None:
+    """Note that this thread begins a forward pass with a cache of ours."""
+    _own_uses.set((*_under_way(), weakref.ref(use)))
+
+
+def own_use() -> Use | None:
+    """Return the innermost pass of this thread that is not over."""
+    uses = _under_way()
+    return uses[-1]() if uses else None
+
+
+def end_own() -> None:
+    """Note that the innermost pass of this thread is through."""
+    _own_uses.set(_under_way()[:-1])
+
+
+def _under_way() -> tuple[weakref.ref[Use], ...]:
+    return tuple(one for one in _own_uses.get() if (use := one()) is not None and use.is_own)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -121,7 +143,7 @@ def mask(
 
     A mask of queries × keys is never made; the cache reads the padding from the rows of the mask.
     """
-    if not own_forward.get():
+    if own_use() is None:
         built: torch.Tensor | None = sdpa_mask(*args, attention_mask=attention_mask, **kwargs)
         return built
     if kwargs.get("mask_function", causal_mask_function) is not causal_mask_function:

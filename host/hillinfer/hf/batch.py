@@ -173,7 +173,14 @@ class Batch:
         pads = self._pads[::copies] if mask is None else left_padding(mask)
         for i, (sequence, pad) in enumerate(zip(self._sequences, self._pads, strict=True)):
             given = array("i", ids[i // copies, pad:past].tolist())
-            if ids.shape[1] <= past or pads[i // copies] != pad or given != sequence.token_ids:
+            known = given == sequence.token_ids[: len(given)]
+            if pads[i // copies] == pad and known and ids.shape[1] <= past:
+                raise CacheUseError(
+                    f"the prompt does not continue what the cache holds (sequence {i}): all of its "
+                    f"{ids.shape[1]} tokens are among the {past} that are there; to generate from "
+                    f"its end again, call cache.crop({ids.shape[1] - past - 1}) first"
+                )
+            if pads[i // copies] != pad or given != sequence.token_ids:
                 raise CacheUseError(
                     "the prompt does not continue what the cache holds "
                     f"(sequence {i}): use a new cache for another prompt, or pass the whole "

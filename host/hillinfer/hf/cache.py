@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import weakref
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
 import torch
 
@@ -14,7 +16,10 @@ from hillinfer.hf.attached_cache import AttachedCache
 from hillinfer.hf.batch import Batch
 from hillinfer.hf.forward_plan import ForwardPlan, SequenceShare
 from hillinfer.hf.layer import HillInferLayer
+from hillinfer.hf.model_in_use import ModelInUse
+from hillinfer.hf.pass_checks import check_attended, check_states
 from hillinfer.hf.runtime_users import RuntimeUsers
+from hillinfer.hf.turns import Use
 from hillinfer.prompt import PromptForm
 from hillinfer.query_source import QuerySource
 from hillinfer.runtime import Runtime
@@ -23,6 +28,8 @@ from hillinfer.sessions.saving import SavedBytes, SessionOrigin
 from hillinfer.statistics import CacheStatistics
 from hillinfer.storage.sequence import Sequence
 from hillinfer.timeline.forward_spans import ForwardSpans
+
+_CLOSED = "this cache is closed: make another with new_cache()"
 
 
 class HillInferCache(AttachedCache):
@@ -42,6 +49,14 @@ class HillInferCache(AttachedCache):
         The rows to start with, None for an empty cache.
     identity
         Of the model, for saving sessions; without one none can be saved.
+    model
+        The model that was attached, for messages.
+
+    Notes
+    -----
+    Threads may each use a fork, or a cache of their own. Forward passes of caches that share files
+    and threads come one after the other, and what is asked of a cache from another thread waits
+    until the pass that is under way is through.
     """
 
     def __init__(
@@ -50,6 +65,7 @@ class HillInferCache(AttachedCache):
         users: RuntimeUsers | None = None,
         batch: Batch | None = None,
         identity: ModelIdentity | None = None,
+        model: ModelInUse | None = None,
     ) -> None:
         super().__init__(
             layers=[HillInferLayer(self, layer) for layer in range(runtime.shape.layers)]
@@ -58,8 +74,11 @@ class HillInferCache(AttachedCache):
         self._batch = Batch(runtime) if batch is None else batch
         self._index_lengths = [0] * runtime.shape.layers
         self._identity = identity
+        self._model = model
         self.spans = ForwardSpans(runtime.recorder)
         self._plan: ForwardPlan | None = None
+        self._pass: Use | None = None
+        self._generate: Use | None = None
         self._fresh: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
         self._users = users or RuntimeUsers(runtime)
         self._users.join()
@@ -68,8 +87,16 @@ class HillInferCache(AttachedCache):
     # --- what a user calls -----------------------------------------------------------------
 
     def statistics(self) -> CacheStatistics:
-        """Return memory and traffic so far, of this cache and its forks together."""
-        return self._runtime.statistics()
+        """Return memory and traffic so far, of this cache and its forks together.
+
+        What a forward pass brought that broke off is counted until the cache is used again.
+        """
+        self._check_process()
+        if self._pass is not None and self._pass.is_own:
+            return self._runtime.statistics()
+        with Use(sys._getframe()) as use:
+            self._users.turns.take(use)
+            return self._runtime.statistics()
 
     @property
     def token_ids(self) -> list[list[int]]:
@@ -83,12 +110,28 @@ class HillInferCache(AttachedCache):
     def fork(self) -> HillInferCache:
         """Return a cache with the same tokens that shares all full groups and segments.
 
-        Both may go on independently; nothing is read or written for it.
+        Both may go on independently, also in different threads; nothing is read or written for it.
+        `copy.copy` and `copy.deepcopy` of a cache are forks.
         """
-        self._recover()
-        copy = HillInferCache(self._runtime, self._users, self._batch.fork(), self._identity)
-        copy._index_lengths = list(self._index_lengths)
-        return copy
+        with self._alone(Use(sys._getframe())):
+            batch = self._batch.fork()
+            copy = HillInferCache(self._runtime, self._users, batch, self._identity, self._model)
+            copy._index_lengths = list(self._index_lengths)
+            return copy
+
+    def __copy__(self) -> HillInferCache:
+        return self.fork()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> HillInferCache:
+        # Before what refers to this cache is copied, which may refer to it again.
+        memo[id(self)] = fork = self.fork()
+        return fork
+
+    def __reduce__(self) -> Never:
+        raise CacheUseError(
+            "a cache cannot be pickled, because its rows are on the drive: save_session(directory) "
+            "and, where it is to go on, attachment.load_session(directory)"
+        )
 
     def save_session(
         self,
@@ -120,20 +163,20 @@ class HillInferCache(AttachedCache):
         CacheUseError
             Where the cache holds several sequences, or padding.
         """
-        self._recover()
         if self._identity is None:
             raise CacheUseError("this cache knows no model: make it with attachment.new_cache()")
-        sequence = self._batch.only_sequence()
-        fingerprint = self._identity.fingerprint(self._runtime.settings.key_mode, tokenizer)
-        origin = SessionOrigin(fingerprint, chunk_tokens, prompt_form)
-        return self._runtime.save(sequence, Path(directory), origin)
+        with self._alone(Use(sys._getframe())):
+            sequence = self._batch.only_sequence()
+            fingerprint = self._identity.fingerprint(self._runtime.settings.key_mode, tokenizer)
+            origin = SessionOrigin(fingerprint, chunk_tokens, prompt_form)
+            return self._runtime.save(sequence, Path(directory), origin)
 
     @classmethod
     def resumed(
-        cls, runtime: Runtime, sequence: Sequence, identity: ModelIdentity
+        cls, runtime: Runtime, sequence: Sequence, identity: ModelIdentity, model: ModelInUse
     ) -> HillInferCache:
         """Return a cache of one row that continues a sequence of a runtime of its own."""
-        cache = cls(runtime, batch=Batch.of(runtime, sequence), identity=identity)
+        cache = cls(runtime, None, Batch.of(runtime, sequence), identity, model)
         cache._index_lengths = list(sequence.lengths)
         return cache
 
@@ -141,11 +184,17 @@ class HillInferCache(AttachedCache):
         """Free the rows; with the last fork the files and threads go too.
 
         Harmless when done twice. Dropping the cache does the same, but the rows of one that others
-        share files and threads with are freed when the next of them is used.
+        share files and threads with are freed when the next of them is used. Does nothing in a fork
+        of the process that made the cache.
         """
-        # Whoever detaches it closes: a cache is closed or dropped, once.
-        if self._closer.detach() is not None:
-            self._users.leave(self._batch)
+        if self._users.is_inherited:
+            self._closer.detach()
+            return
+        with Use(sys._getframe()) as use:
+            self._users.turns.take(use)
+            # Whoever detaches it closes: a cache is closed or dropped, once.
+            if self._closer.detach() is not None:
+                self._users.leave(self._batch)
 
     def fill(self, ids: torch.Tensor, keys: list[torch.Tensor], values: list[torch.Tensor]) -> None:
         """Take tokens whose keys and values are known, without a forward pass.
@@ -159,24 +208,21 @@ class HillInferCache(AttachedCache):
         keys, values
             One tensor per layer, (batch, kv_heads, tokens, head_dim).
         """
-        self.begin_forward(ids, None)
-        assert self._plan is not None
-        for layer, states in enumerate(zip(keys, values, strict=True)):
-            self.store(layer, *states)
-            fresh = self._fresh.pop(layer)
-            for share, (stored, _) in zip(self._plan.shares, fresh, strict=True):
-                self._runtime.code_full_segments(layer, share.sequence, stored)
-        self.end_forward()
+        with self._alone(Use(sys._getframe())) as use:
+            plan = self._begin(ids, None, use)
+            for layer, states in enumerate(zip(keys, values, strict=True)):
+                self.store(layer, *states)
+                fresh = self._fresh.pop(layer)
+                for share, (stored, _) in zip(plan.shares, fresh, strict=True):
+                    self._runtime.code_full_segments(layer, share.sequence, stored)
+            self.end_forward()
 
     # --- what transformers calls -----------------------------------------------------------
 
     def reset(self) -> None:
         """Forget all tokens; the cache can be used for another prompt."""
-        self._users.free_dropped()
-        self._batch.clear()
-        self._index_lengths = [0] * len(self._index_lengths)
-        self._plan = None
-        self._fresh = {}
+        with self._alone(Use(sys._getframe())):
+            self._forget_tokens()
 
     def crop(self, tokens_to_remove: int) -> None:
         """Forget the newest tokens of every row.
@@ -190,10 +236,10 @@ class HillInferCache(AttachedCache):
             raise ValueError(
                 f"crop({tokens_to_remove}): pass a negative number of tokens to remove"
             )
-        self._recover()
-        length = max(0, self.get_seq_length() + tokens_to_remove)
-        self._batch.truncate(length)
-        self._index_lengths = [length] * len(self._index_lengths)
+        with self._alone(Use(sys._getframe())):
+            length = max(0, self.get_seq_length() + tokens_to_remove)
+            self._batch.truncate(length)
+            self._index_lengths = [length] * len(self._index_lengths)
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         """Let batch row i continue what row beam_idx[i] held."""
@@ -201,13 +247,13 @@ class HillInferCache(AttachedCache):
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeat every batch row; the copies are stored once until they part."""
-        self._recover()
-        self._batch.choose([i for i in range(len(self._batch)) for _ in range(repeats)])
+        with self._alone(Use(sys._getframe())):
+            self._batch.choose([i for i in range(len(self._batch)) for _ in range(repeats)])
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
         """Keep the given batch rows, in the given order."""
-        self._recover()
-        self._batch.choose([int(i) for i in indices])
+        with self._alone(Use(sys._getframe())):
+            self._batch.choose([int(i) for i in indices])
 
     def activate_past_recording(self) -> None:
         """Refuse assisted decoding, which announces itself with this call."""
@@ -221,9 +267,18 @@ class HillInferCache(AttachedCache):
         """Rows of the batch, -1 before the first forward."""
         return len(self._batch) or -1
 
+    # Which thread asks is none of what a compiler could trace.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def index_length(self, layer: int) -> int:
-        """Return the tokens of a layer, padding included."""
-        return self._index_lengths[layer]
+        """Return the tokens of a layer, padding included.
+
+        In the middle of a forward pass they include those that the layer has been brought by it;
+        anywhere else, those of passes that got through.
+        """
+        plan, under_way = self._plan, self._pass
+        if plan is None or (under_way is not None and under_way.is_own):
+            return self._index_lengths[layer]
+        return plan.start
 
     # --- what the adapter calls ------------------------------------------------------------
 
@@ -242,13 +297,33 @@ class HillInferCache(AttachedCache):
         CacheUseError
             Where another prompt is given on a used cache.
         """
-        self._recover()
-        past = self.get_seq_length()
-        if past == 0:
-            return
-        self._batch.check_continues(ids, mask, past)
+        with self._alone(Use(sys._getframe())):
+            past = self.get_seq_length()
+            if past:
+                self._batch.check_continues(ids, mask, past)
 
-    def begin_forward(self, ids: torch.Tensor, mask: torch.Tensor | None) -> None:
+    def check_dtype(self, dtype: torch.dtype) -> None:
+        """Refuse a model whose number type is not the one that rows are stored for."""
+        bfloat16 = self._runtime.layout.stored_type is torch.bfloat16
+        if bfloat16 is not (dtype is torch.bfloat16):
+            made_for = "bfloat16" if bfloat16 else "float16 or float32"
+            raise CacheUseError(
+                f"this cache was made while the model computed in {made_for}, and it computes in "
+                f"{str(dtype).removeprefix('torch.')} now: make another with new_cache()"
+            )
+
+    def begin_generate(self, use: Use) -> None:
+        """Learn that a call of `generate` brings tokens until the use is over.
+
+        Raises
+        ------
+        CacheUseError
+            Where another thread's call is under way.
+        """
+        self._check_generate()
+        self._generate = use
+
+    def begin_forward(self, ids: torch.Tensor, mask: torch.Tensor | None, use: Use) -> None:
         """Learn which tokens a forward pass brings.
 
         Parameters
@@ -257,22 +332,35 @@ class HillInferCache(AttachedCache):
             (batch, tokens), left-padded.
         mask
             (batch, past + tokens) of zeros for padding, or None.
+        use
+            Is over when the pass is.
         """
-        self._recover()
-        start = self.get_seq_length()
-        shares = self._batch.begin_forward(ids, start, mask)
-        self._plan = ForwardPlan(
-            start=start, tokens=ids.shape[1], batch=ids.shape[0], shares=shares
-        )
-        self._fresh = {}
-        # Last, so that the ids are kept even where the drive failed since the step before.
-        self._runtime.begin_step()
-        self.spans.begin(ids.shape[1])
+        self._check_generate()
+        self._take_turn(use)
+        try:
+            self._begin(ids, mask, use)
+        except BaseException:
+            use.end()
+            raise
 
     def end_forward(self) -> None:
-        """Learn that the forward pass got through, and its tokens count."""
+        """Learn that the forward pass got through, and its tokens count.
+
+        Raises
+        ------
+        CacheUseError
+            Where a layer left the cache out; the pass is then forgotten.
+        """
         self.spans.end()
-        self._forget_forward()
+        plan, use = self._plan, self._pass
+        try:
+            if plan is not None:
+                check_attended(plan, self._index_lengths, self._fresh)
+            self._forget_forward()
+        finally:
+            # Last, because another thread that waits for its turn may fork this cache at once.
+            if use is not None:
+                use.end()
 
     def store(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Store a layer's new keys and values, (batch, kv_heads, tokens, head_dim)."""
@@ -366,27 +454,40 @@ class HillInferCache(AttachedCache):
         return attended.transpose(0, 1)
 
     def _planned(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> ForwardPlan:
-        plan, shape = self._plan, self._runtime.shape
-        if plan is None or self._index_lengths[layer] != plan.start:
+        plan = self._plan
+        if plan is None or self._pass is None or not self._pass.is_own:
+            raise self._untold()
+        if self._index_lengths[layer] != plan.start:
             raise CacheUseError(
-                "this cache was not told about the forward pass: call the model that was attached, "
-                "not a part of it"
+                f"layer {layer} brings keys and values twice in one forward pass: each layer needs "
+                "a number (layer_idx) of its own"
             )
-        if keys.requires_grad:
-            raise UnsupportedFeatureError(
-                "gradients do not pass through a cache on a drive: use torch.no_grad()"
-            )
-        if keys.shape != values.shape:
-            raise UnsupportedFeatureError(
-                f"keys {tuple(keys.shape)} and values {tuple(values.shape)} differ in shape "
-                "(latent attention): this model needs its ordinary cache"
-            )
-        expected = (plan.batch, shape.kv_heads, plan.tokens, shape.head_dim)
-        if tuple(keys.shape) != expected:
-            raise UnsupportedFeatureError(
-                f"layer {layer} has keys of shape {tuple(keys.shape)} where the config says "
-                f"{expected}: layers of different shapes need the ordinary cache"
-            )
+        check_states(plan, self._runtime.shape, layer, keys, values)
+        return plan
+
+    def _alone(self, use: Use) -> Use:
+        """Return a use that has its turn; the cache holds whole tokens."""
+        self._take_turn(use)
+        return use
+
+    def _take_turn(self, use: Use) -> None:
+        self._check_process()
+        self._users.turns.take(use)
+        try:
+            self._recover()
+        except BaseException:
+            use.end()
+            raise
+
+    def _begin(self, ids: torch.Tensor, mask: torch.Tensor | None, use: Use) -> ForwardPlan:
+        """Begin a forward pass whose turn it is."""
+        start = self.get_seq_length()
+        shares = self._batch.begin_forward(ids, start, mask)
+        plan = ForwardPlan(start=start, tokens=ids.shape[1], batch=ids.shape[0], shares=shares)
+        self._plan, self._pass, self._fresh = plan, use, {}
+        # Last, so that the ids are kept even where the drive failed since the step before.
+        self._runtime.begin_step()
+        self.spans.begin(ids.shape[1])
         return plan
 
     def _recover(self) -> None:
@@ -395,21 +496,51 @@ class HillInferCache(AttachedCache):
         The cache holds whole tokens again afterwards.
         """
         if not self._closer.alive:
-            raise CacheUseError("this cache is closed: make another with new_cache()")
+            raise CacheUseError(_CLOSED)
         self._users.free_dropped()
         if self._plan is None:
             return
         start = self._plan.start
         if start == 0:
-            self.reset()
+            self._forget_tokens()
             return
         self._batch.truncate(start)
         self._index_lengths = [start] * len(self._index_lengths)
         self._forget_forward()
 
+    def _forget_tokens(self) -> None:
+        self._batch.clear()
+        self._index_lengths = [0] * len(self._index_lengths)
+        self._forget_forward()
+
     def _forget_forward(self) -> None:
-        self._plan = None
+        self._plan = self._pass = None
         self._fresh = {}
+
+    def _check_process(self) -> None:
+        if self._users.is_inherited:
+            raise CacheUseError(
+                f"this cache belongs to the process that made it, and this is a fork of it (process"
+                f" {os.getpid()}): make another with new_cache() here, or save_session there and "
+                "load_session here"
+            )
+
+    def _check_generate(self) -> None:
+        if self._generate is not None and self._generate.is_elsewhere:
+            raise CacheUseError(
+                "another thread is generating with this cache: give each thread a fork() of it"
+            )
+
+    def _untold(self) -> CacheUseError:
+        """Return why nobody announced what is being stored."""
+        if not self._closer.alive:
+            return CacheUseError(_CLOSED)
+        self._check_process()
+        if self._model is None:
+            return CacheUseError(
+                "this cache was not told about the forward pass: call the model that was attached"
+            )
+        return self._model.untold()
 
 
 def _newest(states: torch.Tensor, tokens: int) -> torch.Tensor:

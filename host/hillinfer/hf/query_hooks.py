@@ -9,6 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from hillinfer.hf.attached_cache import AttachedCache
+from hillinfer.hf.model_hook import ModelHook
 from hillinfer.hf.predictors.query_predictor import QueryPredictor
 
 # Layer 0's input is nothing like layer 1's, so layer 1 takes its true query like layer 0.
@@ -27,11 +28,10 @@ class QueryHooks:
     """
 
     def __init__(self, model: PreTrainedModel, predictor: QueryPredictor) -> None:
-        self._predictor = predictor
         layers = list(model.get_decoder().layers)
         self._hooks = [
             layers[number - 1].register_forward_pre_hook(
-                self._hook(number, layers[number]), with_kwargs=True
+                _Announce(predictor, number, layers[number]), with_kwargs=True
             )
             for number in range(FIRST_PREDICTED, len(layers))
         ]
@@ -42,22 +42,25 @@ class QueryHooks:
             hook.remove()
         self._hooks = []
 
-    def _hook(self, number: int, following: Any) -> Any:
-        predictor = self._predictor
 
-        @torch.compiler.disable  # type: ignore[untyped-decorator]
-        def announce(
-            module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-        ) -> None:
-            cache = kwargs.get("past_key_values")
-            hidden = args[0] if args else kwargs["hidden_states"]
-            # Only a forward of a single token selects.
-            if not isinstance(cache, AttachedCache) or hidden.shape[1] != 1:
-                return
-            if not cache.takes_predictions:
-                return
-            query = predictor.predict(following, hidden, kwargs.get("position_embeddings"))
-            with cache.spans.announce():
-                cache.announce(number, query, predictor.scaling(following))
+class _Announce(ModelHook):
+    def __init__(self, predictor: QueryPredictor, number: int, following: Any) -> None:
+        self._predictor = predictor
+        self._number = number
+        self._following = following
 
-        return announce
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def __call__(
+        self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        cache = kwargs.get("past_key_values")
+        hidden = args[0] if args else kwargs["hidden_states"]
+        # Only a forward of a single token selects.
+        if not isinstance(cache, AttachedCache) or hidden.shape[1] != 1:
+            return
+        if not cache.takes_predictions:
+            return
+        following, predictor = self._following, self._predictor
+        query = predictor.predict(following, hidden, kwargs.get("position_embeddings"))
+        with cache.spans.announce():
+            cache.announce(self._number, query, predictor.scaling(following))

@@ -8,6 +8,7 @@ import torch
 from hillinfer.errors import CacheUseError, UnsupportedFeatureError
 from hillinfer.hf.attached_cache import AttachedCache
 from hillinfer.hf.layer import HillInferLayer
+from hillinfer.hf.turns import Use
 from hillinfer.rivals.rival import Rival
 from hillinfer.timeline.forward_spans import ForwardSpans
 from hillinfer.timeline.silent import SILENT
@@ -33,6 +34,7 @@ class RivalCache(AttachedCache):
         # Rivals are not traced.
         self.spans = ForwardSpans(SILENT)
         self._under_way = False
+        self._use: Use | None = None
 
     def fill(self, layer: int, row: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Take more of a prompt; see `Rival.fill`, but in any type and on any device."""
@@ -54,7 +56,10 @@ class RivalCache(AttachedCache):
                 "generate the prompt's ids and one more"
             )
 
-    def begin_forward(self, ids: torch.Tensor, mask: torch.Tensor | None) -> None:
+    def begin_generate(self, use: Use) -> None:
+        """Do nothing: a rival is used by one thread."""
+
+    def begin_forward(self, ids: torch.Tensor, mask: torch.Tensor | None, use: Use) -> None:
         """Begin a decode step; refuse anything but one token of each sequence, unpadded."""
         if self._under_way:
             raise CacheUseError("a forward pass broke off in this rival: make another and fill it")
@@ -79,11 +84,14 @@ class RivalCache(AttachedCache):
                 "padding: sequences of a rival are equally long; leave attention_mask out"
             )
         self._under_way = True
+        # Held weakly by whoever asks for it.
+        self._use = use
         self.rival.begin_step()
 
     def end_forward(self) -> None:
         """Learn that the step got through."""
         self._under_way = False
+        self._use = None
 
     def store(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Append one token of each sequence, (batch, kv_heads, 1, head_dim)."""

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 
 from hillinfer.hf.batch import Batch
+from hillinfer.hf.turns import Turns
 from hillinfer.runtime import Runtime
 
 # How the names of all threads begin that runtimes start.
@@ -16,6 +18,9 @@ RUNTIME_THREADS = "hillinfer-"
 class RuntimeUsers:
     """Counts the caches that share a runtime and closes it after the last.
 
+    They use it in turns. All of them belong to the process that made the first: a fork of it has
+    none of the runtime's threads, and must leave alone what the parent goes on using.
+
     A cache is closed by its user or dropped. The garbage collector drops one in whatever thread it
     happens to run, in the middle of anything, so `drop` neither waits nor takes a lock.
 
@@ -23,6 +28,11 @@ class RuntimeUsers:
     ----------
     runtime
         What they share.
+
+    Attributes
+    ----------
+    turns
+        Taken by whoever uses the runtime.
     """
 
     def __init__(self, runtime: Runtime) -> None:
@@ -31,6 +41,13 @@ class RuntimeUsers:
         self._members: deque[None] = deque()
         self._dropped: deque[Batch] = deque()
         self._to_close = deque([runtime])
+        self._process = os.getpid()
+        self.turns = Turns()
+
+    @property
+    def is_inherited(self) -> bool:
+        """Whether this process is a fork of the one that made the runtime."""
+        return self._process != os.getpid()
 
     def join(self) -> None:
         """Count one cache more."""
@@ -61,6 +78,8 @@ class RuntimeUsers:
         batch
             That cache's rows.
         """
+        if self.is_inherited:
+            return
         self._dropped.append(batch)
         if not self._is_last():
             return

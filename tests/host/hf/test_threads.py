@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Threads that each use a cache get what each would get alone."""
+
+import threading
+import time
+from contextlib import ExitStack, contextmanager
+
+import pytest
+import torch
+from generation_runs import attached, bits, run
+from tiny_models import TinyModel, prompts
+
+from hillinfer.errors import CacheUseError
+
+# A third layer is the first whose query is predicted.
+TINY = TinyModel(layers=3)
+DOCUMENT, _ = prompts([150])
+QUESTIONS = [prompts([9], seed=seed)[0] for seed in (1, 2, 3)]
+# The most that anything waits, however busy the machine.
+ENOUGH = 60
+
+
+@contextmanager
+def slow_layers(model, seconds=0.001):
+    """Let other threads run in the middle of every layer, as they do in a large model."""
+
+    def wait(*_):
+        time.sleep(seconds)
+
+    with ExitStack() as hooks:
+        for layer in model.model.layers:
+            for part in (layer.self_attn, layer.mlp):
+                hooks.callback(part.register_forward_pre_hook(wait).remove)
+        yield
+
+
+def together(*works):
+    """Run each in a thread of its own, and return or raise what they did."""
+    results = [None] * len(works)
+    start = threading.Barrier(len(works))
+
+    def work(number):
+        start.wait(ENOUGH)
+        try:
+            results[number] = works[number]()
+        except Exception as error:
+            results[number] = error
+
+    threads = [threading.Thread(target=work, args=(i,), daemon=True) for i in range(len(works))]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join(ENOUGH)
+        assert not one.is_alive(), "a thread waits for ever"
+    for one in results:
+        if isinstance(one, Exception):
+            raise one
+    return results
+
+
+def ask(model, cache, question):
+    """Answer a question about the document; return the logits' bits of every token."""
+    return bits(run(model, cache, torch.cat([DOCUMENT, question], 1), new_tokens=6))
+
+
+def same(found, expected):
+    return all(map(torch.equal, found, expected))
+
+
+@contextmanager
+def forks(cold_dir, budget, **changes):
+    """Yield a model and a cache of the document for each question, all forks of one."""
+    model = TINY.build()
+    with attached(model, cold_dir, dram_budget=budget, **changes) as hill:
+        whole = hill.new_cache()
+        run(model, whole, DOCUMENT, new_tokens=1)
+        yield [model] * len(QUESTIONS), [whole.fork() for _ in QUESTIONS]
+        whole.close()
+
+
+@contextmanager
+def caches(cold_dir, budget, **changes):
+    """Yield a model and a cache of its own for each question."""
+    model = TINY.build()
+    with attached(model, cold_dir, dram_budget=budget, **changes) as hill:
+        yield [model] * len(QUESTIONS), [hill.new_cache() for _ in QUESTIONS]
+
+
+@contextmanager
+def models(cold_dir, budget, **changes):
+    """Yield an attached model and a cache for each question."""
+    with ExitStack() as stack:
+        models = [TINY.build() for _ in QUESTIONS]
+        hills = [
+            stack.enter_context(attached(one, cold_dir, dram_budget=budget, **changes))
+            for one in models
+        ]
+        yield models, [one.new_cache() for one in hills]
+
+
+SHARED = {"forks": forks, "caches": caches, "models": models}
+PLACES = {
+    "memory": {},
+    "drive": {"budget": "least"},
+    "streamed shadow": {"budget": "least", "shadow": "int8"},
+}
+
+
+@pytest.mark.parametrize("query", ["true", "predicted"])
+@pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
+@pytest.mark.parametrize("shared", SHARED.values(), ids=SHARED)
+def test_every_thread_gets_the_answer_that_it_would_get_alone(
+    shared, place, query, cold_dir, least_budget
+):
+    changes = {"budget": "24MiB", "query": query} | place
+    if changes["budget"] == "least":
+        sequences = len(QUESTIONS) + 1 if shared is forks else 1
+        changes["budget"] = least_budget(TINY, 200, sequences)
+    outcomes = []
+    for run_all in (lambda *works: [one() for one in works], together):
+        with shared(cold_dir, **changes) as (models, caches), ExitStack() as hooks:
+            for model in {id(one): one for one in models}.values():
+                hooks.enter_context(slow_layers(model))
+            given = zip(models, caches, QUESTIONS, strict=True)
+            outcomes.append(run_all(*(lambda one=one: ask(*one) for one in given)))
+            for cache in caches:
+                cache.close()
+    alone, found = outcomes
+    assert same(found, alone)
+    found[1][-1, 0, 0] ^= 1
+    assert not same(found, alone)
+
+
+def test_operations_wait_until_another_threads_pass_is_through(cold_dir):
+    """Whatever comes while a pass is under way comes after it, as if it had been called then."""
+    model = TINY.build()
+    way, _ = prompts([5], seed=4)
+    operations = {
+        "fork": lambda cache: cache.fork().close(),
+        "crop": lambda cache: cache.crop(0),
+        "statistics": lambda cache: cache.statistics(),
+        "save": lambda cache: cache.save_session(cold_dir / "session"),
+        "reset": lambda cache: cache.fork().reset(),
+        "close": lambda cache: cache.close(),
+    }
+
+    @torch.no_grad()
+    def steps(cache):
+        return [model(one, past_key_values=cache).logits for one in torch.split(way, 1, 1)]
+
+    with attached(model, cold_dir) as hill:
+        whole = hill.new_cache()
+        run(model, whole, DOCUMENT)
+        expected = steps(whole.fork())
+        with slow_layers(model, 0.004):
+            for operation in operations.values():
+                going_on, other = whole.fork(), whole.fork()
+                found, _ = together(
+                    lambda cache=going_on: steps(cache),
+                    # In the middle of some layer.
+                    lambda cache=other, do=operation: (time.sleep(0.01), do(cache)),
+                )
+                assert all(map(torch.equal, found, expected))
+                assert going_on.get_seq_length() == whole.get_seq_length() + 5
+        whole.close()
+
+
+def test_only_whole_passes_are_counted_elsewhere(cold_dir):
+    model = TINY.build()
+    seen = []
+    with attached(model, cold_dir) as hill, torch.no_grad():
+        cache = hill.new_cache()
+        model(DOCUMENT, past_key_values=cache)
+
+        def look(*_):
+            seen.append(cache.get_seq_length())
+            together(lambda: seen.append(cache.get_seq_length()))
+
+        hook = model.model.layers[2].self_attn.o_proj.register_forward_hook(look)
+        model(DOCUMENT[:, :1], past_key_values=cache)
+        hook.remove()
+        assert seen == [151, 150]
+        assert cache.get_seq_length() == 151
+        cache.close()
+
+
+def test_two_threads_do_not_generate_with_one_cache(cold_dir):
+    model = TINY.build()
+    with attached(model, cold_dir) as hill:
+        alone, cache = hill.new_cache(), hill.new_cache()
+        expected = run(model, alone, DOCUMENT)
+        refused = []
+
+        class Streamer:
+            """Has another thread try in the middle."""
+
+            def put(self, ids):
+                for use in (
+                    lambda: run(model, cache, DOCUMENT),
+                    lambda: model(DOCUMENT[:, :1], past_key_values=cache),
+                ):
+                    with pytest.raises(CacheUseError, match=r"another thread.*fork\(\)"):
+                        together(use)
+                    refused.append(len(ids))
+
+            def end(self):
+                pass
+
+        found = run(model, cache, DOCUMENT, streamer=Streamer())
+        assert len(refused) > 4
+        assert torch.equal(bits(found), bits(expected))
+        # It may go on in another thread afterwards.
+        further = torch.cat([found.sequences, QUESTIONS[0]], 1)
+        (found,) = together(lambda: run(model, cache, further))
+        assert torch.equal(bits(found), bits(run(model, alone, further)))
+        alone.close()
+        cache.close()
+
+
+# --- passes that never end ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("dies", [False, True], ids=["thread goes on", "thread ends"])
+def test_a_pass_that_broke_off_keeps_nobody_waiting(error, dies, cold_dir):
+    """Torch tells nobody that an interrupt broke a pass off, and a thread may end with it."""
+    model = TINY.build()
+    with attached(model, cold_dir) as hill, torch.no_grad():
+        whole = hill.new_cache()
+        model(DOCUMENT, past_key_values=whole)
+        expected = model(QUESTIONS[0], past_key_values=whole.fork()).logits
+        broken, other = whole.fork(), whole.fork()
+
+        def raises(*_):
+            raise error
+
+        def breaks():
+            with torch.no_grad(), pytest.raises(error):
+                model(QUESTIONS[0], past_key_values=broken)
+
+        hook = model.model.layers[1].mlp.register_forward_hook(raises)
+        if dies:
+            together(breaks)
+        else:
+            breaks()
+        hook.remove()
+
+        @torch.no_grad()
+        def go_on():
+            return [model(QUESTIONS[0], past_key_values=one).logits for one in (other, broken)]
+
+        (found,) = together(go_on)
+        assert all(torch.equal(one, expected) for one in found)
+        whole.close()
+
+
+def test_a_pass_inside_a_pass_is_refused_where_it_would_spoil_it(cold_dir):
+    model = TINY.build()
+    uses = {
+        "pass": lambda cache: model(QUESTIONS[0], past_key_values=cache),
+        "fork": lambda cache: cache.fork(),
+        "crop": lambda cache: cache.crop(-1),
+        "close": lambda cache: cache.close(),
+    }
+    with attached(model, cold_dir) as hill, torch.no_grad():
+        whole = hill.new_cache()
+        model(DOCUMENT, past_key_values=whole)
+        expected = model(QUESTIONS[0][:, :1], past_key_values=whole.fork()).logits
+        cache, sibling, stranger = whole.fork(), whole.fork(), hill.new_cache()
+        refused = []
+
+        def inside(module, args, output):
+            if hook is None:
+                return
+            for one in (cache, sibling):
+                for use in uses.values():
+                    with pytest.raises(CacheUseError, match="under way in this thread"):
+                        use(one)
+                    refused.append(one)
+            # What shares nothing may be used, and looking is always allowed.
+            hook.remove()
+            model(QUESTIONS[1], past_key_values=stranger)
+            assert cache.statistics().kv_bytes > 0
+
+        hook = model.model.layers[1].mlp.register_forward_hook(inside)
+        found = model(QUESTIONS[0][:, :1], past_key_values=cache).logits
+        assert len(refused) == 2 * len(uses)
+        assert torch.equal(found, expected)
+        assert cache.get_seq_length() == 151
+        for one in (whole, cache, sibling, stranger):
+            one.close()
