@@ -22,10 +22,13 @@ EMULATOR ?= auto
 # What `make bench` measures: quick, goals or full.
 PLAN ?= goals
 
+# How long `make fuzz` looks for what is read wrongly.
+FUZZ_SECONDS ?= 600
+
 QUESTION ?= Which statement makes the listed identifiers be interpreted as globals?
 
 .DEFAULT_GOAL := help
-.PHONY: help setup scorer pyxrt xrt cross model run test test-kernels test-fast lint format quality pools query faults drive space prefill csim cocotb formal synth hw_emu bitstream pynq-env doctor clean beta projections peers bench
+.PHONY: help setup scorer pyxrt xrt cross model run test test-kernels test-fast lint format quality pools query faults fuzz attack drive space prefill csim cocotb formal synth hw_emu bitstream pynq-env doctor clean beta projections peers bench
 
 help: ## List every target
 	@awk -F ':.*## ' '/^[a-z_-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -89,6 +92,13 @@ query: model ## Compare predicted queries with true ones in the product (a quart
 faults: $(VENV)/installed ## Let every I/O call fail and kill 200 processes; no token may be wrong (minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python tools/faults.py --out $(BUILD)/reports/faults.json \
 		--drive $(BUILD)/faults
+
+fuzz: $(VENV)/installed ## Give odd inputs to everything that is read (FUZZ_SECONDS, ten minutes)
+	$(BIN)/python tools/fuzz.py --seconds $(FUZZ_SECONDS) --out $(BUILD)/reports/fuzz.json \
+		--keep $(BUILD)/fuzz
+
+attack: $(VENV)/installed ## Kill, flip, fill, plant and starve; nothing may come of it (ten minutes)
+	$(BIN)/python tools/attack.py --out $(BUILD)/reports/attack.json --keep $(BUILD)/attack
 
 scorer: $(VENV)/installed ## Measure scoring on the host beside what memory reads (minutes)
 	$(BIN)/python tools/scorer_bench.py --out $(BUILD)/reports/scorer.json

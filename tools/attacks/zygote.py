@@ -8,6 +8,7 @@ a process of its own: it can be killed, limited, and given closed outputs.
 from __future__ import annotations
 
 import ctypes
+import gc
 import io
 import json
 import os
@@ -119,6 +120,9 @@ def run() -> None:
     from fuzzing.preloaded import preload
 
     preload()
+    # Otherwise each command copies all of this memory when it ends and collects garbage.
+    gc.collect()
+    gc.freeze()
     control = socket.socket(fileno=int(sys.argv[1]))
     _tell(control, {"ready": os.getpid()})
     request = serve(control)

@@ -54,7 +54,7 @@ def _tiny_gguf() -> bytes:
 
 
 def _changed_words(rng: random.Random, data: bytes) -> bytes:
-    """Change a key's or tensor's name, or the number right behind it, which tells type or length."""
+    """Change a key's or tensor's name, or the number behind it, which tells type or length."""
     names = (
         *(b"llama.block_count", b"llama.attention.head_count", b"llama.embedding_length"),
         *(b"llama.context_length", b"tokenizer.ggml.tokens", b"tokenizer.ggml.token_type"),
@@ -96,7 +96,9 @@ def _check_weights(loaded: Any, file: Path) -> None:
             continue
         own = weight.float().numpy()
         if own.size != stored[name].size or not np.array_equal(
-            np.sort(own, axis=None), np.sort(stored[name], axis=None).astype(np.float32), True
+            np.sort(own, axis=None),
+            np.sort(stored[name], axis=None).astype(np.float32),
+            equal_nan=True,
         ):
             raise WrongAnswerError(f"the weight {name} is not what the file holds")
     if stored.keys() - named.keys():

@@ -156,7 +156,7 @@ class RatesTarget:
         from hillinfer.app.rates_key import RatesKey
 
         values = {"str": "a", "int": 4, "float": 1.0, "bool": True}
-        key = {name: values.get(kind, None) for name, kind in RatesKey.__annotations__.items()}
+        key = {name: values.get(kind) for name, kind in RatesKey.__annotations__.items()}
         rates = dict.fromkeys(Rates.__annotations__, 1000.0)
         content = {"version": VERSION, "rates": [{"key": key, "rates": rates}]}
         return [{_RATES: json.dumps(content).encode()}]

@@ -75,9 +75,9 @@ def check_session(session: Path, cold_dir: Path) -> None:
     if not whole:
         raise WrongAnswerError("a session whose checksums do not fit was taken")
     data = {name: content for name, content in own.items() if name != MANIFEST}
-    if data == {name: content for name, content in files.items() if name != MANIFEST}:
-        if found != expected:
-            raise WrongAnswerError(f"other tokens came: {found} instead of {expected}")
+    given = {name: content for name, content in files.items() if name != MANIFEST}
+    if given == data and found != expected:
+        raise WrongAnswerError(f"other tokens came: {found} instead of {expected}")
 
 
 def seal(content: Any) -> bytes:
