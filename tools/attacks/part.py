@@ -12,6 +12,7 @@ from typing import Any
 from attacks.commands import Commands, Ended, Setting
 from fuzzing.fuzz_input import Files, FuzzInput
 from fuzzing.model_folders import tiny_folder
+from fuzzing.targets import TARGETS
 
 DOCUMENT = "".join(f"cat {i} sat on mat {i * 7 % 61}. " for i in range(12))
 
@@ -135,7 +136,8 @@ class Ground:
     def keep_input(self, target: str, number: int, files: Files, what: str) -> str:
         """Keep an input and say how to try it again."""
         file = self.keep / f"{target}-attack-{number}.json"
-        FuzzInput(target, 0, number, files).save(file, what)
+        seeds = next(one for one in TARGETS if one.name == target).seeds()
+        FuzzInput(target, 0, number, files).save(file, what, seeds)
         return f"python tools/fuzz.py --replay {os.path.relpath(file)}"
 
     def _expected(self) -> str:

@@ -54,7 +54,6 @@ class Tally:
 
     seed: int
     kinds: dict[str, Counter[str]] = field(default_factory=dict)
-    refusals: dict[str, Counter[str]] = field(default_factory=dict)
     findings: dict[str, Finding] = field(default_factory=dict)
     seconds: float = 0.0
 
@@ -63,7 +62,7 @@ class Tally:
         """All inputs tried."""
         return sum(counts.total() for counts in self.kinds.values())
 
-    def count(self, made: FuzzInput, verdict: Verdict, keep: Path) -> None:
+    def count(self, made: FuzzInput, verdict: Verdict, keep: Path, seeds: Sequence[Files]) -> None:
         """Take in one verdict, and keep the input where there is something to mend."""
         self.kinds.setdefault(made.target, Counter())[verdict.kind] += 1
         if verdict.fine:
@@ -76,7 +75,7 @@ class Tally:
         found.count += 1
         if len(found.files) < _KEPT:
             file = keep / f"{made.name}.json"
-            made.save(file, f"{verdict.kind}: {verdict.what}")
+            made.save(file, f"{verdict.kind}: {verdict.what}", seeds)
             found.files.append(str(file))
 
     def as_json(self) -> dict[str, Any]:
@@ -129,12 +128,16 @@ class Fuzzer:
         self._seeds: dict[str, list[Files]] = {}
         self.tally = Tally(seed)
 
+    def seeds_of(self, name: str) -> list[Files]:
+        """Return the valid inputs of a target, made once."""
+        if name not in self._seeds:
+            self._seeds[name] = self._targets[name].seeds()
+        return self._seeds[name]
+
     def make(self, name: str, number: int) -> FuzzInput:
         """Return one of a target's inputs; the first ones are its seeds as they are."""
         target = self._targets[name]
-        if name not in self._seeds:
-            self._seeds[name] = target.seeds()
-        seeds = self._seeds[name]
+        seeds = self.seeds_of(name)
         if number < len(seeds):
             return FuzzInput(name, self._seed, number, dict(seeds[number]))
         # By name and number, so that each input is the same in every run, whatever came before.
@@ -173,7 +176,7 @@ class Fuzzer:
 
     def replay(self, files: Sequence[Path]) -> list[tuple[Path, Verdict]]:
         """Try inputs that were kept."""
-        kept = [FuzzInput.load(file) for file in files]
+        kept = [FuzzInput.load(file, self.seeds_of) for file in files]
         return list(zip(files, self._try(kept), strict=True))
 
     def _try(self, inputs: Iterable[FuzzInput]) -> list[Verdict]:
@@ -181,7 +184,7 @@ class Fuzzer:
         tries = [(one.write, partial(self._targets[one.target].try_one)) for one in made]
         verdicts = []
         for one, verdict in zip(made, self._sandbox.run(tries), strict=True):
-            self.tally.count(one, verdict, self._keep)
+            self.tally.count(one, verdict, self._keep, self.seeds_of(one.target))
             verdicts.append(verdict)
         return verdicts
 
