@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 Files = dict[str, bytes]
 
@@ -67,7 +68,7 @@ class FuzzInput:
             "like": like,
             "same": sorted(same),
             "files": {
-                name: base64.b64encode(zlib.compress(data, 9)).decode()
+                name: _difference(data, {} if like is None else seeds[like], name)
                 for name, data in self.files.items()
                 if name not in same
             },
@@ -79,10 +80,27 @@ class FuzzInput:
     def load(cls, file: Path, seeds_of: Callable[[str], Sequence[Files]]) -> FuzzInput:
         """Read what `save` wrote; `seeds_of` gives the seeds of a target by its name."""
         content = json.loads(file.read_text(encoding="utf-8"))
-        files = {
-            name: zlib.decompress(base64.b64decode(text)) for name, text in content["files"].items()
-        }
-        if content["like"] is not None:
-            own = seeds_of(content["target"])[content["like"]]
-            files |= {name: own[name] for name in content["same"]}
+        like = content["like"]
+        own = {} if like is None else seeds_of(content["target"])[like]
+        files = {name: own[name] for name in content["same"]}
+        for name, one in content["files"].items():
+            data = own.get(name, b"")
+            middle = zlib.decompress(base64.b64decode(one["middle"]))
+            files[name] = data[: one["before"]] + middle + data[len(data) - one["after"] :]
         return cls(content["target"], content["seed"], content["number"], files)
+
+
+def _difference(data: bytes, seed: Files, name: str) -> dict[str, Any]:
+    """Return what lies between the bytes at both ends that a seed's file has, too."""
+    own = seed.get(name, b"")
+    before = _common(data, own)
+    most = min(len(data), len(own)) - before
+    after = min(most, _common(data[::-1], own[::-1]))
+    middle = data[before : len(data) - after]
+    packed = base64.b64encode(zlib.compress(middle, 9)).decode()
+    return {"before": before, "after": after, "middle": packed}
+
+
+def _common(one: bytes, other: bytes) -> int:
+    pairs = zip(one, other, strict=False)
+    return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
