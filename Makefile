@@ -25,10 +25,13 @@ PLAN ?= goals
 # Options of `make mutants`: --jobs 2, or --only and words in names of mutants.
 MUTANTS ?=
 
+# How long `make fuzz` looks for what is read wrongly.
+FUZZ_SECONDS ?= 600
+
 QUESTION ?= Which statement makes the listed identifiers be interpreted as globals?
 
 .DEFAULT_GOAL := help
-.PHONY: help setup scorer pyxrt xrt cross model run test test-kernels test-fast lint format quality pools query faults drive space prefill csim cocotb formal synth hw_emu bitstream pynq-env doctor clean beta projections peers bench mutants
+.PHONY: help setup scorer pyxrt xrt cross model run test test-kernels test-fast lint format quality pools query faults drive space prefill csim cocotb formal synth hw_emu bitstream pynq-env doctor clean beta projections peers bench mutants fuzz attack
 
 help: ## List every target
 	@awk -F ':.*## ' '/^[a-z_-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -95,6 +98,13 @@ faults: $(VENV)/installed ## Let every I/O call fail and kill 200 processes; no 
 
 mutants: $(VENV)/installed ## Put one fault after the other into a copy; tests must fail of each (an hour)
 	$(BIN)/python tools/try_mutants.py --out $(BUILD)/reports/mutants.json $(MUTANTS)
+
+fuzz: $(VENV)/installed ## Give odd inputs to everything that is read (FUZZ_SECONDS, ten minutes)
+	$(BIN)/python tools/fuzz.py --seconds $(FUZZ_SECONDS) --out $(BUILD)/reports/fuzz.json \
+		--keep $(BUILD)/fuzz
+
+attack: $(VENV)/installed ## Kill, flip, fill, plant and starve; nothing may come of it (ten minutes)
+	$(BIN)/python tools/attack.py --out $(BUILD)/reports/attack.json --keep $(BUILD)/attack
 
 scorer: $(VENV)/installed ## Measure scoring on the host beside what memory reads (minutes)
 	$(BIN)/python tools/scorer_bench.py --out $(BUILD)/reports/scorer.json
