@@ -26,8 +26,8 @@ from hillinfer_hw.vitis_xclbin import finish, named_build, render_anew
 from hillinfer_hw.xrt_binding import find_binding
 from hillinfer_hw.xrt_installation import XRT_VARIABLE, sourced_xrt
 
-# What settings64.sh and setup.sh set and the driver and the simulator need: with them in one file, a
-# shell where nothing else was sourced can generate, too.
+# What settings64.sh and setup.sh set and the driver and the simulator need: with them in one file,
+# a shell where nothing else was sourced can generate, too.
 _SHELL = (XRT_VARIABLE, "XILINX_VITIS", "XILINX_VIVADO", "LD_LIBRARY_PATH", "PATH")
 
 

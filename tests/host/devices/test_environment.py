@@ -153,7 +153,7 @@ def test_a_place_that_is_no_file_is_refused_without_waiting(xclbin, tmp_path):
     file = xclbin.with_name(ENVIRONMENT_FILE)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.write_text(json.dumps(GOOD))
-    for make_one in (os.mkfifo, os.mkdir, lambda path: os.symlink(elsewhere, path)):
+    for make_one in (os.mkfifo, os.mkdir, lambda path: path.symlink_to(elsewhere)):
         file.unlink() if file.is_file() else None
         make_one(file)
         with pytest.raises(SettingsError, match=r"environment\.json"):
