@@ -32,6 +32,7 @@ from hillinfer.hf.cache import HillInferCache
 from hillinfer.hf.features import check_model, check_uses_interface, check_versions
 from hillinfer.hf.predictors.table import predictor_of, with_named_query
 from hillinfer.hf.query_hooks import QueryHooks
+from hillinfer.machine.drive import memory_warning
 from hillinfer.model_shape import ModelShape
 from hillinfer.pools.budget_plan import kernel_spec, staging_bytes
 from hillinfer.pools.shadow_choice import ShadowChoice
@@ -248,6 +249,9 @@ class Attachment:
 
     def _runtime(self, made: _CachePlan, base: StoredBase | None = None) -> Runtime:
         cold_dir: Path = prepared_cold_dir(made.settings.cold_dir)
+        in_memory = memory_warning(cold_dir)
+        if in_memory:
+            warnings.warn(in_memory, SetupWarning, stacklevel=4)
         return Runtime(
             self._shape,
             made.settings,
