@@ -42,4 +42,5 @@ def cards(tmp_path_factory):
     """Makes the surrounding of an emulated card with an engine, once."""
     from emulated_cards import SMALL, EmulatedCards
 
-    return EmulatedCards(SMALL, tmp_path_factory.mktemp)
+    with pytest.MonkeyPatch.context() as patch:
+        yield EmulatedCards(SMALL, tmp_path_factory.mktemp, patch.setenv)

@@ -2,9 +2,11 @@
 """Emulated cards, for tests behind the real XRT."""
 
 import os
+import shutil
 
 import pytest
 
+from hillinfer.devices.xrt.environment import ENVIRONMENT_FILE
 from hillinfer_hw.emulation import Engine, Surrounding, make_surrounding
 from hillinfer_hw.toolchain import MissingToolError
 from hillinfer_model.choices import KeyMode, Rule
@@ -23,7 +25,8 @@ class EmulatedCards:
     In CI it fails instead: all of XRT can be installed there.
     """
 
-    def __init__(self, spec, make_folder):
+    def __init__(self, spec, make_folder, set_variable):
+        self._set_variable = set_variable
         self._spec = spec
         self._make_folder = make_folder
         self._made = {}
@@ -32,9 +35,23 @@ class EmulatedCards:
         if engine not in self._made:
             try:
                 folder = self._make_folder("card") / engine.value
-                self._made[engine] = make_surrounding(self._spec, engine, folder)
+                made = self._made[engine] = make_surrounding(self._spec, engine, folder)
+                # As a shell has them that sourced setup.sh.
+                for name, value in made.for_process().items():
+                    self._set_variable(name, value)
             except MissingToolError as error:
                 if os.environ.get("CI"):
                     raise
                 pytest.skip(str(error))
         return self._made[engine]
+
+
+def surround(folder, surrounding):
+    """Give another folder what a surrounding has beside its xclbin."""
+    for beside in surrounding.folder.iterdir():
+        own = folder / beside.name
+        if beside.name == ENVIRONMENT_FILE:
+            # A link would not be followed.
+            shutil.copy(beside, own)
+        elif beside != surrounding.xclbin and not own.exists():
+            own.symlink_to(beside)

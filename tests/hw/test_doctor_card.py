@@ -2,11 +2,10 @@
 """Doctor's rows about an xclbin, behind the real XRT with an emulated card."""
 
 import re
-import shutil
 from dataclasses import replace
 
 import pytest
-from emulated_cards import ONE_PROCESS, SMALL
+from emulated_cards import ONE_PROCESS, SMALL, surround
 
 from hillinfer.devices.child_session import processes_in
 from hillinfer.devices.xrt.deadlines import Deadlines
@@ -72,7 +71,7 @@ def test_a_card_whose_process_does_not_start_is_unusable_and_leaves_nothing(
         b"simulate.sh", b"simulate.no"
     )
     sections[SectionKind.USER_METADATA] = spec_record(SMALL, sections)
-    shutil.copy(cards(Engine.HLS).xclbin.with_name("environment.json"), tmp_path)
+    surround(tmp_path, cards(Engine.HLS))
     path = tmp_path / "kernels.xclbin"
     path.write_bytes(replace(own, sections=sections).pack())
     found = rows(path, tmp_path, Deadlines(load=4.0))

@@ -117,6 +117,7 @@ def test_with_vitis_on_the_path_its_tools_build_the_card(place):
     assert sorted(path.name for path in folder.iterdir()) == [
         "emconfig.json",
         "environment.json",
+        "setup.sh",
         f"{NAME}.json",
         f"{NAME}.xclbin",
     ]
@@ -143,9 +144,21 @@ def test_what_the_host_finds_beside_the_xclbin_leads_to_the_card(place):
     assert environment_of(folder / f"{NAME}.xclbin") == {
         "XCL_EMULATION_MODE": "hw_emu",
         "EMCONFIG_PATH": str(folder),
-        "PYTHONPATH": str(place.xrt / "python"),
-        **place.vitis,
     }
+
+
+def test_what_a_shell_sources_beside_the_xclbin_leads_to_vitis(place):
+    assert place.run(*HLS) == 0
+    show = "import json, os; print(json.dumps(dict(os.environ)))"
+    setup = place.build / "hw_emu" / NAME / "setup.sh"
+    script = f". {setup}; {sys.executable} -I -c '{show}'"
+    fresh = {"PATH": "/usr/bin", "PYTHONPATH": "/own"}
+    said = subprocess.run(["/bin/sh", "-c", script], env=fresh, capture_output=True, check=True)
+    found = json.loads(said.stdout)
+    assert found["PYTHONPATH"] == f"{place.xrt / 'python'}:/own"
+    assert found["PATH"] == f"{place.vitis['PATH']}:/usr/bin"
+    for name in ("XILINX_XRT", "XILINX_VITIS", "LD_LIBRARY_PATH"):
+        assert found[name] == place.vitis[name]
 
 
 def test_the_generations_differ_in_the_device_only(place):
@@ -262,7 +275,12 @@ def test_the_own_emulator_counts_launches_and_cycles(place, tmp_path, asked):
     def make(spec, engine, folder):
         made.append((spec, engine.value, folder))
         folder.mkdir(parents=True)
-        return Surrounding(folder, folder / "kernels.xclbin", {"LD_PRELOAD": "not for the host"})
+        return Surrounding(
+            folder,
+            folder / "kernels.xclbin",
+            {"XRT_INI_PATH": "not for the host"},
+            {"LD_PRELOAD": "for the worker"},
+        )
 
     xrt = type("Xrt", (), {"version": "2.13.0"})
     place.monkeypatch.setattr("hillinfer_hw.own_emulator.make_surrounding", make)
@@ -277,7 +295,8 @@ def test_the_own_emulator_counts_launches_and_cycles(place, tmp_path, asked):
     assert [row["simulator"] for row in found["rows"]] == ["verilator", "g++"]
     options, environment = place.generations.calls[0]
     assert options["--xclbin"] == str(folder / f"{STEM}-rtl" / "kernels.xclbin")
-    assert not {"XCL_EMULATION_MODE", "LD_PRELOAD"} & (set(environment) - set(os.environ))
+    assert not {"XCL_EMULATION_MODE", "XRT_INI_PATH"} & (set(environment) - set(os.environ))
+    assert environment["LD_PRELOAD"].split(":")[0] == "for the worker"
 
 
 def test_one_row_that_differs_is_seen_above_the_rows(place):

@@ -5,7 +5,6 @@ import gc
 import io
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from emulated_cards import ONE_PROCESS, SMALL
+from emulated_cards import ONE_PROCESS, SMALL, surround
 
 from hillinfer.devices.child_session import processes_in
 from hillinfer.devices.device_options import DeviceOptions
@@ -337,7 +336,7 @@ def with_record(surrounding, spec, folder):
 
 def changed(surrounding, folder, content):
     """A surrounding with another xclbin."""
-    shutil.copy(surrounding.xclbin.with_name("environment.json"), folder)
+    surround(folder, surrounding)
     path = folder / "kernels.xclbin"
     path.write_bytes(content)
     return replace(surrounding, xclbin=path)
@@ -435,10 +434,9 @@ def test_nothing_is_left_where_the_host_is_killed(cards, tmp_path):
         "import sys, time\n"
         "from pathlib import Path\n"
         "from hillinfer.devices.xrt.worker_process import WorkerProcess\n"
-        "import json\n"
+        "from hillinfer.devices.xrt.environment import environment_of\n"
         "xclbin = Path(sys.argv[1])\n"
-        "lead = json.loads(xclbin.with_name('environment.json').read_text())\n"
-        "worker = WorkerProcess(lead, 1 << 20, 60)\n"
+        "worker = WorkerProcess(environment_of(xclbin), 1 << 20, 60)\n"
         "worker.ask('open', 60, xclbin=str(xclbin), index=0)\n"
         "print(worker.folder, flush=True)\n"
         "time.sleep(600)\n"

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The real XRT, called through pyxrt, on emulated cards of both engines."""
 
-import json
 import os
 import shutil
 import subprocess
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 from emulated_cards import ONE_PROCESS
 
+from hillinfer.devices.xrt.environment import environment_of
 from hillinfer_hw.emulation import Engine
 
 PROGRAMS = [
@@ -30,10 +30,10 @@ def start(cards):
 
     def of(engine, program, folder, flipped_bits=0):
         surrounding = cards(engine)
-        lead = json.loads(surrounding.xclbin.with_name("environment.json").read_text())
+        lead = dict(environment_of(surrounding.xclbin))
         folder.mkdir(exist_ok=True)
         lead["FLIPPED_BITS"] = str(flipped_bits)
-        lead["PYTHONPATH"] = os.pathsep.join([lead["PYTHONPATH"], *filter(None, sys.path)])
+        lead["PYTHONPATH"] = os.pathsep.join([os.environ["PYTHONPATH"], *filter(None, sys.path)])
         lead["USER"] = sockets.name
         # Two processes must not share what the driver makes.
         lead["SDACCEL_EM_RUN_DIR"] = str(folder)

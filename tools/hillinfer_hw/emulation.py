@@ -143,10 +143,10 @@ def make_surrounding(spec: KernelSpec, engine: Engine, folder: Path) -> Surround
         "EMCONFIG_PATH": str(folder),
         "XRT_INI_PATH": str(folder / "xrt.ini"),
         "SDACCEL_EM_RUN_DIR": str(runs),
-        "LD_PRELOAD": str(build_short_sleep()),
     }
-    made = Surrounding(folder, xclbin, environment)
-    write_environment(made, find_binding(xrt))
+    shell = {"LD_PRELOAD": str(build_short_sleep()), "PYTHONPATH": str(find_binding(xrt))}
+    made = Surrounding(folder, xclbin, environment, shell)
+    write_environment(made)
     return made
 
 

@@ -47,7 +47,7 @@ class OwnEmulator:
         simulator = "verilator" if engine is Engine.RTL else "g++"
         return EmulatedCard(
             surrounding.xclbin,
-            {_LOG_VARIABLE: str(log)},
+            {_LOG_VARIABLE: str(log)} | surrounding.for_process(),
             simulator,
             debian_xrt().version,
             partial(_logged_work, log),

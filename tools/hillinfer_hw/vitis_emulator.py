@@ -26,8 +26,8 @@ from hillinfer_hw.vitis_xclbin import finish, named_build, render_anew
 from hillinfer_hw.xrt_binding import find_binding
 from hillinfer_hw.xrt_installation import XRT_VARIABLE, sourced_xrt
 
-# What settings64.sh and setup.sh set and the driver and the simulator need: with them beside the
-# xclbin, a shell where nothing was sourced can generate, too.
+# What settings64.sh and setup.sh set and the driver and the simulator need: with them in one file,
+# a shell where nothing else was sourced can generate, too.
 _SHELL = (XRT_VARIABLE, "XILINX_VITIS", "XILINX_VIVADO", "LD_LIBRARY_PATH", "PATH")
 
 
@@ -74,8 +74,10 @@ class VitisEmulator:
         shutil.copyfile(build.folder / EMULATION_CONFIG, folder / EMULATION_CONFIG)
         own = {"XCL_EMULATION_MODE": Target.HW_EMU.value, "EMCONFIG_PATH": str(folder)}
         shell = {name: os.environ[name] for name in _SHELL if name in os.environ}
-        write_environment(Surrounding(folder, xclbin, own | shell), find_binding(xrt))
-        return EmulatedCard(xclbin, own, "xsim", xrt.version, _reported_work)
+        shell["PYTHONPATH"] = str(find_binding(xrt))
+        made = Surrounding(folder, xclbin, own, shell)
+        write_environment(made)
+        return EmulatedCard(xclbin, own | made.for_process(), "xsim", xrt.version, _reported_work)
 
     def _build(self, setting: GenerationSetting, engine: Engine) -> VitisBuild:
         return named_build(

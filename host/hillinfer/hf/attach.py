@@ -28,6 +28,7 @@ from hillinfer.hf.guarded_generate import GuardedGenerate
 from hillinfer.hf.model_in_use import ModelInUse
 from hillinfer.hf.predictors.table import predictor_of, with_named_query
 from hillinfer.hf.query_hooks import QueryHooks
+from hillinfer.machine.drive import memory_warning
 from hillinfer.model_shape import ModelShape
 from hillinfer.runtime import Runtime
 from hillinfer.sessions.manifest import Manifest
@@ -203,6 +204,9 @@ class Attachment:
 
     def _runtime(self, made: CachePlan, base: StoredBase | None = None) -> Runtime:
         cold_dir: Path = prepared_cold_dir(made.settings.cold_dir)
+        in_memory = memory_warning(cold_dir)
+        if in_memory:
+            warnings.warn(in_memory, SetupWarning, stacklevel=4)
         return Runtime(
             self._shape,
             made.settings,

@@ -56,10 +56,7 @@ class DriveFacts:
     def warning(self) -> str | None:
         """Why rows kept here do not do what a drive is for; None where all is well."""
         if self.filesystem in _IN_MEMORY:
-            return (
-                f"{self.directory} is {self.filesystem}, which is memory and not a drive: the cold "
-                "pool saves nothing there; choose another with --cold-dir"
-            )
+            return _memory_warning(self.directory, self.filesystem)
         if self.filesystem in _NETWORK:
             return (
                 f"{self.directory} is on {self.filesystem}, a network: reads will be slow; choose "
@@ -68,6 +65,19 @@ class DriveFacts:
         if self.io_mode is IOMode.BUFFERED:
             return f"{self.filesystem}: {buffered_warning(self.directory)}"
         return None
+
+
+def memory_warning(directory: Path) -> str | None:
+    """Return that a directory is memory and no drive; None where it is none."""
+    kind = filesystem_of(directory)
+    return _memory_warning(directory, kind) if kind in _IN_MEMORY else None
+
+
+def _memory_warning(directory: Path, filesystem: str) -> str:
+    return (
+        f"{directory} is {filesystem}, which is memory and not a drive: the cold pool saves "
+        "nothing there; choose another with --cold-dir"
+    )
 
 
 def filesystem_of(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> str:

@@ -67,7 +67,7 @@ def optional_tools() -> tuple[ToolFacts, ...]:
             "pyxrt",
             # A mere folder of this name has no origin.
             module.origin if module else None,
-            "the xrt device on a card; an emulated card brings its own",
+            "the xrt device on a card; an emulated card has setup.sh beside it",
             "source XRT's setup.sh, or run make pyxrt in the source tree",
         )
     )

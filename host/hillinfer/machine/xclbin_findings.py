@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -65,7 +66,7 @@ def _tried(
     name = "xclbin on its card"
     try:
         environment = environment_of(path)
-        wait = deadlines or deadlines_of(xclbin, environment)
+        wait = deadlines or deadlines_of(xclbin, {**os.environ, **environment})
         worker = WorkerProcess(environment, _WINDOW_BYTES, wait.load)
         with closing(worker):
             card = worker.ask("open", wait.load, xclbin=str(path.resolve()), index=0)

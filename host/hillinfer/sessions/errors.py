@@ -3,12 +3,10 @@
 
 from __future__ import annotations
 
-import errno
 from pathlib import Path
 
 from hillinfer.errors import HillInferError
-
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+from hillinfer.system_reason import SHORTAGE, reason_of, way_out
 
 
 class SessionError(HillInferError):
@@ -17,11 +15,21 @@ class SessionError(HillInferError):
 
 def cannot_save(directory: Path, what: str, error: OSError) -> SessionError:
     """Return the error that says why a session cannot be saved and what to do."""
-    fix = "free space on the drive, or" if error.errno in _FULL else "check the drive, or"
-    return SessionError(
-        f"cannot save the session {directory}: {what}: {error.strerror}; {fix} choose another "
-        "directory with --save-session"
-    )
+    fix = way_out(error, "choose another directory with --save-session")
+    return SessionError(f"cannot save the session {directory}: {what}: {reason_of(error)}; {fix}")
+
+
+def cannot_open(directory: Path, what: str, error: OSError) -> SessionError:
+    """Return the error that says why something of a session cannot be opened and what to do.
+
+    Where the reason is a shortage of this process, nothing is said about the session.
+    """
+    fix = way_out(error, "read the document again with --save-session")
+    if error.errno in SHORTAGE:
+        return SessionError(
+            f"the session {directory} cannot be opened now: {what}: {reason_of(error)}; {fix}"
+        )
+    return SessionError(f"the session {directory} is refused: {what}: {reason_of(error)}; {fix}")
 
 
 def damaged(directory: Path, what: str) -> SessionError:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hillinfer.sessions.errors import SessionError, damaged
+from hillinfer.sessions.errors import SessionError, cannot_open, damaged
 from hillinfer.sessions.manifest import MOST_BYTES, Manifest
 from hillinfer.sessions.session_file import SessionFile
 from hillinfer.sessions.session_files import MANIFEST_FILE, Part, rows_file, slot_bytes
@@ -144,7 +145,13 @@ class SavedSession:
 
 
 def _manifest(directory: Path, calls: DriveCalls) -> Manifest:
-    if not directory.is_dir():
+    try:
+        is_there = stat.S_ISDIR(directory.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        is_there = False
+    except OSError as error:
+        raise cannot_open(directory, "it cannot be looked at", error) from error
+    if not is_there:
         raise SessionError(
             f"there is no session {directory}: save one with --save-session, or check the path"
         )
@@ -161,7 +168,7 @@ def _check_names(directory: Path, expected: set[str]) -> None:
     try:
         found = set(os.listdir(directory))  # noqa: PTH208  (names as they are, no paths)
     except OSError as error:
-        raise damaged(directory, f"it cannot be listed: {error.strerror}") from error
+        raise cannot_open(directory, "it cannot be listed", error) from error
     if found - expected:
         raise damaged(directory, f"it holds a file that is not its own, {min(found - expected)!a}")
     if expected - found:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import os
@@ -10,10 +11,11 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-from hillinfer.sessions.errors import SessionError, damaged
+from hillinfer.sessions.errors import SessionError, cannot_open, damaged
 from hillinfer.storage.aligned_buffer import PAGE_BYTES, aligned_buffer
 from hillinfer.storage.cold_file import IOMode
 from hillinfer.storage.drive_calls import DriveCalls
+from hillinfer.system_reason import reason_of, way_out
 
 _HASH_BYTES = 1 << 20
 
@@ -61,7 +63,7 @@ class SessionFile:
         except FileNotFoundError as error:
             raise damaged(directory, f"{name} is missing") from error
         except OSError as error:
-            raise damaged(directory, f"{name} cannot be opened: {error.strerror}") from error
+            raise cannot_open(directory, f"{name} cannot be opened", error) from error
         try:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
@@ -94,9 +96,10 @@ class SessionFile:
             except InterruptedError:
                 continue
             except OSError as error:
-                raise self._failure(len(into), offset, str(error.strerror)) from error
+                raise self._failure(len(into), offset, error) from error
             if done + count <= reached:
-                raise self._failure(len(into), offset, "no more bytes come")
+                stuck = OSError(errno.EIO, "no more bytes come")
+                raise self._failure(len(into), offset, stuck)
             reached = done + count
             # Direct I/O may stop anywhere but must go on at a multiple of 4,096.
             done = reached if reached == len(into) else reached // unit * unit
@@ -138,8 +141,8 @@ class SessionFile:
             with suppress(OSError):
                 self._calls.close(descriptor)
 
-    def _failure(self, count: int, offset: int, reason: str) -> SessionError:
+    def _failure(self, count: int, offset: int, error: OSError) -> SessionError:
         return SessionError(
             f"could not read {count} bytes at {offset} of {self.name} of the session "
-            f"{self._directory}: {reason}; check the drive, or read the document again"
+            f"{self._directory}: {reason_of(error)}; {way_out(error, 'read the document again')}"
         )

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 from collections.abc import Callable, Iterable
@@ -10,7 +11,6 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-from hillinfer.output_file import make_folders
 from hillinfer.sessions.errors import SessionError, cannot_save
 from hillinfer.sessions.manifest import Manifest
 from hillinfer.sessions.session_files import MANIFEST_FILE
@@ -42,10 +42,11 @@ class SessionWriter:
         self._calls = calls or DriveCalls()
         self.digests: dict[str, str] = {}
         self.byte_count = 0
+        self._made: list[Path] = []
         check_target(target)
         sweep(target.absolute().parent, self._calls)
         try:
-            make_folders(target.absolute().parent)
+            self._make_parents(target.absolute().parent)
             self._scratch = ScratchPath.make_directory(target.absolute().parent, self._calls)
         except OSError as error:
             raise cannot_save(target, f"cannot write to {target.parent}", error) from error
@@ -53,6 +54,7 @@ class SessionWriter:
     def add(self, name: str, pieces: Iterable[memoryview]) -> None:
         """Write a file, piece behind piece, and wait until it is on the drive."""
         path = self._scratch.path / name
+        self._made.append(path)
         try:
             descriptor = self._calls.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         except OSError as error:
@@ -94,6 +96,7 @@ class SessionWriter:
             Reads it, for its checksum.
         """
         path = self._scratch.path / name
+        self._made.append(path)
         try:
             publish(path)
             if path.stat().st_size != byte_count:
@@ -131,7 +134,20 @@ class SessionWriter:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        # One by one, which works without any descriptor left; after `finish` none has this name.
+        for path in self._made:
+            with suppress(OSError):
+                path.unlink()
         self._scratch.remove()
+
+    def _make_parents(self, parent: Path) -> None:
+        """Make the folders above the target that are missing, for their owner only."""
+        for folder in (*reversed(parent.parents), parent):
+            if not folder.exists():
+                with suppress(FileExistsError):
+                    self._calls.mkdir(folder)
+        if not parent.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, "it is no directory", str(parent))
 
     def _write(self, name: str, descriptor: int, piece: memoryview, offset: int) -> None:
         done = 0

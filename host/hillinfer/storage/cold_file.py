@@ -15,6 +15,7 @@ from hillinfer.errors import ColdPoolError
 from hillinfer.storage.aligned_buffer import PAGE_BYTES, aligned_buffer
 from hillinfer.storage.drive_calls import DriveCalls
 from hillinfer.storage.leftovers import ScratchPath
+from hillinfer.system_reason import SHORTAGE, reason_of, way_out
 
 Result = TypeVar("Result")
 
@@ -142,14 +143,10 @@ class ColdFile:
     def _failure(
         self, verb: str, count: int, offset: int, done: int, error: OSError
     ) -> ColdPoolError:
-        fix = (
-            "free space on the drive or choose another --cold-dir"
-            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-            else "check the drive or choose another --cold-dir"
-        )
         return ColdPoolError(
             f"could not {verb} {count} bytes at {offset} of {self._label} of the cold pool in "
-            f"{self._directory} ({done} bytes done): {error.strerror}; {fix}"
+            f"{self._directory} ({done} bytes done): {reason_of(error)}; "
+            f"{way_out(error, 'choose another --cold-dir')}"
         )
 
 
@@ -211,12 +208,10 @@ def _open_nameless(directory: Path, extra_flags: int, calls: DriveCalls) -> int:
 
 
 def _unusable(directory: Path, error: OSError) -> ColdPoolError:
-    if error.errno in (errno.EMFILE, errno.ENFILE):
-        return ColdPoolError(
-            f"cannot open another file of the cold pool: {error.strerror}; a file per layer is "
-            "needed, raise the limit with ulimit -n"
-        )
+    reason = reason_of(error)
+    if error.errno in SHORTAGE:
+        reason = f"cannot open another of its files, one per layer: {reason}"
     return ColdPoolError(
-        f"cannot keep the cold pool in {directory}: {error.strerror}; "
-        "choose a writable directory on a drive with --cold-dir"
+        f"cannot keep the cold pool in {directory}: {reason}; "
+        f"{way_out(error, 'choose a writable directory on a drive with --cold-dir')}"
     )

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -31,8 +32,13 @@ class DriveCalls:
     """
 
     def open(self, path: Path, flags: int, mode: int = 0o600) -> int:
-        """Open a file or directory and return its descriptor."""
-        return os.open(path, flags | os.O_CLOEXEC, mode)
+        """Open a file or directory and return its descriptor; one that is made has this mode."""
+        descriptor = os.open(path, flags | os.O_CLOEXEC, mode)
+        if flags & os.O_CREAT or flags & os.O_TMPFILE == os.O_TMPFILE:
+            # The user's mask takes rights away, in odd cases the owner's own.
+            with suppress(OSError):
+                os.fchmod(descriptor, mode)
+        return descriptor
 
     def close(self, descriptor: int) -> None:
         """Close a descriptor, which is gone afterwards even where this fails."""
@@ -108,6 +114,9 @@ class DriveCalls:
     def mkdir(self, path: Path) -> None:
         """Make an owner-only directory."""
         path.mkdir(mode=0o700)
+        # As for files; some file systems know no modes.
+        with suppress(OSError):
+            path.chmod(0o700)
 
     def link(self, descriptor: int, path: Path) -> None:
         """Give an open nameless file a name, which must not exist yet."""

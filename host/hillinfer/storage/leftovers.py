@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import secrets
@@ -66,13 +67,15 @@ class ScratchPath:
 
     @classmethod
     def _make(cls, parent: Path, calls: DriveCalls, make: Callable[[Path], int]) -> ScratchPath:
+        missing: FileNotFoundError | None = None
         for _ in range(_ATTEMPTS):
             path = parent / f".hillinfer-{secrets.token_hex(12)}.scratch"
             try:
                 descriptor = make(path)
-            except FileNotFoundError:
+            except FileNotFoundError as error:
                 # Swept between being made and being opened, unless the parent itself is missing.
                 if parent.is_dir():
+                    missing = error
                     continue
                 raise
             try:
@@ -85,7 +88,10 @@ class ScratchPath:
                 raise
             # A sweep was faster than the lock and removes it: take another name.
             _close(descriptor, calls)
-        raise FileExistsError(f"no scratch name can be held in {parent}")
+        if missing is not None:
+            # Some file systems of the kernel, such as /proc, take no file and say so in this way.
+            raise OSError(errno.EOPNOTSUPP, "it takes no files", str(parent)) from missing
+        raise OSError(errno.EEXIST, "no scratch name can be held there", str(parent))
 
     def remove(self) -> None:
         """Remove what still has the scratch name and give up the lock; harmless when done twice."""
@@ -172,7 +178,11 @@ def _is_own(status: os.stat_result) -> bool:
 
 def _remove(path: Path) -> None:
     if stat.S_ISDIR(path.lstat().st_mode):
-        shutil.rmtree(path)
+        try:
+            shutil.rmtree(path)
+        except OSError:
+            # To list it takes descriptors, of which there may be none; an empty one goes without.
+            path.rmdir()
     else:
         path.unlink()
 

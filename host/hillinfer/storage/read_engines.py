@@ -15,12 +15,15 @@ from hillinfer.storage.native_engine import NativeThreadEngine
 from hillinfer.storage.read_engine import ReadEngine
 from hillinfer.storage.thread_engine import ThreadEngine
 from hillinfer.storage.uring_engine import DEPTH, UringEngine
+from hillinfer.system_reason import reason_of
 
 _REASONS = {
     errno.ENOSYS: "the kernel has none",
     errno.EINVAL: "the kernel is older than Linux 6.1",
     errno.EPERM: "it is forbidden here (kernel.io_uring_disabled, or the container's rules)",
     errno.EACCES: "it is forbidden here",
+    errno.EMFILE: "too many files are open, raise the limit with ulimit -n",
+    errno.ENFILE: "the machine has too many open files",
     errno.ENOMEM: "the kernel has no memory for it, or the limit on locked memory is too low",
 }
 
@@ -94,7 +97,7 @@ def _threads(threads: int, calls: DriveCalls) -> ReadEngine:
 
 def _reason(error: OSError) -> str:
     known = _REASONS.get(error.errno or 0)
-    return known or str(error.strerror)
+    return known or reason_of(error)
 
 
 _ENGINES: Mapping[IOChoice, Callable[[int, DriveCalls], ReadEngine]] = MappingProxyType(

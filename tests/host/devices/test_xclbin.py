@@ -9,14 +9,12 @@ import pytest
 from made_xclbin import BANKS, CONNECTIONS, INSTANCES, PLATFORM, SPEC, make
 
 from hillinfer.devices.xrt.deadlines import Deadlines, deadlines_of
-from hillinfer.devices.xrt.environment import environment_of
 from hillinfer.devices.xrt.errors import XclbinError
 from hillinfer.devices.xrt.kernel_instance import unpack_connections, unpack_instances
 from hillinfer.devices.xrt.memory_bank import unpack_banks
 from hillinfer.devices.xrt.section_kind import SectionKind
 from hillinfer.devices.xrt.spec_record import check_xclbin, shell_of
 from hillinfer.devices.xrt.xclbin import HARDWARE, HW_EMU, Xclbin
-from hillinfer.errors import SettingsError
 from hillinfer_model.choices import KeyMode
 
 
@@ -110,24 +108,6 @@ def test_a_card_names_its_shell_and_an_xclbin_the_platform():
         assert shell_of(PLATFORM) != shell_of(other)
         with pytest.raises(XclbinError, match="was built for the platform"):
             check_xclbin(make(), SPEC, other, "kernels.xclbin")
-
-
-def test_the_file_beside_an_image_counts_for_an_emulated_card_only(tmp_path):
-    path = tmp_path / "kernels.xclbin"
-    path.with_name("environment.json").write_text('{"PYTHONPATH": "/somewhere"}')
-    path.write_bytes(make(mode=HW_EMU).pack())
-    assert environment_of(path) == {"PYTHONPATH": "/somewhere"}
-    path.write_bytes(make(mode=HARDWARE).pack())
-    assert environment_of(path) == {}
-
-
-def test_a_file_that_others_may_have_written_is_refused(tmp_path):
-    path = tmp_path / "kernels.xclbin"
-    path.write_bytes(make(mode=HW_EMU).pack())
-    path.with_name("environment.json").write_text("{}")
-    path.with_name("environment.json").chmod(0o666)
-    with pytest.raises(SettingsError, match="others may have written it"):
-        environment_of(path)
 
 
 def test_a_record_with_a_section_that_is_no_number_is_damage():

@@ -13,11 +13,11 @@ from tiny_models import TinyModel, prompts
 import hillinfer
 from hillinfer.answering import Answering, AnswerOptions
 from hillinfer.errors import ColdPoolError
+from hillinfer.failure import Finish
 from hillinfer.generation import Generation
 from hillinfer.hf.attach import Attachment
 from hillinfer.prompt import DocumentPrompt, PromptStyle
 from hillinfer.question_reading import QuestionReading
-from hillinfer.failure import Finish
 from hillinfer.sampling import Sampling
 from hillinfer.settings import Settings
 

@@ -46,7 +46,8 @@ def _spec():
 
 @pytest.fixture(scope="module")
 def cards(tmp_path_factory):
-    return EmulatedCards(_spec(), tmp_path_factory.mktemp)
+    with pytest.MonkeyPatch.context() as patch:
+        yield EmulatedCards(_spec(), tmp_path_factory.mktemp, patch.setenv)
 
 
 # What scores, and the settings that choose it: one line each.

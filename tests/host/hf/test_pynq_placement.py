@@ -46,8 +46,9 @@ def pynq(tmp_path_factory):
     except MissingToolError as missing:
         # All of it can be installed, and the project's CI does so.
         (pytest.fail if os.environ.get("CI") else pytest.skip)(str(missing))
-    xclbin = EmulatedCards(_spec(), tmp_path_factory.mktemp)(Engine.RTL).xclbin
-    return {"device": "pynq", "xclbin": xclbin, "pynq_python": python}
+    with pytest.MonkeyPatch.context() as patch:
+        xclbin = EmulatedCards(_spec(), tmp_path_factory.mktemp, patch.setenv)(Engine.RTL).xclbin
+        yield {"device": "pynq", "xclbin": xclbin, "pynq_python": python}
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from hillinfer.output_file import ReportError, prepare_report
 from hillinfer.quality.measures import Measures, measure
 from hillinfer.quality.report import (
     FULL_CACHE,
@@ -14,7 +15,6 @@ from hillinfer.quality.report import (
     table_text,
     write_report,
 )
-from hillinfer.output_file import ReportError, prepare_report
 
 
 def logits_of(*probabilities):

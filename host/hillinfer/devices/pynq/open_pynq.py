@@ -52,7 +52,7 @@ def open_pynq(
     if not variables.get("XILINX_XRT"):
         raise SettingsError(
             "device=pynq needs XRT, which XILINX_XRT names: source /opt/xilinx/xrt/setup.sh; for "
-            "an emulated card, environment.json beside the xclbin names it"
+            "an emulated card, environment.json or setup.sh beside the xclbin names it"
         )
     card = Card(options.xclbin, xclbin.platform, environment)
     deadlines = deadlines_of(xclbin, variables)

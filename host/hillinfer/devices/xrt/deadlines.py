@@ -44,6 +44,6 @@ def deadlines_of(xclbin: Xclbin, environment: Mapping[str, str]) -> Deadlines:
     xclbin
         Its mode says whether it is for a card.
     environment
-        The variables beside it; those of Vitis are among them where Vitis has built it.
+        Variables of the process that loads it; those of Vitis are among them where Vitis emulates.
     """
     return _SIMULATOR if xclbin.mode == HW_EMU and _VITIS in environment else _CARD

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 from hillinfer.devices.device_options import DeviceOptions
@@ -53,7 +54,7 @@ def open_xrt(
     kernels = kernels_for(spec, recorded_spec(xclbin, name))
     check_xclbin(xclbin, kernels, xclbin.platform, name)
     environment = environment_of(options.xclbin)
-    deadlines = deadlines_of(xclbin, environment)
+    deadlines = deadlines_of(xclbin, {**os.environ, **environment})
     try:
         worker = WorkerProcess(environment, _WINDOW_BYTES, deadlines.load)
         card = worker.ask("open", deadlines.load, xclbin=str(options.xclbin.resolve()), index=0)
