@@ -8,6 +8,7 @@ from typing import Any
 
 from hillinfer.chat_template import rendered_chats
 from hillinfer.errors import HillInferError
+from hillinfer.models.library_calls import one_line
 
 _SEPARATOR = "\n\n"
 # Any text that no template and no document holds; it only marks where the question goes.
@@ -88,7 +89,8 @@ class QuestionPrompt:
         if not question.strip():
             raise PromptError("a question is empty: write it after --question")
         text = question.strip() + self._after
-        return list(self._tokenizer(text, add_special_tokens=False).input_ids)
+        with one_line("make tokens of the question"):
+            return list(self._tokenizer(text, add_special_tokens=False).input_ids)
 
 
 class DocumentPrompt(QuestionPrompt):
@@ -136,4 +138,5 @@ class DocumentPrompt(QuestionPrompt):
     def _start_ids(self, text: str) -> list[int]:
         # A chat template writes its special tokens itself; plain text needs the tokenizer's own.
         special = self.form is PromptForm.PLAIN
-        return list(self._tokenizer(text, add_special_tokens=special).input_ids)
+        with one_line("make tokens of the document"):
+            return list(self._tokenizer(text, add_special_tokens=special).input_ids)
