@@ -52,30 +52,13 @@ class QuestionPrompt:
     ------
     PromptError
         Where the chat template does not keep the user's text.
-    TemplateError
-        As `rendered_chats` says.
     """
 
     def __init__(self, tokenizer: Any, form: PromptForm) -> None:
-        # What follows a question depends on no document, so any will do.
-        self._begin(tokenizer, form, "text")
-
-    def _begin(self, tokenizer: Any, form: PromptForm, document: str) -> None:
         self._tokenizer = tokenizer
         self.form = form
-        if form is PromptForm.PLAIN:
-            self._alone = document
-            self._before, self._after = f"{document}{_SEPARATOR}Question: ", "\nAnswer:"
-            return
-        asked = f"{document}{_SEPARATOR}{_QUESTION_PLACE}"
-        self._alone, text = rendered_chats(tokenizer, (document, asked))
-        parts = text.split(_QUESTION_PLACE)
-        if len(parts) != 2:
-            raise PromptError(
-                "the chat template of this model does not keep the user's text: use "
-                "--prompt-style plain"
-            )
-        self._before, self._after = parts
+        # What follows a question depends on no document, so any will do.
+        self._after = self._around_question("text")[1]
 
     def question_ids(self, question: str) -> list[int]:
         """Return the ids that follow the document's.
@@ -89,6 +72,21 @@ class QuestionPrompt:
             raise PromptError("a question is empty: write it after --question")
         text = question.strip() + self._after
         return list(self._tokenizer(text, add_special_tokens=False).input_ids)
+
+    def _around_question(self, document: str) -> tuple[str, str]:
+        if self.form is PromptForm.PLAIN:
+            return f"{document}{_SEPARATOR}Question: ", "\nAnswer:"
+        text = self._rendered(f"{document}{_SEPARATOR}{_QUESTION_PLACE}")
+        parts = text.split(_QUESTION_PLACE)
+        if len(parts) != 2:
+            raise PromptError(
+                "the chat template of this model does not keep the user's text: use "
+                "--prompt-style plain"
+            )
+        return parts[0], parts[1]
+
+    def _rendered(self, content: str) -> str:
+        return rendered_chats(self._tokenizer, (content,))[0]
 
 
 class DocumentPrompt(QuestionPrompt):
@@ -111,8 +109,6 @@ class DocumentPrompt(QuestionPrompt):
     ------
     PromptError
         Where the document is empty or the chat template does not keep it as it is.
-    TemplateError
-        As `rendered_chats` says.
     """
 
     def __init__(
@@ -123,11 +119,14 @@ class DocumentPrompt(QuestionPrompt):
     ) -> None:
         if not document.strip():
             raise PromptError("the prompt is empty: give a text with --prompt-file or --prompt")
-        self._begin(tokenizer, PromptForm.of(tokenizer, style), document)
+        super().__init__(tokenizer, PromptForm.of(tokenizer, style))
+        self._document = document
+        self._before, self._after = self._around_question(document)
 
     def alone(self) -> list[int]:
         """Return the ids of the document as the whole prompt."""
-        return self._start_ids(self._alone)
+        chat = self.form is PromptForm.CHAT
+        return self._start_ids(self._rendered(self._document) if chat else self._document)
 
     def document_ids(self) -> list[int]:
         """Return the ids that every question's prompt starts with."""

@@ -95,7 +95,9 @@ def check_run(
     document_ids = _document_ids(request, prompt, saved)
     reused = 0 if saved is None else _reused(request, document_ids, saved, say)
     session_seconds = time.perf_counter() - started
-    lengths = [len(prompt.question_ids(question)) for question in request.questions]
+    asked = [prompt.question_ids(question) for question in request.questions]
+    _check_ids(outline, [document_ids, *asked])
+    lengths = [len(ids) for ids in asked]
     if request.asking is Asking.INTERACTIVE:
         lengths = [0, _INTERACTIVE_QUESTION_TOKENS]
     longest, shortest = max(lengths, default=0), min(lengths, default=0)
@@ -172,6 +174,17 @@ def _fitting(request: GenerateRequest, outline: ModelOutline, saved: SavedSessio
     own.fingerprint.check(found, saved.directory)
     saved.verify()
     return settings
+
+
+def _check_ids(outline: ModelOutline, prompts: list[list[int]]) -> None:
+    """Refuse tokens that the model has no row of its embedding for."""
+    words = outline.skeleton.get_input_embeddings().num_embeddings
+    highest = max((max(ids) for ids in prompts if ids), default=0)
+    if highest >= words:
+        raise PromptError(
+            f"the tokenizer of {outline.source.name} makes token {highest} of the prompt and the "
+            f"model has {words} tokens: they are not of one model, get it anew"
+        )
 
 
 def _document_ids(

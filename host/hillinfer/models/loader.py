@@ -126,6 +126,8 @@ class ModelOutline:
                 source.folder, trust_remote_code=False, local_files_only=True, **files
             )
             words = int(tokenizer.vocab_size)
+            # What cannot make tokens of anything shows here, and not when a prompt is made.
+            tokenizer("a b").input_ids  # noqa: B018
         if words > config.get_text_config().vocab_size:
             raise ModelError(
                 f"the tokenizer in {source.path} has {words} tokens and the model "

@@ -257,3 +257,12 @@ def test_cache_home_cannot_be_made(command, monkeypatch, tmp_path):
     file.write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(file))
     assert "set XDG_CACHE_HOME" in command("fetch").error_line()
+
+
+def test_tokens_that_the_model_does_not_have(refuse, tmp_path, tiny_folder):
+    model = shutil.copytree(tiny_folder, tmp_path / "model")
+    tokenizer = json.loads((model / "tokenizer.json").read_text())
+    tokenizer["model"]["vocab"]["c"] = 4000
+    (model / "tokenizer.json").write_text(json.dumps(tokenizer))
+    said = refuse("--dram-budget", "64MiB", "--prompt-style", "plain", model=model)
+    assert "makes token 4000 of the prompt and the model has 61 tokens" in said
