@@ -7,15 +7,20 @@ from enum import StrEnum
 from typing import Any
 
 from hillinfer.chat_template import rendered_chats
-from hillinfer.errors import HillInferError
+from hillinfer.special_tokens import MaskedText, PromptError, SpecialTokens, TextEncoder
+
+__all__ = [
+    "DocumentPrompt",
+    "PromptError",
+    "PromptForm",
+    "PromptStyle",
+    "QuestionPrompt",
+    "SpecialTokens",
+]
 
 _SEPARATOR = "\n\n"
 # Any text that no template and no document holds; it only marks where the question goes.
 _QUESTION_PLACE = "\u2402hillinfer-question\u2403"
-
-
-class PromptError(HillInferError):
-    """A prompt is missing, unreadable, empty, or too long for the model."""
 
 
 class PromptStyle(StrEnum):
@@ -47,6 +52,8 @@ class QuestionPrompt:
         A transformers tokenizer.
     form
         How the document became a prompt.
+    special_tokens
+        How those in questions are read.
 
     Raises
     ------
@@ -54,11 +61,17 @@ class QuestionPrompt:
         Where the chat template does not keep the user's text.
     """
 
-    def __init__(self, tokenizer: Any, form: PromptForm) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        form: PromptForm,
+        special_tokens: SpecialTokens = SpecialTokens.TEXT,
+    ) -> None:
         self._tokenizer = tokenizer
+        self._encoder = TextEncoder(tokenizer, special_tokens)
         self.form = form
         # What follows a question depends on no document, so any will do.
-        self._after = self._around_question("text")[1]
+        self._after = self._around_question(MaskedText("text"))[1].text
 
     def question_ids(self, question: str) -> list[int]:
         """Return the ids that follow the document's.
@@ -66,18 +79,17 @@ class QuestionPrompt:
         Raises
         ------
         PromptError
-            Where the question is empty.
+            Where the question is empty, or its special tokens cannot be read as characters.
         """
         if not question.strip():
             raise PromptError("a question is empty: write it after --question")
-        text = question.strip() + self._after
-        return list(self._tokenizer(text, add_special_tokens=False).input_ids)
+        masked = self._encoder.mask(question.strip())
+        return self._encoder.ids(masked + self._after, add_special_tokens=False)
 
-    def _around_question(self, document: str) -> tuple[str, str]:
+    def _around_question(self, document: MaskedText) -> tuple[MaskedText, MaskedText]:
         if self.form is PromptForm.PLAIN:
-            return f"{document}{_SEPARATOR}Question: ", "\nAnswer:"
-        text = self._rendered(f"{document}{_SEPARATOR}{_QUESTION_PLACE}")
-        parts = text.split(_QUESTION_PLACE)
+            return document + f"{_SEPARATOR}Question: ", MaskedText("\nAnswer:")
+        parts = self._rendered(document + f"{_SEPARATOR}{_QUESTION_PLACE}").cut(_QUESTION_PLACE)
         if len(parts) != 2:
             raise PromptError(
                 "the chat template of this model does not keep the user's text: use "
@@ -85,8 +97,8 @@ class QuestionPrompt:
             )
         return parts[0], parts[1]
 
-    def _rendered(self, content: str) -> str:
-        return rendered_chats(self._tokenizer, (content,))[0]
+    def _rendered(self, content: MaskedText) -> MaskedText:
+        return content.with_text(rendered_chats(self._tokenizer, (content.text,))[0])
 
 
 class DocumentPrompt(QuestionPrompt):
@@ -104,11 +116,15 @@ class DocumentPrompt(QuestionPrompt):
         The text, not empty.
     style
         AUTO uses the chat template where the tokenizer has one.
+    special_tokens
+        How those in the document and in questions are read; the template's own are control tokens
+        always.
 
     Raises
     ------
     PromptError
-        Where the document is empty or the chat template does not keep it as it is.
+        Where the document is empty, the chat template does not keep it as it is, or special tokens
+        in it cannot be read as characters.
     """
 
     def __init__(
@@ -116,12 +132,19 @@ class DocumentPrompt(QuestionPrompt):
         tokenizer: Any,
         document: str,
         style: PromptStyle = PromptStyle.AUTO,
+        special_tokens: SpecialTokens = SpecialTokens.TEXT,
     ) -> None:
         if not document.strip():
             raise PromptError("the prompt is empty: give a text with --prompt-file or --prompt")
-        super().__init__(tokenizer, PromptForm.of(tokenizer, style))
-        self._document = document
-        self._before, self._after = self._around_question(document)
+        super().__init__(tokenizer, PromptForm.of(tokenizer, style), special_tokens)
+        self._document = self._encoder.mask(document)
+        before, after = self._around_question(self._document)
+        self._before, self._after = before, after.text
+
+    @property
+    def spelled_tokens(self) -> tuple[str, ...]:
+        """The special tokens in the document that are read as characters, each once, sorted."""
+        return tuple(sorted({token.strip() for token in self._document.spans.values()}))
 
     def alone(self) -> list[int]:
         """Return the ids of the document as the whole prompt."""
@@ -132,7 +155,6 @@ class DocumentPrompt(QuestionPrompt):
         """Return the ids that every question's prompt starts with."""
         return self._start_ids(self._before)
 
-    def _start_ids(self, text: str) -> list[int]:
+    def _start_ids(self, text: MaskedText) -> list[int]:
         # A chat template writes its special tokens itself; plain text needs the tokenizer's own.
-        special = self.form is PromptForm.PLAIN
-        return list(self._tokenizer(text, add_special_tokens=special).input_ids)
+        return self._encoder.ids(text, add_special_tokens=self.form is PromptForm.PLAIN)

@@ -20,6 +20,7 @@ from hillinfer.prompt import PromptError, PromptStyle
 from hillinfer.question_reading import QuestionReading
 from hillinfer.sampling import Sampling
 from hillinfer.settings import Settings
+from hillinfer.special_tokens import SpecialTokens
 from hillinfer.storage.read_engines import IOChoice
 
 _AUTO = "auto"
@@ -46,6 +47,13 @@ def generate(
     prompt_style: Annotated[
         PromptStyle, typer.Option(help="auto uses the model's chat template, plain does not.")
     ] = PromptStyle.AUTO,
+    special_tokens: Annotated[
+        SpecialTokens,
+        typer.Option(
+            help="Special tokens in texts and questions, like <|im_end|>: text reads them as "
+            "characters, control obeys them."
+        ),
+    ] = SpecialTokens.TEXT,
     max_new_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 128,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     top_p: Annotated[float, typer.Option(help="Probability mass to draw from.")] = 1.0,
@@ -199,6 +207,7 @@ def generate(
         number_type=dtype,
         document=None if from_session else read_document(prompt_file, prompt),
         prompt_style=prompt_style,
+        special_tokens=special_tokens,
         questions=tuple(question or ()),
         asking=Asking.INTERACTIVE if interactive else Asking.OPTIONS,
         question_reading=QuestionReading.SINGLY if sparse_question else QuestionReading.CHUNKS,

@@ -14,6 +14,7 @@ from hillinfer.prompt import PromptStyle
 from hillinfer.question_reading import QuestionReading
 from hillinfer.sampling import Sampling
 from hillinfer.settings import Settings
+from hillinfer.special_tokens import SpecialTokens
 
 STOCK = "stock"
 
@@ -41,6 +42,8 @@ class GenerateRequest:
         What to load, and in which type.
     document, prompt_style
         What to read, None where a session holds it, and whether it goes through the chat template.
+    special_tokens
+        How those in the document and in questions are read.
     questions
         About the document; empty where it is the whole prompt.
     asking, question_reading
@@ -91,6 +94,7 @@ class GenerateRequest:
     save_session: Path | None = None
     projections: str = STOCK
     prompt_file: Path | None = None
+    special_tokens: SpecialTokens = SpecialTokens.TEXT
 
     def __post_init__(self) -> None:
         """Refuse values that mean nothing."""

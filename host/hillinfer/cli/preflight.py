@@ -93,6 +93,11 @@ def check_run(
     if saved is not None:
         settings = _fitting(request, outline, saved)
     document_ids = _document_ids(request, prompt, saved)
+    if isinstance(prompt, DocumentPrompt) and prompt.spelled_tokens:
+        say(
+            f"special tokens in the text, like {prompt.spelled_tokens[0]}, are read as characters "
+            "(--special-tokens control obeys them)"
+        )
     reused = 0 if saved is None else _reused(request, document_ids, saved, say)
     session_seconds = time.perf_counter() - started
     asked = [prompt.question_ids(question) for question in request.questions]

@@ -63,6 +63,7 @@ def settings_facts(request: GenerateRequest, checked: CheckedRun) -> dict[str, A
         "prefill_chunk": request.chunk_tokens,
         "question_reading": request.question_reading.value,
         "prompt_style": request.prompt_style.value,
+        "special_tokens": request.special_tokens.value,
         "max_new_tokens": request.max_new_tokens,
         "projections": request.projections,
         "threads": torch.get_num_threads(),

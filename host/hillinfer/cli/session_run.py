@@ -37,7 +37,12 @@ def make_prompt(
     style = request.prompt_style
     if request.document is not None:
         plain = style is PromptStyle.AUTO and form is PromptForm.PLAIN
-        return DocumentPrompt(tokenizer, request.document, PromptStyle.PLAIN if plain else style)
+        return DocumentPrompt(
+            tokenizer,
+            request.document,
+            PromptStyle.PLAIN if plain else style,
+            request.special_tokens,
+        )
     assert saved is not None
     if form is None:
         raise SessionError(
@@ -50,7 +55,7 @@ def make_prompt(
             f"the session {saved.directory} does not fit: prompt style is {form} in the session "
             f"and {style} here; leave --prompt-style out"
         )
-    return QuestionPrompt(tokenizer, form)
+    return QuestionPrompt(tokenizer, form, request.special_tokens)
 
 
 def open_cache(

@@ -139,7 +139,7 @@ def test_a_budget_in_bytes_does_not_follow(model, cold_dir):
                 hill.new_cache(expected)
     with hillinfer.attach(model, cold_dir=cold_dir, dram_budget="6MiB") as hill:
         cache = hill.new_cache(5)
-        found, statistics = answer(hill, cache, [300])
+        _, statistics = answer(hill, cache, [300])
         assert statistics.dram_budget_bytes == 6 << 20
         cache.close()
 
