@@ -24,6 +24,9 @@ from hillinfer.storage.row_sums import sums_of
 from hillinfer.system_reason import reason_of, way_out
 
 _HASH_BYTES = 1 << 20
+# Numbers that a model computed do not shrink to this by any compression of a file system.
+_LEAST_SHARE = 64
+_MOST_UNLOOKED = 1 << 26
 
 
 class SessionFile:
@@ -81,6 +84,8 @@ class SessionFile:
                     f"{name} has {status.st_size} bytes and should have {byte_count}: it was "
                     f"{change}",
                 )
+            if _is_nearly_empty(descriptor, status):
+                raise damaged(directory, f"{name} was never written: nearly all of it is holes")
             return cls(directory, name, descriptor, status.st_size, calls)
         except BaseException:
             with suppress(OSError):
@@ -177,3 +182,15 @@ class SessionFile:
             f"could not read {count} bytes at {offset} of {self.name} of the session "
             f"{self._directory}: {reason_of(error)}; {way_out(error, 'read the document again')}"
         )
+
+
+def _is_nearly_empty(descriptor: int, status: os.stat_result) -> bool:
+    """Say whether a large file has nearly no content, so that reading it would only take time."""
+    written = status.st_blocks * 512
+    if status.st_size <= _MOST_UNLOOKED or written >= status.st_size // _LEAST_SHARE:
+        return False
+    try:
+        # File systems that do not count blocks do not tell of holes either.
+        return os.lseek(descriptor, 0, os.SEEK_HOLE) < status.st_size
+    except OSError:
+        return False

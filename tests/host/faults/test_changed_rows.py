@@ -173,7 +173,7 @@ def test_without_checksums_flips_give_another_answer(model, cold, monkeypatch):
     cache, files = cold
     expected = dense(model, cache)
     monkeypatch.setattr(RowSums, "wrong_row", lambda *given: None)
-    errors, same, other = outcomes(files, lambda: dense(model, cache), expected, 20)
+    _, _, other = outcomes(files, lambda: dense(model, cache), expected, 20)
     assert other > 2
 
 
@@ -214,7 +214,7 @@ def test_rows_of_a_session_in_use(model, saved, tmp_path):
         cache = hill.load_session(saved)
         expected = dense(model, cache)
         files = [OpenFile(saved / f"rows-{layer:04}.bin") for layer in range(LAYERS)]
-        errors, same, other = outcomes(files, lambda: dense(model, cache), expected, 16)
+        errors, _, other = outcomes(files, lambda: dense(model, cache), expected, 16)
         assert other == 0
         assert_clear(errors, f"of the session {saved}")
         assert len(errors) >= 4
@@ -242,7 +242,7 @@ def test_shadows_that_are_streamed(model, saved, tmp_path, where):
         assert len(files) == 1
         expected = decode(model, cache)
         assert cache.statistics().shadow_read_bytes > 0
-        errors, same, other = outcomes(files, lambda: decode(model, cache), expected, 12)
+        errors, _, other = outcomes(files, lambda: decode(model, cache), expected, 12)
         assert other == 0
         assert_clear(errors, "shadow")
         assert errors
