@@ -135,16 +135,17 @@ def event(**changes):
 
 
 def in_step(number, **changes):
-    return event(cat="reads", name="rows", ts=2, dur=1, tid=number, args={"step": 1}, **changes)
+    plain = {"cat": "reads", "name": "rows", "ts": 2, "dur": 1, "tid": number, "args": {"step": 1}}
+    return event(**plain | changes)
 
 
 EVENTS = {
     "huge time": [event(ts=int(HUGE))] * 2,
     "endless time": [event(dur=float("inf"))] * 2,
-    "formula": [event(name="$\\frac$")] * 2,
+    "formula": [event(), *[in_step(1, name="$\\frac$")] * 2],
     "formula in details": [event(args={"step": 1, "layer": "$\\frac$"})] * 2,
-    "long name": [event(name="n" * 5000)] * 2,
-    "control characters": [event(name="a\x1b[2J")] * 2,
+    "long name": [event(), *[in_step(1, name="n" * 5000)] * 2],
+    "control characters": [event(), *[in_step(1, name="a\x1b[2J")] * 2],
     "list": [[1]] * 2,
     "other lane": [event(cat="nothing")] * 2,
     "details": [event(args={"step": 1, "layer": [1]})] * 2,
@@ -182,15 +183,24 @@ def test_a_formula_in_the_name_of_a_file_is_a_name(tmp_path, monkeypatch):
 
 # --- images ---------------------------------------------------------------------------------------
 
-TABLE, ENTRY = 8 + 4 + 28 + 256 + 8 + 184, 40
+ENTRY = 40
 
 
-def changed_section(index, at, value, form="<Q"):
+def changed_section(index, at, value):
     content = bytearray(make().pack())
-    # Kind, name, offset, size of each section.
-    table = content.index(struct.pack("<I16s", 0, b"BITSTREAM"[:15]))
-    struct.pack_into(form, content, table + index * ENTRY + at, value)
+    struct.pack_into("<Q", content, table_of(content) + index * ENTRY + at, value)
     return bytes(content)
+
+
+def table_of(content):
+    """Where the kind, name, offset and size of each section begin."""
+    return content.index(struct.pack("<I16s", 0, b"BITSTREAM"))
+
+
+def lying_on_another():
+    content = make().pack()
+    (first,) = struct.unpack_from("<Q", content, table_of(content) + 24)
+    return changed_section(1, 24, first + 8)
 
 
 IMAGES = {
@@ -198,7 +208,7 @@ IMAGES = {
     "size": lambda: changed_section(1, 32, (1 << 64) - 1),
     "both": lambda: changed_section(1, 24, (1 << 64) - 8),
     "in the header": lambda: changed_section(1, 24, 16),
-    "on another": lambda: changed_section(1, 32, 2000),
+    "on another": lying_on_another,
     "cut short": lambda: make().pack()[:500],
     "half": lambda: make().pack()[: len(make().pack()) // 2],
 }
