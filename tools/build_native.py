@@ -39,6 +39,7 @@ COMMON: dict[str, list[str]] = {
     "attention_portable": _ANY_FLOAT,
     "row_places": [],
     "row_products": _ANY_FLOAT,
+    "row_sums": [],
 }
 _X86 = {
     "avx2": ["-mavx2"],

@@ -53,6 +53,7 @@ from hillinfer.storage.row_keeper import RowKeeper
 from hillinfer.storage.row_layout import RowLayout
 from hillinfer.storage.row_locator import RowLocator
 from hillinfer.storage.row_reader import RowReader
+from hillinfer.storage.row_sums import RowSums
 from hillinfer.storage.rows_ahead import RowsAhead
 from hillinfer.storage.shadow_keeper import ShadowKeeper
 from hillinfer.storage.shadow_memory import ShadowMemory
@@ -133,6 +134,7 @@ def open_parts(
             calls,
             base.rows if base else None,
             recorder,
+            RowSums(shape.layers, accountant),
         )
         undone.callback(store.close)
         if store.own_io_mode is IOMode.BUFFERED:

@@ -236,7 +236,8 @@ class _Explained:
         if isinstance(error, NonFiniteQueryError):
             raise CacheUseError(
                 f"layer {self._layer} made a query that is not finite ({error}): the model's "
-                "weights or its number type are at fault; try --dtype float32"
+                "weights or its number type are at fault; try --dtype float32 (the rows that "
+                "the drive returned are those that were written)"
             ) from error
 
 

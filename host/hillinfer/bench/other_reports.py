@@ -12,7 +12,10 @@ from typing import Any, TypeVar
 
 from hillinfer.bench.goal_record import GoalRecord
 from hillinfer.bench.other_goals import OTHER_GOALS
+from hillinfer.plain_file import read_plain
 
+# Reports have kilobytes.
+_MOST_BYTES = 1 << 26
 Taken = TypeVar("Taken")
 
 
@@ -99,7 +102,7 @@ def beta_sweep(folder: Path) -> dict[str, Any] | None:
                 for row in found["rows"]
             ],
         }
-    except (OSError, KeyError, TypeError, ValueError, AttributeError):
+    except (OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError):
         return None
 
 
@@ -135,7 +138,7 @@ def _taken(
         found = _read(file)
     except OSError:
         return f"{file.name} is not beside the report: run {command}"
-    except ValueError:
+    except (ValueError, RecursionError):
         return f"{file.name} is no JSON: run {command} again"
     try:
         taken = take(found)
@@ -147,7 +150,7 @@ def _taken(
 
 
 def _read(file: Path) -> Any:
-    return json.loads(file.read_text(encoding="utf-8"), parse_constant=_refuse)
+    return json.loads(read_plain(file, _MOST_BYTES).decode("utf-8"), parse_constant=_refuse)
 
 
 def _refuse(constant: str) -> None:

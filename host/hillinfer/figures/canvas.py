@@ -41,6 +41,11 @@ def new_figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), dpi=_DOTS_PER_INCH, layout="constrained")
 
 
+def plain_text(text: str) -> str:
+    """Return text as a figure shows it letter by letter, a `$` begins no formula."""
+    return text.replace("$", r"\$")
+
+
 def save_figure(figure: Figure, file: Path) -> None:
     """Write a figure, as SVG where the name ends so, else as PNG, readable by its owner only.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hillinfer.figures.canvas import new_figure
+from hillinfer.figures.canvas import new_figure, plain_text
 from hillinfer.timeline.lane import Lane
 from hillinfer.timeline.span import Span
 from hillinfer.timeline.step_trace import StepTrace
@@ -42,7 +42,8 @@ def lanes_figure(trace: StepTrace, name: str) -> Figure:
     axes.set_xlim(0, trace.nanoseconds / 1e6)
     axes.set_xlabel("ms since the step began (bars carry the number of their layer)")
     axes.grid(axis="x", alpha=0.3)
-    figure.suptitle(f"Step {trace.step.step} of {name}: {trace.nanoseconds / 1e6:.2f} ms")
+    milliseconds = f"{trace.nanoseconds / 1e6:.2f} ms"
+    figure.suptitle(f"Step {trace.step.step} of {plain_text(name)}: {milliseconds}")
     return figure
 
 

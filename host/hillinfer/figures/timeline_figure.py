@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hillinfer.figures.canvas import new_figure
+from hillinfer.figures.canvas import new_figure, plain_text
 from hillinfer.timeline.timeline_record import Matrix, TimelineRecord
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def timeline_figure(record: TimelineRecord, name: str) -> Figure:
         _mark_steps(map_axes, record)
     axes[-1, 0].set_xlabel("step (dotted where passes without selection lie between)")
     figure.suptitle(
-        f"Hot pools, {name}: {len(record.steps)} steps, {layers} layers, "
+        f"Hot pools, {plain_text(name)}: {len(record.steps)} steps, {layers} layers, "
         f"{record.hit_rate:.1%} of the selected rows found in DRAM"
     )
     return figure

@@ -19,7 +19,7 @@ from hillinfer_model.kernel_spec import CONTRACT_VERSION
 LIBRARY = Path(__file__).parent / "libhillinfer_native.so"
 HOW_TO_BUILD = "install a C++ compiler (apt install g++) and run python tools/build_native.py"
 
-_INTERFACE_VERSION = 7
+_INTERFACE_VERSION = 8
 _POINTER = ctypes.c_void_p
 _INT = ctypes.c_int32
 _LONG = ctypes.c_int64
@@ -89,6 +89,7 @@ _SIGNATURES = {
         _INT,
         [_INT, ctypes.POINTER(Attention), ctypes.POINTER(Places), _POINTER, _POINTER],
     ),
+    "hillinfer_row_sums": (None, [_POINTER, _LONG, _POINTER, _LONG, _POINTER]),
     "hillinfer_read_rows": (ctypes.c_uint64, [_INT, _POINTER, _LONG, _LONG, _INT]),
     "hillinfer_read_sum": (ctypes.c_uint64, [_INT, _POINTER, _LONG, _INT]),
 }
@@ -225,6 +226,41 @@ class NativeLibrary:
         """
         if self._functions.hillinfer_row_places(ctypes.byref(places), out.ctypes.data):
             raise IndexError(_NOWHERE)
+
+    def row_sums(
+        self, memory: NDArray[np.uint8], places: NDArray[np.int64], sums: NDArray[np.uint32]
+    ) -> None:
+        """Take checksums of rows; see host/native/row_sums.h.
+
+        Parameters
+        ----------
+        memory
+            uint8 (any, row_bytes), contiguous, row_bytes a multiple of 64.
+        places
+            int64, contiguous: which rows.
+        sums
+            uint32, contiguous, one for each, filled.
+
+        Raises
+        ------
+        ValueError
+            The memory has gaps, or its rows another size.
+        IndexError
+            A row is not in it.
+        """
+        if memory.ndim != 2 or not memory.flags.c_contiguous or memory.shape[1] % 64:
+            raise ValueError(f"rows of shape {memory.shape} must be contiguous multiples of 64")
+        if not len(places):
+            return
+        if int(places.min()) < 0 or int(places.max()) >= len(memory):
+            raise IndexError(f"rows {places.min()} to {places.max()} of {len(memory)}")
+        self._functions.hillinfer_row_sums(
+            memory.ctypes.data,
+            memory.shape[1],
+            places.ctypes.data,
+            len(places),
+            sums.ctypes.data,
+        )
 
     def attend_hot(
         self,

@@ -17,6 +17,7 @@ from hillinfer.pools.slot_table import SLOT_BYTES
 from hillinfer.settings import Settings
 from hillinfer.storage.aligned_buffer import PAGE_BYTES, round_up
 from hillinfer.storage.leaving_shadows import LEAVING_SHADOWS
+from hillinfer.storage.row_sums import ROW_SUM_BYTES
 from hillinfer.storage.shadow_sizes import held_bytes, statistics_bytes
 from hillinfer.storage.shadow_store import STREAM_BUFFERS, shadow_bytes
 from hillinfer_model.choices import Scope
@@ -73,7 +74,7 @@ class BudgetPlan:
     staging_bytes
         Every I/O, gather, spill and prefill buffer, and scoring scratch.
     other_bytes
-        Statistics, slot tables, hit-rate tables, observed queries, scores.
+        Statistics, slot tables, checksums of rows, hit-rate tables, observed queries, scores.
     device
         Of these, what is there because a device scores; the probe tokens are no part of
         `shadow_bytes`.
@@ -129,6 +130,7 @@ class BudgetPlan:
             other_bytes=segments * shape.layers * statistics_bytes(spec)
             # One slot table is there twice while it grows.
             + (rows * shape.layers + rows - TABLE_GROWTH_ROWS) * _SLOT_TABLE_BYTES
+            + rows * shape.layers * ROW_SUM_BYTES
             + (hit_bytes(shape, tokens) + observed_bytes(shape, observed)) * sequences
             + score_bytes(spec, settings.scope, tokens),
             device=device,

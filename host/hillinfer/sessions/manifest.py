@@ -19,6 +19,7 @@ from hillinfer_model.kernel_spec import KernelSpec
 
 MOST_BYTES = 4 << 20
 _MOST_TOKENS = 1 << 40
+_MOST_QUERIES = 1 << 16
 _DIGEST_LENGTH = 64
 _MOST_TEXT = 65_536
 
@@ -193,7 +194,7 @@ def _extent(content: Any) -> SessionExtent:
     return SessionExtent(
         tokens=_number("tokens", own["tokens"], 1),
         segments=_number("segments", own["segments"], 0),
-        observed_queries=_number("observed_queries", own["observed_queries"], 0),
+        observed_queries=_number("observed_queries", own["observed_queries"], 0, _MOST_QUERIES),
     )
 
 

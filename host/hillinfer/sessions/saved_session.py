@@ -18,6 +18,7 @@ from hillinfer.sessions.errors import SessionError, cannot_open, damaged
 from hillinfer.sessions.manifest import MOST_BYTES, Manifest
 from hillinfer.sessions.session_file import SessionFile
 from hillinfer.sessions.session_files import MANIFEST_FILE, Part, rows_file, slot_bytes
+from hillinfer.storage.aligned_buffer import PAGE_BYTES
 from hillinfer.storage.cold_file import IOMode
 from hillinfer.storage.drive_calls import DriveCalls
 from hillinfer.storage.stored_base import RowBase, ShadowBase, StoredBase
@@ -53,6 +54,7 @@ class SavedSession:
             _check_names(directory, {MANIFEST_FILE, *sizes})
             self._files: dict[str, SessionFile] = {}
             self._taken: set[str] = set()
+            self._sums: dict[str, NDArray[np.uint32]] = {}
             for name, byte_count in sizes.items():
                 file = SessionFile.open(directory, name, byte_count, reached)
                 opened.callback(file.close)
@@ -81,11 +83,21 @@ class SavedSession:
             self._files[rows_file(layer)].go_direct()
         self._files[Part.SHADOW.value].go_direct()
         files = list(self._files.values())
+        row_bytes = [self._sum_bytes.get(file.name, PAGE_BYTES) for file in files]
         with ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1)) as threads:
-            digests = list(threads.map(SessionFile.digest, files))
-        for file, digest in zip(files, digests, strict=True):
+            found = list(threads.map(SessionFile.digest_and_sums, files, row_bytes))
+        for file, (digest, sums) in zip(files, found, strict=True):
             if digest != self.manifest.digests[file.name]:
                 raise damaged(self.directory, f"{file.name} was changed: its checksum does not fit")
+            if file.name in self._sum_bytes:
+                self._sums[file.name] = sums
+
+    @property
+    def _sum_bytes(self) -> dict[str, int]:
+        """What is read piece by piece while the session is used: bytes of a piece by file."""
+        shape = self.manifest.shape
+        rows = {rows_file(layer): shape.row_bytes for layer in range(shape.layers)}
+        return {**rows, Part.SHADOW.value: slot_bytes(self.manifest.spec)}
 
     def token_ids(self) -> list[int]:
         """Return the ids of all tokens."""
@@ -107,22 +119,32 @@ class SavedSession:
     def take_base(self, groups: int) -> StoredBase:
         """Hand the files of rows and shadow over, to be closed by whoever reads them from now on.
 
+        Verifies the session where that was not done; its checksums go with the files.
+
         Parameters
         ----------
         groups
             How many of the session's groups will be read.
         """
         manifest = self.manifest
+        if not self._sums:
+            self.verify()
         names = [rows_file(layer) for layer in range(manifest.shape.layers)]
         files = [self._files[name] for name in names]
         self._taken = {*names, Part.SHADOW.value}
         direct = all(file.io_mode is IOMode.DIRECT for file in files if file.byte_count)
         return StoredBase(
-            RowBase(files, groups, IOMode.DIRECT if direct else IOMode.BUFFERED),
+            RowBase(
+                files,
+                groups,
+                IOMode.DIRECT if direct else IOMode.BUFFERED,
+                [self._sums.pop(name) for name in names],
+            ),
             ShadowBase(
                 self._files[Part.SHADOW.value],
                 manifest.extent.segments * manifest.shape.layers,
                 slot_bytes(manifest.spec),
+                self._sums.pop(Part.SHADOW.value),
             ),
         )
 

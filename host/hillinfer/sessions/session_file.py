@@ -6,18 +6,27 @@ from __future__ import annotations
 import errno
 import fcntl
 import hashlib
+import math
 import os
 import stat
 from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
+from hillinfer.errors import ColdPoolError
 from hillinfer.sessions.errors import SessionError, cannot_open, damaged
-from hillinfer.storage.aligned_buffer import PAGE_BYTES, aligned_buffer
-from hillinfer.storage.cold_file import IOMode
+from hillinfer.storage.aligned_buffer import PAGE_BYTES, aligned_buffer, round_up
+from hillinfer.storage.cold_file import CHANGED, IOMode
 from hillinfer.storage.drive_calls import DriveCalls
+from hillinfer.storage.row_sums import sums_of
 from hillinfer.system_reason import reason_of, way_out
 
 _HASH_BYTES = 1 << 20
+# Numbers that a model computed do not shrink to this by any compression of a file system.
+_LEAST_SHARE = 64
+_MOST_UNLOOKED = 1 << 26
 
 
 class SessionFile:
@@ -75,6 +84,8 @@ class SessionFile:
                     f"{name} has {status.st_size} bytes and should have {byte_count}: it was "
                     f"{change}",
                 )
+            if _is_nearly_empty(descriptor, status):
+                raise damaged(directory, f"{name} was never written: nearly all of it is holes")
             return cls(directory, name, descriptor, status.st_size, calls)
         except BaseException:
             with suppress(OSError):
@@ -104,15 +115,40 @@ class SessionFile:
             # Direct I/O may stop anywhere but must go on at a multiple of 4,096.
             done = reached if reached == len(into) else reached // unit * unit
 
+    def changed(self, byte_count: int, offset: int) -> ColdPoolError:
+        """Return the error that says that bytes are not those that were verified."""
+        return ColdPoolError(
+            f"{byte_count} bytes at {offset} of {self.name} of the session {self._directory} are "
+            f"not what was read there before: {CHANGED}, and read the document again with "
+            "--save-session"
+        )
+
     def digest(self) -> str:
         """Return the SHA-256 of the whole file, read past the page cache where that is possible."""
+        return self.digest_and_sums(PAGE_BYTES)[0]
+
+    def digest_and_sums(self, row_bytes: int) -> tuple[str, NDArray[np.uint32]]:
+        """Return the SHA-256 of the whole file, and checksums of its rows from the same bytes.
+
+        Parameters
+        ----------
+        row_bytes
+            Bytes of a row, a multiple of 64; what is left behind the last one has no sum.
+        """
         sha256 = hashlib.sha256()
-        buffer = aligned_buffer(_HASH_BYTES).data
-        for offset in range(0, self.byte_count, _HASH_BYTES):
-            piece = buffer[: min(_HASH_BYTES, self.byte_count - offset)]
-            self.read(piece, offset)
-            sha256.update(piece)
-        return sha256.hexdigest()
+        # Whole rows, that begin at pages.
+        unit = math.lcm(row_bytes, PAGE_BYTES)
+        most = min(max(1, _HASH_BYTES // unit) * unit, round_up(self.byte_count, PAGE_BYTES))
+        buffer = aligned_buffer(most)
+        sums = np.zeros(self.byte_count // row_bytes, np.uint32)
+        for offset in range(0, self.byte_count, most or 1):
+            piece = buffer[: min(most, self.byte_count - offset)]
+            self.read(piece.data, offset)
+            sha256.update(piece.data)
+            rows = piece[: len(piece) // row_bytes * row_bytes].reshape(-1, row_bytes)
+            first = offset // row_bytes
+            sums[first : first + len(rows)] = sums_of(rows, np.arange(len(rows)))
+        return sha256.hexdigest(), sums
 
     def content(self) -> bytes:
         """Return the whole file, which is small."""
@@ -146,3 +182,15 @@ class SessionFile:
             f"could not read {count} bytes at {offset} of {self.name} of the session "
             f"{self._directory}: {reason_of(error)}; {way_out(error, 'read the document again')}"
         )
+
+
+def _is_nearly_empty(descriptor: int, status: os.stat_result) -> bool:
+    """Say whether a large file has nearly no content, so that reading it would only take time."""
+    written = status.st_blocks * 512
+    if status.st_size <= _MOST_UNLOOKED or written >= status.st_size // _LEAST_SHARE:
+        return False
+    try:
+        # File systems that do not count blocks do not tell of holes either.
+        return os.lseek(descriptor, 0, os.SEEK_HOLE) < status.st_size
+    except OSError:
+        return False

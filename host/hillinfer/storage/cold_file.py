@@ -19,6 +19,12 @@ from hillinfer.system_reason import SHORTAGE, reason_of, way_out
 
 Result = TypeVar("Result")
 
+# What bytes that differ from what was written mean; the directory and the fix come around it.
+CHANGED = (
+    "the drive gave other bytes, or somebody changed the file; neither the model nor the text so "
+    "far is at fault; check the drive (dmesg, smartctl)"
+)
+
 
 class IOMode(StrEnum):
     """Whether reads and writes go past the page cache."""
@@ -80,6 +86,14 @@ class ColdFile:
     def read(self, into: memoryview, offset: int) -> None:
         """Fill all of `into` from `offset`, or raise ColdPoolError naming what failed."""
         self._transfer("read", self._calls.preadv, into, offset)
+
+    def changed(self, byte_count: int, offset: int) -> ColdPoolError:
+        """Return the error that says that bytes are not those that were written."""
+        return ColdPoolError(
+            f"{byte_count} bytes at {offset} of {self._label} of the cold pool in "
+            f"{self._directory} are not what was written there: {CHANGED}, and ask again, with "
+            "another --cold-dir if it comes again"
+        )
 
     def publish(self, path: Path) -> None:
         """Give the file a name, its content on the drive; OSError where that cannot be."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hillinfer.counters import Counters
-from hillinfer.errors import ColdPoolError
+from hillinfer.errors import ColdPoolError, HillInferError
 from hillinfer.model_shape import ModelShape
 from hillinfer.storage.aligned_buffer import PAGE_BYTES, aligned_buffer
 from hillinfer.storage.cold_file import ColdFile, IOMode, probe_io_mode
@@ -25,6 +25,7 @@ from hillinfer.storage.read_engine import ReadEngine
 from hillinfer.storage.read_plan import lie_in_pages, plan_in_place, plan_reads
 from hillinfer.storage.read_turns import ReadTurns
 from hillinfer.storage.reads import Reads
+from hillinfer.storage.row_sums import RowStream, RowSums
 from hillinfer.storage.stored_base import ReadFile, RowBase
 from hillinfer.storage.wanted_rows import WantedRows
 from hillinfer.timeline.lane import Lane
@@ -67,6 +68,9 @@ class ColdStore:
         Where the first groups lie already; the store closes it.
     recorder
         Notes how long reads and writes take.
+    sums
+        Checksums of all rows, by which each one is known that does not come back as it was written;
+        None where nobody looks.
     """
 
     def __init__(
@@ -79,7 +83,9 @@ class ColdStore:
         calls: DriveCalls | None = None,
         base: RowBase | None = None,
         recorder: Recorder = SILENT,
+        sums: RowSums | None = None,
     ) -> None:
+        self._sums = sums
         self._recorder = recorder
         self._directory = directory
         self._layers = shape.layers
@@ -108,6 +114,22 @@ class ColdStore:
     def base_groups(self) -> int:
         """Groups that are never written: they lie in the base."""
         return self._base.groups if self._base else 0
+
+    def cover(self, groups: int) -> None:
+        """Make room for the checksums of the groups below `groups`; those of the base come in.
+
+        Raises
+        ------
+        BudgetError
+            Where there is no room.
+        """
+        if self._sums is None:
+            return
+        self._sums.cover(groups * GROUP_TOKENS)
+        if self._base is not None and self._base.sums is not None:
+            for layer, sums in enumerate(self._base.sums):
+                self._sums.adopt(layer, sums[: self._base.groups * GROUP_TOKENS])
+            self._base = replace(self._base, sums=None)
 
     def fresh_files(self) -> list[ColdFile]:
         """Return an empty file for each layer, for this store or to `freeze` it with."""
@@ -174,6 +196,8 @@ class ColdStore:
 
         def write() -> None:
             try:
+                if self._sums is not None:
+                    self._sums.note(layer, _rows_of(groups), rows)
                 breaks = np.flatnonzero(np.diff(groups) != 1) + 1
                 for begin, end in pairwise([0, *breaks.tolist(), len(groups)]):
                     piece = data[begin * self._group_bytes : end * self._group_bytes]
@@ -263,9 +287,16 @@ class ColdStore:
             if self._base is not None and in_base[begin]:
                 file, at = self._base.files[layer], int(numbers[begin])
             offset, last = at * self._group_bytes, (at + end - begin) * self._group_bytes
+            stream = None
+            if self._sums is not None:
+                first_row = int(numbers[begin]) * GROUP_TOKENS
+                stream = RowStream(self._sums, layer, first_row, self._row_bytes)
             while offset < last:
                 piece = self._buffer.data[: min(most, last - offset)]
                 file.read(piece, offset)
+                wrong = None if stream is None else stream.wrong_row(piece)
+                if wrong is not None:
+                    raise self._changed(layer, wrong)
                 yield piece
                 offset += len(piece)
 
@@ -287,10 +318,21 @@ class ColdStore:
             cost = self._read_rows(self._files[wanted.layer], wanted)
         else:
             cost = self._read_both(self._base, wanted)
+        if self._sums is not None:
+            wrong = self._sums.wrong_row(wanted.layer, wanted.rows, wanted.out, wanted.places)
+            if wrong is not None:
+                raise self._changed(wanted.layer, wrong)
         self._counters.cold_useful_bytes += len(wanted.rows) * self._row_bytes
         self._counters.cold_reads += cost.reads
         self._counters.cold_read_bytes += cost.byte_count
         return cost
+
+    def _changed(self, layer: int, row: int) -> HillInferError:
+        """Return the error that says that a row is not as it was written."""
+        file, own = self._files[layer], row - self.base_groups * GROUP_TOKENS
+        if self._base is not None and own < 0:
+            return self._base.files[layer].changed(self._row_bytes, row * self._row_bytes)
+        return file.changed(self._row_bytes, own * self._row_bytes)
 
     def _read_both(self, base: RowBase, wanted: WantedRows) -> ReadCost:
         """Read rows that may lie in the base and in the store's own files."""
@@ -331,3 +373,8 @@ class ColdStore:
         ):
             self._engine.read(file, buffer, reads)
         return cost
+
+
+def _rows_of(groups: NDArray[np.int64]) -> NDArray[np.int64]:
+    rows: NDArray[np.int64] = groups[:, None] * GROUP_TOKENS + np.arange(GROUP_TOKENS)
+    return rows.reshape(-1)

@@ -141,6 +141,7 @@ class RowKeeper:
         sequence.token_ids.extend(saved.token_ids()[:tokens])
         self._groups.fix(self._store.base_groups)
         self._pools.cover(self._groups.groups * GROUP_TOKENS)
+        self._store.cover(self._groups.groups)
         for group in range(groups):
             self._groups.share(group)
         sequence.groups = list(range(groups))
@@ -301,6 +302,7 @@ class RowKeeper:
         while len(sequence.groups) < first + count:
             sequence.groups.append(self._groups.take())
         self._pools.cover(self._groups.groups * GROUP_TOKENS)
+        self._store.cover(self._groups.groups)
         return np.asarray(sequence.groups[first : first + count], np.int64)
 
     def _give_groups(self, sequence: Sequence, keep: int) -> None:

@@ -10,6 +10,7 @@ from hillinfer_model.kernel_spec import KernelSpec
 # A shadow in DRAM has the sinks beside it, so its copy is that of a segment without.
 NO_SINKS = 1
 _STATISTICS_ITEM_BYTES = 5
+_SUM_BYTES = 8
 
 
 def held_bytes(spec: KernelSpec) -> int:
@@ -18,5 +19,5 @@ def held_bytes(spec: KernelSpec) -> int:
 
 
 def statistics_bytes(spec: KernelSpec) -> int:
-    """Return the bytes of one segment's channel statistics in one layer."""
-    return spec.kv_heads * spec.head_dim * _STATISTICS_ITEM_BYTES
+    """Return the bytes of one segment's channel statistics and checksum in one layer."""
+    return spec.kv_heads * spec.head_dim * _STATISTICS_ITEM_BYTES + _SUM_BYTES

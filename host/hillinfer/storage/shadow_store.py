@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import heapq
+from array import array
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -17,6 +18,7 @@ from hillinfer.storage.drive_calls import DriveCalls
 from hillinfer.storage.read_engine import ReadEngine
 from hillinfer.storage.read_plan import MAX_READ_BYTES
 from hillinfer.storage.reads import Reads
+from hillinfer.storage.row_sums import sums_of
 from hillinfer.storage.stored_base import ReadFile, ShadowBase
 from hillinfer.timeline.lane import Lane
 from hillinfer.timeline.recorder import Recorder
@@ -25,6 +27,7 @@ from hillinfer_model.kernel_spec import BEAT_BYTES, KernelSpec
 
 # Shadows that are read ahead of scoring.
 STREAM_BUFFERS = 4
+_UNKNOWN = -1
 
 
 class ShadowStore:
@@ -74,6 +77,10 @@ class ShadowStore:
         self._base = base
         self._base_slots = base.slots if base else 0
         self._slots = self._base_slots
+        # Checksums by slot, counted with the statistics of what the slot holds; below 0 where a
+        # slot's is not known.
+        known = None if base is None or base.sums is None else base.sums.tolist()
+        self._sums = array("q", [_UNKNOWN] * self._base_slots if known is None else known)
 
     @property
     def has_base(self) -> bool:
@@ -93,6 +100,7 @@ class ShadowStore:
         if self._free:
             return heapq.heappop(self._free)
         self._slots += 1
+        self._sums.append(_UNKNOWN)
         return self._slots - 1
 
     def give(self, slot: int) -> None:
@@ -104,7 +112,7 @@ class ShadowStore:
         """Write a shadow that `buffer` made, in the background; leave it alone until it is done."""
         file = self._opened()
         memory = _whole(shadow, self.slot_bytes)
-        return self._writer.submit(self._noted_write, file, memory, self._offset(slot))
+        return self._writer.submit(self._noted_write, file, memory, slot)
 
     def read(self, slot: int, into: NDArray[np.uint8]) -> Future[None]:
         """Read a shadow into what `buffer` made, in the background."""
@@ -136,7 +144,7 @@ class ShadowStore:
         if not in_base.all():
             offsets = (numbers[~in_base] - self._base_slots) * self.slot_bytes
             parts.append((self._opened(), self._reads(offsets, places[~in_base])))
-        return self._readers.submit(self._noted_reads, parts, into)
+        return self._readers.submit(self._noted_reads, parts, into, slots)
 
     def place(self, slot: int) -> tuple[int, int]:
         """Return descriptor and offset of a shadow that was written or lies in the base."""
@@ -154,15 +162,31 @@ class ShadowStore:
         if self._base is not None:
             self._base.file.close()
 
-    def _noted_write(self, file: ColdFile, memory: memoryview, offset: int) -> None:
+    def _noted_write(self, file: ColdFile, memory: memoryview, slot: int) -> None:
+        self._sums[slot] = int(self._sums_of(np.frombuffer(memory, np.uint8), 1)[0])
         with self._recorder.span(Lane.WRITES, "shadow", bytes=len(memory)):
-            file.write(memory, offset)
+            file.write(memory, self._offset(slot))
 
-    def _noted_reads(self, parts: list[tuple[ReadFile, Reads]], memory: NDArray[np.uint8]) -> None:
+    def _noted_reads(
+        self,
+        parts: list[tuple[ReadFile, Reads]],
+        memory: NDArray[np.uint8],
+        slots: Sequence[int],
+    ) -> None:
         for file, reads in parts:
             size = int(reads.byte_counts.sum())
             with self._recorder.span(Lane.READS, "shadow", reads=len(reads), bytes=size):
                 self._engine.read(file, memory, reads)
+        for slot, found in zip(slots, self._sums_of(memory, len(slots)).tolist(), strict=True):
+            if self._sums[slot] not in (_UNKNOWN, found):
+                in_base = self._base is not None and slot < self._base_slots
+                place = slot * self.slot_bytes if in_base else self._offset(slot)
+                file = self._base.file if self._base is not None and in_base else self._opened()
+                raise file.changed(self.slot_bytes, place)
+
+    def _sums_of(self, memory: NDArray[np.uint8], count: int) -> NDArray[np.uint32]:
+        shadows = memory[: count * self.slot_bytes].reshape(count, self.slot_bytes)
+        return sums_of(shadows, np.arange(count))
 
     def _reads(self, offsets: NDArray[np.int64], places: NDArray[np.int64]) -> Reads:
         pieces = np.arange(0, self.slot_bytes, MAX_READ_BYTES)

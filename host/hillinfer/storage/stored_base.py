@@ -7,6 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
+from hillinfer.errors import HillInferError
 from hillinfer.storage.cold_file import IOMode
 
 
@@ -16,6 +20,10 @@ class ReadFile(Protocol):
     @property
     def descriptor(self) -> int:
         """Number of the open file, for who reads it by itself."""
+        ...
+
+    def changed(self, byte_count: int, offset: int) -> HillInferError:
+        """Return the error that says that bytes are not those that were written."""
         ...
 
     def read(self, into: memoryview, offset: int) -> None:
@@ -39,11 +47,15 @@ class RowBase:
         How many of them may be read.
     io_mode
         How the files are read.
+    sums
+        Checksums of the rows of each layer, uint32, from whoever verified the files; None where
+        they are known to the store.
     """
 
     files: Sequence[ReadFile]
     groups: int
     io_mode: IOMode
+    sums: Sequence[NDArray[np.uint32]] | None = None
 
 
 @dataclass(frozen=True)
@@ -58,11 +70,14 @@ class ShadowBase:
         How many there are.
     slot_bytes
         Size of a slot.
+    sums
+        Checksums of the slots, uint32, or None.
     """
 
     file: ReadFile
     slots: int
     slot_bytes: int
+    sums: NDArray[np.uint32] | None = None
 
 
 @dataclass(frozen=True)

@@ -6,16 +6,24 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hillinfer.errors import HillInferError
+from hillinfer.plain_file import open_plain, plain_lines
+from hillinfer.system_reason import reason_of
 from hillinfer.timeline.pool_timeline import COLUMNS
 
 Matrix = NDArray[np.float64]
 _MOST = 1 << 53
+# A hundred thousand steps of a large model.
+_MOST_BYTES = 1 << 30
+# A layer has a line in every step, but for those that were not whole.
+_MOST_EMPTY = 64
+_MOST_LAYERS = 512
 
 
 class TimelineError(HillInferError):
@@ -60,11 +68,12 @@ class TimelineRecord:
             Where it cannot be read or is something else; the message names the line.
         """
         try:
-            with file.open(encoding="ascii", newline="") as lines:
-                entries = np.array(list(_entries(file, csv.reader(lines))), np.float64)
+            with open_plain(file, "ascii", _MOST_BYTES) as opened:
+                numbers = chain.from_iterable(_entries(file, csv.reader(plain_lines(opened))))
+                entries = np.fromiter(numbers, np.float64).reshape(-1, len(COLUMNS))
         except OSError as error:
-            raise TimelineError(f"cannot read the timeline {file}: {error.strerror}") from error
-        except (UnicodeDecodeError, csv.Error) as error:
+            raise TimelineError(f"cannot read the timeline {file}: {reason_of(error)}") from error
+        except (ValueError, csv.Error) as error:
             raise TimelineError(f"{file} is no pool timeline: {error}") from error
         if not len(entries):
             raise TimelineError(f"{file} holds no steps: nothing was decoded while it was written")
@@ -73,6 +82,12 @@ class TimelineRecord:
         shape = int(layers.max()) + 1, len(steps)
         if shape[0] > len(entries):
             raise TimelineError(f"{file} names layer {shape[0] - 1} but has {len(entries)} lines")
+        if shape[0] > _MOST_LAYERS:
+            raise TimelineError(f"{file} names {shape[0]} layers: no model has so many")
+        if shape[0] * shape[1] > _MOST_EMPTY * len(entries):
+            raise TimelineError(
+                f"{file} names {shape[0]} layers and {shape[1]} steps but has {len(entries)} lines"
+            )
         lines_of = np.zeros(shape)
         np.add.at(lines_of, (layers, column_of), 1)
         columns = {}
@@ -95,7 +110,7 @@ def _entries(file: Path, lines: Iterator[list[str]]) -> Iterator[tuple[float, ..
             raise TimelineError(cut_off)
         try:
             entry = tuple(_number(name, cell) for name, cell in zip(COLUMNS, cells, strict=True))
-        except ValueError:
+        except (ValueError, OverflowError):
             # A process that was killed may leave half a line, but only at the end.
             cut_off = f"{file}, line {number}: {','.join(cells)[:80]!r} is no line of a timeline"
         else:

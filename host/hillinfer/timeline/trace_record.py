@@ -5,12 +5,16 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from hillinfer.errors import HillInferError
+from hillinfer.plain_file import open_plain, plain_lines
+from hillinfer.system_reason import reason_of
 from hillinfer.timeline.lane import Lane
 from hillinfer.timeline.span import Span
 from hillinfer.timeline.step_trace import StepTrace
@@ -19,6 +23,11 @@ from hillinfer.timeline.trace_file import PROCESS_NAME
 STEP = "step"
 _MOST_STEPS_NAMED = 8
 _MOST_NANOSECONDS = 1 << 62
+_MOST_BYTES = 1 << 34
+_MOST_SPANS = 1_000_000
+_MOST_THREADS = 256
+# No `$` either: a picture would take what follows for a formula.
+_WORD = re.compile(r"[ -#%-~]{0,200}")
 
 
 class TraceError(HillInferError):
@@ -84,7 +93,18 @@ class TraceRecord:
             for one in _spans(self.file)
             if one.start < step.stop and one.stop > step.start and one != step
         )
-        return StepTrace(step, tuple(sorted(during, key=lambda one: one.start)))
+        some = tuple(islice(during, _MOST_SPANS + 1))
+        if len(some) > _MOST_SPANS:
+            raise TraceError(
+                f"{self.file} has more than {_MOST_SPANS} spans in step {number}: no step of "
+                "hillinfer has so many"
+            )
+        if len({(one.lane, one.thread) for one in some}) > _MOST_THREADS:
+            raise TraceError(
+                f"{self.file} has more than {_MOST_THREADS} threads in step {number}: no step of "
+                "hillinfer has so many"
+            )
+        return StepTrace(step, tuple(sorted(some, key=lambda one: one.start)))
 
 
 def _named(steps: tuple[Span, ...]) -> str:
@@ -96,11 +116,11 @@ def _named(steps: tuple[Span, ...]) -> str:
 
 def _spans(file: Path) -> Iterator[Span]:
     try:
-        with file.open(encoding="utf-8") as lines:
-            yield from _complete_events(file, lines)
+        with open_plain(file, "utf-8", _MOST_BYTES) as opened:
+            yield from _complete_events(file, plain_lines(opened))
     except OSError as error:
-        raise TraceError(f"cannot read the trace {file}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
+        raise TraceError(f"cannot read the trace {file}: {reason_of(error)}") from error
+    except ValueError as error:
         raise TraceError(f"{file} is no trace of hillinfer: {error}") from error
 
 
@@ -123,7 +143,7 @@ def _complete_events(file: Path, lines: Iterator[str]) -> Iterator[Span]:
                 yield _span(event)
             elif event["ph"] != "M":
                 raise ValueError("of another kind")
-        except (ValueError, TypeError, KeyError, RecursionError):
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
             # A process that was killed may leave half a line, but only at the end.
             damaged = f"{file}, line {number}: {text[:80]!r} is no event of a trace of hillinfer"
             if number == 2:
@@ -135,8 +155,10 @@ def _span(event: dict[str, Any]) -> Span:
     step, thread = details.pop("step"), event["tid"]
     if not (isinstance(step, int) and isinstance(thread, int) and isinstance(event["name"], str)):
         raise TypeError("step, thread or name")
-    if not all(isinstance(value, int | str) for value in details.values()):
+    if not all(isinstance(value, int) or _WORD.fullmatch(value) for value in details.values()):
         raise TypeError("details")
+    if not _WORD.fullmatch(event["name"]):
+        raise ValueError("name")
     start, duration = _nanoseconds(event["ts"]), _nanoseconds(event["dur"])
     lane = Lane(event["cat"])
     return Span(lane, event["name"], start, start + duration, thread, step, details)

@@ -14,6 +14,7 @@
 #include "api.h"
 #include "attention.h"
 #include "choice.h"
+#include "row_sums.h"
 
 using namespace hillinfer;
 
@@ -25,6 +26,7 @@ int32_t hillinfer_encode(int32_t, const Sequence*, const Segment*, const uint16_
 int32_t hillinfer_score(int32_t, const Sequence*, uint32_t*);
 int32_t hillinfer_choose(int32_t, const Sequence*, const Choice*, int64_t*);
 int64_t hillinfer_attention_bytes(const Attention*);
+void hillinfer_row_sums(const uint8_t*, int64_t, const int64_t*, int64_t, uint32_t*);
 int32_t hillinfer_attention_begin(int32_t, const Attention*, void*);
 int32_t hillinfer_attention_add(int32_t, const Attention*, const RowSet*, int64_t, void*);
 int32_t hillinfer_attention_result(int32_t, const Attention*, const void*, float*);
@@ -175,6 +177,49 @@ void check_attention(int32_t stored_type, int32_t kv_heads, int32_t group_size, 
 
 }  // namespace
 
+// The sum of a row as row_sums.h says, one word after another.
+uint32_t plain_sum(const uint8_t* row, int64_t row_bytes) {
+    constexpr uint64_t kStep = 0x9E3779B97F4A7C15u, kMix = 0xC2B2AE3D27D4EB4Fu;
+    uint64_t lanes[8], plain[8], keys[8];
+    for (int lane = 0; lane < 8; ++lane) {
+        lanes[lane] = plain[lane] = keys[lane] = kMix * uint64_t(2 * lane + 1);
+    }
+    for (int64_t at = 0; at < row_bytes; at += 8) {
+        const int lane = int(at / 8 % 8);
+        uint64_t word;
+        std::memcpy(&word, row + at, sizeof word);
+        const uint64_t keyed = word ^ keys[lane];
+        lanes[lane] += (keyed & 0xFFFFFFFFu) * (keyed >> 32);
+        plain[lane] += word;
+        keys[lane] += kStep;
+    }
+    uint64_t sum = 0;
+    for (int pair = 0; pair < 8; pair += 2) {
+        for (uint64_t lane : {lanes[pair], lanes[pair + 1], plain[pair], plain[pair + 1]}) {
+            sum = (sum ^ lane) * kMix;
+            sum ^= sum >> 29;
+        }
+    }
+    return uint32_t(sum * kStep >> 32);
+}
+
+void check_row_sums(int64_t row_bytes, bool flip) {
+    std::vector<uint8_t> rows(5 * row_bytes);
+    for (uint8_t& byte : rows) {
+        byte = uint8_t(random_bits());
+    }
+    const int64_t places[] = {3, 0, 4};
+    uint32_t sums[3];
+    hillinfer_row_sums(rows.data(), row_bytes, places, 3, sums);
+    rows[0] ^= flip;
+    for (int i = 0; i < 3; ++i) {
+        if (sums[i] != plain_sum(&rows[places[i] * row_bytes], row_bytes)) {
+            ++failures;
+            std::printf("sums of rows differ: %d bytes\n", int(row_bytes));
+        }
+    }
+}
+
 int main(int count, char** arguments) {
     const bool flip = count > 1 && std::string(arguments[1]) == "flip";
     if (!hillinfer_has_variant(kNeonVariant)) {
@@ -201,6 +246,10 @@ int main(int count, char** arguments) {
             check_attention(type, kv_heads, heads, dim, flip && !attentions ? 0x8000 : 0);
             ++attentions;
         }
+    }
+    for (int64_t row_bytes : {64, 768, 4160}) {
+        check_row_sums(row_bytes, flip);
+        ++cases;
     }
     std::printf("%d cases, %d differences\n", cases + attentions, failures);
     return failures ? 1 : 0;

@@ -4,6 +4,7 @@
 import json
 import os
 import shutil
+import time
 from dataclasses import fields, replace
 
 import numpy as np
@@ -21,6 +22,7 @@ import hillinfer
 from hillinfer.errors import ColdPoolError
 from hillinfer.sessions.errors import SessionError
 from hillinfer.sessions.fingerprint import FIXES, Fingerprint, tokenizer_digest
+from hillinfer.sessions.manifest import Manifest
 from hillinfer.sessions.saved_session import SavedSession
 from hillinfer.sessions.weights import weights_digest
 from hillinfer_model.choices import KeyMode
@@ -373,6 +375,54 @@ def test_any_bytes_for_a_manifest(saved, data):
 def test_odd_json(saved, text):
     (saved / "session.json").write_text(text)
     with pytest.raises(SessionError):
+        opened(saved)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"tokens": 1 << 36},
+        {"tokens": 1, "segments": 1, "observed_queries": 1 << 16},
+        {"observed_queries": 1 << 39},
+        {"tokens": (1 << 40) + 1},
+        {"segments": 1 << 39},
+    ],
+    ids=str,
+)
+def test_holes_of_any_size_are_refused_at_once(saved, change):
+    """Sealed by somebody who knows the format; reading terabytes of nothing would take hours."""
+    content = content_of(saved)
+    content["extent"].update(change)
+    # So that few queries take much, too.
+    content["fingerprint"].update(kv_heads=4, query_heads=4 << 12)
+    seal(saved, content)
+    try:
+        sizes = Manifest.parse((saved / "session.json").read_bytes(), saved).file_bytes
+    except SessionError:
+        sizes = {}
+    for name, size in sizes.items():
+        os.truncate(saved / name, size)
+    started = time.monotonic()
+    with pytest.raises(SessionError, match=r"nearly all of it is holes|makes no sense"):
+        opened(saved)
+    assert time.monotonic() - started < 20
+
+
+@pytest.mark.parametrize(
+    "name", ["../tokens.bin", "/etc/passwd", "tokens.bin/../x", "", ".", "a\0b", "rows-0000.bin "]
+)
+def test_a_name_that_leads_elsewhere_is_no_name_of_a_session(saved, name):
+    content = content_of(saved)
+    content["digests"][name] = content["digests"].pop("tokens.bin")
+    seal(saved, content)
+    with pytest.raises(SessionError, match="digests do not name the files"):
+        opened(saved)
+
+
+def test_a_key_that_is_there_twice_is_refused(saved):
+    file = saved / "session.json"
+    file.write_text(file.read_text().replace("{", '{"chunk_tokens": 7,', 1))
+    with pytest.raises(SessionError, match="its digest does not fit"):
         opened(saved)
 
 

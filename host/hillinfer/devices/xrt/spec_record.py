@@ -66,7 +66,7 @@ def check_xclbin(xclbin: Xclbin, spec: KernelSpec, platform: str, name: str) -> 
     try:
         sums = {int(kind): expected for kind, expected in record["sections"].items()}
         found = record["spec_hash"]
-    except (KeyError, AttributeError, ValueError) as error:
+    except (KeyError, AttributeError, ValueError, TypeError) as error:
         raise _unreadable(name) from error
     for kind, expected in sums.items():
         own = xclbin.sections.get(kind)
@@ -112,8 +112,8 @@ def recorded_spec(xclbin: Xclbin, name: str) -> KernelSpec:
             key: _CHOICES[key](value) if key in _CHOICES else value for key, value in fields.items()
         }
         return KernelSpec(**values)
-    except (TypeError, ValueError) as error:
-        raise XclbinError(f"{name}: its kernels' spec is none: {error}") from error
+    except (TypeError, ValueError, OverflowError) as error:
+        raise XclbinError(f"{name}: its kernels' spec is none: {error!s:.200}") from error
 
 
 def _record(xclbin: Xclbin, name: str) -> dict[str, Any]:
@@ -123,10 +123,10 @@ def _record(xclbin: Xclbin, name: str) -> dict[str, Any]:
     try:
         record = json.loads(content)
         known = record["format"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise _unreadable(name) from error
     if known != FORMAT:
-        raise XclbinError(f"{name}: its kernels are of format {known!r}, this is {FORMAT!r}")
+        raise XclbinError(f"{name}: its kernels are of format {known!r:.40}, this is {FORMAT!r}")
     return dict(record)
 
 
@@ -144,7 +144,7 @@ def _difference(found: object, spec: KernelSpec) -> str:
         return "which is not given"
     wanted = json.loads(json.dumps(asdict(spec)))
     parts = [
-        f"{key}={found.get(key)!r} instead of {value!r}"
+        f"{key}={found.get(key)!r:.40} instead of {value!r}"
         for key, value in wanted.items()
         if found.get(key) != value
     ]

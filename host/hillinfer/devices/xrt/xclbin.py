@@ -11,6 +11,8 @@ from uuid import UUID
 
 from hillinfer.devices.xrt.errors import XclbinError
 from hillinfer.devices.xrt.section_kind import SectionKind
+from hillinfer.plain_file import read_plain
+from hillinfer.system_reason import reason_of
 
 MAGIC = b"xclbin2\0"
 HARDWARE, HW_EMU = 0, 4
@@ -24,6 +26,8 @@ _SECTION = struct.Struct("<I16s4xQQ")
 _ALIGNMENT = 8
 _XRT_VERSION = (2, 13)
 _MOST_SECTIONS = 64
+# Images of large cards have 100 MB.
+_MOST_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -103,12 +107,16 @@ class Xclbin:
         if count > _MOST_SECTIONS or least + count * _SECTION.size > len(content):
             raise XclbinError(f"{name} is damaged: its header says {count} sections")
         sections: dict[int, bytes] = {}
+        taken: list[tuple[int, int]] = []
         for index in range(count):
             kind, _, offset, size = _SECTION.unpack_from(content, least + index * _SECTION.size)
             if offset < least or offset + size > len(content):
                 raise XclbinError(f"{name} is damaged: section {kind} lies outside of the file")
             if kind in sections:
                 raise XclbinError(f"{name} is damaged: section {kind} is there twice")
+            if any(offset < end and start < offset + size for start, end in taken):
+                raise XclbinError(f"{name} is damaged: section {kind} lies on another one")
+            taken.append((offset, offset + size))
             sections[kind] = content[offset : offset + size]
         try:
             text = platform.rstrip(b"\0").decode("ascii")
@@ -126,7 +134,7 @@ class Xclbin:
             Where it cannot be read, and as `unpack` does.
         """
         try:
-            content = path.read_bytes()
+            content = read_plain(path, _MOST_BYTES)
         except OSError as error:
-            raise XclbinError(f"cannot read {path}: {error.strerror}") from error
+            raise XclbinError(f"cannot read {path}: {reason_of(error)}") from error
         return cls.unpack(content, str(path))
