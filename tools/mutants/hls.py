@@ -225,7 +225,7 @@ HLS: tuple[Mutant, ...] = (
         f"{_HLS}/cast.h",
         "doubled[0] && (rest || floor[0]);",
         "doubled[0];",
-        _coded("every_code"),
+        _coded("layouts"),
     ),
     Mutant(
         "hls-code-not-limited",
