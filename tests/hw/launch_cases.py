@@ -275,9 +275,12 @@ def _steps_of_weight(spec, scope, tokens):
     """Log weights all over the range where weights are neither 0 nor saturated."""
     generator = generator_of("weights")
     segments = []
-    for index in range(3):
+    for index in range(4):
         query = any_query(spec, generator, 0, -17, -13)
         spread = generator.integers(-20 * 256, 26 * 256, spec.scored_heads)
+        if index == 3:
+            # All heads about where weights saturate: one that does would hide the others.
+            spread = addend_row(spec, 24 * 256)
         query = replace(query, addends=spread.astype(np.int32))
         keys = any_keys(spec, generator, tokens // 2)
         if isinstance(keys, KeyCodes):

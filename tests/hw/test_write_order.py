@@ -115,10 +115,8 @@ def test_a_status_beat_per_block(name):
     _, _, writes = launch_of(name)
     assert_every_status_is_written(writes, statuses_of(TOKENS))
     for place in [place for place, write in enumerate(writes) if write.to_status]:
-        for wrong in (
-            writes[:place] + writes[place + 1 :],
-            writes[:place] + writes[place:][:1] * 2,
-        ):
+        before, behind = writes[:place], writes[place:]
+        for wrong in (before + behind[1:], before + behind[:1] + behind):
             with pytest.raises(AssertionError):
                 assert_every_status_is_written(wrong, statuses_of(TOKENS))
 

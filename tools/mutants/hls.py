@@ -155,7 +155,10 @@ HLS: tuple[Mutant, ...] = (
         f"{_HLS}/rules.h",
         "if (integer >= 24) return ~Total(0);",
         "if (integer > 24) return ~Total(0);",
-        _scored("kv_head-anything", "layer-every_code"),
+        (
+            f"{_EXECUTIONS}::test_scores_are_equal"
+            "[csim-threads-half-beat-int4-weight_sum-layer-steps_of_weight]",
+        ),
     ),
     Mutant(
         "hls-sum-not-limited",
@@ -222,7 +225,7 @@ HLS: tuple[Mutant, ...] = (
         f"{_HLS}/cast.h",
         "doubled[0] && (rest || floor[0]);",
         "doubled[0];",
-        _coded("every_code"),
+        _coded("layouts"),
     ),
     Mutant(
         "hls-code-not-limited",
