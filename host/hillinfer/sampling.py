@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from hillinfer.errors import SettingsError
+from hillinfer.errors import CacheUseError, SettingsError
 
 if TYPE_CHECKING:
     import torch
@@ -90,7 +91,18 @@ class TokenChooser:
             self._processors.append(TopPLogitsWarper(sampling.top_p))
 
     def choose(self, logits: torch.Tensor) -> int:
-        """Return the id of the next token, given logits of shape (vocabulary,)."""
+        """Return the id of the next token, given logits of shape (vocabulary,).
+
+        Raises
+        ------
+        CacheUseError
+            Where the greatest of them is no finite number: any token would be as good then.
+        """
+        if not math.isfinite(float(logits.max())):
+            raise CacheUseError(
+                "the model's output is not finite: its weights or its number type are at fault; "
+                "try --dtype float32"
+            )
         if self._random is None:
             return int(logits.argmax())
         scores: torch.Tensor = self._processors(None, logits.float()[None])

@@ -44,7 +44,7 @@ class Limits:
     """
 
     cpu_seconds: int = 10
-    wall_seconds: int = 60
+    wall_seconds: int = 120
     peak_bytes: int = 512 << 20
     address_bytes: int = 3 << 30
 

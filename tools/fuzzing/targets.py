@@ -38,7 +38,7 @@ MINUTE = {
     "tokenizer": 120,
     "session": 150,
     "xclbin": 2_000,
-    "timeline": 60,
+    "timeline": 30,
     "trace": 300,
     "rates": 300,
 }
