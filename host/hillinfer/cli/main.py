@@ -21,6 +21,7 @@ from hillinfer.cli.quality import quality
 from hillinfer.cli.specs import specs
 from hillinfer.cli.trace_picture import trace_picture
 from hillinfer.errors import BrokenRunError, HillInferError
+from hillinfer.option_names import without_python_names
 
 EXIT_BROKEN = 1
 EXIT_ERROR = 2
@@ -89,5 +90,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _fail(message: str, code: int = EXIT_ERROR) -> int:
-    print(f"hillinfer: error: {' '.join(message.split())}", file=sys.stderr)
+    line = without_python_names(" ".join(message.split()))
+    print(f"hillinfer: error: {line}", file=sys.stderr)
     return code

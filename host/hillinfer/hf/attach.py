@@ -38,6 +38,7 @@ from hillinfer.runtime import Runtime
 from hillinfer.sessions.manifest import Manifest
 from hillinfer.sessions.model_identity import ModelIdentity
 from hillinfer.sessions.saved_session import SavedSession
+from hillinfer.setting_values import path, whole_number
 from hillinfer.settings import Settings
 from hillinfer.storage.drive_calls import DriveCalls
 from hillinfer.storage.shadow_store import shadow_bytes
@@ -131,6 +132,9 @@ class Attachment:
         BudgetError, ColdPoolError, SettingsError
             Where budget, cold directory or settings cannot work.
         """
+        if expected_tokens is not None:
+            expected_tokens = _count("expected_tokens", expected_tokens)
+        sequences = _count("sequences", sequences)
         runtime = self._runtime(self._made(expected_tokens, sequences))
         runtime.expect(expected_tokens or 0)
         return HillInferCache(runtime, identity=self._identity, model=self._model_in_use)
@@ -162,7 +166,9 @@ class Attachment:
         BudgetError, ColdPoolError, SettingsError
             As in `new_cache`.
         """
-        with SavedSession(Path(directory), self.calls) as saved:
+        if expected_tokens is not None:
+            expected_tokens = _count("expected_tokens", expected_tokens)
+        with SavedSession(path("directory", directory), self.calls) as saved:
             shadow = self._with_shadow_of(saved.manifest).key_mode
             found = self._identity.without_weights(shadow, tokenizer)
             saved.manifest.fingerprint.check(found, saved.directory)
@@ -278,3 +284,10 @@ class Attachment:
         trace: TracebackType | None,
     ) -> None:
         self.detach()
+
+
+def _count(name: str, value: int) -> int:
+    """Return a number of things that there must be at least one of."""
+    if (count := whole_number(name, value)) < 1:
+        raise SettingsError(f"{name}={count} must be at least 1")
+    return count

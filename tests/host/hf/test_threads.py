@@ -71,8 +71,8 @@ class Place:
 
 MEMORY = Place(DOCUMENT, 24 << 20, rows_from_drive=False)
 # Each has room for buffers, open shadows and less than half of the rows.
-OF_FORKS = Place(DOCUMENT, 5_180_000)
-OF_ONE_CACHE = Place(DOCUMENT, 4_740_000)
+OF_FORKS = Place(DOCUMENT, 5_205_000)
+OF_ONE_CACHE = Place(DOCUMENT, 4_731_000)
 STREAMED = Place(prompts([1100])[0], 5_700_000, shadow_from_drive=True)
 
 

@@ -122,9 +122,8 @@ def test_another_attention_implementation(implementation, tokens, attachment, ca
     model, ids = attachment.model, IDS[:, :tokens]
     length, expected = cache.get_seq_length(), model(ids, past_key_values=cache.fork()).logits
     model.set_attn_implementation(implementation)
-    with pytest.raises(
-        CacheUseError, match=rf"set to '{implementation}'.*'hillinfer'\), or detach"
-    ):
+    message = rf"set to '{implementation}'.*'hillinfer'\), or detach"
+    with pytest.raises(CacheUseError, match=message):
         model(ids, past_key_values=cache)
     with pytest.raises(CacheUseError, match=message):
         run(model, attachment.new_cache(), IDS, new_tokens=1)
