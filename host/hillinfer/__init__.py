@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hillinfer.byte_size import ByteSize
+from hillinfer.errors import SettingsError
 from hillinfer.settings import Settings
 
 if TYPE_CHECKING:
@@ -38,4 +39,9 @@ def attach(model: PreTrainedModel, settings: Settings | None = None, **changes: 
     # transformers and torch load only when a model is attached; the rest works without them.
     from hillinfer.hf.attach import Attachment
 
+    if settings is not None and not isinstance(settings, Settings):
+        raise SettingsError(
+            f"settings must be hillinfer.Settings, not {type(settings).__name__}: give single "
+            "settings by name, like alpha=0.1"
+        )
     return Attachment(model, (settings or Settings()).changed(**changes))

@@ -1,9 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Errors and warnings a user can act on: each names the value and the fix."""
 
+from hillinfer.option_names import with_python_names
+
 
 class HillInferError(Exception):
-    """Base of every error that HillInfer raises on purpose."""
+    """Base of every error that HillInfer raises on purpose.
+
+    What it advises is written with the command's options; what they are called in Python is added
+    where the message is read.
+    """
+
+    def __str__(self) -> str:
+        return with_python_names(super().__str__())
 
 
 class SettingsError(HillInferError, ValueError):
@@ -35,7 +44,10 @@ class BrokenRunError(HillInferError):
 
 
 class HillInferWarning(UserWarning):
-    """Something works, but not as well as a user may expect."""
+    """Something works, but not as well as a user may expect; worded as `HillInferError` is."""
+
+    def __str__(self) -> str:
+        return with_python_names(super().__str__())
 
 
 class SetupWarning(HillInferWarning):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from hillinfer.errors import HillInferError
+from hillinfer.option_names import without_python_names
 
 # Variable that lets a defect show its traceback on standard error.
 TRACEBACK_VARIABLE = "HILLINFER_TRACEBACK"
@@ -51,7 +52,7 @@ class Failure:
             by = f" ({error})" if str(error) else ""
             return cls(Finish.INTERRUPTED, f"interrupted{by}")
         if isinstance(error, HillInferError):
-            return cls(Finish.FAILED, _line(str(error)))
+            return cls(Finish.FAILED, without_python_names(_line(str(error))))
         return cls(Finish.FAILED, _unplanned(error), _traceback(error))
 
 

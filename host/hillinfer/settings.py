@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from pathlib import Path
@@ -15,6 +16,7 @@ from hillinfer.devices.device_options import DeviceOptions
 from hillinfer.errors import SettingsError
 from hillinfer.pools.layer_shares import PoolSizes
 from hillinfer.query_source import QuerySource
+from hillinfer.setting_values import byte_size, choice, path, real_number, text, whole_number
 from hillinfer.storage.read_engines import IOChoice
 from hillinfer_model.choices import KeyMode, Rule, Scope
 
@@ -118,7 +120,10 @@ class Settings:
     io_threads: int = 64
 
     def __post_init__(self) -> None:
-        """Refuse values that mean nothing."""
+        """Refuse values that mean nothing, and bring the others to their types."""
+        for one in fields(self):
+            # The only way to set a field of a frozen instance.
+            object.__setattr__(self, one.name, _typed(one.name, getattr(self, one.name)))
         if not 0 < self.alpha <= 1:
             raise SettingsError(f"alpha={self.alpha} must be above 0 and at most 1")
         if self.shadow is KeyMode.FP16:
@@ -172,26 +177,43 @@ class Settings:
         Raises
         ------
         SettingsError
-            Where a name or a value is unknown or out of range.
+            Where a name or a value is unknown, out of range or of another type.
         """
         known = {one.name for one in fields(self)}
         for name, value in changes.items():
             if name not in known:
                 raise SettingsError(f"{name!r} is no setting: choose one of {', '.join(known)}")
-            if name == "shadow" and value == AUTO:
+            if name in ("shadow", "beta") and isinstance(value, str) and value == AUTO:
                 changes[name] = None
-            elif name == "beta" and isinstance(value, str):
-                changes[name] = None if value == AUTO else _number(name, value)
-            elif name in _CHOICES and value is not None:
-                changes[name] = _choice(name, value)
-            elif name == "dram_budget" and not isinstance(value, ByteSize):
-                changes[name] = ByteSize.parse(value)
-            elif name in _PATHS and value is not None:
-                changes[name] = Path(value)
+            elif name in _NUMBERS and isinstance(value, str):
+                changes[name] = _number(name, value)
         return replace(self, **changes)
 
 
-_PATHS = frozenset({"cold_dir", "pool_timeline", "pynq_python", "trace", "xclbin"})
+def _typed(name: str, value: Any) -> Any:
+    """Return a setting's value in its type.
+
+    Raises
+    ------
+    SettingsError
+        Where it has none that means the same.
+    """
+    if value is None and name in _OPTIONAL:
+        return None
+    if name in _CHOICES:
+        return choice(name, _CHOICES[name], value)
+    typed = _TYPES.get(name)
+    return whole_number(name, value) if typed is None else typed(name, value)
+
+
+def _number(name: str, value: str) -> float:
+    try:
+        return float(value) if name in ("alpha", "beta") else int(value)
+    except ValueError as error:
+        automatic = f", nor {AUTO}" if name == "beta" else ""
+        raise SettingsError(f"{name}={value!r} is not a number{automatic}") from error
+
+
 _CHOICES: dict[str, type[StrEnum]] = {
     "rule": Rule,
     "scope": Scope,
@@ -201,18 +223,31 @@ _CHOICES: dict[str, type[StrEnum]] = {
     "beta_model": ModelName,
     "io": IOChoice,
 }
-
-
-def _number(name: str, value: str) -> float:
-    try:
-        return float(value)
-    except ValueError as error:
-        raise SettingsError(f"{name}={value!r} is neither a number nor {AUTO}") from error
-
-
-def _choice(name: str, value: str) -> StrEnum:
-    try:
-        return _CHOICES[name](value)
-    except ValueError as error:
-        names = ", ".join(one.value for one in _CHOICES[name])
-        raise SettingsError(f"{name}={value!r} is unknown: choose one of {names}") from error
+# All others are counts.
+_TYPES: dict[str, Callable[[str, Any], Any]] = {
+    "alpha": real_number,
+    "beta": real_number,
+    "dram_budget": byte_size,
+    "pool_policy": text,
+    "device": text,
+    "pool_timeline": path,
+    "trace": path,
+    "cold_dir": path,
+    "xclbin": path,
+    "pynq_python": path,
+}
+_OPTIONAL = frozenset(
+    {
+        "shadow",
+        "max_selected",
+        "pool_timeline",
+        "trace",
+        "cold_dir",
+        "beta",
+        "xclbin",
+        "pynq_python",
+    }
+)
+_NUMBERS = frozenset(
+    {one.name for one in fields(Settings)} - set(_CHOICES) - set(_TYPES) | {"alpha", "beta"}
+)

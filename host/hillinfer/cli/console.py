@@ -13,6 +13,7 @@ from typing import TextIO
 from rich.console import Console
 
 from hillinfer.errors import HillInferWarning, SetupWarning
+from hillinfer.option_names import without_python_names
 
 _FILE_COLUMNS = 100
 
@@ -39,7 +40,7 @@ def shown_warnings() -> Iterator[None]:
         line: str | None = None,
     ) -> None:
         if issubclass(category, HillInferWarning):
-            error_console().print(f"hillinfer: warning: {message}")
+            error_console().print(f"hillinfer: warning: {without_python_names(str(message))}")
         else:
             shown(message, category, filename, lineno, file, line)
 

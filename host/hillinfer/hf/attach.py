@@ -34,6 +34,7 @@ from hillinfer.runtime import Runtime
 from hillinfer.sessions.manifest import Manifest
 from hillinfer.sessions.model_identity import ModelIdentity
 from hillinfer.sessions.saved_session import SavedSession
+from hillinfer.setting_values import path
 from hillinfer.settings import Settings
 from hillinfer.storage.drive_calls import DriveCalls
 from hillinfer.storage.stored_base import StoredBase
@@ -138,7 +139,10 @@ class Attachment:
         BudgetError, ColdPoolError, SettingsError
             As in `new_cache`.
         """
-        with SavedSession(Path(directory), self.calls) as saved:
+        if expected_tokens is not None:
+            positions = self._shape.max_positions
+            expected_tokens = checked_count("expected_tokens", expected_tokens, positions)
+        with SavedSession(path("directory", directory), self.calls) as saved:
             shadow = self._with_shadow_of(saved.manifest).key_mode
             found = self._identity.without_weights(shadow, tokenizer)
             saved.manifest.fingerprint.check(found, saved.directory)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import operator
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from hillinfer.model_shape import ModelShape
 from hillinfer.pools.budget_plan import kernel_spec, staging_bytes
 from hillinfer.pools.following_budget import GROWTH_TOKENS, BudgetGrowth
 from hillinfer.pools.shadow_choice import ShadowChoice
+from hillinfer.setting_values import whole_number
 from hillinfer.settings import Settings
 from hillinfer.storage.shadow_store import shadow_bytes
 
@@ -106,13 +106,7 @@ def checked_count(name: str, value: Any, most: int | None = None) -> int:
     SettingsError
         Where it is no whole number, below 1 or above the most.
     """
-    try:
-        count = operator.index(value)
-    except TypeError:
-        count = None
-    # A truth value is an integer to Python.
-    if count is None or isinstance(value, bool):
-        raise SettingsError(f"{name}={value!r} must be a whole number of 1 or more")
+    count = whole_number(name, value)
     if count < 1:
         raise SettingsError(f"{name}={count} must be 1 or more")
     if most is not None and count > most:

@@ -34,6 +34,11 @@ def check_model(model: PreTrainedModel) -> None:
     UnsupportedFeatureError
         Naming the feature and the way out.
     """
+    if not isinstance(model, PreTrainedModel):
+        raise UnsupportedFeatureError(
+            f"{type(model).__name__} is no transformers model: attach what "
+            "AutoModelForCausalLM.from_pretrained returns, before torch.compile"
+        )
     config = model.config
     kind = f"{config.model_type} models"
     if getattr(config, "is_encoder_decoder", False):

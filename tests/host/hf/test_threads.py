@@ -3,7 +3,8 @@
 
 import threading
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -58,77 +59,94 @@ def together(*works):
     return results
 
 
-def ask(model, cache, question):
-    """Answer a question about the document; return the logits' bits of every token."""
-    return bits(run(model, cache, torch.cat([DOCUMENT, question], 1), new_tokens=6))
+@dataclass(frozen=True)
+class Place:
+    """A document, and the budget in bytes that has its rows and its shadow where they are to be."""
+
+    document: torch.Tensor
+    budget: int
+    rows_from_drive: bool = True
+    shadow_from_drive: bool = False
+
+
+MEMORY = Place(DOCUMENT, 24 << 20, rows_from_drive=False)
+# Each has room for buffers, open shadows and less than half of the rows.
+OF_FORKS = Place(DOCUMENT, 5_205_000)
+OF_ONE_CACHE = Place(DOCUMENT, 4_731_000)
+STREAMED = Place(prompts([1100])[0], 5_700_000, shadow_from_drive=True)
+
+
+@contextmanager
+def forks(hills, document):
+    """Yield a cache of the document for each question, all forks of one."""
+    with closing(hills[0].new_cache()) as whole:
+        run(hills[0].model, whole, document, new_tokens=1)
+        yield [hills[0].model] * len(QUESTIONS), [whole.fork() for _ in QUESTIONS]
+
+
+@contextmanager
+def caches(hills, document):
+    """Yield an empty cache of one model for each question."""
+    yield [hills[0].model] * len(QUESTIONS), [hills[0].new_cache() for _ in QUESTIONS]
+
+
+@contextmanager
+def models(hills, document):
+    """Yield a model and an empty cache for each question."""
+    yield [hill.model for hill in hills], [hill.new_cache() for hill in hills]
+
+
+def answers(shared, place, query, cold_dir, run_all):
+    """Return the logits' bits of every token of each question's answer, and traffic."""
+    with ExitStack() as stack:
+        hills = [
+            stack.enter_context(
+                attached(TINY.build(), cold_dir, dram_budget=place.budget, query=query)
+            )
+            for _ in QUESTIONS
+        ]
+        users, opened = stack.enter_context(shared(hills, place.document))
+        for model in users[: 1 if shared is not models else None]:
+            stack.enter_context(slow_layers(model))
+
+        def ask(model, cache, question):
+            return bits(run(model, cache, torch.cat([place.document, question], 1), new_tokens=5))
+
+        given = zip(users, opened, QUESTIONS, strict=True)
+        found = run_all(*(lambda one=one: ask(*one) for one in given))
+        statistics = opened[0].statistics()
+        for cache in opened:
+            cache.close()
+    return found, statistics
 
 
 def same(found, expected):
     return all(map(torch.equal, found, expected))
 
 
-@contextmanager
-def forks(cold_dir, budget, **changes):
-    """Yield a model and a cache of the document for each question, all forks of one."""
-    model = TINY.build()
-    with attached(model, cold_dir, dram_budget=budget, **changes) as hill:
-        whole = hill.new_cache()
-        run(model, whole, DOCUMENT, new_tokens=1)
-        yield [model] * len(QUESTIONS), [whole.fork() for _ in QUESTIONS]
-        whole.close()
-
-
-@contextmanager
-def caches(cold_dir, budget, **changes):
-    """Yield a model and a cache of its own for each question."""
-    model = TINY.build()
-    with attached(model, cold_dir, dram_budget=budget, **changes) as hill:
-        yield [model] * len(QUESTIONS), [hill.new_cache() for _ in QUESTIONS]
-
-
-@contextmanager
-def models(cold_dir, budget, **changes):
-    """Yield an attached model and a cache for each question."""
-    with ExitStack() as stack:
-        models = [TINY.build() for _ in QUESTIONS]
-        hills = [
-            stack.enter_context(attached(one, cold_dir, dram_budget=budget, **changes))
-            for one in models
-        ]
-        yield models, [one.new_cache() for one in hills]
-
-
-SHARED = {"forks": forks, "caches": caches, "models": models}
-PLACES = {
-    "memory": {},
-    "drive": {"budget": "least"},
-    "streamed shadow": {"budget": "least", "shadow": "int8"},
-}
-
-
+@pytest.mark.filterwarnings("ignore::hillinfer.errors.SetupWarning")
 @pytest.mark.parametrize("query", ["true", "predicted"])
-@pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
-@pytest.mark.parametrize("shared", SHARED.values(), ids=SHARED)
-def test_every_thread_gets_the_answer_that_it_would_get_alone(
-    shared, place, query, cold_dir, least_budget
-):
-    changes = {"budget": "24MiB", "query": query} | place
-    if changes["budget"] == "least":
-        sequences = len(QUESTIONS) + 1 if shared is forks else 1
-        changes["budget"] = least_budget(TINY, 200, sequences)
-    outcomes = []
-    for run_all in (lambda *works: [one() for one in works], together):
-        with shared(cold_dir, **changes) as (models, caches), ExitStack() as hooks:
-            for model in {id(one): one for one in models}.values():
-                hooks.enter_context(slow_layers(model))
-            given = zip(models, caches, QUESTIONS, strict=True)
-            outcomes.append(run_all(*(lambda one=one: ask(*one) for one in given)))
-            for cache in caches:
-                cache.close()
-    alone, found = outcomes
+@pytest.mark.parametrize(
+    ("shared", "place"),
+    [
+        (forks, MEMORY),
+        (forks, OF_FORKS),
+        (forks, STREAMED),
+        (caches, OF_ONE_CACHE),
+        (models, OF_ONE_CACHE),
+    ],
+    ids=["forks", "forks on the drive", "forks with a streamed shadow", "caches", "models"],
+)
+def test_every_thread_gets_the_answer_that_it_would_get_alone(shared, place, query, cold_dir):
+    alone, statistics = answers(
+        shared, place, query, cold_dir, lambda *works: [one() for one in works]
+    )
+    found, _ = answers(shared, place, query, cold_dir, together)
     assert same(found, alone)
     found[1][-1, 0, 0] ^= 1
     assert not same(found, alone)
+    assert (statistics.cold_rows_read > 0) is place.rows_from_drive
+    assert (statistics.shadow_read_bytes > 0) is place.shadow_from_drive
 
 
 def test_operations_wait_until_another_threads_pass_is_through(cold_dir):

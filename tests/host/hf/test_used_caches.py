@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a cache says of itself after a broken pass, when it is copied, and in another process."""
+
+import copy
+import multiprocessing
+import pickle
+import re
+
+import pytest
+import torch
+from generation_runs import attached, bits, run
+from test_broken_forward import PLACES, Breaks
+from tiny_models import TinyModel, prompts
+
+from hillinfer.errors import CacheUseError
+
+TINY = TinyModel(layers=3)
+IDS, _ = prompts([70])
+ENOUGH = 60
+
+
+@pytest.fixture
+def attachment(cold_dir):
+    with attached(TINY.build(), cold_dir, alpha=1.0) as hill:
+        yield hill
+
+
+@pytest.fixture
+def cache(attachment):
+    cache = attachment.new_cache()
+    run(attachment.model, cache, IDS)
+    yield cache
+    cache.close()
+
+
+# --- after a pass that broke off -----------------------------------------------------------
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
+@pytest.mark.parametrize("place", ["inside layer 1", "in the head"])
+def test_a_broken_pass_counts_nowhere(error, place, attachment, cache):
+    """A loop that makes positions from the length goes on as if nothing had been."""
+    model, length, ids = attachment.model, cache.get_seq_length(), IDS[:, :5]
+    positions = torch.arange(length, length + 5)[None]
+    expected = model(ids, position_ids=positions, past_key_values=cache.fork()).logits
+    hook = PLACES[place](model)(Breaks(error, 0))
+    with pytest.raises(error):
+        model(ids, past_key_values=cache)
+    hook.remove()
+    assert cache.get_seq_length() == length
+    assert cache.get_mask_sizes(5, 0) == (length + 5, 0)
+    assert [layer.get_seq_length() for layer in cache.layers] == [length] * 3
+    # What was given to the model is not lost with the pass.
+    assert cache.token_ids[0][-5:] == ids[0].tolist()
+    fork = cache.fork()
+    assert len(fork.token_ids[0]) == fork.get_seq_length() == length
+    fork.close()
+    start = cache.get_seq_length()
+    positions = torch.arange(start, start + 5)[None]
+    found = model(ids, position_ids=positions, past_key_values=cache).logits
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("after", [0, 1, 4])
+def test_after_an_interrupt_between_passes_the_same_call_is_told_what_to_do(after, attachment):
+    model = attachment.model
+
+    class Interrupts:
+        """Presses Ctrl-C when a token is shown."""
+
+        def __init__(self):
+            # The prompt is the first that is shown.
+            self.left = after + 1
+
+        def put(self, ids):
+            self.left -= 1
+            if self.left < 0:
+                raise KeyboardInterrupt
+
+        def end(self):
+            pass
+
+    cache = attachment.new_cache()
+    calm = attachment.new_cache()
+    expected = run(model, calm, IDS)
+    calm.close()
+    with pytest.raises(KeyboardInterrupt):
+        run(model, cache, IDS, streamer=Interrupts())
+    assert cache.get_seq_length() == 70 + after
+    with pytest.raises(
+        CacheUseError, match=r"does not continue.*call cache\.crop\(-\d+\) first"
+    ) as no:
+        run(model, cache, IDS)
+    cache.crop(int(re.search(r"crop\((-\d+)\)", str(no.value)).group(1)))
+    assert torch.equal(run(model, cache, IDS).sequences, expected.sequences)
+    cache.close()
+
+
+# --- copies --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", [copy.copy, copy.deepcopy, lambda one: copy.deepcopy({1: one})[1]])
+def test_a_copy_of_a_cache_is_a_fork(way, attachment, cache):
+    """As transformers recommends for prompts that begin alike."""
+    model = attachment.model
+    longer = [torch.cat([torch.tensor(cache.token_ids), IDS[:, :n]], 1) for n in (3, 4)]
+    alone = cache.fork()
+    expected = run(model, alone, longer[0])
+    twin = way(cache)
+    other = run(model, twin, longer[1])
+    assert torch.equal(bits(run(model, cache, longer[0])), bits(expected))
+    assert twin.token_ids[0] == other.sequences[0, :-1].tolist()
+    twin.close()
+    alone.close()
+
+
+def test_two_mentions_of_a_cache_stay_one(cache):
+    first, second = copy.deepcopy([cache, cache])
+    assert first is second is not cache
+    first.close()
+
+
+def test_a_cache_in_the_middle_of_a_pass_is_not_copied(attachment, cache):
+    refused = []
+
+    def inside(*_):
+        with pytest.raises(CacheUseError, match="forward pass is under way in this thread"):
+            copy.deepcopy(cache)
+        refused.append(1)
+
+    hook = attachment.model.model.layers[1].mlp.register_forward_hook(inside)
+    with torch.no_grad():
+        attachment.model(IDS[:, :1], past_key_values=cache)
+    hook.remove()
+    assert refused
+
+
+def test_pickling_a_cache_names_sessions(cache):
+    for save in (pickle.dumps, lambda one: torch.save({"cache": one}, "/dev/null")):
+        with pytest.raises(CacheUseError, match=r"cannot be pickled.*save_session\(directory\)"):
+            save(cache)
+
+
+# --- another process -----------------------------------------------------------------------
+
+USES = {
+    "forward": lambda hill, cache: hill.model(IDS[:, :1], past_key_values=cache),
+    "generate": lambda hill, cache: run(hill.model, cache, torch.cat([IDS, IDS], 1)),
+    "fork": lambda hill, cache: cache.fork(),
+    "deepcopy": lambda hill, cache: copy.deepcopy(cache),
+    "crop": lambda hill, cache: cache.crop(-1),
+    "reset": lambda hill, cache: cache.reset(),
+    "statistics": lambda hill, cache: cache.statistics(),
+    "save": lambda hill, cache: cache.save_session("nowhere"),
+}
+
+
+def child(hill, cache, pipe):
+    said = {}
+    for name, use in USES.items():
+        try:
+            with torch.no_grad():
+                use(hill, cache)
+            said[name] = "nothing"
+        except CacheUseError as error:
+            said[name] = str(error)
+    said["tokens"] = cache.token_ids, cache.get_seq_length()
+    # Neither hangs, and neither may take anything away from the parent.
+    cache.close()
+    pipe.send(said)
+    pipe.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_process_leaves_the_cache_to_its_parent(attachment, cache):
+    before = cache.token_ids, cache.get_seq_length()
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("fork").Process(
+        target=child, args=(attachment, cache, theirs), daemon=True
+    )
+    process.start()
+    assert ours.poll(ENOUGH), "the child hangs"
+    said = ours.recv()
+    assert said.pop("tokens") == before
+    for name, line in said.items():
+        assert re.search(r"belongs to the process that made it.*load_session", line), (name, line)
+    process.join(ENOUGH)
+    assert process.exitcode == 0
+    # The parent's threads, files and rows are as they were.
+    longer = torch.cat([torch.tensor(cache.token_ids), IDS[:, :3]], 1)
+    fork = cache.fork()
+    expected = run(attachment.model, fork, longer)
+    assert torch.equal(bits(run(attachment.model, cache, longer)), bits(expected))
+    fork.close()
