@@ -25,6 +25,7 @@ _RUN_MODULES = frozenset({"torch", "transformers", "safetensors", "gguf", "accel
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Whoever ends a process may send several signals at once, and means one end by them.
 _ONE_END_SECONDS = 1.0
+_MOST_SHOWN = 600
 
 
 class ExitStatus(IntEnum):
@@ -146,8 +147,14 @@ def _say(line: str) -> None:
 
 
 def one_line(text: str) -> str:
-    """Return a text as one line that moves no cursor: control characters become escapes."""
+    """Return a text as one line that moves no cursor: control characters become escapes.
+
+    The middle of a very long one is left out; its beginning names what is wrong and its end the
+    way out.
+    """
     words = " ".join(text.split())
+    if len(words) > 2 * _MOST_SHOWN:
+        words = f"{words[:_MOST_SHOWN]} [...] {words[-_MOST_SHOWN:]}"
     return "".join(
         one if one.isprintable() else one.encode("unicode_escape").decode() for one in words
     )

@@ -22,6 +22,7 @@ from hillinfer.sampling import Sampling
 from hillinfer.settings import Settings
 from hillinfer.special_tokens import SpecialTokens
 from hillinfer.storage.read_engines import IOChoice
+from hillinfer.text_file import check_text
 
 _AUTO = "auto"
 _DEFAULTS = Settings()
@@ -202,6 +203,8 @@ def generate(
         raise PromptError(
             "--interactive takes questions from standard input: give the text with --prompt-file"
         )
+    for one in question or ():
+        check_text(one, "--question")
     request = GenerateRequest(
         model=model,
         number_type=dtype,

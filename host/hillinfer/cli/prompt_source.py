@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from hillinfer.prompt import PromptError
+from hillinfer.text_file import bounded, check_text, decoded, read_text
 
 _STDIN = Path("-")
 
@@ -29,15 +30,12 @@ def read_document(file: Path | None, text: str | None) -> str:
     if file is not None and text is not None:
         raise PromptError("give the prompt with --prompt or with --prompt-file, not both")
     if text is None and reads_stdin(file, text):
-        if sys.stdin.isatty():
-            raise PromptError(
-                "no prompt: give a text with --prompt-file or --prompt, or pipe one into stdin"
-            )
-        document, place = _decoded(sys.stdin.buffer.read(), "standard input"), "standard input"
+        document, place = _from_stdin(), "standard input"
     elif text is None:
         assert file is not None
-        document, place = _from_file(file), str(file)
+        document, place = read_text(file, "the prompt file", "--prompt-file"), str(file)
     else:
+        check_text(text, "--prompt")
         document, place = text, "--prompt"
     if not document.strip():
         raise PromptError(f"the prompt from {place} is empty: give a text to read")
@@ -49,19 +47,14 @@ def reads_stdin(file: Path | None, text: str | None) -> bool:
     return text is None and (file is None or file == _STDIN)
 
 
-def _from_file(file: Path) -> str:
+def _from_stdin() -> str:
+    if sys.stdin.isatty():
+        raise PromptError(
+            "no prompt: give a text with --prompt-file or --prompt, or pipe one into stdin"
+        )
     try:
-        return _decoded(file.read_bytes(), str(file))
+        return decoded(bounded(sys.stdin.buffer, "standard input"), "standard input")
     except OSError as error:
         raise PromptError(
-            f"cannot read the prompt file {file}: {error.strerror}; check --prompt-file"
-        ) from error
-
-
-def _decoded(data: bytes, place: str) -> str:
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise PromptError(
-            f"{place} is not UTF-8 text (byte {error.start}): convert it, for example with iconv"
+            f"cannot read standard input: {error.strerror}; give the text with --prompt-file"
         ) from error

@@ -63,11 +63,11 @@ class ModelSource:
             if Path(name).exists():
                 say(f"model: {name} is the registry model; ./{name} is the folder here")
             return cls(name, REGISTRY_MODELS[name].fetch(say))
-        path = Path(name).expanduser()
-        if path.is_dir():
+        path, is_folder, is_file = _place(name)
+        if is_folder:
             _said_where(name, path, say)
             return cls._from_folder(name, path)
-        if path.is_file():
+        if is_file:
             if path.suffix != _GGUF:
                 raise ModelError(f"{name} is not a model: give a folder or a {_GGUF} file")
             return cls(name, path.parent, path.name)
@@ -98,6 +98,17 @@ class ModelSource:
     def path(self) -> Path:
         """The folder, or the GGUF file."""
         return self.folder / self.gguf_file if self.gguf_file else self.folder
+
+
+def _place(name: str) -> tuple[Path, bool, bool]:
+    """Return a name as a path, and whether a folder or a file is there."""
+    try:
+        # RuntimeError: the home of a user that is not there.
+        path = Path(name).expanduser()
+        return path, path.is_dir(), path.is_file()
+    except (OSError, RuntimeError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ModelError(f"cannot look at the model {name}: {reason}; check --model") from error
 
 
 def _check_model_type(folder: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hillinfer.prompt import PromptError
+from hillinfer.text_file import read_text
 
 DEFAULT_TEXTS = 3
 # More characters than any tokenizer for English puts into one token on average.
@@ -78,16 +79,7 @@ def file_samples(tokenizer: Any, files: Sequence[Path], context: int) -> list[Te
     """
     samples = []
     for file in files:
-        try:
-            text = file.read_bytes().decode("utf-8-sig")
-        except OSError as error:
-            raise PromptError(
-                f"cannot read the text {file}: {error.strerror}; check --texts"
-            ) from error
-        except UnicodeDecodeError as error:
-            raise PromptError(
-                f"{file} is not UTF-8 text (byte {error.start}): convert it, for example with iconv"
-            ) from error
+        text = read_text(file, "the text", "--texts")
         samples.append(_sample(tokenizer, file.name, text, context))
     return samples
 

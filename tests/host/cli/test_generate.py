@@ -185,18 +185,3 @@ def test_plain_style_leaves_the_chat_template_out(ask_tiny):
     _, chat = ask_tiny()
     _, plain = ask_tiny("--prompt-style", "plain")
     assert chat["prompt_tokens"] == plain["prompt_tokens"] + 3
-
-
-def test_report_is_written_whole_or_not_at_all(command, tiny_folder, cold_dir, document, tmp_path):
-    blocked = tmp_path / "run.json"
-    blocked.mkdir()
-    (blocked / "taken").touch()
-    outcome = command(
-        *("generate", "--model", tiny_folder, "--prompt-file", document, "--cold-dir", cold_dir),
-        *("--max-new-tokens", 2, "--report", blocked),
-    )
-    # The place looked usable before the run; the text must not be lost with it.
-    assert "cannot write the report" in outcome.error_line()
-    assert outcome.out.strip()
-    assert [entry.name for entry in blocked.iterdir()] == ["taken"]
-    assert not list(tmp_path.glob(".report-*"))

@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files that commands leave: refused before anything is loaded, whole, and for their owner only."""
+
+import json
+import os
+import resource
+import socket
+import stat
+
+import pytest
+from command import read_report
+from forked import Forked
+
+from hillinfer.bench.report import write_bench_report
+from hillinfer.errors import HillInferError
+from hillinfer.figures.canvas import new_figure, save_figure
+from hillinfer.output_file import make_folders, prepare_report, write_whole
+from hillinfer.quality.report import write_report as write_quality
+from hillinfer.replay.report import write_report as write_pools
+
+UMASKS = (0o000, 0o002, 0o022, 0o077)
+# Commands up to an option that names a file; no model and no input is there, which shows later.
+OPTIONS = {
+    "report": ("generate", "--model", "/no/model", "--prompt", "text", "--report"),
+    "timeline": ("generate", "--model", "/no/model", "--prompt", "text", "--pool-timeline"),
+    "trace": ("generate", "--model", "/no/model", "--prompt", "text", "--trace"),
+    "quality": ("quality", "--model", "/no/model", "--out"),
+    "pools": ("pools", "--model", "/no/model", "--out"),
+    "bench": ("bench", "--model", "/no/model", "--out"),
+    "pool-picture": ("pool-picture", "/no/timeline", "--out"),
+    "trace-picture": ("trace-picture", "/no/trace", "--out"),
+    "session": ("generate", "--model", "/no/model", "--prompt", "text", "--save-session"),
+}
+
+
+def directory(folder):
+    (folder / "out.json").mkdir()
+    (folder / "out.json" / "taken").touch()
+    return folder / "out.json", "is a directory"
+
+
+def below_a_file(folder):
+    (folder / "file").touch()
+    return folder / "file" / "out.json", "Not a directory"
+
+
+def nowhere_to_write(folder):
+    if os.geteuid() == 0:
+        return "/proc/out.json", "No such file or directory"
+    (folder / "closed").mkdir(mode=0o500)
+    return folder / "closed" / "out.json", "Permission denied"
+
+
+def pipe(folder):
+    os.mkfifo(folder / "out.json")
+    return folder / "out.json", "is a pipe"
+
+
+def device(folder):
+    # A name that every command takes, because it is a link.
+    (folder / "out.json").symlink_to("/dev/null")
+    return folder / "out.json", "is a device"
+
+
+def listening(folder):
+    with socket.socket(socket.AF_UNIX) as heard:
+        before = os.getcwd()
+        os.chdir(folder)
+        heard.bind("out.json")
+        os.chdir(before)
+    return folder / "out.json", "is a socket"
+
+
+def too_long(folder):
+    return folder / ("x" * 300 + ".json"), "File name too long"
+
+
+def loop(folder):
+    (folder / "out.json").symlink_to(folder / "out.json")
+    return folder / "out.json", "Too many levels of symbolic links"
+
+
+PLACES = (directory, below_a_file, nowhere_to_write, pipe, device, listening, too_long, loop)
+
+
+@pytest.mark.parametrize("place", PLACES, ids=lambda place: place.__name__)
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_place_that_takes_no_file_is_refused_before_loading(command, tmp_path, name, place):
+    file, said = place(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    line = command(*OPTIONS[name], file).error_line()
+    assert f"choose another {OPTIONS[name][-1]}" in line or name == "session"
+    if name == "session":
+        assert "cannot save the session" in line
+    else:
+        assert said in line
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_place_that_takes_a_file_is_not_refused(command, tmp_path, name):
+    # The twin: what is refused then is the model or the input.
+    line = command(*OPTIONS[name], tmp_path / "new" / "out.json").error_line()
+    assert "choose another" not in line
+    assert "/no/" in line
+    assert list((tmp_path / "new").iterdir()) == []
+
+
+def test_a_file_system_without_room_is_seen_before(tmp_path):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        with pytest.raises(HillInferError, match="File too large; choose another --report"):
+            prepare_report(tmp_path / "run.json", "--report")
+        assert list(tmp_path.iterdir()) == []
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    prepare_report(tmp_path / "run.json", "--report")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("--report", "--trace"),
+        ("--report", "--pool-timeline"),
+        ("--pool-timeline", "--trace"),
+        ("--prompt-file", "--report"),
+        ("--prompt-file", "--trace"),
+        ("--report", "--save-session"),
+    ],
+)
+def test_two_options_do_not_share_a_file(command, tmp_path, document, one, other):
+    file = document if one == "--prompt-file" else tmp_path / "same"
+    (tmp_path / "link").symlink_to(tmp_path)
+    prompt = () if one == "--prompt-file" else ("--prompt", "text")
+    before = document.read_bytes()
+    line = command(
+        *("generate", "--model", "/no/model", *prompt, one, file),
+        *(other, tmp_path / "link" / file.name),
+    ).error_line()
+    assert f"{one} and {other} both name" in line
+    assert document.read_bytes() == before
+
+
+class TestWriteWhole:
+    def test_what_was_there_is_replaced(self, tmp_path):
+        file = tmp_path / "run.json"
+        file.write_text("another run's")
+        file.chmod(0o644)
+        seen = file.open()
+        write_whole(file, b"new")
+        assert file.read_bytes() == b"new"
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        # Whoever had it open still has all of it.
+        assert seen.read() == "another run's"
+        seen.close()
+        assert list(tmp_path.iterdir()) == [file]
+
+    def test_a_link_is_replaced_and_what_it_names_stays(self, tmp_path):
+        other = tmp_path / "other"
+        other.write_text("not ours")
+        (tmp_path / "run.json").symlink_to(other)
+        write_whole(tmp_path / "run.json", b"new")
+        assert other.read_text() == "not ours"
+        assert not (tmp_path / "run.json").is_symlink()
+
+    def test_what_fails_leaves_what_was_there(self, tmp_path):
+        file = tmp_path / "run.json"
+        file.write_text("another run's")
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+        try:
+            with pytest.raises(OSError, match="File too large"):
+                write_whole(file, bytes(200))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        assert file.read_text() == "another run's"
+        assert list(tmp_path.iterdir()) == [file]
+
+
+def modes(folder):
+    """Return what is below a folder and is not for its owner alone."""
+    return {
+        str(path.relative_to(folder)): oct(stat.S_IMODE(path.lstat().st_mode))
+        for path in folder.rglob("*")
+        if stat.S_IMODE(path.lstat().st_mode) != (0o700 if path.is_dir() else 0o600)
+    }
+
+
+@pytest.fixture(scope="module")
+def forked(tiny_folder):
+    process = Forked(tiny_folder)
+    yield process
+    process.close()
+
+
+@pytest.mark.parametrize("umask", UMASKS, ids=oct)
+def test_what_generate_and_the_pictures_leave_is_for_their_owner(
+    forked, tiny_folder, cold_dir, document, tmp_path, umask
+):
+    left = tmp_path / "left"
+    left.mkdir(mode=0o700)
+    files = {
+        "--report": left / "a" / "deep" / "run.json",
+        "--pool-timeline": left / "b" / "deep" / "pools.csv",
+        "--trace": left / "c" / "deep" / "trace.json",
+        "--save-session": left / "d" / "deep" / "session",
+    }
+    for option, file in files.items():
+        if option == "--pool-timeline":
+            make_folders(file.parent)
+            # One that was there before, for everybody.
+            file.write_text("")
+            file.chmod(0o666)
+    ended = forked(
+        *("generate", "--model", tiny_folder, "--prompt-file", document, "--cold-dir", cold_dir),
+        *("--max-new-tokens", 6, "--dram-budget", "64MiB", "--threads", 1, "--question", "who?"),
+        *(str(word) for pair in files.items() for word in pair),
+        umask=umask,
+    )
+    assert ended.status == 0, ended
+    pictures = (
+        ("pool-picture", files["--pool-timeline"], "--out", left / "e" / "deep" / "pools.png"),
+        ("trace-picture", files["--trace"], "--out", left / "f" / "deep" / "trace.svg"),
+    )
+    for arguments in pictures:
+        ended = forked(*arguments, umask=umask)
+        assert ended.status == 0, ended
+    names = {path.name for path in left.rglob("*")}
+    assert names >= {"run.json", "pools.csv", "trace.json", "session", "pools.png", "trace.svg"}
+    assert modes(left) == {}
+    assert read_report(files["--report"])["finish"] is not None
+
+
+@pytest.mark.parametrize("umask", UMASKS, ids=oct)
+def test_what_measurements_leave_is_for_their_owner(tmp_path, umask):
+    left = tmp_path / "left"
+    left.mkdir(mode=0o700)
+    before = os.umask(umask)
+    try:
+        write_quality(left / "a" / "b" / "quality.json", [], {})
+        write_pools(left / "c" / "pools.json", [], {})
+        write_bench_report(left / "d" / "bench.json", {"rows": []})
+        save_figure(new_figure(1, 1), left / "e" / "picture.png")
+    finally:
+        os.umask(before)
+    assert len([path for path in left.rglob("*") if path.is_file()]) == 4
+    assert modes(left) == {}
+    assert json.loads((left / "d" / "bench.json").read_text()) == {"rows": []}
+
+
+def test_modes_for_others_are_seen(tmp_path):
+    # The twin: what the tests above look for is found.
+    file = tmp_path / "left" / "run.json"
+    file.parent.mkdir(mode=0o755)
+    file.touch(mode=0o644)
+    assert modes(tmp_path) == {"left": "0o755", "left/run.json": "0o644"}
