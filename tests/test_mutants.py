@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 import try_mutants
 from mutants.copied_project import CopiedProject, CopyError
 from mutants.mutant import Mutant
