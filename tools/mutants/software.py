@@ -247,7 +247,7 @@ _CAUGHT = (
             pool.forget(""",
         """        for pool in self.layers:
             pool.forget(""",
-        (_SLOW,),
+        (f"{_SLOW}[forks take turns-most]",),
     ),
     Mutant(
         "merge-takes-the-maximum",
@@ -399,7 +399,7 @@ _HARD_TO_SEE = (
 """,
         """        self._tally(layer, sequence, selected)
 """,
-        (_SLOW,),
+        (f"{_SLOW}[rows are selected again-most]",),
     ),
     Mutant(
         "pool-looked-at-too-early-ahead",
@@ -410,7 +410,7 @@ _HARD_TO_SEE = (
 """,
         """        settled = positions[: np.searchsorted(positions, on_drive)]
 """,
-        (_SLOW,),
+        (f"{_SLOW}[rows are read ahead-most]",),
     ),
     Mutant(
         "statistics-retaken-at-zero-codes",

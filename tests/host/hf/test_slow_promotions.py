@@ -15,7 +15,8 @@ from tiny_models import TinyModel, prompts
 
 SELECTION = {"alpha": 0.5, "kept_recent": 4, "block_rows": 48}
 PREDICTED = SELECTION | {"query": "predicted"}
-IDS, _ = prompts([180])
+# The group is full some steps before and after memory is divided anew, which waits for all.
+IDS, _ = prompts([186])
 OTHER, _ = prompts([30], seed=5)
 
 
@@ -56,11 +57,11 @@ def forks_take_turns(model, cache):
 
 # A model, what may change the output, what happens, and the tokens of each sequence at the most.
 SCENES = {
-    "a group is filled": (TinyModel(), SELECTION, a_group_is_filled, (204,)),
-    "rows are selected again": (TinyModel(), SELECTION, rows_are_selected_again, (186,)),
-    "rows are read ahead": (TinyModel(layers=4), PREDICTED, rows_are_selected_again, (186,)),
-    "groups are given back": (TinyModel(), SELECTION, groups_are_given_back, (194,)),
-    "forks take turns": (TinyModel(), SELECTION, forks_take_turns, (330, 240)),
+    "a group is filled": (TinyModel(), SELECTION, a_group_is_filled, (210,)),
+    "rows are selected again": (TinyModel(), SELECTION, rows_are_selected_again, (192,)),
+    "rows are read ahead": (TinyModel(layers=4), PREDICTED, rows_are_selected_again, (192,)),
+    "groups are given back": (TinyModel(), SELECTION, groups_are_given_back, (202,)),
+    "forks take turns": (TinyModel(), SELECTION, forks_take_turns, (336, 246)),
 }
 # A pool policy, and how much of all rows is hot beyond the least; None for all of them, which stay
 # hot from the moment their group is full.
