@@ -1,23 +1,49 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pool policies that take their time, so that whoever does not wait for a promotion is found out."""
+"""Promotions as late as they can be, so that whoever does not wait for one is found out.
 
+A policy ranks in the thread that promotes, before anything is copied or moved. There it takes its
+time until the main thread waits for somebody: however slow the machine is, what the main thread
+does without waiting comes first.
+"""
+
+import sys
 import threading
 import time
 from types import MappingProxyType
 
 from hillinfer.policies import pool_policies
+from hillinfer.storage.spill_queue import SpillQueue
 
-# Many times what a forward pass of a tiny model takes, of which a promotion has all but nothing.
-PROMOTION_SECONDS = 0.03
+POLL_SECONDS = 0.002
+# Seen at the same place so many times, it is not only about to go on.
+POLLS = 3
+# A promotion that nobody ever waits for ends all the same.
+MOST_SECONDS = 5.0
+# The innermost of Python's frames while a thread waits: for a future or another's note, and for a
+# buffer that a promotion may still look at.
+_WAITING = {threading.Condition.wait.__code__, SpillQueue.buffer.__code__}
+
+
+def _waiting_at():
+    """Return where the main thread waits, or None."""
+    frame = sys._current_frames()[threading.main_thread().ident]
+    return (id(frame), frame.f_lasti) if frame.f_code in _WAITING else None
+
+
+def _until_main_waits():
+    stop, seen = time.monotonic() + MOST_SECONDS, []
+    while time.monotonic() < stop:
+        seen = [*seen[1 - POLLS :], _waiting_at()]
+        if len(seen) == POLLS and seen[0] is not None and len(set(seen)) == 1:
+            return
+        time.sleep(POLL_SECONDS)
 
 
 def _slowed(policy):
     class Slowed(policy):
-        """Ranks late in the thread that promotes, before it has copied or moved anything."""
-
         def worth(self, rows):
             if threading.current_thread().name.startswith("hillinfer-pool"):
-                time.sleep(PROMOTION_SECONDS)
+                _until_main_waits()
             return super().worth(rows)
 
     return Slowed

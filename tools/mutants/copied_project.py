@@ -15,6 +15,8 @@ from mutants.mutant import Built, Mutant
 
 PACKAGES = ("hillinfer", "hillinfer_model")
 _LIBRARY = Path("host/hillinfer/native/libhillinfer_native.so")
+# What the library is built of.
+_NATIVE = ("host/native/*", "tools/build_native.py")
 
 
 class CopyError(Exception):
@@ -37,6 +39,8 @@ class CopiedProject:
     def of(cls, project: Path, folder: Path) -> CopiedProject:
         """Copy what git knows of a project, and files that it does not ignore, and build it.
 
+        A library that is newer than what it is built of is copied as well.
+
         Raises
         ------
         CopyError
@@ -49,7 +53,10 @@ class CopiedProject:
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(project / name, folder / name)
         copied = cls(folder)
-        copied.build()
+        if _is_built(project):
+            shutil.copy2(project / _LIBRARY, folder / _LIBRARY)
+        else:
+            copied.build()
         copied.check_packages()
         return copied
 
@@ -114,3 +121,11 @@ class CopiedProject:
                 whole = self.folder / _LIBRARY
                 whole.unlink()
                 whole.write_bytes(library)
+
+
+def _is_built(project: Path) -> bool:
+    library = project / _LIBRARY
+    sources = [file for pattern in _NATIVE for file in project.glob(pattern)]
+    return library.exists() and all(
+        file.stat().st_mtime <= library.stat().st_mtime for file in sources
+    )

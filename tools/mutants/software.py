@@ -21,7 +21,7 @@ _LIVED = (
             self._pools.settle(layer)
 """,
         "",
-        (f"{_SLOW}[a group is filled-lru]", f"{_SLOW}[a group is filled-counts]"),
+        (f"{_SLOW}[a group is filled-all]",),
     ),
     Mutant(
         "near-limit-one-bit-high",
@@ -29,7 +29,9 @@ _LIVED = (
         "host/native/near_scores.h",
         "return (7 - bits) << 8;",
         "return (8 - bits) << 8;",
-        (f"{_TESTS}/hie/test_near_scores.py",),
+        (
+            f"{_TESTS}/hie/test_near_scores.py::test_weights_that_fill_31_bits_together_go_the_long_way",
+        ),
         Built.NATIVE,
     ),
     Mutant(
@@ -38,7 +40,9 @@ _LIVED = (
         "host/hillinfer/hf/query_hooks.py",
         "self._hook(number, layers[number])",
         "self._hook(number, layers[number - 1])",
-        (f"{_TESTS}/hf/test_query_prediction.py",),
+        (
+            f"{_TESTS}/hf/test_query_prediction.py::test_behind_a_layer_that_adds_nothing_the_prediction_is_the_query",
+        ),
     ),
     Mutant(
         "query-of-the-other-norm",
@@ -46,7 +50,9 @@ _LIVED = (
         "host/hillinfer/hf/predictors/rotary_predictor.py",
         "layer.input_layernorm(hidden)",
         "layer.post_attention_layernorm(hidden)",
-        (f"{_TESTS}/hf/test_query_prediction.py",),
+        (
+            f"{_TESTS}/hf/test_query_prediction.py::test_of_a_layers_own_input_the_very_query_is_made",
+        ),
     ),
     Mutant(
         "query-of-the-other-norm-opt",
@@ -54,7 +60,9 @@ _LIVED = (
         "host/hillinfer/hf/predictors/opt_predictor.py",
         "layer.self_attn_layer_norm(hidden)",
         "layer.final_layer_norm(hidden)",
-        (f"{_TESTS}/hf/test_query_prediction.py",),
+        (
+            f"{_TESTS}/hf/test_query_prediction.py::test_of_a_layers_own_input_the_very_query_is_made",
+        ),
     ),
     Mutant(
         "query-with-the-norm-of-keys",
@@ -62,7 +70,9 @@ _LIVED = (
         "host/hillinfer/hf/predictors/rotary_predictor.py",
         "attention.q_norm(query)",
         "attention.k_norm(query)",
-        (f"{_TESTS}/hf/test_query_prediction.py",),
+        (
+            f"{_TESTS}/hf/test_query_prediction.py::test_of_a_layers_own_input_the_very_query_is_made",
+        ),
     ),
     Mutant(
         "negative-overflow-alone",
@@ -70,7 +80,9 @@ _LIVED = (
         "host/hillinfer/storage/row_layout.py",
         "float(least) >= -_FP16_MAX and float(most)",
         "float(most)",
-        (f"{_TESTS}/storage/test_row_layout.py",),
+        (
+            f"{_TESTS}/storage/test_row_layout.py::test_overflow_to_one_side_alone_saturates_and_counts",
+        ),
     ),
     Mutant(
         "truncate-buffer-not-counted",
@@ -78,7 +90,7 @@ _LIVED = (
         "host/hillinfer/storage/row_keeper.py",
         "size = len(reopened) * (length - start) * self._shape.row_bytes",
         "size = 0",
-        (f"{_TESTS}/storage/test_runtime_points.py",),
+        (f"{_TESTS}/storage/test_runtime_points.py::test_rows_that_a_truncate_reads_back_count",),
     ),
     Mutant(
         "pads-not-cut",
@@ -86,15 +98,7 @@ _LIVED = (
         "host/hillinfer/hf/batch.py",
         "self._pads = [min(pad, length) for pad in self._pads]",
         "self._pads = list(self._pads)",
-        (f"{_TESTS}/hf/test_cache_operations.py",),
-    ),
-    Mutant(
-        "pad-not-in-key",
-        "Rows of the same ids share a sequence though they are padded differently.",
-        "host/hillinfer/hf/batch.py",
-        "key = (pad, tuple(row_ids))",
-        "key = (0, tuple(row_ids))",
-        (f"{_TESTS}/hf/test_left_padding.py",),
+        (f"{_TESTS}/hf/test_cache_operations.py::test_a_crop_that_reaches_into_padding_cuts_it",),
     ),
     Mutant(
         "padding-of-copies-shifted",
@@ -102,7 +106,9 @@ _LIVED = (
         "host/hillinfer/hf/batch.py",
         "pads = self._pads[::copies] if",
         "pads = self._pads[: len(ids)] if",
-        (f"{_TESTS}/hf/test_left_padding.py",),
+        (
+            f"{_TESTS}/hf/test_ways_of_decoding.py::test_copies_of_a_padded_batch_keep_their_padding",
+        ),
     ),
     Mutant(
         "ids-of-copies-shifted",
@@ -110,7 +116,9 @@ _LIVED = (
         "host/hillinfer/hf/batch.py",
         "ids[i // copies, pad:past]",
         "ids[i % len(ids), pad:past]",
-        (f"{_TESTS}/hf/test_left_padding.py",),
+        (
+            f"{_TESTS}/hf/test_ways_of_decoding.py::test_copies_of_a_padded_batch_keep_their_padding",
+        ),
     ),
     Mutant(
         "fork-shares-hits",
@@ -118,7 +126,7 @@ _LIVED = (
         "host/hillinfer/pools/hot_pools.py",
         "return hits.copy()",
         "return hits",
-        (f"{_TESTS}/storage/test_runtime_points.py",),
+        (f"{_TESTS}/storage/test_runtime_points.py::test_a_fork_counts_its_own_hits",),
     ),
     Mutant(
         "observed-queries-not-verified",
@@ -126,7 +134,7 @@ _LIVED = (
         "host/hillinfer/sessions/saved_session.py",
         "if digest != self.manifest.digests[file.name]:",
         "if file.name != 'observed.bin' and digest != self.manifest.digests[file.name]:",
-        (f"{_TESTS}/sessions/test_refused.py",),
+        (f"{_TESTS}/sessions/test_refused.py::test_every_damage_to_observed_queries",),
     ),
     Mutant(
         "observed-queries-without-end",
@@ -134,7 +142,7 @@ _LIVED = (
         "host/hillinfer/sessions/sequence_parts.py",
         "if not np.isfinite(queries).all():",
         "if False:",
-        (f"{_TESTS}/sessions/test_refused.py",),
+        (f"{_TESTS}/sessions/test_refused.py::test_observed_queries_that_are_no_numbers",),
     ),
     Mutant(
         "observed-queries-given-back-twice",
@@ -146,7 +154,9 @@ _LIVED = (
         """        self._accountant.give(Part.OTHER, 2 * self._observed_bytes)
         self._pools.give_tail()
 """,
-        (f"{_TESTS}/storage/test_runtime_points.py",),
+        (
+            f"{_TESTS}/storage/test_runtime_points.py::test_as_many_sequences_fit_after_others_came_and_went",
+        ),
     ),
 )
 
@@ -157,7 +167,7 @@ _CAUGHT = (
         "sw_model/hillinfer_model/selection.py",
         "    head = min(sinks, length)",
         "    head = min(max(0, sinks - 1), length)",
-        ("tests/sw_model/test_selection.py",),
+        ("tests/sw_model/test_selection.py::test_kept_positions",),
     ),
     Mutant(
         "golden-kept-one-more",
@@ -165,7 +175,7 @@ _CAUGHT = (
         "sw_model/hillinfer_model/selection.py",
         "tail = max(length - recent, head)",
         "tail = max(length - recent - 1, head)",
-        ("tests/sw_model/test_selection.py",),
+        ("tests/sw_model/test_selection.py::test_kept_positions",),
     ),
     Mutant(
         "native-kept-one-fewer",
@@ -237,7 +247,7 @@ _CAUGHT = (
             pool.forget(""",
         """        for pool in self.layers:
             pool.forget(""",
-        (_SLOW,),
+        (f"{_SLOW}[forks take turns-most]",),
     ),
     Mutant(
         "merge-takes-the-maximum",
@@ -376,7 +386,9 @@ _HARD_TO_SEE = (
         "host/hillinfer/pools/pool_keeper.py",
         "entry.layer, sequence, positions, source, places, entry.step, entry.step, note",
         "entry.layer, sequence, positions, source, places, entry.step, entry.step + 1, note",
-        (f"{_TESTS}/pools/test_pool_keeper.py",),
+        (
+            f"{_TESTS}/pools/test_pool_keeper.py::test_what_a_step_selected_gives_way_in_the_next_at_the_earliest",
+        ),
     ),
     Mutant(
         "pool-looked-at-too-early",
@@ -387,7 +399,7 @@ _HARD_TO_SEE = (
 """,
         """        self._tally(layer, sequence, selected)
 """,
-        (_SLOW,),
+        (f"{_SLOW}[rows are selected again-most]",),
     ),
     Mutant(
         "pool-looked-at-too-early-ahead",
@@ -398,7 +410,7 @@ _HARD_TO_SEE = (
 """,
         """        settled = positions[: np.searchsorted(positions, on_drive)]
 """,
-        (_SLOW,),
+        (f"{_SLOW}[rows are read ahead-most]",),
     ),
     Mutant(
         "statistics-retaken-at-zero-codes",
@@ -406,7 +418,9 @@ _HARD_TO_SEE = (
         "host/hillinfer/storage/shadow_keeper.py",
         "            if statistics is None:\n                before",
         "            if statistics is None or not coded:\n                before",
-        (f"{_TESTS}/storage/test_shadow_keeper.py",),
+        (
+            f"{_TESTS}/devices/test_device_shadows.py::test_a_device_that_fails_is_reported_and_no_output_changes[read-0]",
+        ),
     ),
     Mutant(
         "small-weights-of-a-merge-lost",
@@ -414,10 +428,20 @@ _HARD_TO_SEE = (
         "host/hillinfer/attention/softmax_merge.py",
         "weight = torch.sigmoid(log_sum - old)",
         "weight = torch.sigmoid(log_sum - old).where(log_sum - old < 6.9, 1)",
-        (f"{_TESTS}/attention/test_softmax_merge.py",),
+        (
+            f"{_TESTS}/attention/test_softmax_merge.py::test_a_block_that_weighs_a_thousandth_counts",
+        ),
     ),
 )
 
 SOFTWARE: tuple[Mutant, ...] = (*_LIVED, *_CAUGHT, *_HARD_TO_SEE)
 
-EQUIVALENT: tuple[Equivalent, ...] = ()
+EQUIVALENT: tuple[Equivalent, ...] = (
+    Equivalent(
+        "pad-not-in-key",
+        "Rows of the same ids share a sequence though they are padded differently.",
+        "Of the same ids one row takes more tokens than the other then, and rows part in the same "
+        "call as soon as what they bring differs (`Batch._part`); two rows that are padding from "
+        "end to end are padded alike.",
+    ),
+)

@@ -35,12 +35,12 @@ def leave_alone(runtime):
 
 
 def flip_on_drive(runtime):
-    """Flip the lowest bit of the first key value of position 70 in layer 1."""
+    """Flip a bit of the first number of position 70 in layer 1, not one that rounding may hide."""
     runtime._store.settle(1, np.arange(4096))
     # A second, buffered descriptor of the nameless file, because direct I/O moves whole pages.
     path = f"/proc/self/fd/{runtime._store._files[1]._descriptor}"
     descriptor = os.open(path, os.O_RDWR)
-    offset = 70 * runtime.shape.row_bytes
+    offset = 70 * runtime.shape.row_bytes + 1
     byte = os.pread(descriptor, 1, offset)[0]
     os.pwrite(descriptor, bytes([byte ^ 1]), offset)
     os.fsync(descriptor)
@@ -51,11 +51,11 @@ def flip_in_hot_pool(runtime):
     pool = runtime._pools.layers[1]
     slot = int(pool.slots(np.array([70]))[0])
     assert slot >= 0
-    pool._slots.data[slot, 0] ^= 1
+    pool._slots.data[slot, 1] ^= 1
 
 
 def flip_in_tail(runtime):
-    runtime._rows.sequences[0].tails[1, 3, 0] ^= 1
+    runtime._rows.sequences[0].tails[1, 3, 1] ^= 1
 
 
 @pytest.mark.parametrize(
