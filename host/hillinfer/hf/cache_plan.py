@@ -108,7 +108,7 @@ def checked_count(name: str, value: Any, most: int | None = None) -> int:
     """
     count = whole_number(name, value)
     if count < 1:
-        raise SettingsError(f"{name}={count} must be 1 or more")
+        raise SettingsError(f"{name}={count} must be at least 1")
     if most is not None and count > most:
         raise SettingsError(f"{name}={count} is more than the model's {most} positions")
     return count
