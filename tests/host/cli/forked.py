@@ -199,7 +199,7 @@ def _become_command(case, ends):
 
 def _watch(process, readers, case):
     """Collect what the child writes and return its end."""
-    text = {number: b"" for number in (1, 2)}
+    text = dict.fromkeys((1, 2), b"")
     status, until = None, time.monotonic() + _LIMIT_SECONDS
     watched = select.poll()
     for reading in readers.values():

@@ -165,13 +165,13 @@ def test_sessions_of_short_documents(model, cold_dir, tmp_path, tokens, expected
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"expected_tokens": 0}, "expected_tokens=0 must be 1 or more"),
-        ({"expected_tokens": -5}, "expected_tokens=-5 must be 1 or more"),
+        ({"expected_tokens": 0}, "expected_tokens=0 must be at least 1"),
+        ({"expected_tokens": -5}, "expected_tokens=-5 must be at least 1"),
         ({"expected_tokens": 10.0}, r"expected_tokens=10\.0 must be a whole number"),
         ({"expected_tokens": "10"}, "expected_tokens='10' must be a whole number"),
         ({"expected_tokens": True}, "expected_tokens=True must be a whole number"),
         ({"expected_tokens": 4097}, "expected_tokens=4097 is more than the model's 4096 positions"),
-        ({"sequences": 0}, "sequences=0 must be 1 or more"),
+        ({"sequences": 0}, "sequences=0 must be at least 1"),
         ({"sequences": 1.5}, r"sequences=1\.5 must be a whole number"),
     ],
     ids=str,
@@ -192,5 +192,5 @@ def test_a_session_checks_its_length_too(model, cold_dir, tmp_path):
         answer(hill, cache, [5])
         cache.save_session(tmp_path / "session")
         cache.close()
-        with pytest.raises(SettingsError, match="expected_tokens=0 must be 1 or more"):
+        with pytest.raises(SettingsError, match="expected_tokens=0 must be at least 1"):
             hill.load_session(tmp_path / "session", 0)
