@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import operator
 from enum import StrEnum
 from numbers import Integral, Real
 from os import PathLike
@@ -23,9 +24,14 @@ def whole_number(name: str, value: Any) -> int:
     SettingsError
         Where it is none; a bool, a text and 4.0 are none.
     """
-    if isinstance(value, bool) or not isinstance(value, Integral):
+    try:
+        count = operator.index(value)
+    except TypeError:
+        count = None
+    # A truth value is an integer to Python.
+    if count is None or isinstance(value, bool):
         raise SettingsError(f"{name}={value!r} must be a whole number")
-    return int(value)
+    return count
 
 
 def real_number(name: str, value: Any) -> float:
