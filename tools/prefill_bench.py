@@ -248,7 +248,9 @@ def turn(
     budget = contender.removeprefix(OURS).strip()
     settings = Settings().changed(dram_budget=budget, cold_dir=chosen.cold_dir)
     with Attachment(loaded.model, settings) as hill:
-        return reading(loaded, hill.new_cache(expected_tokens=len(ids) + 64), ids, chosen.chunk)
+        # Some room beyond the prompt, as far as the model has positions.
+        expected = min(len(ids) + 64, loaded.shape.max_positions)
+        return reading(loaded, hill.new_cache(expected_tokens=expected), ids, chosen.chunk)
 
 
 def main() -> None:
