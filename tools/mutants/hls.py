@@ -249,7 +249,7 @@ HLS: tuple[Mutant, ...] = (
         f"{_HLS}/cast.h",
         "const bool nan_low = nan_before || nan[0];",
         "const bool nan_low = nan[0];",
-        _coded("every_code"),
+        _coded("invalid", mode="int8"),
     ),
     Mutant(
         "hls-stale-tile",
