@@ -210,8 +210,8 @@ def _number(name: str, value: str) -> float:
     try:
         return float(value) if name in ("alpha", "beta") else int(value)
     except ValueError as error:
-        automatic = f", nor {AUTO}" if name == "beta" else ""
-        raise SettingsError(f"{name}={value!r} is not a number{automatic}") from error
+        what = f"neither a number nor {AUTO}" if name == "beta" else "no number"
+        raise SettingsError(f"{name}={value!r} is {what}") from error
 
 
 _CHOICES: dict[str, type[StrEnum]] = {

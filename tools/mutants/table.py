@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
+from mutants.hardware import HARDWARE
 from mutants.mutant import Mutant
 from mutants.software import SOFTWARE
 
-MUTANTS: tuple[Mutant, ...] = (*SOFTWARE,)
+MUTANTS: tuple[Mutant, ...] = (*SOFTWARE, *HARDWARE)

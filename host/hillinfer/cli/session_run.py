@@ -15,6 +15,7 @@ from hillinfer.cli.preflight import CheckedRun
 from hillinfer.errors import HillInferError
 from hillinfer.hf.attach import Attachment
 from hillinfer.hf.cache import HillInferCache
+from hillinfer.option_names import without_python_names
 from hillinfer.prompt import DocumentPrompt, PromptForm, PromptStyle, QuestionPrompt
 from hillinfer.run_report import SessionFacts
 from hillinfer.sessions.errors import SessionError
@@ -105,7 +106,7 @@ def save_cache(
             request.save_session, tokenizer, request.chunk_tokens, prompt.form
         )
     except HillInferError as error:
-        console.print(f"hillinfer: warning: {error}")
+        console.print(f"hillinfer: warning: {without_python_names(str(error))}")
         return replace(facts, save_seconds=time.perf_counter() - started, save_error=str(error))
     facts = replace(
         facts,

@@ -20,7 +20,7 @@ from hillinfer.storage.leaving_shadows import LEAVING_SHADOWS
 from hillinfer.storage.row_sums import ROW_SUM_BYTES
 from hillinfer.storage.shadow_sizes import held_bytes, statistics_bytes
 from hillinfer.storage.shadow_store import STREAM_BUFFERS, shadow_bytes
-from hillinfer_model.choices import Scope
+from hillinfer_model.choices import KeyMode, Scope
 from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
 
 SPILL_BUFFERS = 2
@@ -52,6 +52,11 @@ def kernel_spec(shape: ModelShape, settings: Settings) -> KernelSpec:
     )
 
 
+def _narrower_than(mode: KeyMode) -> tuple[str, ...]:
+    by_width = [KeyMode.INT8, KeyMode.INT4, KeyMode.INT2]
+    return tuple(one.value for one in by_width[by_width.index(mode) + 1 :])
+
+
 @dataclass(frozen=True)
 class BudgetPlan:
     """The parts of M0 for one context length (design, section 2), all in bytes.
@@ -78,6 +83,8 @@ class BudgetPlan:
     device
         Of these, what is there because a device scores; the probe tokens are no part of
         `shadow_bytes`.
+    narrower_shadows
+        Formats of the key shadow that take less than this one.
     """
 
     budget_bytes: int
@@ -89,6 +96,7 @@ class BudgetPlan:
     staging_bytes: int
     other_bytes: int
     device: DevicePart
+    narrower_shadows: tuple[str, ...] = ()
 
     @classmethod
     def for_context(
@@ -124,6 +132,7 @@ class BudgetPlan:
             kv_bytes=kv_bytes,
             shadow_bytes=segments * shape.layers * held_bytes(spec),
             streamed_shadow_bytes=0,
+            narrower_shadows=_narrower_than(spec.key_mode),
             kept_bytes=min(settings.kept_tokens, tokens) * row * sequences + tails,
             all_rows_bytes=tokens * row * sequences + tails,
             staging_bytes=staging_bytes(shape, settings) + device.staging_bytes,
@@ -197,9 +206,16 @@ class BudgetPlan:
                 f"needs {needs} (shadow "
                 f"{format_bytes(self.shadow_bytes + self.device.probe_bytes)}, kept rows "
                 f"{format_bytes(self.kept_bytes)}, staging {format_bytes(self.staging_bytes)}, "
-                f"other {format_bytes(self.other_bytes)}); raise --dram-budget, shrink the shadow "
-                "with --shadow int4 or int2, or lower --block-rows, which sets most of the staging"
+                f"other {format_bytes(self.other_bytes)}); raise --dram-budget{self._narrower}, or "
+                "lower --block-rows, which sets most of the staging"
             )
+
+    @property
+    def _narrower(self) -> str:
+        """Return the advice to take a smaller shadow, where there is one."""
+        if not self.narrower_shadows:
+            return ""
+        return f", shrink the shadow with --shadow {' or '.join(self.narrower_shadows)}"
 
     @property
     def _fixed_bytes(self) -> int:

@@ -130,6 +130,23 @@ def test_errors_say_what_an_option_is_called_in_python(cold_dir, least_budget):
         cache.close()
 
 
+@pytest.mark.parametrize(
+    ("shadow", "advice"),
+    [("int8", "--shadow int4 or int2,"), ("int4", "--shadow int2,"), ("int2", None)],
+)
+def test_only_a_smaller_shadow_is_advised(shadow, advice, cold_dir):
+    with attached(TinyModel().build(), cold_dir, shadow=shadow, dram_budget=100_000) as hill:
+        with pytest.raises(HillInferError, match="raise --dram-budget") as refused:
+            hill.new_cache(expected_tokens=4000)
+        assert advice in str(refused.value) if advice else "--shadow" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", [one.name for one in dataclasses.fields(Settings)])
+def test_every_settings_option_has_its_python_name(name):
+    option = "--" + name.replace("_", "-")
+    assert str(HillInferError(f"change {option}")) == f"change {option} (in Python: {name})"
+
+
 @pytest.mark.parametrize("kind", [HillInferError, SettingsError, SetupWarning])
 @pytest.mark.parametrize(
     ("message", "shown"),

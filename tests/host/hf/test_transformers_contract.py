@@ -22,6 +22,7 @@ from transformers.masking_utils import (
 )
 
 from hillinfer.hf import attention
+from hillinfer.hf.attached_name import NAME
 from hillinfer.hf.cache import HillInferCache
 from hillinfer.hf.features import TRANSFORMERS_WINDOW
 from hillinfer.hf.layer import HillInferLayer
@@ -182,13 +183,13 @@ def calls():
         return noting
 
     def install():
-        AttentionInterface.register(attention.NAME, spy("attention", attention.attention))
-        AttentionMaskInterface.register(attention.NAME, spy("mask", attention.mask))
+        AttentionInterface.register(NAME, spy("attention", attention.attention))
+        AttentionMaskInterface.register(NAME, spy("mask", attention.mask))
         return noted
 
     yield install
-    AttentionInterface.register(attention.NAME, attention.attention)
-    AttentionMaskInterface.register(attention.NAME, attention.mask)
+    AttentionInterface.register(NAME, attention.attention)
+    AttentionMaskInterface.register(NAME, attention.mask)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
