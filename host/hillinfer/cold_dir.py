@@ -21,9 +21,17 @@ def prepared_cold_dir(chosen: Path | None) -> Path:
     """
     if chosen is None:
         return user_cache_dir("cold")
-    if not chosen.is_dir():
+    if not _is_folder(chosen):
         raise ColdPoolError(
             f"the cold directory {chosen} does not exist or is no directory: create it, or choose "
             "another with --cold-dir"
         )
     return chosen
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:
+        # A name that is too long, or a folder above it that may not be looked into.
+        return False

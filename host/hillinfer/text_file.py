@@ -42,7 +42,7 @@ def read_text(file: Path, what: str, option: str) -> str:
             if stat.S_ISREG(status.st_mode) and status.st_size > MOST_BYTES:
                 raise _too_large(str(file), status.st_size)
             begun = _begun(descriptor)
-            os.set_blocking(descriptor, True)  # noqa: FBT003
+            os.set_blocking(descriptor, True)
             return decoded(begun + bounded(opened, str(file), len(begun)), str(file))
     except OSError as error:
         raise PromptError(f"cannot read {what} {file}: {error.strerror}; check {option}") from error

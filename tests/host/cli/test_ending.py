@@ -9,7 +9,6 @@ from forked import (
     CLOSED,
     FULL,
     NO_READER,
-    PIPE,
     READER_LEAVES,
     TERMINAL,
     Forked,
@@ -232,9 +231,7 @@ def test_a_report_that_loses_its_place_costs_no_text(generate, place, strike, fo
 
 
 def test_where_the_traceback_of_a_defect_is(generate, place):
-    ended = generate(
-        strike="defect", forward=DECODE, environment={"HILLINFER_TRACEBACK": "1"}
-    )
+    ended = generate(strike="defect", forward=DECODE, environment={"HILLINFER_TRACEBACK": "1"})
     assert ended.status == 1
     assert "nobody thought of this" in ended.err.split("Traceback")[1]
     assert ended.last_line.startswith("hillinfer: error: KeyError")
@@ -258,5 +255,3 @@ def test_a_prompt_from_a_closed_standard_input_is_empty(forked, tiny_folder):
     ended = forked("generate", "--model", tiny_folder, stdin=None)
     assert ended.status == 2
     assert "the prompt from standard input is empty" in one_line(ended)
-
-
