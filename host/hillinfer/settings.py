@@ -21,6 +21,8 @@ from hillinfer.storage.read_engines import IOChoice
 from hillinfer_model.choices import KeyMode, Rule, Scope
 
 AUTO = "auto"
+# Far more than helps; what is allocated by a count must not be decided by a slip of the keyboard.
+_MOST_OF_A_COUNT = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -144,6 +146,11 @@ class Settings:
         for name in ("block_rows", "block_tokens", "io_threads"):
             if getattr(self, name) < 1:
                 raise SettingsError(f"{name}={getattr(self, name)} must be at least 1")
+        for name in ("block_rows", "block_tokens", "io_threads", "prefetch_blocks"):
+            if getattr(self, name) > _MOST_OF_A_COUNT:
+                raise SettingsError(
+                    f"{name}={getattr(self, name)} must be at most {_MOST_OF_A_COUNT}"
+                )
 
     @property
     def key_mode(self) -> KeyMode:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from hillinfer.errors import SettingsError
 from hillinfer.models.number_type import NumberType
+from hillinfer.thread_count import check_threads
 
 
 @dataclass(frozen=True)
@@ -61,8 +62,7 @@ class BenchRequest:
 
     def __post_init__(self) -> None:
         """Refuse values that mean nothing, before a model is loaded."""
-        if self.threads is not None and self.threads < 1:
-            raise SettingsError(f"threads={self.threads} must be at least 1")
+        check_threads(self.threads)
         if self.steps is not None and self.steps < 1:
             raise SettingsError(f"steps={self.steps} must be at least 1")
         if self.trace is not None and self.trace.resolve() == self.out.resolve():

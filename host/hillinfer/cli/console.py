@@ -8,7 +8,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TextIO
+from typing import Any, TextIO
 
 from rich.console import Console
 
@@ -18,9 +18,25 @@ from hillinfer.option_names import without_python_names
 _FILE_COLUMNS = 100
 
 
+def printable(text: str) -> str:
+    """Return a text that moves no cursor: control characters become escapes."""
+    return "".join(
+        one if one.isprintable() else one.encode("unicode_escape").decode() for one in text
+    )
+
+
+class _Lines(Console):
+    """A console whose lines stay lines, whatever names they hold."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print as `Console` does, control characters of texts as escapes."""
+        shown = (printable(one) if isinstance(one, str) else one for one in objects)
+        super().print(*shown, **options)
+
+
 def error_console() -> Console:
     """Return a console on standard error as it is now."""
-    console = Console(file=sys.stderr, markup=False, highlight=False, emoji=False, soft_wrap=True)
+    console = _Lines(file=sys.stderr, markup=False, highlight=False, emoji=False, soft_wrap=True)
     if not console.is_terminal:
         console.width = _FILE_COLUMNS
     return console

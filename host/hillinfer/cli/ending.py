@@ -18,6 +18,7 @@ from typing import Any, TextIO, cast
 
 import typer
 
+from hillinfer.cli.console import printable
 from hillinfer.errors import BrokenRunError, HillInferError, SettingsError
 from hillinfer.failure import TRACEBACK_VARIABLE, Failure
 
@@ -155,9 +156,7 @@ def one_line(text: str) -> str:
     words = " ".join(text.split())
     if len(words) > 2 * _MOST_SHOWN:
         words = f"{words[:_MOST_SHOWN]} [...] {words[-_MOST_SHOWN:]}"
-    return "".join(
-        one if one.isprintable() else one.encode("unicode_escape").decode() for one in words
-    )
+    return printable(words)
 
 
 def _signal_status(name: str) -> ExitStatus:

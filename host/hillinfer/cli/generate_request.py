@@ -15,6 +15,7 @@ from hillinfer.question_reading import QuestionReading
 from hillinfer.sampling import Sampling
 from hillinfer.settings import Settings
 from hillinfer.special_tokens import SpecialTokens
+from hillinfer.thread_count import check_threads
 
 STOCK = "stock"
 
@@ -101,10 +102,10 @@ class GenerateRequest:
         for name, value in (
             ("max_new_tokens", self.max_new_tokens),
             ("prefill_chunk", self.chunk_tokens),
-            ("threads", 1 if self.threads is None else self.threads),
         ):
             if value < 1:
                 raise SettingsError(f"{name}={value} must be at least 1")
+        check_threads(self.threads)
         if self.questions and self.asking is Asking.INTERACTIVE:
             raise SettingsError("--question and --interactive exclude each other: give one")
         if self.compare and self.asking is Asking.INTERACTIVE:

@@ -33,6 +33,8 @@ from hillinfer.storage.shadow_store import shadow_bytes
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
 _INTERACTIVE_QUESTION_TOKENS = 512
+# Tokenizers may leave out characters, such as repeated spaces, before they look for tokens.
+_FEWER_CHARACTERS = 16
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,7 @@ def check_run(
     started = time.perf_counter()
     if saved is not None:
         settings = _fitting(request, outline, saved)
+    _check_characters(request, outline)
     document_ids = _document_ids(request, prompt, saved)
     if isinstance(prompt, DocumentPrompt) and prompt.spelled_tokens:
         say(
@@ -190,6 +193,18 @@ def _check_ids(outline: ModelOutline, prompts: list[list[int]]) -> None:
             f"the tokenizer of {outline.source.name} makes token {highest} of the prompt and the "
             f"model has {words} tokens: they are not of one model, get it anew"
         )
+
+
+def _check_characters(request: GenerateRequest, outline: ModelOutline) -> None:
+    """Refuse a text so long that making tokens of it only takes time and memory."""
+    longest = max((len(token) for token in outline.tokenizer.get_vocab()), default=1)
+    most = outline.shape.max_positions * longest * _FEWER_CHARACTERS
+    for text in (request.document or "", *request.questions):
+        if len(text) > most:
+            raise PromptError(
+                f"a prompt of {len(text)} characters is more than the model's "
+                f"{outline.shape.max_positions} positions hold: shorten it"
+            )
 
 
 def _document_ids(

@@ -9,6 +9,7 @@ from pathlib import Path
 from hillinfer.errors import SettingsError
 from hillinfer.models.number_type import NumberType
 from hillinfer.settings import Settings
+from hillinfer.thread_count import check_threads
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,6 @@ class QualityRequest:
             raise SettingsError(
                 f"last={self.last} must be at least 1 and below context={self.context}"
             )
-        if self.threads is not None and self.threads < 1:
-            raise SettingsError(f"threads={self.threads} must be at least 1")
+        check_threads(self.threads)
         for alpha in self.alphas:
             Settings().changed(alpha=alpha)

@@ -9,6 +9,7 @@ from pathlib import Path
 from hillinfer.errors import SettingsError
 from hillinfer.models.number_type import NumberType
 from hillinfer.settings import Settings
+from hillinfer.thread_count import check_threads
 
 
 @dataclass(frozen=True)
@@ -51,8 +52,7 @@ class PoolsRequest:
             raise SettingsError(
                 f"last={self.last} must be at least 1 and below context={self.context}"
             )
-        if self.threads is not None and self.threads < 1:
-            raise SettingsError(f"threads={self.threads} must be at least 1")
+        check_threads(self.threads)
         if self.out is not None and self.out.suffix == ".png":
             raise SettingsError(f"out={self.out} is for JSON: the picture goes beside it as .png")
         for settings in self.trace_settings():

@@ -178,18 +178,10 @@ def _become_command(case, ends):
         else:
             os.dup2(ends[number], number)
             mode = "w" if number else "r"
+            errors = "backslashreplace" if number == 2 else "strict"
             # As Python makes them at its start.
-            setattr(
-                sys,
-                name,
-                open(
-                    number,
-                    mode,
-                    encoding="utf-8",
-                    errors="backslashreplace" if number == 2 else "strict",
-                    closefd=False,
-                ),
-            )
+            stream = open(number, mode, encoding="utf-8", errors=errors, closefd=False)  # noqa: SIM115
+            setattr(sys, name, stream)
             setattr(sys, f"__{name}__", getattr(sys, name))
     for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(one, signal.default_int_handler if one == signal.SIGINT else signal.SIG_DFL)

@@ -6,6 +6,7 @@ import os
 import resource
 import socket
 import stat
+from pathlib import Path
 
 import pytest
 from command import read_report
@@ -64,7 +65,7 @@ def device(folder):
 
 def listening(folder):
     with socket.socket(socket.AF_UNIX) as heard:
-        before = os.getcwd()
+        before = Path.cwd()
         os.chdir(folder)
         heard.bind("out.json")
         os.chdir(before)
@@ -224,11 +225,13 @@ def test_what_generate_and_the_pictures_leave_is_for_their_owner(
         ("pool-picture", files["--pool-timeline"], "--out", left / "e" / "deep" / "pools.png"),
         ("trace-picture", files["--trace"], "--out", left / "f" / "deep" / "trace.svg"),
     )
-    for arguments in pictures:
+    # Drawing takes seconds to import, and what writes is that of the report.
+    for arguments in pictures if umask == 0 else ():
         ended = forked(*arguments, umask=umask)
         assert ended.status == 0, ended
     names = {path.name for path in left.rglob("*")}
-    assert names >= {"run.json", "pools.csv", "trace.json", "session", "pools.png", "trace.svg"}
+    assert names >= {"run.json", "pools.csv", "trace.json", "session"}
+    assert (names >= {"pools.png", "trace.svg"}) == (umask == 0)
     assert modes(left) == {}
     assert read_report(files["--report"])["finish"] is not None
 
