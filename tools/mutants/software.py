@@ -201,7 +201,7 @@ _CAUGHT = (
         "host/hillinfer/storage/row_layout.py",
         "return self._part(rows, self._items)",
         "return self._part(rows, self._items - self._head_dim)",
-        (f"{_TESTS}/storage/test_row_layout.py",),
+        (f"{_TESTS}/storage/test_row_layout.py::test_every_bit_pattern_survives",),
     ),
     Mutant(
         "native-values-at-a-wrong-offset",
@@ -297,7 +297,7 @@ _CAUGHT = (
         "host/hillinfer/storage/read_plan.py",
         "most = buffer_bytes - own + int(used[begin])",
         "most = buffer_bytes + int(used[begin])",
-        (f"{_TESTS}/storage/test_read_plan.py",),
+        (f"{_TESTS}/storage/test_read_plan.py::test_a_small_buffer_takes_several_batches",),
     ),
     Mutant(
         "reads-ahead-do-not-give-way",
@@ -305,7 +305,7 @@ _CAUGHT = (
         "host/hillinfer/storage/read_turns.py",
         "not self._taken and not self._demanded",
         "not self._taken",
-        (f"{_TESTS}/storage/test_read_turns.py",),
+        (f"{_TESTS}/storage/test_read_turns.py::test_whoever_demands_has_the_next_turn",),
     ),
     Mutant(
         "score-tuples-not-counted",
@@ -313,7 +313,7 @@ _CAUGHT = (
         "host/hillinfer/app/token_selection.py",
         "self._accountant.take(Part.OTHER, needed - self._score_bytes)",
         "pass",
-        (f"{_TESTS}/limits/test_memory_census.py",),
+        (f"{_TESTS}/limits/test_memory_census.py::test_nothing_is_held_that_is_not_counted",),
     ),
     Mutant(
         "overflow-of-values-not-counted",
@@ -350,7 +350,7 @@ _CAUGHT = (
         "host/hillinfer/storage/cold_store.py",
         "(np.diff(numbers) != 1) | np.diff(in_base)",
         "np.diff(numbers) != 1",
-        (f"{_TESTS}/storage/test_cold_store.py", f"{_TESTS}/sessions/test_round_trip.py"),
+        (f"{_TESTS}/storage/test_cold_store.py::test_frozen_groups_are_read_and_never_written",),
     ),
     Mutant(
         "group-one-token-late",
@@ -358,7 +358,7 @@ _CAUGHT = (
         "host/native/row_places.cpp",
         "position / kGroupTokens;",
         "(position - 1) / kGroupTokens;",
-        (f"{_TESTS}/pools/test_row_places.py",),
+        (f"{_TESTS}/pools/test_row_places.py::test_rows_are_where_pool_and_tail_have_them",),
         Built.NATIVE,
     ),
     Mutant(
@@ -367,7 +367,7 @@ _CAUGHT = (
         "host/hillinfer/storage/row_keeper.py",
         "open_rows = np.arange(groups * GROUP_TOKENS, tokens)",
         "open_rows = np.arange(groups * GROUP_TOKENS, tokens - 1)",
-        (f"{_TESTS}/sessions/test_prefix.py", f"{_TESTS}/sessions/test_round_trip.py"),
+        (f"{_TESTS}/sessions/test_prefix.py::test_what_is_read_on_equals_an_unbroken_run",),
     ),
     Mutant(
         "rows-part-by-their-first-token",
@@ -375,7 +375,9 @@ _CAUGHT = (
         "host/hillinfer/hf/batch.py",
         "key = (id(sequence), tuple(new_ids[i]))",
         "key = (id(sequence), tuple(new_ids[i][:1]))",
-        (f"{_TESTS}/hf/test_ways_of_decoding.py",),
+        (
+            f"{_TESTS}/hf/test_ways_of_decoding.py::test_a_batch_that_shares_a_beginning_stores_it_once",
+        ),
     ),
 )
 
