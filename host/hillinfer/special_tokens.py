@@ -13,10 +13,12 @@ from functools import cached_property
 from typing import Any
 
 from hillinfer.errors import HillInferError
+from hillinfer.models.library_calls import one_line
 
 _PLACEHOLDER_BYTES = 16
 # Each round masks every match at once; only what masking itself brings together needs another.
 _MOST_ROUNDS = 8
+_MAKE_TOKENS = "make tokens of the prompt"
 
 
 class PromptError(HillInferError):
@@ -103,6 +105,10 @@ class TextEncoder:
         PromptError
             Where the tokenizer cannot read them as characters.
         """
+        with one_line(_MAKE_TOKENS):
+            return self._masked(text)
+
+    def _masked(self, text: str) -> MaskedText:
         if self._reading is SpecialTokens.CONTROL or not self._may_hold_control(text):
             return MaskedText(text)
         if self._backend is None:
@@ -142,6 +148,10 @@ class TextEncoder:
         PromptError
             Where the user's text would become control tokens nevertheless.
         """
+        with one_line(_MAKE_TOKENS):
+            return self._encoded(masked, add_special_tokens)
+
+    def _encoded(self, masked: MaskedText, add_special_tokens: bool) -> list[int]:  # noqa: FBT001
         if not masked.spans:
             given = self._tokenizer(masked.text, add_special_tokens=add_special_tokens)
             return list(given.input_ids)
