@@ -28,6 +28,7 @@ from hillinfer.pools.budget_plan import BudgetPlan, staging_bytes
 from hillinfer.pools.pool_moment import PoolMoment
 from hillinfer.pools.slot_table import SLOT_BYTES
 from hillinfer.runtime import Runtime
+from hillinfer.storage.row_sums import ROW_SUM_BYTES
 
 
 @pytest.fixture
@@ -261,7 +262,8 @@ def test_the_newest_rows_stay_hot_when_not_all_can(cold_dir):
     budget = (
         staging_bytes(SHAPE, SETTINGS)
         + 64 * SHAPE.token_bytes
-        + SHAPE.layers * (4 * 4096 + 2 * 1024 + hot * (SHAPE.row_bytes + SLOT_BYTES))
+        + SHAPE.layers
+        * ((4 + ROW_SUM_BYTES) * 4096 + 2 * 1024 + hot * (SHAPE.row_bytes + SLOT_BYTES))
     )
     runtime = Runtime(SHAPE, SETTINGS, budget, cold_dir)
     sequence = runtime.open_sequence()
