@@ -143,7 +143,9 @@ class TestInPython:
     def test_the_cache_has_the_tokens_and_the_error_says_so(self, attachment, drive, cold_dir):
         ids, mask, cache, message, steps = self.generate_until_broken(attachment, drive, [150, 90])
         assert "could not write" in message
-        assert message.endswith("; the tokens generated until then are in the cache's token_ids")
+        assert message.endswith(
+            "; the tokens generated until then are in the cache's token_ids (in Python: cold_dir)"
+        )
         kept = cache.token_ids
         # Every token that generate chose, the one whose forward pass failed included.
         assert [len(row) for row in kept] == [steps[-1], steps[-1] - 60]
