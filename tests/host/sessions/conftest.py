@@ -50,11 +50,13 @@ def saved(_whole, tmp_path):
 
 
 @pytest.fixture
-def observing(tiny_model, tmp_path_factory):
+def observing(tmp_path_factory):
     """HillInfer with a pool policy that counts what the last queries of a prompt select."""
     from generation_runs import attached
+    from session_runs import TINY
 
-    with attached(tiny_model, tmp_path_factory.mktemp("cold"), pool_policy="paper") as hill:
+    # A model of its own: HillInfer is on the other one.
+    with attached(TINY.build(), tmp_path_factory.mktemp("cold"), pool_policy="paper") as hill:
         yield hill
 
 
