@@ -18,6 +18,7 @@ from hillinfer.user_cache import user_cache_dir
 VERSION = 2
 # Models and devices that one user tries; the oldest go first.
 _MOST = 64
+_MOST_REASON = 200
 
 
 class KeptRates:
@@ -77,12 +78,14 @@ class KeptRates:
                 # Another version of HillInfer's: nothing is wrong with it.
                 return []
             return [(_key(one["key"]), _rates(one["rates"])) for one in content["rates"]]
-        except (ValueError, TypeError, KeyError, SettingsError) as error:
+        except (ValueError, TypeError, KeyError, SettingsError, RecursionError) as error:
             return self._damaged(f"{type(error).__name__}: {error}")
 
     def _damaged(self, reason: str) -> list[tuple[RatesKey, Rates]]:
+        # What comes from the file may be of any length, and may be what terminals obey.
+        shown = "".join(one if one.isprintable() else "?" for one in reason[:_MOST_REASON])
         warnings.warn(
-            f"the kept rates in {self.file} cannot be used ({reason}): they are measured again; "
+            f"the kept rates in {self.file} cannot be used ({shown}): they are measured again; "
             "delete the file if this comes back",
             SetupWarning,
             stacklevel=4,

@@ -79,6 +79,24 @@ def test_a_damaged_file_is_made_again(kept):
         assert kept.get(KEY, never) == faster
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 100_000,
+        '{"version": 2, "rates": [{"key": {"\\u001b[31m": 1}, "rates": {}}]}',
+        '{"version": 2, "rates": [{"key": {"' + "a" * 9_000 + '": 1}, "rates": {}}]}',
+    ],
+    ids=["deep", "for a terminal", "long"],
+)
+def test_hostile_rates_are_damage_told_in_one_short_line(kept, text):
+    kept.file.write_text(text)
+    with pytest.warns(SetupWarning, match="measured again") as told:
+        assert kept.all() == []
+    message = str(told[0].message)
+    assert message.isprintable()
+    assert len(message) < 300 + len(str(kept.file))
+
+
 def test_bytes_that_are_no_text_are_damage(kept):
     kept.file.write_bytes(b"\xff\xfe\x00")
     with pytest.warns(SetupWarning, match="cannot be used"):
