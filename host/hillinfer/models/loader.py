@@ -125,13 +125,14 @@ class ModelOutline:
             tokenizer = AutoTokenizer.from_pretrained(
                 source.folder, trust_remote_code=False, local_files_only=True, **files
             )
-            words = int(tokenizer.vocab_size)
-            # What cannot make tokens of anything shows here, and not when a prompt is made.
+            words, rows = int(tokenizer.vocab_size), int(config.get_text_config().vocab_size)
+            # What cannot make tokens of anything shows here, and not when a prompt is made: a
+            # length that is no number, too.
             tokenizer("a b").input_ids  # noqa: B018
-        if words > config.get_text_config().vocab_size:
+        if words > rows:
             raise ModelError(
-                f"the tokenizer in {source.path} has {words} tokens and the model "
-                f"{config.get_text_config().vocab_size}: they are not of one model, get it anew"
+                f"the tokenizer in {source.path} has {words} tokens and the model {rows}: they are "
+                "not of one model, get it anew"
             )
         skeleton = _skeleton(config, source)
         if source.gguf_file is None:
