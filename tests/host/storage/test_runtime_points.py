@@ -24,7 +24,7 @@ from runtime_rows import (
 
 from hillinfer.errors import BudgetError
 from hillinfer.pools.accountant import Part
-from hillinfer.pools.budget_plan import BudgetPlan, staging_bytes
+from hillinfer.pools.budget_plan import BudgetPlan, kernel_spec, score_bytes, staging_bytes
 from hillinfer.pools.pool_moment import PoolMoment
 from hillinfer.pools.slot_table import SLOT_BYTES
 from hillinfer.runtime import Runtime
@@ -347,6 +347,20 @@ def test_rows_that_a_truncate_reads_back_count(runtime):
     assert after.staging_bytes - before.staging_bytes == reread
     assert after.dram_peak_bytes - before.dram_peak_bytes == reread
     assert after.dram_peak_bytes <= after.dram_budget_bytes
+
+
+def test_scores_of_a_step_count(runtime):
+    sequence = runtime.open_sequence()
+    fill(runtime, sequence, 1500)
+    before = runtime.statistics()
+    new = random_states(2, 1)
+    runtime.append(0, sequence, new[0, 0], new[1, 0])
+    runtime.attend_selected(0, sequence, torch.randn(4, 1, 6), new[0, 0], 0.4)
+    after = runtime.statistics()
+    scores = score_bytes(kernel_spec(SHAPE, SETTINGS), SETTINGS.scope, 1501)
+    # The statistics of two segments are a few hundred bytes.
+    assert scores > 4000
+    assert scores <= after.other_bytes - before.other_bytes < scores + 2000
 
 
 @pytest.mark.parametrize("policy", ["paper", "decayed"])
