@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -38,7 +39,8 @@ class Setting:
     stdin
         What it reads.
     stdout, stderr
-        `kept`, `closed`, `dead` for a pipe that nobody reads, or a path.
+        `kept`, `closed`, `dead` for a pipe that nobody reads, `leaves` for one whose reader leaves
+        after a byte, or a path.
     """
 
     folder: Path
@@ -176,7 +178,8 @@ class Commands:
             if chosen == "kept":
                 descriptor = file.fileno()
             else:
-                descriptor = _dead_pipe() if chosen == "dead" else os.open(chosen, os.O_WRONLY)
+                pipe = {"dead": _dead_pipe, "leaves": _left_pipe}.get(chosen)
+                descriptor = pipe() if pipe else os.open(chosen, os.O_WRONLY)
                 opened.append(descriptor)
             places.append(len(descriptors))
             descriptors.append(descriptor)
@@ -238,6 +241,17 @@ class Commands:
         if "ended" in event:
             self._codes[event["ended"]] = event["code"]
         return event
+
+
+def _left_pipe() -> int:
+    reading, writing = os.pipe()
+
+    def leave() -> None:
+        os.read(reading, 1)
+        os.close(reading)
+
+    threading.Thread(target=leave, daemon=True).start()
+    return writing
 
 
 def _dead_pipe() -> int:

@@ -16,7 +16,7 @@ from attacks.part import Ground, Part
 
 KILLS = 30
 _SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
-_GONE = ("/dev/full", "closed", "dead")
+_GONE = ("/dev/full", "closed", "dead", "leaves")
 
 
 def kills(ground: Ground, part: Part, rng: random.Random) -> None:
@@ -120,6 +120,9 @@ def _lost_text(ground: Ground, ended: Ended, report: Path, stdout: str) -> str:
     if stdout == "kept":
         return "" if ended.out.startswith(ground.text.rstrip("\n")) else "lost text: on the output"
     told = ground.answer_of(report)
+    if told is None and ended.code in (2, 141) and "prefill" not in ended.err:
+        # Refused before anything was read: there is no text to lose.
+        return ""
     if told is None:
         return "lost text: no report"
     if not told or not ground.text.startswith(told):

@@ -90,7 +90,8 @@ def become(request: dict[str, Any], descriptors: list[int]) -> None:
         if name == "RLIMIT_AS":
             pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[0]
             value += int(pages) * resource.getpagesize()
-        resource.setrlimit(getattr(resource, name), (value, resource.RLIM_INFINITY))
+        number = getattr(resource, name)
+        resource.setrlimit(number, (value, resource.getrlimit(number)[1]))
 
 
 def _close(descriptor: int) -> None:

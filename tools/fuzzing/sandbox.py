@@ -43,7 +43,7 @@ class Limits:
         Address space more than it had before; what asks for more is told that there is none.
     """
 
-    cpu_seconds: int = 10
+    cpu_seconds: int = 20
     wall_seconds: int = 120
     peak_bytes: int = 512 << 20
     address_bytes: int = 3 << 30
