@@ -6,5 +6,6 @@ from __future__ import annotations
 from mutants.hardware import HARDWARE
 from mutants.mutant import Mutant
 from mutants.software import SOFTWARE
+from mutants.trust import TRUST
 
-MUTANTS: tuple[Mutant, ...] = (*SOFTWARE, *HARDWARE)
+MUTANTS: tuple[Mutant, ...] = (*SOFTWARE, *HARDWARE, *TRUST)

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Faults that an attack found, each as one line that brings it back."""
+
+from __future__ import annotations
+
+from mutants.mutant import Mutant
+
+_HOST = "host/hillinfer"
+_TESTS = "tests/host"
+_FOLDERS = f"{_TESTS}/models/test_hostile_folders.py::test_a_hostile_folder_ends_in_one_line"
+
+TRUST: tuple[Mutant, ...] = (
+    Mutant(
+        "modules-from-the-current-directory",
+        "Worker processes take modules from the directory that a command is called from.",
+        f"{_HOST}/spawning.py",
+        'os.environ[_SAFE_PATH] = "1"',
+        'os.environ[_SAFE_PATH] = ""',
+        (
+            f"{_TESTS}/models/test_planted_code.py"
+            "::test_tools_and_workers_run_nothing_planted[workers]",
+        ),
+    ),
+    Mutant(
+        "headers-not-compared",
+        "Tensors are not compared with the config before a model is loaded.",
+        f"{_HOST}/models/loader.py",
+        "            check_stored(skeleton, tensors, source.path)",
+        "            pass",
+        (f"{_FOLDERS}[other shape]", f"{_FOLDERS}[tensor missing]"),
+    ),
+    Mutant(
+        "any-variable-of-an-image",
+        "What lies beside an xclbin sets any variable.",
+        f"{_HOST}/devices/xrt/environment.py",
+        "    if name != _MODE and name not in _PATHS:",
+        "    if False:",
+        (
+            f"{_TESTS}/devices/test_environment.py"
+            "::test_another_variable_is_refused_with_its_name[LD_AUDIT]",
+        ),
+    ),
+    Mutant(
+        "short-context-gets-its-share-alone",
+        "A share of a short context is less than what it needs.",
+        f"{_HOST}/pools/shadow_choice.py",
+        "        works = working_bytes(shape, settings, tokens, wanted, sequences, beside_bytes)",
+        "        works = wanted",
+        (f"{_TESTS}/pools/test_small_plans.py::test_the_command_plans_every_short_context",),
+    ),
+    Mutant(
+        "special-tokens-obeyed",
+        "Special tokens in documents are control tokens.",
+        f"{_HOST}/special_tokens.py",
+        "        if self._reading is SpecialTokens.CONTROL or not self._may_hold_control(text):",
+        "        if self._reading is not None:",
+        (f"{_TESTS}/generation/test_special_tokens.py::test_planted_tokens_are_characters",),
+    ),
+    Mutant(
+        "dead-reader-is-success",
+        "A command whose reader has gone ends with 0.",
+        f"{_HOST}/cli/ending.py",
+        "        return ExitStatus.NO_READER",
+        "        return ExitStatus.DONE",
+        (f"{_TESTS}/cli/test_ending.py", f"{_TESTS}/cli/test_process.py"),
+    ),
+    Mutant(
+        "reports-open-to-others",
+        "Whoever has an account on the machine reads questions and answers.",
+        f"{_HOST}/output_file.py",
+        "_FILE_MODE = 0o600",
+        "_FILE_MODE = 0o644",
+        (f"{_TESTS}/cli/test_places.py",),
+    ),
+    Mutant(
+        "cache-open-to-others",
+        "Others may enter the folder of models and cold files.",
+        f"{_HOST}/user_cache.py",
+        "_OWNER_ONLY = 0o700",
+        "_OWNER_ONLY = 0o755",
+        (f"{_TESTS}/models/test_user_cache.py",),
+    ),
+    Mutant(
+        "changed-rows-pass",
+        "Bytes that a drive returns otherwise than they were written are attended to.",
+        f"{_HOST}/storage/row_sums.py",
+        "        return int(rows[differs.argmax()]) if differs.any() else None",
+        "        return None",
+        (f"{_TESTS}/faults/test_changed_rows.py",),
+    ),
+    Mutant(
+        "threads-in-no-order",
+        "Two threads use what forks share at the same time.",
+        f"{_HOST}/hf/turns.py",
+        "        while (first := self._first()) is not use:",
+        "        while (first := self._first()) is None:",
+        (
+            f"{_TESTS}/hf/test_threads.py::test_every_thread_gets_the_answer_that_it_would_get_alone",
+        ),
+    ),
+    Mutant(
+        "another-attention-passes",
+        "An attention implementation that was changed while attached attends to nothing of ours.",
+        f"{_HOST}/hf/forward_hooks.py",
+        "    if module.config._attn_implementation != NAME:",
+        "    if False:",
+        (f"{_TESTS}/hf/test_untold_passes.py::test_another_attention_implementation",),
+    ),
+    Mutant(
+        "tokens-of-no-numbers",
+        "A token is chosen from logits that are no numbers.",
+        f"{_HOST}/sampling.py",
+        "        if not math.isfinite(float(logits.max())):",
+        "        if False:",
+        (f"{_TESTS}/generation/test_token_chooser.py",),
+    ),
+)
