@@ -162,7 +162,8 @@ def kinds(name, numbers):
         fuzzer = Fuzzer(TARGETS, Path(scratch), Path(scratch, "kept"), 17)
         return [found.kind for found in fuzzer._try(fuzzer.make(name, n) for n in numbers)]
 
-before = kinds("session", range(14)), kinds("safetensors", range(2))
+SOME = (0, 1, 24, 31, 33)
+before = kinds("session", SOME), kinds("safetensors", range(2))
 SavedSession.verify = lambda self: None
 load = loader.ModelOutline.load
 
@@ -172,7 +173,7 @@ def spoiled(self):
     return loaded
 
 loader.ModelOutline.load = spoiled
-print(json.dumps([*before, kinds("session", range(14)), kinds("safetensors", range(2))]))
+print(json.dumps([*before, kinds("session", SOME), kinds("safetensors", range(2))]))
 """
 
 
