@@ -21,8 +21,9 @@ from typing import IO, Any
 ZYGOTE = Path(__file__).with_name("zygote.py")
 MOST_SECONDS = 60
 _START_SECONDS = 180
-# What a command that ends by itself may end with; 130 after an interrupt, 141 after a dead pipe.
-_EXITS = frozenset({0, 1, 2, 130, 141})
+# What a command may end with; 130 and 143 after signals that it was sent, 141 after a dead pipe.
+_EXITS = frozenset({0, 1, 2, 141})
+_SENT = {signal.SIGINT: 130, signal.SIGTERM: 143}
 _ERROR = "hillinfer: error: "
 
 
@@ -90,12 +91,12 @@ class Ended:
         if self.code is None:
             return f"hang: ended after {self.seconds:.0f} s"
         if "Traceback" in self.err or "Exception ignored" in self.err:
-            return f"traceback: {' '.join(self.err.splitlines()[-1:])[:300]}"
+            return f"traceback: {' '.join(self.err.splitlines()[-3:])[-300:]}"
         if self.orphans:
             return f"leak: {self.orphans} processes left behind"
         if self.code < 0 and -self.code != sent:
             return f"crash: {signal.Signals(-self.code).name}"
-        if self.code >= 0 and self.code not in _EXITS:
+        if self.code >= 0 and self.code not in {*_EXITS, _SENT.get(sent)}:
             return f"exit {self.code}: {self.err[-300:]!a}"
         said = [line for line in self.err.splitlines() if line.startswith(_ERROR)]
         if self.refused and (len(said) != 1 or not said[0].isprintable() or len(said[0]) > 2_000):

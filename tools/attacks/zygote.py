@@ -77,10 +77,9 @@ def become(request: dict[str, Any], descriptors: list[int]) -> None:
     os.chdir(request["folder"])
     os.umask(request["umask"])
     os.environ.update(request["variables"])
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGPIPE):
-        signal.signal(number, signal.SIG_DFL)
-    # As Python itself does at its start.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # As Python itself does at its start; an interrupt means nothing before there is a command.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     sys.stdin, sys.stdout, sys.stderr = (_stream(number) for number in range(3))
@@ -132,6 +131,7 @@ def run() -> None:
     from hillinfer.cli.main import main
 
     sys.argv = ["hillinfer", *request["arguments"]]
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     main()
 
 

@@ -45,7 +45,8 @@ def run_command(*arguments: str) -> str:
         return out.getvalue()
     lines = err.getvalue().splitlines()
     said = [line for line in lines if line.startswith("hillinfer: error: ")]
-    if code not in (1, 2) or len(said) != 1 or "Traceback" in err.getvalue():
+    obeyed = not all(line.isprintable() for line in lines)
+    if code not in (1, 2) or len(said) != 1 or "Traceback" in err.getvalue() or obeyed:
         raise CommandError(f"exit {code}: {err.getvalue()[-200:]!a}")
     raise HillInferError(said[0].removeprefix("hillinfer: error: "))
 

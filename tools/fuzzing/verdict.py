@@ -82,8 +82,6 @@ def of_message(message: str, where: str = "") -> Verdict:
     shown = " ".join(message.split())
     if not shown or len(shown) > MOST_MESSAGE:
         return Verdict(Kind.MESSAGE, f"of {len(shown)} characters: {shown[:100]!a}", where)
-    if not shown.isprintable():
-        return Verdict(Kind.MESSAGE, f"that a terminal obeys: {shown[:200]!a}", where)
     return Verdict(Kind.REFUSED, shown, where)
 
 

@@ -14,6 +14,8 @@ from hillinfer.sessions.errors import SessionError
 from hillinfer_model.choices import KeyMode
 from hillinfer_model.kernel_spec import CONTRACT_VERSION, KernelSpec
 
+# Of a value in a message; a session's may be of any length.
+_MOST_SHOWN = 400
 _OWN_MODEL = "load the model that the session was saved with, --model"
 _ROTARY = (
     "rope_parameters",
@@ -154,7 +156,8 @@ class Fingerprint:
             if own is not None and other is not None and own != other:
                 raise SessionError(
                     f"the session {directory} does not fit: {field.name.replace('_', ' ')} is "
-                    f"{own} in the session and {other} here; {FIXES[field.name]}"
+                    f"{own!s:.{_MOST_SHOWN}} in the session and {other!s:.{_MOST_SHOWN}} here; "
+                    f"{FIXES[field.name]}"
                 )
 
 

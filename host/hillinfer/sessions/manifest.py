@@ -133,7 +133,7 @@ class Manifest:
         try:
             return cls._checked(content)
         except (ValueError, TypeError, KeyError) as error:
-            raise damaged(directory, f"its manifest makes no sense ({error})") from error
+            raise damaged(directory, f"its manifest makes no sense ({error!s:.200})") from error
 
     @classmethod
     def _checked(cls, content: dict[str, Any]) -> Manifest:

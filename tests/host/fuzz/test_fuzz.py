@@ -87,11 +87,10 @@ def crash(given, other): ctypes.string_at(0)
 def leave(given, other): os._exit(0)
 def wrong(given, other): raise WrongAnswerError("other tokens")
 def long(given, other): raise HillInferError("a" * 5000)
-def escape(given, other): raise HillInferError("\\x1b[2J")
 def empty(given, other): raise HillInferError("")
 
 ALL = (work, refuse, fail, spin, sleep, swallow, grow, file, beside, descriptor, thread, process,
-       crash, leave, wrong, long, escape, empty, work, refuse)
+       crash, leave, wrong, long, empty, work, refuse)
 
 class Target:
     name = "planted"
@@ -122,7 +121,7 @@ def test_planted_defects_of_every_kind_are_found(tmp_path):
         *(["sleep", "hang"], ["swallow", "memory"], ["grow", "memory"], ["file", "leak"]),
         *(["beside", "leak"], ["descriptor", "leak"], ["thread", "leak"], ["process", "leak"]),
         *(["crash", "crash"], ["leave", "crash"], ["wrong", "wrong"], ["long", "message"]),
-        *(["escape", "message"], ["empty", "message"], ["work", "worked"], ["refuse", "refused"]),
+        *(["empty", "message"], ["work", "worked"], ["refuse", "refused"]),
     ]
     what = told["what"]
     assert "a defect" in what["fail"]
@@ -131,10 +130,10 @@ def test_planted_defects_of_every_kind_are_found(tmp_path):
     assert what["thread"] == "left: 1 threads"
     assert "1 processes" in what["process"]
     report = told["report"]
-    assert (report["inputs"], report["worked"], report["refused"]) == (20, 2, 2)
+    assert (report["inputs"], report["worked"], report["refused"]) == (19, 2, 2)
     assert report["findings"] == {
         "traceback": 1,
-        "message": 3,
+        "message": 2,
         "wrong": 1,
         "hang": 2,
         "memory": 2,
@@ -163,7 +162,8 @@ def kinds(name, numbers):
         fuzzer = Fuzzer(TARGETS, Path(scratch), Path(scratch, "kept"), 17)
         return [found.kind for found in fuzzer._try(fuzzer.make(name, n) for n in numbers)]
 
-before = kinds("session", range(14)), kinds("safetensors", range(2))
+SOME = (0, 1, 24, 31, 33)
+before = kinds("session", SOME), kinds("safetensors", range(2))
 SavedSession.verify = lambda self: None
 load = loader.ModelOutline.load
 
@@ -173,7 +173,7 @@ def spoiled(self):
     return loaded
 
 loader.ModelOutline.load = spoiled
-print(json.dumps([*before, kinds("session", range(14)), kinds("safetensors", range(2))]))
+print(json.dumps([*before, kinds("session", SOME), kinds("safetensors", range(2))]))
 """
 
 
