@@ -70,8 +70,7 @@ class QuestionPrompt:
         self._tokenizer = tokenizer
         self._encoder = TextEncoder(tokenizer, special_tokens)
         self.form = form
-        # What follows a question depends on no document, so any will do.
-        self._after = self._around_question(MaskedText("text"))[1].text
+        self._before, self._after = self._parts()
 
     def question_ids(self, question: str) -> list[int]:
         """Return the ids that follow the document's.
@@ -84,7 +83,12 @@ class QuestionPrompt:
         if not question.strip():
             raise PromptError("a question is empty: write it after --question")
         masked = self._encoder.mask(question.strip())
-        return self._encoder.ids(masked + self._after, add_special_tokens=False)
+        return self._encoder.ids(masked + self._after.text, add_special_tokens=False)
+
+    def _parts(self) -> tuple[MaskedText, MaskedText]:
+        """Return what comes before a question and after it."""
+        # What follows a question depends on no document, so any will do.
+        return self._around_question(MaskedText("text"))
 
     def _around_question(self, document: MaskedText) -> tuple[MaskedText, MaskedText]:
         if self.form is PromptForm.PLAIN:
@@ -136,10 +140,12 @@ class DocumentPrompt(QuestionPrompt):
     ) -> None:
         if not document.strip():
             raise PromptError("the prompt is empty: give a text with --prompt-file or --prompt")
+        self._text = document
         super().__init__(tokenizer, PromptForm.of(tokenizer, style), special_tokens)
-        self._document = self._encoder.mask(document)
-        before, after = self._around_question(self._document)
-        self._before, self._after = before, after.text
+
+    def _parts(self) -> tuple[MaskedText, MaskedText]:
+        self._document = self._encoder.mask(self._text)
+        return self._around_question(self._document)
 
     @property
     def spelled_tokens(self) -> tuple[str, ...]:
