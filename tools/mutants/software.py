@@ -38,8 +38,8 @@ _LIVED = (
         "hook-of-the-layer-before",
         "A query hook predicts with the weights of the layer that it stands on.",
         "host/hillinfer/hf/query_hooks.py",
-        "self._hook(number, layers[number])",
-        "self._hook(number, layers[number - 1])",
+        "_Announce(predictor, number, layers[number])",
+        "_Announce(predictor, number, layers[number - 1])",
         (
             f"{_TESTS}/hf/test_query_prediction.py::test_behind_a_layer_that_adds_nothing_the_prediction_is_the_query",
         ),

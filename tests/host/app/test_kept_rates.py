@@ -135,7 +135,8 @@ def test_what_fails_to_measure_keeps_nothing(kept):
 
 
 def test_what_cannot_be_kept_is_used_all_the_same(tmp_path):
-    nowhere = KeptRates(tmp_path / "gone" / "rates.json")
+    (tmp_path / "file").touch()
+    nowhere = KeptRates(tmp_path / "file" / "rates.json")
     with pytest.warns(SetupWarning, match="every run measures them"):
         assert nowhere.get(KEY, lambda: RATES) == RATES
 

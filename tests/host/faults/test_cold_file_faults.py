@@ -92,7 +92,7 @@ def test_an_error_names_file_place_and_bytes(tmp_path, mode, kind, fault, reason
     with pytest.raises(
         ColdPoolError,
         match=rf"^could not {verb} 20480 bytes at 8192 of rows of layer 7 of the cold pool in "
-        rf"{tmp_path} \(0 bytes done\): {reason}; {fix}.* --cold-dir$",
+        rf"{tmp_path} \(0 bytes done\): {reason}; {fix}.* --cold-dir \(in Python: cold_dir\)$",
     ):
         moved_through(tmp_path, mode, FaultyCalls(Injection(kind, 0, fault)))
 

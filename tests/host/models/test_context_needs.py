@@ -121,7 +121,7 @@ def test_sentences_name_what_is_short_and_the_fix():
     assert str(error.value) == (
         "a context of 8000 tokens needs 593.9 MiB of memory (weights 500.0 MiB, activations "
         "50.0 MiB, DRAM budget 43.9 MiB) but 300.0 MiB is free; none fits: shorten the prompt, "
-        "lower --dram-budget, or close other programs"
+        "lower --dram-budget, or close other programs (in Python: dram_budget)"
     )
     with pytest.raises(FitError, match=r"175.8 MiB on the drive of the cold directory but"):
         needs().check(8000, Capacity(1 << 50, 170 * MIB))

@@ -59,7 +59,7 @@ def test_the_first_that_leaves_half(mib, expected):
         assert plan.streamed_shadow_bytes or plan.hot_bytes < plan.budget_bytes / 2
 
 
-@given(mib=st.integers(80, 5000))
+@given(mib=st.integers(84, 5000))
 def test_whatever_the_budget(mib):
     choice = chosen(mib)
     plan = choice.plan

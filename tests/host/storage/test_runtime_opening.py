@@ -72,6 +72,7 @@ def _raises(*_):
 
 def test_a_timeline_is_closed_where_the_trace_cannot_be_made(cold_dir, tmp_path):
     before = descriptors()
+    (tmp_path / "gone").touch()
     settings = SETTINGS.changed(trace=tmp_path / "gone" / "t", pool_timeline=tmp_path / "p.csv")
     with pytest.raises(SettingsError) as told:
         opened(cold_dir, settings)

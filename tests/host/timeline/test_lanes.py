@@ -244,6 +244,7 @@ def test_a_full_drive_is_told_once_and_stops_nothing():
 
 
 def test_a_place_that_cannot_be_written(tmp_path):
+    (tmp_path / "none").touch()
     with pytest.raises(SettingsError, match="choose another --trace"):
         TraceFile(tmp_path / "none" / "t.json")
 

@@ -113,6 +113,7 @@ def test_a_full_drive_is_told_once_and_stops_nothing():
 
 
 def test_a_place_that_cannot_be_written(tmp_path):
+    (tmp_path / "none").touch()
     with pytest.raises(SettingsError, match="choose another --pool-timeline"):
         PoolTimeline(tmp_path / "none" / "t.csv")
 
