@@ -10,6 +10,8 @@ from generation_runs import attached
 from placement_cases import ALL_HOT, Case
 from tiny_models import VOCABULARY, TinyModel, prompts
 
+from hillinfer.errors import ColdPoolError
+
 # All but a token or two are selected, so that nearly every stored row counts; almost nothing is
 # hot, or all is.
 TWIN = Case(TinyModel(), (200,), 64, 3, {"alpha": 0.99, "block_rows": 64})
@@ -60,13 +62,18 @@ def flip_in_tail(runtime):
 
 @pytest.mark.parametrize(
     ("disturb", "hot"),
-    [(flip_on_drive, False), (flip_in_hot_pool, True), (flip_in_tail, False)],
+    [(flip_in_hot_pool, True), (flip_in_tail, False)],
 )
 def test_one_flipped_bit_of_a_row_changes_the_logits(disturb, hot, cold_dir):
     budget = ALL_HOT if hot else TWIN.least_bytes()
     expected = disturbed(cold_dir, leave_alone, dram_budget=budget)
     assert torch.equal(disturbed(cold_dir, leave_alone, dram_budget=budget), expected)
     assert not torch.equal(disturbed(cold_dir, disturb, dram_budget=budget), expected)
+
+
+def test_one_flipped_bit_of_a_row_on_the_drive_is_an_error(cold_dir):
+    with pytest.raises(ColdPoolError, match="rows of layer 1 of the cold pool"):
+        disturbed(cold_dir, flip_on_drive, dram_budget=TWIN.least_bytes())
 
 
 def test_a_bit_on_the_drive_is_not_read_while_its_row_is_hot(cold_dir):

@@ -71,9 +71,9 @@ class Place:
 
 MEMORY = Place(DOCUMENT, 24 << 20, rows_from_drive=False)
 # Each has room for buffers, open shadows and less than half of the rows.
-OF_FORKS = Place(DOCUMENT, 5_205_000)
-OF_ONE_CACHE = Place(DOCUMENT, 4_731_000)
-STREAMED = Place(prompts([1100])[0], 5_700_000, shadow_from_drive=True)
+OF_FORKS = Place(DOCUMENT, 5_250_000)
+OF_ONE_CACHE = Place(DOCUMENT, 4_790_000)
+STREAMED = Place(prompts([1100])[0], 5_740_000, shadow_from_drive=True)
 
 
 @contextmanager
@@ -149,7 +149,7 @@ def test_every_thread_gets_the_answer_that_it_would_get_alone(shared, place, que
     assert (statistics.shadow_read_bytes > 0) is place.shadow_from_drive
 
 
-def test_operations_wait_until_another_threads_pass_is_through(cold_dir):
+def test_operations_wait_until_another_threads_pass_is_through(cold_dir, tmp_path):
     """Whatever comes while a pass is under way comes after it, as if it had been called then."""
     model = TINY.build()
     way, _ = prompts([5], seed=4)
@@ -157,7 +157,7 @@ def test_operations_wait_until_another_threads_pass_is_through(cold_dir):
         "fork": lambda cache: cache.fork().close(),
         "crop": lambda cache: cache.crop(0),
         "statistics": lambda cache: cache.statistics(),
-        "save": lambda cache: cache.save_session(cold_dir / "session"),
+        "save": lambda cache: cache.save_session(tmp_path / "session"),
         "reset": lambda cache: cache.fork().reset(),
         "close": lambda cache: cache.close(),
     }
