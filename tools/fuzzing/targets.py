@@ -31,14 +31,14 @@ TARGETS: Sequence[Target] = (
 )
 # Inputs of each that take about a minute together.
 MINUTE = {
-    "config": 140,
-    "safetensors": 140,
-    "gguf": 90,
-    "template": 120,
-    "tokenizer": 120,
-    "session": 150,
-    "xclbin": 2_000,
-    "timeline": 30,
-    "trace": 300,
-    "rates": 300,
+    "config": 70,
+    "safetensors": 70,
+    "gguf": 45,
+    "template": 60,
+    "tokenizer": 60,
+    "session": 75,
+    "xclbin": 1_000,
+    "timeline": 20,
+    "trace": 150,
+    "rates": 150,
 }

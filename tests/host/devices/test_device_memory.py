@@ -3,6 +3,7 @@
 
 import warnings
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 from told_runtime import SHAPE, FailingDevice, Told, long_story, same, told_settings
