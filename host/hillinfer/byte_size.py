@@ -19,6 +19,8 @@ _UNITS = {
     "GIB": 2**30,
     "TIB": 2**40,
 }
+# More bytes than memory of today has, and more caches than a share can mean.
+_MOST = 2.0**62
 # From there on whole bytes are as short.
 _MOST_DIGITS = 6
 _AMOUNT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*|%)\s*")
@@ -55,12 +57,12 @@ class ByteSize:
         if number <= 0:
             raise SettingsError(f"'{text}' is not a size above zero")
         if unit == "%":
-            return cls(share=number / 100)
+            return cls(share=_checked(text, number / 100))
         if unit.upper() not in _UNITS:
             raise SettingsError(
                 f"'{text}' has the unknown unit '{unit}': use KiB, MiB, GiB, KB, MB, GB or %"
             )
-        return cls(byte_count=int(number * _UNITS[unit.upper()]))
+        return cls(byte_count=int(_checked(text, number * _UNITS[unit.upper()])))
 
     def resolve(self, kv_bytes: int) -> int:
         """Return the size in bytes, given the bytes of the whole KV cache."""
@@ -75,6 +77,12 @@ class ByteSize:
             return f"{100 * self.share:g}%"
         assert self.byte_count is not None
         return format_bytes(self.byte_count)
+
+
+def _checked(text: str | int, amount: float) -> float:
+    if amount > _MOST:
+        raise SettingsError(f"'{text}' is more than any memory holds: write it like 64MiB or 25%")
+    return amount
 
 
 def format_bytes(count: float, digits: int = 1) -> str:

@@ -15,6 +15,9 @@ from hillinfer.errors import SettingsError
 
 Choice = TypeVar("Choice", bound=StrEnum)
 
+# What every library below takes, and writing out is short.
+LARGEST = 2**63 - 1
+
 
 def whole_number(name: str, value: Any) -> int:
     """Return a count, whatever type of integer it has.
@@ -31,6 +34,8 @@ def whole_number(name: str, value: Any) -> int:
     # A truth value is an integer to Python.
     if count is None or isinstance(value, bool):
         raise SettingsError(f"{name}={value!r} must be a whole number")
+    if abs(count) > LARGEST:
+        raise SettingsError(f"{name}={_shown(count)} must be at most {LARGEST}")
     return count
 
 
@@ -38,7 +43,10 @@ def real_number(name: str, value: Any) -> float:
     """Return a number, whatever type of number it has; errors as in `whole_number`."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise SettingsError(f"{name}={value!r} must be a number")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError as error:
+        raise SettingsError(f"{name}={_shown(value)} must be a number of 64 bits") from error
 
 
 def choice(name: str, kind: type[Choice], value: Any) -> Choice:
@@ -88,8 +96,17 @@ def byte_size(name: str, value: Any) -> ByteSize:
         return value
     if isinstance(value, str):
         return ByteSize.parse(value)
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
+    if isinstance(value, bool) or not isinstance(value, Integral) or not 1 <= int(value) <= LARGEST:
         raise SettingsError(
-            f"{name}={value!r} must be a number of bytes above zero, or text like 64MiB or 25%"
+            f"{name}={_shown(value)} must be a number of bytes above zero and at most {LARGEST}, "
+            "or text like 64MiB or 25%"
         )
     return ByteSize(byte_count=int(value))
+
+
+def _shown(value: Any) -> str:
+    """Return a value as Python writes it; it refuses to write numbers of thousands of digits."""
+    try:
+        return repr(value)
+    except ValueError:
+        return f"(a number of {abs(operator.index(value)).bit_length()} bits)"

@@ -18,6 +18,7 @@ from hillinfer.models.library_calls import one_line
 _PLACEHOLDER_BYTES = 16
 # Each round masks every match at once; only what masking itself brings together needs another.
 _MOST_ROUNDS = 8
+_MARK = re.compile(r"<.*>|\[.*\]|\{.*\}|\|.*\|", re.DOTALL)
 _MAKE_TOKENS = "make tokens of the prompt"
 
 
@@ -178,12 +179,22 @@ class TextEncoder:
     def _control(self) -> dict[int, Any]:
         """The tokens that text must not become, by id.
 
-        Added tokens of white space alone are text: runs of spaces, in models of code.
+        Added tokens that are not marked special are control tokens where they look like marks, as
+        `<think>` and `[INST]` do, or mark something in the chat template. Others are text: words of
+        a trade, runs of spaces in models of code.
         """
+        template = str(getattr(self._tokenizer, "chat_template", None) or "")
+
+        def is_control(token: Any) -> bool:
+            content = token.content.strip("\u2581 \t\r\n")
+            if token.special or _MARK.fullmatch(content):
+                return True
+            return bool(content) and not content.isalnum() and content in template
+
         return {
             token_id: token
             for token_id, token in self._tokenizer.added_tokens_decoder.items()
-            if token.special or token.content.strip("\u2581 \t\r\n")
+            if is_control(token)
         }
 
     @cached_property

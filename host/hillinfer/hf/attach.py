@@ -91,11 +91,11 @@ class Attachment:
         Parameters
         ----------
         expected_tokens
-            Longest context expected, prompt and answer. A budget in bytes too small for it is
-            refused here and not in the middle. A budget that is a share of the KV cache is that of
-            this context, and follows a longer one; without a length it follows from the start. It
-            is never less than what works. A device gets its share of the expected context, where β
-            is automatic.
+            Longest context expected, prompt and answer; the model's positions are the most. A
+            budget in bytes too small for it is refused here and not in the middle. A budget that is
+            a share of the KV cache is that of this context, and follows a longer one; without a
+            length it follows from the start. It is never less than what works. A device
+            gets its share of the expected context, where β is automatic.
         sequences
             Sequences of different rows that are expected.
 
@@ -104,9 +104,7 @@ class Attachment:
         BudgetError, ColdPoolError, SettingsError
             Where budget, cold directory, settings or these arguments cannot work.
         """
-        if expected_tokens is not None:
-            positions = self._shape.max_positions
-            expected_tokens = checked_count("expected_tokens", expected_tokens, positions)
+        expected_tokens = self._expected(expected_tokens)
         sequences = checked_count("sequences", sequences)
         runtime = self._runtime(self._made(expected_tokens, sequences))
         runtime.expect(expected_tokens or 0)
@@ -139,9 +137,7 @@ class Attachment:
         BudgetError, ColdPoolError, SettingsError
             As in `new_cache`.
         """
-        if expected_tokens is not None:
-            positions = self._shape.max_positions
-            expected_tokens = checked_count("expected_tokens", expected_tokens, positions)
+        expected_tokens = self._expected(expected_tokens)
         with SavedSession(path("directory", directory), self.calls) as saved:
             shadow = self._with_shadow_of(saved.manifest).key_mode
             found = self._identity.without_weights(shadow, tokenizer)
@@ -172,9 +168,9 @@ class Attachment:
         settings = self._with_shadow_of(manifest)
         found = self._identity.fingerprint(settings.key_mode, tokenizer)
         manifest.fingerprint.check(found, saved.directory)
+        expected_tokens = self._expected(expected_tokens)
         if expected_tokens is not None:
-            count = checked_count("expected_tokens", expected_tokens, self._shape.max_positions)
-            expected_tokens = max(count, tokens)
+            expected_tokens = max(expected_tokens, tokens)
         made = self._made(expected_tokens, 1, settings)
         base = saved.take_base(-(-tokens // GROUP_TOKENS))
         try:
@@ -189,6 +185,20 @@ class Attachment:
             runtime.close()
             raise
         return HillInferCache.resumed(runtime, sequence, self._identity, self._model_in_use)
+
+    def _expected(self, tokens: int | None) -> int | None:
+        """Return the length to plan for, at most what the model has positions for."""
+        if tokens is None:
+            return None
+        count, positions = checked_count("expected_tokens", tokens), self._shape.max_positions
+        if count > positions:
+            warnings.warn(
+                f"expected_tokens={count} is more than the model's {positions} positions: the "
+                f"cache is planned for {positions}",
+                SetupWarning,
+                stacklevel=3,
+            )
+        return min(count, positions)
 
     @property
     def _shape(self) -> ModelShape:

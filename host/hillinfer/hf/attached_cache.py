@@ -38,8 +38,12 @@ class AttachedCache(Cache):  # type: ignore[misc]
         """Refuse full ids (batch, tokens) that do not start with what this cache holds."""
 
     @abstractmethod
-    def begin_generate(self, use: Use) -> None:
-        """Learn that a call of `generate` brings tokens until the use is over."""
+    def begin_generate(self, use: Use) -> Use | None:
+        """Learn that a call of `generate` brings tokens, and return the one it is made in."""
+
+    @abstractmethod
+    def end_generate(self, around: Use | None) -> None:
+        """Learn that the call is over, however it ended; `around` is what its begin returned."""
 
     @abstractmethod
     def begin_forward(self, ids: torch.Tensor, mask: torch.Tensor | None, use: Use) -> None:

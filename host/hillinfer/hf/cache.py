@@ -92,7 +92,8 @@ class HillInferCache(AttachedCache):
         What a forward pass brought that broke off is counted until the cache is used again.
         """
         self._check_process()
-        if self._pass is not None and self._pass.is_own:
+        # Also in the middle of a pass of a fork.
+        if self._users.turns.is_own:
             return self._runtime.statistics()
         with Use(sys._getframe()) as use:
             self._users.turns.take(use)
@@ -189,6 +190,10 @@ class HillInferCache(AttachedCache):
         """
         if self._users.is_inherited:
             self._closer.detach()
+            return
+        if self._users.turns.is_own and not (self._pass is not None and self._pass.is_own):
+            # In the middle of a pass of a fork, which is not the last cache then.
+            self._closer()
             return
         with Use(sys._getframe()) as use:
             self._users.turns.take(use)
@@ -312,8 +317,12 @@ class HillInferCache(AttachedCache):
                 f"{str(dtype).removeprefix('torch.')} now: make another with new_cache()"
             )
 
-    def begin_generate(self, use: Use) -> None:
+    def begin_generate(self, use: Use) -> Use | None:
         """Learn that a call of `generate` brings tokens until the use is over.
+
+        Returns
+        -------
+        The call of this thread that this one is made in, for `end_generate`.
 
         Raises
         ------
@@ -321,7 +330,15 @@ class HillInferCache(AttachedCache):
             Where another thread's call is under way.
         """
         self._check_generate()
-        self._generate = use
+        around, self._generate = self._generate, use
+        return around
+
+    def end_generate(self, around: Use | None) -> None:
+        """Learn that the call is over, also one that Ctrl-C broke off in a forward pass."""
+        self._generate = around
+        # No hook told of that, and the pass would keep what the call refers to, this cache too.
+        if self._pass is not None and not self._pass.is_under_way:
+            self._pass.end()
 
     def begin_forward(self, ids: torch.Tensor, mask: torch.Tensor | None, use: Use) -> None:
         """Learn which tokens a forward pass brings.
@@ -521,8 +538,8 @@ class HillInferCache(AttachedCache):
         if self._users.is_inherited:
             raise CacheUseError(
                 f"this cache belongs to the process that made it, and this is a fork of it (process"
-                f" {os.getpid()}): make another with new_cache() here, or save_session there and "
-                "load_session here"
+                f" {os.getpid()}): save_session there and load_session in a process that was "
+                "spawned, not forked (multiprocessing.get_context('spawn'))"
             )
 
     def _check_generate(self) -> None:

@@ -91,38 +91,22 @@ class CachePlan:
         return cls(settings, budget_bytes, limit, _warner(shape, settings))
 
 
-def checked_count(name: str, value: Any, most: int | None = None) -> int:
-    """Return an argument that counts something.
-
-    Parameters
-    ----------
-    name, value
-        Of the argument.
-    most
-        The model's positions, where it counts tokens.
-
-    Raises
-    ------
-    SettingsError
-        Where it is no whole number, below 1 or above the most.
-    """
+def checked_count(name: str, value: Any) -> int:
+    """Return an argument that counts something; SettingsError where it is no number from 1 on."""
     count = whole_number(name, value)
     if count < 1:
         raise SettingsError(f"{name}={count} must be at least 1")
-    if most is not None and count > most:
-        raise SettingsError(f"{name}={count} is more than the model's {most} positions")
     return count
 
 
 def _growth(shape: ModelShape, settings: Settings, tokens: int, sequences: int) -> BudgetGrowth:
     longest = settings.dram_budget.resolve(shape.max_positions * sequences * shape.token_bytes)
-    return BudgetGrowth(
-        shape,
-        settings,
-        planned_tokens=tokens * sequences,
-        # Address space is reserved for it.
-        most_bytes=min(longest, MemoryFacts.read().available_bytes),
-    )
+    memory = MemoryFacts.read()
+    most = min(longest, memory.available_bytes)
+    # Address space is reserved for it, and other things need some, too.
+    if memory.address_bytes is not None:
+        most = min(most, memory.address_bytes // 2)
+    return BudgetGrowth(shape, settings, planned_tokens=tokens * sequences, most_bytes=most)
 
 
 def _said() -> None:

@@ -48,17 +48,19 @@ class GuardedGenerate:
         if not isinstance(cache, AttachedCache):
             return self._generate(*args, **kwargs)
         with Use(sys._getframe()) as use:
-            cache.begin_generate(use)
-            ids = kwargs.get("input_ids", kwargs.get("inputs", args[0] if args else None))
-            if ids is not None:
-                check_ids(ids)
-                cache.check_continues(ids, kwargs.get("attention_mask"))
+            around = cache.begin_generate(use)
             try:
+                ids = kwargs.get("input_ids", kwargs.get("inputs", args[0] if args else None))
+                if ids is not None:
+                    check_ids(ids)
+                    cache.check_continues(ids, kwargs.get("attention_mask"))
                 return self._generate(*args, **kwargs)
             except ColdPoolError as error:
                 raise ColdPoolError(
                     f"{error}; the tokens generated until then are in the cache's token_ids"
                 ) from error
+            finally:
+                cache.end_generate(around)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         if self._replaced is not None:

@@ -56,8 +56,11 @@ class RivalCache(AttachedCache):
                 "generate the prompt's ids and one more"
             )
 
-    def begin_generate(self, use: Use) -> None:
+    def begin_generate(self, use: Use) -> Use | None:
         """Do nothing: a rival is used by one thread."""
+
+    def end_generate(self, around: Use | None) -> None:
+        """Do nothing."""
 
     def begin_forward(self, ids: torch.Tensor, mask: torch.Tensor | None, use: Use) -> None:
         """Begin a decode step; refuse anything but one token of each sequence, unpadded."""

@@ -24,6 +24,7 @@ class Use:
 
     Torch runs no hook after a forward pass that Ctrl-C broke off, so `end` may never be called.
     Such a use is over all the same: the call that it belongs to is no longer on its thread's stack.
+    Until somebody asks, it keeps the variables of that call alive.
 
     Parameters
     ----------
@@ -70,6 +71,8 @@ class Use:
                 # It was left while its stack was walked: nothing is known until the next look.
                 return True
             frame = frame.f_back
+        if own:
+            self.end()
         return False
 
     def __enter__(self) -> Use:
@@ -93,6 +96,12 @@ class Turns:
         # The first has its turn. Held weakly, because the frame of a use holds its cache.
         self._queue: deque[weakref.ref[Use]] = deque()
 
+    @property
+    def is_own(self) -> bool:
+        """Whether the thread that asks is in the middle of the use whose turn it is."""
+        first = self._first()
+        return first is not None and first.is_own
+
     def take(self, use: Use) -> None:
         """Wait until it is a use's turn, which lasts until the use is over.
 
@@ -103,6 +112,8 @@ class Turns:
         """
         self._queue.append(weakref.ref(use))
         while (first := self._first()) is not use:
+            # It is in the queue itself, and under way.
+            assert first is not None
             if first.is_own:
                 use.end()
                 raise CacheUseError(
@@ -112,16 +123,17 @@ class Turns:
                 )
             first.over.wait(_LOOK_AGAIN_S)
 
-    def _first(self) -> Use:
+    def _first(self) -> Use | None:
         """Return whose turn it is, after those that are over have left."""
         with self._lock:
-            while True:
+            while self._queue:
                 place = self._queue[0]
                 first = place()
                 if first is not None and first.is_under_way:
                     return first
                 with suppress(ValueError):
                     self._queue.remove(place)
+        return None
 
 
 def forward_frame() -> FrameType:

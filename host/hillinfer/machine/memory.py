@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much memory this process may still take, limits of its control groups included."""
+"""How much memory this process may still take, whatever limits it: machine, groups, `ulimit`."""
 
 from __future__ import annotations
 
@@ -19,18 +19,22 @@ class MemoryFacts:
     total_bytes
         Physical memory.
     available_bytes
-        What can be taken without swapping, whichever bound is tighter.
+        What can be taken without swapping, whichever bound is tightest.
     limit_bytes
         The tightest control-group limit; None where there is none.
+    address_bytes
+        Address space that this process may still reserve (`ulimit -v`); None where nothing limits
+        it.
     """
 
     total_bytes: int
     available_bytes: int
     limit_bytes: int | None
+    address_bytes: int | None = None
 
     @classmethod
     def read(cls, root: Path = Path("/")) -> MemoryFacts:
-        """Read `/proc/meminfo` and the memory control groups (version 2, then 1) below `root`."""
+        """Read what the kernel says below `root`: memory, control groups, address space."""
         amounts = {
             name: int(kib) * 1024
             for name, kib in re.findall(
@@ -41,7 +45,20 @@ class MemoryFacts:
         for group_limit, used in _group_limits(root):
             available = min(available, max(0, group_limit - used))
             limit = group_limit if limit is None else min(limit, group_limit)
-        return cls(amounts["MemTotal"], available, limit)
+        address = _address_space(root)
+        if address is not None:
+            available = min(available, address)
+        return cls(amounts["MemTotal"], available, limit, address)
+
+
+def _address_space(root: Path) -> int | None:
+    limit = re.search(
+        r"^Max address space\s+(\d+)\s", _text(root / "proc/self/limits"), re.MULTILINE
+    )
+    used = re.search(r"^VmSize:\s+(\d+) kB", _text(root / "proc/self/status"), re.MULTILINE)
+    if limit is None or used is None:
+        return None
+    return max(0, int(limit.group(1)) - int(used.group(1)) * 1024)
 
 
 def _group_limits(root: Path) -> list[tuple[int, int]]:

@@ -12,6 +12,8 @@ from contextlib import suppress
 import numpy as np
 from numpy.typing import NDArray
 
+from hillinfer.byte_size import format_bytes
+from hillinfer.errors import BudgetError
 from hillinfer.model_shape import ModelShape
 from hillinfer.native.library import native_is_here
 from hillinfer.policies.pool_policy import PoolPolicy
@@ -24,6 +26,7 @@ from hillinfer.pools.native_hot_pool import NativeHotPool
 from hillinfer.pools.pool_moment import PoolMoment
 from hillinfer.pools.slot_table import SLOT_BYTES
 from hillinfer.pools.untold_hits import UntoldHits
+from hillinfer.system_reason import reason_of
 from hillinfer.timeline.lane import Lane
 from hillinfer.timeline.recorder import Recorder
 from hillinfer.timeline.silent import SILENT
@@ -53,7 +56,13 @@ class HotPools:
     recorder
         Notes how long promotions take.
     most_bytes
-        Most that the budget may grow to, which address space is reserved for.
+        Most that the budget may grow to, which address space is reserved for where the system
+        lets it.
+
+    Raises
+    ------
+    BudgetError
+        Where not even what the budget holds now can be reserved.
 
     Attributes
     ----------
@@ -81,12 +90,10 @@ class HotPools:
         # Slots of all layers since memory was short the last time.
         self._granted = sys.maxsize
         self._slot_bytes = shape.row_bytes + SLOT_BYTES
-        most = max(self._slots_in_all(), most_bytes // self._slot_bytes)
-        self._most_rows = most_rows = int(most / shape.layers * shares.largest)
-        made = NativeHotPool if native_is_here() else HotPool
-        self.layers: list[HotPool] = [
-            made(shape.row_bytes, most_rows, policy) for _ in range(shape.layers)
-        ]
+        least = self._slots_in_all()
+        self._most_rows, self.layers = self._reserved(
+            max(least, most_bytes // self._slot_bytes), least, policy
+        )
         self.hits = UntoldHits(self.layers)
         self._moments = [PoolMoment(0, 0, 1.0, 0, 0)] * shape.layers
         self._background = ThreadPoolExecutor(1, thread_name_prefix="hillinfer-pool")
@@ -95,6 +102,27 @@ class HotPools:
         # Held by whoever attends to rows in their slots, which must not move meanwhile.
         self.attending = threading.RLock()
         accountant.on_shortage(self._make_room)
+
+    def _reserved(self, most: int, least: int, policy: PoolPolicy) -> tuple[int, list[HotPool]]:
+        """Return how many rows each layer's pool has address space for, and the pools.
+
+        As much as there is: a system that never promises more memory than it has, or a limit on
+        the process, may refuse what nobody would touch.
+        """
+        made = NativeHotPool if native_is_here() else HotPool
+        layers, row_bytes = self._shape.layers, self._shape.row_bytes
+        while True:
+            rows = int(most / layers * self._shares.largest)
+            try:
+                return rows, [made(row_bytes, rows, policy) for _ in range(layers)]
+            except OSError as error:
+                if most <= least:
+                    raise BudgetError(
+                        f"this system does not let {format_bytes(most * self._slot_bytes)} of "
+                        f"memory be reserved for hot rows ({reason_of(error)}): give a smaller "
+                        "--dram-budget, or raise the limit (ulimit -v)"
+                    ) from error
+                most = max(least, most // 2)
 
     def capacity(self, layer: int) -> int:
         """Slots a layer may use now."""

@@ -319,6 +319,32 @@ def test_a_tokenizer_that_cannot_is_refused_in_one_line():
         QuestionPrompt(Slow(), PromptForm.PLAIN).question_ids("what is </s>?")
 
 
+def test_added_words_are_words_and_marks_of_the_template_are_control():
+    """Whether an added token is control is not what its tokenizer calls special alone."""
+    backend = byte_level()
+    words, marks = ["hypoxia", "user", "x86-64"], ["<think>", "[INST]", "##end##"]
+    backend.add_tokens([AddedToken(token, normalized=True) for token in (*words, *marks, "##no##")])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>")
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}##end##{% endfor %}"
+    )
+    document = "a user with hypoxia on x86-64 ##no##, <think>[INST] and ##end##"
+    ids = DocumentPrompt(tokenizer, document).document_ids()
+    named = [tokenizer.convert_ids_to_tokens(i) for i in ids]
+    assert [name for name in named if name in (*words, "##no##")] == [
+        "user",
+        "user",
+        "hypoxia",
+        "x86-64",
+        "##no##",
+    ]
+    # The template's own comes after the question.
+    assert not {*marks} & {*named}
+    assert document in tokenizer.decode(ids)
+    asked = DocumentPrompt(tokenizer, document).question_ids("##end##?")
+    assert [tokenizer.convert_ids_to_tokens(i) for i in asked].count("##end##") == 1
+
+
 @pytest.mark.model
 def test_the_real_tokenizer(smollm2_folder):
     from hillinfer.models.loader import ModelOutline

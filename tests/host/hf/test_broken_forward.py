@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """A forward pass that raises half-way is forgotten; going on gives what would have come anyway."""
 
+import gc
 import os
+import weakref
+from contextlib import suppress
 
 import pytest
 import torch
 from generation_runs import attached, run
+from test_cache_operations import open_cold_files
 from tiny_models import TinyModel, prompts
 
 from hillinfer.errors import BudgetError, CacheUseError, ColdPoolError
@@ -97,6 +101,32 @@ def test_generate_can_be_called_again_after_an_error_in_a_later_chunk(cold_dir):
         calm.close()
         disturbed.close()
     assert torch.equal(found.sequences, expected.sequences)
+
+
+def test_an_interrupted_generate_keeps_nothing_alive(cold_dir):
+    """Neither the cache nor what its caller has; nobody waits for the garbage collector."""
+    model = TINY.build()
+    ids, _ = prompts([150])
+
+    class Large:
+        pass
+
+    def interrupted(hill):
+        cache, held = hill.new_cache(), Large()
+        hook = PLACES["inside layer 1"](model)(Breaks(KeyboardInterrupt, 2))
+        with suppress(KeyboardInterrupt):
+            run(model, cache, ids)
+        hook.remove()
+        return weakref.ref(cache), weakref.ref(held)
+
+    gc.collect()
+    gc.disable()
+    try:
+        with attached(model, cold_dir) as hill:
+            assert [one() for one in interrupted(hill)] == [None, None]
+            assert open_cold_files(cold_dir) == []
+    finally:
+        gc.enable()
 
 
 def test_another_prompt_after_a_broken_first_chunk(cold_dir):

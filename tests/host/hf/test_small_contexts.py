@@ -170,7 +170,6 @@ def test_sessions_of_short_documents(model, cold_dir, tmp_path, tokens, expected
         ({"expected_tokens": 10.0}, r"expected_tokens=10\.0 must be a whole number"),
         ({"expected_tokens": "10"}, "expected_tokens='10' must be a whole number"),
         ({"expected_tokens": True}, "expected_tokens=True must be a whole number"),
-        ({"expected_tokens": 4097}, "expected_tokens=4097 is more than the model's 4096 positions"),
         ({"sequences": 0}, "sequences=0 must be at least 1"),
         ({"sequences": 1.5}, r"sequences=1\.5 must be a whole number"),
     ],
@@ -184,6 +183,23 @@ def test_counts_that_mean_nothing(model, cold_dir, given, message):
         cache = hill.new_cache(np.int64(10), torch.tensor(2))
         answer(hill, cache, [5, 6])
         cache.close()
+
+
+def test_a_length_beyond_the_model_is_said_once_and_planned_for_as_far_as_it_goes(model, cold_dir):
+    with hillinfer.attach(model, cold_dir=cold_dir) as hill:
+        whole = hill.new_cache(4096)
+        for beyond in (4097, 10**9):
+            with pytest.warns(
+                SetupWarning, match=rf"{beyond} is more than .* 4096 positions"
+            ) as said:
+                cache = hill.new_cache(beyond)
+            assert len(said) == 1
+            assert said[0].filename == __file__
+            found, statistics = answer(hill, cache, [70])
+            assert statistics.dram_budget_bytes == whole.statistics().dram_budget_bytes
+            cache.close()
+        assert torch.equal(found, answer(hill, whole, [70])[0])
+        whole.close()
 
 
 def test_a_session_checks_its_length_too(model, cold_dir, tmp_path):

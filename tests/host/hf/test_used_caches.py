@@ -5,6 +5,8 @@ import copy
 import multiprocessing
 import pickle
 import re
+import threading
+from contextlib import suppress
 
 import pytest
 import torch
@@ -94,6 +96,68 @@ def test_after_an_interrupt_between_passes_the_same_call_is_told_what_to_do(afte
         run(model, cache, IDS)
     cache.crop(int(re.search(r"crop\((-\d+)\)", str(no.value)).group(1)))
     assert torch.equal(run(model, cache, IDS).sequences, expected.sequences)
+    cache.close()
+
+
+# --- in the middle of a pass of a fork -----------------------------------------------------
+
+
+@torch.no_grad()
+def test_a_fork_is_looked_at_and_closed_in_a_pass_of_its_sibling(attachment, cache):
+    """Of one thread: neither has to wait for the pass."""
+    model, fork, seen = attachment.model, cache.fork(), []
+    alone = cache.fork()
+    expected = model(IDS[:, :3], past_key_values=alone).logits
+    alone.close()
+
+    def look(*ignored):
+        seen.append(fork.statistics().dram_budget_bytes)
+        fork.close()
+        with pytest.raises(CacheUseError, match="a forward pass is under way in this thread"):
+            cache.close()
+
+    hook = PLACES["inside layer 1"](model)(look)
+    found = model(IDS[:, :3], past_key_values=cache).logits
+    hook.remove()
+    assert torch.equal(found, expected)
+    assert seen == [cache.statistics().dram_budget_bytes]
+    with pytest.raises(CacheUseError, match="this cache is closed"):
+        fork.fork()
+
+
+def test_a_generate_in_a_generate_of_the_same_cache_gives_it_back(attachment):
+    """The other thread is refused as long as the outer one goes on."""
+    model, cache, told = attachment.model, attachment.new_cache(), []
+
+    class Asks:
+        """Generates two tokens more at the second token."""
+
+        def __init__(self):
+            self.left = 2
+
+        def put(self, ids):
+            self.left -= 1
+            if self.left:
+                return
+            again = torch.tensor(cache.token_ids)
+            run(model, cache, torch.cat([again, IDS[:, :2]], 1), new_tokens=2)
+            thread = threading.Thread(target=self.intrude)
+            thread.start()
+            thread.join()
+
+        def intrude(self):
+            with pytest.raises(CacheUseError) as error:
+                model(IDS[:, :1], past_key_values=cache)
+            told.append(str(error.value))
+
+        def end(self):
+            pass
+
+    # Whatever comes of the outer one, whose cache went on.
+    with suppress(CacheUseError):
+        run(model, cache, IDS, streamer=Asks())
+    assert len(told) == 1
+    assert "another thread is generating with this cache" in told[0]
     cache.close()
 
 

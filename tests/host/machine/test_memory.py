@@ -70,6 +70,20 @@ def test_limit_above_free_memory_does_not_add_any(machine):
     assert machine("0::/\n", files).available_bytes == 6 * GIB
 
 
+@pytest.mark.parametrize(
+    ("limit", "left"), [("unlimited", None), (5 * GIB, 4 * GIB), (GIB >> 1, 0)]
+)
+def test_a_limit_on_address_space_binds_too(machine, limit, left):
+    files = {
+        "proc/self/limits": f"Max cpu time   unlimited  unlimited  seconds\n"
+        f"Max address space         {limit}   unlimited            bytes     \n",
+        "proc/self/status": f"VmPeak:\t 9 kB\nVmSize:\t {GIB >> 10} kB\nVmRSS:\t 2 kB\n",
+    }
+    facts = machine("0::/\n", files)
+    assert facts.address_bytes == left
+    assert facts.available_bytes == (6 * GIB if left is None else left)
+
+
 def test_this_machine():
     facts = MemoryFacts.read()
     assert 0 < facts.available_bytes <= facts.total_bytes
