@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import secrets
 from enum import StrEnum
 from typing import Any
 
@@ -19,6 +20,7 @@ __all__ = [
 ]
 
 _SEPARATOR = "\n\n"
+_HARMLESS_BYTES = 16
 # Any text that no template and no document holds; it only marks where the question goes.
 _QUESTION_PLACE = "\u2402hillinfer-question\u2403"
 
@@ -102,7 +104,14 @@ class QuestionPrompt:
         return parts[0], parts[1]
 
     def _rendered(self, content: MaskedText) -> MaskedText:
-        return content.with_text(rendered_chats(self._tokenizer, (content.text,))[0])
+        harmless = secrets.token_hex(_HARMLESS_BYTES)
+        text, other = rendered_chats(self._tokenizer, (content.text, harmless))
+        # Nearly all templates keep what a user says; then there is nothing to compare.
+        if text not in {
+            other.replace(harmless, one) for one in (content.text, content.text.strip())
+        }:
+            self._encoder.check_same_control(text, other)
+        return content.with_text(text)
 
 
 class DocumentPrompt(QuestionPrompt):

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -60,7 +61,7 @@ class MaskedText:
         PromptError
             Where a masked token is lost or comes twice.
         """
-        if any(text.count(word) != self.text.count(word) for word in self.spans):
+        if self._words_of(text) != self._words_of(self.text):
             raise PromptError(
                 "the chat template of this model changes special tokens in the user's text: use "
                 "--prompt-style plain, or --special-tokens control"
@@ -75,8 +76,15 @@ class MaskedText:
         """Return a part of it with its special tokens."""
         if not self.spans:
             return text
-        words = re.compile("|".join(self.spans))
-        return words.sub(lambda found: self.spans[found.group()], text)
+        return self._pattern().sub(lambda found: self.spans[found.group()], text)
+
+    def _words_of(self, text: str) -> Counter[str]:
+        return Counter(self._pattern().findall(text)) if self.spans else Counter()
+
+    def _pattern(self) -> re.Pattern[str]:
+        # All words begin alike, so that one pass finds them, however many there are.
+        start = next(iter(self.spans))[: 2 * _PLACEHOLDER_BYTES]
+        return re.compile(re.escape(start) + r"[0-9a-f]{8}")
 
 
 class TextEncoder:
@@ -127,12 +135,35 @@ class TextEncoder:
             words = {original: word for word, original in spans.items()}
             for start, end, _ in found:
                 original = text[start:end]
-                word = words.setdefault(original, secrets.token_hex(_PLACEHOLDER_BYTES))
+                word = words.setdefault(original, f"{self._secret}{len(words):08x}")
                 spans[word] = original
                 pieces += [text[done:start], word]
                 done = end
             text = "".join([*pieces, text[done:]])
         raise _cannot_tell()
+
+    def check_same_control(self, text: str, harmless: str) -> None:
+        """Refuse a chat that has other control tokens than that of another, harmless text.
+
+        A template that changes the user's text, by leaving something out, can make one of it.
+
+        Raises
+        ------
+        PromptError
+            Then.
+        """
+        if self._reading is SpecialTokens.CONTROL or self._backend is None:
+            return
+        with one_line(_MAKE_TOKENS):
+            own, others = (
+                [token_id for _, _, token_id in self._control_spans(one)]
+                for one in (text, harmless)
+            )
+        if own != others:
+            raise PromptError(
+                "the chat template of this model makes special tokens of the user's text: use "
+                "--prompt-style plain, or --special-tokens control"
+            )
 
     def ids(self, masked: MaskedText, add_special_tokens: bool) -> list[int]:  # noqa: FBT001
         """Return the ids of a prompt.
@@ -196,6 +227,11 @@ class TextEncoder:
             for token_id, token in self._tokenizer.added_tokens_decoder.items()
             if is_control(token)
         }
+
+    @cached_property
+    def _secret(self) -> str:
+        """What every word begins with that stands for a token: no text holds it by chance."""
+        return secrets.token_hex(_PLACEHOLDER_BYTES)
 
     @cached_property
     def _names(self) -> dict[int, str]:

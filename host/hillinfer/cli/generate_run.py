@@ -18,6 +18,7 @@ from hillinfer.cli.comparison import compare_with_ordinary
 from hillinfer.cli.console import error_console, setup_warnings_shown
 from hillinfer.cli.ending import OutputError
 from hillinfer.cli.generate_request import STOCK, Asking, GenerateRequest
+from hillinfer.cli.panics import panics_unsaid
 from hillinfer.cli.preflight import CheckedRun, check_run
 from hillinfer.cli.progress import answering_view, reading_view
 from hillinfer.cli.question_source import typed_questions
@@ -57,8 +58,9 @@ def run(request: GenerateRequest) -> None:
     with ExitStack() as opened:
         saved = opened.enter_context(SavedSession(request.session)) if request.session else None
         source = ModelSource.locate(request.model, console.print)
-        outline = ModelOutline.read(source, request.number_type)
-        prompt = make_prompt(request, outline.tokenizer, saved)
+        with panics_unsaid():
+            outline = ModelOutline.read(source, request.number_type)
+            prompt = make_prompt(request, outline.tokenizer, saved)
         checked = check_run(request, outline, prompt, saved, console.print)
         loaded = outline.load()
         # Never taken off: a comparison runs with the same ones.
@@ -106,12 +108,14 @@ def _generate(
     options = _answer_options(request, loaded)
     loading_peak = peak_rss_bytes()
     reset_peak_rss()
-    with setup_warnings_shown(), hillinfer.attach(loaded.model, checked.settings) as attachment:
+    with setup_warnings_shown(), ExitStack() as attached:
+        attachment = attached.enter_context(hillinfer.attach(loaded.model, checked.settings))
         cache, session = open_cache(attachment, request, checked, saved, loaded.tokenizer)
         generation = Generation(loaded.model, cache, request.chunk_tokens)
         answering = Answering(generation, loaded.tokenizer, prompt, options)
         blank = _blank_report(request, checked, loaded, session, cache.statistics(), loading_peak)
         record = RunRecord(request, answering, blank, loaded.shape.token_bytes)
+        # The outer part keeps what comes between two others: another Ctrl-C.
         with record.part():
             with record.part():
                 _read_and_answer(request, checked, prompt, answering, record, cache, console)
@@ -119,6 +123,7 @@ def _generate(
                 record.statistics = cache.statistics()
             with record.part():
                 generation.close()
+            attached.close()
     with record.part():
         generating_peak = peak_rss_bytes()
         record.peak_rss_bytes = max(loading_peak, generating_peak)

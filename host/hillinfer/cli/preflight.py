@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from hillinfer.byte_size import format_bytes
 from hillinfer.cli.generate_request import Asking, Compare, GenerateRequest
+from hillinfer.cli.panics import panics_unsaid
 from hillinfer.cold_dir import prepared_cold_dir
 from hillinfer.devices.table import check_device
 from hillinfer.hf.features import check_model, check_versions
@@ -95,7 +96,9 @@ def check_run(
     if saved is not None:
         settings = _fitting(request, outline, saved)
     _check_characters(request, outline)
-    document_ids = _document_ids(request, prompt, saved)
+    with panics_unsaid():
+        document_ids = _document_ids(request, prompt, saved)
+        asked = [prompt.question_ids(question) for question in request.questions]
     if isinstance(prompt, DocumentPrompt) and prompt.spelled_tokens:
         say(
             f"special tokens in the text, like {prompt.spelled_tokens[0]}, are read as characters "
@@ -103,7 +106,6 @@ def check_run(
         )
     reused = 0 if saved is None else _reused(request, document_ids, saved, say)
     session_seconds = time.perf_counter() - started
-    asked = [prompt.question_ids(question) for question in request.questions]
     _check_ids(outline, [document_ids, *asked])
     lengths = [len(ids) for ids in asked]
     if request.asking is Asking.INTERACTIVE:

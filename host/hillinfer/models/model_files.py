@@ -11,6 +11,7 @@ from hillinfer.models.errors import ModelError
 from hillinfer.models.json_object import check_size, read_json_object
 from hillinfer.models.safetensors_files import stored_tensors
 from hillinfer.models.stored_tensor import StoredTensor
+from hillinfer.models.tokenizer_file import check_tokenizer
 
 CONFIG = "config.json"
 _MIB = 1 << 20
@@ -22,7 +23,6 @@ _OBJECTS = {
 }
 # Read by libraries in native code, in seconds at these sizes; the largest of today has 33 MiB.
 _OTHERS = {
-    "tokenizer.json": 64 * _MIB,
     "vocab.json": 32 * _MIB,
     "vocab.txt": 32 * _MIB,
     "merges.txt": 32 * _MIB,
@@ -30,6 +30,7 @@ _OTHERS = {
     "spiece.model": 32 * _MIB,
     "chat_template.jinja": _MIB,
 }
+_TOKENIZER = "tokenizer.json"
 _ADAPTER = "adapter_config.json"
 
 
@@ -66,6 +67,8 @@ def check_folder(folder: Path) -> dict[str, StoredTensor]:
     for name, most in _OTHERS.items():
         if (folder / name).exists():
             check_size(folder / name, most)
+    if (folder / _TOKENIZER).exists():
+        check_tokenizer(folder / _TOKENIZER)
     templates = folder / "additional_chat_templates"
     for file in sorted(templates.iterdir()) if templates.is_dir() else ():
         check_size(file, _MIB)

@@ -26,6 +26,8 @@ from pathlib import Path
 # Where a stream of a case leads.
 PIPE, CLOSED, FULL, NO_READER = "pipe", "closed", "full", "no reader"
 READER_LEAVES, TERMINAL = "reader leaves", "terminal"
+# In the place of a forward pass: when HillInfer is taken off the model.
+AFTER = -1
 _LIMIT_SECONDS = 120
 _ENOUGH = 2
 
@@ -35,7 +37,7 @@ class Case:
     """One command: its arguments, where its streams lead, and what strikes it when.
 
     `strike` is a name in the table of strikes and `forward` the number of the model's forward pass
-    that it comes before. `touches` is what it acts on.
+    that it comes before, or AFTER. `touches` is what it acts on.
     """
 
     arguments: tuple[str, ...]
@@ -138,7 +140,19 @@ STRIKES = {
 
 
 def _arm(case):
-    """Let the case's strike come before a forward pass of any causal model."""
+    """Let the case's strike come before a forward pass of any causal model, or after them all."""
+    if case.forward == AFTER:
+        from hillinfer.hf.attach import Attachment
+
+        taken_off = Attachment.detach
+
+        def detach(attachment):
+            Attachment.detach = taken_off
+            STRIKES[case.strike](case.touches)
+            taken_off(attachment)
+
+        Attachment.detach = detach
+        return
     from torch.nn.modules.module import register_module_forward_pre_hook
 
     passes = 0

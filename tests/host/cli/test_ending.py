@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 from forked import (
+    AFTER,
     CLOSED,
     FULL,
     NO_READER,
@@ -161,6 +162,18 @@ def test_whatever_strikes_the_text_and_the_report_are_there(generate, place, str
         assert ended.out == answer["text"] + "\n"
         assert len(answer["token_ids"]) == 12
         assert f"the text so far is on standard output and in {place}" in line
+    assert list((place / "cold").iterdir()) == []
+
+
+@pytest.mark.parametrize("strike", ["SIGINT", "defect", "thread"])
+def test_what_strikes_after_the_answer_costs_neither(generate, place, strike):
+    """While HillInfer is taken off the model, between the parts of a run."""
+    ended = generate(strike=strike, forward=AFTER)
+    assert ended.status == STRIKES[strike][0], ended
+    assert STRIKES[strike][1] in one_line(ended)
+    told = report_of(place)
+    assert ended.out == told["answers"][0]["text"] + "\n"
+    assert len(told["answers"][0]["token_ids"]) == 40
     assert list((place / "cold").iterdir()) == []
 
 

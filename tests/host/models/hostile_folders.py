@@ -51,6 +51,26 @@ def sparse(name, size):
     return change
 
 
+FIFTY = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 50}
+
+
+def normalizer(steps):
+    """Return a change of what `tokenizer.json` does to a text first."""
+    return _steps("normalizer", "normalizers", steps)
+
+
+def decoder(steps):
+    """Return a change of what `tokenizer.json` does to an answer last."""
+    return _steps("decoder", "decoders", steps)
+
+
+def _steps(part, parts, steps):
+    def change(folder):
+        edit(folder / "tokenizer.json", **{part: {"type": "Sequence", parts: steps}})
+
+    return change
+
+
 def weights(change_them):
     """Return a change of the tensors by name."""
 
@@ -249,6 +269,14 @@ CASES = [
     ("tokenizer is deep", text("tokenizer.json", DEEP), "cannot read the model"),
     ("tokenizer is large", sparse("tokenizer.json", 1 << 30), "such a file has"),
     ("tokenizer is a pipe", pipe("tokenizer.json"), "not an ordinary file"),
+    ("tokenizer repeats", normalizer([FIFTY] * 8), "its normalizer makes up to"),
+    (
+        "tokenizer repeats within",
+        normalizer([{"type": "Sequence", "normalizers": [FIFTY] * 4}] * 2),
+        "its normalizer makes up to",
+    ),
+    ("answers repeat", decoder([FIFTY] * 8), "its decoder makes up to"),
+    ("tokenizer puts in front", normalizer([{"type": "Prepend", "prepend": "a" * 10**6}]), "up to"),
     ("tokens", tokenizer(added_tokens_decoder={"0": 5}), "cannot read the model"),
     ("tokens are text", tokenizer(added_tokens_decoder="x"), "cannot read the model"),
     ("token numbers", tokenizer(added_tokens_decoder={"x": {"content": "a"}}), "cannot read"),

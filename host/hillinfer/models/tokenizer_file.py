@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model's `tokenizer.json`, looked at before a library reads it.
+
+Its normalizer and its decoder are small programs. Eight replacements of a letter by fifty, one
+after the other, make more text of one letter than any memory holds, in native code that then ends
+the process.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from hillinfer.models.errors import ModelError
+from hillinfer.models.json_object import check_size
+
+_MOST_BYTES = 64 << 20
+# Bytes of text that one byte may become, counted as if every step met its worst letter. Those of
+# real tokenizers come to 72: Unicode takes letters apart, and spaces become marks.
+_MOST_GROWTH = 1000.0
+_MOST_ADDED = 1 << 16
+_UNICODE_GROWTH = {"NFD": 4.0, "NFKD": 18.0, "NFC": 3.0, "NFKC": 18.0, "Precompiled": 18.0}
+_PARTS = ("normalizer", "decoder")
+
+
+def check_tokenizer(file: Path) -> None:
+    """Refuse a tokenizer that makes far more text than it is given.
+
+    Raises
+    ------
+    ModelError
+        Then, and where the file is no JSON object.
+    """
+    check_size(file, _MOST_BYTES)
+    try:
+        content = json.loads(file.read_bytes())
+    except OSError as error:
+        raise ModelError(f"cannot read {file}: {error.strerror}") from error
+    except RecursionError as error:
+        raise ModelError(f"cannot read {file}: it is nested too deeply") from error
+    except ValueError as error:
+        raise ModelError(f"cannot read {file}: it is not JSON in UTF-8 ({error})") from error
+    if not isinstance(content, dict):
+        raise ModelError(f"cannot read {file}: it is not a JSON object")
+    for part in _PARTS:
+        growth = _growth(content.get(part))
+        if growth > _MOST_GROWTH:
+            raise ModelError(
+                f"cannot use {file}: its {part} makes up to {growth:.3g} bytes of one, and "
+                f"{_MOST_GROWTH:.0f} are the most: it is not what it should be, get the model anew"
+            )
+
+
+def _growth(step: Any) -> float:
+    """Return how many bytes one byte may become; what is no step is the library's to refuse."""
+    growth, waiting = 1.0, [step]
+    while waiting and growth <= _MOST_GROWTH:
+        one = waiting.pop()
+        if not isinstance(one, dict):
+            continue
+        for name in ("normalizers", "decoders"):
+            nested = one.get(name)
+            waiting += nested if isinstance(nested, list) else []
+        growth *= _growth_of_one(one)
+    return growth
+
+
+def _growth_of_one(step: dict[str, Any]) -> float:
+    kind = step.get("type")
+    if kind == "Replace":
+        pattern, content = step.get("pattern"), _bytes(step.get("content"))
+        literal = _bytes(pattern.get("String")) if isinstance(pattern, dict) else 0
+        # A regular expression may match nothing at all, before every letter.
+        return max(1.0, content / literal) if literal else 1.0 + content
+    if kind == "Prepend":
+        # Once for a text, which is one letter at least.
+        added = _bytes(step.get("prepend"))
+        return 1.0 if added <= _MOST_ADDED else float(added)
+    return _UNICODE_GROWTH.get(str(kind), 1.0)
+
+
+def _bytes(text: Any) -> int:
+    return len(text.encode(errors="surrogatepass")) if isinstance(text, str) else 0
