@@ -32,8 +32,12 @@ class ContextNeeds:
     budget
         DRAM budget; None takes a quarter of the KV cache, or the least that keeps the key shadow in
         DRAM where that is more. A share is never less than what works.
-    loading_bytes, activation_bytes
+    loading_bytes
         As in `Footprint`.
+    activation_bytes
+        Of a forward pass of a whole chunk.
+    chunk_tokens
+        Tokens of a chunk; a shorter context is read in one pass of its own length.
     ordinary_token_bytes
         Bytes per token of an ordinary cache held beside, 0 without one.
     fork_bytes
@@ -52,6 +56,7 @@ class ContextNeeds:
     budget: ByteSize | None
     loading_bytes: int
     activation_bytes: int
+    chunk_tokens: int = 1
     ordinary_token_bytes: int = 0
     fork_bytes: int = 0
     reserved_tokens: int = 0
@@ -82,6 +87,7 @@ class ContextNeeds:
             activation_bytes=activation_bytes(
                 outline.config, shape, outline.dtype.itemsize, chunk_tokens
             ),
+            chunk_tokens=chunk_tokens,
             ordinary_token_bytes=ordinary_caches * states,
             fork_bytes=fork_bytes,
             reserved_tokens=reserved_tokens,
@@ -106,7 +112,9 @@ class ContextNeeds:
         plan = self.plan(tokens)
         return Footprint(
             weight_bytes=self.loading_bytes,
-            activation_bytes=self.activation_bytes,
+            activation_bytes=self.activation_bytes
+            * min(tokens, self.chunk_tokens)
+            // self.chunk_tokens,
             budget_bytes=plan.budget_bytes,
             ordinary_bytes=tokens * self.ordinary_token_bytes,
             drive_bytes=max(0, plan.kv_bytes - self.stored_tokens * self.shape.token_bytes),

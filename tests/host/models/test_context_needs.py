@@ -56,6 +56,13 @@ def test_largest_context_fits_and_one_more_does_not(budget, memory, drive):
             one.check(largest + 1, capacity)
 
 
+def test_a_chunk_longer_than_the_context_takes_what_the_context_takes():
+    for chunk in (512, 2048, 1 << 62):
+        long = replace(needs(), activation_bytes=chunk << 20, chunk_tokens=chunk)
+        assert long.footprint(512).activation_bytes == 512 << 20
+        assert long.footprint(8192).activation_bytes == min(chunk, 8192) << 20
+
+
 def test_packed_projections_take_from_what_fits():
     plain, packed = needs(), needs(packed_bytes=128 * MIB)
     added = packed.footprint(4000).memory_bytes - plain.footprint(4000).memory_bytes
