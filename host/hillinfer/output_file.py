@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,6 +17,12 @@ _FOLDER_MODE = 0o700
 _FILE_MODE = 0o600
 _SCRATCH_PREFIX = ".report-"
 _PAGE = bytes(4096)
+# Links there stand for what a process has open, or for a part of the system; memory that looks like
+# a drive is a place like any other.
+_SYSTEM_LINKS = ("/dev", "/proc")
+_SHARED_MEMORY = "/dev/shm"
+# As the kernel follows.
+_MOST_LINKS = 40
 _KINDS = (
     (stat.S_ISDIR, "a directory"),
     (stat.S_ISCHR, "a device"),
@@ -47,8 +54,8 @@ def prepare_report(file: Path, option: str, what: str = "the report") -> None:
     Raises
     ------
     ReportError
-        Where it cannot be written: no regular file is there, it is write-protected, or the folder
-        cannot be made or takes no file.
+        Where it cannot be written: no regular file is there, it is write-protected, this process
+        has it as a standard stream, or the folder cannot be made or takes no file.
     """
     try:
         make_folders(file.parent)
@@ -90,6 +97,41 @@ def check_apart(outputs: Iterable[tuple[str, Path | None]]) -> None:
         seen[place] = option
 
 
+def check_outside(
+    outputs: Iterable[tuple[str, Path | None]], kept: Iterable[tuple[str, Path | None]]
+) -> None:
+    """Refuse what would be written into a folder whose content belongs together.
+
+    A session with a file more is none any more, and a model with another file is another one.
+
+    Parameters
+    ----------
+    outputs
+        Options and what they write, None for nothing.
+    kept
+        Options and the folders that they name, or files, None for none; no option is compared
+        with itself.
+
+    Raises
+    ------
+    SettingsError
+        Where an output lies in one of them, or is a link that leads into it.
+    """
+    places = [(option, place) for option, place in kept if place is not None]
+    for option, file in outputs:
+        if file is None:
+            continue
+        # A link is replaced by some and followed by others.
+        written = {Path(os.path.realpath(file)), Path(os.path.realpath(file.parent), file.name)}
+        for other, place in places:
+            whole = os.path.realpath(place)
+            if other != option and any(one.is_relative_to(whole) for one in written):
+                raise SettingsError(
+                    f"{option} {file} would change {place}, which {other} names: choose another "
+                    f"{option}"
+                )
+
+
 def write_whole(file: Path, data: bytes) -> None:
     """Write a file at one moment, whole or not at all, readable by its owner only.
 
@@ -116,23 +158,82 @@ def write_whole(file: Path, data: bytes) -> None:
         raise
 
 
-def make_folders(folder: Path) -> None:
-    """Make a folder and what is missing above it, each for its owner only; OSError where not."""
+def _make_folder(folder: Path) -> None:
+    folder.mkdir(mode=_FOLDER_MODE)
+    # The umask may have taken rights from the owner, too; some file systems know no modes.
+    with suppress(OSError):
+        folder.chmod(_FOLDER_MODE)
+
+
+def make_folders(folder: Path, make: Callable[[Path], None] = _make_folder) -> None:
+    """Make a folder and what is missing above it, each for its owner only, whatever the umask.
+
+    Parameters
+    ----------
+    folder
+        The last one.
+    make
+        Makes one of them.
+
+    Raises
+    ------
+    OSError
+        Where one cannot be made, or is there and no folder.
+    """
     for one in reversed((folder, *folder.parents)):
         if not one.exists():
-            one.mkdir(mode=_FOLDER_MODE, exist_ok=True)
+            # Another process may be as quick.
+            with suppress(FileExistsError):
+                make(one)
+    if not folder.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
 
 
 def _check_replaceable(file: Path, option: str, what: str) -> None:
+    said = _stands_for(file)
+    if said is not None:
+        raise ReportError(f"cannot write {what} to {file}: it {said}; choose another {option}")
+
+
+def _stands_for(file: Path) -> str | None:
+    """Say what is in a file's place that must not be replaced, None for nothing of that kind."""
+    # To replace one of these would lose what a whole machine has for its standard output.
+    open_file = "stands for an open file"
     try:
-        mode = file.stat().st_mode
+        found = file.stat()
     except FileNotFoundError:
-        return
-    kind = next((name for is_kind, name in _KINDS if is_kind(mode)), None)
-    if kind is None and not os.access(file, os.W_OK):
-        kind = "write-protected"
+        return open_file if _is_of_the_system(file) else None
+    kind = next((name for is_kind, name in _KINDS if is_kind(found.st_mode)), None)
     if kind is not None:
-        raise ReportError(f"cannot write {what} to {file}: it is {kind}; choose another {option}")
+        return f"is {kind}"
+    if _is_standard_stream(found) or _is_of_the_system(file):
+        return open_file
+    return None if os.access(file, os.W_OK) else "is write-protected"
+
+
+def _is_standard_stream(found: os.stat_result) -> bool:
+    for number in range(3):
+        # OSError: it is closed.
+        with suppress(OSError):
+            if os.path.samestat(found, os.fstat(number)):
+                return True
+    return False
+
+
+def _is_of_the_system(file: Path) -> bool:
+    """Whether a name is a link of the system's, like /dev/stdout, or leads to one."""
+    place = file
+    for _ in range(_MOST_LINKS):
+        # Links among the folders on the way lead to a folder, where a file is a file.
+        place = Path(os.path.realpath(place.parent), place.name)
+        if not place.is_symlink():
+            return False
+        if not place.is_relative_to(_SHARED_MEMORY) and any(
+            place.is_relative_to(own) for own in _SYSTEM_LINKS
+        ):
+            return True
+        place = place.parent / place.readlink()
+    return False
 
 
 def _scratch(folder: Path, data: bytes) -> Path:

@@ -8,6 +8,7 @@ import stat
 from pathlib import Path
 
 from hillinfer.errors import SettingsError
+from hillinfer.output_file import make_folders
 
 _OWNER_ONLY = 0o700
 
@@ -30,33 +31,16 @@ def user_cache_dir(*parts: str) -> Path:
     home = configured if configured.is_absolute() else Path("~/.cache").expanduser()
     folder = home
     try:
-        _make_with_parents(home)
+        make_folders(home)
         for name in ("hillinfer", *parts):
             folder = folder / name
-            _make(folder)
+            make_folders(folder)
             _keep_for_owner(folder)
     except OSError as error:
         raise SettingsError(
             f"cannot make the folder {folder}: {error.strerror}; set XDG_CACHE_HOME to one of yours"
         ) from error
     return folder
-
-
-def _make_with_parents(folder: Path) -> None:
-    if not folder.is_dir():
-        _make_with_parents(folder.parent)
-        _make(folder)
-
-
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(mode=_OWNER_ONLY)
-    except FileExistsError:
-        if not folder.is_dir():
-            raise
-    else:
-        # The umask may have taken rights from the owner, too.
-        folder.chmod(_OWNER_ONLY)
 
 
 def _keep_for_owner(folder: Path) -> None:

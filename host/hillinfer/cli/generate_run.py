@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 
 import torch
 from rich.console import Console
@@ -32,7 +33,8 @@ from hillinfer.hf.projections.table import make_projections
 from hillinfer.machine.memory_peak import peak_rss_bytes, reset_peak_rss
 from hillinfer.models.loader import LoadedModel, ModelOutline
 from hillinfer.models.model_source import ModelSource
-from hillinfer.output_file import check_apart, prepare_report
+from hillinfer.models.registry_model import REGISTRY_MODELS
+from hillinfer.output_file import check_apart, check_outside, prepare_report
 from hillinfer.prompt import QuestionPrompt
 from hillinfer.run_report import Answer, RunReport, SessionFacts
 from hillinfer.sessions.saved_session import SavedSession
@@ -74,7 +76,7 @@ def run(request: GenerateRequest) -> None:
 
 
 def _check_places(request: GenerateRequest) -> None:
-    """Refuse places for files that cannot be written, and two files for one place."""
+    """Refuse places for files that cannot be written, are another file's, or change an input."""
     settings = request.settings
     outputs = (
         ("--report", request.report, "the report"),
@@ -89,11 +91,32 @@ def _check_places(request: GenerateRequest) -> None:
             ("--save-session", request.save_session),
         )
     )
+    check_outside(
+        (
+            *((option, file) for option, file, _ in outputs),
+            ("--save-session", request.save_session),
+        ),
+        (
+            ("--save-session", request.save_session),
+            ("--session", request.session),
+            ("--model", _local_model(request.model)),
+        ),
+    )
     for option, file, what in outputs:
         if file is not None:
             prepare_report(file, option, what)
     if request.save_session is not None:
         prepare_target(request.save_session)
+
+
+def _local_model(name: str) -> Path | None:
+    """Return the folder or the file that holds a model, None for one that is fetched."""
+    try:
+        path = Path(name).expanduser()
+        return path if name not in REGISTRY_MODELS and path.exists() else None
+    except (OSError, RuntimeError, ValueError):
+        # Whoever looks for the model says so.
+        return None
 
 
 def _generate(

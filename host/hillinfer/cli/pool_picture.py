@@ -10,7 +10,7 @@ import typer
 
 from hillinfer.figures.canvas import require_matplotlib, save_figure
 from hillinfer.figures.timeline_figure import timeline_figure
-from hillinfer.output_file import prepare_report
+from hillinfer.output_file import check_apart, prepare_report
 from hillinfer.timeline.timeline_record import TimelineRecord
 
 
@@ -23,6 +23,7 @@ def pool_picture(
 ) -> None:
     """Draw hits, promotions, demotions, reads and waits per layer and step."""
     require_matplotlib()
+    check_apart((("FILE", file), ("--out", out)))
     prepare_report(out, "--out", "the picture")
     record = TimelineRecord.read(file)
     save_figure(timeline_figure(record, file.name), out)

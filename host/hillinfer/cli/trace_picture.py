@@ -10,7 +10,7 @@ import typer
 
 from hillinfer.figures.canvas import require_matplotlib, save_figure
 from hillinfer.figures.lanes_figure import lanes_figure
-from hillinfer.output_file import prepare_report
+from hillinfer.output_file import check_apart, prepare_report
 from hillinfer.timeline.step_text import step_text
 from hillinfer.timeline.trace_record import TraceRecord
 
@@ -28,6 +28,7 @@ def trace_picture(
     """Say how busy each lane was in one step and how much compute hid, and draw it."""
     if out is not None:
         require_matplotlib()
+        check_apart((("FILE", file), ("--out", out)))
         prepare_report(out, "--out", "the picture")
     record = TraceRecord.read(file)
     trace = record.step(record.median_step if step is None else step)

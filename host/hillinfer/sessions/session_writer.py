@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 from collections.abc import Callable, Iterable
@@ -11,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
+from hillinfer.output_file import make_folders
 from hillinfer.sessions.errors import SessionError, cannot_save
 from hillinfer.sessions.manifest import Manifest
 from hillinfer.sessions.session_files import MANIFEST_FILE
@@ -46,7 +46,7 @@ class SessionWriter:
         check_target(target)
         sweep(target.absolute().parent, self._calls)
         try:
-            self._make_parents(target.absolute().parent)
+            make_folders(target.absolute().parent, self._calls.mkdir)
             self._scratch = ScratchPath.make_directory(target.absolute().parent, self._calls)
         except OSError as error:
             raise cannot_save(target, f"cannot write to {target.parent}", error) from error
@@ -139,15 +139,6 @@ class SessionWriter:
             with suppress(OSError):
                 path.unlink()
         self._scratch.remove()
-
-    def _make_parents(self, parent: Path) -> None:
-        """Make the folders above the target that are missing, for their owner only."""
-        for folder in (*reversed(parent.parents), parent):
-            if not folder.exists():
-                with suppress(FileExistsError):
-                    self._calls.mkdir(folder)
-        if not parent.is_dir():
-            raise NotADirectoryError(errno.ENOTDIR, "it is no directory", str(parent))
 
     def _write(self, name: str, descriptor: int, piece: memoryview, offset: int) -> None:
         done = 0

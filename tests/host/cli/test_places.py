@@ -6,6 +6,8 @@ import os
 import resource
 import socket
 import stat
+import tempfile
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -13,9 +15,10 @@ from command import read_report
 from forked import Forked
 
 from hillinfer.bench.report import write_bench_report
-from hillinfer.errors import HillInferError
+from hillinfer.errors import HillInferError, SettingsError
 from hillinfer.figures.canvas import new_figure, save_figure
-from hillinfer.output_file import make_folders, prepare_report, write_whole
+from hillinfer.models.registry_model import DEFAULT_MODEL
+from hillinfer.output_file import ReportError, make_folders, prepare_report, write_whole
 from hillinfer.quality.report import write_report as write_quality
 from hillinfer.replay.report import write_report as write_pools
 
@@ -81,7 +84,16 @@ def loop(folder):
     return folder / "out.json", "Too many levels of symbolic links"
 
 
-PLACES = (directory, below_a_file, nowhere_to_write, pipe, device, listening, too_long, loop)
+def open_file(folder):
+    # Tests have a regular file for standard output.
+    (folder / "out.json").symlink_to("/dev/stdout")
+    return folder / "out.json", "it stands for an open file"
+
+
+PLACES = (
+    *(directory, below_a_file, nowhere_to_write, pipe, device, listening, too_long, loop),
+    open_file,
+)
 
 
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: place.__name__)
@@ -142,6 +154,148 @@ def test_two_options_do_not_share_a_file(command, tmp_path, document, one, other
     ).error_line()
     assert f"{one} and {other} both name" in line
     assert document.read_bytes() == before
+
+
+WRITTEN = ("--report", "--trace", "--pool-timeline", "--save-session")
+KEPT = ("--save-session", "--session", "--model")
+
+
+@pytest.fixture
+def generate(command, monkeypatch):
+    """Answer with a model that is never looked for, because the places are what is tested."""
+
+    def located(name, say):
+        raise SettingsError("the places are good")
+
+    monkeypatch.setattr("hillinfer.models.model_source.ModelSource.locate", located)
+    monkeypatch.setattr("hillinfer.cli.generate_run.SavedSession", lambda place: nullcontext())
+
+    def run(*arguments):
+        return command("generate", "--prompt", "text", "--question", "who?", *arguments)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("option", "kept"), [(one, other) for one in WRITTEN for other in KEPT if one != other]
+)
+def test_nothing_is_written_into_what_another_option_names(generate, tmp_path, option, kept):
+    folder = tmp_path / "kept"
+    folder.mkdir()
+    inside = folder / "model.safetensors"
+    if kept != "--save-session":
+        inside.write_bytes(b"weights")
+    (tmp_path / "folder").symlink_to(folder)
+    (tmp_path / "file").symlink_to(inside)
+    before = sorted(tmp_path.rglob("*"))
+    for place in (
+        *(inside, folder / "new" / "out", tmp_path / "folder" / "out", tmp_path / "file"),
+        tmp_path / "elsewhere" / ".." / "kept" / "out",
+    ):
+        line = generate(kept, folder, option, place).error_line()
+        assert f"{option} {place} would change {folder}, which {kept} names" in line
+        assert f"choose another {option}" in line
+    assert generate(kept, tmp_path / "folder", option, inside).error_line().count("would change")
+    assert sorted(tmp_path.rglob("*")) == before
+    if kept != "--save-session":
+        assert inside.read_bytes() == b"weights"
+    # The twin: beside it there is room.
+    line = generate(kept, folder, option, tmp_path / "kept-too" / "out").error_line()
+    assert "the places are good" in line
+
+
+def test_a_model_file_is_not_replaced_and_its_folder_takes_files(generate, tmp_path):
+    model = tmp_path / "model.gguf"
+    model.write_bytes(b"weights")
+    line = generate("--model", model, "--report", model).error_line()
+    assert f"--report {model} would change {model}, which --model names" in line
+    line = generate("--model", model, "--report", tmp_path / "run.json").error_line()
+    assert "the places are good" in line
+    assert model.read_bytes() == b"weights"
+
+
+@pytest.mark.parametrize("name", [DEFAULT_MODEL, "~nobody-of-this-name/model", "no/model"])
+def test_the_name_of_a_model_is_no_folder(generate, tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / DEFAULT_MODEL).mkdir()
+    line = generate("--model", name, "--report", Path(name) / "run.json").error_line()
+    assert "the places are good" in line
+
+
+@pytest.mark.parametrize("name", ["pool-picture", "trace-picture"])
+def test_a_picture_does_not_replace_what_it_shows(command, tmp_path, name):
+    file = tmp_path / "file"
+    file.write_text("of a run")
+    (tmp_path / "link").symlink_to(file)
+    for out in (file, tmp_path / "link"):
+        line = command(name, file, "--out", out).error_line()
+        assert f"FILE and --out both name {out}: give each a file of its own" in line
+    assert file.read_text() == "of a run"
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_a_file_that_is_a_standard_stream_is_not_replaced(tmp_path, number):
+    file = tmp_path / "log.txt"
+    file.write_text("a text")
+    (tmp_path / "link").symlink_to(file)
+    before = os.dup(number)
+    try:
+        with file.open("a") as log:
+            os.dup2(log.fileno(), number)
+        for place in (file, tmp_path / "link", Path("/dev/fd", str(number))):
+            with pytest.raises(ReportError, match="it stands for an open file; choose another --o"):
+                prepare_report(place, "--out")
+        # A closed one is no file at all.
+        os.close(number)
+        prepare_report(file, "--out")
+    finally:
+        os.dup2(before, number)
+        os.close(before)
+    prepare_report(file, "--out")
+    assert file.read_text() == "a text"
+
+
+def test_links_of_the_system_are_not_replaced(tmp_path):
+    with (tmp_path / "open").open("w") as own:
+        (tmp_path / "link").symlink_to(f"/proc/self/fd/{own.fileno()}")
+        (tmp_path / "chain").symlink_to("link")
+        for place in (tmp_path / "link", tmp_path / "chain", f"/dev/fd/{own.fileno()}"):
+            with pytest.raises(ReportError, match="it stands for an open file"):
+                prepare_report(Path(place), "--report")
+    # The twin: a link of a user's own is replaced, wherever it leads.
+    with tempfile.NamedTemporaryFile(dir="/dev/shm") as shared:
+        (tmp_path / "shared").symlink_to(shared.name)
+        (tmp_path / "own").symlink_to("nothing")
+        for place in (
+            tmp_path / "own",
+            tmp_path / "shared",
+            shared.name,
+            f"/proc/self/root{tmp_path}/open",
+        ):
+            prepare_report(Path(place), "--report")
+
+
+def test_links_of_the_system_that_lead_nowhere_are_not_replaced(tmp_path, monkeypatch):
+    monkeypatch.setattr("hillinfer.output_file._SYSTEM_LINKS", (str(tmp_path / "dev"),))
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev" / "stdout").symlink_to("nothing")
+    (tmp_path / "link").symlink_to("dev/stdout")
+    for place in (tmp_path / "dev" / "stdout", tmp_path / "link"):
+        with pytest.raises(ReportError, match="it stands for an open file"):
+            prepare_report(place, "--report")
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o277, 0o777], ids=oct)
+def test_folders_are_their_owners_whatever_the_umask(tmp_path, umask):
+    before = os.umask(umask)
+    try:
+        make_folders(tmp_path / "a" / "b" / "c")
+        write_whole(tmp_path / "d" / "e" / "file", b"text")
+    finally:
+        os.umask(before)
+    assert modes(tmp_path) == {}
+    with pytest.raises(NotADirectoryError):
+        make_folders(tmp_path / "d" / "e" / "file")
 
 
 class TestWriteWhole:
