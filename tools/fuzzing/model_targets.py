@@ -56,7 +56,8 @@ class ConfigTarget:
 
     def seeds(self) -> list[Files]:
         """Return one folder of each family."""
-        return [tiny_folder(family) for family in ("llama", "qwen2", "qwen3", "mistral", "opt")]
+        families = ("llama", "qwen2", "qwen3", "mistral", "opt")
+        return [_with_settings(tiny_folder(family)) for family in families]
 
     def mutate(self, rng: random.Random, files: Files) -> Files:
         """Change one of the two files."""
@@ -254,6 +255,14 @@ def _sharded(files: Files) -> Files:
         files[f"model-{number + 1:05}-of-00003.safetensors"] = join(own, data)
     index = {"metadata": {"total_size": len(content)}, "weight_map": places}
     files[f"{_WEIGHTS}.index.json"] = json.dumps(index).encode()
+    return files
+
+
+def _with_settings(files: Files) -> Files:
+    """Return the folder with settings that are not the model's own and that lists are made from."""
+    content = json.loads(files["config.json"])
+    content |= {"num_labels": 2, "num_nextn_predict_layers": 0}
+    files["config.json"] = json.dumps(content).encode()
     return files
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hillinfer.models.errors import ModelError
+from hillinfer.models.setting_range import check_number, check_whole, wrong_setting
 
 # Far above any model that there is; what is built from more takes minutes or all memory.
 _LAYERS, _HEADS, _WIDTH, _POSITIONS = 1024, 4096, 1 << 20, 1 << 28
@@ -33,6 +34,21 @@ _MOST = {
     "max_position_embeddings": _POSITIONS,
     "n_positions": _POSITIONS,
 }
+# Lists of these lengths are made from numbers alone, before any part of the model is built. None is
+# allowed, so what is subtracted from the layers adds none.
+_MOST_OR_NONE = {
+    "num_labels": 1 << 16,
+    "num_classes": 1 << 16,
+    "first_k_dense_replace": _LAYERS,
+    "num_hash_layers": _LAYERS,
+    "num_mtp_layers": _LAYERS,
+    "num_nextn_predict_layers": _LAYERS,
+    "num_residual_layers": _LAYERS,
+    "num_layers_per_stack": _LAYERS,
+    "H_cycles": _LAYERS,
+    "L_cycles": _LAYERS,
+}
+_REPEATED = "attention_types"
 # Values that decide what is computed: outside of these nothing but NaN comes out.
 _RANGES = {
     "rms_norm_eps": (0.0, 1.0),
@@ -91,22 +107,29 @@ def _every(content: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _check_one(name: str, value: Any, where: object) -> None:
-    shown = repr(value)[:60]
-    if name in _MOST and value is not None:
-        most = _MOST[name]
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-            raise ModelError(f"{where} has {name}={shown} in its config: it is 1 to {most}")
-    if name in _RANGES and value is not None:
-        low, high = _RANGES[name]
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not low <= value <= high:
-            raise ModelError(f"{where} has {name}={shown} in its config: it is {low:g} to {high:g}")
+    if value is not None:
+        if name in _MOST:
+            check_whole(name, value, 1, _MOST[name], where)
+        if name in _MOST_OR_NONE:
+            check_whole(name, value, 0, _MOST_OR_NONE[name], where)
+        if name in _RANGES:
+            check_number(name, value, *_RANGES[name], where)
+        if name == _REPEATED and isinstance(value, list):
+            _check_repeated(name, value, where)
     if isinstance(value, int) and abs(value) > _ANY_WHOLE:
-        raise ModelError(f"{where} has {name}={shown} in its config: it is too large a number")
+        raise wrong_setting(name, value, where, ": it is too large a number")
     if name in _ATTENTION and isinstance(value, str) and "/" in value:
-        raise ModelError(
-            f"{where} has {name}={shown} in its config, which is code of a hub: remove that line"
-        )
+        raise wrong_setting(name, value, where, ", which is code of a hub: remove that line")
+
+
+def _check_repeated(name: str, value: Any, where: object) -> None:
+    """Refuse lists that are repeated far too often: GPT-Neo's [[["global", "local"], 12]]."""
+    layers = 0
+    for kinds, times in (one[:2] for one in value if isinstance(one, list) and len(one) > 1):
+        length = len(kinds) if isinstance(kinds, list | str | Mapping) else 1
+        layers += length * times if isinstance(times, int) and times > 0 else 0
+    if layers > _LAYERS:
+        raise wrong_setting(name, value, where, f", which is {layers} layers, above {_LAYERS}")
 
 
 def _check_heads(settings: Mapping[str, Any], where: object) -> None:

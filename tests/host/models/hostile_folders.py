@@ -257,16 +257,28 @@ CASES = [
         )
         for value in (0, -1, 10**7 if "layers" in name else 10**12, 1.5, "2", [2], True)
     ),
+    # Lists as long as a number says are made while a config is read.
+    *(
+        (f"{name} {value}", config(**{name: value}), name)
+        for name in ("num_labels", "first_k_dense_replace", "num_nextn_predict_layers")
+        for value in (-(10**12), 10**12, 10**9, "2")
+    ),
+    ("labels in a part", config(text_config={"num_labels": 10**12}), "num_labels"),
+    (
+        "types of attention",
+        config(attention_types=[[["global"], 10**12]], model_type="gpt_neo"),
+        "attention_types",
+    ),
     # Other JSON and the tokenizer.
     ("generation config", text("generation_config.json", "[1]"), "generation_config.json"),
     ("generation is deep", text("generation_config.json", '{"a":' + DEEP + "}"), "deeply"),
     ("end of text", text("generation_config.json", '{"eos_token_id": "x"}'), "eos_token_id"),
     ("ends of text", text("generation_config.json", '{"eos_token_id": [[2]]}'), "eos_token_id"),
     ("no tokenizer", lambda folder: (folder / "tokenizer.json").unlink(), "cannot read the model"),
-    ("tokenizer cut", cut("tokenizer.json", 300), "cannot read the model"),
+    ("tokenizer cut", cut("tokenizer.json", 300), "not JSON"),
     ("tokenizer empty", text("tokenizer.json", "{}"), "cannot read the model"),
-    ("tokenizer is a number", text("tokenizer.json", "7"), "cannot read the model"),
-    ("tokenizer is deep", text("tokenizer.json", DEEP), "cannot read the model"),
+    ("tokenizer is a number", text("tokenizer.json", "7"), "not a JSON object"),
+    ("tokenizer is deep", text("tokenizer.json", DEEP), "nested too deeply"),
     ("tokenizer is large", sparse("tokenizer.json", 1 << 30), "such a file has"),
     ("tokenizer is a pipe", pipe("tokenizer.json"), "not an ordinary file"),
     ("tokenizer repeats", normalizer([FIFTY] * 8), "its normalizer makes up to"),
