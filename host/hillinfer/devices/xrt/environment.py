@@ -135,8 +135,12 @@ def _value(name: str, value: object, file: Path) -> str:
             f"{file} sets {name!a:.99}, and only {', '.join((_MODE, *_PATHS))} may be set there: "
             "take it out, and set it in your own shell if you trust it"
         )
-    if not isinstance(value, str) or "\0" in value or len(value) > _MOST_CHARACTERS:
+    if not isinstance(value, str) or len(value) > _MOST_CHARACTERS:
         raise SettingsError(f"{file}: {name} is no text of at most {_MOST_CHARACTERS} characters")
+    if not _can_be_set(value):
+        raise SettingsError(
+            f"{file}: {name} is {value!a:.99}, which no variable can hold: make the card again"
+        )
     if name == _MODE:
         if value != "hw_emu":
             raise SettingsError(f"{file}: {name} is {value!a:.99}, not 'hw_emu'")
@@ -149,3 +153,11 @@ def _value(name: str, value: object, file: Path) -> str:
             "own shell if you trust it"
         )
     return path
+
+
+def _can_be_set(value: str) -> bool:
+    try:
+        return b"\0" not in os.fsencode(value)
+    except UnicodeEncodeError:
+        # Half a character, which JSON can name.
+        return False
