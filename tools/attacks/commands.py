@@ -25,6 +25,8 @@ _START_SECONDS = 180
 _EXITS = frozenset({0, 1, 2, 141})
 _SENT = {signal.SIGINT: 130, signal.SIGTERM: 143}
 _ERROR = "hillinfer: error: "
+# What an interpreter or a library in Rust says of what nobody caught.
+_UNCAUGHT = ("Traceback", "Exception ignored", "panicked at", "stack backtrace")
 
 
 @dataclass(frozen=True)
@@ -90,8 +92,8 @@ class Ended:
         """
         if self.code is None:
             return f"hang: ended after {self.seconds:.0f} s"
-        if "Traceback" in self.err or "Exception ignored" in self.err:
-            return f"traceback: {' '.join(self.err.splitlines()[-3:])[-300:]}"
+        if uncaught := uncaught_in(self.err):
+            return uncaught
         if self.orphans:
             return f"leak: {self.orphans} processes left behind"
         if self.code < 0 and -self.code != sent:
@@ -102,6 +104,13 @@ class Ended:
         if self.refused and (len(said) != 1 or not said[0].isprintable() or len(said[0]) > 2_000):
             return f"message: exit {self.code} and not one line: {self.err[-300:]!a}"
         return ""
+
+
+def uncaught_in(err: str) -> str:
+    """Say where standard error tells of what nobody caught, empty where it does not."""
+    if any(mark in err for mark in _UNCAUGHT):
+        return f"traceback: {' '.join(err.splitlines()[-3:])[-300:]}"
+    return ""
 
 
 class Running:

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from attacks.commands import uncaught_in
 from attacks.part import DOCUMENT, Ground, Part
 
 FETCH_KILLS = 10
@@ -104,8 +105,7 @@ def _stands(ground: Ground, folder: Path, arguments: list[str]) -> tuple[str, st
     ran = sorted(file.name for file in ground.folder.glob(f"{_MARK}*"))
     for name in ran:
         (ground.folder / name).unlink()
-    text = f"traceback: {done.stderr[-200:]!a}" if "Traceback" in done.stderr else ""
-    return ", ".join(ran), text
+    return ", ".join(ran), uncaught_in(done.stderr)
 
 
 def modes(ground: Ground, part: Part, rng: random.Random) -> None:

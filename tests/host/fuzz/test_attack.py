@@ -43,6 +43,8 @@ def ended():
             "traceback: Traceback (most recent call last): KeyError",
         ),
         (0, "Exception ignored in: <a>\nOSError", 0, None, "traceback"),
+        (2, f"thread 'main' panicked at src/lib.rs:1:2:\nno\n{LINE}", 0, None, "traceback"),
+        (2, f"stack backtrace:\n{LINE}", 0, None, "traceback"),
         (0, "", 2, None, "leak: 2 processes"),
         (120, "", 0, None, "exit 120"),
         (2, "", 0, None, "message"),
