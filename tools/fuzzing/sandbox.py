@@ -7,6 +7,7 @@ import faulthandler
 import gc
 import json
 import os
+import re
 import resource
 import select
 import shutil
@@ -27,6 +28,7 @@ Try = Callable[[Path, Path], None]
 Write = Callable[[Path], None]
 
 _STACKS_FILE = "stacks.txt"
+_FRAME = re.compile(r'(?<=File ")[^"\n]+(?=")')
 
 
 @dataclass(frozen=True)
@@ -131,16 +133,21 @@ def _of_death(status: int, stacks: Path) -> Verdict:
     # The stack of a time-out, newest call first; of several threads the last is the main one.
     last = told.rpartition("most recent call first")[2].splitlines()[1:]
     product = [line.strip() for line in last if "/hillinfer" in line]
-    where = product[0].replace('"', "") if product else ""
+    where = _short(product[0]).replace('"', "") if product else ""
     parts = where.removeprefix("File ").split(", ")
     if len(parts) > 1:
-        where = f"{'/'.join(Path(parts[0]).parts[-2:])}:{parts[1].split()[-1]}"
-    innermost = last[0].strip() if last else ""
+        where = f"{parts[0]}:{parts[1].split()[-1]}"
+    innermost = _short(last[0].strip()) if last else ""
     if status in (-signal.SIGXCPU, -signal.SIGKILL, _TIMED_OUT):
         return Verdict(Kind.HANG, f"too long: {innermost}", where)
     if status < 0:
         return Verdict(Kind.CRASH, f"{signal.Signals(-status).name}: {innermost}", where)
-    return Verdict(Kind.CRASH, f"exit {status}: {told[-300:]}", where)
+    return Verdict(Kind.CRASH, f"exit {status}: {_short(told)[-300:]}", where)
+
+
+def _short(frames: str) -> str:
+    """Leave of each file's name what is the same on every machine."""
+    return _FRAME.sub(lambda found: "/".join(Path(found[0]).parts[-2:]), frames)
 
 
 # What faulthandler ends a process with.

@@ -66,6 +66,7 @@ class Verdict:
 def of_error(error: BaseException) -> Verdict:
     """Return the verdict for what a target raised."""
     from hillinfer.errors import HillInferError
+    from hillinfer.failure import Failure
 
     if out_of_memory(error):
         return Verdict(Kind.MEMORY, _told(error), place_of(error))
@@ -73,15 +74,17 @@ def of_error(error: BaseException) -> Verdict:
         return Verdict(Kind.WRONG, str(error)[:_TOLD_MESSAGE], "")
     if not isinstance(error, HillInferError):
         return Verdict(Kind.TRACEBACK, _told(error), place_of(error))
-    return of_message(str(error), place_of(error))
+    return of_message(Failure.of(error).message, place_of(error))
 
 
 def of_message(message: str, where: str = "") -> Verdict:
-    """Return the verdict for a refusal: one line of a length that a user reads."""
-    # As the command shows it.
-    shown = " ".join(message.split())
-    if not shown or len(shown) > MOST_MESSAGE:
-        return Verdict(Kind.MESSAGE, f"of {len(shown)} characters: {shown[:100]!a}", where)
+    """Return the verdict for a refusal: one printable line of a length that a user reads."""
+    from hillinfer.cli.ending import one_line
+
+    # The command leaves out the middle of a long one, which is no excuse for it.
+    length, shown = len(" ".join(message.split())), one_line(message)
+    if not shown or length > MOST_MESSAGE or not shown.isprintable():
+        return Verdict(Kind.MESSAGE, f"of {length} characters: {shown[:100]!a}", where)
     return Verdict(Kind.REFUSED, shown, where)
 
 

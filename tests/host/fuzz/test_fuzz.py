@@ -2,6 +2,7 @@
 """A minute of `make fuzz`, what it found once, and proof that it sees what must not happen."""
 
 import json
+import re
 import subprocess
 import sys
 import textwrap
@@ -83,6 +84,7 @@ def beside(given, other): (given / "left").write_bytes(b"1")
 def descriptor(given, other): kept.append(os.open("/dev/null", os.O_RDONLY))
 def thread(given, other): threading.Thread(target=time.sleep, args=[3], daemon=True).start()
 def process(given, other): kept.append(subprocess.Popen(["sleep", "3"]))
+def clear(given, other): raise HillInferError("no\\x1b[2J\\n\\u202e: give another")
 def crash(given, other): ctypes.string_at(0)
 def leave(given, other): os._exit(0)
 def wrong(given, other): raise WrongAnswerError("other tokens")
@@ -90,7 +92,7 @@ def long(given, other): raise HillInferError("a" * 5000)
 def empty(given, other): raise HillInferError("")
 
 ALL = (work, refuse, fail, spin, sleep, swallow, grow, file, beside, descriptor, thread, process,
-       crash, leave, wrong, long, empty, work, refuse)
+       crash, leave, wrong, long, empty, work, refuse, clear)
 
 class Target:
     name = "planted"
@@ -121,16 +123,19 @@ def test_planted_defects_of_every_kind_are_found(tmp_path):
         *(["sleep", "hang"], ["swallow", "memory"], ["grow", "memory"], ["file", "leak"]),
         *(["beside", "leak"], ["descriptor", "leak"], ["thread", "leak"], ["process", "leak"]),
         *(["crash", "crash"], ["leave", "crash"], ["wrong", "wrong"], ["long", "message"]),
-        *(["empty", "message"], ["work", "worked"], ["refuse", "refused"]),
+        *(["empty", "message"], ["work", "worked"], ["refuse", "refused"], ["clear", "refused"]),
     ]
     what = told["what"]
+    # As the command says it, moving no cursor.
+    assert what["clear"] == r"no\x1b[2J \u202e: give another"
+    assert re.match(r'SIGSEGV: File "[^/"]+/[^/"]+", line \d+ in ', what["crash"])
     assert "a defect" in what["fail"]
     assert "SIGSEGV" in what["crash"]
     assert what["descriptor"] == "left: 1 descriptors"
     assert what["thread"] == "left: 1 threads"
     assert "1 processes" in what["process"]
     report = told["report"]
-    assert (report["inputs"], report["worked"], report["refused"]) == (19, 2, 2)
+    assert (report["inputs"], report["worked"], report["refused"]) == (20, 2, 3)
     assert report["findings"] == {
         "traceback": 1,
         "message": 2,
@@ -212,6 +217,38 @@ def test_a_seed_makes_the_same_inputs_in_every_process():
     assert different > 250
 
 
+UNPRINTABLE = """
+import json
+from fuzzing.verdict import of_message
+from hillinfer.cli import ending
+
+before = of_message("no\\x1b[2J").kind
+ending.printable = str
+print(json.dumps([before, of_message("no\\x1b[2J").kind, of_message("no").kind]))
+"""
+
+
+def test_a_line_that_the_command_would_not_make_printable_is_found():
+    assert program(UNPRINTABLE) == ["refused", "message", "refused"]
+
+
+DIED = """
+import json
+from pathlib import Path
+from fuzzing.sandbox import _of_death
+
+file = Path(sys.argv[1], "stacks.txt")
+file.write_text('Traceback:\\n  File "/home/user/venv/package/module.py", line 3, in run\\nOSError')
+print(json.dumps(_of_death(3, file).what))
+"""
+
+
+def test_where_a_process_died_is_told_without_the_machines_paths(tmp_path):
+    what = program(DIED, tmp_path)
+    assert what == 'exit 3: Traceback:\n  File "package/module.py", line 3, in run\nOSError'
+
+
 @pytest.mark.parametrize("file", CORPUS, ids=lambda file: file.stem)
-def test_the_corpus_is_small(file):
+def test_the_corpus_is_small_and_of_no_machine(file):
     assert file.stat().st_size < 20_000
+    assert not re.search(r'"/\w', json.loads(file.read_text())["found"])
