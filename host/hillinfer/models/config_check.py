@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hillinfer.models.errors import ModelError
+from hillinfer.models.rotary_check import ROTARY, check_rotary
 from hillinfer.models.setting_range import check_number, check_whole, wrong_setting
 
 # Far above any model that there is; what is built from more takes minutes or all memory.
@@ -33,6 +34,7 @@ _MOST = {
     "vocab_size": 1 << 24,
     "max_position_embeddings": _POSITIONS,
     "n_positions": _POSITIONS,
+    "original_max_position_embeddings": _POSITIONS,
 }
 # Lists of these lengths are made from numbers alone, before any part of the model is built. None is
 # allowed, so what is subtracted from the layers adds none.
@@ -55,6 +57,7 @@ _RANGES = {
     "layer_norm_eps": (0.0, 1.0),
     "layer_norm_epsilon": (0.0, 1.0),
     "rope_theta": (1e-6, 1e15),
+    "partial_rotary_factor": (0.0, 1.0),
 }
 _ANY_WHOLE = 1 << 53
 _REFUSED = {
@@ -114,6 +117,8 @@ def _check_one(name: str, value: Any, where: object) -> None:
             check_whole(name, value, 0, _MOST_OR_NONE[name], where)
         if name in _RANGES:
             check_number(name, value, *_RANGES[name], where)
+        if name in ROTARY:
+            check_rotary(name, value, where)
         if name == _REPEATED and isinstance(value, list):
             _check_repeated(name, value, where)
     if isinstance(value, int) and abs(value) > _ANY_WHOLE:

@@ -178,6 +178,25 @@ def tokenizer(**changes):
     return change
 
 
+def scaled(**changes):
+    """Return a change to scaled rotary positions, which load, but for `changes`."""
+    return config(rope_scaling={"type": "linear", "factor": 2.0, "rope_theta": 1e4, **changes})
+
+
+# Values of rotary parameters that transformers takes with a warning, or none.
+ROTARY = {
+    "factor": (-4.0, 0, 0.5, 1e300, "4", [4], True),
+    "attention_factor": (0, -1.0, 1e9, "1"),
+    "beta_fast": (-1, "32", 1e300),
+    "beta_slow": (-1, [1]),
+    "low_freq_factor": (0, -1.0, "1"),
+    "high_freq_factor": (0, -1.0, {}),
+    "mscale": (-1.0, "1"),
+    "mscale_all_dim": (-1.0, 1e300),
+    "truncate": (1, "no"),
+    "short_factor": ([], [1.0], 1.0, "12345678"),
+    "long_factor": ({}, [2.0]),
+}
 DEEP = "[" * 100_000 + "]" * 100_000
 NORM = "model.norm.weight"
 # Name, change, a part of the message.
@@ -245,6 +264,33 @@ CASES = [
     ("rotation", config(rope_parameters={"rope_type": "made up", "rope_theta": 1.0}), "cannot"),
     ("rotation is a list", config(rope_parameters=[1]), "cannot"),
     ("theta", config(rope_parameters={"rope_type": "default", "rope_theta": -1.0}), "rope_theta"),
+    *(
+        (f"rotary {name} {value!r:.12}", scaled(**{name: value}), f"rope_scaling.{name}")
+        for name, values in ROTARY.items()
+        for value in values
+    ),
+    ("rotary of positions", scaled(original_max_position_embeddings=0), "original_max_position"),
+    ("rotary share", scaled(partial_rotary_factor=1.5), "partial_rotary_factor=1.5"),
+    (
+        "rotary of version 5",
+        config(rope_parameters={"rope_type": "linear", "factor": -4.0, "rope_theta": 1e4}),
+        "rope_parameters.factor=-4.0",
+    ),
+    (
+        "rotary of a type of layer",
+        config(rope_parameters={"full_attention": {"rope_type": "linear", "factor": 0.5}}),
+        "rope_parameters.full_attention.factor=0.5",
+    ),
+    ("rotary swapped", scaled(low_freq_factor=4.0, high_freq_factor=1.0), "they are swapped"),
+    ("rotary of YaRN swapped", scaled(beta_slow=32, beta_fast=1), "they are swapped"),
+    ("rotary slow alone", scaled(beta_slow=33), "above its beta_fast=32"),
+    ("rotary list", scaled(short_factor=[1.0, 2.0, 0.0]), "rope_scaling.short_factor[2]=0.0"),
+    ("rotary lists", scaled(short_factor=[1.0] * 8, long_factor=[2.0] * 9), "long_factor 9"),
+    (
+        "rotary lists too short",
+        scaled(type="longrope", short_factor=[1.0] * 7, long_factor=[1.0] * 7),
+        "cannot build",
+    ),
     ("epsilon", config(rms_norm_eps=-1.0), "rms_norm_eps=-1.0"),
     ("epsilon is text", config(rms_norm_eps="small"), "rms_norm_eps='small'"),
     ("heads and KV heads", config(num_key_value_heads=3), "no multiple"),

@@ -6,7 +6,7 @@ import time
 
 import pytest
 import torch
-from hostile_folders import CASES, sharded
+from hostile_folders import CASES, scaled, sharded
 from tiny_models import FAMILIES, TinyModel
 
 from hillinfer.models.errors import ModelError
@@ -43,6 +43,11 @@ def test_shards_are_the_model_they_were_made_of(folder, tiny_folder):
     whole, parts = (load_model(str(one), say=print).model for one in (tiny_folder, folder))
     with torch.no_grad():
         assert torch.equal(parts(ids).logits, whole(ids).logits)
+
+
+def test_scaled_rotary_positions_load(folder):
+    scaled()(folder)
+    assert load_model(str(folder), say=print).config.rope_parameters["factor"] == 2.0
 
 
 @pytest.mark.parametrize("tied", [False, True], ids=["apart", "tied"])
