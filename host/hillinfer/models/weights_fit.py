@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from hillinfer.models.errors import ModelError
+from hillinfer.models.stored_names import check_names
 from hillinfer.models.stored_tensor import StoredTensor
 
 _FIX = "config and weights are not of one model, or a file is incomplete: get the model anew"
@@ -31,8 +32,8 @@ def check_stored(skeleton: Any, tensors: Mapping[str, StoredTensor], where: obje
     Raises
     ------
     ModelError
-        Where a tensor has another shape than the model's of the same name, or the model has more
-        numbers than the files.
+        Where a tensor has another shape than the model's of the same name, the model has more
+        numbers than the files, or two tensors are one weight of it.
     """
     own = {name: tuple(weight.shape) for name, weight in skeleton.state_dict().items()}
     misshapen = [
@@ -54,6 +55,7 @@ def check_stored(skeleton: Any, tensors: Mapping[str, StoredTensor], where: obje
             f"the weights in {where} are too few: its config describes {numbers} numbers and its "
             f"files hold {held}, without {_some(missing)}; {_FIX}"
         )
+    check_names(skeleton, tensors, where)
 
 
 def check_loaded(info: Mapping[str, Any], where: object) -> None:

@@ -158,6 +158,13 @@ def added(tensors):
     tensors["model.layers.0.extra.weight"] = torch.ones(3)
 
 
+def twice(name, second):
+    def change(tensors):
+        tensors[second] = torch.zeros_like(tensors[name])
+
+    return change
+
+
 def misshapen(tensors):
     tensors["model.norm.weight"] = torch.ones(3)
 
@@ -208,6 +215,16 @@ CASES = [
     ("layer too many", config(num_hidden_layers=3), "lack 9 tensors"),
     ("layer too few", config(num_hidden_layers=1), "has no place for"),
     ("tensor added", weights(added), "has no place for"),
+    (
+        "weight twice",
+        weights(twice("model.layers.0.mlp.up_proj.weight", "layers.0.mlp.up_proj.weight")),
+        "have layers.0.mlp.up_proj.weight and model.layers.0.mlp.up_proj.weight",
+    ),
+    (
+        "head twice",
+        weights(twice("lm_head.weight", "model.lm_head.weight")),
+        "have lm_head.weight and model.lm_head.weight",
+    ),
     ("other shape", weights(misshapen), "model.norm.weight is [3] in the file and [64]"),
     ("wider", config(hidden_size=128), "have other shapes"),
     ("more words", config(vocab_size=99), "have other shapes"),

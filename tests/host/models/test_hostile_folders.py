@@ -6,7 +6,7 @@ import time
 
 import pytest
 import torch
-from hostile_folders import CASES, scaled, sharded
+from hostile_folders import CASES, scaled, sharded, weights
 from tiny_models import FAMILIES, TinyModel
 
 from hillinfer.models.errors import ModelError
@@ -43,6 +43,18 @@ def test_shards_are_the_model_they_were_made_of(folder, tiny_folder):
     whole, parts = (load_model(str(one), say=print).model for one in (tiny_folder, folder))
     with torch.no_grad():
         assert torch.equal(parts(ids).logits, whole(ids).logits)
+
+
+def test_weights_without_the_prefix_load(folder, tiny_folder):
+    def shortened(tensors):
+        for name in list(tensors):
+            tensors[name.removeprefix("model.")] = tensors.pop(name)
+
+    weights(shortened)(folder)
+    ids = torch.arange(1, 40)[None]
+    whole, short = (load_model(str(one), say=print).model for one in (tiny_folder, folder))
+    with torch.no_grad():
+        assert torch.equal(short(ids).logits, whole(ids).logits)
 
 
 def test_scaled_rotary_positions_load(folder):
