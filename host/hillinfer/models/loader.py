@@ -20,7 +20,7 @@ from hillinfer.models.library_calls import one_line
 from hillinfer.models.model_files import check_folder
 from hillinfer.models.model_source import ModelSource
 from hillinfer.models.number_type import NumberType
-from hillinfer.models.weights_fit import check_loaded, check_stored
+from hillinfer.models.weights_fit import check_loaded, check_stored, check_ties
 
 _COMPUTED_IN = (torch.float32, torch.bfloat16, torch.float16)
 _BUILDING_SECONDS = 60
@@ -192,6 +192,7 @@ class ModelOutline:
                     output_loading_info=True,
                 )
             check_loaded(info, self.source.path)
+        check_ties(self.skeleton, model, self.source.path)
         with one_line(f"bring {self.source.path} to the {self.device}"):
             model = model.to(self.device).eval()
         return LoadedModel(

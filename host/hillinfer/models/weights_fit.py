@@ -83,6 +83,33 @@ def check_loaded(info: Mapping[str, Any], where: object) -> None:
         raise ModelError(f"the weights in {where} do not fit: {_some(others)}; {_FIX}")
 
 
+def check_ties(skeleton: Any, model: Any, where: object) -> None:
+    """Refuse a model whose config ties weights of which its files hold two that differ.
+
+    Parameters
+    ----------
+    skeleton
+        The model without memory, which says what its config ties.
+    model
+        The loaded one: transformers leaves such weights apart, with a warning.
+    where
+        The model's place, for the message.
+
+    Raises
+    ------
+    ModelError
+        For the first two.
+    """
+    tied: Mapping[str, str] = getattr(skeleton, "all_tied_weights_keys", {})
+    for second, first in tied.items():
+        if model.get_parameter_or_buffer(second) is not model.get_parameter_or_buffer(first):
+            raise ModelError(
+                f"the weights in {where} have {second} and {first}, which differ, and its config "
+                "says that they are one weight: set tie_word_embeddings to false in config.json to "
+                f"use both, or remove {second} from the files"
+            )
+
+
 def unused_weights(where: object, names: Collection[str]) -> ModelError:
     """Return the error of weights that the model has no place for."""
     return ModelError(

@@ -225,6 +225,7 @@ CASES = [
         weights(twice("lm_head.weight", "model.lm_head.weight")),
         "have lm_head.weight and model.lm_head.weight",
     ),
+    ("tied and apart", config(tie_word_embeddings=True), "set tie_word_embeddings to false"),
     ("other shape", weights(misshapen), "model.norm.weight is [3] in the file and [64]"),
     ("wider", config(hidden_size=128), "have other shapes"),
     ("more words", config(vocab_size=99), "have other shapes"),

@@ -6,7 +6,7 @@ import time
 
 import pytest
 import torch
-from hostile_folders import CASES, scaled, sharded, weights
+from hostile_folders import CASES, config, scaled, sharded, weights
 from tiny_models import FAMILIES, TinyModel
 
 from hillinfer.models.errors import ModelError
@@ -45,6 +45,16 @@ def test_shards_are_the_model_they_were_made_of(folder, tiny_folder):
         assert torch.equal(parts(ids).logits, whole(ids).logits)
 
 
+def test_tied_weights_that_are_there_twice_load(folder):
+    def copied(tensors):
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+
+    weights(copied)(folder)
+    config(tie_word_embeddings=True)(folder)
+    model = load_model(str(folder), say=print).model
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+
+
 def test_weights_without_the_prefix_load(folder, tiny_folder):
     def shortened(tensors):
         for name in list(tensors):
@@ -78,7 +88,7 @@ def test_good_folders_of_every_family_load(family, tied, tiny_folder, tmp_path):
 
 
 def test_code_in_the_folder_is_not_run(folder, tmp_path):
-    from hostile_folders import config, text, tokenizer
+    from hostile_folders import text, tokenizer
 
     marker = tmp_path / "marker"
     text("evil.py", f"open({str(marker)!r}, 'w').write('ran')\n")(folder)
