@@ -74,10 +74,10 @@ format: $(VENV)/installed ## Format all sources
 	$(BIN)/ruff format sw_model host hw tests tools
 
 quality: model ## Compare selection rules and shadows with the full cache (a quarter of an hour)
-	$(BIN)/hillinfer quality --out $(BUILD)/reports/quality.json
+	$(BIN)/hillinfer-bench quality --out $(BUILD)/reports/quality.json
 
 pools: model ## Replay selections of the real model with every pool policy (eight minutes)
-	$(BIN)/hillinfer pools --out $(BUILD)/reports/pools.json
+	$(BIN)/hillinfer-bench pools --out $(BUILD)/reports/pools.json
 
 bench: model ## Measure decode beside rivals in one run (ten minutes; PLAN=quick, goals or full)
 	# A tool that fails leaves no older figures behind for the report.
@@ -87,7 +87,7 @@ bench: model ## Measure decode beside rivals in one run (ten minutes; PLAN=quick
 		--drive $(BUILD)/drive
 	$(if $(filter full,$(PLAN)),-OMP_NUM_THREADS=1 $(BIN)/python tools/beta_sweep.py \
 		--out $(BUILD)/reports/beta.json)
-	$(BIN)/hillinfer bench --plan $(PLAN) --out $(BUILD)/reports/bench.json
+	$(BIN)/hillinfer-bench decode --plan $(PLAN) --out $(BUILD)/reports/bench.json
 
 query: model ## Compare predicted queries with true ones in the product (a quarter of an hour)
 	$(BIN)/python tools/query_quality.py --out $(BUILD)/reports/query.json
@@ -165,13 +165,14 @@ clean: ## Remove what the other targets made, but not the fetched model
 
 NATIVE := hatch_build.py tools/build_native.py $(wildcard host/native/*)
 
-$(VENV)/installed: pyproject.toml constraints.txt $(NATIVE)
+$(VENV)/installed: pyproject.toml tools/pyproject.toml constraints.txt $(NATIVE)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11 ..."; exit 2; }
 	@$(PYTHON) -c 'import ensurepip, venv' || \
 		{ echo "Python lacks venv: on Debian, apt install python3-venv"; exit 2; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[run,hls,rtl,xrt,figures,test,lint]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+		-e '.[run,hls,rtl,xrt,figures,test,lint]' -e ./tools
 	@$(BIN)/python tools/build_native.py $(if $(CI),--require)
 	@touch $@
 

@@ -31,7 +31,6 @@ from hillinfer.app.rates import Rates, seconds_of
 from hillinfer.app.rates_key import RatesKey
 from hillinfer.app.scores_then_rows import ScoresThenRows
 from hillinfer.app.selected_shares import SelectedShares
-from hillinfer.bench.timing import LARGEST_SPREAD, Timing
 from hillinfer.cold_dir import prepared_cold_dir
 from hillinfer.machine.processor import ProcessorFacts
 from hillinfer.model_shape import ModelShape, StoredType
@@ -40,6 +39,7 @@ from hillinfer.runtime import Runtime
 from hillinfer.settings import Settings
 from hillinfer.storage.drive_calls import DriveCalls
 from hillinfer.storage.read_engines import open_engine
+from hillinfer_bench.decode.timing import LARGEST_SPREAD, Timing
 
 GOAL = 0.05
 # KV heads, query heads, head_dim.

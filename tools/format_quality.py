@@ -3,8 +3,8 @@
 
 python tools/format_quality.py --out build/reports/format_quality.json
 
-The formats of `--shadow` select on the same tokens of the same texts, as `hillinfer quality` does
-it, so that what one text differs from another by falls out of their differences.
+The formats of `--shadow` select on the same tokens of the same texts, as `hillinfer-bench quality`
+does it, so that what one text differs from another by falls out of their differences.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from hillinfer.models.loader import ModelOutline
 from hillinfer.models.model_source import ModelSource
 from hillinfer.models.number_type import NumberType
 from hillinfer.models.registry_model import DEFAULT_MODEL
-from hillinfer.quality.configurations import contract_configuration
-from hillinfer.quality.evaluation import evaluate_text
-from hillinfer.quality.measures import Measures
-from hillinfer.quality.texts import standard_library_samples
 from hillinfer.settings import Settings
+from hillinfer_bench.quality.configurations import contract_configuration
+from hillinfer_bench.quality.evaluation import evaluate_text
+from hillinfer_bench.quality.measures import Measures
+from hillinfer_bench.quality.texts import standard_library_samples
 from hillinfer_model.choices import KeyMode
 
 FORMATS = (KeyMode.INT8, KeyMode.INT4, KeyMode.INT2)

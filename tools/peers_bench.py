@@ -26,7 +26,7 @@ from hillinfer.models.model_source import ModelSource
 from hillinfer.models.number_type import NumberType
 from hillinfer.models.registry_model import DEFAULT_MODEL
 from hillinfer.prompt import PromptError
-from hillinfer.quality.texts import TextSample, file_samples, standard_library_samples
+from hillinfer_bench.quality.texts import TextSample, file_samples, standard_library_samples
 from peers.gguf_weights import GGUF_TYPES, write_gguf
 from peers.peer import LLAMA_CPP, PEERS, Peer
 from peers.peer_environment import PeerSkippedError

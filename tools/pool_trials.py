@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`python tools/pool_trials.py`: rankings of KV rows that became no pool policy.
 
-What the real model selects is recorded as `hillinfer pools` does, and with it the score code of
-every token. The sets are played to the pools of the product; trials rank rows by hits, by score
+What the real model selects is recorded as `hillinfer-bench pools` does, and with it the score code
+of every token. The sets are played to the pools of the product; trials rank rows by hits, by score
 codes, near misses among them, or both. All a trial says of a token fits the 2 bytes that the
 hit-rate table has for it.
 """
@@ -25,21 +25,21 @@ from hillinfer.machine.processor import ProcessorFacts
 from hillinfer.models.loader import ModelOutline
 from hillinfer.models.model_source import ModelSource
 from hillinfer.models.number_type import NumberType
-from hillinfer.policies.contract_selection import ContractSelection
-from hillinfer.policies.layer_queries import LayerQueries
 from hillinfer.policies.pool_policy import MOST_HITS, PoolPolicy
 from hillinfer.pools.budget_plan import kernel_spec
 from hillinfer.pools.layer_shares import PoolSizes
-from hillinfer.quality.attention import selecting
-from hillinfer.quality.compute_threads import compute_threads
-from hillinfer.quality.prefix import Prefix
-from hillinfer.quality.teacher_forcing import forced_logits
-from hillinfer.quality.texts import file_samples, standard_library_samples
-from hillinfer.replay.bounds import demand_bound
-from hillinfer.replay.pool_replay import PoolReplay
-from hillinfer.replay.selection_trace import SelectionTrace
 from hillinfer.settings import Settings
-from hillinfer.spawning import spawned_processes
+from hillinfer_bench.policies.contract_selection import ContractSelection
+from hillinfer_bench.policies.layer_queries import LayerQueries
+from hillinfer_bench.quality.attention import selecting
+from hillinfer_bench.quality.compute_threads import compute_threads
+from hillinfer_bench.quality.prefix import Prefix
+from hillinfer_bench.quality.teacher_forcing import forced_logits
+from hillinfer_bench.quality.texts import file_samples, standard_library_samples
+from hillinfer_bench.replay.bounds import demand_bound
+from hillinfer_bench.replay.pool_replay import PoolReplay
+from hillinfer_bench.replay.selection_trace import SelectionTrace
+from hillinfer_bench.replay.spawning import spawned_processes
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 from hillinfer_model.score_block import ScoreBlock
 from hillinfer_model.selection import kept_positions
@@ -234,7 +234,7 @@ def trial_rows(scored: ScoredTrace, sizes: Sequence[float]) -> list[Row]:
     trace = scored.trace
     rows = []
     for size in sizes:
-        # As `hillinfer pools` counts: half a group of it stands for the open group.
+        # As `hillinfer-bench pools` counts: half a group of it stands for the open group.
         slots = max(0, int(size * len(trace.layers[0][-1])) - GROUP_TOKENS // 2)
         for name, make in TRIALS.items():
             found = PoolReplay(trace, TrialPolicy(scored, make), slots, PoolSizes.EQUAL).run()

@@ -26,7 +26,6 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
-from hillinfer.bench.timing import LARGEST_SPREAD, Timing
 from hillinfer.cold_dir import prepared_cold_dir
 from hillinfer.errors import BudgetError
 from hillinfer.generation import Generation
@@ -36,6 +35,7 @@ from hillinfer.machine.processor import ProcessorFacts
 from hillinfer.models.loader import LoadedModel, load_model
 from hillinfer.models.number_type import NumberType
 from hillinfer.settings import Settings
+from hillinfer_bench.decode.timing import LARGEST_SPREAD, Timing
 
 GOAL = 1.10
 RIVAL, OURS = "ordinary", "hillinfer"

@@ -24,7 +24,6 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
-from hillinfer.bench.timing import LARGEST_SPREAD, Timing
 from hillinfer.errors import UnsupportedFeatureError
 from hillinfer.hf.projections.layer_group import LayerGroup
 from hillinfer.hf.projections.projection_attachment import ProjectionAttachment
@@ -33,8 +32,9 @@ from hillinfer.machine.processor import ProcessorFacts
 from hillinfer.models.loader import LoadedModel, load_model
 from hillinfer.models.number_type import NumberType
 from hillinfer.models.registry_model import DEFAULT_MODEL
-from hillinfer.quality.measures import measure
-from hillinfer.quality.texts import TextSample, standard_library_samples
+from hillinfer_bench.decode.timing import LARGEST_SPREAD, Timing
+from hillinfer_bench.quality.measures import measure
+from hillinfer_bench.quality.texts import TextSample, standard_library_samples
 
 TYPES = (NumberType.FLOAT32, NumberType.BFLOAT16)
 _SHORT_CONTEXT = 16

@@ -24,9 +24,9 @@ from hillinfer.machine.processor import ProcessorFacts
 from hillinfer.models.loader import ModelOutline
 from hillinfer.models.model_source import ModelSource
 from hillinfer.models.number_type import NumberType
-from hillinfer.quality.measures import Measures, measure
-from hillinfer.quality.texts import TextSample, standard_library_samples
 from hillinfer.settings import Settings
+from hillinfer_bench.quality.measures import Measures, measure
+from hillinfer_bench.quality.texts import TextSample, standard_library_samples
 
 MODEL = "smollm2-135m"
 CHUNK = 1024

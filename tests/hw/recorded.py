@@ -17,12 +17,12 @@ def record_layer(folder):
     from hillinfer.models.loader import ModelOutline
     from hillinfer.models.model_source import ModelSource
     from hillinfer.models.number_type import NumberType
-    from hillinfer.policies.recent_only import RecentOnly
-    from hillinfer.quality.attention import selecting
-    from hillinfer.quality.prefix import Prefix
-    from hillinfer.quality.teacher_forcing import forced_logits
-    from hillinfer.quality.texts import standard_library_samples
     from hillinfer.settings import Settings
+    from hillinfer_bench.policies.recent_only import RecentOnly
+    from hillinfer_bench.quality.attention import selecting
+    from hillinfer_bench.quality.prefix import Prefix
+    from hillinfer_bench.quality.teacher_forcing import forced_logits
+    from hillinfer_bench.quality.texts import standard_library_samples
 
     outline = ModelOutline.read(ModelSource.locate(str(folder), print), NumberType.FLOAT32)
     model = outline.load().model

@@ -31,14 +31,14 @@ def run_command(*arguments: str) -> str:
     CommandError
         Where it ended in another way.
     """
-    from hillinfer.cli.main import main
     from hillinfer.errors import HillInferError
+    from hillinfer_bench.cli.programs import main_of
 
     out, err = io.StringIO(), io.StringIO()
     code: object = None
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
-            main(list(arguments))
+            main_of(arguments)(list(arguments))
         except SystemExit as ended:
             code = ended.code
     if not code:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hillinfer.prompt import PromptError
-from hillinfer.quality.texts import TextSample
+from hillinfer_bench.quality.texts import TextSample
 
 # A cache that grows by copying has the old rows and the new ones for a moment.
 _COPIES_OF_ROWS = 2

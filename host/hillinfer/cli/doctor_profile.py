@@ -10,11 +10,11 @@ import torch
 from hillinfer.app.kept_rates import KeptRates
 from hillinfer.app.plain_rates import DEVICE, plain_rates
 from hillinfer.app.plain_step import PlainStep
-from hillinfer.bench.model_shapes import SHAPES
 from hillinfer.cold_dir import prepared_cold_dir
 from hillinfer.devices.table import make_scorer
 from hillinfer.errors import SettingsError
 from hillinfer.machine.finding import Finding
+from hillinfer.machine.model_shapes import SHAPES
 from hillinfer.pools.budget_plan import kernel_spec
 from hillinfer.settings import Settings
 from hillinfer.storage.drive_calls import DriveCalls

@@ -96,12 +96,12 @@ def generate(
     ] = _DEFAULTS.pool_sizes.value,
     pool_timeline: Annotated[
         Path | None,
-        typer.Option(help="CSV of what happens to the pools; see hillinfer pool-picture."),
+        typer.Option(help="CSV of what happens to the pools; see hillinfer-bench pool-picture."),
     ] = None,
     trace: Annotated[
         Path | None,
         typer.Option(
-            help="Trace of compute, scoring, reads and copies; see hillinfer trace-picture."
+            help="Trace of compute, scoring, reads and copies; see hillinfer-bench trace-picture."
         ),
     ] = None,
     cold_dir: Annotated[

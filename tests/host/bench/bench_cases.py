@@ -3,9 +3,9 @@
 
 import numpy as np
 
-from hillinfer.bench.row import BenchRow
-from hillinfer.replay.selection_trace import SelectionTrace
 from hillinfer.settings import Settings
+from hillinfer_bench.decode.row import BenchRow
+from hillinfer_bench.replay.selection_trace import SelectionTrace
 from hillinfer_model.selection import kept_positions, selected_count
 
 SETTINGS = Settings().changed(alpha=0.1)

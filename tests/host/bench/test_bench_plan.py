@@ -9,15 +9,22 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from hillinfer.bench import capacity
-from hillinfer.bench.capacity import SLACK_BYTES, why_left_out, why_no_model
-from hillinfer.bench.case import Case
-from hillinfer.bench.measuring import blank_row
-from hillinfer.bench.model_shapes import PAPER_SHAPES, SHAPES
-from hillinfer.bench.plan import PLANS, Plan, make_plan
-from hillinfer.bench.plan_needs import PlanNeeds
-from hillinfer.bench.setting import BenchSetting, budget_bytes
-from hillinfer.bench.systems.table import (
+from hillinfer.byte_size import format_bytes
+from hillinfer.errors import SettingsError
+from hillinfer.hf.query_hooks import FIRST_PREDICTED
+from hillinfer.machine.model_shapes import PAPER_SHAPES, SHAPES
+from hillinfer.model_shape import ModelShape, StoredType
+from hillinfer.pools.budget_plan import staging_bytes
+from hillinfer.pools.shadow_choice import ShadowChoice
+from hillinfer_bench.decode import capacity
+from hillinfer_bench.decode.capacity import SLACK_BYTES, why_left_out, why_no_model
+from hillinfer_bench.decode.case import Case
+from hillinfer_bench.decode.measuring import blank_row
+from hillinfer_bench.decode.plan import PLANS, Plan, make_plan
+from hillinfer_bench.decode.plan_needs import PlanNeeds
+from hillinfer_bench.decode.setting import BenchSetting, budget_bytes
+from hillinfer_bench.decode.trace_choice import check_one_traced
+from hillinfer_bench.systems.table import (
     FLOOR,
     IN_MEMORY,
     IN_MEMORY_TRUE,
@@ -25,13 +32,6 @@ from hillinfer.bench.systems.table import (
     selects,
     system_names,
 )
-from hillinfer.bench.trace_choice import check_one_traced
-from hillinfer.byte_size import format_bytes
-from hillinfer.errors import SettingsError
-from hillinfer.hf.query_hooks import FIRST_PREDICTED
-from hillinfer.model_shape import ModelShape, StoredType
-from hillinfer.pools.budget_plan import staging_bytes
-from hillinfer.pools.shadow_choice import ShadowChoice
 
 REAL_MODEL = "smollm2-135m"
 

@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 from bench_cases import measured_row
 
-from hillinfer.bench.goals import GOALS, goal_records, reached, speed_ups
-from hillinfer.bench.other_reports import drive_gbps, fio_gbps, scorer_gbps
-from hillinfer.bench.rates import MachineRates
-from hillinfer.bench.report import bench_report
-from hillinfer.bench.report_check import SCALARS, report_faults
-from hillinfer.bench.table_text import table_text
-from hillinfer.figures.bench_figures import bench_figures
-from hillinfer.rivals.h2o_drop import HELD_PROMPT
+from hillinfer_bench.decode.goals import GOALS, goal_records, reached, speed_ups
+from hillinfer_bench.decode.other_reports import drive_gbps, fio_gbps, scorer_gbps
+from hillinfer_bench.decode.rates import MachineRates
+from hillinfer_bench.decode.report import bench_report
+from hillinfer_bench.decode.report_check import SCALARS, report_faults
+from hillinfer_bench.decode.table_text import table_text
+from hillinfer_bench.figures.bench_figures import bench_figures
+from hillinfer_bench.rivals.h2o_drop import HELD_PROMPT
 
 RATES = MachineRates(memory=10e9, drive=1e9)
 MEMORYS = "32768 tokens, α 0.1"

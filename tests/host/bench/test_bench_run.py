@@ -9,15 +9,15 @@ from cli.command import Command
 from tiny_folder import save_tiny
 from tiny_models import TinyModel
 
-from hillinfer.bench.report_check import report_faults
-from hillinfer.bench.request import BenchRequest
-from hillinfer.bench.run import run
-from hillinfer.bench.systems.table import make_system
 from hillinfer.models.number_type import NumberType
-from hillinfer.rivals.h2o_drop import HELD_PROMPT
 from hillinfer.storage.cold_file import IOMode, probe_io_mode
 from hillinfer.timeline.lane import Lane
-from hillinfer.timeline.trace_record import TraceRecord
+from hillinfer_bench.decode.report_check import report_faults
+from hillinfer_bench.decode.request import BenchRequest
+from hillinfer_bench.decode.run import run
+from hillinfer_bench.figures.trace_record import TraceRecord
+from hillinfer_bench.rivals.h2o_drop import HELD_PROMPT
+from hillinfer_bench.systems.table import make_system
 
 
 @pytest.fixture(scope="module")
@@ -225,4 +225,4 @@ def command(monkeypatch, capfd):
     ],
 )
 def test_bad_options_are_refused_before_a_model_is_loaded(command, given, told):
-    assert told in command("bench", "--model", "nowhere", *given).error_line()
+    assert told in command("decode", "--model", "nowhere", *given).error_line()

@@ -7,18 +7,18 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from hillinfer.bench import capacity
-from hillinfer.bench.case import Case
-from hillinfer.bench.kv_source import RandomKV
-from hillinfer.bench.measuring import Bed, measure_case
-from hillinfer.bench.model_shapes import SHAPES
-from hillinfer.bench.rates import MachineRates
-from hillinfer.bench.run import attached
-from hillinfer.bench.setting import BenchSetting
-from hillinfer.bench.systems.system import Needs
-from hillinfer.bench.systems.table import FLOOR, make_system
-from hillinfer.rivals.full_memory import FullMemory
+from hillinfer.machine.model_shapes import SHAPES
 from hillinfer.storage.cold_file import IOMode, probe_io_mode
+from hillinfer_bench.decode import capacity
+from hillinfer_bench.decode.case import Case
+from hillinfer_bench.decode.kv_source import RandomKV
+from hillinfer_bench.decode.measuring import Bed, measure_case
+from hillinfer_bench.decode.rates import MachineRates
+from hillinfer_bench.decode.run import attached
+from hillinfer_bench.decode.setting import BenchSetting
+from hillinfer_bench.rivals.full_memory import FullMemory
+from hillinfer_bench.systems.system import Needs
+from hillinfer_bench.systems.table import FLOOR, make_system
 
 CONTEXT, WEIGHTS = 1024, 10**6
 SYSTEMS = ("hillinfer", "full-drive", "full-memory", "transformers-dynamic")

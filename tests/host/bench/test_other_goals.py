@@ -6,11 +6,11 @@ import json
 import pytest
 from bench_cases import measured_row
 
-from hillinfer.bench.other_goals import OTHER_GOALS
-from hillinfer.bench.other_reports import other_goal_records
-from hillinfer.bench.rates import MachineRates
-from hillinfer.bench.report import bench_report
-from hillinfer.bench.report_check import report_faults
+from hillinfer_bench.decode.other_goals import OTHER_GOALS
+from hillinfer_bench.decode.other_reports import other_goal_records
+from hillinfer_bench.decode.rates import MachineRates
+from hillinfer_bench.decode.report import bench_report
+from hillinfer_bench.decode.report_check import report_faults
 
 FILES = {other.file: other for other in OTHER_GOALS}
 

@@ -7,25 +7,25 @@ import torch
 from bench_cases import local_trace
 from tiny_models import TinyModel
 
-from hillinfer.bench.case import Case
-from hillinfer.bench.kv_source import PrefixKV
-from hillinfer.bench.model_shapes import SHAPES
-from hillinfer.bench.run import attached
-from hillinfer.bench.selections import Selections
-from hillinfer.bench.setting import BenchSetting
-from hillinfer.bench.systems.table import make_system
 from hillinfer.errors import SettingsError
-from hillinfer.policies.selection_policy import SelectionPolicy
+from hillinfer.machine.model_shapes import SHAPES
 from hillinfer.pools.budget_plan import BudgetPlan
-from hillinfer.quality.attention import selecting
-from hillinfer.quality.prefix import Prefix
-from hillinfer.quality.teacher_forcing import forced_logits
-from hillinfer.rivals.paged_rival import PAGE_TOKENS, PagedRival
-from hillinfer.rivals.rival import Rival
-from hillinfer.rivals.selection import count, replayed_pages
-from hillinfer.rivals.setup import RivalSetup
-from hillinfer.rivals.table import RIVALS
 from hillinfer.settings import Settings
+from hillinfer_bench.decode.case import Case
+from hillinfer_bench.decode.kv_source import PrefixKV
+from hillinfer_bench.decode.run import attached
+from hillinfer_bench.decode.selections import Selections
+from hillinfer_bench.decode.setting import BenchSetting
+from hillinfer_bench.policies.selection_policy import SelectionPolicy
+from hillinfer_bench.quality.attention import selecting
+from hillinfer_bench.quality.prefix import Prefix
+from hillinfer_bench.quality.teacher_forcing import forced_logits
+from hillinfer_bench.rivals.paged_rival import PAGE_TOKENS, PagedRival
+from hillinfer_bench.rivals.rival import Rival
+from hillinfer_bench.rivals.selection import count, replayed_pages
+from hillinfer_bench.rivals.setup import RivalSetup
+from hillinfer_bench.rivals.table import RIVALS
+from hillinfer_bench.systems.table import make_system
 
 CONTEXT, STEPS, LAYERS = 600, 3, 4
 # Beside the newest rows, which rivals of pages attend to whole, some pages more.

@@ -7,14 +7,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from hillinfer.bench.case import Case
-from hillinfer.bench.kv_source import RandomKV
-from hillinfer.bench.model_shapes import SHAPES
-from hillinfer.bench.setting import BenchSetting
-from hillinfer.bench.stepping import take_steps
-from hillinfer.bench.systems.system import OpenSystem
-from hillinfer.bench.systems.table import make_system
-from hillinfer.rivals.drive_rows import DriveRows
+from hillinfer.machine.model_shapes import SHAPES
+from hillinfer_bench.decode.case import Case
+from hillinfer_bench.decode.kv_source import RandomKV
+from hillinfer_bench.decode.setting import BenchSetting
+from hillinfer_bench.decode.stepping import take_steps
+from hillinfer_bench.rivals.drive_rows import DriveRows
+from hillinfer_bench.systems.system import OpenSystem
+from hillinfer_bench.systems.table import make_system
 
 CONTEXT, STEPS, TURN = 16_384, 4, 2
 STREAMING = ["full-drive", "h2o-all-keys"]

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 from bench_cases import SETTINGS, local_trace
 
-from hillinfer.bench import recorder as recorder_module
-from hillinfer.bench.recorder import SelectionRecorder
-from hillinfer.bench.systems.system import BenchError
 from hillinfer.errors import SettingsError
 from hillinfer.models.loader import load_model
-from hillinfer.quality.texts import standard_library_samples
-from hillinfer.replay.locality import Locality
-from hillinfer.replay.stretching import Stretch, recording_settings, stretched_trace
+from hillinfer_bench.decode import recorder as recorder_module
+from hillinfer_bench.decode.recorder import SelectionRecorder
+from hillinfer_bench.quality.texts import standard_library_samples
+from hillinfer_bench.replay.locality import Locality
+from hillinfer_bench.replay.stretching import Stretch, recording_settings, stretched_trace
+from hillinfer_bench.systems.system import BenchError
 from hillinfer_model.selection import kept_positions, selected_count
 
 RECORDED, STEPS = 2048, 12

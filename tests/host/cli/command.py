@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from hillinfer.cli.main import main
+from hillinfer_bench.cli.programs import main_of
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Command:
             patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), encoding="utf-8"))
             self._capfd.readouterr()
             with pytest.raises(SystemExit) as ended:
-                main([str(argument) for argument in arguments])
+                main_of(arguments)([str(argument) for argument in arguments])
         out, err = self._capfd.readouterr()
         return Outcome(ended.value.code or 0, out, err)
 

@@ -315,10 +315,10 @@ if __name__ == "__main__":
     Case.__module__ = Ended.__module__ = "forked"
     _arguments = _serve(sys.argv[1])
     if _arguments is not None:
-        from hillinfer.cli.main import main
+        from hillinfer_bench.cli.programs import main_of
 
         try:
-            main(_arguments)
+            main_of(_arguments)(_arguments)
         except SystemExit as ended:
             _end(ended.code)
         except BaseException:

@@ -27,7 +27,7 @@ REFUSED = {
     "pool-picture": ("pool-picture", "/nowhere/file", "--out", "/proc/picture.png"),
     "trace-picture": ("trace-picture", "/nowhere/file"),
     "specs": ("specs", "no-preset"),
-    "bench": ("bench", "--plan", "no-plan", "--out", "/proc/bench.json"),
+    "decode": ("decode", "--plan", "no-plan", "--out", "/proc/bench.json"),
     "no-command": ("no-such-command",),
 }
 DONE = {

@@ -6,14 +6,14 @@ import os
 
 import pytest
 
-from hillinfer.cli.bench import bench
 from hillinfer.cli.doctor import doctor
 from hillinfer.cli.ending import one_line
 from hillinfer.cli.generate import generate
-from hillinfer.cli.pools import pools
-from hillinfer.cli.quality import quality
 from hillinfer.cli.specs import specs
 from hillinfer.text_file import MOST_BYTES
+from hillinfer_bench.cli.decode import decode
+from hillinfer_bench.cli.pools import pools
+from hillinfer_bench.cli.quality import quality
 
 ODD = {
     "empty": "",
@@ -94,7 +94,7 @@ def test_every_option_of_generate_with_a_model(
 
 
 @pytest.mark.parametrize(
-    "function", [generate, quality, pools, bench, doctor, specs], ids=lambda f: f.__name__
+    "function", [generate, quality, pools, decode, doctor, specs], ids=lambda f: f.__name__
 )
 def test_every_option_without_a_model(command, inside, function):
     # No model is there, so nothing that is right runs for long.

@@ -14,13 +14,13 @@ import pytest
 from command import read_report
 from forked import Forked
 
-from hillinfer.bench.report import write_bench_report
 from hillinfer.errors import HillInferError, SettingsError
-from hillinfer.figures.canvas import new_figure, save_figure
 from hillinfer.models.registry_model import DEFAULT_MODEL
 from hillinfer.output_file import ReportError, make_folders, prepare_report, write_whole
-from hillinfer.quality.report import write_report as write_quality
-from hillinfer.replay.report import write_report as write_pools
+from hillinfer_bench.decode.report import write_bench_report
+from hillinfer_bench.figures.canvas import new_figure, save_figure
+from hillinfer_bench.quality.report import write_report as write_quality
+from hillinfer_bench.replay.report import write_report as write_pools
 
 UMASKS = (0o000, 0o002, 0o022, 0o077)
 # Commands up to an option that names a file; no model and no input is there, which shows later.
@@ -30,7 +30,7 @@ OPTIONS = {
     "trace": ("generate", "--model", "/no/model", "--prompt", "text", "--trace"),
     "quality": ("quality", "--model", "/no/model", "--out"),
     "pools": ("pools", "--model", "/no/model", "--out"),
-    "bench": ("bench", "--model", "/no/model", "--out"),
+    "decode": ("decode", "--model", "/no/model", "--out"),
     "pool-picture": ("pool-picture", "/no/timeline", "--out"),
     "trace-picture": ("trace-picture", "/no/trace", "--out"),
     "session": ("generate", "--model", "/no/model", "--prompt", "text", "--save-session"),

@@ -5,7 +5,7 @@ import struct
 
 import pytest
 
-from hillinfer.timeline.timeline_record import TimelineRecord
+from hillinfer_bench.figures.timeline_record import TimelineRecord
 
 LAYERS = 2
 LEAST = ("--question", "which cat?", "--dram-budget", "auto", "--shadow", "int4")
@@ -96,7 +96,7 @@ def test_picture_that_cannot_be_written(timeline, command):
 )
 def test_without_matplotlib_the_fix_is_said_at_once(arguments, command, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("hillinfer.figures.canvas.find_spec", lambda name: None)
+    monkeypatch.setattr("hillinfer_bench.figures.canvas.find_spec", lambda name: None)
     outcome = command(*arguments)
     assert "pip install 'hillinfer[figures]'" in outcome.error_line()
     assert not list(tmp_path.iterdir())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`hillinfer pools`, through its own entry point."""
+"""`hillinfer-bench pools`, through its own entry point."""
 
 import json
 

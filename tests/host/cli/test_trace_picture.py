@@ -9,7 +9,7 @@ import pytest
 from test_process import started
 from trace_events import check, load, spans
 
-from hillinfer.timeline.trace_record import TraceRecord
+from hillinfer_bench.figures.trace_record import TraceRecord
 
 LEAST = ("--question", "which cat?", "--dram-budget", "auto", "--shadow", "int4")
 
@@ -37,7 +37,7 @@ def test_trace_and_report_agree(trace, ask_tiny):
 
 
 def test_words_of_the_median_step_need_no_matplotlib(trace, command, monkeypatch):
-    monkeypatch.setattr("hillinfer.figures.canvas.find_spec", lambda name: None)
+    monkeypatch.setattr("hillinfer_bench.figures.canvas.find_spec", lambda name: None)
     outcome = command("trace-picture", trace[0])
     assert outcome.code == 0, outcome.err
     record = TraceRecord.read(trace[0])
@@ -79,8 +79,8 @@ def test_picture_as_svg(trace, command, tmp_path):
 
 def test_bars_are_the_spans_of_the_step(trace):
     pytest.importorskip("matplotlib", reason="pip install 'hillinfer[figures]'")
-    from hillinfer.figures.lanes_figure import lanes_figure
     from hillinfer.timeline.lane import Lane
+    from hillinfer_bench.figures.lanes_figure import lanes_figure
 
     record = TraceRecord.read(trace[0])
     step = record.step(record.median_step)
@@ -108,7 +108,7 @@ def test_bad_arguments_are_one_line(arguments, message, trace, command, monkeypa
 
 
 def test_without_matplotlib_the_fix_is_said_at_once(trace, command, monkeypatch, tmp_path):
-    monkeypatch.setattr("hillinfer.figures.canvas.find_spec", lambda name: None)
+    monkeypatch.setattr("hillinfer_bench.figures.canvas.find_spec", lambda name: None)
     outcome = command("trace-picture", trace[0], "--out", tmp_path / "p.png")
     assert "pip install 'hillinfer[figures]'" in outcome.error_line()
     assert outcome.out == ""

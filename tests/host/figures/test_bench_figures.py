@@ -8,10 +8,10 @@ import pytest
 from bench.bench_cases import measured_row
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from hillinfer.bench.systems.table import ABLATION, FLOOR, system_names
-from hillinfer.figures.bench_figures import bench_figures
-from hillinfer.figures.case_labels import case_labels, file_words
-from hillinfer.figures.system_style import SystemStyle
+from hillinfer_bench.figures.bench_figures import bench_figures
+from hillinfer_bench.figures.case_labels import case_labels, file_words
+from hillinfer_bench.figures.system_style import SystemStyle
+from hillinfer_bench.systems.table import ABLATION, FLOOR, system_names
 
 SYSTEMS = ("hillinfer", "full-drive", "h2o-all-keys")
 

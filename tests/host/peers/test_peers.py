@@ -452,7 +452,7 @@ def test_variables_that_are_given_reach_the_worker(tools, tiny_folder, tmp_path)
 def sample_of(total):
     """Return what gives a text of so many tokens, and refuses to give more."""
     from hillinfer.prompt import PromptError
-    from hillinfer.quality.texts import TextSample
+    from hillinfer_bench.quality.texts import TextSample
 
     def sample(tokens):
         if tokens > total:

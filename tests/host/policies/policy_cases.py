@@ -6,12 +6,12 @@ import torch
 
 from hillinfer.devices.golden_scorer import GoldenScorer
 from hillinfer.hie.torch_scorer import TorchScorer
-from hillinfer.policies.contract_selection import ContractSelection
-from hillinfer.policies.float_weights import FloatWeights
-from hillinfer.policies.layer_queries import LayerQueries
-from hillinfer.policies.pages import Pages
-from hillinfer.policies.recent_only import RecentOnly
 from hillinfer.settings import Settings
+from hillinfer_bench.policies.contract_selection import ContractSelection
+from hillinfer_bench.policies.float_weights import FloatWeights
+from hillinfer_bench.policies.layer_queries import LayerQueries
+from hillinfer_bench.policies.pages import Pages
+from hillinfer_bench.policies.recent_only import RecentOnly
 from hillinfer_model.choices import Scope
 from hillinfer_model.kernel_spec import KernelSpec
 

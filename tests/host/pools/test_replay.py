@@ -10,10 +10,18 @@ from replay_cases import random_trace
 from hillinfer.policies.pool_policies import POOL_POLICIES
 from hillinfer.policies.pool_policy import PoolPolicy
 from hillinfer.pools.layer_shares import PoolSizes
-from hillinfer.replay.bounds import demand_bound, prefetch_bound, shared_demand_bound
-from hillinfer.replay.measuring import POOL_ALPHAS, pool_rows, replay_policy
-from hillinfer.replay.pool_replay import PoolReplay
-from hillinfer.replay.pool_row import ALL_TEXTS, DEMAND, EQUAL, MISSES, PREFETCH, SHARED, means
+from hillinfer_bench.replay.bounds import demand_bound, prefetch_bound, shared_demand_bound
+from hillinfer_bench.replay.measuring import POOL_ALPHAS, pool_rows, replay_policy
+from hillinfer_bench.replay.pool_replay import PoolReplay
+from hillinfer_bench.replay.pool_row import (
+    ALL_TEXTS,
+    DEMAND,
+    EQUAL,
+    MISSES,
+    PREFETCH,
+    SHARED,
+    means,
+)
 
 TRACE = random_trace()
 GROUP = 64

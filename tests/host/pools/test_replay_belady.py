@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hillinfer.replay.belady import most_hits
+from hillinfer_bench.replay.belady import most_hits
 
 ITEMS = 6
 

@@ -22,7 +22,7 @@ def real_model(real_outline):
 @pytest.fixture(scope="session")
 def real_ids(real_outline):
     """Token ids of three parts of the Python reference, 2,100 each."""
-    from hillinfer.quality.texts import standard_library_samples
+    from hillinfer_bench.quality.texts import standard_library_samples
 
     return [
         list(sample.token_ids) for sample in standard_library_samples(real_outline.tokenizer, 2099)
@@ -34,11 +34,11 @@ def recorded_layers(real_model, real_ids):
     """Queries of the last 8 of 2,048 tokens and keys of all of them, in every layer."""
     from product_decode import Recorded
 
-    from hillinfer.policies.recent_only import RecentOnly
-    from hillinfer.quality.attention import selecting
-    from hillinfer.quality.prefix import Prefix
-    from hillinfer.quality.teacher_forcing import forced_logits
     from hillinfer.settings import Settings
+    from hillinfer_bench.policies.recent_only import RecentOnly
+    from hillinfer_bench.quality.attention import selecting
+    from hillinfer_bench.quality.prefix import Prefix
+    from hillinfer_bench.quality.teacher_forcing import forced_logits
 
     ids = real_ids[0][:2048]
     everything = Recorded(RecentOnly(Settings().changed(alpha=1.0)))

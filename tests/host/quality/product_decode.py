@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 import hillinfer
-from hillinfer.policies.layer_queries import LayerQueries
-from hillinfer.policies.selection_policy import SelectionPolicy
+from hillinfer_bench.policies.layer_queries import LayerQueries
+from hillinfer_bench.policies.selection_policy import SelectionPolicy
 
 
 @dataclass(frozen=True)

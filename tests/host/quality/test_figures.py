@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from hillinfer.output_file import ReportError, prepare_report
-from hillinfer.quality.measures import Measures, measure
-from hillinfer.quality.report import (
+from hillinfer_bench.quality.measures import Measures, measure
+from hillinfer_bench.quality.report import (
     FULL_CACHE,
     QualityRow,
     table_text,

@@ -7,11 +7,11 @@ from generation_runs import LOGIT_TOLERANCE, RoundedCache
 from tiny_models import FAMILIES, TinyModel, prompts
 
 from hillinfer.errors import UnsupportedFeatureError
-from hillinfer.policies.recent_only import RecentOnly
-from hillinfer.quality.attention import selecting
-from hillinfer.quality.prefix import Prefix
-from hillinfer.quality.teacher_forcing import forced_logits
 from hillinfer.settings import Settings
+from hillinfer_bench.policies.recent_only import RecentOnly
+from hillinfer_bench.quality.attention import selecting
+from hillinfer_bench.quality.prefix import Prefix
+from hillinfer_bench.quality.teacher_forcing import forced_logits
 
 MODELS = [TinyModel(family) for family in FAMILIES if family != "opt"]
 MODELS += [TinyModel("opt", "mha"), TinyModel(heads="mqa"), TinyModel(dtype=torch.bfloat16)]

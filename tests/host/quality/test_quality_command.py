@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`hillinfer quality`, through its own entry point."""
+"""`hillinfer-bench quality`, through its own entry point."""
 
 import json
 
 import pytest
 
-from hillinfer.cli.main import main
+from hillinfer_bench.cli.main import main
 
 BITS = ("INT8", "INT4", "INT2")
 

@@ -4,12 +4,12 @@
 import pytest
 
 from hillinfer.pools.layer_shares import PoolSizes
-from hillinfer.quality.attention import selecting
-from hillinfer.quality.prefix import Prefix
-from hillinfer.replay.bounds import demand_bound
-from hillinfer.replay.measuring import replay_policy
-from hillinfer.replay.recording import record_selections
 from hillinfer.settings import Settings
+from hillinfer_bench.quality.attention import selecting
+from hillinfer_bench.quality.prefix import Prefix
+from hillinfer_bench.replay.bounds import demand_bound
+from hillinfer_bench.replay.measuring import replay_policy
+from hillinfer_bench.replay.recording import record_selections
 from hillinfer_model.selection import kept_positions, selected_count
 
 pytestmark = [pytest.mark.model, pytest.mark.xdist_group("real-model-quality")]

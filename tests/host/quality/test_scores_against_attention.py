@@ -10,8 +10,8 @@ import torch
 
 from hillinfer.devices.golden_scorer import GoldenScorer
 from hillinfer.hie.torch_scorer import TorchScorer
-from hillinfer.policies.contract_selection import ContractSelection
 from hillinfer.settings import Settings
+from hillinfer_bench.policies.contract_selection import ContractSelection
 from hillinfer_model.choices import KeyMode, Rule, Scope
 from hillinfer_model.kernel_spec import KernelSpec
 

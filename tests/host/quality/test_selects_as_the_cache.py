@@ -8,12 +8,12 @@ from product_decode import Decoded, Recorded, decode_through_cache
 from tiny_models import TinyModel, prompts
 
 from hillinfer.model_shape import ModelShape
-from hillinfer.policies.layer_queries import LayerQueries
-from hillinfer.quality.attention import selecting
-from hillinfer.quality.configurations import contract_configuration
-from hillinfer.quality.prefix import Prefix
-from hillinfer.quality.teacher_forcing import forced_logits
 from hillinfer.settings import Settings
+from hillinfer_bench.policies.layer_queries import LayerQueries
+from hillinfer_bench.quality.attention import selecting
+from hillinfer_bench.quality.configurations import contract_configuration
+from hillinfer_bench.quality.prefix import Prefix
+from hillinfer_bench.quality.teacher_forcing import forced_logits
 
 TINY = TinyModel(head_dim=16)
 KEPT = {"kept_sinks": 4, "kept_recent": 6}

@@ -5,7 +5,7 @@ import pytest
 from tiny_folder import byte_tokenizer
 
 from hillinfer.prompt import PromptError
-from hillinfer.quality.texts import DEFAULT_TEXTS, file_samples, standard_library_samples
+from hillinfer_bench.quality.texts import DEFAULT_TEXTS, file_samples, standard_library_samples
 
 TOKENIZER = byte_tokenizer()
 

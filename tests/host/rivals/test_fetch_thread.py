@@ -4,10 +4,10 @@
 import numpy as np
 import pytest
 
-from hillinfer.rivals.fetch_thread import FetchThread
-from hillinfer.rivals.landing import Landing, piece_counts, piece_units
-from hillinfer.rivals.meter import Meter
-from hillinfer.rivals.pooled_rows import Fetched
+from hillinfer_bench.rivals.fetch_thread import FetchThread
+from hillinfer_bench.rivals.landing import Landing, piece_counts, piece_units
+from hillinfer_bench.rivals.meter import Meter
+from hillinfer_bench.rivals.pooled_rows import Fetched
 
 ROW_BYTES = 4096
 PIECE_ROWS = 1024

@@ -8,9 +8,9 @@ from rival_cases import MULTI_HEAD, SHAPE, Run, flip_on_drive, make_setup
 
 from hillinfer.errors import BudgetError
 from hillinfer.model_shape import StoredType
-from hillinfer.rivals import block_stream
-from hillinfer.rivals.table import make_rival
 from hillinfer.storage.read_engines import IOChoice
+from hillinfer_bench.rivals import block_stream
+from hillinfer_bench.rivals.table import make_rival
 
 GROUP = 64
 

@@ -9,10 +9,10 @@ from rival_cases import MULTI_HEAD, SHAPE, Run, make_setup
 
 from hillinfer.attention.host_attention import host_attention
 from hillinfer.model_shape import StoredType
-from hillinfer.rivals import full_memory
-from hillinfer.rivals.full_memory import FullMemory
-from hillinfer.rivals.memory_caches import KERNELS
-from hillinfer.rivals.table import make_rival
+from hillinfer_bench.rivals import full_memory
+from hillinfer_bench.rivals.full_memory import FullMemory
+from hillinfer_bench.rivals.memory_caches import KERNELS
+from hillinfer_bench.rivals.table import make_rival
 
 FORMS = [
     *(f"{kernel} over {kind}" for kernel in KERNELS for kind in ("float32", "float16", "bfloat16")),

@@ -10,9 +10,9 @@ from rival_cases import MULTI_HEAD, SHAPE, Run, make_setup
 
 from hillinfer.errors import BudgetError, ColdPoolError
 from hillinfer.model_shape import StoredType
-from hillinfer.rivals import full_swap
-from hillinfer.rivals.full_swap import pages_in_memory
-from hillinfer.rivals.table import make_rival
+from hillinfer_bench.rivals import full_swap
+from hillinfer_bench.rivals.full_swap import pages_in_memory
+from hillinfer_bench.rivals.table import make_rival
 
 NAME, PAGE = "full-swap", 4096
 

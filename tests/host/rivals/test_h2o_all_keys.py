@@ -11,9 +11,9 @@ from rival_cases import MULTI_HEAD, PAPER, SCALING, SHAPE, WIDE, Run, flip_on_dr
 
 from hillinfer.errors import BudgetError
 from hillinfer.model_shape import StoredType
-from hillinfer.rivals import block_stream, landing
-from hillinfer.rivals.landing import piece_counts, piece_units
-from hillinfer.rivals.table import make_rival
+from hillinfer_bench.rivals import block_stream, landing
+from hillinfer_bench.rivals.landing import piece_counts, piece_units
+from hillinfer_bench.rivals.table import make_rival
 from hillinfer_model.selection import selected_count
 
 NAME = "h2o-all-keys"

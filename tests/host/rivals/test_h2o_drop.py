@@ -9,7 +9,7 @@ from rival_cases import MULTI_HEAD, SCALING, SHAPE, Run, make_setup
 
 from hillinfer.errors import BudgetError, CacheUseError
 from hillinfer.model_shape import StoredType
-from hillinfer.rivals.table import make_rival
+from hillinfer_bench.rivals.table import make_rival
 from hillinfer_model.selection import selected_count
 
 NAME = "h2o-drop"

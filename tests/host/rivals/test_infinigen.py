@@ -12,12 +12,12 @@ from rival_cases import MULTI_HEAD, PAPER, SCALING, SHAPE, WIDE, Run, flip_on_dr
 
 from hillinfer.errors import BudgetError
 from hillinfer.model_shape import StoredType
-from hillinfer.rivals import landing
-from hillinfer.rivals.landing import piece_counts, piece_units
-from hillinfer.rivals.meter import Meter
-from hillinfer.rivals.partial_keys import PartialKeys
-from hillinfer.rivals.selection import head_logits
-from hillinfer.rivals.table import make_rival
+from hillinfer_bench.rivals import landing
+from hillinfer_bench.rivals.landing import piece_counts, piece_units
+from hillinfer_bench.rivals.meter import Meter
+from hillinfer_bench.rivals.partial_keys import PartialKeys
+from hillinfer_bench.rivals.selection import head_logits
+from hillinfer_bench.rivals.table import make_rival
 from hillinfer_model.selection import selected_count
 
 NAME = "infinigen"

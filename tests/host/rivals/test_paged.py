@@ -11,9 +11,9 @@ from rival_cases import MULTI_HEAD, SCALING, SHAPE, WIDE, Run, flip_on_drive, ma
 
 from hillinfer.errors import BudgetError
 from hillinfer.model_shape import StoredType
-from hillinfer.rivals import landing
-from hillinfer.rivals.landing import piece_counts, piece_units
-from hillinfer.rivals.table import make_rival
+from hillinfer_bench.rivals import landing
+from hillinfer_bench.rivals.landing import piece_counts, piece_units
+from hillinfer_bench.rivals.table import make_rival
 from hillinfer_model.selection import selected_count
 
 LEVELS = {"quest": (16,), "leoam": (64, 16)}

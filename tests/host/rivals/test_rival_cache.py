@@ -9,10 +9,10 @@ from transformers import DynamicCache
 
 import hillinfer
 from hillinfer.errors import CacheUseError, UnsupportedFeatureError
-from hillinfer.hf.rival_cache import RivalCache
 from hillinfer.model_shape import ModelShape
-from hillinfer.rivals.full_memory import FullMemory
-from hillinfer.rivals.table import RIVALS, make_rival
+from hillinfer_bench.rivals.full_memory import FullMemory
+from hillinfer_bench.rivals.rival_cache import RivalCache
+from hillinfer_bench.rivals.table import RIVALS, make_rival
 
 PROMPT, STEPS = 150, 8
 

@@ -6,7 +6,7 @@ import torch
 from rival_cases import SHAPE, make_setup
 
 from hillinfer.errors import CacheUseError, SettingsError
-from hillinfer.rivals.table import RIVALS, make_rival
+from hillinfer_bench.rivals.table import RIVALS, make_rival
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ import pytest
 
 from hillinfer.timeline.lane import Lane
 from hillinfer.timeline.span import Span
-from hillinfer.timeline.step_text import step_text
-from hillinfer.timeline.step_trace import StepTrace
 from hillinfer.timeline.trace_file import TraceFile
-from hillinfer.timeline.trace_record import TraceError, TraceRecord
+from hillinfer_bench.figures.step_text import step_text
+from hillinfer_bench.figures.step_trace import StepTrace
+from hillinfer_bench.figures.trace_record import TraceError, TraceRecord
 
 MS = 1_000_000
 

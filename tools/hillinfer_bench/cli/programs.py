@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which of the project's two commands has a subcommand; for what runs them all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+BENCH = frozenset({"decode", "quality", "pools", "pool-picture", "trace-picture"})
+
+
+def module_of(arguments: Sequence[object]) -> str:
+    """Return the module whose `main` has the subcommand that is named first."""
+    bench = bool(arguments) and str(arguments[0]) in BENCH
+    return "hillinfer_bench.cli.main" if bench else "hillinfer_command"
+
+
+def main_of(arguments: Sequence[object]) -> Callable[[Sequence[str]], None]:
+    """Return the entry point that has the subcommand that is named first."""
+    if module_of(arguments) == "hillinfer_command":
+        from hillinfer.cli.main import main
+    else:
+        from hillinfer_bench.cli.main import main
+    return main

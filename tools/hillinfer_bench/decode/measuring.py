@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One case, from open systems to rows of the report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+
+from hillinfer.errors import HillInferError
+from hillinfer.hf.predictors.table import predictor_of
+from hillinfer.hf.query_hooks import FIRST_PREDICTED
+from hillinfer_bench.decode.capacity import why_left_out
+from hillinfer_bench.decode.case import MODELLED, REAL, Case
+from hillinfer_bench.decode.kv_source import KVSource
+from hillinfer_bench.decode.limit import Limit
+from hillinfer_bench.decode.quality_check import step_quality
+from hillinfer_bench.decode.rates import MachineRates
+from hillinfer_bench.decode.resident import resident_bytes, return_freed_memory
+from hillinfer_bench.decode.row import BenchRow
+from hillinfer_bench.decode.setting import BenchSetting
+from hillinfer_bench.decode.stepping import Steps, take_steps
+from hillinfer_bench.decode.timing import Timing
+from hillinfer_bench.systems.system import OpenSystem, System
+from hillinfer_bench.systems.table import FLOOR, REFERENCES, make_system
+
+
+@dataclass(frozen=True)
+class Bed:
+    """What all systems of a case stand on.
+
+    Parameters
+    ----------
+    setting
+        What they are opened with.
+    all_layers
+        Layers of the whole model.
+    weight_bytes
+        Weights that each step reads.
+    source
+        KV and tokens.
+    next_ids
+        The text's token after each step, warm-up included; None for random weights.
+    """
+
+    setting: BenchSetting
+    all_layers: int
+    weight_bytes: int
+    source: KVSource
+    next_ids: Sequence[int] | None
+
+
+def blank_row(case: Case, system: str, dtype: str, layers: int, all_layers: int) -> BenchRow:
+    """Return a row with nothing measured yet."""
+    return BenchRow(
+        model=case.model,
+        type=dtype,
+        layers=layers,
+        all_layers=all_layers,
+        context=case.context,
+        batch=case.batch,
+        alpha=case.alpha,
+        budget_share=case.budget_share,
+        shadow=case.shadow,
+        part=case.part,
+        system=system,
+        selection=REAL,
+    )
+
+
+def measure_case(
+    bed: Bed, rates: MachineRates, advance: Callable[[int], None] = lambda done: None
+) -> list[BenchRow]:
+    """Open every system, fill it, let all decode in turns and return a row each.
+
+    Parameters
+    ----------
+    bed
+        Model, context and settings.
+    rates
+        For the limit of each row.
+    advance
+        Called with the steps that all systems together have done.
+    """
+    setting, case = bed.setting, bed.setting.case
+    names = case.systems if FLOOR in case.systems else (FLOOR, *case.systems)
+    dtype = str(setting.model.dtype).removeprefix("torch.")
+    blank = {
+        name: replace(
+            blank_row(case, name, dtype, setting.shape.layers, bed.all_layers),
+            selection=MODELLED if setting.selections else REAL,
+        )
+        for name in names
+    }
+    systems = [make_system(name) for name in names]
+    left_out = why_left_out(setting, systems)
+    rows = {name: replace(row, skipped=left_out.get(name)) for name, row in blank.items()}
+    systems = [system for system in systems if system.name not in left_out]
+    if not systems:
+        return list(rows.values())
+    opened, held = [], []
+    with ExitStack() as closing:
+        for system in systems:
+            return_freed_memory()
+            before = resident_bytes()
+            try:
+                opened.append((system, _open(system, bed, closing)))
+            except HillInferError as error:
+                rows[system.name] = replace(rows[system.name], skipped=str(error))
+                continue
+            return_freed_memory()
+            held.append(resident_bytes() - before)
+        steps = take_steps(
+            setting.model,
+            [one for _, one in opened],
+            bed.source,
+            case.warm_up,
+            case.steps,
+            case.turn,
+            advance,
+        )
+        full = {system.name: own.logits for (system, _), own in zip(opened, steps, strict=True)}
+        reference = next((full[name] for name in REFERENCES if name in full), None)
+        for (system, _), own in zip(opened, steps, strict=True):
+            if system.name == FLOOR:
+                rates = rates.shown_by_floor(bed.weight_bytes, Timing.of(own.seconds).minimum)
+        for (system, one), own, own_held in zip(opened, steps, held, strict=True):
+            row = _measured(rows[system.name], one, own, own_held, bed, rates)
+            if bed.next_ids is not None and system.name != FLOOR:
+                perplexity, agreement = step_quality(
+                    own.logits, reference, bed.next_ids[case.warm_up :]
+                )
+                row = replace(row, perplexity=perplexity, agreement=agreement)
+            rows[system.name] = row
+    floor = rows[FLOOR].median_ms
+    return [
+        replace(row, kv_ms=row.median_ms - floor)
+        if floor is not None and row.median_ms is not None and row.system != FLOOR
+        else row
+        for row in rows.values()
+    ]
+
+
+def _open(system: System, bed: Bed, closing: ExitStack) -> OpenSystem:
+    opened = system.open(bed.setting)
+    closing.callback(opened.close)
+    for chunk in bed.source.chunks():
+        opened.fill(chunk)
+    queries = bed.source.last_queries()
+    if queries is not None:
+        opened.observe(queries)
+    opened.settle()
+    return opened
+
+
+def _predicted_layers(system: OpenSystem, setting: BenchSetting) -> int:
+    """Return how many layers the model's hooks predict for a system."""
+    if not getattr(system.cache, "takes_predictions", False):
+        return 0
+    if predictor_of(setting.model.config.model_type, setting.case.settings().query) is None:
+        return 0
+    return max(0, setting.shape.layers - FIRST_PREDICTED)
+
+
+def _measured(
+    row: BenchRow, system: OpenSystem, steps: Steps, held: int, bed: Bed, rates: MachineRates
+) -> BenchRow:
+    counted = steps.counted
+    assert counted is not None
+    if counted.io_mode == "buffered":
+        return replace(
+            row,
+            skipped="the drive gives no direct I/O, so the page cache would be measured: choose "
+            "another --cold-dir",
+        )
+    timing = Timing.of(steps.seconds)
+    count = timing.steps
+    limit = Limit.of(counted, count, bed.weight_bytes, rates)
+    return replace(
+        row,
+        chosen=system.describe(),
+        shadow_used=system.shadow_used(),
+        min_ms=timing.minimum,
+        median_ms=timing.median,
+        spread=timing.spread,
+        steps=count,
+        step_ms=tuple(round(1e3 * one, 4) for one in steps.seconds),
+        flagged=timing.flagged,
+        tokens_per_second=row.batch / timing.median * 1e3,
+        drive_read_bytes=counted.drive_read_bytes / count,
+        drive_write_bytes=counted.drive_write_bytes / count,
+        dram_read_bytes=counted.dram_read_bytes / count,
+        held_bytes=counted.held_bytes,
+        budget_bytes=bed.setting.budget_bytes,
+        rss_bytes=held + steps.grown_bytes,
+        hit_rate=counted.hit_rate,
+        io_mode=counted.io_mode,
+        predicted_layers=_predicted_layers(system, bed.setting),
+        memory_gbps=rates.memory / 1e9,
+        limit_ms=limit.overlapped_ms,
+        serial_limit_ms=limit.serial_ms,
+        kv_limit_ms=Limit.of(counted, count, 0, rates).overlapped_ms,
+    )

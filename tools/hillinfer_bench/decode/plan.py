@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Named lists of cases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+from hillinfer.errors import SettingsError
+from hillinfer.machine.model_shapes import PAPER_SHAPES
+from hillinfer_bench.decode.case import Case
+from hillinfer_bench.rivals.table import RIVALS
+from hillinfer_bench.systems.table import (
+    ABLATION,
+    HILLINFER,
+    IN_MEMORY,
+    IN_MEMORY_TRUE,
+    STOCK,
+)
+
+# Of a model with room for both of the latter.
+_OWN = (HILLINFER, IN_MEMORY, IN_MEMORY_TRUE)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is measured.
+
+    Parameters
+    ----------
+    cases
+        In this order, those of a model one after the other.
+    recorded
+        Tokens of the real text after which selections are recorded.
+    """
+
+    cases: tuple[Case, ...]
+    recorded: int = 4096
+
+    def only(
+        self,
+        systems: tuple[str, ...] = (),
+        contexts: tuple[int, ...] = (),
+        alphas: tuple[float, ...] = (),
+        models: tuple[str, ...] = (),
+        batches: tuple[int, ...] = (),
+        budgets: tuple[float, ...] = (),
+        shadows: tuple[str, ...] = (),
+        steps: int | None = None,
+    ) -> Plan:
+        """Return the plan with only these values; an empty tuple leaves all.
+
+        Parameters
+        ----------
+        systems, contexts, alphas, models, batches, budgets, shadows
+            As in `Case`.
+        steps
+            Measured steps of every case; None for those of the plan.
+
+        Raises
+        ------
+        SettingsError
+            Where nothing is left, also for one value alone; the message names what there is.
+        """
+        there = self._values()
+        wanted: dict[str, tuple[Any, ...]] = {
+            "systems": systems,
+            "contexts": contexts,
+            "batches": batches,
+            "alphas": alphas,
+            "budgets": budgets,
+            "shadows": shadows,
+            "models": models,
+        }
+        # One value that is misspelt must not pass unseen beside others.
+        for name, values in wanted.items():
+            for value in values:
+                if value not in there[name]:
+                    raise SettingsError(
+                        f"nothing is left of the plan for --{name} {value}; it has "
+                        + _listed(there, name)
+                    )
+        cases = [
+            case
+            for case in self.cases
+            if (not contexts or case.context in contexts)
+            and (not batches or case.batch in batches)
+            and (not alphas or case.alpha in alphas)
+            and (not budgets or case.budget_share in budgets)
+            and (not shadows or case.shadow in shadows)
+            and (not models or case.model in models)
+        ]
+        if systems:
+            cases = [
+                replace(case, systems=tuple(one for one in case.systems if one in systems))
+                for case in cases
+                if set(systems) & set(case.systems)
+            ]
+        if not cases:
+            raise SettingsError(
+                "nothing is left of the plan: no case has all of these at once; it has "
+                + _listed(there, *there)
+            )
+        if steps is not None:
+            cases = [replace(case, steps=steps) for case in cases]
+        return replace(self, cases=tuple(cases))
+
+    def _values(self) -> dict[str, list[Any]]:
+        return {
+            "systems": sorted({name for case in self.cases for name in case.systems}),
+            "contexts": sorted({case.context for case in self.cases}),
+            "batches": sorted({case.batch for case in self.cases}),
+            "alphas": sorted({case.alpha for case in self.cases}),
+            "budgets": sorted({case.budget_share for case in self.cases}),
+            "shadows": sorted({case.shadow for case in self.cases}),
+            "models": sorted({case.model for case in self.cases}),
+        }
+
+
+def _listed(there: Mapping[str, list[Any]], *names: str) -> str:
+    return "; ".join(f"{name}: {', '.join(map(str, there[name]))}" for name in names)
+
+
+def make_plan(name: str, real_model: str) -> Plan:
+    """Return a plan of the table; see `docs/bench.md` for what each has.
+
+    Parameters
+    ----------
+    name
+        Of the plan.
+    real_model
+        The model with real weights.
+
+    Raises
+    ------
+    SettingsError
+        Where there is none of that name.
+    """
+    if name not in PLANS:
+        raise SettingsError(f"plan={name!r}: choose one of {', '.join(PLANS)}")
+    return PLANS[name](real_model)
+
+
+def _rivals() -> tuple[str, ...]:
+    # Swapping drags the whole machine along, so that rival has cases of its own.
+    return tuple(name for name in RIVALS if "swap" not in name)
+
+
+def _quick(real_model: str) -> Plan:
+    systems = (HILLINFER, IN_MEMORY, *_rivals(), *STOCK)
+    return Plan(
+        (
+            # Buffers alone are more than a fifth of so little KV.
+            Case(real_model, 2048, systems, budget_share=1.0, steps=8, warm_up=4),
+            # Of twice the recorded tokens one layer of the real model is less local.
+            Case("tiny", 8192, systems, budget_share=6.0, steps=8, warm_up=4),
+            Case("tiny-opt", 8192, systems, budget_share=6.0, batch=2, steps=8, warm_up=4),
+        ),
+        recorded=2048,
+    )
+
+
+def _goals(real_model: str) -> Plan:
+    # Stock caches in the model's own type have no room beside all others of the paper's shapes;
+    # nor has a second HillInfer with all rows in DRAM, which gets a case of its own.
+    systems = (HILLINFER, IN_MEMORY, *_rivals())
+    return Plan(
+        (
+            *(
+                case
+                for model in PAPER_SHAPES
+                for case in (
+                    Case(model, 32_768, systems, steps=16, warm_up=4),
+                    Case(model, 32_768, _OWN[1:], steps=16, warm_up=4, part="query"),
+                )
+            ),
+            Case(real_model, 7936, (*_OWN, *_rivals(), *STOCK), steps=64),
+        )
+    )
+
+
+def _full(real_model: str) -> Plan:
+    systems = (HILLINFER, IN_MEMORY, *_rivals(), *STOCK)
+    contexts = (4096, 8192, 16_384, 32_768, 65_536)
+    cases = [
+        Case(real_model, context, (*_OWN, *_rivals(), *STOCK), alpha=alpha, steps=64)
+        for context in (2048, 4096, 7936)
+        for alpha in (0.05, 0.1, 0.2)
+    ]
+    cases += [
+        Case(model, context, systems, steps=24, warm_up=8)
+        for model in ("llama-3.2-1b", "llama-3.2-3b")
+        for context in contexts
+    ]
+    systems = (HILLINFER, IN_MEMORY, *_rivals())
+    cases += [
+        Case(model, context, systems, steps=24, warm_up=8)
+        for model in PAPER_SHAPES
+        for context in contexts
+    ]
+    cases += [
+        Case("opt-6.7b", 32_768, systems, alpha=alpha, steps=24) for alpha in (0.02, 0.05, 0.2)
+    ]
+    cases += [
+        Case("opt-6.7b", 32_768, systems, budget_share=share, steps=24)
+        for share in (0.15, 0.3, 0.5)
+    ]
+    # Rivals have none; in memory there is room for any.
+    cases += [
+        Case("opt-6.7b", 32_768, (HILLINFER, IN_MEMORY), shadow=shadow, steps=24)
+        for shadow in ("int8", "int4")
+    ]
+    cases += [Case("opt-6.7b", 8192, systems, batch=batch, steps=24) for batch in (2, 4, 8)]
+    cases += [Case(model, 32_768, ABLATION, steps=24, part="ablation") for model in PAPER_SHAPES]
+    swapped = tuple(name for name in RIVALS if "swap" in name)
+    if swapped:
+        cases.append(Case("opt-6.7b", 32_768, (HILLINFER, *swapped), steps=16, part="swap"))
+    return Plan(tuple(cases))
+
+
+PLANS: Mapping[str, Callable[[str], Plan]] = MappingProxyType(
+    {"quick": _quick, "goals": _goals, "full": _full}
+)

@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One run of `hillinfer-bench decode`, from the plan to report, table and pictures."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from hillinfer.cold_dir import prepared_cold_dir
+from hillinfer.errors import HillInferError, SettingsError
+from hillinfer.hf.attach import Attachment
+from hillinfer.machine.drive import DriveFacts
+from hillinfer.machine.model_shapes import SHAPES
+from hillinfer.machine.processor import ProcessorFacts
+from hillinfer.machine.versions import python_version, run_packages
+from hillinfer.models.loader import LoadedModel, ModelOutline
+from hillinfer.models.model_source import ModelSource
+from hillinfer.output_file import prepare_report
+from hillinfer.query_source import QuerySource
+from hillinfer.settings import Settings
+from hillinfer_bench.decode.capacity import why_no_model
+from hillinfer_bench.decode.case import MODELLED, REAL, Case
+from hillinfer_bench.decode.case_setting import case_setting, table_type
+from hillinfer_bench.decode.kv_source import LastQueries, PrefixKV, RandomKV
+from hillinfer_bench.decode.measuring import Bed, blank_row, measure_case
+from hillinfer_bench.decode.plan import make_plan
+from hillinfer_bench.decode.plan_needs import PlanNeeds
+from hillinfer_bench.decode.prompt_queries import PromptQueries
+from hillinfer_bench.decode.rates import MachineRates
+from hillinfer_bench.decode.recorder import SelectionRecorder
+from hillinfer_bench.decode.report import bench_report, write_bench_report
+from hillinfer_bench.decode.report_check import report_faults
+from hillinfer_bench.decode.request import BenchRequest
+from hillinfer_bench.decode.row import BenchRow
+from hillinfer_bench.decode.table_text import table_text
+from hillinfer_bench.decode.trace_choice import check_one_traced
+from hillinfer_bench.figures.bench_figures import bench_figures
+from hillinfer_bench.figures.canvas import require_matplotlib, save_figure
+from hillinfer_bench.quality.compute_threads import compute_threads
+from hillinfer_bench.quality.prefix import Prefix
+from hillinfer_bench.quality.texts import TextSample, standard_library_samples
+from hillinfer_bench.systems.system import BenchError
+from hillinfer_bench.systems.table import make_system
+
+# Of the real text, shown to systems that weigh the prompt's attention: a group.
+OBSERVED_QUERIES = 64
+
+Stage = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
+
+
+def run(request: BenchRequest, say: Callable[[str], None], stage: Stage) -> str:
+    """Measure a plan, write report and pictures and return the table.
+
+    Parameters
+    ----------
+    request
+        What to measure.
+    say
+        Called with one line before each step that takes time.
+    stage
+        Shows progress: called with a name and a total of steps, gives a function that takes the
+        steps done so far.
+
+    Where it ends before the plan does, the report has what was measured until then.
+
+    Raises
+    ------
+    HillInferError
+        Whatever a user can act on, before weights are loaded where it can be known before.
+    """
+    require_matplotlib()
+    prepare_report(request.out, "--out")
+    plan = make_plan(request.plan, request.model).only(
+        request.systems,
+        request.contexts,
+        request.alphas,
+        request.models,
+        request.batches,
+        request.budgets,
+        request.shadows,
+        request.steps,
+    )
+    for case in plan.cases:
+        for name in case.systems:
+            make_system(name)
+    if request.trace is not None:
+        check_one_traced(plan.cases)
+        prepare_report(request.trace, "--trace", "the trace")
+    outline = ModelOutline.read(ModelSource.locate(request.model, say), request.number_type)
+    real = [case for case in plan.cases if case.model == request.model]
+    longest = max((case.context + case.all_steps for case in real), default=0)
+    recorded = plan.recorded + max(case.all_steps for case in plan.cases)
+    needed = max(longest, recorded)
+    if needed > outline.shape.max_positions:
+        raise SettingsError(
+            f"{needed} tokens are longer than the {outline.shape.max_positions} positions of "
+            f"{request.model}: give a smaller --contexts or --steps, or another --model"
+        )
+    cold_dir = prepared_cold_dir(request.cold_dir)
+    dtype = table_type(request.number_type)
+    say(PlanNeeds.of(plan.cases, request.model, outline, dtype, cold_dir).text())
+    threads = request.threads or ProcessorFacts.read().cores
+    sample = standard_library_samples(outline.tokenizer, needed)[0]
+    with compute_threads(threads):
+        say("measuring memory and drive")
+        rates = MachineRates.measure(cold_dir)
+        bench = _Bench(request, outline.load(), sample, plan.recorded, cold_dir, rates, stage)
+        facts = _facts(request, cold_dir, threads)
+        rows: list[BenchRow] = []
+        try:
+            for row in bench.rows(plan.cases, say):
+                rows.append(row)
+        finally:
+            # Hours of it may lie behind an error or an interrupt.
+            report = bench_report(rows, facts, rates, bench.checks, request.out)
+            write_bench_report(request.out, report)
+    for name, figure in bench_figures(rows, report["beta"]).items():
+        picture = request.out.with_name(f"{request.out.stem}-{name}.png")
+        save_figure(figure, picture)
+    say(f"report and pictures: {request.out}")
+    if request.trace is not None:
+        say(f"trace: {request.trace}")
+    table = table_text(rows, report)
+    faults = report_faults(report)
+    if faults:
+        say(table)
+        raise BenchError(f"{request.out} is written, but wrong: " + "; ".join(faults))
+    return table
+
+
+@dataclass
+class _Bench:
+    """The parts that all cases of a run share."""
+
+    request: BenchRequest
+    loaded: LoadedModel
+    sample: TextSample
+    recorded: int
+    cold_dir: Path
+    rates: MachineRates
+    stage: Stage
+
+    def __post_init__(self) -> None:
+        self._recorder = SelectionRecorder(self.loaded, self.sample, self.recorded)
+        self._texts: dict[int, PrefixKV] = {}
+
+    @property
+    def checks(self) -> list[dict[str, Any]]:
+        """How local the stretched selections were."""
+        return self._recorder.checks
+
+    def rows(self, cases: Sequence[Case], say: Callable[[str], None]) -> Iterator[BenchRow]:
+        """Measure all cases; those of a model after another share it."""
+        for name, grouped in groupby(cases, key=lambda case: case.model):
+            own = list(grouped)
+            if name == self.request.model:
+                yield from self._measure(self.loaded.model, own, say)
+                continue
+            shape = SHAPES[name]
+            dtype = table_type(self.request.number_type)
+            reason = why_no_model(shape.layer_weights * shape.layers * dtype.itemsize * 2)
+            if reason is not None:
+                for case in own:
+                    yield from self._skipped(case, reason)
+                continue
+            say(f"making {name} with random weights")
+            positions = max(case.context + case.all_steps for case in own)
+            yield from self._measure(shape.build(positions, dtype), own, say)
+            gc.collect()
+
+    def _measure(
+        self, model: Any, cases: Sequence[Case], say: Callable[[str], None]
+    ) -> Iterator[BenchRow]:
+        for case in cases:
+            say(case.name)
+            try:
+                bed = self._bed(model, case)
+                total = (len(case.systems) + 1) * case.all_steps
+                with attached(model), self.stage(case.model, total) as advance:
+                    yield from measure_case(bed, self.rates, advance)
+            except HillInferError as error:
+                yield from self._skipped(case, str(error))
+
+    def _bed(self, model: Any, case: Case) -> Bed:
+        real = case.model == self.request.model
+        setting = case_setting(
+            case,
+            model,
+            self.loaded.shape if real else None,
+            model.config.max_position_embeddings,
+            self.cold_dir,
+            self.request.trace,
+        )
+        shape, all_layers = setting.shape, setting.all_layers
+        if real:
+            if case.batch != 1:
+                raise SettingsError(f"batch={case.batch}: the real text is one sequence")
+            weights = sum(one.numel() for one in model.parameters()) * model.dtype.itemsize
+            return Bed(setting, all_layers, weights, self._text(case), self._next_ids(case))
+        selections = self._recorder.selections(
+            case.settings(), case.context, case.all_steps, shape.layers, case.batch
+        )
+        weights = SHAPES[case.model].layer_weights * shape.layers * model.dtype.itemsize
+        source = RandomKV(shape, case.context, case.batch)
+        return Bed(replace(setting, selections=selections), all_layers, weights, source, None)
+
+    def _text(self, case: Case) -> PrefixKV:
+        if case.context not in self._texts:
+            # The one before may be as large.
+            self._texts = {}
+            self._texts[case.context] = read_text(
+                self.loaded.model, self.sample.token_ids, case.context
+            )
+        return self._texts[case.context]
+
+    def _next_ids(self, case: Case) -> Sequence[int]:
+        first = case.context + 1
+        return self.sample.token_ids[first : first + case.all_steps]
+
+    def _skipped(self, case: Case, reason: str) -> Iterator[BenchRow]:
+        real = case.model == self.request.model
+        layers = self.loaded.shape.layers if real else SHAPES[case.model].layers
+        all_layers = layers if real else SHAPES[case.model].all_layers
+        dtype = str(table_type(self.request.number_type)).removeprefix("torch.")
+        for system in case.systems:
+            yield replace(
+                blank_row(case, system, dtype, layers, all_layers),
+                selection=REAL if real else MODELLED,
+                skipped=reason,
+            )
+
+
+def read_text(model: Any, token_ids: tuple[int, ...], context: int) -> PrefixKV:
+    """Let a model read the first tokens of a text and keep what systems are given of it."""
+    with PromptQueries(model, OBSERVED_QUERIES) as queries:
+        prefix = Prefix.read(model, token_ids[:context])
+    last = None
+    if queries.layers:
+        last = LastQueries(
+            queries.layers, [queries.scaling(layer) for layer in range(len(queries.layers))]
+        )
+    return PrefixKV(prefix, token_ids, last)
+
+
+def attached(model: Any) -> Attachment:
+    """Attach to a model so that every cache that wants predicted queries gets them."""
+    try:
+        return Attachment(model, Settings(query=QuerySource.PREDICTED))
+    except SettingsError:
+        # Nothing predicts for this family, and no system is given a prediction.
+        return Attachment(model, Settings())
+
+
+def _facts(request: BenchRequest, cold_dir: Path, threads: int) -> dict[str, Any]:
+    """Return what a repetition of the run needs."""
+    packages = {one.name: one.version for one in run_packages() if one.version is not None}
+    drive = DriveFacts.probe(cold_dir)
+    return {
+        "plan": request.plan,
+        "real_model": request.model,
+        "threads": threads,
+        "processor": ProcessorFacts.read().name,
+        "filesystem": drive.filesystem,
+        "io_mode": drive.io_mode.value,
+        "versions": {"python": python_version(), **packages},
+    }

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The product's own selection: key shadow, score codes, top α."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hillinfer.devices.scorer import Scorer, SegmentShadow
+from hillinfer.hie.top_alpha import TopAlpha
+from hillinfer.settings import Settings
+from hillinfer_bench.policies.layer_queries import LayerQueries
+from hillinfer_bench.policies.score_each import score_each
+from hillinfer_bench.policies.selection_policy import SelectionPolicy
+from hillinfer_model.choices import Scope
+from hillinfer_model.kernel_spec import BEAT_BYTES
+from hillinfer_model.score_block import ScoreBlock
+
+
+class ContractSelection(SelectionPolicy):
+    """Selects as a `HillInferCache` does, for a rule, a shadow and a scope (scoring contract).
+
+    Codes of a token are the same whenever they are made, so all tokens are coded once and each
+    query is shown the codes up to its own token.
+
+    Parameters
+    ----------
+    scorer
+        Executes the scoring contract.
+    settings
+        α, kept tokens and the upper bound.
+    """
+
+    def __init__(self, scorer: Scorer, settings: Settings) -> None:
+        super().__init__(settings)
+        self._scorer = scorer
+
+    def select(self, layer: LayerQueries) -> list[NDArray[np.int64]]:
+        """Score each query's tokens and merge the blocks; see `SelectionPolicy`."""
+        scored = score_each(self._scorer, layer, self._segments(layer))
+        return [
+            self._top(blocks, length) for blocks, length in zip(scored, layer.lengths, strict=True)
+        ]
+
+    def _top(self, blocks: Iterator[ScoreBlock], length: int) -> NDArray[np.int64]:
+        sets = 1 if self._scorer.scope is Scope.LAYER else self._scorer.spec.kv_heads
+        tops = [TopAlpha(self.count(length), self.kept(length)) for _ in range(sets)]
+        for block in blocks:
+            tops[block.kv_head].merge(block)
+        return np.stack([top.positions() for top in tops])
+
+    def _segments(self, layer: LayerQueries) -> list[SegmentShadow]:
+        """Code all tokens, each segment's statistics taken as in decode (contract, section 2)."""
+        spec = self._scorer.spec
+        keys = layer.keys.half()
+        # Nothing is scored while every token is selected.
+        scored = (length for length in layer.lengths if self.count(length) < length)
+        first_scored = next(scored, layer.first_length)
+        segments: list[SegmentShadow] = []
+        for base in range(0, len(keys), spec.segment_tokens):
+            own = keys[base : base + spec.segment_tokens]
+            # Statistics are taken once: of a full segment, of what the segment held when the
+            # first query was scored, or of the one token that opened it later.
+            seen = max(first_scored - base, 1)
+            statistics = self._scorer.statistics(
+                own[:seen], base, segments[-1].statistics if segments else None
+            )
+            shadow = np.zeros((spec.segment_beats, BEAT_BYTES), np.uint8)
+            self._scorer.encode(own, statistics, shadow, 0)
+            segments.append(SegmentShadow(base, len(own), shadow, statistics))
+        return segments

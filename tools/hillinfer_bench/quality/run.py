@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One run of `hillinfer-bench quality`, from the model to the table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any
+
+from hillinfer.errors import SettingsError
+from hillinfer.machine.processor import ProcessorFacts
+from hillinfer.machine.versions import python_version, run_packages
+from hillinfer.models.loader import LoadedModel, ModelOutline
+from hillinfer.models.model_source import ModelSource
+from hillinfer.output_file import prepare_report
+from hillinfer_bench.quality.configurations import table_configurations
+from hillinfer_bench.quality.evaluation import evaluate_text
+from hillinfer_bench.quality.report import (
+    FULL_CACHE,
+    QualityRow,
+    table_text,
+    write_report,
+)
+from hillinfer_bench.quality.request import QualityRequest
+from hillinfer_bench.quality.texts import TextSample, file_samples, standard_library_samples
+
+Stage = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
+
+
+def run(request: QualityRequest, say: Callable[[str], None], stage: Stage) -> str:
+    """Measure every configuration on every text and return the table.
+
+    Parameters
+    ----------
+    request
+        What to measure.
+    say
+        Called with one line before each step that takes time.
+    stage
+        Shows progress: called with a name and a total in tokens, gives a function that takes the
+        tokens done so far.
+
+    Raises
+    ------
+    HillInferError
+        Whatever a user can act on, before weights are loaded where it can be known before.
+    """
+    if request.out is not None:
+        prepare_report(request.out, "--out")
+    outline = ModelOutline.read(ModelSource.locate(request.model, say), request.number_type)
+    if request.context > outline.shape.max_positions:
+        raise SettingsError(
+            f"context={request.context} is longer than the {outline.shape.max_positions} positions "
+            f"of {request.model}: give a smaller --context"
+        )
+    samples = (
+        file_samples(outline.tokenizer, request.texts, request.context)
+        if request.texts
+        else standard_library_samples(outline.tokenizer, request.context)
+    )
+    loaded = outline.load()
+    threads = request.threads or ProcessorFacts.read().cores
+    configurations = table_configurations(request.alphas)
+    measured = []
+    for sample in samples:
+        with stage(sample.name, (1 + len(configurations)) * request.last) as advance:
+            on_progress = partial(_advance_by, advance, request.last)
+            measured.append(
+                evaluate_text(
+                    loaded.model, sample, request.last, configurations, threads, on_progress
+                )
+            )
+    full, *others = (tuple(column) for column in zip(*measured, strict=True))
+    rows = [QualityRow(FULL_CACHE, 1.0, full, full)]
+    rows += [
+        QualityRow(configuration.name, configuration.settings.alpha, measures, full)
+        for configuration, measures in zip(configurations, others, strict=True)
+    ]
+    if request.out is not None:
+        write_report(request.out, rows, _facts(request, loaded, samples, threads))
+    return table_text(rows)
+
+
+def _advance_by(advance: Callable[[int], None], tokens: int, passes: int) -> None:
+    advance(passes * tokens)
+
+
+def _facts(
+    request: QualityRequest, loaded: LoadedModel, samples: list[TextSample], threads: int
+) -> dict[str, Any]:
+    """Return what a repetition of the run needs."""
+    packages = {one.name: one.version for one in run_packages() if one.version is not None}
+    return {
+        "model": loaded.name,
+        "dtype": str(loaded.model.dtype).removeprefix("torch."),
+        "stored_type": loaded.shape.stored_type.value,
+        "texts": [sample.name for sample in samples],
+        "context": request.context,
+        "last": request.last,
+        "threads": threads,
+        "processor": ProcessorFacts.read().name,
+        "versions": {"python": python_version(), **packages},
+    }

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One run of `hillinfer-bench pools`, from the model to the table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from threading import Lock
+from typing import Any
+
+from hillinfer.errors import SettingsError
+from hillinfer.machine.processor import ProcessorFacts
+from hillinfer.machine.versions import python_version, run_packages
+from hillinfer.models.loader import LoadedModel, ModelOutline
+from hillinfer.models.model_source import ModelSource
+from hillinfer.output_file import prepare_report
+from hillinfer.policies.pool_policies import POOL_POLICIES, make_pool_policy
+from hillinfer.settings import Settings
+from hillinfer_bench.figures.canvas import require_matplotlib, save_figure
+from hillinfer_bench.figures.pools_figure import pools_figure
+from hillinfer_bench.quality.attention import selecting
+from hillinfer_bench.quality.compute_threads import compute_threads
+from hillinfer_bench.quality.prefix import Prefix
+from hillinfer_bench.quality.texts import TextSample, file_samples, standard_library_samples
+from hillinfer_bench.replay.measuring import pool_rows
+from hillinfer_bench.replay.pool_row import PoolRow
+from hillinfer_bench.replay.recording import record_selections
+from hillinfer_bench.replay.report import table_text, write_report
+from hillinfer_bench.replay.request import PoolsRequest
+from hillinfer_bench.replay.selection_trace import SelectionTrace
+from hillinfer_bench.replay.spawning import spawned_processes
+
+Stage = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
+_DEFAULT_TEXTS = 2
+
+
+def run(request: PoolsRequest, say: Callable[[str], None], stage: Stage) -> str:
+    """Record selections on every text, replay them with every policy and return the table.
+
+    Parameters
+    ----------
+    request
+        What to measure.
+    say
+        Called with one line before each step that takes time.
+    stage
+        Shows progress: called with a name and a total in tokens, gives a function that takes the
+        tokens done so far.
+
+    Raises
+    ------
+    HillInferError
+        Whatever a user can act on, before weights are loaded where it can be known before.
+    """
+    if request.out is not None:
+        require_matplotlib()
+        prepare_report(request.out, "--out")
+        prepare_report(request.out.with_suffix(".png"), "--out", "the picture")
+    outline = ModelOutline.read(ModelSource.locate(request.model, say), request.number_type)
+    if request.context > outline.shape.max_positions:
+        raise SettingsError(
+            f"context={request.context} is longer than the {outline.shape.max_positions} positions "
+            f"of {request.model}: give a smaller --context"
+        )
+    samples = (
+        file_samples(outline.tokenizer, request.texts, request.context)
+        if request.texts
+        else standard_library_samples(outline.tokenizer, request.context)[:_DEFAULT_TEXTS]
+    )
+    loaded = outline.load()
+    threads = request.threads or ProcessorFacts.read().cores
+    traces = [
+        trace for sample in samples for trace in _record(loaded, sample, request, threads, stage)
+    ]
+    rows = _replay(traces, threads, stage)
+    if request.out is not None:
+        write_report(request.out, rows, _facts(request, loaded, samples, threads))
+        picture = request.out.with_suffix(".png")
+        save_figure(pools_figure(rows), picture)
+        say(f"report: {request.out}, picture: {picture}")
+    return table_text(rows)
+
+
+def _record(
+    loaded: LoadedModel, sample: TextSample, request: PoolsRequest, threads: int, stage: Stage
+) -> list[SelectionTrace]:
+    all_settings = request.trace_settings()
+    start = request.context - request.last
+    queries = max(make_pool_policy(name).observed_queries for name in POOL_POLICIES)
+    with compute_threads(threads):
+        prefix = Prefix.read(loaded.model, sample.token_ids[:start])
+    passes = len(all_settings) * loaded.shape.layers
+    lock, done = Lock(), 0
+    with (
+        stage(sample.name, len(all_settings) * request.last) as advance,
+        compute_threads(1),
+        selecting(loaded.model),
+        ThreadPoolExecutor(threads) as workers,
+    ):
+
+        def layer_done() -> None:
+            nonlocal done
+            with lock:
+                done += 1
+                advance(done * len(all_settings) * request.last // passes)
+
+        def one(settings: Settings) -> SelectionTrace:
+            return record_selections(
+                loaded.model,
+                prefix,
+                sample.token_ids[: request.context],
+                settings,
+                sample.name,
+                queries,
+                layer_done,
+            )
+
+        return list(workers.map(one, all_settings))
+
+
+def _replay(traces: list[SelectionTrace], processes: int, stage: Stage) -> list[PoolRow]:
+    rows: list[PoolRow] = []
+    # Replaying is small operations in one interpreter, which threads do not speed up.
+    steps = sum(trace.steps for trace in traces)
+    with (
+        stage("replay", steps) as advance,
+        spawned_processes(min(processes, len(traces))) as workers,
+    ):
+        done = 0
+        for trace, own in zip(traces, workers.map(pool_rows, traces), strict=True):
+            rows += own
+            done += trace.steps
+            advance(done)
+    return rows
+
+
+def _facts(
+    request: PoolsRequest, loaded: LoadedModel, samples: list[TextSample], threads: int
+) -> dict[str, Any]:
+    """Return what a repetition of the run needs."""
+    packages = {one.name: one.version for one in run_packages() if one.version is not None}
+    return {
+        "model": loaded.name,
+        "dtype": str(loaded.model.dtype).removeprefix("torch."),
+        "stored_type": loaded.shape.stored_type.value,
+        "texts": [sample.name for sample in samples],
+        "context": request.context,
+        "last": request.last,
+        "default_policy": Settings().pool_policy,
+        "threads": threads,
+        "processor": ProcessorFacts.read().name,
+        "versions": {"python": python_version(), **packages},
+    }
