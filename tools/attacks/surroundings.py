@@ -25,7 +25,17 @@ _PLANTED = (
     *("json", "numpy", "torch", "transformers", "pyxrt", "pynq", "sitecustomize", "usercustomize"),
     *("typer", "rich", "struct", "random", "tempfile", "subprocess", "hashlib", "ctypes", "fcntl"),
     *("safetensors", "gguf", "tokenizers", "matplotlib", "huggingface_hub", "hillinfer", "venv"),
-    *("hillinfer_model", "jinja2", "csv", "socket", "zipfile", "ensurepip", "urllib3", "ssl"),
+    *(
+        "hillinfer_command",
+        "hillinfer_model",
+        "jinja2",
+        "csv",
+        "socket",
+        "zipfile",
+        "ensurepip",
+        "urllib3",
+        "ssl",
+    ),
 )
 _PACKAGES = ("pip", "setuptools", "wheel", "yaml", "packaging", "accelerate", "concurrent")
 _MARK = "CODE-RAN"
@@ -92,7 +102,7 @@ def _stands(ground: Ground, folder: Path, arguments: list[str]) -> tuple[str, st
     try:
         # As the installed script does: the folder of the script comes first, not this one.
         done = subprocess.run(
-            [sys.executable, "-P", "-c", "from hillinfer.cli.main import main; main()", *arguments],
+            [sys.executable, "-P", "-c", "from hillinfer_command import main; main()", *arguments],
             cwd=folder,
             env=environment,
             capture_output=True,

@@ -128,7 +128,7 @@ def run() -> None:
     request = serve(control)
     if request is None:
         return
-    from hillinfer.cli.main import main
+    from hillinfer_command import main
 
     sys.argv = ["hillinfer", *request["arguments"]]
     signal.signal(signal.SIGINT, signal.default_int_handler)
