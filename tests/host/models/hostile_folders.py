@@ -261,6 +261,9 @@ CASES = [
     # Shards.
     ("shard elsewhere", sharded(place="../a.safetensors"), "files beside it"),
     ("shard of the machine", sharded(place="/etc/passwd"), "files beside it"),
+    ("shard of no text", sharded(place="\ud800.safetensors"), "files beside it"),
+    ("shard of no path", sharded(place="a\0.safetensors"), "files beside it"),
+    ("shard of a long name", sharded(place="a" * 5_000 + ".safetensors"), "files beside it"),
     ("shard is none", sharded(place="config.json"), "files beside it"),
     ("shard missing", sharded(drop="b.safetensors"), "b.safetensors"),
     ("shard of another", sharded(place="b.safetensors"), "do not fit"),

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A model is used as its files say or not at all: each hostile folder ends in one line, soon."""
 
+import os
 import shutil
 import time
 
@@ -71,6 +72,15 @@ def test_weights_without_the_prefix_load(folder, tiny_folder):
 def test_scaled_rotary_positions_load(folder):
     scaled()(folder)
     assert load_model(str(folder), say=print).config.rope_parameters["factor"] == 2.0
+
+
+@pytest.mark.parametrize("name", [".", None], ids=["from within", "by its path"])
+def test_a_folder_whose_name_is_no_text_is_to_be_renamed(tiny_folder, tmp_path, monkeypatch, name):
+    folder = shutil.copytree(tiny_folder, os.fsdecode(os.fsencode(tmp_path) + b"/m\xff"))
+    monkeypatch.chdir(folder)
+    with pytest.raises(ModelError, match="rename the folder") as refused:
+        load_model(name or folder, say=print)
+    assert r"/m\xff: its path is not UTF-8" in str(refused.value)
 
 
 def test_tokens_of_sound_are_no_reason(folder):
