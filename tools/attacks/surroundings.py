@@ -19,13 +19,24 @@ from pathlib import Path
 
 from attacks.commands import uncaught_in
 from attacks.part import DOCUMENT, Ground, Part
+from hillinfer_bench.cli.programs import module_of
 
 FETCH_KILLS = 10
 _PLANTED = (
     *("json", "numpy", "torch", "transformers", "pyxrt", "pynq", "sitecustomize", "usercustomize"),
     *("typer", "rich", "struct", "random", "tempfile", "subprocess", "hashlib", "ctypes", "fcntl"),
     *("safetensors", "gguf", "tokenizers", "matplotlib", "huggingface_hub", "hillinfer", "venv"),
-    *("hillinfer_model", "jinja2", "csv", "socket", "zipfile", "ensurepip", "urllib3", "ssl"),
+    *(
+        "hillinfer_command",
+        "hillinfer_model",
+        "jinja2",
+        "csv",
+        "socket",
+        "zipfile",
+        "ensurepip",
+        "urllib3",
+        "ssl",
+    ),
 )
 _PACKAGES = ("pip", "setuptools", "wheel", "yaml", "packaging", "accelerate", "concurrent")
 _MARK = "CODE-RAN"
@@ -92,7 +103,11 @@ def _stands(ground: Ground, folder: Path, arguments: list[str]) -> tuple[str, st
     try:
         # As the installed script does: the folder of the script comes first, not this one.
         done = subprocess.run(
-            [sys.executable, "-P", "-c", "from hillinfer.cli.main import main; main()", *arguments],
+            [
+                *(sys.executable, "-P", "-c"),
+                f"from {module_of(arguments)} import main; main()",
+                *arguments,
+            ],
             cwd=folder,
             env=environment,
             capture_output=True,

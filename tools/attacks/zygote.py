@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import importlib
 import io
 import json
 import os
@@ -20,6 +21,8 @@ import socket
 import sys
 from pathlib import Path
 from typing import Any
+
+from hillinfer_bench.cli.programs import module_of
 
 _SUBREAPER = 36
 _MOST_REQUEST = 1 << 20
@@ -128,11 +131,9 @@ def run() -> None:
     request = serve(control)
     if request is None:
         return
-    from hillinfer.cli.main import main
-
     sys.argv = ["hillinfer", *request["arguments"]]
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    main()
+    importlib.import_module(module_of(request["arguments"])).main()
 
 
 if __name__ == "__main__":

@@ -92,19 +92,39 @@ def run_to_end(command: Callable[[], object]) -> int:
     """
     closed = _open_closed_streams()
     output, messages = _Output(sys.stdout), _Messages(sys.stderr)
-    with _standard(output, messages), _signals_raised():
+    with _standard(output, messages):
         try:
-            _check_output(closed)
-            status = command()
-            output.flush()
-            return int(status) if isinstance(status, int) else ExitStatus.DONE
-        except BaseException as error:
+            with _signals_raised() as raised:
+                return _status(command, output, messages, closed, raised)
+        except SignalledError as error:
+            # It came in the moment in which handlers change.
             with held_signals():
                 return _told(error)
-        finally:
-            with held_signals():
-                output.let_go()
-                messages.let_go()
+
+
+def _status(
+    command: Callable[[], object],
+    output: _Output,
+    messages: _Messages,
+    closed: frozenset[int],
+    raised: list[str],
+) -> int:
+    try:
+        _check_output(closed)
+        status = command()
+        output.flush()
+        if raised and status == ExitStatus.INTERRUPTED:
+            # Where it is typer that was interrupted, it has this status for every signal, and says
+            # nothing.
+            raise SignalledError(raised[-1])
+        return int(status) if isinstance(status, int) else ExitStatus.DONE
+    except BaseException as error:
+        with held_signals():
+            return _told(error)
+    finally:
+        with held_signals():
+            output.let_go()
+            messages.let_go()
 
 
 @contextmanager
@@ -165,8 +185,10 @@ def _signal_status(name: str) -> ExitStatus:
 
 
 @contextmanager
-def _signals_raised() -> Iterator[None]:
+def _signals_raised() -> Iterator[list[str]]:
+    """Raise signals as errors, and give a list of the names of those that were raised."""
     last = -_ONE_END_SECONDS
+    raised: list[str] = []
 
     def stop(number: int, frame: FrameType | None) -> None:
         nonlocal last
@@ -175,10 +197,11 @@ def _signals_raised() -> Iterator[None]:
         # sent again.
         if now - last >= _ONE_END_SECONDS:
             last = now
-            raise SignalledError(signal.Signals(number).name)
+            raised.append(signal.Signals(number).name)
+            raise SignalledError(raised[-1])
 
     with _handled(stop):
-        yield
+        yield raised
 
 
 @contextmanager
@@ -189,10 +212,13 @@ def _handled(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]
         for number in _SIGNALS:
             own = signal.getsignal(number)
             if own not in (signal.SIG_IGN, None):
-                # ValueError: only the main thread has signals.
-                with suppress(ValueError):
+                # Noted first: one that comes in this moment is raised, and undoes what was done.
+                before[number] = own
+                try:
                     signal.signal(number, handler)
-                    before[number] = own
+                except ValueError:
+                    # Only the main thread has signals.
+                    del before[number]
         yield
     finally:
         for number, own in before.items():

@@ -34,7 +34,7 @@ def changed_file(folder: Path) -> str | None:
     """Return the first file whose content is not what was made, or None.
 
     All of it is read and hashed each time: a second per 1.2 GB (measured with SHA instructions,
-    see `docs/limitations.md`), against seconds of loading. Sizes and times of change are what a
+    see `docs/models.md`), against seconds of loading. Sizes and times of change are what a
     fault of the drive or a copied folder leaves as they were.
 
     Raises

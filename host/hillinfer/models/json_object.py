@@ -10,8 +10,13 @@ from typing import Any
 from hillinfer.byte_size import format_bytes
 from hillinfer.models.errors import ModelError
 
+# Libraries copy what they read, a microsecond or a few for each value and each copy.
+_MOST_VALUES = 1 << 20
 
-def read_json_object(file: Path, most_bytes: int) -> dict[str, Any]:
+
+def read_json_object(
+    file: Path, most_bytes: int, most_values: int = _MOST_VALUES
+) -> dict[str, Any]:
     """Return the object that a JSON file holds.
 
     Parameters
@@ -20,17 +25,21 @@ def read_json_object(file: Path, most_bytes: int) -> dict[str, Any]:
         An ordinary file.
     most_bytes
         A larger one is refused unread.
+    most_values
+        One with more values, lists and objects is refused before any of them is made.
 
     Raises
     ------
     ModelError
-        Where it cannot be read, is too large, is no UTF-8, no JSON or no object, is nested too
-        deeply, names a key twice, or holds a number that is not finite.
+        Where it cannot be read, is too large, has too many values, is no UTF-8, no JSON or no
+        object, is nested too deeply, names a key twice, or holds a number that is not finite.
     """
     check_size(file, most_bytes)
     try:
+        text = file.read_text(encoding="utf-8")
+        check_values(file, text, most_values)
         content = json.loads(
-            file.read_text(encoding="utf-8"),
+            text,
             object_pairs_hook=_once,
             parse_constant=_refused,
             parse_float=_finite,
@@ -64,6 +73,22 @@ def check_size(file: Path, most_bytes: int) -> None:
         raise ModelError(
             f"{file} has {format_bytes(found)}, and such a file has {format_bytes(most_bytes)} at "
             "most: it is not what it should be, get the model anew"
+        )
+
+
+def check_values(file: Path, text: str, most: int) -> None:
+    """Refuse a file's text by its commas and opening brackets, of which each value has one or more.
+
+    Raises
+    ------
+    ModelError
+        Where they are more than `most`.
+    """
+    found = sum(text.count(letter) for letter in ",[{")
+    if found > most:
+        raise ModelError(
+            f"{file} has {found} values, and such a file has {most} at most: it is not what it "
+            "should be, get the model anew"
         )
 
 

@@ -17,10 +17,19 @@ CONFIG = "config.json"
 _MIB = 1 << 20
 _OBJECTS = {
     "generation_config.json": _MIB,
+    # 65,536 tokens of sound, say, take 12 MiB here, and 2 MiB of added_tokens.json.
     "tokenizer_config.json": 16 * _MIB,
     "special_tokens_map.json": _MIB,
-    "added_tokens.json": 16 * _MIB,
+    "added_tokens.json": 4 * _MIB,
 }
+_CONFIG_BYTES, _CONFIG_VALUES = 4 * _MIB, 1 << 16
+# transformers looks through all special tokens for each of them.
+_MOST_SPECIAL = 1 << 14
+_SPECIAL = (
+    "extra_special_tokens",
+    "additional_special_tokens",
+    "model_specific_special_tokens",
+)
 # Read by libraries in native code, in seconds at these sizes; the largest of today has 33 MiB.
 _OTHERS = {
     "vocab.json": 32 * _MIB,
@@ -42,7 +51,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     ModelError
         As `read_json_object` and `check_settings` say.
     """
-    settings = read_json_object(folder / CONFIG, 4 * _MIB)
+    settings = read_json_object(folder / CONFIG, _CONFIG_BYTES, _CONFIG_VALUES)
     check_settings(settings, folder)
     return settings
 
@@ -63,7 +72,7 @@ def check_folder(folder: Path) -> dict[str, StoredTensor]:
         )
     for name, most in _OBJECTS.items():
         if (folder / name).exists():
-            read_json_object(folder / name, most)
+            _check_special(folder / name, read_json_object(folder / name, most))
     for name, most in _OTHERS.items():
         if (folder / name).exists():
             check_size(folder / name, most)
@@ -80,3 +89,13 @@ def check_folder(folder: Path) -> dict[str, StoredTensor]:
             "its weights: they are not of one model, get it anew"
         )
     return tensors
+
+
+def _check_special(file: Path, settings: dict[str, Any]) -> None:
+    listed = [one for name in _SPECIAL if isinstance(one := settings.get(name), list | dict)]
+    found = sum(map(len, listed)) + sum(name.endswith("_token") for name in settings)
+    if found > _MOST_SPECIAL:
+        raise ModelError(
+            f"{file} has {found} special tokens, and a model has {_MOST_SPECIAL} at most: it is "
+            "not what it should be, get the model anew"
+        )

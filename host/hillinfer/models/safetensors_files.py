@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ _PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 _INDEX_BYTES = 64 << 20
 _HEADER_BYTES = 32 << 20
 _FILE_BYTES = 1 << 50
+_NAME_LETTERS = 255
 _FLOATS = ("F32", "BF16", "F16")
 
 
@@ -28,8 +30,9 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     ------
     ModelError
         Where there are no safetensors files, one is missing, cut or damaged, the index does not fit
-        them, or a tensor is of a type that is not computed in.
+        them, a tensor is of a type that is not computed in, or its path is not UTF-8.
     """
+    _check_path(folder)
     if (folder / _ONE_FILE).exists():
         return _tensors_of(folder / _ONE_FILE)
     if not (folder / _INDEX).exists():
@@ -43,26 +46,41 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     return _tensors_of_shards(folder)
 
 
+def _check_path(folder: Path) -> None:
+    """Refuse a folder that the library cannot open, before it says that the file is no good."""
+    whole = os.fsencode(folder.absolute())
+    try:
+        whole.decode()
+    except UnicodeDecodeError as error:
+        shown = whole.decode(errors="backslashreplace")
+        raise ModelError(
+            f"cannot read the weights in {shown}: its path is not UTF-8, which safetensors files "
+            "cannot be opened with; rename the folder"
+        ) from error
+
+
 def _tensors_of_shards(folder: Path) -> dict[str, StoredTensor]:
     index = folder / _INDEX
     listed = read_json_object(index, _INDEX_BYTES).get("weight_map")
     if not isinstance(listed, dict) or not all(isinstance(one, str) for one in listed.values()):
         raise ModelError(f"cannot read {index}: it has no weight_map from tensors to files")
-    names = sorted(set(listed.values()))
-    for name in names:
-        # Another folder's file is not this model's.
-        if Path(name).name != name or not name.endswith(".safetensors"):
+    placed: dict[str, set[str]] = {}
+    for key, name in listed.items():
+        placed.setdefault(name, set()).add(key)
+    for name in sorted(placed):
+        # Another folder's file is not this model's, and some text is the name of none.
+        beside = Path(name).name == name and name.isprintable() and len(name) <= _NAME_LETTERS
+        if not beside or not name.endswith(".safetensors"):
             raise ModelError(
                 f"{index} names the file {name!r:.80}, and weights are .safetensors files beside it"
             )
     found: dict[str, StoredTensor] = {}
-    for name in names:
+    for name, keys in sorted(placed.items()):
         own = _tensors_of(folder / name)
-        misplaced = [key for key in own if listed.get(key) != name]
-        misplaced += [key for key, file in listed.items() if file == name and key not in own]
-        if misplaced:
+        if own.keys() != keys:
             raise ModelError(
-                f"{folder / name} and {_INDEX} do not fit: {some(misplaced)}; get both anew"
+                f"{folder / name} and {_INDEX} do not fit: {some(list(own.keys() ^ keys))}; get "
+                "both anew"
             )
         found |= own
     return found

@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from hillinfer.models.errors import ModelError
-from hillinfer.models.json_object import check_size
+from hillinfer.models.json_object import check_size, check_values
 
 _MOST_BYTES = 64 << 20
+# Four times those of the largest of today, with 262,144 tokens and 514,906 merges.
+_MOST_VALUES = 1 << 23
 # Bytes of text that one byte may become, counted as if every step met its worst letter. Those of
 # real tokenizers come to 72: Unicode takes letters apart, and spaces become marks.
 _MOST_GROWTH = 1000.0
@@ -30,11 +32,13 @@ def check_tokenizer(file: Path) -> None:
     Raises
     ------
     ModelError
-        Then, and where the file is no JSON object.
+        Then, and where the file is no JSON object or has too many values.
     """
     check_size(file, _MOST_BYTES)
     try:
-        content = json.loads(file.read_bytes())
+        text = file.read_text(encoding="utf-8")
+        check_values(file, text, _MOST_VALUES)
+        content = json.loads(text)
     except OSError as error:
         raise ModelError(f"cannot read {file}: {error.strerror}") from error
     except RecursionError as error:

@@ -8,7 +8,7 @@ import sys
 
 from command import read_report
 
-COMMAND = (sys.executable, "-c", "from hillinfer.cli.main import main; main()")
+COMMAND = (sys.executable, "-c", "from hillinfer_command import main; main()")
 
 
 def default_interrupts():

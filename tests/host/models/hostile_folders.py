@@ -71,6 +71,16 @@ def _steps(part, parts, steps):
     return change
 
 
+def many(name, count):
+    """Return a change that puts empty lists into a file."""
+
+    def change(folder):
+        own = (folder / name).read_text().strip().removesuffix("}")
+        (folder / name).write_text(f'{own}, "note": [{"[], " * count}[]]}}')
+
+    return change
+
+
 def weights(change_them):
     """Return a change of the tensors by name."""
 
@@ -204,6 +214,7 @@ ROTARY = {
     "short_factor": ([], [1.0], 1.0, "12345678"),
     "long_factor": ({}, [2.0]),
 }
+TOKENS = [f"<{i}>" for i in range(20_000)]
 DEEP = "[" * 100_000 + "]" * 100_000
 NORM = "model.norm.weight"
 # Name, change, a part of the message.
@@ -250,6 +261,9 @@ CASES = [
     # Shards.
     ("shard elsewhere", sharded(place="../a.safetensors"), "files beside it"),
     ("shard of the machine", sharded(place="/etc/passwd"), "files beside it"),
+    ("shard of no text", sharded(place="\ud800.safetensors"), "files beside it"),
+    ("shard of no path", sharded(place="a\0.safetensors"), "files beside it"),
+    ("shard of a long name", sharded(place="a" * 5_000 + ".safetensors"), "files beside it"),
     ("shard is none", sharded(place="config.json"), "files beside it"),
     ("shard missing", sharded(drop="b.safetensors"), "b.safetensors"),
     ("shard of another", sharded(place="b.safetensors"), "do not fit"),
@@ -258,7 +272,7 @@ CASES = [
     ("shard overwritten", sharded(both=1), "do not fit"),
     # config.json.
     ("no object", text("config.json", "[]"), "not a JSON object"),
-    ("deep", text("config.json", DEEP), "nested too deeply"),
+    ("deep", text("config.json", "[" * 50_000), "nested too deeply"),
     ("no UTF-8", text("config.json", b'{"model_type": "\xff"}'), "not JSON in UTF-8"),
     ("byte order mark", text("config.json", b"\xef\xbb\xbf{}"), "not JSON in UTF-8"),
     ("twice", text("config.json", '{"model_type": "llama", "model_type": "opt"}'), "there twice"),
@@ -354,6 +368,13 @@ CASES = [
     ("answers repeat", decoder([FIFTY] * 8), "its decoder makes up to"),
     ("tokenizer puts in front", normalizer([{"type": "Prepend", "prepend": "a" * 10**6}]), "up to"),
     ("tokens", tokenizer(added_tokens_decoder={"0": 5}), "cannot read the model"),
+    ("tokenizer of nothing", many("tokenizer.json", 5_000_000), "values"),
+    ("many settings of a tokenizer", many("tokenizer_config.json", 600_000), "values"),
+    ("many settings", many("config.json", 40_000), "config.json has"),
+    ("many added tokens", sparse("added_tokens.json", 5 << 20), "such a file has"),
+    ("special tokens", tokenizer(extra_special_tokens=TOKENS), "special tokens, and"),
+    ("other special tokens", tokenizer(additional_special_tokens=TOKENS), "special tokens, and"),
+    ("named special tokens", tokenizer(**{f"{n}_token": "a" for n in TOKENS}), "special tokens"),
     ("tokens are text", tokenizer(added_tokens_decoder="x"), "cannot read the model"),
     ("token numbers", tokenizer(added_tokens_decoder={"x": {"content": "a"}}), "cannot read"),
     ("tokenizer class", tokenizer(tokenizer_class=["x"]), "cannot read the model"),

@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """A model is used as its files say or not at all: each hostile folder ends in one line, soon."""
 
+import os
 import shutil
 import time
 
 import pytest
 import torch
-from hostile_folders import CASES, config, scaled, sharded, weights
+from hostile_folders import CASES, config, scaled, sharded, tokenizer, weights
 from tiny_models import FAMILIES, TinyModel
 
 from hillinfer.models.errors import ModelError
 from hillinfer.models.loader import load_model
+from hillinfer.models.model_files import check_folder
 
 # Of a busy machine; none takes a second by itself.
 SECONDS = 30
@@ -72,6 +74,23 @@ def test_scaled_rotary_positions_load(folder):
     assert load_model(str(folder), say=print).config.rope_parameters["factor"] == 2.0
 
 
+@pytest.mark.parametrize("name", [".", None], ids=["from within", "by its path"])
+def test_a_folder_whose_name_is_no_text_is_to_be_renamed(tiny_folder, tmp_path, monkeypatch, name):
+    folder = shutil.copytree(tiny_folder, os.fsdecode(os.fsencode(tmp_path) + b"/m\xff"))
+    monkeypatch.chdir(folder)
+    with pytest.raises(ModelError, match="rename the folder") as refused:
+        load_model(name or folder, say=print)
+    assert r"/m\xff: its path is not UTF-8" in str(refused.value)
+
+
+def test_tokens_of_sound_are_no_reason(folder):
+    """65,536 added tokens, as models of speech have them: 11 MB of settings."""
+    flags = dict.fromkeys(("lstrip", "normalized", "rstrip", "single_word"), False)
+    added = {str(61 + i): {"content": f"<|s_{i}|>", **flags, "special": True} for i in range(65536)}
+    tokenizer(added_tokens_decoder=added)(folder)
+    check_folder(folder)
+
+
 @pytest.mark.parametrize("tied", [False, True], ids=["apart", "tied"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_good_folders_of_every_family_load(family, tied, tiny_folder, tmp_path):
@@ -88,7 +107,7 @@ def test_good_folders_of_every_family_load(family, tied, tiny_folder, tmp_path):
 
 
 def test_code_in_the_folder_is_not_run(folder, tmp_path):
-    from hostile_folders import text, tokenizer
+    from hostile_folders import text
 
     marker = tmp_path / "marker"
     text("evil.py", f"open({str(marker)!r}, 'w').write('ran')\n")(folder)
