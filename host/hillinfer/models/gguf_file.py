@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ from hillinfer.models.errors import ModelError
 from hillinfer.models.gguf_header import GgufHeader
 from hillinfer.models.library_calls import one_line
 from hillinfer.models.stored_tensor import StoredTensor
-from hillinfer.models.weights_fit import check_loaded, unused_weights
+from hillinfer.models.weights_fit import check_loaded, check_stored, unused_weights
 
 _ARCHITECTURE = "general.architecture"
 # What transformers calls a setting, by the name that GGUF gives it after the architecture's.
@@ -67,18 +68,68 @@ def gguf_tensors(file: Path) -> dict[str, StoredTensor]:
     return header.tensors
 
 
-def load_gguf(file: Path, dtype: torch.dtype) -> Any:
-    """Return the causal language model of a GGUF file, every weight unpacked to `dtype`.
+def check_gguf(model: Any, tensors: Mapping[str, StoredTensor], file: Path) -> None:
+    """Refuse a GGUF file whose tensors are not those of its model.
+
+    transformers' older reader leaves tensors out without a word, and reads all of them before it
+    compares any.
+
+    Parameters
+    ----------
+    model
+        The file's; without memory is enough.
+    tensors
+        What `gguf_tensors` says.
+    file
+        The file.
 
     Raises
     ------
     ModelError
-        Where transformers does not know the file's architecture, or its tensors are not those of
-        the model.
+        Where a tensor is missing, of another shape, or left over.
+    """
+    from transformers.integrations.gguf import GGUF_CONFIG_ARCHS
+    from transformers.modeling_gguf_pytorch_utils import (
+        TENSOR_PROCESSORS,
+        LlamaTensorProcessor,
+        TensorProcessor,
+        get_gguf_hf_weights_map,
+    )
+
+    if model.config.model_type in GGUF_CONFIG_ARCHS:
+        return
+    kind = TENSOR_PROCESSORS.get(model.config.model_type, TensorProcessor)
+    # Without its parts first: looking through each of them takes seconds, and hardly any needs it.
+    whole = SimpleNamespace(
+        config=model.config, state_dict=model.state_dict, named_children=lambda: ()
+    )
+    left, names = set(tensors), dict[str, str]()
+    for one in (whole, model):
+        with one_line(f"name the tensors in {file}"):
+            names = get_gguf_hf_weights_map(one, kind(config=model.config.to_dict()))
+        left = {name for name in left if not {name, name.removesuffix(".weight")} & names.keys()}
+        if not left:
+            break
+    # The others' tensors are joined, parted or turned.
+    if kind in (TensorProcessor, LlamaTensorProcessor):
+        found = {names[name]: tensor for name, tensor in tensors.items() if name in names}
+        check_stored(model, found, file)
+    if left:
+        raise unused_weights(file, left)
+
+
+def load_gguf(file: Path, dtype: torch.dtype) -> Any:
+    """Return the causal language model of a GGUF file, every weight unpacked to `dtype`.
+
+    Whether its tensors are those of the model, `check_gguf` tells before and without reading them.
+
+    Raises
+    ------
+    ModelError
+        Where transformers does not know the file's architecture, or makes up a weight.
     """
     from transformers import AutoModelForCausalLM, GgufConfig
 
-    tensors = gguf_tensors(file)
     with one_line(f"load {file}"):
         model, info = AutoModelForCausalLM.from_pretrained(
             file.parent,
@@ -92,7 +143,6 @@ def load_gguf(file: Path, dtype: torch.dtype) -> Any:
             output_loading_info=True,
         )
     check_loaded(info, file)
-    _check_all_used(model, tensors, file)
     return model.eval()
 
 
@@ -103,7 +153,9 @@ def save_as_folder(file: Path, folder: Path) -> None:
     """
     from transformers import AutoTokenizer
 
+    tensors = gguf_tensors(file)
     model = load_gguf(file, torch.float32)
+    check_gguf(model, tensors, file)
     with one_line(f"read the tokenizer of {file}"):
         tokenizer = AutoTokenizer.from_pretrained(
             file.parent, gguf_file=str(file.absolute()), local_files_only=True
@@ -116,28 +168,3 @@ def save_as_folder(file: Path, folder: Path) -> None:
         del model.config.quantization_config
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-
-
-def _check_all_used(model: Any, tensors: dict[str, StoredTensor], file: Path) -> None:
-    """Refuse tensors that transformers' older reader leaves out without a word."""
-    from transformers.integrations.gguf import GGUF_CONFIG_ARCHS
-    from transformers.modeling_gguf_pytorch_utils import (
-        TENSOR_PROCESSORS,
-        TensorProcessor,
-        get_gguf_hf_weights_map,
-    )
-
-    if model.config.model_type in GGUF_CONFIG_ARCHS:
-        return
-    processor = TENSOR_PROCESSORS.get(model.config.model_type, TensorProcessor)
-    # Without its parts first: looking through each of them takes seconds, and hardly any needs it.
-    whole = SimpleNamespace(
-        config=model.config, state_dict=model.state_dict, named_children=lambda: ()
-    )
-    left = set(tensors)
-    for one in (whole, model):
-        used = get_gguf_hf_weights_map(one, processor(config=model.config.to_dict()))
-        left = {name for name in left if not {name, name.removesuffix(".weight")} & used.keys()}
-        if not left:
-            return
-    raise unused_weights(file, left)

@@ -15,7 +15,7 @@ from hillinfer.machine.processor import ProcessorFacts
 from hillinfer.model_shape import ModelShape
 from hillinfer.models.config_check import check_settings
 from hillinfer.models.errors import ModelError
-from hillinfer.models.gguf_file import gguf_tensors, load_gguf
+from hillinfer.models.gguf_file import check_gguf, gguf_tensors, load_gguf
 from hillinfer.models.library_calls import one_line
 from hillinfer.models.model_files import check_folder
 from hillinfer.models.model_source import ModelSource
@@ -137,6 +137,8 @@ class ModelOutline:
         skeleton = _skeleton(config, source)
         if source.gguf_file is None:
             check_stored(skeleton, tensors, source.path)
+        else:
+            check_gguf(skeleton, tensors, source.path)
         device = "cuda" if torch.cuda.is_available() else "cpu"
         own = torch.float32 if source.gguf_file else _own_type(config)
         if number_type is NumberType.AUTO and own not in _COMPUTED_IN:

@@ -10,7 +10,9 @@ from tiny_gguf import save_gguf
 from tiny_models import TinyModel
 
 from hillinfer.models.errors import ModelError
-from hillinfer.models.loader import load_model
+from hillinfer.models.loader import ModelOutline, load_model
+from hillinfer.models.model_source import ModelSource
+from hillinfer.models.number_type import NumberType
 
 SECONDS = 30
 U32, U64 = struct.Struct("<I"), struct.Struct("<Q")
@@ -105,8 +107,8 @@ CASES = [
     ("no layers", 2, number("llama.block_count", 0), "num_hidden_layers=0"),
     ("no heads", 2, number("llama.attention.head_count", 0), "num_attention_heads=0"),
     ("heads", 2, number("llama.attention.head_count", 3), "no multiple"),
-    ("KV heads", 2, number("llama.attention.head_count_kv", 4), "cannot load"),
-    ("width", 2, number("llama.embedding_length", 128), "cannot load"),
+    ("KV heads", 2, number("llama.attention.head_count_kv", 4), "have other shapes"),
+    ("width", 2, number("llama.embedding_length", 128), "have other shapes"),
     ("widest", 2, number("llama.embedding_length", 1 << 31), "hidden_size="),
     ("positions", 2, number("llama.context_length", 0), "max_position_embeddings=0"),
     ("architecture", 2, renamed("general.architecture", "general.architectur2"), "names no"),
@@ -151,6 +153,23 @@ def test_a_hostile_file_ends_in_one_line(files, tmp_path, layers, change, said):
     assert said in message
     assert len(message.splitlines()) == 1
     assert len(message) < 1000
+
+
+# Whose tensors do not fit the settings: told from the header, with no tensor read.
+UNFIT = ("layer too many", "layer too few", "tensor renamed", "KV heads", "width")
+
+
+@pytest.mark.parametrize(
+    ("layers", "change", "said"),
+    [case[1:] for case in CASES if case[0] in UNFIT],
+    ids=[case[0] for case in CASES if case[0] in UNFIT],
+)
+def test_what_does_not_fit_is_refused_before_it_is_read(files, tmp_path, layers, change, said):
+    file = tmp_path / "tiny.gguf"
+    file.write_bytes(change(files[layers]))
+    source = ModelSource.locate(str(file), print)
+    with pytest.raises(ModelError, match=said):
+        ModelOutline.read(source, NumberType.AUTO)
 
 
 def test_the_same_changes_of_what_does_not_matter_load(files, models, tmp_path):
