@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
 
 import torch
 from rich.console import Console
@@ -32,8 +31,7 @@ from hillinfer.hf.projections.projection_attachment import ProjectionAttachment
 from hillinfer.hf.projections.table import make_projections
 from hillinfer.machine.memory_peak import peak_rss_bytes, reset_peak_rss
 from hillinfer.models.loader import LoadedModel, ModelOutline
-from hillinfer.models.model_source import ModelSource
-from hillinfer.models.registry_model import REGISTRY_MODELS
+from hillinfer.models.model_source import ModelSource, local_model
 from hillinfer.output_file import check_apart, check_outside, prepare_report
 from hillinfer.prompt import QuestionPrompt
 from hillinfer.run_report import Answer, RunReport, SessionFacts
@@ -99,7 +97,7 @@ def _check_places(request: GenerateRequest) -> None:
         (
             ("--save-session", request.save_session),
             ("--session", request.session),
-            ("--model", _local_model(request.model)),
+            ("--model", local_model(request.model)),
         ),
     )
     for option, file, what in outputs:
@@ -107,16 +105,6 @@ def _check_places(request: GenerateRequest) -> None:
             prepare_report(file, option, what)
     if request.save_session is not None:
         prepare_target(request.save_session)
-
-
-def _local_model(name: str) -> Path | None:
-    """Return the folder or the file that holds a model, None for one that is fetched."""
-    try:
-        path = Path(name).expanduser()
-        return path if name not in REGISTRY_MODELS and path.exists() else None
-    except (OSError, RuntimeError, ValueError):
-        # Whoever looks for the model says so.
-        return None
 
 
 def _generate(

@@ -133,3 +133,13 @@ def _said_where(name: str, folder: Path, say: Callable[[str], None]) -> None:
             f"model: {name} is the folder {folder.absolute()}; the hub's model of that name is "
             f"{name}@main"
         )
+
+
+def local_model(name: str) -> Path | None:
+    """Return the folder or the file that holds a model, None for one that is fetched."""
+    try:
+        path = Path(name).expanduser()
+        return path if name not in REGISTRY_MODELS and path.exists() else None
+    except (OSError, RuntimeError, ValueError):
+        # Whoever looks for the model says so.
+        return None

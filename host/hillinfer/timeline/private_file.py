@@ -14,7 +14,7 @@ from hillinfer.output_file import make_folders
 
 
 def private_file(file: Path, what: str, option: str) -> FileIO:
-    """Open a file anew for writing, readable by its owner only.
+    """Open a file or a link's name anew for writing, readable by its owner only.
 
     Whoever still writes to a file that was there before writes to that one, not into this.
 
@@ -32,8 +32,9 @@ def private_file(file: Path, what: str, option: str) -> FileIO:
     """
     try:
         make_folders(file.parent)
-        if file.is_file() and not file.is_symlink():
-            # Where that is forbidden the file is emptied instead.
+        if file.is_symlink() or file.is_file():
+            # A link is replaced, and what it leads to stays. Where a file cannot be taken away it
+            # is emptied instead.
             with suppress(OSError):
                 file.unlink()
         return FileIO(file, "w", opener=_private)

@@ -14,7 +14,9 @@ import pytest
 from command import read_report
 from forked import Forked
 
+import hillinfer
 from hillinfer.errors import HillInferError, SettingsError
+from hillinfer.models.loader import load_model
 from hillinfer.models.registry_model import DEFAULT_MODEL
 from hillinfer.output_file import ReportError, make_folders, prepare_report, write_whole
 from hillinfer_bench.decode.report import write_bench_report
@@ -202,6 +204,31 @@ def test_nothing_is_written_into_what_another_option_names(generate, tmp_path, o
     # The twin: beside it there is room.
     line = generate(kept, folder, option, tmp_path / "kept-too" / "out").error_line()
     assert "the places are good" in line
+
+
+@pytest.mark.parametrize("name", ["quality", "pools", "decode"])
+def test_no_measure_is_written_into_a_model(command, tmp_path, name):
+    inside = tmp_path / "model.safetensors"
+    inside.write_bytes(b"weights")
+    options = ["--out", "--trace"] if name == "decode" else ["--out"]
+    for option in options:
+        line = command(name, "--model", tmp_path, option, inside).error_line()
+        assert f"{option} {inside} would change {tmp_path}, which --model names" in line
+    assert inside.read_bytes() == b"weights"
+
+
+@pytest.mark.parametrize("setting", ["trace", "pool_timeline"])
+def test_a_link_in_the_place_of_an_output_is_replaced(tiny_folder, cold_dir, tmp_path, setting):
+    (tmp_path / "target").write_text("somebody's")
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    loaded = load_model(str(tiny_folder))
+    changes = {setting: tmp_path / "link", "cold_dir": cold_dir}
+    with hillinfer.attach(loaded.model, **changes) as hill:
+        hill.new_cache().close()
+    assert (tmp_path / "target").read_text() == "somebody's"
+    assert not (tmp_path / "link").is_symlink()
+    assert (tmp_path / "link").read_text()
+    assert (tmp_path / "link").stat().st_mode & 0o777 == 0o600
 
 
 def test_a_model_file_is_not_replaced_and_its_folder_takes_files(generate, tmp_path):

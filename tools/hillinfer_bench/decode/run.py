@@ -19,8 +19,8 @@ from hillinfer.machine.model_shapes import SHAPES
 from hillinfer.machine.processor import ProcessorFacts
 from hillinfer.machine.versions import python_version, run_packages
 from hillinfer.models.loader import LoadedModel, ModelOutline
-from hillinfer.models.model_source import ModelSource
-from hillinfer.output_file import prepare_report
+from hillinfer.models.model_source import ModelSource, local_model
+from hillinfer.output_file import check_outside, prepare_report
 from hillinfer.query_source import QuerySource
 from hillinfer.settings import Settings
 from hillinfer_bench.decode.capacity import why_no_model
@@ -73,6 +73,13 @@ def run(request: BenchRequest, say: Callable[[str], None], stage: Stage) -> str:
     HillInferError
         Whatever a user can act on, before weights are loaded where it can be known before.
     """
+    check_outside(
+        (
+            ("--out", request.out),
+            ("--trace", request.trace),
+        ),
+        (("--model", local_model(request.model)),),
+    )
     require_matplotlib()
     prepare_report(request.out, "--out")
     plan = make_plan(request.plan, request.model).only(

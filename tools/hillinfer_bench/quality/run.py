@@ -12,8 +12,8 @@ from hillinfer.errors import SettingsError
 from hillinfer.machine.processor import ProcessorFacts
 from hillinfer.machine.versions import python_version, run_packages
 from hillinfer.models.loader import LoadedModel, ModelOutline
-from hillinfer.models.model_source import ModelSource
-from hillinfer.output_file import prepare_report
+from hillinfer.models.model_source import ModelSource, local_model
+from hillinfer.output_file import check_outside, prepare_report
 from hillinfer_bench.quality.configurations import table_configurations
 from hillinfer_bench.quality.evaluation import evaluate_text
 from hillinfer_bench.quality.report import (
@@ -46,6 +46,7 @@ def run(request: QualityRequest, say: Callable[[str], None], stage: Stage) -> st
     HillInferError
         Whatever a user can act on, before weights are loaded where it can be known before.
     """
+    check_outside((("--out", request.out),), (("--model", local_model(request.model)),))
     if request.out is not None:
         prepare_report(request.out, "--out")
     outline = ModelOutline.read(ModelSource.locate(request.model, say), request.number_type)

@@ -13,8 +13,8 @@ from hillinfer.errors import SettingsError
 from hillinfer.machine.processor import ProcessorFacts
 from hillinfer.machine.versions import python_version, run_packages
 from hillinfer.models.loader import LoadedModel, ModelOutline
-from hillinfer.models.model_source import ModelSource
-from hillinfer.output_file import prepare_report
+from hillinfer.models.model_source import ModelSource, local_model
+from hillinfer.output_file import check_outside, prepare_report
 from hillinfer.policies.pool_policies import POOL_POLICIES, make_pool_policy
 from hillinfer.settings import Settings
 from hillinfer_bench.figures.canvas import require_matplotlib, save_figure
@@ -53,6 +53,7 @@ def run(request: PoolsRequest, say: Callable[[str], None], stage: Stage) -> str:
     HillInferError
         Whatever a user can act on, before weights are loaded where it can be known before.
     """
+    check_outside((("--out", request.out),), (("--model", local_model(request.model)),))
     if request.out is not None:
         require_matplotlib()
         prepare_report(request.out, "--out")
