@@ -60,6 +60,8 @@ _RANGES = {
     "partial_rotary_factor": (0.0, 1.0),
 }
 _ANY_WHOLE = 1 << 53
+# Caches compute with these, and not every family's config looks at their types.
+_WINDOWS = ("sliding_window", "attention_chunk_size")
 _REFUSED = {
     "quantization_config": "its weights are quantised in a format of their own, and HillInfer "
     "reads float weights and GGUF files: give the model that it was quantised from, or a GGUF file",
@@ -117,6 +119,8 @@ def _check_one(name: str, value: Any, where: object) -> None:
             check_whole(name, value, 0, _MOST_OR_NONE[name], where)
         if name in _RANGES:
             check_number(name, value, *_RANGES[name], where)
+        if name in _WINDOWS and not isinstance(value, int):
+            raise wrong_setting(name, value, where, ": it is a whole number or null")
         if name in ROTARY:
             check_rotary(name, value, where)
         if name == _REPEATED and isinstance(value, list):

@@ -335,6 +335,8 @@ CASES = [
         )
         for value in (0, -1, 10**7 if "layers" in name else 10**12, 1.5, "2", [2], True)
     ),
+    ("window", config(sliding_window="llama"), "sliding_window='llama'"),
+    ("chunks", config(attention_chunk_size=[8]), "attention_chunk_size=[8]"),
     # Lists as long as a number says are made while a config is read.
     *(
         (f"{name} {value}", config(**{name: value}), name)
