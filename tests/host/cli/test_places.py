@@ -208,7 +208,7 @@ def test_nothing_is_written_into_what_another_option_names(generate, tmp_path, o
 
 @pytest.mark.parametrize("name", ["quality", "pools", "decode"])
 def test_no_measure_is_written_into_a_model(command, tmp_path, name):
-    inside = tmp_path / "model.safetensors"
+    inside = tmp_path / "config.json"
     inside.write_bytes(b"weights")
     options = ["--out", "--trace"] if name == "decode" else ["--out"]
     for option in options:
