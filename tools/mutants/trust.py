@@ -13,7 +13,7 @@ TRUST: tuple[Mutant, ...] = (
     Mutant(
         "modules-from-the-current-directory",
         "Worker processes take modules from the directory that a command is called from.",
-        f"{_HOST}/spawning.py",
+        "tools/hillinfer_bench/replay/spawning.py",
         'os.environ[_SAFE_PATH] = "1"',
         'os.environ[_SAFE_PATH] = ""',
         (
@@ -113,5 +113,67 @@ TRUST: tuple[Mutant, ...] = (
         "        if not math.isfinite(float(logits.max())):",
         "        if False:",
         (f"{_TESTS}/generation/test_token_chooser.py",),
+    ),
+    Mutant(
+        "interrupted-pass-goes-on",
+        "A pass that Ctrl-C broke off keeps what its caller has alive.",
+        f"{_HOST}/hf/cache.py",
+        "            self._pass.end()",
+        "            pass",
+        (f"{_TESTS}/hf/test_broken_forward.py::test_an_interrupted_generate_keeps_nothing_alive",),
+    ),
+    Mutant(
+        "template-joins-tokens",
+        "A chat template makes control tokens of what it leaves around a part of the user's text.",
+        f"{_HOST}/prompt.py",
+        "            self._encoder.check_same_control(text, other)",
+        "            pass",
+        (
+            f"{_TESTS}/generation/test_special_tokens.py"
+            "::test_a_template_that_makes_tokens_of_the_text_is_refused",
+        ),
+    ),
+    Mutant(
+        "report-lost-after-the-answer",
+        "What strikes while HillInfer is taken off the model costs the report.",
+        f"{_HOST}/cli/generate_run.py",
+        "            attached.close()\n",
+        "        attached.close()\n",
+        (f"{_TESTS}/cli/test_ending.py::test_what_strikes_after_the_answer_costs_neither",),
+    ),
+    Mutant(
+        "report-over-the-weights",
+        "An output replaces a file of the model or of a session.",
+        f"{_HOST}/output_file.py",
+        "            if other != option and any(one.is_relative_to(whole) for one in written):",
+        "            if False:",
+        (f"{_TESTS}/cli/test_places.py::test_nothing_is_written_into_what_another_option_names",),
+    ),
+    Mutant(
+        "signals-after-imports",
+        "A signal while the command is imported is a traceback.",
+        "host/hillinfer_command.py",
+        "    _take(_end_unbegun)",
+        "    pass",
+        (f"{_TESTS}/cli/test_entry.py::test_a_signal_while_the_command_is_imported",),
+    ),
+    Mutant(
+        "ties-not-kept",
+        "Weights that the config ties and that differ are used apart.",
+        f"{_HOST}/models/loader.py",
+        "        check_ties(self.skeleton, model, self.source.path)",
+        "        pass",
+        (f"{_FOLDERS}[tied and apart]",),
+    ),
+    Mutant(
+        "address-space-or-nothing",
+        "A cache is refused where address space for the longest context is not there.",
+        f"{_HOST}/pools/hot_pools.py",
+        "                if most <= least:",
+        "                if most > 0:",
+        (
+            f"{_TESTS}/limits/test_address_space.py"
+            "::test_a_share_of_the_longest_context_is_reserved_as_far_as_it_goes",
+        ),
     ),
 )
