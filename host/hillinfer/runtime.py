@@ -6,11 +6,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
 
+from hillinfer.counters import Counters
 from hillinfer.devices.scorer import Scorer
 from hillinfer.gpu.copied_rows import CopiedRows
 from hillinfer.gpu.copy_lane import CopyLane
@@ -20,6 +21,7 @@ from hillinfer.hie.evaluation import ImportanceEvaluation
 from hillinfer.model_shape import ModelShape
 from hillinfer.pools.accountant import Part
 from hillinfer.pools.following_budget import BudgetGrowth
+from hillinfer.pools.layer_hits import LayerHits
 from hillinfer.pools.layer_step import LayerStep
 from hillinfer.runtime_opening import open_parts
 from hillinfer.sessions.saved_session import SavedSession
@@ -140,6 +142,25 @@ class Runtime:
         """Learn how long sequences get, of which a device gets its share; only speed changes."""
         if self._device is not None:
             self._device.expect(-(-tokens // self._spec.segment_tokens))
+
+    @property
+    def budget_bytes(self) -> int:
+        """M0 now."""
+        return self._accountant.budget_bytes
+
+    @property
+    def follows_context(self) -> bool:
+        """Whether the budget is a share of what is stored, and grows with it."""
+        return self._following is not None
+
+    def cover(self, tokens: int) -> None:
+        """Make a budget that follows the context that of so many distinct tokens."""
+        assert self._following is not None
+        self._following.cover(tokens)
+
+    def limit_shadows(self, limit_bytes: int) -> None:
+        """Hold no more full shadows than that in DRAM from here on."""
+        self._parts.shadow_memory.limit_to(limit_bytes)
 
     def fork(self, sequence: Sequence) -> Sequence:
         """Return a sequence with the same tokens; full groups and segments are shared."""
@@ -332,13 +353,10 @@ class Runtime:
 
     def statistics(self) -> CacheStatistics:
         """Return memory and traffic so far, promotions that are under way included."""
-        self._pools.wait()
-        if self._device is not None:
-            self.counters.kernel_launches = self._device.launches
-            self.counters.device_scored_tokens = self._device.scored_tokens
+        self._count()
         peak = self._accountant.peak()
         return CacheStatistics(
-            kv_bytes=self._rows.kv_bytes,
+            kv_bytes=self._rows.kv_bytes(self._rows.sequences),
             dram_budget_bytes=self._accountant.budget_bytes,
             dram_peak_bytes=sum(peak.values()),
             hot_bytes=peak[Part.HOT],
@@ -353,6 +371,21 @@ class Runtime:
             gpu_staging_bytes=self._gpu.staging_bytes if self._gpu else 0,
             **asdict(self.counters),
         )
+
+    def kv_bytes(self, sequences: list[Sequence]) -> int:
+        """Return the bytes of all distinct rows of some sequences."""
+        return self._rows.kv_bytes(sequences)
+
+    def counted(self) -> tuple[Counters, LayerHits]:
+        """Return what is counted so far, promotions that are under way included."""
+        self._count()
+        return replace(self.counters), self._layer_hits.copy()
+
+    def _count(self) -> None:
+        self._pools.wait()
+        if self._device is not None:
+            self.counters.kernel_launches = self._device.launches
+            self.counters.device_scored_tokens = self._device.scored_tokens
 
     def close(self) -> None:
         """Stop all threads and give the drive's space back; harmless when done twice."""

@@ -244,6 +244,7 @@ def open_parts(
         groups=groups,
         rows=rows,
         shadow=shadow,
+        shadow_memory=shadow_memory,
         selection=selection,
         dense=dense,
         attention=attention,

@@ -28,6 +28,7 @@ from hillinfer.storage.row_layout import RowLayout
 from hillinfer.storage.row_reader import RowReader
 from hillinfer.storage.rows_ahead import RowsAhead
 from hillinfer.storage.shadow_keeper import ShadowKeeper
+from hillinfer.storage.shadow_memory import ShadowMemory
 from hillinfer.storage.shadow_store import ShadowStore
 from hillinfer.timeline.pool_timeline import PoolTimeline
 from hillinfer.timeline.recorder import Recorder
@@ -56,7 +57,7 @@ class RuntimeParts:
         Raises the budget with the context; None where it is fixed.
     landed, buffers, reader
         Rows on their way from the drive.
-    groups, rows, shadow
+    groups, rows, shadow, shadow_memory
         What sequences own.
     selection, dense, attention, pipeline
         Choosing tokens and attending to them.
@@ -85,6 +86,7 @@ class RuntimeParts:
     groups: GroupTable
     rows: RowKeeper
     shadow: ShadowKeeper
+    shadow_memory: ShadowMemory
     selection: TokenSelection
     dense: DenseAttention
     attention: RowAttention

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import torch
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 
@@ -22,6 +24,7 @@ from hillinfer.hf import attention
 from hillinfer.hf.attached_name import NAME, AttachedName
 from hillinfer.hf.cache import HillInferCache
 from hillinfer.hf.cache_plan import CachePlan, checked_count
+from hillinfer.hf.engine import Engine, Expectation
 from hillinfer.hf.features import check_model, check_uses_interface, check_versions
 from hillinfer.hf.forward_hooks import ForwardHooks
 from hillinfer.hf.guarded_generate import GuardedGenerate
@@ -36,6 +39,7 @@ from hillinfer.sessions.model_identity import ModelIdentity
 from hillinfer.sessions.saved_session import SavedSession
 from hillinfer.setting_values import path
 from hillinfer.settings import Settings
+from hillinfer.statistics import CacheStatistics
 from hillinfer.storage.drive_calls import DriveCalls
 from hillinfer.storage.stored_base import StoredBase
 from hillinfer_model.kernel_spec import GROUP_TOKENS
@@ -84,6 +88,10 @@ class Attachment:
         self._hooks = ForwardHooks(model)
         self._generate = GuardedGenerate(model)
         self._model_in_use = ModelInUse(model)
+        # One at a time opens it: what is open is shared by all caches.
+        self._opening = threading.Lock()
+        self._engine: Engine | None = None
+        self._opened_for: object = None
 
     def new_cache(self, expected_tokens: int | None = None, sequences: int = 1) -> HillInferCache:
         """Return an empty cache.
@@ -105,10 +113,14 @@ class Attachment:
             Where budget, cold directory, settings or these arguments cannot work.
         """
         expected_tokens = self._expected(expected_tokens)
-        sequences = checked_count("sequences", sequences)
-        runtime = self._runtime(self._made(expected_tokens, sequences))
-        runtime.expect(expected_tokens or 0)
-        return HillInferCache(runtime, identity=self._identity, model=self._model_in_use)
+        expectation = Expectation(expected_tokens, checked_count("sequences", sequences))
+        with self._opening:
+            engine = self._joined(expectation)
+            try:
+                family = engine.open_family(expectation)
+                return HillInferCache(engine, family, None, self._identity, self._model_in_use)
+            finally:
+                engine.part()
 
     def load_session(
         self,
@@ -184,7 +196,29 @@ class Attachment:
         except BaseException:
             runtime.close()
             raise
-        return HillInferCache.resumed(runtime, sequence, self._identity, self._model_in_use)
+        engine = Engine(runtime)
+        return HillInferCache.resumed(engine, sequence, self._identity, self._model_in_use)
+
+    def statistics(self) -> CacheStatistics | None:
+        """Return what all caches from `new_cache` did that are open together, None without any."""
+        engine = self._engine
+        return None if engine is None or engine.is_inherited else engine.statistics()
+
+    def _joined(self, expectation: Expectation) -> Engine:
+        """Return the engine that is open, or a new one, with one cache more, for `Engine.part`."""
+        engine, wanted = self._engine, (self.settings, self._shape, self._devices)
+        if engine is not None and not engine.is_inherited and self._opened_for == wanted:
+            if engine.join():
+                return engine
+        runtime = self._runtime(self._made(expectation.tokens, expectation.sequences))
+        engine = self._engine = Engine(runtime)
+        self._opened_for = wanted
+        engine.join()
+        return engine
+
+    @property
+    def _devices(self) -> frozenset[torch.device]:
+        return frozenset(parameter.device for parameter in self.model.parameters())
 
     def _expected(self, tokens: int | None) -> int | None:
         """Return the length to plan for, at most what the model has positions for."""
@@ -231,7 +265,7 @@ class Attachment:
             base=base,
             announce_streaming=made.announce_streaming,
             growth=made.growth,
-            lane=lane_of({parameter.device for parameter in self.model.parameters()}),
+            lane=lane_of(set(self._devices)),
         )
 
     def detach(self) -> None:

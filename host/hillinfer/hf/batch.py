@@ -62,6 +62,10 @@ class Batch:
     def __len__(self) -> int:
         return len(self._sequences)
 
+    def sequences(self) -> list[Sequence]:
+        """Return what the rows hold, each sequence once."""
+        return _distinct(self._sequences)
+
     @property
     def token_ids(self) -> list[list[int]]:
         """The tokens of each row so far, padding left out."""

@@ -14,15 +14,14 @@ import torch
 from hillinfer.errors import CacheUseError, UnsupportedFeatureError
 from hillinfer.hf.attached_cache import AttachedCache
 from hillinfer.hf.batch import Batch
+from hillinfer.hf.engine import CacheFamily, Engine, Expectation
 from hillinfer.hf.forward_plan import ForwardPlan, SequenceShare
 from hillinfer.hf.layer import HillInferLayer
 from hillinfer.hf.model_in_use import ModelInUse
 from hillinfer.hf.pass_checks import check_attended, check_states
-from hillinfer.hf.runtime_users import RuntimeUsers
 from hillinfer.hf.turns import Use
 from hillinfer.prompt import PromptForm
 from hillinfer.query_source import QuerySource
-from hillinfer.runtime import Runtime
 from hillinfer.sessions.model_identity import ModelIdentity
 from hillinfer.sessions.saving import SavedBytes, SessionOrigin
 from hillinfer.statistics import CacheStatistics
@@ -41,10 +40,10 @@ class HillInferCache(AttachedCache):
 
     Parameters
     ----------
-    runtime
-        Where rows and shadow live.
-    users
-        The caches that share this runtime, None for the first.
+    engine
+        Where rows and shadow live, with those of other caches.
+    family
+        The cache that this is a fork of and its other forks; None for a cache of its own.
     batch
         The rows to start with, None for an empty cache.
     identity
@@ -61,16 +60,17 @@ class HillInferCache(AttachedCache):
 
     def __init__(
         self,
-        runtime: Runtime,
-        users: RuntimeUsers | None = None,
+        engine: Engine,
+        family: CacheFamily | None = None,
         batch: Batch | None = None,
         identity: ModelIdentity | None = None,
         model: ModelInUse | None = None,
     ) -> None:
+        runtime = engine.runtime
         super().__init__(
             layers=[HillInferLayer(self, layer) for layer in range(runtime.shape.layers)]
         )
-        self._runtime = runtime
+        self._engine, self._runtime = engine, runtime
         self._batch = Batch(runtime) if batch is None else batch
         self._index_lengths = [0] * runtime.shape.layers
         self._identity = identity
@@ -80,24 +80,25 @@ class HillInferCache(AttachedCache):
         self._pass: Use | None = None
         self._generate: Use | None = None
         self._fresh: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
-        self._users = users or RuntimeUsers(runtime)
-        self._users.join()
-        self._closer = weakref.finalize(self, self._users.drop, self._batch)
+        self._family = family or engine.open_family(Expectation())
+        self._family.add(self._batch)
+        engine.join()
+        self._closer = weakref.finalize(self, engine.drop, self._batch)
 
     # --- what a user calls -----------------------------------------------------------------
 
     def statistics(self) -> CacheStatistics:
-        """Return memory and traffic so far, of this cache and its forks together.
+        """Return what this cache and its forks did so far, in memory that the engine has for all.
 
         What a forward pass brought that broke off is counted until the cache is used again.
         """
         self._check_process()
         # Also in the middle of a pass of a fork.
-        if self._users.turns.is_own:
-            return self._runtime.statistics()
+        if self._engine.turns.is_own:
+            return self._engine.statistics_of(self._family)
         with Use(sys._getframe()) as use:
-            self._users.turns.take(use)
-            return self._runtime.statistics()
+            self._engine.turns.take(use)
+            return self._engine.statistics_of(self._family)
 
     @property
     def token_ids(self) -> list[list[int]]:
@@ -116,7 +117,7 @@ class HillInferCache(AttachedCache):
         """
         with self._alone(Use(sys._getframe())):
             batch = self._batch.fork()
-            copy = HillInferCache(self._runtime, self._users, batch, self._identity, self._model)
+            copy = HillInferCache(self._engine, self._family, batch, self._identity, self._model)
             copy._index_lengths = list(self._index_lengths)
             return copy
 
@@ -174,10 +175,10 @@ class HillInferCache(AttachedCache):
 
     @classmethod
     def resumed(
-        cls, runtime: Runtime, sequence: Sequence, identity: ModelIdentity, model: ModelInUse
+        cls, engine: Engine, sequence: Sequence, identity: ModelIdentity, model: ModelInUse
     ) -> HillInferCache:
-        """Return a cache of one row that continues a sequence of a runtime of its own."""
-        cache = cls(runtime, None, Batch.of(runtime, sequence), identity, model)
+        """Return a cache of one row that continues a sequence of an engine."""
+        cache = cls(engine, None, Batch.of(engine.runtime, sequence), identity, model)
         cache._index_lengths = list(sequence.lengths)
         return cache
 
@@ -188,18 +189,18 @@ class HillInferCache(AttachedCache):
         share files and threads with are freed when the next of them is used. Does nothing in a fork
         of the process that made the cache.
         """
-        if self._users.is_inherited:
+        if self._engine.is_inherited:
             self._closer.detach()
             return
-        if self._users.turns.is_own and not (self._pass is not None and self._pass.is_own):
+        if self._engine.turns.is_own and not (self._pass is not None and self._pass.is_own):
             # In the middle of a pass of a fork, which is not the last cache then.
             self._closer()
             return
         with Use(sys._getframe()) as use:
-            self._users.turns.take(use)
+            self._engine.turns.take(use)
             # Whoever detaches it closes: a cache is closed or dropped, once.
             if self._closer.detach() is not None:
-                self._users.leave(self._batch)
+                self._engine.leave(self._batch)
 
     def fill(self, ids: torch.Tensor, keys: list[torch.Tensor], values: list[torch.Tensor]) -> None:
         """Take tokens whose keys and values are known, without a forward pass.
@@ -489,9 +490,10 @@ class HillInferCache(AttachedCache):
 
     def _take_turn(self, use: Use) -> None:
         self._check_process()
-        self._users.turns.take(use)
+        self._engine.turns.take(use)
         try:
             self._recover()
+            self._engine.serve(self._family)
         except BaseException:
             use.end()
             raise
@@ -514,7 +516,7 @@ class HillInferCache(AttachedCache):
         """
         if not self._closer.alive:
             raise CacheUseError(_CLOSED)
-        self._users.free_dropped()
+        self._engine.free_dropped()
         if self._plan is None:
             return
         start = self._plan.start
@@ -535,7 +537,7 @@ class HillInferCache(AttachedCache):
         self._fresh = {}
 
     def _check_process(self) -> None:
-        if self._users.is_inherited:
+        if self._engine.is_inherited:
             raise CacheUseError(
                 f"this cache belongs to the process that made it, and this is a fork of it (process"
                 f" {os.getpid()}): save_session there and load_session in a process that was "

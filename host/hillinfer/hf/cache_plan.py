@@ -13,12 +13,15 @@ from hillinfer.byte_size import format_bytes
 from hillinfer.errors import SettingsError, SetupWarning
 from hillinfer.machine.memory import MemoryFacts
 from hillinfer.model_shape import ModelShape
-from hillinfer.pools.budget_plan import kernel_spec, staging_bytes
+from hillinfer.pools.budget_plan import kernel_spec, open_ended_shadow_limit
 from hillinfer.pools.following_budget import GROWTH_TOKENS, BudgetGrowth
 from hillinfer.pools.shadow_choice import ShadowChoice
 from hillinfer.setting_values import whole_number
 from hillinfer.settings import Settings
 from hillinfer.storage.shadow_store import shadow_bytes
+
+# Of the longest: as many as budgets grow for; address space is reserved for all of them.
+_MOST_CONTEXTS = 32
 
 
 @dataclass(frozen=True)
@@ -86,8 +89,7 @@ class CachePlan:
     @classmethod
     def _in_bytes(cls, shape: ModelShape, settings: Settings) -> CachePlan:
         budget_bytes = settings.dram_budget.resolve(0)
-        # Half is left for rows, however long the context gets.
-        limit = max(0, budget_bytes // 2 - staging_bytes(shape, settings))
+        limit = open_ended_shadow_limit(shape, settings, budget_bytes)
         return cls(settings, budget_bytes, limit, _warner(shape, settings))
 
 
@@ -100,7 +102,8 @@ def checked_count(name: str, value: Any) -> int:
 
 
 def _growth(shape: ModelShape, settings: Settings, tokens: int, sequences: int) -> BudgetGrowth:
-    longest = settings.dram_budget.resolve(shape.max_positions * sequences * shape.token_bytes)
+    most_tokens = shape.max_positions * max(sequences, _MOST_CONTEXTS)
+    longest = settings.dram_budget.resolve(most_tokens * shape.token_bytes)
     memory = MemoryFacts.read()
     most = min(longest, memory.available_bytes)
     # Address space is reserved for it, and other things need some, too.

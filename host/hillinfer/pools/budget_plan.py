@@ -224,6 +224,14 @@ class BudgetPlan:
         return shadow + self.staging_bytes + self.other_bytes
 
 
+def open_ended_shadow_limit(shape: ModelShape, settings: Settings, budget_bytes: int) -> int:
+    """Return the most bytes of full shadows in DRAM where nobody knows how long contexts get.
+
+    Half of the budget is left for rows then, however long they get.
+    """
+    return max(0, budget_bytes // 2 - staging_bytes(shape, settings))
+
+
 def _moving_shadows(layers: int, sequences: int) -> int:
     """Return how many shadows DRAM must hold that are no full ones at rest.
 

@@ -24,6 +24,21 @@ class LayerHits:
         self._hot[entry.layer] += entry.hot_rows
         self._cold[entry.layer] += entry.cold_rows
 
+    def copy(self) -> LayerHits:
+        """Return what is counted now."""
+        copy = LayerHits(len(self._hot))
+        copy._hot, copy._cold = list(self._hot), list(self._cold)
+        return copy
+
+    def add_since(self, now: LayerHits, before: LayerHits) -> None:
+        """Add what came between two moments of another count."""
+        for own, new, old in (
+            (self._hot, now._hot, before._hot),
+            (self._cold, now._cold, before._cold),
+        ):
+            for layer, count in enumerate(new):
+                own[layer] += count - old[layer]
+
     def rates(self) -> tuple[float, ...]:
         """Return each layer's share of selected rows found in DRAM; 1.0 where none was wanted."""
         return tuple(

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -69,13 +71,14 @@ class RowKeeper:
         self._accountant = accountant
         self.sequences: list[Sequence] = []
 
-    @property
-    def kv_bytes(self) -> int:
-        """Bytes of all distinct rows."""
-        settled = self._groups.groups_in_use * GROUP_TOKENS * self._shape.layers
-        open_rows = sum(
-            length % GROUP_TOKENS for sequence in self.sequences for length in sequence.lengths
-        )
+    def kv_bytes(self, sequences: Iterable[Sequence]) -> int:
+        """Return the bytes of all distinct rows of some sequences."""
+        groups: set[int] = set()
+        open_rows = 0
+        for sequence in sequences:
+            groups.update(sequence.groups)
+            open_rows += sum(length % GROUP_TOKENS for length in sequence.lengths)
+        settled = len(groups) * GROUP_TOKENS * self._shape.layers
         return (settled + open_rows) * self._shape.row_bytes
 
     @property

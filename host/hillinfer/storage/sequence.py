@@ -49,6 +49,11 @@ class Sequence:
         # they select is counted.
         self.observed: list[torch.Tensor | None] = [None] * layers
 
+    @property
+    def tokens(self) -> int:
+        """Tokens whose rows are there, by the first layer: it has a forward pass's first."""
+        return self.lengths[0]
+
     def tail_start(self, layer: int) -> int:
         """Return the position of the open group's first token in a layer."""
         return self.lengths[layer] // GROUP_TOKENS * GROUP_TOKENS

@@ -76,6 +76,10 @@ class ShadowMemory:
         self._leaving = LeavingShadows(store, counters, self._forget_written, self._drop_probes)
         self._residents = ResidentShadows(device, accountant, self._staging_buffer)
 
+    def limit_to(self, limit_bytes: int) -> None:
+        """Let no more full shadows than that stay in DRAM from here on; those that do, stay."""
+        self._limit_bytes = limit_bytes
+
     def raise_limit(self, limit_bytes: int) -> None:
         """Let more full shadows stay in DRAM from here on; what is on the drive stays there."""
         self._limit_bytes = max(self._limit_bytes, limit_bytes)

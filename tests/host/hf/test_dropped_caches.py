@@ -15,7 +15,7 @@ from test_cache_operations import feed, feed_singly, open_cold_files
 from tiny_models import TinyModel, prompts
 
 from hillinfer.hf.attach import Attachment
-from hillinfer.hf.runtime_users import RUNTIME_THREADS
+from hillinfer.hf.engine import RUNTIME_THREADS
 from hillinfer.policies.pool_policy import PoolPolicy
 from hillinfer.settings import Settings
 

@@ -11,6 +11,7 @@ from tiny_models import TinyModel, prompts
 from hillinfer.byte_size import ByteSize
 from hillinfer.errors import SetupWarning
 from hillinfer.hf.cache import HillInferCache
+from hillinfer.hf.engine import Engine
 from hillinfer.model_shape import ModelShape
 from hillinfer.policies.pool_policies import POOL_POLICIES
 from hillinfer.pools.budget_plan import BudgetPlan, kernel_spec
@@ -38,7 +39,7 @@ def go(model, cold_dir, room, **changes):
         shape = ModelShape.from_config(model.config, model.dtype)
         one = shadow_bytes(kernel_spec(shape, hill.settings))
         cache = HillInferCache(
-            Runtime(shape, hill.settings, 8 << 20, cold_dir, shadow_limit_bytes=room * one)
+            Engine(Runtime(shape, hill.settings, 8 << 20, cold_dir, shadow_limit_bytes=room * one))
         )
         first = run(model, cache, ids, mask, NEW, prefill_chunk_size=700)
         fork = cache.fork()

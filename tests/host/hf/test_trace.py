@@ -12,6 +12,7 @@ from trace_events import check, ends, load, spans
 
 from hillinfer.app import token_selection
 from hillinfer.hf.cache import HillInferCache
+from hillinfer.hf.engine import Engine
 from hillinfer.hf.query_hooks import FIRST_PREDICTED
 from hillinfer.model_shape import ModelShape
 from hillinfer.native.library import native_is_here
@@ -89,7 +90,7 @@ def test_shadows_on_the_drive_are_read_and_written_in_the_trace(model, cold_dir,
     with attached(model, cold_dir, trace=file, **CHANGES) as hill:
         shape = ModelShape.from_config(model.config, model.dtype)
         runtime = Runtime(shape, hill.settings, 24 << 20, cold_dir, shadow_limit_bytes=0)
-        cache = HillInferCache(runtime)
+        cache = HillInferCache(Engine(runtime))
         run(model, cache, ids, None, NEW, prefill_chunk_size=500)
         statistics = cache.statistics()
         cache.close()

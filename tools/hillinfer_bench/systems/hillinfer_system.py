@@ -11,6 +11,7 @@ from typing import Any
 from hillinfer.byte_size import ByteSize
 from hillinfer.errors import SetupWarning
 from hillinfer.hf.cache import HillInferCache
+from hillinfer.hf.engine import Engine
 from hillinfer.hf.predictors.table import with_named_query
 from hillinfer.model_shape import ModelShape
 from hillinfer.pools.budget_plan import kernel_spec
@@ -96,7 +97,7 @@ class HillInferSystem(System):
                 else Runtime(*given, shadow_limit_bytes=limit)
             )
         streamed = whole.plan.streamed_shadow_bytes / whole.plan.kv_bytes
-        return _OpenHillInfer(HillInferCache(runtime), setting.shape, settings, streamed)
+        return _OpenHillInfer(HillInferCache(Engine(runtime)), setting.shape, settings, streamed)
 
     def _choice(self, setting: BenchSetting, wanted: Settings) -> ShadowChoice:
         budget = ByteSize(byte_count=self._budget(setting))

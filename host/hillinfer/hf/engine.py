@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all caches of one attached model share, and who of them did what."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections import deque
+from dataclasses import asdict, dataclass, fields, replace
+
+from hillinfer.counters import Counters
+from hillinfer.errors import BudgetError
+from hillinfer.hf.batch import Batch
+from hillinfer.hf.turns import Turns
+from hillinfer.pools.budget_plan import BudgetPlan, kernel_spec, open_ended_shadow_limit
+from hillinfer.pools.layer_hits import LayerHits
+from hillinfer.runtime import Runtime
+from hillinfer.statistics import CacheStatistics
+
+# How the names of all threads begin that runtimes start.
+RUNTIME_THREADS = "hillinfer-"
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """How long a cache and its forks are said to get.
+
+    Parameters
+    ----------
+    tokens
+        Longest context, None where nobody knows.
+    sequences
+        Of different rows.
+    """
+
+    tokens: int | None = None
+    sequences: int = 1
+
+
+class CacheFamily:
+    """A cache and its forks, of which statistics are told together.
+
+    Parameters
+    ----------
+    expectation
+        How long it is said to get.
+    layers
+        Layers of the model.
+    """
+
+    def __init__(self, expectation: Expectation, layers: int) -> None:
+        self.expectation = expectation
+        self.counters = Counters()
+        self.hits = LayerHits(layers)
+        self._batches: weakref.WeakSet[Batch] = weakref.WeakSet()
+
+    def add(self, batch: Batch) -> None:
+        """Learn of one more cache's rows."""
+        self._batches.add(batch)
+
+    def batches(self) -> list[Batch]:
+        """Return the rows of every cache that is not freed."""
+        return list(self._batches)
+
+
+class Engine:
+    """Files, threads, buffers and the one DRAM budget of all caches of an attached model.
+
+    Caches use it in turns, and the last that leaves closes it. All of them belong to the process
+    that made it: a fork of it has none of the threads, and must leave alone what the parent goes on
+    using.
+
+    A cache is closed by its user or dropped. The garbage collector drops one in whatever thread it
+    happens to run, in the middle of anything, so `drop` never waits.
+
+    Parameters
+    ----------
+    runtime
+        Open; is closed with the last cache.
+
+    Attributes
+    ----------
+    turns
+        Taken by whoever uses the runtime.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+        # Deques, because their methods are atomic without a lock.
+        self._members: deque[None] = deque()
+        self._dropped: deque[Batch] = deque()
+        # Held for moments, and never waited for by who drops a cache.
+        self._counting = threading.Lock()
+        self._planning = threading.Lock()
+        self._closed = False
+        self._process = os.getpid()
+        self._families: weakref.WeakSet[CacheFamily] = weakref.WeakSet()
+        # Whose doings the runtime counts, and what it had counted before.
+        self._served: CacheFamily | None = None
+        self._before = Counters()
+        self._hits_before = LayerHits(runtime.shape.layers)
+        self.turns = Turns()
+
+    @property
+    def is_inherited(self) -> bool:
+        """Whether this process is a fork of the one that made the engine."""
+        return self._process != os.getpid()
+
+    # --- who uses it -----------------------------------------------------------------------
+
+    def join(self) -> bool:
+        """Count one cache more; False where the last left and it is closed."""
+        with self._counting:
+            if self._closed:
+                return False
+            self._members.append(None)
+            return True
+
+    def part(self) -> None:
+        """Count one cache less, which had no rows; close the runtime after the last."""
+        self._members.pop()
+        self._close_after_the_last()
+
+    def open_family(self, expectation: Expectation) -> CacheFamily:
+        """Make room for a cache and its forks beside those that are there.
+
+        Raises
+        ------
+        BudgetError
+            Where the budget is in bytes and does not hold what all of them are said to get.
+        """
+        family = CacheFamily(expectation, self.runtime.shape.layers)
+        with self._planning:
+            families = [*self._families, family]
+            if len(families) > 1:
+                self._make_room(families)
+            self._families.add(family)
+            self.runtime.expect(max(one.expectation.tokens or 0 for one in families))
+        return family
+
+    def leave(self, batch: Batch) -> None:
+        """Free the sequences of one cache, count it no more and close the runtime after the last.
+
+        Parameters
+        ----------
+        batch
+            That cache's rows; empty afterwards.
+        """
+        self.free_dropped()
+        batch.clear()
+        self._members.pop()
+        self._close_after_the_last()
+
+    def drop(self, batch: Batch) -> None:
+        """Count a cache no more that nobody closed; safe in any thread at any moment.
+
+        Its sequences are freed by `free_dropped`. After the last cache the runtime is closed
+        instead: here, or where this is a runtime's thread, which would wait for itself, in a fresh
+        one that the interpreter waits for at its exit.
+
+        Parameters
+        ----------
+        batch
+            That cache's rows.
+        """
+        if self.is_inherited:
+            return
+        self._dropped.append(batch)
+        self._members.pop()
+        self._close_after_the_last()
+
+    def free_dropped(self) -> None:
+        """Free the sequences of dropped caches, in the thread that is about to use the runtime."""
+        while self._dropped:
+            self._dropped.popleft().clear()
+
+    def _close_after_the_last(self) -> None:
+        # Who holds it is about to be a cache of this engine, or closes it.
+        if self._members or not self._counting.acquire(blocking=False):
+            return
+        try:
+            if self._members or self._closed:
+                return
+            self._closed = True
+        finally:
+            self._counting.release()
+        # Any runtime's thread: two of them may each hold the last cache of the other's.
+        if threading.current_thread().name.startswith(RUNTIME_THREADS):
+            threading.Thread(
+                target=self.runtime.close, name=f"{RUNTIME_THREADS}close", daemon=False
+            ).start()
+        else:
+            self.runtime.close()
+
+    # --- what it has room for --------------------------------------------------------------
+
+    def _make_room(self, families: list[CacheFamily]) -> None:
+        runtime = self.runtime
+        tokens, sequences = 0, 0
+        for family in families:
+            known = family.expectation
+            held = [one.tokens for batch in family.batches() for one in batch.sequences()]
+            tokens += max(sum(held), (known.tokens or 0) * known.sequences)
+            sequences += max(len(held), known.sequences)
+        if runtime.follows_context:
+            runtime.cover(tokens)
+            return
+        if any(family.expectation.tokens is None for family in families):
+            runtime.limit_shadows(
+                open_ended_shadow_limit(runtime.shape, runtime.settings, runtime.budget_bytes)
+            )
+            return
+        each = -(-tokens // sequences)
+        plan = BudgetPlan.for_context(runtime.shape, runtime.settings, each, sequences)
+        try:
+            plan.check()
+        except BudgetError as error:
+            raise BudgetError(
+                f"{len(families)} caches of this model share one DRAM budget, and {tokens} tokens "
+                f"in {sequences} sequences are expected of them together: {error}, or close a "
+                "cache first"
+            ) from error
+        spec = kernel_spec(runtime.shape, runtime.settings)
+        runtime.limit_shadows(plan.shadow_limit(spec, runtime.shape.layers, sequences))
+
+    # --- what it did -----------------------------------------------------------------------
+
+    def serve(self, family: CacheFamily) -> None:
+        """Count for a family from here on, whose turn it is."""
+        if self._served is not family:
+            self._credit()
+            self._served = family
+
+    def statistics(self) -> CacheStatistics:
+        """Return what all caches did together, closed ones too."""
+        return self.runtime.statistics()
+
+    def statistics_of(self, family: CacheFamily) -> CacheStatistics:
+        """Return what a family did, in memory that all share."""
+        self._credit()
+        whole = self.runtime.statistics()
+        sequences = {id(one): one for batch in family.batches() for one in batch.sequences()}
+        return replace(
+            whole,
+            kv_bytes=self.runtime.kv_bytes(list(sequences.values())),
+            layer_hit_rates=family.hits.rates(),
+            **asdict(family.counters),
+        )
+
+    def _credit(self) -> None:
+        """Add what was counted since to whoever was served."""
+        if self._served is None:
+            return
+        counters, hits = self.runtime.counted()
+        for one in fields(Counters):
+            more = getattr(counters, one.name) - getattr(self._before, one.name)
+            old = getattr(self._served.counters, one.name)
+            setattr(self._served.counters, one.name, old + more)
+        self._served.hits.add_since(hits, self._hits_before)
+        self._before, self._hits_before = counters, hits
