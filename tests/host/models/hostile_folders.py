@@ -214,8 +214,6 @@ ROTARY = {
     "short_factor": ([], [1.0], 1.0, "12345678"),
     "long_factor": ({}, [2.0]),
 }
-
-
 TOKENS = [f"<{i}>" for i in range(20_000)]
 DEEP = "[" * 100_000 + "]" * 100_000
 NORM = "model.norm.weight"
