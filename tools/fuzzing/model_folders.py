@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import math
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -67,14 +68,17 @@ def prompt_ids(tokenizer: Any) -> tuple[list[int], list[int]]:
 
 
 def answer(loaded: Any, cold_dir: Path) -> list[int]:
-    """Return the first tokens of an answer, every logit of them a number."""
-    import torch
-
+    """Return the first tokens of an answer, each chosen from logits whose greatest is a number."""
     import hillinfer
     from hillinfer.generation import Generation
-    from hillinfer.sampling import Sampling
+    from hillinfer.prompt import PromptError
+    from hillinfer.sampling import Sampling, TokenChooser
 
     document, question = prompt_ids(loaded.tokenizer)
+    words = loaded.model.get_input_embeddings().num_embeddings
+    if max([*document, *question]) >= words:
+        # As the command does, before it loads anything.
+        raise PromptError(f"the tokenizer makes tokens that the model, of {words}, does not have")
     expected = len(document) + len(question) + NEW_TOKENS
     with hillinfer.attach(loaded.model, cold_dir=cold_dir, dram_budget="24MiB") as attachment:
         cache = attachment.new_cache(expected_tokens=expected)
@@ -82,7 +86,9 @@ def answer(loaded: Any, cold_dir: Path) -> list[int]:
         try:
             generation.read([*document, *question])
             tokens = list(generation.decode(Sampling(), NEW_TOKENS, loaded.stop_ids))
-            if not torch.isfinite(generation._logits).all():
+            if not math.isfinite(float(generation._logits.max())):
+                # Nothing was chosen from the last ones yet.
+                TokenChooser(Sampling(), generation._logits.device).choose(generation._logits)
                 raise WrongAnswerError("tokens were chosen from logits that are no numbers")
         finally:
             generation.close()

@@ -40,6 +40,8 @@ def preload() -> None:
     from tqdm import tqdm
     from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: F401
 
+    import hillinfer
+    import hillinfer.cli.generate_run  # noqa: F401
     import hillinfer_bench.figures.timeline_figure  # noqa: F401
 
     # Bars start a thread that watches them.

@@ -129,16 +129,10 @@ class ModelOutline:
             # What cannot make tokens of anything shows here, and not when a prompt is made: a
             # length that is no number, too.
             tokenizer("a b").input_ids  # noqa: B018
-            highest = _highest_id(tokenizer)
         if words > rows:
             raise ModelError(
                 f"the tokenizer in {source.path} has {words} tokens and the model {rows}: they are "
                 "not of one model, get it anew"
-            )
-        if highest >= rows:
-            raise ModelError(
-                f"the tokenizer in {source.path} has a token of id {highest} and the model ids "
-                f"below {rows}: they are not of one model, get it anew"
             )
         skeleton = _skeleton(config, source)
         if source.gguf_file is None:
@@ -228,13 +222,6 @@ def _own_type(config: Any) -> torch.dtype:
     if isinstance(own, str):
         own = getattr(torch, own.removeprefix("torch."), None)
     return own if isinstance(own, torch.dtype) else torch.float32
-
-
-def _highest_id(tokenizer: Any) -> int:
-    """Return the highest id of a vocabulary; tokens added to it may lie beyond the model's."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    own = backend.get_vocab(with_added_tokens=False) if backend is not None else {}
-    return max(own.values(), default=-1)
 
 
 def _skeleton(config: Any, source: ModelSource) -> Any:
