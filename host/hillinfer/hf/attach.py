@@ -207,9 +207,9 @@ class Attachment:
     def _joined(self, expectation: Expectation) -> Engine:
         """Return the engine that is open, or a new one, with one cache more, for `Engine.part`."""
         engine, wanted = self._engine, (self.settings, self._shape, self._devices)
-        if engine is not None and not engine.is_inherited and self._opened_for == wanted:
-            if engine.join():
-                return engine
+        fits = engine is not None and not engine.is_inherited and self._opened_for == wanted
+        if engine is not None and fits and engine.join():
+            return engine
         runtime = self._runtime(self._made(expectation.tokens, expectation.sequences))
         engine = self._engine = Engine(runtime)
         self._opened_for = wanted

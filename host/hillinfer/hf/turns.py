@@ -117,9 +117,8 @@ class Turns:
             if first.is_own:
                 use.end()
                 raise CacheUseError(
-                    "a forward pass is under way in this thread, of this cache or of one that "
-                    "shares its files and threads: wait until it is through, or take another cache "
-                    "from new_cache()"
+                    "a forward pass is under way in this thread, of this cache or of another of "
+                    "the same attachment, which share files and threads: wait until it is through"
                 )
             first.over.wait(_LOOK_AGAIN_S)
 

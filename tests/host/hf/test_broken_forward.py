@@ -152,6 +152,9 @@ def test_a_budget_that_runs_out_is_an_error_each_time_and_never_a_deadlock(cold_
     ids, _ = prompts([400])
     budget = least_budget(TINY, 100)
     with attached(model, cold_dir, dram_budget=budget) as hill:
+        calm = hill.new_cache()
+        expected = run(model, calm, ids[:, :100])
+        calm.close()
         cache = hill.new_cache()
         rows = ids.repeat(40, 1)
         rows[:, 0] = torch.arange(40) + 1
@@ -159,11 +162,8 @@ def test_a_budget_that_runs_out_is_an_error_each_time_and_never_a_deadlock(cold_
             with pytest.raises(BudgetError, match=r"raise --dram-budget"):
                 run(model, cache, rows)
         # What fits is served afterwards.
-        calm = hill.new_cache()
-        expected = run(model, calm, ids[:, :100])
         assert torch.equal(run(model, cache, ids[:, :100]).sequences, expected.sequences)
         cache.close()
-        calm.close()
 
 
 def test_parts_of_a_model_do_not_reach_the_cache(cold_dir):

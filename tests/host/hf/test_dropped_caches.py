@@ -190,10 +190,11 @@ def test_a_dropped_fork_is_freed_by_the_thread_that_uses_its_sibling(where, cold
         yield feed_singly(model, cache, way[:, 1:])
 
     with attached(model, cold_dir, calls, alpha=0.5) as hill:
-        undisturbed, cache = read(), read()
+        undisturbed = read()
         expected = list(go_on(undisturbed))
         without_fork = held(undisturbed._runtime)
         undisturbed.close()
+        cache = read()
         runtime = cache._runtime
 
         def in_use():

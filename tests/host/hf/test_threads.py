@@ -10,6 +10,7 @@ import pytest
 import torch
 from generation_runs import attached, bits, run
 from tiny_models import TinyModel, prompts
+from transformers import DynamicCache
 
 from hillinfer.errors import CacheUseError
 
@@ -75,6 +76,7 @@ MEMORY = Place(DOCUMENT, 24 << 20, rows_from_drive=False)
 # Each has room for buffers, open shadows and less than half of the rows.
 OF_FORKS = Place(DOCUMENT, 5_250_000)
 OF_ONE_CACHE = Place(DOCUMENT, 4_756_000)
+OF_TWO_CACHES = Place(DOCUMENT, 5_230_000)
 STREAMED = Place(prompts([1100])[0], 5_740_000, shadow_from_drive=True)
 
 
@@ -121,7 +123,7 @@ def answers(shared, place, query, cold_dir, run_all):
 
         given = zip(users, opened, QUESTIONS, strict=True)
         found = run_all(*(lambda one=one: ask(*one) for one in given))
-        statistics = opened[0].statistics()
+        statistics = opened[-1].statistics()
         for cache in opened:
             cache.close()
     return found, statistics
@@ -139,7 +141,7 @@ def same(found, expected):
         (forks, MEMORY),
         (forks, OF_FORKS),
         (forks, STREAMED),
-        (caches, OF_ONE_CACHE),
+        (caches, OF_TWO_CACHES),
         (models, OF_ONE_CACHE),
     ],
     ids=["forks", "forks on the drive", "forks with a streamed shadow", "caches", "models"],
@@ -291,28 +293,29 @@ def test_a_pass_inside_a_pass_is_refused_where_it_would_spoil_it(cold_dir):
         whole = hill.new_cache()
         model(DOCUMENT, past_key_values=whole)
         expected = model(QUESTIONS[0][:, :1], past_key_values=whole.fork()).logits
-        cache, sibling, stranger = whole.fork(), whole.fork(), hill.new_cache()
+        cache, sibling, other = whole.fork(), whole.fork(), hill.new_cache()
         refused = []
 
         def inside(module, args, output):
             if hook is None:
                 return
             # A sibling may be closed: its rows are freed after the pass.
-            for one, names in ((cache, [*uses]), (sibling, ["pass", "fork", "crop"])):
+            some = ["pass", "fork", "crop"]
+            for one, names in ((cache, [*uses]), (sibling, some), (other, some[:2])):
                 for use in (uses[name] for name in names):
                     with pytest.raises(CacheUseError, match="under way in this thread"):
                         use(one)
                     refused.append(one)
             # What shares nothing may be used, and looking is always allowed.
             hook.remove()
-            model(QUESTIONS[1], past_key_values=stranger)
+            model(QUESTIONS[1], past_key_values=DynamicCache(config=model.config))
             assert cache.statistics().kv_bytes > 0
             assert sibling.statistics().kv_bytes > 0
 
         hook = model.model.layers[1].mlp.register_forward_hook(inside)
         found = model(QUESTIONS[0][:, :1], past_key_values=cache).logits
-        assert len(refused) == 4 + 3
+        assert len(refused) == 4 + 3 + 2
         assert torch.equal(found, expected)
         assert cache.get_seq_length() == 151
-        for one in (whole, cache, sibling, stranger):
+        for one in (whole, cache, sibling, other):
             one.close()
