@@ -59,9 +59,9 @@ class Settings:
         Hot pools of one size, or by each layer's measured misses.
     pool_timeline
         File that what happens to the pools is written to, a line per layer and step; None for
-        none. Each cache begins it anew.
+        none. Each engine begins it anew.
     trace
-        File that what every lane does is written to, for trace viewers; None for none. Each cache
+        File that what every lane does is written to, for trace viewers; None for none. Each engine
         begins it anew.
     cold_dir
         Directory on the drive that holds the cold pool; None for the user's cache directory.
