@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A child process: three prompts, two budgets and a session; prints digests of all logits as JSON.
+
+Its argument is a folder for cold files and sessions.
+"""
+
+import hashlib
+import json
+import os
+import sys
+from pathlib import Path
+
+os.environ.update(ATEN_CPU_CAPABILITY="default", MKL_CBWR="COMPATIBLE", ONEDNN_MAX_CPU_ISA="SSE41")
+sys.path[:0] = [sys.argv[1]]
+
+import torch
+from generation_runs import bits, run
+from tiny_models import TinyModel, prompts
+
+import hillinfer
+
+LENGTHS = (150, 1100, 2300)
+BUDGETS = ("25%", "400%")
+
+
+def digest(output):
+    return hashlib.sha256(bits(output).numpy().tobytes()).hexdigest()[:16]
+
+
+def main(scratch):
+    torch.set_num_threads(1)
+    model = TinyModel(head_dim=32, layers=4).build()
+    told = {}
+    for budget in BUDGETS:
+        settings = {"dram_budget": budget, "cold_dir": scratch, "block_rows": 64}
+        with hillinfer.attach(model, **settings) as hill:
+            for length in LENGTHS:
+                ids, _ = prompts([length], seed=length)
+                cache = hill.new_cache(length + 24)
+                told[f"{length} {budget}"] = digest(run(model, cache, ids, new_tokens=12))
+                cache.close()
+            cache = hill.new_cache(1200)
+            ids, _ = prompts([1090], seed=4)
+            run(model, cache, ids, new_tokens=1)
+            cache.save_session(scratch / f"session-{budget.strip('%')}")
+            cache.close()
+            cache = hill.load_session(scratch / f"session-{budget.strip('%')}", 1200)
+            longer = torch.cat([torch.tensor(cache.token_ids), ids[:, :70]], 1)
+            told[f"session {budget}"] = digest(run(model, cache, longer, new_tokens=12))
+            cache.close()
+    print(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
