@@ -11,8 +11,6 @@ import sys
 from pathlib import Path
 
 os.environ.update(ATEN_CPU_CAPABILITY="default", MKL_CBWR="COMPATIBLE", ONEDNN_MAX_CPU_ISA="SSE41")
-sys.path[:0] = [sys.argv[1]]
-
 import torch
 from generation_runs import bits, run
 from tiny_models import TinyModel, prompts
