@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 import warnings
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -28,6 +29,7 @@ from hillinfer.hf.engine import Engine, Expectation
 from hillinfer.hf.features import check_model, check_uses_interface, check_versions
 from hillinfer.hf.forward_hooks import ForwardHooks
 from hillinfer.hf.guarded_generate import GuardedGenerate
+from hillinfer.hf.joined_cache import JoinedCache
 from hillinfer.hf.model_in_use import ModelInUse
 from hillinfer.hf.predictors.table import predictor_of, with_named_query
 from hillinfer.hf.query_hooks import QueryHooks
@@ -121,6 +123,18 @@ class Attachment:
                 return HillInferCache(engine, family, None, self._identity, self._model_in_use)
             finally:
                 engine.part()
+
+    def join(self, caches: Iterable[HillInferCache]) -> JoinedCache:
+        """Return caches from `new_cache` and their forks as one batch, for a step together.
+
+        See `JoinedCache`; a joined batch is made anew whenever caches come or leave.
+
+        Raises
+        ------
+        CacheUseError
+            Where they cannot take a step together; the message names the caches.
+        """
+        return JoinedCache(tuple(caches))
 
     def load_session(
         self,

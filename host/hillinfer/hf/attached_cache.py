@@ -33,6 +33,9 @@ class AttachedCache(Cache):  # type: ignore[misc]
     def check_dtype(self, dtype: torch.dtype) -> None:
         """Refuse a model whose number type is none that this cache was made for."""
 
+    def check_positions(self, positions: torch.Tensor | None) -> None:
+        """Refuse positions (batch, tokens) of a pass that began, where this cache knows better."""
+
     @abstractmethod
     def check_continues(self, ids: torch.Tensor, mask: torch.Tensor | None) -> None:
         """Refuse full ids (batch, tokens) that do not start with what this cache holds."""

@@ -62,6 +62,11 @@ class Batch:
     def __len__(self) -> int:
         return len(self._sequences)
 
+    @property
+    def pads(self) -> tuple[int, ...]:
+        """Padding of each row."""
+        return tuple(self._pads)
+
     def sequences(self) -> list[Sequence]:
         """Return what the rows hold, each sequence once."""
         return _distinct(self._sequences)

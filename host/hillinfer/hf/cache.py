@@ -370,11 +370,9 @@ class HillInferCache(AttachedCache):
             Where a layer left the cache out; the pass is then forgotten.
         """
         self.spans.end()
-        plan, use = self._plan, self._pass
+        use = self._pass
         try:
-            if plan is not None:
-                check_attended(plan, self._index_lengths, self._fresh)
-            self._forget_forward()
+            self.end_joined()
         finally:
             # Last, because another thread that waits for its turn may fork this cache at once.
             if use is not None:
@@ -450,6 +448,33 @@ class HillInferCache(AttachedCache):
                     out[row, tokens - share.tokens :] = attended
         return out
 
+    # --- what a joined batch calls ---------------------------------------------------------
+
+    @property
+    def engine(self) -> Engine:
+        """What this cache shares with others."""
+        return self._engine
+
+    @property
+    def row_lengths(self) -> list[int]:
+        """The tokens that each batch row holds, padding left out, of passes that got through."""
+        length = self.get_seq_length()
+        return [length - pad for pad in self._batch.pads]
+
+    def begin_joined(self, ids: torch.Tensor, mask: torch.Tensor | None, use: Use) -> None:
+        """Begin this cache's part of a pass of several, whose turn it is; as `begin_forward`."""
+        self._check_generate()
+        self._check_process()
+        self._recover()
+        self._take_tokens(ids, mask, use)
+
+    def end_joined(self) -> None:
+        """Learn that a pass got through, whose turn others end; as `end_forward`."""
+        plan = self._plan
+        if plan is not None:
+            check_attended(plan, self._index_lengths, self._fresh)
+        self._forget_forward()
+
     # --- inside ----------------------------------------------------------------------------
 
     def _attended(
@@ -500,13 +525,17 @@ class HillInferCache(AttachedCache):
 
     def _begin(self, ids: torch.Tensor, mask: torch.Tensor | None, use: Use) -> ForwardPlan:
         """Begin a forward pass whose turn it is."""
+        plan = self._take_tokens(ids, mask, use)
+        # Last, so that the ids are kept even where the drive failed since the step before.
+        self._runtime.begin_step()
+        self.spans.begin(ids.shape[1])
+        return plan
+
+    def _take_tokens(self, ids: torch.Tensor, mask: torch.Tensor | None, use: Use) -> ForwardPlan:
         start = self.get_seq_length()
         shares = self._batch.begin_forward(ids, start, mask)
         plan = ForwardPlan(start=start, tokens=ids.shape[1], batch=ids.shape[0], shares=shares)
         self._plan, self._pass, self._fresh = plan, use, {}
-        # Last, so that the ids are kept even where the drive failed since the step before.
-        self._runtime.begin_step()
-        self.spans.begin(ids.shape[1])
         return plan
 
     def _recover(self) -> None:

@@ -52,6 +52,7 @@ class _Before(ModelHook):
         use = Use(forward_frame())
         cache.begin_forward(arguments["input_ids"], arguments.get("attention_mask"), use)
         attention.begin_own(use)
+        cache.check_positions(arguments.get("position_ids"))
 
 
 class _After(ModelHook):

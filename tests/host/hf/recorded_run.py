@@ -6,11 +6,9 @@ Its argument is a folder for cold files and sessions.
 
 import hashlib
 import json
-import os
 import sys
 from pathlib import Path
 
-os.environ.update(ATEN_CPU_CAPABILITY="default", MKL_CBWR="COMPATIBLE", ONEDNN_MAX_CPU_ISA="SSE41")
 import torch
 from generation_runs import bits, run
 from tiny_models import TinyModel, prompts

@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several caches of one attachment that take a step together, each at its own length."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Never
+
+import torch
+
+from hillinfer.errors import CacheUseError, UnsupportedFeatureError
+from hillinfer.hf.attached_cache import AttachedCache
+from hillinfer.hf.cache import HillInferCache
+from hillinfer.hf.engine import CacheFamily, Expectation
+from hillinfer.hf.layer import HillInferLayer
+from hillinfer.hf.turns import Use
+from hillinfer.statistics import CacheStatistics
+from hillinfer.timeline.forward_spans import ForwardSpans
+
+
+@dataclass(frozen=True)
+class _Member:
+    """One of the caches, and which rows of the batch are its own."""
+
+    cache: HillInferCache
+    rows: slice
+
+
+class JoinedCache(AttachedCache):
+    """Caches as the rows of one batch; pass it as `past_key_values` with what `inputs` makes.
+
+    The model's linear layers run once for all rows; each row selects and attends in its own cache,
+    by its own length, as it would alone. Nothing moves: the caches go on by themselves whenever
+    they like, and any of them may be joined with others at the next step.
+
+    Parameters
+    ----------
+    caches
+        Of one attachment, each with tokens; the first one's rows come first.
+
+    Raises
+    ------
+    CacheUseError
+        Where they cannot take a step together; the message names the caches.
+    """
+
+    def __init__(self, caches: Sequence[HillInferCache]) -> None:
+        self._members = _members(caches)
+        self._engine = caches[0].engine
+        layers = self._engine.runtime.shape.layers
+        super().__init__(layers=[HillInferLayer(self, layer) for layer in range(layers)])
+        self._family = CacheFamily(Expectation(), layers)
+        self.spans = ForwardSpans(self._engine.runtime.recorder)
+        self._use: Use | None = None
+        self._around: list[tuple[HillInferCache, Use | None]] = []
+
+    # --- what a user calls -----------------------------------------------------------------
+
+    def inputs(self, input_ids: torch.Tensor) -> dict[str, Any]:
+        """Return the arguments of a forward pass that brings tokens to every row.
+
+        Parameters
+        ----------
+        input_ids
+            (batch, tokens): of each row of the caches, in their order, as many tokens.
+
+        Returns
+        -------
+        `input_ids`, `attention_mask` (batch, longest + tokens), `position_ids` (batch, tokens) and
+        `past_key_values`.
+        """
+        self._check_rows(input_ids)
+        past = torch.tensor(self._lengths(), device=input_ids.device)[:, None]
+        whole = self.get_seq_length() + input_ids.shape[1]
+        places = torch.arange(whole, device=input_ids.device)
+        mask = (places >= whole - input_ids.shape[1] - past).to(torch.int64)
+        return {
+            "input_ids": input_ids,
+            "attention_mask": mask,
+            "position_ids": past + torch.arange(input_ids.shape[1], device=input_ids.device),
+            "past_key_values": self,
+        }
+
+    def statistics(self) -> CacheStatistics:
+        """Return what steps together did, which the statistics of each cache leave out."""
+        if self._engine.turns.is_own:
+            return self._engine.statistics_of(self._family)
+        with Use(sys._getframe()) as use:
+            self._engine.turns.take(use)
+            return self._engine.statistics_of(self._family)
+
+    @property
+    def token_ids(self) -> list[list[int]]:
+        """The tokens of each row so far, padding left out."""
+        return [row for one in self._members for row in one.cache.token_ids]
+
+    @property
+    def batch_size(self) -> int:
+        """Rows of the batch."""
+        return len(self._lengths())
+
+    # --- what transformers calls -----------------------------------------------------------
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def index_length(self, layer: int) -> int:
+        """Return the tokens of a layer in the longest cache, padding included."""
+        lengths: list[int] = [one.cache.index_length(layer) for one in self._members]
+        return max(lengths)
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> Never:
+        """Refuse: rows belong to caches, which do not take each other's."""
+        raise _only_apart("beams")
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Refuse more than the rows that there are."""
+        if repeats != 1:
+            raise _only_apart("beams and num_return_sequences")
+
+    def batch_select_indices(self, indices: torch.Tensor) -> Never:
+        """Refuse: rows belong to caches, which do not take each other's."""
+        raise _only_apart("choosing rows")
+
+    def crop(self, tokens_to_remove: int) -> Never:
+        """Refuse: each cache is cropped by itself."""
+        raise _only_apart("crop")
+
+    def reset(self) -> Never:
+        """Refuse: each cache is reset by itself."""
+        raise _only_apart("reset")
+
+    # --- what the adapter calls ------------------------------------------------------------
+
+    def check_dtype(self, dtype: torch.dtype) -> None:
+        """Refuse a model whose number type is none that rows are stored for."""
+        self._members[0].cache.check_dtype(dtype)
+
+    def check_continues(self, ids: torch.Tensor, mask: torch.Tensor | None) -> None:
+        """Refuse full ids whose rows do not start with what their caches hold."""
+        self._check_rows(ids)
+        longest = self.get_seq_length()
+        for one in self._members:
+            start = longest - one.cache.get_seq_length()
+            own_mask = None if mask is None else mask[one.rows, start:]
+            one.cache.check_continues(ids[one.rows, start:], own_mask)
+
+    def check_positions(self, positions: torch.Tensor | None) -> None:
+        """Refuse positions that are not those of each row's own length."""
+        if self._use is None:
+            return
+        wanted = torch.tensor(self._lengths())
+        first = None if positions is None else positions[:, 0].cpu().expand(len(wanted))
+        if first is None or not torch.equal(first, wanted):
+            found = "none" if first is None else first.tolist()
+            raise CacheUseError(
+                f"rows of joined caches begin at positions {wanted.tolist()}, and position_ids "
+                f"begin at {found}: call the model with **joined.inputs(input_ids)"
+            )
+
+    def begin_generate(self, use: Use) -> Use | None:
+        """Learn of it in every cache."""
+        begun: list[tuple[HillInferCache, Use | None]] = []
+        try:
+            for one in self._members:
+                begun.append((one.cache, one.cache.begin_generate(use)))
+        except BaseException:
+            for cache, around in begun:
+                cache.end_generate(around)
+            raise
+        self._around = begun
+        return None
+
+    def end_generate(self, around: Use | None) -> None:
+        """Learn of it in every cache."""
+        for cache, before in self._around:
+            cache.end_generate(before)
+
+    def begin_forward(self, ids: torch.Tensor, mask: torch.Tensor | None, use: Use) -> None:
+        """Begin a pass in every cache, in one turn."""
+        self._check_rows(ids)
+        self._engine.turns.take(use)
+        try:
+            longest = self.get_seq_length()
+            for one in self._members:
+                start = longest - one.cache.get_seq_length()
+                own = None if mask is None else mask[one.rows, start:]
+                if start and (mask is None or bool(mask[one.rows, :start].any())):
+                    raise CacheUseError(
+                        "joined caches of different lengths need a mask that leaves out what the "
+                        "shorter ones do not hold: call the model with **joined.inputs(input_ids)"
+                    )
+                one.cache.begin_joined(ids[one.rows], own, use)
+            self._engine.serve(self._family)
+            self._engine.runtime.begin_step()
+        except BaseException:
+            use.end()
+            raise
+        self._use = use
+        self.spans.begin(ids.shape[1])
+
+    def end_forward(self) -> None:
+        """Learn in every cache that the pass got through."""
+        self.spans.end()
+        use, self._use = self._use, None
+        try:
+            for one in self._members:
+                one.cache.end_joined()
+        finally:
+            if use is not None:
+                use.end()
+
+    def store(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Store each row's new keys and values in its cache."""
+        for one in self._members:
+            one.cache.store(layer, keys[one.rows], values[one.rows])
+
+    def attend(self, layer: int, query: torch.Tensor, scaling: float) -> torch.Tensor:
+        """Attend to what each row's cache holds."""
+        return torch.cat(
+            [one.cache.attend(layer, query[one.rows], scaling) for one in self._members]
+        )
+
+    @property
+    def takes_predictions(self) -> bool:
+        """Whether the settings leave it open that queries are predicted."""
+        return self._members[0].cache.takes_predictions
+
+    def announce(self, layer: int, query: torch.Tensor, scaling: float) -> None:
+        """Let every row select for a layer before the layer's own turn."""
+        for one in self._members:
+            one.cache.announce(layer, query[one.rows], scaling)
+
+    # --- inside ----------------------------------------------------------------------------
+
+    def _lengths(self) -> list[int]:
+        """Return the tokens that each row holds."""
+        return [length for one in self._members for length in one.cache.row_lengths]
+
+    def _check_rows(self, ids: torch.Tensor) -> None:
+        if len(ids) != self.batch_size:
+            raise CacheUseError(
+                f"the joined caches hold {self.batch_size} rows but {len(ids)} were given: pass "
+                "tokens of every row, or join fewer caches"
+            )
+
+
+def _members(caches: Sequence[HillInferCache]) -> tuple[_Member, ...]:
+    if not caches:
+        raise CacheUseError("no caches were given: join at least one")
+    members: list[_Member] = []
+    start = 0
+    for number, cache in enumerate(caches):
+        if not isinstance(cache, HillInferCache):
+            raise CacheUseError(
+                f"cache {number} is {type(cache).__name__}: join caches from new_cache()"
+            )
+        if any(cache is one.cache for one in members):
+            raise CacheUseError(f"cache {number} is there twice: join cache.fork() beside it")
+        if cache.engine is not caches[0].engine:
+            raise CacheUseError(
+                f"cache {number} and cache 0 belong to two engines (two models, a loaded session, "
+                "or a model that changed its number type): join caches from one new_cache()"
+            )
+        rows = cache.batch_size
+        if rows < 1:
+            raise CacheUseError(f"cache {number} holds no tokens: read its document first")
+        members.append(_Member(cache, slice(start, start + rows)))
+        start += rows
+    return tuple(members)
+
+
+def _only_apart(what: str) -> UnsupportedFeatureError:
+    return UnsupportedFeatureError(
+        f"{what}: rows of joined caches belong to caches of their own; do it with each cache"
+    )

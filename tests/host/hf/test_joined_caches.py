@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Caches of different lengths take steps together, and come and go; each row answers as alone."""
+
+import pytest
+import torch
+from generation_runs import attached, run
+from test_cache_operations import feed
+from tiny_models import FAMILIES, TinyModel, prompts
+from transformers import DynamicCache
+
+from hillinfer.errors import CacheUseError, UnsupportedFeatureError
+
+TINY = TinyModel(layers=3)
+LENGTHS = (150, 70, 1100, 33)
+
+
+@pytest.fixture
+def row_by_row(monkeypatch):
+    """Multiply a row of the batch at a time, so that products round as they do alone."""
+    whole = torch.nn.functional.linear
+
+    def linear(states, *weights):
+        if states.ndim < 3 or len(states) == 1:
+            return whole(states, *weights)
+        return torch.cat([whole(one, *weights) for one in states.split(1)])
+
+    monkeypatch.setattr(torch.nn.functional, "linear", linear)
+
+
+def documents(lengths=LENGTHS):
+    return [prompts([length], seed=length)[0] for length in lengths]
+
+
+def read(hill, document):
+    cache = hill.new_cache()
+    feed(hill.model, cache, document, 256)
+    return cache
+
+
+@torch.no_grad()
+def alone(model, cache, ids):
+    """Return the logits of tokens given one by one, (tokens, vocabulary)."""
+    steps = [model(one, past_key_values=cache).logits[0] for one in ids.split(1, dim=1)]
+    return torch.cat(steps)
+
+
+@torch.no_grad()
+def step(hill, caches, ids):
+    """Let caches take one token each together; return (caches, vocabulary)."""
+    joined = hill.join(caches)
+    return hill.model(**joined.inputs(ids)).logits[:, -1]
+
+
+@pytest.mark.parametrize("query", ["true", "predicted"])
+@pytest.mark.parametrize("alpha", [0.2, 1.0])
+def test_every_row_selects_and_answers_as_alone(row_by_row, cold_dir, alpha, query):
+    """Bit by bit, where products round alike: so every set of tokens is the same too."""
+    turns, _ = prompts([12] * len(LENGTHS), seed=3)
+    # Who takes part in each step: they come and go, and change places.
+    parts = [(0, 1), (0, 1, 2), (2, 0, 1, 3), (3,), (1, 3), (3, 1, 0, 2)]
+    with attached(TINY.build(), cold_dir, alpha=alpha, query=query) as hill:
+        expected = []
+        for document, turn in zip(documents(), turns, strict=True):
+            cache = read(hill, document)
+            expected.append(alone(hill.model, cache, turn[None]))
+            cache.close()
+        caches = [read(hill, document) for document in documents()]
+        done, found = [0] * len(caches), [[] for _ in caches]
+        for part in parts:
+            ids = torch.stack([turns[i, done[i] : done[i] + 1] for i in part])
+            for i, logits in zip(part, step(hill, [caches[i] for i in part], ids), strict=True):
+                found[i].append(logits)
+                done[i] += 1
+            # One that goes on by itself in between.
+            found[0].append(alone(hill.model, caches[0], turns[:1, done[0] : done[0] + 1])[0])
+            done[0] += 1
+        assert [len(cache.token_ids[0]) for cache in caches] == [
+            length + count for length, count in zip(LENGTHS, done, strict=True)
+        ]
+        for cache in caches:
+            cache.close()
+    for own, wanted, count in zip(found, expected, done, strict=True):
+        assert torch.equal(torch.stack(own), wanted[:count])
+    assert not torch.equal(found[1][0], expected[0][0])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_batched_products_differ_by_rounding_alone(cold_dir, family):
+    heads = "mha" if family == "opt" else "gqa"
+    turn, _ = prompts([3, 3, 3], seed=5)
+    with attached(TinyModel(family, heads).build(), cold_dir, alpha=1.0) as hill:
+        caches = [read(hill, document) for document in documents((150, 40, 90))]
+        forks = [cache.fork() for cache in caches]
+        expected = [
+            alone(hill.model, fork, ids[None]) for fork, ids in zip(forks, turn, strict=True)
+        ]
+        found = torch.stack([step(hill, caches, ids) for ids in turn.split(1, dim=1)], dim=1)
+        for cache in (*caches, *forks):
+            cache.close()
+    assert (found - torch.stack(expected)).abs().max() <= 1e-3
+
+
+def test_several_tokens_at_once_and_generate(row_by_row, cold_dir):
+    question, _ = prompts([9, 9], seed=6)
+    with attached(TINY.build(), cold_dir) as hill, torch.no_grad():
+        caches = [read(hill, document) for document in documents((150, 70))]
+        forks, more = [one.fork() for one in caches], [one.fork() for one in caches]
+        expected = [
+            hill.model(ids[None], past_key_values=fork).logits[0]
+            for fork, ids in zip(forks, question, strict=True)
+        ]
+        found = hill.model(**hill.join(caches).inputs(question)).logits
+        assert torch.equal(found, torch.stack(expected))
+        # `generate` takes a padded batch of whole texts, as it does without HillInfer.
+        joined = hill.join(more)
+        texts = [[*own, *ids.tolist()] for own, ids in zip(joined.token_ids, question, strict=True)]
+        longest = max(map(len, texts))
+        ids = torch.tensor([[0] * (longest - len(text)) + text for text in texts])
+        mask = torch.tensor([[0] * (longest - len(text)) + [1] * len(text) for text in texts])
+        # Its chunks: none, so that the question comes in one piece.
+        together = run(hill.model, joined, ids, mask, 5, prefill_chunk_size=None)
+        for number, (cache, text) in enumerate(zip(caches, texts, strict=True)):
+            cache.crop(-9)
+            own = run(hill.model, cache, torch.tensor([text]), None, 5, prefill_chunk_size=None)
+            assert torch.equal(own.sequences[0, -5:], together.sequences[number, -5:])
+        for cache in (*caches, *forks, *more):
+            cache.close()
+
+
+def test_a_batch_of_several_rows_is_joined_whole(row_by_row, cold_dir):
+    ids, mask = prompts([90, 40])
+    turn, _ = prompts([2, 2, 2], seed=7)
+    with attached(TINY.build(), cold_dir, alpha=1.0) as hill, torch.no_grad():
+        pair, single = hill.new_cache(), read(hill, documents((130,))[0])
+        hill.model(ids, attention_mask=mask, past_key_values=pair)
+        joined = hill.join([pair, single])
+        assert joined.batch_size == 3
+        given = joined.inputs(turn[:, :1])
+        assert given["position_ids"].tolist() == [[90], [40], [130]]
+        assert given["attention_mask"].sum(1).tolist() == [91, 41, 131]
+        found = hill.model(**given).logits
+        longer = torch.cat([mask, mask.new_ones(2, 1)], dim=1)
+        for cache in (pair, single):
+            cache.crop(-1)
+        positions = longer.sum(1, keepdim=True) - 1
+        expected = hill.model(
+            turn[:2, :1], attention_mask=longer, position_ids=positions, past_key_values=pair
+        ).logits
+        assert torch.equal(found[:2], expected)
+        assert torch.equal(found[2], alone(hill.model, single, turn[2:, :1]))
+        for cache in (pair, single):
+            cache.close()
+
+
+def test_a_step_that_breaks_off_leaves_every_cache_as_it_was(row_by_row, cold_dir):
+    turn, _ = prompts([1, 1, 1], seed=8)
+    with attached(TINY.build(), cold_dir, alpha=0.3) as hill:
+        caches = [read(hill, document) for document in documents((150, 70, 40))]
+        forks = [cache.fork() for cache in caches]
+        expected = step(hill, forks, turn)
+
+        def strike(*_):
+            raise KeyboardInterrupt
+
+        hook = hill.model.model.layers[1].register_forward_hook(strike)
+        with pytest.raises(KeyboardInterrupt):
+            step(hill, caches, turn)
+        hook.remove()
+        assert [cache.get_seq_length() for cache in caches] == [150, 70, 40]
+        one = alone(hill.model, caches[1], turn[1:2])[-1]
+        assert torch.equal(one, expected[1])
+        caches[1].crop(-1)
+        assert torch.equal(step(hill, caches, turn), expected)
+        for cache in (*caches, *forks):
+            cache.close()
+
+
+def test_what_cannot_be_joined_is_named(cold_dir, tmp_path):
+    first, second = documents((80, 40))
+    with attached(TINY.build(), cold_dir) as hill, attached(TINY.build(), cold_dir) as other:
+        cache, empty, strange = read(hill, first), hill.new_cache(), read(other, second)
+        cache.save_session(tmp_path / "session")
+        loaded = hill.load_session(tmp_path / "session")
+        for given, message in [
+            ([], "no caches were given"),
+            ([cache, cache], "cache 1 is there twice: join cache.fork()"),
+            ([cache, strange], "cache 1 and cache 0 belong to two engines"),
+            ([cache, loaded], "cache 1 and cache 0 belong to two engines"),
+            ([cache, empty], "cache 1 holds no tokens: read its document first"),
+            ([cache, DynamicCache(config=hill.model.config)], "cache 1 is DynamicCache"),
+        ]:
+            with pytest.raises(CacheUseError, match=message):
+                hill.join(given)
+        for one in (cache, empty, strange, loaded):
+            one.close()
+
+
+def test_a_joined_batch_that_is_misused_is_told_so_and_goes_on(row_by_row, cold_dir):
+    turn, _ = prompts([2, 2], seed=9)
+    with attached(TINY.build(), cold_dir) as hill, torch.no_grad():
+        caches = [read(hill, document) for document in documents((80, 40))]
+        joined, model = hill.join(caches), hill.model
+        with pytest.raises(CacheUseError, match=r"call the model with \*\*joined\.inputs"):
+            model(turn[:, :1], past_key_values=joined)
+        given = joined.inputs(turn[:, :1])
+        for wrong in (None, given["position_ids"] + 1, given["position_ids"].flip(0)):
+            with pytest.raises(CacheUseError, match=r"begin at positions \[80, 40\].*begin at"):
+                model(**given | {"position_ids": wrong})
+        with pytest.raises(CacheUseError, match="hold 2 rows but 1 were given"):
+            model(turn[:1, :1], past_key_values=joined)
+        for refused in (
+            joined.reset,
+            lambda: joined.crop(-1),
+            lambda: joined.reorder_cache(torch.tensor([1, 0])),
+            lambda: joined.batch_repeat_interleave(2),
+            lambda: joined.batch_select_indices(torch.tensor([0])),
+        ):
+            with pytest.raises(UnsupportedFeatureError, match="do it with each cache"):
+                refused()
+        forks = [cache.fork() for cache in caches]
+        expected = [
+            alone(model, fork, ids[None, :1]) for fork, ids in zip(forks, turn, strict=True)
+        ]
+        assert torch.equal(model(**given).logits, torch.stack(expected))
+        assert joined.statistics().scored_tokens == (81 + 41) * TINY.layers
+        # Of its fork, alone.
+        assert caches[0].statistics().scored_tokens == 81 * TINY.layers
+        assert hill.statistics().scored_tokens == 2 * (81 + 41) * TINY.layers
+        caches[1].close()
+        with pytest.raises(CacheUseError, match="this cache is closed"):
+            model(**joined.inputs(turn[:, 1:]))
+        assert caches[0].get_seq_length() == 81
+        for cache in (caches[0], *forks):
+            cache.close()
