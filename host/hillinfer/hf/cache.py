@@ -458,6 +458,8 @@ class HillInferCache(AttachedCache):
     @property
     def row_lengths(self) -> list[int]:
         """The tokens that each batch row holds, padding left out, of passes that got through."""
+        if not self._closer.alive:
+            raise CacheUseError(_CLOSED)
         length = self.get_seq_length()
         return [length - pad for pad in self._batch.pads]
 
