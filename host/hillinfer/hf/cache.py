@@ -83,7 +83,7 @@ class HillInferCache(AttachedCache):
         self._family = family or engine.open_family(Expectation())
         self._family.add(self._batch)
         engine.join()
-        self._closer = weakref.finalize(self, engine.drop, self._batch)
+        self._closer = weakref.finalize(self, engine.drop, self._family, self._batch)
 
     # --- what a user calls -----------------------------------------------------------------
 
@@ -200,7 +200,7 @@ class HillInferCache(AttachedCache):
             self._engine.turns.take(use)
             # Whoever detaches it closes: a cache is closed or dropped, once.
             if self._closer.detach() is not None:
-                self._engine.leave(self._batch)
+                self._engine.leave(self._family, self._batch)
 
     def fill(self, ids: torch.Tensor, keys: list[torch.Tensor], values: list[torch.Tensor]) -> None:
         """Take tokens whose keys and values are known, without a forward pass.

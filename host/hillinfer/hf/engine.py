@@ -54,10 +54,22 @@ class CacheFamily:
         self.counters = Counters()
         self.hits = LayerHits(layers)
         self._batches: weakref.WeakSet[Batch] = weakref.WeakSet()
+        # Its methods are atomic without a lock.
+        self._open: deque[None] = deque()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether any of its caches is neither closed nor dropped."""
+        return bool(self._open)
 
     def add(self, batch: Batch) -> None:
         """Learn of one more cache's rows."""
         self._batches.add(batch)
+        self._open.append(None)
+
+    def lose(self) -> None:
+        """Learn that one of the caches is closed or dropped; safe in any thread at any moment."""
+        self._open.pop()
 
     def batches(self) -> list[Batch]:
         """Return the rows of every cache that is not freed."""
@@ -132,27 +144,29 @@ class Engine:
         """
         family = CacheFamily(expectation, self.runtime.shape.layers)
         with self._planning:
-            families = [*self._families, family]
+            # A user may keep a closed cache; it expects nothing any more.
+            families = [*(one for one in self._families if one.is_open), family]
             if len(families) > 1:
                 self._make_room(families)
             self._families.add(family)
             self.runtime.expect(max(one.expectation.tokens or 0 for one in families))
         return family
 
-    def leave(self, batch: Batch) -> None:
+    def leave(self, family: CacheFamily, batch: Batch) -> None:
         """Free the sequences of one cache, count it no more and close the runtime after the last.
 
         Parameters
         ----------
-        batch
-            That cache's rows; empty afterwards.
+        family, batch
+            That cache's, and its rows; they are empty afterwards.
         """
         self.free_dropped()
         batch.clear()
+        family.lose()
         self._members.pop()
         self._close_after_the_last()
 
-    def drop(self, batch: Batch) -> None:
+    def drop(self, family: CacheFamily, batch: Batch) -> None:
         """Count a cache no more that nobody closed; safe in any thread at any moment.
 
         Its sequences are freed by `free_dropped`. After the last cache the runtime is closed
@@ -161,12 +175,13 @@ class Engine:
 
         Parameters
         ----------
-        batch
-            That cache's rows.
+        family, batch
+            That cache's, and its rows.
         """
         if self.is_inherited:
             return
         self._dropped.append(batch)
+        family.lose()
         self._members.pop()
         self._close_after_the_last()
 

@@ -157,7 +157,13 @@ def test_more_caches_than_a_budget_holds_are_refused_and_the_others_go_on(cold_d
         ):
             hill.new_cache(4000)
         assert all(map(torch.equal, talks(hill, first, document), expected))
+        # One that is closed or dropped expects nothing any more, whoever still has it.
         second.close()
+        third = hill.new_cache(200)
+        with pytest.raises(BudgetError, match="3 caches of this model share"):
+            hill.new_cache(200)
+        del third
+        hill.new_cache(200).close()
         first.close()
         # Nobody is left, so there is room again.
         hill.new_cache(200).close()
