@@ -19,6 +19,9 @@ from hillinfer_bench.figures.trace_record import TraceRecord
 from hillinfer_bench.rivals.h2o_drop import HELD_PROMPT
 from hillinfer_bench.systems.table import make_system
 
+# They share two runs.
+pytestmark = pytest.mark.xdist_group("bench-run")
+
 
 @pytest.fixture(scope="module")
 def whole_run(tmp_path_factory, cold_dir):

@@ -16,6 +16,8 @@ TRUE_QUERY, FP16 = "hillinfer, true query", "hillinfer, fp16 projections"
 OURS = ("hillinfer", TRUE_QUERY, FP16)
 HERE = (*OURS, "transformers dynamic", "transformers static")
 CONTEXTS = (48, 80)
+# They share a run of a minute.
+ONE_PROCESS = pytest.mark.xdist_group("peers")
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +41,7 @@ def report(tools, tiny_folder, tmp_path_factory):
     return json.loads((made / "peers.json").read_text())
 
 
+@ONE_PROCESS
 def test_every_peer_has_a_row_per_context(report):
     assert report["skipped"] == {}
     assert [(row["peer"], row["context"]) for row in report["rows"]] == [
@@ -72,11 +75,13 @@ def test_every_peer_has_a_row_per_context(report):
         assert threads == {"OMP_NUM_THREADS": "1"} | (passive if name in OURS else {})
 
 
+@ONE_PROCESS
 def test_transformers_caches_agree(report):
     rows = [row for row in report["rows"] if row["peer"] not in OURS]
     assert [row["agreement"] for row in rows] == [1.0] * len(rows)
 
 
+@ONE_PROCESS
 def test_comparisons_are_ours_beside_each_rival(report):
     pairs = [(one["ours"], one["peer"]) for one in report["comparisons"]]
     assert pairs == [(ours, other) for ours in OURS for other in HERE if other not in OURS]
