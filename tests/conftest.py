@@ -2,6 +2,7 @@
 """What every room's tests share."""
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -12,6 +13,13 @@ for room in ("host", "host/quality", "sw_model", "hw"):
     sys.path.insert(0, str(Path(__file__).parent / room))
 # What builds and runs kernels.
 sys.path.append(str(Path(__file__).parents[1] / "tools"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _interrupts():
+    """A shell without job control starts what runs in the background with Ctrl-C ignored."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
