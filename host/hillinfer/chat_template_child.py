@@ -30,7 +30,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     asked = json.loads(given)
     try:
-        texts = _rendered(asked["template"], asked["contents"], asked["variables"])
+        texts = _rendered(asked["template"], asked["contents"], asked["variables"], asked["most"])
     except Exception as error:  # A template may raise anything; it is told on in one line.
         answer: dict[str, Any] = {"error": f"{type(error).__name__}: {error}"[:300]}
     else:
@@ -38,12 +38,18 @@ def main() -> None:
     sys.stdout.write(json.dumps(answer))
 
 
-def _rendered(template: str, contents: list[str], variables: dict[str, Any]) -> list[str]:
+def _rendered(
+    template: str, contents: list[str], variables: dict[str, Any], most: list[int]
+) -> list[str]:
     compiled = _environment().from_string(template)
-    return [
-        compiled.render(messages=[{"role": "user", "content": content}], **variables)
-        for content in contents
-    ]
+    texts = []
+    for content, letters in zip(contents, most, strict=True):
+        text = compiled.render(messages=[{"role": "user", "content": content}], **variables)
+        # Refused here, so that whoever asked never holds it.
+        if len(text) > letters:
+            raise ValueError(f"it makes {len(text)} letters of {len(content)}")
+        texts.append(text)
+    return texts
 
 
 def _environment() -> Any:

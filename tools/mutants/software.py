@@ -305,7 +305,11 @@ _CAUGHT = (
         "host/hillinfer/storage/read_turns.py",
         "not self._taken and not self._demanded",
         "not self._taken",
-        (f"{_TESTS}/storage/test_read_turns.py::test_whoever_demands_has_the_next_turn",),
+        (
+            f"{_TESTS}/storage/test_read_turns.py::test_whoever_demands_has_the_next_turn",
+            f"{_TESTS}/storage/test_read_turns.py"
+            "::test_between_demands_of_one_reader_nobody_reads_ahead",
+        ),
     ),
     Mutant(
         "score-tuples-not-counted",

@@ -16,10 +16,7 @@ TRUST: tuple[Mutant, ...] = (
         "tools/hillinfer_bench/replay/spawning.py",
         'os.environ[_SAFE_PATH] = "1"',
         'os.environ[_SAFE_PATH] = ""',
-        (
-            f"{_TESTS}/models/test_planted_code.py"
-            "::test_tools_and_workers_run_nothing_planted[workers]",
-        ),
+        (f"{_TESTS}/models/test_planted_code.py::test_workers_run_nothing_planted",),
     ),
     Mutant(
         "headers-not-compared",
@@ -46,7 +43,11 @@ TRUST: tuple[Mutant, ...] = (
         f"{_HOST}/pools/shadow_choice.py",
         "        works = working_bytes(shape, settings, tokens, wanted, sequences, beside_bytes)",
         "        works = wanted",
-        (f"{_TESTS}/pools/test_small_plans.py::test_the_command_plans_every_short_context",),
+        (
+            f"{_TESTS}/pools/test_small_plans.py",
+            f"{_TESTS}/hf/test_small_contexts.py"
+            "::test_the_defaults_work_and_the_length_says_nothing_about_the_answer",
+        ),
     ),
     Mutant(
         "special-tokens-obeyed",

@@ -24,7 +24,7 @@ class Use:
 
     Torch runs no hook after a forward pass that Ctrl-C broke off, so `end` may never be called.
     Such a use is over all the same: the call that it belongs to is no longer on its thread's stack.
-    Until somebody asks, it keeps the variables of that call alive.
+    Until `end` it keeps the variables of that call alive.
 
     Parameters
     ----------
@@ -71,8 +71,6 @@ class Use:
                 # It was left while its stack was walked: nothing is known until the next look.
                 return True
             frame = frame.f_back
-        if own:
-            self.end()
         return False
 
     def __enter__(self) -> Use:

@@ -50,8 +50,9 @@ compared_row(setting, "hls", SimpleNamespace(environment={}, xclbin="none"), run
 """
 WORKERS = """
 from hillinfer_bench.replay.spawning import spawned_processes
-with spawned_processes(2) as workers:
-    print(sum(workers.map(abs, [-1, 2])))
+if __name__ == "__main__":
+    with spawned_processes(2) as workers:
+        print(sum(workers.map(abs, [-1, 2])))
 """
 
 
@@ -116,11 +117,10 @@ def test_the_command_runs_nothing_planted(arguments, said, call):
         ((ROOT / "tools" / "build_pyxrt.py",), "pyxrt: "),
         (("-c", PEER, "{folder}"), "cannot be installed"),
         (("-c", CARD), ""),
-        (("-c", WORKERS), "3"),
     ],
-    ids=["build_pyxrt", "peers", "hw_emu", "workers"],
+    ids=["build_pyxrt", "peers", "hw_emu"],
 )
-def test_tools_and_workers_run_nothing_planted(command, said, call, tmp_path):
+def test_tools_run_nothing_planted(command, said, call, tmp_path):
     given = [str(tmp_path) if one == "{folder}" else one for one in command]
     # -P, because the test's own program is no file; PYTHONPATH as the Makefile and XRT set it.
     done, ran = call(
@@ -131,6 +131,15 @@ def test_tools_and_workers_run_nothing_planted(command, said, call, tmp_path):
     assert ran == [], done.stderr
     assert said in done.stdout
     assert done.returncode == 0, done.stderr
+
+
+def test_workers_run_nothing_planted(call, tmp_path):
+    """Of a script, whose own folder is looked in and not the current one; theirs would be."""
+    program = tmp_path / "script" / "program.py"
+    program.parent.mkdir()
+    program.write_text(WORKERS)
+    done, ran = call(sys.executable, program, PYTHONPATH=str(ROOT / "tools"))
+    assert (done.stdout, ran) == ("3\n", []), done.stderr
 
 
 def test_a_gguf_file_is_the_one_that_was_named(call, tmp_path):

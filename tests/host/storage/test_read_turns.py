@@ -64,9 +64,11 @@ def test_whoever_demands_has_the_next_turn():
     readers = Readers(turns)
     with turns.ahead():
         readers.start("ahead", turns.ahead)
+        until(lambda: len(turns._changed._waiters) == 1)
         for i in range(3):
             readers.start(f"demand {i}", turns.on_demand)
-        until(lambda: turns._demanded == 3)
+        # Who came first wakes first: without a rule it would be the one that reads ahead.
+        until(lambda: len(turns._changed._waiters) == 4)
         assert readers.order == []
     readers.join()
     assert readers.order[-1] == "ahead"
