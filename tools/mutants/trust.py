@@ -173,8 +173,8 @@ TRUST: tuple[Mutant, ...] = (
         "                if most <= least:",
         "                if most > 0:",
         (
-            f"{_TESTS}/limits/test_address_space.py"
-            "::test_a_share_of_the_longest_context_is_reserved_as_far_as_it_goes",
+            f"{_TESTS}/pools/test_hot_pools.py"
+            "::test_address_space_for_growth_is_taken_as_far_as_it_goes",
         ),
     ),
 )

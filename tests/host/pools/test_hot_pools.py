@@ -450,3 +450,21 @@ def test_ranking_for_promotion_is_no_matter_of_the_calling_thread(make_pools):
     pools.settle_all()
     assert all(name.startswith("hillinfer-pool") for name in policy.threads)
     assert policy.threads
+
+
+def test_address_space_for_growth_is_taken_as_far_as_it_goes():
+    """More than any processor addresses, of which nothing is touched."""
+    shares = LayerShares(SHAPE.layers, PoolSizes.EQUAL)
+    accountant = Accountant(TABLES + TAIL + ROWS * SLOT)
+    pools = HotPools(SHAPE, accountant, LeastRecentlyUsed(), shares, most_bytes=1 << 60)
+    pools.take_tail()
+    small = pools.capacity(0)
+    accountant.raise_to(TABLES + TAIL + 100 * ROWS * SLOT)
+    assert pools.capacity(0) > 50 * small
+    pools.close()
+
+
+def test_a_budget_that_cannot_be_addressed_is_refused_in_a_line():
+    shares = LayerShares(SHAPE.layers, PoolSizes.EQUAL)
+    with pytest.raises(BudgetError, match=r"does not let .* of memory be reserved .*ulimit -v"):
+        HotPools(SHAPE, Accountant(1 << 60), LeastRecentlyUsed(), shares)
