@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 import warnings
+import weakref
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -92,7 +93,8 @@ class Attachment:
         self._model_in_use = ModelInUse(model)
         # One at a time opens it: what is open is shared by all caches.
         self._opening = threading.Lock()
-        self._engine: Engine | None = None
+        # Held by its caches alone: with the last of them its memory goes, too.
+        self._engine: weakref.ref[Engine] | None = None
         self._opened_for: object = None
 
     def new_cache(self, expected_tokens: int | None = None, sequences: int = 1) -> HillInferCache:
@@ -214,19 +216,23 @@ class Attachment:
         return HillInferCache.resumed(engine, sequence, self._identity, self._model_in_use)
 
     def statistics(self) -> CacheStatistics | None:
-        """Return what all caches from `new_cache` did that are open together, None without any."""
-        engine = self._engine
+        """Return what all caches from `new_cache` did together, None where none is left."""
+        engine = self._shared_engine
         return None if engine is None or engine.is_inherited else engine.statistics()
+
+    @property
+    def _shared_engine(self) -> Engine | None:
+        return None if self._engine is None else self._engine()
 
     def _joined(self, expectation: Expectation) -> Engine:
         """Return the engine that is open, or a new one, with one cache more, for `Engine.part`."""
-        engine, wanted = self._engine, (self.settings, self._shape, self._devices)
+        engine, wanted = self._shared_engine, (self.settings, self._shape, self._devices)
         fits = engine is not None and not engine.is_inherited and self._opened_for == wanted
         if engine is not None and fits and engine.join():
             return engine
         runtime = self._runtime(self._made(expectation.tokens, expectation.sequences))
-        engine = self._engine = Engine(runtime)
-        self._opened_for = wanted
+        engine = Engine(runtime)
+        self._engine, self._opened_for = weakref.ref(engine), wanted
         engine.join()
         return engine
 

@@ -238,7 +238,7 @@ from pathlib import Path
 from fuzzing.sandbox import _of_death
 
 file = Path(sys.argv[1], "stacks.txt")
-file.write_text('Traceback:\\n  File "/home/user/venv/package/module.py", line 3, in run\\nOSError')
+file.write_text('Traceback:\\n  File "/a/b/package/module.py", line 3, in run\\nOSError')
 print(json.dumps(_of_death(3, file).what))
 """
 

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import threading
+import weakref
 from pathlib import Path
 
 import pytest
@@ -186,6 +187,20 @@ def test_the_last_cache_closes_the_engine_and_the_next_opens_one(cold_dir):
         assert torch.equal(bits(run(model, third, document)), expected)
         del third
     assert open_cold_files(cold_dir) == []
+
+
+def test_an_attachment_keeps_no_memory_of_caches_that_are_gone(cold_dir):
+    document, _ = prompts([100])
+    with attached(TINY.build(), cold_dir) as hill:
+        for ends in (lambda cache: cache.close(), lambda cache: None):
+            cache = hill.new_cache()
+            run(hill.model, cache, document)
+            engine = weakref.ref(cache.engine)
+            ends(cache)
+            assert hill.statistics().scored_tokens > 0
+            del cache
+            assert engine() is None
+            assert hill.statistics() is None
 
 
 def test_a_model_that_computes_in_another_type_gets_another_engine(cold_dir):

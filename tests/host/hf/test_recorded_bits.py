@@ -48,7 +48,7 @@ def processor():
 def told(tmp_path_factory):
     kind = processor()
     if kind not in RECORDED:
-        pytest.skip(f"no bits were recorded on {' with '.join(kind)}: run {RUN.name} at be13a37")
+        pytest.skip(f"no bits were recorded on {' with '.join(kind)}: run {RUN.name} at 0ef3443")
     done = subprocess.run(
         [sys.executable, RUN, tmp_path_factory.mktemp("recorded")],
         capture_output=True,
