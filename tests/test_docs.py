@@ -144,7 +144,8 @@ def result_faults(text):
     for heading, body in zip(sections[::2], sections[1::2], strict=True):
         if re.match(r"What .* says?$", heading):
             continue
-        faults += [f"{heading}: no {fact}" for fact in FACTS if f"- **{fact}:** " not in body]
+        told = set(re.findall(r"^- \*\*(\w+):\*\*\s+\S", body, re.MULTILINE))
+        faults += [f"{heading}: no {fact}" for fact in FACTS if fact not in told]
     return faults
 
 

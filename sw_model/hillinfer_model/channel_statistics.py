@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Channel statistics: the exponent and mean of a channel, which a segment's codes are relative to."""
+"""Channel statistics: exponents and means that the key codes of a segment are relative to."""
 
 from __future__ import annotations
 
