@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`make attack`: kills, flips, hostile folders, planted code, modes; nothing may come of them."""
+"""`make attack`: runs commands under kills, flipped bits, hostile folders and planted code."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast a token attends to scattered rows, against how fast this machine reads them.
+"""Measures how fast a token attends to scattered rows, beside how fast this machine reads them.
 
 python tools/attention_bench.py --out build/reports/attention.json
 

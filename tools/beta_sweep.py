@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`make beta`: decode latency over β, measured and modelled, and how near the best one `auto` is.
+"""`make beta`: measures decode latency over β, models it, and compares `auto` with the best β.
 
 A cache per β, and one per model of latency with the β it chooses, hold the same random rows; all of
 them decode the same queries in turns, another one first each time, because neighbours change a

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`make drive`: how fast HillInfer reads a drive, beside fio on the same file.
+"""`make drive`: measures how fast HillInfer reads a drive, beside fio on the same file.
 
 Every contender reads the same file at random places with the same sizes, in turns, because drives
 and neighbours change their pace. Each read engine works as the runtime uses it: batch after batch,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`make faults`: drives that fail and processes that are killed, into one report."""
+"""`make faults`: fails I/O calls, kills processes, and writes one report about both."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a narrower key shadow costs in quality, text by text.
+"""Measures what a narrower key shadow costs in quality, text by text.
 
 python tools/format_quality.py --out build/reports/format_quality.json
 

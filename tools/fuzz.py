@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`make fuzz`: odd inputs for everything that is read; each must work or be refused in a line."""
+"""`make fuzz`: tries odd inputs on everything that is read; each must work or be refused."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`make prefill`: time to the first token beside ordinary chunked prefill with the same chunk.
+"""`make prefill`: measures the time to the first token beside ordinary prefill in equal chunks.
 
 python tools/prefill_bench.py --out build/reports/prefill.json
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a decode step costs with each way to compute linear layers, and what it does to quality.
+"""Measures decode time and quality with each way to compute linear layers.
 
 python tools/projections_bench.py --out build/reports/projections.json
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`make query`: what predicted queries cost in quality, beside true ones, in the product itself.
+"""`make query`: measures what predicted queries cost in quality, beside true ones, in the product.
 
 The real model reads all but the last tokens of a text, then the last ones a token at a time, as in
 decoding, with the text's own tokens. Every row attends through a cache as `hillinfer generate`

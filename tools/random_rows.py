@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random rows in the shape of a 3B model, for what depends on bytes and not on what they say."""
+"""Makes random rows in the shape of a 3B model, to measure memory and time."""
 
 from __future__ import annotations
 

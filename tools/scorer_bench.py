@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast shadows are scored, against how fast this machine reads memory.
+"""Measures how fast shadows are scored, beside how fast this machine reads memory.
 
 python tools/scorer_bench.py --out build/reports/scorer.json
 

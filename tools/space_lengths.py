@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decode steps at rising contexts with several shadow formats, and what they grow with."""
+"""Measures decode steps at rising contexts with several shadow formats, and what they grow with."""
 
 from __future__ import annotations
 

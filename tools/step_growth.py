@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much of what a decode step takes more at a longer context is bytes of shadow."""
+"""Fits decode time over the context, and computes how much of its growth is bytes of shadow."""
 
 from __future__ import annotations
 

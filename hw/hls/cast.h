@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From FP16 keys to key codes, in integers only (scoring contract, section 2).
+// From FP16 keys to key codes, in integers only (scoring contract, sections 2 and 3).
 //
 // The exponent of a head is known when its last channel has come, so centring and rounding are two
 // processes. The FIFO of centred channels between them must hold the beats of one head.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Segment descriptors and what makes one wrong (scoring contract, section 6).
+// Segment descriptors and what makes one wrong (scoring contract, section 10).
 #pragma once
 
 #include "commands.h"

@@ -179,7 +179,7 @@ fetch_segments:
             const WriteCommand write = {false, ERROR_NONE, d.shadow, d.tokens, 0};
             to_write.write(write);
             if (d.tokens != 0) {
-                // Rows to code are where `score_tokens` has its query block (contract, section 6).
+                // Rows to code are where `score_tokens` has its query block (contract, section 10).
                 to_read.write(rows_command(d.query, d.tokens, d.row_stride));
                 to_centre.write(work_command(d, d.tokens * ROW_BEATS));
                 to_round.write(work_command(d, d.tokens * ROW_BEATS));

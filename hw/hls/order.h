@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Regroups a query block into the words that `dot` and `score` read (scoring contract, section 6).
+// Regroups a query block into the words that `dot` and `score` read (scoring contract, section 10).
 #pragma once
 
 #include "commands.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The score unit: alignment, the two rules and the score code (scoring contract, section 4).
+// The score unit: alignment, the two rules and the score code (scoring contract, sections 5 and 7).
 #pragma once
 
 #include "shape.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From inner products to score codes (scoring contract, section 4).
+// From inner products to score codes (scoring contract, sections 5 and 7).
 #pragma once
 
 #include "commands.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Numbers and types that follow from the spec (scoring contract, sections 4 to 6).
+// Numbers and types that follow from the spec (scoring contract, sections 5 to 11).
 #pragma once
 
 #include <ap_int.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Takes the beats of a shadow apart into exponents and codes (scoring contract, section 5).
+// Takes the beats of a shadow apart into exponents and codes (scoring contract, section 9).
 #pragma once
 
 #include "commands.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Status beats (scoring contract, section 6).
+// Status beats (scoring contract, section 11).
 #pragma once
 
 #include "commands.h"

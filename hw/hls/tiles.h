@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Turns codes that come token by token into the tiles and exponent beats of a shadow (scoring
-// contract, section 5).
+// contract, section 9).
 #pragma once
 
 #include "commands.h"

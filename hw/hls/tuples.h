@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Score codes and tuples, 16 to a beat (scoring contract, sections 4 and 6).
+// Score codes and tuples, 16 to a beat (scoring contract, sections 7 and 11).
 #pragma once
 
 #include "commands.h"

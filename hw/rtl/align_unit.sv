@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// L' of one inner product (contract, section 4): shift by s + t - 6 rounding half up, clamp,
+// L' of one inner product (contract, section 5): shift by s + t - 6 rounding half up, clamp,
 // add the head's addend. Latency 7; the addend is taken in the last of these cycles.
 module align_unit (
     input  logic               clk,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Distance of one FP16 key channel from its mean (contract, section 2, decode and centring), as
+// Distance of one FP16 key channel from its mean (contract, sections 2 and 3), as
 // size and sign. For c in -14..16, which is all the contract knows. Latency 6.
 module centre_lane (
     input  logic               clk,

@@ -82,7 +82,7 @@ module fetch #(
         ASK_STATISTICS = 6, ASK_QUERY = 7, ASK_NEXT = 8, LOAD = 9, ENDED = 10;
     logic [3:0] state;
 
-    // Fields (contract, section 6), of the beat that arrives and from then on.
+    // Fields (contract, section 10), of the beat that arrives and from then on.
     logic [511:0] arrived, descriptor;
     logic [63:0] at_0, at_8, at_16, base, at_48;
     logic [31:0] tokens, row_stride, score_stride;

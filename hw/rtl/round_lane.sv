@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Key code of one channel (contract, section 2): the distance shifted right by the token exponent,
+// Key code of one channel (contract, section 3): the distance shifted right by the token exponent,
 // rounded half to even for INT8 and INT4, floored for INT2. Latency 4.
 module round_lane #(
     parameter int CODE_BITS = 8

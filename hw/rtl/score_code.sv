@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The monotone 16-bit score code of a sum (contract, section 4). Latency 5.
+// The monotone 16-bit score code of a sum (contract, section 7). Latency 5.
 module score_code #(
     parameter int RULE = 1,  // 0 raw_sum: signed 40 bits; 1 weight_sum: unsigned, saturates
     parameter int WIDTH = 57

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Turns codes of rows (a token after the other) into tiles and exponent beats (contract,
-// section 5). Two tiles and two groups of exponents: one is written while the other is sent.
+// section 9). Two tiles and two groups of exponents: one is written while the other is sent.
 module tile_pack #(
     parameter int SLICES = 8,
     parameter int KV = 8,

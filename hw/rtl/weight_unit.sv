@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// w = 2^(Z / 256) with 24 fraction bits by Mitchell's approximation (contract, section 4).
+// w = 2^(Z / 256) with 24 fraction bits by Mitchell's approximation (contract, section 7).
 // Latency 4. `live` low (in the last cycle) gives 0.
 module weight_unit (
     input  logic               clk,

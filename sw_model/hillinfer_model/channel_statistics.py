@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The per-channel numbers that a segment's key codes are relative to."""
+"""Channel statistics: exponents and means that the key codes of a segment are relative to."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class ChannelStatistics:
-    """Exponent c and mean M of every channel of one segment and layer (contract, section 2).
+    """Exponent c and mean M of every channel of one segment and layer (contract, section 3).
 
     Parameters
     ----------

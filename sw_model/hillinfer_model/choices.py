@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The three choices that say how a token is scored: rule, scope and key mode."""
+"""Enumerations of the rule, the scope and the key mode, which say how a token is scored."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Rule(StrEnum):
-    """How a layer's queries and keys become one score (scoring contract, section 4)."""
+    """How a layer's queries and keys become one score (scoring contract, section 7)."""
 
     WEIGHT_SUM = "weight_sum"
     RAW_SUM = "raw_sum"

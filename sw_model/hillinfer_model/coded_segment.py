@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One segment, coded."""
+"""A segment's key codes together with its channel statistics."""
 
 from __future__ import annotations
 

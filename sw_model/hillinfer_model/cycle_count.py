@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the cycle model says of one launch."""
+"""Cycles and beats of one launch, as the cycle model counts them (modelled)."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ _FORMAT = struct.Struct("<QQQQIIIIQQ")
 
 @dataclass(frozen=True)
 class Descriptor:
-    """One segment of a launch, 64 bytes (contract, section 6).
+    """One segment of a launch, 64 bytes (contract, section 10).
 
     Offsets are in beats from the start of the buffer they point into.
 
@@ -101,7 +101,7 @@ class Descriptor:
 
 
 def check_score_descriptor(descriptor: Descriptor, spec: KernelSpec, scope: Scope) -> None:
-    """Refuse a descriptor that `score_tokens` must refuse (contract, section 6).
+    """Refuse a descriptor that `score_tokens` must refuse (contract, section 10).
 
     Raises
     ------
@@ -124,7 +124,7 @@ def check_score_descriptor(descriptor: Descriptor, spec: KernelSpec, scope: Scop
 
 
 def check_shadow_descriptor(descriptor: Descriptor, spec: KernelSpec) -> None:
-    """Refuse a descriptor that `make_shadow` must refuse (contract, section 6).
+    """Refuse a descriptor that `make_shadow` must refuse (contract, section 10).
 
     Raises
     ------

@@ -3,4 +3,4 @@
 
 
 class NonFiniteQueryError(ValueError):
-    """A query holds an infinity or a NaN, or becomes one when scaled (contract, section 3)."""
+    """A query holds an infinity or a NaN, or becomes one when scaled (contract, section 4)."""

@@ -40,15 +40,15 @@ class GoldenModel:
     def statistics(
         self, keys: NDArray[np.uint16], first_position: int, preceding: ChannelStatistics | None
     ) -> ChannelStatistics:
-        """Take a segment's channel statistics (contract, section 2); see `segment_statistics`."""
+        """Take a segment's channel statistics (contract, section 3); see `segment_statistics`."""
         return segment_statistics(keys, first_position, self.spec.segment_tokens, preceding)
 
     def encode(self, keys: NDArray[np.uint16], statistics: ChannelStatistics) -> KeyCodes:
-        """Code keys of one segment (contract, section 2); see `encode_keys`."""
+        """Code keys of one segment (contract, section 3); see `encode_keys`."""
         return encode_keys(keys, statistics, self.spec.key_mode)
 
     def encode_sequence(self, keys: NDArray[np.uint16]) -> list[CodedSegment]:
-        """Code a sequence whose segments are all first scored now (contract, section 2).
+        """Code a sequence whose segments are all first scored now (contract, section 3).
 
         Parameters
         ----------
@@ -66,7 +66,7 @@ class GoldenModel:
     def aligned(
         self, query: NDArray[np.float32], scaling: float, segments: Sequence[CodedSegment]
     ) -> tuple[Integers, NDArray[np.bool_]]:
-        """Return the aligned products of every token (contract, sections 3 and 4).
+        """Return the aligned products of every token (contract, sections 4 and 5).
 
         Parameters
         ----------
@@ -108,7 +108,7 @@ class GoldenModel:
         segments: Sequence[CodedSegment],
         coming: int = 0,
     ) -> NDArray[np.uint16]:
-        """Return the score code of every token (contract, section 4).
+        """Return the score code of every token (contract, section 7).
 
         Parameters and errors are those of `aligned`, and of `reference_positions` for `coming`.
 
@@ -127,7 +127,7 @@ class GoldenModel:
         segments: Sequence[CodedSegment],
         coming: int = 0,
     ) -> Iterator[ScoreBlock]:
-        """Return the score blocks of every token (contract, section 6).
+        """Return the score blocks of every token (contract, section 11).
 
         Parameters and errors are those of `score`; errors come before the first block.
         """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The golden model behind the launch format: bytes in, bytes out, as a kernel works on them."""
+"""Runs the golden model on a launch's bytes and returns the bytes that a kernel would write."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from hillinfer_model.status_beat import HASH_BYTES, StatusBeat
 
 
 def run_score_launch(spec: KernelSpec, launch: ScoreLaunch) -> LaunchResult:
-    """Do what every execution of `score_tokens` must do, byte for byte (contract, section 6).
+    """Do what every execution of `score_tokens` must do, byte for byte (contract, section 10).
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ def run_score_launch(spec: KernelSpec, launch: ScoreLaunch) -> LaunchResult:
 
 
 def run_shadow_launch(spec: KernelSpec, launch: ShadowLaunch) -> LaunchResult:
-    """Do what every execution of `make_shadow` must do, byte for byte (contract, section 6).
+    """Do what every execution of `make_shadow` must do, byte for byte (contract, section 10).
 
     Parameters
     ----------

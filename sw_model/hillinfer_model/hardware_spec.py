@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which specs a kernel can be built for, and the memory it takes on the chip."""
+"""Checks whether a kernel can be built for a spec, and computes its memory on the chip."""
 
 from __future__ import annotations
 

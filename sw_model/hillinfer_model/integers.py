@@ -86,7 +86,7 @@ def rne_divide(values: Integers | int, divisor: int) -> Integers:
 def shift_half_up(values: Integers, shift: Integers) -> Integers:
     """Return values << shift, or for a negative shift (values + 2^(-shift-1)) >> -shift.
 
-    The one alignment of the contract (sections 3 and 4). Exact while the result and the added
+    The one alignment of the contract (sections 4 and 5). Exact while the result and the added
     half fit 63 bits, which the contract's limits on both guarantee.
 
     Parameters

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known of a kernel before it is built: rates, roofs and what fits on a card (modelled)."""
+"""Computes a kernel's rates, its limits and what fits on a card, before it is built (modelled)."""
 
 from __future__ import annotations
 

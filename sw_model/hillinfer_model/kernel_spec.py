@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one description that every execution of the scoring contract is built from."""
+"""`KernelSpec`: the shape and number formats that every execution of the contract is built from."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ProductStyle(StrEnum):
 
 @dataclass(frozen=True)
 class KernelSpec:
-    """Shape and number formats of one scoring kernel (design, section 4).
+    """Shape and number formats of one scoring kernel (contract, section 12).
 
     Parameters
     ----------
@@ -104,7 +104,7 @@ class KernelSpec:
 
     @property
     def group_beats(self) -> int:
-        """Beats of one group of 64 tokens: exponents, then tiles (contract, section 5)."""
+        """Beats of one group of 64 tokens: exponents, then tiles (contract, section 9)."""
         return self.kv_heads * (1 + self.padded_head_dim * self.key_mode.code_bits // 8)
 
     @property

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cycles that the stages of a kernel take: what the cycle model is made of beside memory.
+"""Cycles that each stage of a kernel takes, the constants of the cycle model.
 
 Taken from the SystemVerilog kernels in `hw/rtl`, whose pipeline depths they are; a kernel built by
 another flow has other depths and the same structure.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Key codes: what a key shadow keeps of a key."""
+"""Quantises keys into the codes and exponents that a key shadow holds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CENTRED_LIMIT = 2**23 - 1
 
 @dataclass(frozen=True)
 class KeyCodes:
-    """Quantised keys of consecutive tokens of one segment (contract, section 2).
+    """Quantised keys of consecutive tokens of one segment (contract, section 3).
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ class KeyCodes:
 def encode_keys(
     keys: NDArray[np.uint16], statistics: ChannelStatistics, key_mode: KeyMode
 ) -> KeyCodes:
-    """Code keys relative to their segment's channel statistics (contract, section 2).
+    """Code keys relative to their segment's channel statistics (contract, section 3).
 
     Parameters
     ----------

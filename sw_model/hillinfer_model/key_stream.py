@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The key port over time: bursts asked for, arriving and computed."""
+"""Models the key port over time: when bursts are requested, arrive and are computed."""
 
 from __future__ import annotations
 

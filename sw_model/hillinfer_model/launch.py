@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The launch format in one place: everything that crosses to a kernel (contract, section 6)."""
+"""Everything of the launch format in one namespace (contract, section 10)."""
 
 from hillinfer_model.beats import Beats, beat_count
 from hillinfer_model.descriptor import (

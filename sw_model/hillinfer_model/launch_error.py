@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a kernel can report instead of scores."""
+"""Error codes of a status beat, and the error of a launch that must end with one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import IntEnum
 
 
 class ErrorCode(IntEnum):
-    """The error field of a status beat (contract, section 6)."""
+    """The error field of a status beat (contract, section 11)."""
 
     NONE = 0
     DESCRIPTOR = 1
@@ -16,7 +16,7 @@ class ErrorCode(IntEnum):
 
 
 class LaunchError(ValueError):
-    """A launch that a kernel must end in an error status (contract, section 6).
+    """A launch that a kernel must end in an error status (contract, section 11).
 
     Parameters
     ----------

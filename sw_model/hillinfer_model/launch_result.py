@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a launch leaves in memory."""
+"""The output and status buffers that a launch leaves in memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TOKENS_COMPLETE = slice(12, 16)
 
 @dataclass(frozen=True)
 class LaunchResult:
-    """The two buffers a launch writes, whole, after its end (contract, section 6).
+    """The two buffers a launch writes, whole, after its end (contract, section 11).
 
     Parameters
     ----------

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a launch moves, in beats: the input of the cycle model."""
+"""Beats that a launch moves, the input of the cycle model."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where key codes lie in a segment's shadow (contract, section 5)."""
+"""Where key codes lie in a segment's shadow (contract, section 9)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Bytes = NDArray[np.uint8]
 
 
 def shadow_beats(tokens: int, spec: KernelSpec) -> int:
-    """Return the beats that a segment's first tokens take (contract, section 5).
+    """Return the beats that a segment's first tokens take (contract, section 9).
 
     A last group of less than 64 tokens is a prefix: all exponents, then the tiles that hold tokens.
     """

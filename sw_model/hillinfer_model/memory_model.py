@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory behind a kernel, as far as time goes."""
+"""Latency, bus and refresh of the memory behind a kernel, in cycles."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Offsets: what a head's scores are measured against, from position-only reference tokens."""
+"""Computes the offsets of scores from reference tokens that are chosen by position."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BELOW_ALL = -(2**24)
 
 
 def reference_positions(length: int, coming: int = 0) -> tuple[Integers, Integers]:
-    """Return the tokens that offsets are taken from (contract, section 3).
+    """Return the tokens that offsets are taken from (contract, section 6).
 
     Parameters
     ----------
@@ -58,7 +58,7 @@ def offsets(
     scope: Scope,
     coming: int = 0,
 ) -> Integers:
-    """Return the offsets of a sequence from all its aligned products (contract, section 3).
+    """Return the offsets of a sequence from all its aligned products (contract, section 6).
 
     Parameters
     ----------
@@ -90,7 +90,7 @@ def offsets_from_references(
     spec: KernelSpec,
     scope: Scope,
 ) -> Integers:
-    """Return the offsets from the reference tokens alone (contract, section 3).
+    """Return the offsets from the reference tokens alone (contract, section 6).
 
     Parameters
     ----------

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Query codes as a kernel reads them."""
+"""Packs query codes, exponents and offsets into the query block that a kernel reads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hillinfer_model.scores import offset_count
 
 @dataclass(frozen=True)
 class QueryBlock:
-    """What a query block tells a kernel about one segment (contract, section 6).
+    """What a query block tells a kernel about one segment (contract, section 10).
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ class QueryBlock:
 def make_query_block(
     query: QueryCodes, offsets: Integers, spec: KernelSpec, scope: Scope
 ) -> QueryBlock:
-    """Join a segment's query codes with the sequence's offsets (contract, sections 4 and 6).
+    """Join a segment's query codes with the sequence's offsets (contract, sections 6 and 10).
 
     Parameters
     ----------

@@ -21,7 +21,7 @@ CORRECTION_LIMIT = 2**23 - 1
 
 @dataclass(frozen=True)
 class QueryCodes:
-    """A layer's query heads, quantised relative to one segment (contract, section 3).
+    """A layer's query heads, quantised relative to one segment (contract, section 4).
 
     H' below is `KernelSpec.scored_heads`: every query head, or for `raw_sum` one per KV head.
 
@@ -58,7 +58,7 @@ class QueryCodes:
 def encode_query(
     query: NDArray[np.float32], statistics: ChannelStatistics, scaling: float, spec: KernelSpec
 ) -> QueryCodes:
-    """Quantise a layer's query for one segment (contract, section 3).
+    """Quantise a layer's query for one segment (contract, section 4).
 
     Parameters
     ----------
@@ -84,7 +84,7 @@ def encode_query(
 def scale_query(
     query: NDArray[np.float32], scaling: float, spec: KernelSpec
 ) -> NDArray[np.float32]:
-    """Return q', the query in log2 units, the same for every segment (contract, section 3).
+    """Return q', the query in log2 units, the same for every segment (contract, section 4).
 
     Parameters
     ----------
@@ -113,7 +113,7 @@ def scale_query(
 def encode_scaled_query(
     scaled: NDArray[np.float32], statistics: ChannelStatistics, spec: KernelSpec
 ) -> QueryCodes:
-    """Quantise what `scale_query` returned for one segment (contract, section 3).
+    """Quantise what `scale_query` returned for one segment (contract, section 4).
 
     Parameters
     ----------

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a device streams to the host while it goes on scoring."""
+"""A score block: tuples that a device streams to the host while it goes on scoring."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class ScoreBlock:
-    """Tuples of token position and score (HillInfer section 4.2; contract, section 6).
+    """Tuples of token position and score (HillInfer section 4.2; contract, section 11).
 
     Parameters
     ----------

@@ -15,7 +15,7 @@ SCOPE_NUMBERS = MappingProxyType({Scope.LAYER: 0, Scope.KV_HEAD: 1})
 
 @dataclass(frozen=True)
 class ScoreLaunch:
-    """Buffers and scalars of one `score_tokens` (contract, section 6).
+    """Buffers and scalars of one `score_tokens` (contract, section 10).
 
     Every buffer is uint8 of shape (beats, 64), before the launch.
 

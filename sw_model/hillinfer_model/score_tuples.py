@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tuples of token position and score, as score arrays hold them and hosts rank them."""
+"""Packs, ranks and splits the tuples of token position and score code."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Tuples = NDArray[np.uint32]
 
 
 def make_tuples(codes: NDArray[np.uint16], first_position: int) -> Tuples:
-    """Join the score codes of consecutive tokens with their positions (contract, section 6).
+    """Join the score codes of consecutive tokens with their positions (contract, section 11).
 
     Parameters
     ----------
@@ -35,7 +35,7 @@ def make_tuples(codes: NDArray[np.uint16], first_position: int) -> Tuples:
 
 
 def ranking_keys(tuples: Tuples) -> Tuples:
-    """Return uint32 keys that rank tuples of one window when sorted descending (section 6)."""
+    """Return uint32 keys that rank tuples of one window when sorted descending (section 11)."""
     return tuples ^ np.uint32(0xFFFF)
 
 
@@ -59,7 +59,7 @@ def unpack_score_array(block: Beats, tokens: int) -> Tuples:
 
 
 def cut_blocks(codes: NDArray[np.uint16], block_tokens: int) -> Iterator[ScoreBlock]:
-    """Cut the score codes of a sequence into score blocks (contract, section 6).
+    """Cut the score codes of a sequence into score blocks (contract, section 11).
 
     A block never crosses a window of 65,536 positions; the last of a window and of the sequence
     may be short. For each run of positions the KV heads' blocks follow each other.

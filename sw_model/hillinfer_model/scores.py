@@ -18,7 +18,7 @@ ONE_BITS = 24
 
 
 def aligned_products(query: QueryCodes, keys: KeyCodes, spec: KernelSpec) -> Integers:
-    """Return L', inner products in log2 units, comparable across segments (contract, section 4).
+    """Return L', inner products in log2 units, comparable across segments (contract, section 5).
 
     Parameters
     ----------
@@ -50,7 +50,7 @@ def aligned_products(query: QueryCodes, keys: KeyCodes, spec: KernelSpec) -> Int
 
 
 def weight(log_weights: Integers) -> Integers:
-    """Return 2^(Z / 256) with 24 fraction bits by Mitchell's approximation (contract, section 4).
+    """Return 2^(Z / 256) with 24 fraction bits by Mitchell's approximation (contract, section 7).
 
     Parameters
     ----------
@@ -70,7 +70,7 @@ def weight(log_weights: Integers) -> Integers:
 
 
 def mag(values: Integers) -> Integers:
-    """Return the monotone, truncating 16-bit magnitude of non-negative values (section 4).
+    """Return the monotone, truncating 16-bit magnitude of non-negative values (section 7).
 
     Parameters
     ----------
@@ -89,7 +89,7 @@ def score_codes(
     spec: KernelSpec,
     scope: Scope,
 ) -> NDArray[np.uint16]:
-    """Return the score code of every token (contract, section 4).
+    """Return the score code of every token (contract, section 7).
 
     Parameters
     ----------

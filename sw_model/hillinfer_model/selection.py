@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which tokens are selected, from their score codes (HillInfer section 4.2)."""
+"""Selects tokens by their score codes (HillInfer section 4.2)."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def select_positions(
     """Return the selected positions, int64 of shape (count,), ascending.
 
     The kept tokens are inside; the others are the best by score code descending, position
-    ascending (contract, section 4).
+    ascending (contract, section 8).
 
     Parameters
     ----------

@@ -10,7 +10,7 @@ from hillinfer_model.beats import Beats, check_beats
 
 @dataclass(frozen=True)
 class ShadowLaunch:
-    """Buffers and scalars of one `make_shadow` (contract, section 6).
+    """Buffers and scalars of one `make_shadow` (contract, section 10).
 
     Every buffer is uint8 of shape (beats, 64), before the launch.
 

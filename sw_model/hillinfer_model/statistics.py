@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Channel statistics of a segment, from its FP16 keys."""
+"""Computes a segment's channel statistics from its FP16 keys."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def segment_statistics(
     segment_tokens: int,
     preceding: ChannelStatistics | None,
 ) -> ChannelStatistics:
-    """Return a segment's exponent and mean of every channel (contract, section 2).
+    """Return a segment's exponent and mean of every channel (contract, section 3).
 
     Parameters
     ----------

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Channel statistics as a kernel reads them."""
+"""Packs channel statistics into the block that a kernel reads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hillinfer_model.launch_error import ErrorCode, LaunchError
 
 
 def pack_statistics(statistics: ChannelStatistics, spec: KernelSpec) -> Beats:
-    """Pack statistics: per KV head and padded channel c in bits 31:24, M in 23:0 (section 6).
+    """Pack statistics: per KV head and padded channel c in bits 31:24, M in 23:0 (section 10).
 
     Parameters
     ----------

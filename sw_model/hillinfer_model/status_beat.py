@@ -15,7 +15,7 @@ _FORMAT = struct.Struct("<8sIII")
 
 @dataclass(frozen=True)
 class StatusBeat:
-    """The status of one segment of a launch (contract, section 6).
+    """The status of one segment of a launch (contract, section 11).
 
     Parameters
     ----------

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The write port over time: bursts of output, and status beats after their responses."""
+"""Models the write port over time: bursts of output, and status beats after their responses."""
 
 from __future__ import annotations
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attacks on the command, and what must not come of them."""
+"""Attacks on the command, and checks that they do no harm."""

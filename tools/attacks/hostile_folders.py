@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Model folders that lie, lack something, or cost more than a machine has."""
+"""Makes model folders that contradict themselves, lack files, or ask for too much memory."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One part of the attack: what was tried and what came of it."""
+"""One part of the attack, with counts of what was tried and how it ended."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parts that kill commands, take their outputs, drives, descriptors and memory away."""
+"""Parts that kill commands, or take away their outputs, drives, descriptors or memory."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes inputs, tries them, and counts what became of them."""
+"""Makes inputs, tries them, and counts their verdicts."""
 
 from __future__ import annotations
 

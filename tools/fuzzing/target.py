@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the fuzzer knows of something that HillInfer reads."""
+"""The interface of a target: something that HillInfer reads and the fuzzer tries."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What became of an input, and how that is told."""
+"""Verdicts on an input, and their form in the report."""
 
 from __future__ import annotations
 

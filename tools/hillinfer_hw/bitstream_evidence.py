@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a build's reports say, collected; a design that is too slow or too large is refused."""
+"""Collects what a build's reports say, and refuses a design that is too slow or too large."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Build outputs named by what they were made from."""
+"""Caches build outputs under a hash of what they were made from."""
 
 from __future__ import annotations
 

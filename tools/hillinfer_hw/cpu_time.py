@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run of a table has cost."""
+"""CPU time of this process and the programs it started."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An emulated card, whoever emulates it, as what generates with it sees it."""
+"""The interface of an emulated card for the code that generates with it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who emulates cards: this project's own program behind XRT, or Vitis."""
+"""The interface of the two emulators: this project's own program behind XRT, and Vitis."""
 
 from __future__ import annotations
 

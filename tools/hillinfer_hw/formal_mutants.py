@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changes to the RTL, each with the one property that must see it."""
+"""Mutants of the RTL, each with the one property that must fail of it."""
 
 from __future__ import annotations
 

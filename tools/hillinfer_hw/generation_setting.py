@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""With what `make hw_emu` generates."""
+"""The model, scoring and lengths that `make hw_emu` generates with."""
 
 from __future__ import annotations
 

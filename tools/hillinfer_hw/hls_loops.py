@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The labelled loops of HLS C++: what they say about themselves and how they use memory."""
+"""Reads the labelled loops of HLS C++: their declared recurrence, II and use of memory."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts the additions between what a loop's round takes over and what it hands on.
+"""Counts the additions in a loop's recurrence: from the value of one round to that of the next.
 
 A pipelined loop with an II of 1 has one clock for every cycle of dependences from a round to the
 next.

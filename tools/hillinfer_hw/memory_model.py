@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the memory behind a simulated kernel behaves."""
+"""Settings of the memory behind a simulated kernel: timing, stalls, order and errors."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Proofs about arithmetic units for all inputs, each with a change that it must refute."""
+"""The table of proofs about arithmetic units, each with a mutant that it must refute."""
 
 from __future__ import annotations
 

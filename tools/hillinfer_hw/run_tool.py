@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a program that builds something and says nothing where all is well."""
+"""Runs a build tool, and shows its output only where it fails."""
 
 from __future__ import annotations
 

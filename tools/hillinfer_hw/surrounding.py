@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What leads a process to an emulated card, as an object and as the file that the host reads."""
+"""Environment variables that lead a process to an emulated card, and the file that holds them."""
 
 from __future__ import annotations
 

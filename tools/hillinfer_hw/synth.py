@@ -216,7 +216,7 @@ def core_parameters(spec: KernelSpec, kernel: str) -> dict[str, int]:
 
 
 def expected_dsp(spec: KernelSpec, kernel: str) -> int:
-    """Return the DSP blocks a kernel takes: two products share one (contract, section 5).
+    """Return the DSP blocks a kernel takes: two products share one (contract, section 4).
 
     A beat of a shadow holds T tokens of 16 channels, times the G heads scored per KV head; token
     pairs share. A beat of FP16 rows holds 32 channels of one token; head pairs share. Bit planes

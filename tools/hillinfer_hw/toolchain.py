@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the open tools of the C++ simulation are."""
+"""Finds the open tools of the C++ simulation."""
 
 from __future__ import annotations
 

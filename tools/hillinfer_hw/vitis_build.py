@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is to be built with Vitis: kernels of a spec, for a platform, at a frequency."""
+"""Describes a build with Vitis: kernels, spec, target, platform and frequency."""
 
 from __future__ import annotations
 

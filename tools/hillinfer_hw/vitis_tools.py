@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where Vitis, its platform and XRT's tools are, and what is missing."""
+"""Finds Vitis, its platform and XRT's tools, and names what is missing."""
 
 from __future__ import annotations
 

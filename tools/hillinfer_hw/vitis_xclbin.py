@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every tool that builds with Vitis does before the first step and after the last one."""
+"""Prepares a build with Vitis, and checks and records the xclbin when it is done."""
 
 from __future__ import annotations
 

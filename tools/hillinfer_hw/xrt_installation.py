@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where an XRT lies: one of Debian's packages, or the one that a shell was set up for."""
+"""Finds XRT: Debian's packages, or the one that a shell was set up for."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A copy of the project's sources, in which a fault harms nobody."""
+"""Copies the project's sources, so that a fault can be put into the copy."""
 
 from __future__ import annotations
 

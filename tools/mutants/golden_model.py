@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults in the arithmetic of the golden model, which says what kernels must do."""
+"""Faults in the arithmetic of the golden model."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the tests that must fail of a mutant, and says what became of it."""
+"""Runs the tests that must fail of a mutant, and returns whether they did."""
 
 from __future__ import annotations
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Other runtimes as rivals, each in a process of its own."""
+"""Other runtimes to compare with, each in a process of its own."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a goal is judged by."""
+"""Two runtimes' steps side by side, as goals judge them."""
 
 from __future__ import annotations
 

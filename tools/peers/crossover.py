@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From which context on one runtime decodes faster than another."""
+"""Finds the context from which on one runtime decodes faster than another."""
 
 from __future__ import annotations
 

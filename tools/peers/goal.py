@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What HillInfer aims at beside each peer, and whether it got there."""
+"""The goals beside each peer, in words and as tests."""
 
 from __future__ import annotations
 

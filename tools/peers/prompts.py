@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every peer reads and decodes at each context, as far as text and memory go."""
+"""The prompts that every peer reads, and the tokens it decodes, at each context."""
 
 from __future__ import annotations
 

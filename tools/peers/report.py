@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What peers answered, as a report: rows, comparisons with HillInfer, and text for reading."""
+"""Makes the report of the peers' answers: rows, comparisons with HillInfer, and a text table."""
 
 from __future__ import annotations
 

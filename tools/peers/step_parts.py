@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a decode step of a transformers model is made of."""
+"""Times the parts of a decode step of a transformers model."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A kernel that a manifest describes, between a control master and a memory, in cocotb.
+"""Connects a kernel, described by a manifest, to a control master and a memory in cocotb.
 
 The bench is told by the environment: HILLINFER_MANIFEST (JSON of `RtlSource`), HILLINFER_CASE (a
 .npz with the launch's buffers and scalars and what golden makes of them) and HILLINFER_LAUNCHES

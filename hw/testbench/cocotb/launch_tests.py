@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""cocotb tests of launches: what they leave in memory, however the memory behaves."""
+"""cocotb tests that launches leave the right bytes in memory, however the memory behaves."""
 
 from cocotb.triggers import ClockCycles
 from kernel_bench import CASE, CONTROL, DONE, IDLE, MANIFEST, START, bench_test

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When a bus channel pauses: endless sequences of true (pause) and false, one per clock cycle."""
+"""Patterns of pauses for a bus channel: endless sequences of true (pause) and false, by cycle."""
 
 import random
 

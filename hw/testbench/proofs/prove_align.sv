@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The aligned product is the contract's definition (section 4) in wide integers, for all inputs.
+// The aligned product is the contract's definition (section 5) in wide integers, for all inputs.
 module prove_align (
     input logic clk,
     input logic signed [22:0] product,

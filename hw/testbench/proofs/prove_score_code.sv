@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The score code is the contract's definition (section 4), for every sum and both rules:
+// The score code is the contract's definition (section 7), for every sum and both rules:
 // mag(v) = v below 1024, else ((bl - 10) << 10) | ((v >> (bl - 11)) & 1023) with bl the bit length.
 module prove_score_code #(
     parameter int RULE = 1,

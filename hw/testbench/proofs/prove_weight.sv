@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The weight is the contract's definition (section 4), for all 33-bit log weights.
+// The weight is the contract's definition (section 7), for all 33-bit log weights.
 module prove_weight (
     input logic clk,
     input logic signed [32:0] log_weight

@@ -52,7 +52,7 @@ class ContractSelection(SelectionPolicy):
         return np.stack([top.positions() for top in tops])
 
     def _segments(self, layer: LayerQueries) -> list[SegmentShadow]:
-        """Code all tokens, each segment's statistics taken as in decode (contract, section 2)."""
+        """Code all tokens, each segment's statistics taken as in decode (contract, section 3)."""
         spec = self._scorer.spec
         keys = layer.keys.half()
         # Nothing is scored while every token is selected.
