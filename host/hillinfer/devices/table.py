@@ -14,14 +14,14 @@ from hillinfer.devices.pynq.open_pynq import open_pynq
 from hillinfer.devices.scorer import Scorer
 from hillinfer.devices.xrt.open_xrt import open_xrt
 from hillinfer.errors import SettingsError
-from hillinfer.hie.host_scorer import host_scorer
+from hillinfer.hie.native_scorer import NativeScorer
 from hillinfer.timeline.recorder import Recorder
 from hillinfer.timeline.silent import SILENT
 from hillinfer_model.choices import Scope
 from hillinfer_model.kernel_spec import KernelSpec
 
 DEVICES: dict[str, Callable[[KernelSpec, Scope, DeviceOptions, Recorder], Scorer]] = {
-    "nvme": lambda spec, scope, *_: host_scorer(spec, scope),
+    "nvme": lambda spec, scope, *_: NativeScorer(spec, scope),
     "golden": lambda spec, scope, *_: GoldenScorer(spec, scope),
     "core": open_core,
     "csim": open_csim,

@@ -21,7 +21,7 @@ from hillinfer.devices.xrt.open_xrt import kernels_for
 from hillinfer.devices.xrt.spec_record import recorded_spec
 from hillinfer.devices.xrt.xclbin import HW_EMU, Xclbin
 from hillinfer.errors import SettingsError
-from hillinfer.hie.host_scorer import host_scorer
+from hillinfer.hie.native_scorer import NativeScorer
 from hillinfer.timeline.recorder import Recorder
 from hillinfer.timeline.silent import SILENT
 from hillinfer_model.choices import Scope
@@ -65,4 +65,4 @@ def open_pynq(
     device = LaunchDevice(kernels, PynqLaunches(execution), MEMORY_BYTES // kernels.segment_bytes)
     pace = Pace.EMULATED if xclbin.mode == HW_EMU else Pace.REAL
     shadows = DeviceShadows(spec, device, options.beta, warn_of_loss, pace)
-    return DeviceScorer(host_scorer(spec, scope), shadows, recorder)
+    return DeviceScorer(NativeScorer(spec, scope), shadows, recorder)
