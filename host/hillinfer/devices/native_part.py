@@ -207,4 +207,6 @@ class StartedScoring:
 
 
 def _here(segment: SegmentShadow, shadow: NDArray[np.uint8]) -> SegmentShadow:
-    return SegmentShadow(segment.base_position, segment.tokens, shadow, segment.statistics)
+    # Offsets of what a device scores come from the probe tokens that were kept when it got them.
+    probes = segment.probes if segment.device_tokens == segment.tokens else None
+    return SegmentShadow(segment.base_position, segment.tokens, shadow, segment.statistics, probes)
