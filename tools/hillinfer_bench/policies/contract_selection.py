@@ -6,9 +6,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from hillinfer.devices.scorer import Scorer, SegmentShadow
+from hillinfer.devices.scorer import Scorer, SegmentShadow, total_tokens
 from hillinfer.hie.wanted import Wanted
 from hillinfer.settings import Settings
 from hillinfer_bench.policies.layer_queries import LayerQueries
@@ -38,13 +39,16 @@ class ContractSelection(SelectionPolicy):
         """Score and choose for each query in turn; see `SelectionPolicy`."""
         segments = self._segments(layer)
         return [
-            np.stack(
-                self._scorer.choose(
-                    query, layer.scaling, _up_to(segments, length), 0, self._wanted(length)
-                )
-            )
+            self.chosen(query, layer.scaling, _up_to(segments, length))
             for query, length in zip(layer.queries, layer.lengths, strict=True)
         ]
+
+    def chosen(
+        self, query: torch.Tensor, scaling: float, segments: Sequence[SegmentShadow]
+    ) -> NDArray[np.int64]:
+        """Return what one query selects of the tokens of some segments, int64 (sets, k)."""
+        wanted = self._wanted(total_tokens(segments))
+        return np.stack(self._scorer.choose(query, scaling, segments, 0, wanted))
 
     def _wanted(self, length: int) -> Wanted:
         settings = self.settings
