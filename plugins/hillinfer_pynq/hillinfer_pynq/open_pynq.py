@@ -10,11 +10,6 @@ from hillinfer.devices.device_scorer import DeviceScorer
 from hillinfer.devices.device_shadows import DeviceShadows, Pace
 from hillinfer.devices.launch_device import MEMORY_BYTES, LaunchDevice
 from hillinfer.devices.loss_warning import warn_of_loss
-from hillinfer.devices.pynq.card import Card
-from hillinfer.devices.pynq.errors import PynqError
-from hillinfer.devices.pynq.execution import PynqExecution
-from hillinfer.devices.pynq.interpreter import pynq_python
-from hillinfer.devices.pynq.launches import PynqLaunches
 from hillinfer.devices.xrt.deadlines import deadlines_of
 from hillinfer.devices.xrt.environment import environment_of
 from hillinfer.devices.xrt.open_xrt import kernels_for
@@ -26,6 +21,11 @@ from hillinfer.timeline.recorder import Recorder
 from hillinfer.timeline.silent import SILENT
 from hillinfer_model.choices import Scope
 from hillinfer_model.kernel_spec import KernelSpec
+from hillinfer_pynq.card import Card
+from hillinfer_pynq.errors import PynqError
+from hillinfer_pynq.execution import PynqExecution
+from hillinfer_pynq.interpreter import pynq_python
+from hillinfer_pynq.launches import PynqLaunches
 
 
 def open_pynq(
