@@ -65,13 +65,13 @@ test-fast: $(VENV)/installed ## Run the tests that need no real model
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadgroup -m "not model and not kernels"
 
 lint: $(VENV)/installed ## Check style, types and formatting
-	$(BIN)/ruff check sw_model host hw tests tools
-	$(BIN)/ruff format --check sw_model host hw tests tools
+	$(BIN)/ruff check sw_model host plugins hw tests tools
+	$(BIN)/ruff format --check sw_model host plugins hw tests tools
 	$(BIN)/mypy
 
 format: $(VENV)/installed ## Format all sources
-	$(BIN)/ruff check --fix sw_model host hw tests tools
-	$(BIN)/ruff format sw_model host hw tests tools
+	$(BIN)/ruff check --fix sw_model host plugins hw tests tools
+	$(BIN)/ruff format sw_model host plugins hw tests tools
 
 quality: model ## Compare selection rules and shadows with the full cache (a quarter of an hour)
 	$(BIN)/hillinfer-bench quality --out $(BUILD)/reports/quality.json
@@ -165,14 +165,14 @@ clean: ## Remove what the other targets made, but not the fetched model
 
 NATIVE := hatch_build.py tools/build_native.py $(wildcard host/native/*)
 
-$(VENV)/installed: pyproject.toml tools/pyproject.toml constraints.txt $(NATIVE)
+$(VENV)/installed: pyproject.toml tools/pyproject.toml plugins/hillinfer_pynq/pyproject.toml constraints.txt $(NATIVE)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11 ..."; exit 2; }
 	@$(PYTHON) -c 'import ensurepip, venv' || \
 		{ echo "Python lacks venv: on Debian, apt install python3-venv"; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
-		-e '.[run,hls,rtl,xrt,figures,test,lint]' -e ./tools
+		-e '.[run,hls,rtl,xrt,figures,test,lint]' -e ./tools -e ./plugins/hillinfer_pynq
 	@$(BIN)/python tools/build_native.py $(if $(CI),--require)
 	@touch $@
 

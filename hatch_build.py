@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hatchling's build hook: the native scorer goes into the wheel where it can be compiled."""
+"""Hatchling's build hook: the native library goes into the wheel where it can be compiled."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 _BUILDER = Path(__file__).parent / "tools" / "build_native.py"
 
 
-class NativeScorerHook(BuildHookInterface[Any]):
-    """Compiles the library; without a compiler the package installs and torch scores."""
+class NativeLibraryHook(BuildHookInterface[Any]):
+    """Compiles the library; without a compiler the package installs, and says so when it is used."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Build before files are collected, and say for which platform the wheel then is."""
@@ -26,7 +26,7 @@ class NativeScorerHook(BuildHookInterface[Any]):
         try:
             library = builder.build()
         except (builder.BuildError, OSError) as error:
-            self.app.display_warning(f"native scorer: not built, torch scores instead: {error}")
+            self.app.display_warning(f"native library: not built, and nothing generates without it: {error}")
             return
         build_data["artifacts"].append(str(library.relative_to(self.root)))
         build_data["pure_python"] = False

@@ -11,8 +11,9 @@ import pytest
 # Tables of cases lie beside the rooms that use them and are imported by name.
 for room in ("host", "host/quality", "sw_model", "hw"):
     sys.path.insert(0, str(Path(__file__).parent / room))
-# What builds and runs kernels.
-sys.path.append(str(Path(__file__).parents[1] / "tools"))
+# What builds and runs kernels, and a device that is a package of its own.
+for place in ("tools", "plugins/hillinfer_pynq"):
+    sys.path.append(str(Path(__file__).parents[1] / place))
 
 
 @pytest.fixture(scope="session", autouse=True)

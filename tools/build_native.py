@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles the native scorer into the package: python tools/build_native.py.
+"""Compiles the native library into the package: python tools/build_native.py.
 
 Each instruction set's file has flags of its own; the library asks the processor which of them it
 may run. So one library serves every machine of an architecture.
@@ -115,9 +115,9 @@ def _run(command: list[str]) -> None:
 def main() -> None:
     """Build, and say where the library is or why there is none."""
     try:
-        print(f"native scorer: {build().relative_to(ROOT)}")
+        print(f"native library: {build().relative_to(ROOT)}")
     except (BuildError, OSError) as error:
-        print(f"native scorer: not built, torch scores instead: {error}")
+        print(f"native library: not built, and nothing generates without it: {error}")
         if "--require" in sys.argv[1:]:
             raise SystemExit(1) from error
 

@@ -27,7 +27,6 @@ from numpy.typing import NDArray
 
 from hillinfer.machine.drive import filesystem_of
 from hillinfer.machine.processor import ProcessorFacts
-from hillinfer.native.library import native_is_here
 from hillinfer.storage.aligned_buffer import aligned_buffer, round_up
 from hillinfer.storage.cold_file import ColdFile, IOMode, probe_io_mode
 from hillinfer.storage.drive_calls import DriveCalls
@@ -205,9 +204,8 @@ def _engines(depth: int, opened: ExitStack) -> dict[str, ReadEngine]:
     else:
         print(f"no io_uring here: {reason}", file=sys.stderr)
     engines["threads"] = open_engine(IOChoice.THREADS, depth, DriveCalls())
-    if native_is_here():
-        # What reads where the library is missing.
-        engines["python"] = ThreadEngine(depth)
+    # What reads again what did not come whole.
+    engines["python"] = ThreadEngine(depth)
     engines["preadv"] = PlainEngine()
     for engine in engines.values():
         opened.callback(engine.close)
@@ -260,7 +258,6 @@ def main() -> None:
         "goal_ratio_to_fio": GOAL,
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "depth": chosen.depth,
-        "native_threads": native_is_here(),
         "rounds": chosen.rounds,
         "seconds_per_turn": chosen.seconds,
         "file_bytes": file_bytes,

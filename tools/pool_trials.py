@@ -11,15 +11,17 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from hillinfer.devices.scorer import SegmentShadow, total_tokens
 from hillinfer.devices.table import make_scorer
 from hillinfer.machine.processor import ProcessorFacts
 from hillinfer.models.loader import ModelOutline
@@ -41,7 +43,6 @@ from hillinfer_bench.replay.pool_replay import PoolReplay
 from hillinfer_bench.replay.selection_trace import SelectionTrace
 from hillinfer_bench.replay.spawning import spawned_processes
 from hillinfer_model.kernel_spec import GROUP_TOKENS
-from hillinfer_model.score_block import ScoreBlock
 from hillinfer_model.selection import kept_positions
 
 MODEL = "smollm2-135m"
@@ -261,13 +262,14 @@ class _Scored(ContractSelection):
         self.layers.append(tuple(sets[0].astype(np.int32) for sets in selected))
         return selected
 
-    def _top(self, blocks: Iterator[ScoreBlock], length: int) -> NDArray[np.int64]:
-        own = list(blocks)
-        codes = np.zeros(length, np.uint16)
-        for block in own:
+    def chosen(
+        self, query: torch.Tensor, scaling: float, segments: Sequence[SegmentShadow]
+    ) -> NDArray[np.int64]:
+        codes = np.zeros(total_tokens(segments), np.uint16)
+        for block in self._scorer.score(query, scaling, segments):
             codes[block.positions] = block.codes
         self._codes.append(codes)
-        return super()._top(iter(own), length)
+        return super().chosen(query, scaling, segments)
 
 
 def record(

@@ -4,7 +4,7 @@
 python tools/scorer_bench.py --out build/reports/scorer.json
 
 Every round reads the shadows' bytes with each of the library's loops for that, then scores them
-with each scorer, so that what else the machine does falls on all of them. `native` scores one large
+where they lie, so that what else the machine does falls on all of it. `native` scores one large
 array; then come the same shadows in an arena, as a cache holds them, and each in memory of its own.
 Reported are the fastest and the median round; a round's read is that of its fastest loop.
 """
@@ -28,7 +28,6 @@ from hillinfer.devices.scorer import SegmentShadow
 from hillinfer.hie.native_scorer import NativeScorer
 from hillinfer.hie.probe_shadow import ProbeShadow
 from hillinfer.hie.shadow_layout import ShadowLayout
-from hillinfer.hie.torch_scorer import TorchScorer
 from hillinfer.machine.processor import ProcessorFacts
 from hillinfer.native.library import native_library
 from hillinfer.storage.aligned_buffer import aligned_buffer
@@ -139,7 +138,7 @@ def bench(shape: str, mode: KeyMode, least_bytes: int, rounds: int) -> dict[str,
     spec = KernelSpec(head_dim, kv_heads, group_size, mode)
     memory, segments = shadows(spec, least_bytes)
     query = any_query(spec)
-    native, plain = NativeScorer(spec, Scope.LAYER), TorchScorer(spec, Scope.LAYER)
+    native = NativeScorer(spec, Scope.LAYER)
     without = [replace(one, probe_copy=None) for one in segments]
     arena = placed(segments, ShadowArena(shadow_bytes(spec)).take)
     apart = placed(segments, partial(aligned_buffer, spec.segment_bytes))
@@ -148,7 +147,6 @@ def bench(shape: str, mode: KeyMode, least_bytes: int, rounds: int) -> dict[str,
         "native in an arena": lambda: native.tuples(query, SCALING, arena),
         "native each apart": lambda: native.tuples(query, SCALING, apart),
         "native without copies": lambda: native.tuples(query, SCALING, without),
-        "torch": lambda: list(plain.score(query, SCALING, segments)),
     }
     seconds = measure_beside_reads(memory, calls, rounds)
     figures = {

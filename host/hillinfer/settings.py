@@ -66,7 +66,8 @@ class Settings:
     cold_dir
         Directory on the drive that holds the cold pool; None for the user's cache directory.
     device
-        Name in the table of devices: `nvme`, `golden`, `core`, `csim`, `xrt` or `pynq`.
+        Name in the table of devices: `nvme`, `golden`, `core`, `csim` or `xrt`; `pynq`
+        with the package hillinfer-pynq.
     beta
         Host-scored to device-scored segments, Mc/Ms; 0 gives the device every full group. None
         (text: `auto`) for what `beta_model` says with this machine's rates; the rates of an

@@ -75,7 +75,7 @@ int32_t guarded(int32_t variant, Call call) {
 }  // namespace
 
 // Changes with the interface or with the contract: 100 * contract version + interface version.
-HILLINFER_API int32_t hillinfer_version() { return 108; }
+HILLINFER_API int32_t hillinfer_version() { return 109; }
 
 HILLINFER_API int32_t hillinfer_has_variant(int32_t variant) { return kernels_of(variant) != nullptr; }
 
@@ -115,6 +115,18 @@ HILLINFER_API int32_t hillinfer_finish(int32_t variant, const Sequence* sequence
                                        uint32_t* tuples) {
     return guarded(variant, [&](const Kernels& kernels) {
         finish_sequence(kernels, *sequence, tokens, log_weights, exponents, tuples);
+    });
+}
+
+// Of some groups, with the offsets that `hillinfer_start` gave; see sequence.h.
+HILLINFER_API int32_t hillinfer_finish_groups(int32_t variant, const Sequence* sequence,
+                                              const int32_t* offsets, int64_t position,
+                                              int64_t tokens, const int32_t* log_weights,
+                                              const uint8_t* exponents, uint32_t* tuples,
+                                              int64_t stride) {
+    return guarded(variant, [&](const Kernels& kernels) {
+        finish_groups(kernels, *sequence, offsets, position, tokens, log_weights, exponents, tuples,
+                      stride);
     });
 }
 

@@ -31,6 +31,12 @@ private:
 
 int64_t groups_of(int64_t tokens) { return (tokens + kGroupTokens - 1) / kGroupTokens; }
 
+// Threads that it is worth to make tuples of so many tokens' L' with.
+int finishing_threads(const Sequence& sequence, int64_t tokens) {
+    const int64_t bytes = tokens * sequence.shape.rows() * int64_t(sizeof(int32_t));
+    return worthwhile_threads(sequence.threads, bytes);
+}
+
 // Query codes of all segments, and as the kernels read them.
 class Queries {
 public:
@@ -407,15 +413,24 @@ void finish_sequence(const Kernels& kernels, const Sequence& sequence, int64_t t
                 exponents[group * head_tokens + head * kGroupTokens + token] == kInvalidExponent;
         }
     }
-    const int64_t bytes = tokens * shape.rows() * int64_t(sizeof(int32_t));
-    const int threads = worthwhile_threads(sequence.threads, bytes);
+    const int threads = finishing_threads(sequence, tokens);
     const std::vector<int32_t> offsets = sequence_offsets(kernels, shape, sample, threads);
-    run_parallel(threads, groups_of(tokens), [&](int64_t group, int) {
-        const int64_t position = group * kGroupTokens;
-        const int count = int(std::min<int64_t>(tokens - position, kGroupTokens));
+    finish_groups(kernels, sequence, offsets.data(), 0, tokens, log_weights, exponents, tuples,
+                  tokens);
+}
+
+void finish_groups(const Kernels& kernels, const Sequence& sequence, const int32_t* offsets,
+                   int64_t position, int64_t tokens, const int32_t* log_weights,
+                   const uint8_t* exponents, uint32_t* tuples, int64_t stride) {
+    const Shape& shape = sequence.shape;
+    const size_t row_tokens = size_t(shape.rows()) * kGroupTokens;
+    const size_t head_tokens = size_t(shape.kv_heads) * kGroupTokens;
+    run_parallel(finishing_threads(sequence, tokens), groups_of(tokens), [&](int64_t group, int) {
+        const int64_t first = group * kGroupTokens;
+        const int count = int(std::min<int64_t>(tokens - first, kGroupTokens));
         kernels.finish(shape, log_weights + size_t(group) * row_tokens,
-                       exponents + size_t(group) * head_tokens, offsets.data(), position, count,
-                       tuples + position, tokens);
+                       exponents + size_t(group) * head_tokens, offsets, position + first, count,
+                       tuples + first, stride);
     });
 }
 

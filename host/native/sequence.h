@@ -59,5 +59,10 @@ void segment_log_weights(const Kernels& kernels, const Sequence& sequence, const
 void finish_sequence(const Kernels& kernels, const Sequence& sequence, int64_t tokens,
                      const int32_t* log_weights, const uint8_t* exponents, uint32_t* tuples);
 
+// The tuples of some groups from theirs and the sequence's offsets: `tokens` from `position` on, the
+// first of a group; tuples[set * stride + token].
+void finish_groups(const Kernels& kernels, const Sequence& sequence, const int32_t* offsets,
+                   int64_t position, int64_t tokens, const int32_t* log_weights,
+                   const uint8_t* exponents, uint32_t* tuples, int64_t stride);
 
 }  // namespace hillinfer

@@ -12,9 +12,10 @@ MAY_IMPORT = {
     "sw_model/hillinfer_model": {"hillinfer_model"},
     "host/hillinfer": {"hillinfer", "hillinfer_model"},
     "tools/hillinfer_bench": {"hillinfer_bench", "hillinfer", "hillinfer_model"},
-    "tools/hillinfer_hw": {"hillinfer_hw", "hillinfer", "hillinfer_model"},
+    "plugins/hillinfer_pynq/hillinfer_pynq": {"hillinfer_pynq", "hillinfer", "hillinfer_model"},
+    "tools/hillinfer_hw": {"hillinfer_hw", "hillinfer", "hillinfer_model", "hillinfer_pynq"},
 }
-OWN = ("hillinfer", "hillinfer_bench", "hillinfer_hw", "hillinfer_model")
+OWN = ("hillinfer", "hillinfer_bench", "hillinfer_hw", "hillinfer_model", "hillinfer_pynq")
 
 
 def imported(source):

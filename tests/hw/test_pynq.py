@@ -16,10 +16,6 @@ from launch_cases import SCORE_CASES, SHADOW_CASES, random_launch, random_shadow
 from launch_flips import visible_flip
 
 from hillinfer.devices.child_session import processes_in
-from hillinfer.devices.pynq.card import Card
-from hillinfer.devices.pynq.errors import PynqError
-from hillinfer.devices.pynq.execution import PATIENCE_S, PynqExecution
-from hillinfer.devices.pynq.front_process import FrontProcess
 from hillinfer.devices.xrt.errors import XclbinError
 from hillinfer.devices.xrt.section_kind import SectionKind
 from hillinfer.devices.xrt.spec_record import spec_record
@@ -28,6 +24,10 @@ from hillinfer_hw.toolchain import MissingToolError, find_pynq_python
 from hillinfer_model.choices import KeyMode, Rule, Scope
 from hillinfer_model.golden_launch import run_score_launch, run_shadow_launch
 from hillinfer_model.kernel_spec import KernelSpec, ProductStyle
+from hillinfer_pynq.card import Card
+from hillinfer_pynq.errors import PynqError
+from hillinfer_pynq.execution import PATIENCE_S, PynqExecution
+from hillinfer_pynq.front_process import FrontProcess
 
 # Two KV heads of one query head: nothing smaller has both.
 SMALL = KernelSpec(
@@ -220,7 +220,7 @@ def test_a_fault_ends_in_an_error_and_nothing_is_left(own, fault):
 
 def test_a_kernel_that_does_not_end_in_time_is_named(own, monkeypatch):
     # It is the front that says so, however long it takes to get there.
-    monkeypatch.setattr("hillinfer.devices.pynq.front_process._GRACE_S", ENOUGH)
+    monkeypatch.setattr("hillinfer_pynq.front_process._GRACE_S", ENOUGH)
     own.score(SMALL, random_launch(SMALL, Scope.LAYER, [1]))
     pids = front_and_device(own)
     own.patience = 1e-3
@@ -300,8 +300,8 @@ import sys
 from pathlib import Path
 from emulated_cards import SMALL
 from launch_cases import random_launch
-from hillinfer.devices.pynq.card import Card
-from hillinfer.devices.pynq.execution import PynqExecution
+from hillinfer_pynq.card import Card
+from hillinfer_pynq.execution import PynqExecution
 from hillinfer_model.choices import Scope
 python, xclbin, platform = sys.argv[1:]
 execution = PynqExecution(Path(python), lambda spec: Card(Path(xclbin), platform, {}))

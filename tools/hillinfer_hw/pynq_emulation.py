@@ -9,13 +9,13 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-from hillinfer.devices.pynq.card import Card
-from hillinfer.devices.pynq.execution import PynqExecution
 from hillinfer_hw.emulation import Engine, build_device_process, make_surrounding
 from hillinfer_hw.emulation_image import PLATFORM
 from hillinfer_hw.toolchain import find_pynq_python
 from hillinfer_hw.xrt_installation import debian_xrt
 from hillinfer_model.kernel_spec import KernelSpec
+from hillinfer_pynq.card import Card
+from hillinfer_pynq.execution import PynqExecution
 
 
 def emulated_pynq(engine: Engine) -> PynqExecution:

@@ -21,7 +21,6 @@ from hillinfer.devices.scorer import SegmentShadow
 from hillinfer.devices.scoring_device import DeviceSegment
 from hillinfer.hie.evaluation import ImportanceEvaluation
 from hillinfer.hie.native_pieces import LaunchQueries
-from hillinfer.hie.query_coding import scale_query
 from hillinfer.settings import Settings
 from hillinfer_model.kernel_spec import KernelSpec
 
@@ -61,10 +60,9 @@ class Profiling(PlainProfiling):
         """Return fc: tokens per second that the host scores while a device would score others."""
         spec, tokens, parts = self.scorer.spec, range(self.scorer.spec.segment_tokens), []
         query = torch.from_numpy(sample_query(spec.query_heads, spec.head_dim))
-        scaled = scale_query(spec, query, SCALING)
         for count in self._stretches():
             segments = sample_shadows(spec, count)
-            started = self.scorer.host_part(segments).start(scaled, segments)
+            started = self.scorer.start(query, SCALING, segments)
             parts.append((started, [(number, tokens) for number in range(count)]))
 
         def score() -> None:
@@ -72,10 +70,7 @@ class Profiling(PlainProfiling):
                 for _ in started.tuples(wanted):
                     pass
 
-        pace = self._pace(sum(len(wanted) for _, wanted in parts) * len(tokens), score)
-        for started, _ in parts:
-            started.end()
-        return pace
+        return self._pace(sum(len(wanted) for _, wanted in parts) * len(tokens), score)
 
     def device_scoring(self) -> float:
         """Return fs: tokens per second of a device's launches over shadows that it holds.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hillinfer.machine.drive import filesystem_of
 from hillinfer.machine.processor import ProcessorFacts
-from hillinfer.native.library import LIBRARY, native_is_here
+from hillinfer.native.library import LIBRARY
 from hillinfer_model.choices import Scope
 from hillinfer_model.kernel_spec import KernelSpec
 
@@ -27,7 +27,7 @@ class RatesKey:
     io
         Read engine: `uring` or `threads`.
     library
-        SHA-256 of the native library; empty where torch scores.
+        SHA-256 of the native library.
     spec_hash, scope, row_bytes
         What is scored and what a row takes.
     device
@@ -84,7 +84,7 @@ class RatesKey:
             filesystem=filesystem_of(cold_dir),
             drive=str(cold_dir.stat().st_dev),
             io=io,
-            library=_sum(LIBRARY) if native_is_here() else "",
+            library=_sum(LIBRARY),
             spec_hash=spec.digest().hex(),
             scope=scope.value,
             row_bytes=row_bytes,

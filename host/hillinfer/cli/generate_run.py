@@ -32,6 +32,7 @@ from hillinfer.hf.projections.table import make_projections
 from hillinfer.machine.memory_peak import peak_rss_bytes, reset_peak_rss
 from hillinfer.models.loader import LoadedModel, ModelOutline
 from hillinfer.models.model_source import ModelSource, local_model
+from hillinfer.native.library import native_library
 from hillinfer.output_file import check_apart, check_outside, prepare_report
 from hillinfer.prompt import QuestionPrompt
 from hillinfer.run_report import Answer, RunReport, SessionFacts
@@ -53,6 +54,8 @@ def run(request: GenerateRequest) -> None:
     console = error_console()
     if request.threads is not None:
         torch.set_num_threads(request.threads)
+    # Before anything is fetched or read.
+    native_library()
     _check_places(request)
     way = make_projections(request.projections)
     with ExitStack() as opened:

@@ -18,10 +18,8 @@ from hillinfer.devices.launch_device import MEMORY_BYTES
 from hillinfer.devices.loss_warning import warn_of_loss
 from hillinfer.devices.query_blocks import unpack_query_blocks
 from hillinfer.devices.scoring_device import DeviceSegment, ScoredTokens, StoredShadow
-from hillinfer.errors import SettingsError
 from hillinfer.hie.native_pieces import NativePieces, Piece
 from hillinfer.hie.native_scorer import NativeScorer
-from hillinfer.native.errors import NativeError
 from hillinfer.native.launch_thread import LaunchThread
 from hillinfer.storage.aligned_buffer import PAGE_BYTES, aligned_buffer, round_up
 from hillinfer.timeline.recorder import Recorder
@@ -38,15 +36,11 @@ def open_core(
 
     Raises
     ------
-    SettingsError
-        Where the native library is missing.
+    NativeError
+        The native library is missing.
     """
-    try:
-        host, device = NativeScorer(spec, scope), CoreDevice(spec)
-    except NativeError as error:
-        raise SettingsError(f"device=core: {error}") from error
-    shadows = DeviceShadows(spec, device, options.beta, warn_of_loss, Pace.REAL)
-    return DeviceScorer(host, shadows, recorder)
+    shadows = DeviceShadows(spec, CoreDevice(spec), options.beta, warn_of_loss, Pace.REAL)
+    return DeviceScorer(NativeScorer(spec, scope), shadows, recorder)
 
 
 class CoreDevice:

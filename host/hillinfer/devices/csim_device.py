@@ -15,7 +15,7 @@ from hillinfer.devices.device_shadows import DeviceShadows
 from hillinfer.devices.launch_device import MEMORY_BYTES, LaunchDevice, LaunchExecution
 from hillinfer.devices.loss_warning import warn_of_loss
 from hillinfer.errors import SettingsError
-from hillinfer.hie.host_scorer import host_scorer
+from hillinfer.hie.native_scorer import NativeScorer
 from hillinfer.timeline.recorder import Recorder
 from hillinfer.timeline.silent import SILENT
 from hillinfer_model.choices import Scope
@@ -41,7 +41,7 @@ def open_csim(
     execution = cast("LaunchExecution", _execution())
     device = LaunchDevice(spec, execution, MEMORY_BYTES // spec.segment_bytes)
     return DeviceScorer(
-        host_scorer(spec, scope), DeviceShadows(spec, device, options.beta, warn_of_loss), recorder
+        NativeScorer(spec, scope), DeviceShadows(spec, device, options.beta, warn_of_loss), recorder
     )
 
 

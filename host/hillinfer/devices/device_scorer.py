@@ -13,16 +13,12 @@ from numpy.typing import NDArray
 
 from hillinfer.devices.device_shadows import DeviceShadows
 from hillinfer.devices.errors import DeviceError
-from hillinfer.devices.host_part import HostPart, StartedScoring
-from hillinfer.devices.native_part import NativePart
+from hillinfer.devices.native_part import NativePart, StartedScoring
 from hillinfer.devices.resident_shadow import ResidentShadow
-from hillinfer.devices.scorer import SegmentShadow
+from hillinfer.devices.scorer import SegmentShadow, total_tokens
 from hillinfer.devices.scoring_device import DeviceSegment, StoredShadow
-from hillinfer.devices.torch_part import TorchPart
 from hillinfer.hie.native_scorer import NativeScorer
 from hillinfer.hie.native_top import native_top
-from hillinfer.hie.query_coding import scale_query
-from hillinfer.hie.torch_scorer import TorchScorer
 from hillinfer.hie.wanted import Wanted
 from hillinfer.storage.streamed_shadow import StreamedShadow
 from hillinfer.timeline.lane import Lane
@@ -54,7 +50,7 @@ class DeviceScorer:
 
     def __init__(
         self,
-        host: TorchScorer | NativeScorer,
+        host: NativeScorer,
         shadows: DeviceShadows,
         recorder: Recorder = SILENT,
     ) -> None:
@@ -64,8 +60,7 @@ class DeviceScorer:
         self.shadows = shadows
         self._host = host
         self._sets = 1 if host.scope is Scope.LAYER else host.spec.kv_heads
-        self._torch = TorchPart(self.spec, self.scope)
-        self._native = NativePart(self.spec, self.scope) if isinstance(host, NativeScorer) else None
+        self._part = NativePart(self.spec, self.scope)
 
     def statistics(
         self, keys: torch.Tensor, first_position: int, preceding: ChannelStatistics | None
@@ -96,13 +91,31 @@ class DeviceScorer:
         """
         if self._host_alone(segments):
             return self._host.score(query, scaling, segments, coming)
-        parts = self._parts(query, scaling, segments, coming)
+        parts = self._scored(self.start(query, scaling, segments, coming), segments, self._on_host)
         return (block for first, tuples in parts for block in self._cut(first, tuples))
 
+    def start(
+        self,
+        query: torch.Tensor,
+        scaling: float,
+        segments: Sequence[SegmentShadow],
+        coming: int = 0,
+    ) -> StartedScoring:
+        """Return the host's part of scoring, whose offsets a launch needs; see `NativePart`.
+
+        Parameters
+        ----------
+        query, scaling, segments, coming
+            As for `score`, whose errors it raises.
+        """
+        # Arrays are checked where they are described.
+        self._host.check(query, segments)
+        return self._part.start(self._host.scaled(query, scaling), segments, coming)
+
     @property
-    def merges_natively(self) -> bool:
-        """Whether the host has `choose`, in C++."""
-        return isinstance(self._host, NativeScorer)
+    def is_fast(self) -> bool:
+        """Say that it is not: the processor waits for the device."""
+        return False
 
     def choose(
         self,
@@ -112,55 +125,46 @@ class DeviceScorer:
         coming: int,
         wanted: Wanted,
     ) -> list[NDArray[np.int64]]:
-        """Return the selected sets, where the host merges natively; see `NativeScorer.choose`.
+        """Select, and tell the device's share what was selected of whose tokens; see `Scorer`.
 
         Picking the top of all tuples at once takes less time than merging blocks while they come.
         """
-        assert isinstance(self._host, NativeScorer)
         if self._host_alone(segments):
-            return self._host.choose(query, scaling, segments, coming, wanted)
-        length = segments[-1].base_position + segments[-1].tokens
+            sets = self._host.choose(query, scaling, segments, coming, wanted)
+        else:
+            sets = self._chosen(query, scaling, segments, coming, wanted)
+        self._note_selected(segments, sets)
+        return sets
+
+    def _chosen(
+        self,
+        query: torch.Tensor,
+        scaling: float,
+        segments: Sequence[SegmentShadow],
+        coming: int,
+        wanted: Wanted,
+    ) -> list[NDArray[np.int64]]:
+        length = total_tokens(segments)
         wanted.check(length + coming, coming)
         tuples = np.empty((self._sets, length), dtype=np.uint32)
-        part = self.host_part(segments)
-        if part is self._native:
-            # Arrays are checked where they are described.
-            self._host.check_order(query, segments)
-        else:
-            self._host.check(query, segments)
-        scaled = self._host.scaled(query, scaling)
-        filling = partial(self._fill, tuples)
-        for first, own in self._scored(part, scaled, segments, coming, filling):
+        started = self.start(query, scaling, segments, coming)
+        for first, own in self._scored(started, segments, partial(self._fill, tuples)):
             tuples[:, first : first + own.shape[1]] = own
         return native_top(tuples, wanted, coming)
 
     def _host_alone(self, segments: Sequence[SegmentShadow]) -> bool:
         return self.shadows.lost or not any(one.device_tokens for one in segments)
 
-    def host_part(self, segments: Sequence[SegmentShadow]) -> HostPart:
-        """Return what does the host's part of these segments."""
-        if self._native is not None and self._native.takes(segments):
-            return self._native
-        return self._torch
-
-    def note_selected(
+    def _note_selected(
         self, segments: Sequence[SegmentShadow], selected: Sequence[NDArray[np.int64]]
     ) -> None:
-        """Learn what was selected of what host and device scored (section 4.3, skewness).
-
-        Parameters
-        ----------
-        segments
-            As scored.
-        selected
-            The ascending positions of each selected set, one that is coming perhaps the last.
-        """
+        """Learn what was selected of what host and device scored (section 4.3, skewness)."""
         bounds = [
             (one.base_position, one.base_position + one.device_tokens)
             for one in segments
             if one.device_tokens
         ]
-        total = segments[-1].base_position + segments[-1].tokens
+        total = total_tokens(segments)
         on_device = sum(stop - start for start, stop in bounds)
         for own in selected:
             edges = np.searchsorted(own, bounds)
@@ -169,36 +173,19 @@ class DeviceScorer:
             scored = int(own.searchsorted(total))
             self.shadows.note_selected(total - on_device, scored - taken, on_device, taken)
 
-    def _parts(
-        self,
-        query: torch.Tensor,
-        scaling: float,
-        segments: Sequence[SegmentShadow],
-        coming: int,
-    ) -> Iterator[tuple[int, NDArray[np.uint32]]]:
-        """Yield a position and the tuples from there on, uint32 (sets, tokens), in any order."""
-        self._host.check(query, segments)
-        if isinstance(self._host, NativeScorer):
-            scaled = self._host.scaled(query, scaling)
-        else:
-            scaled = scale_query(self.spec, query, scaling)
-        return self._scored(self.host_part(segments), scaled, segments, coming, self._on_host)
-
     def _scored(
         self,
-        part: HostPart,
-        scaled: torch.Tensor,
+        started: StartedScoring,
         segments: Sequence[SegmentShadow],
-        coming: int,
         on_host: Callable[..., Iterable[tuple[int, NDArray[np.uint32]]]],
     ) -> Iterator[tuple[int, NDArray[np.uint32]]]:
+        """Yield a position and the tuples from there on, uint32 (sets, tokens), in any order."""
         given = [number for number, one in enumerate(segments) if one.device_tokens]
         own = [
             (number, range(one.device_tokens, one.tokens))
             for number, one in enumerate(segments)
             if one.device_tokens < one.tokens
         ]
-        started = part.start(scaled, segments, coming)
         done = dict.fromkeys(given, 0)
         try:
             for launch in self._launches(segments, given):
@@ -229,7 +216,6 @@ class DeviceScorer:
                 if done[number] < segments[number].device_tokens
             ]
             yield from on_host(started, segments, own)
-        started.end()
 
     @staticmethod
     def _on_host(

@@ -10,6 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from hillinfer.devices.scorer import SegmentShadow
+from hillinfer.hie.top_alpha import top_of_blocks
+from hillinfer.hie.wanted import Wanted
 from hillinfer_model.channel_statistics import ChannelStatistics
 from hillinfer_model.choices import Scope
 from hillinfer_model.coded_segment import CodedSegment
@@ -52,6 +54,23 @@ class GoldenScorer:
         write_codes(
             shadow, first_token, self._model.encode(_fp16_codes(keys), statistics), self.spec
         )
+
+    @property
+    def is_fast(self) -> bool:
+        """Say that it is not."""
+        return False
+
+    def choose(
+        self,
+        query: torch.Tensor,
+        scaling: float,
+        segments: Sequence[SegmentShadow],
+        coming: int,
+        wanted: Wanted,
+    ) -> list[NDArray[np.int64]]:
+        """Select from score blocks, merged as they come; see `Scorer`."""
+        blocks = self.score(query, scaling, segments, coming)
+        return top_of_blocks(blocks, self.spec, self.scope, segments, coming, wanted)
 
     def score(
         self,

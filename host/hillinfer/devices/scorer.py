@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The seam between the runtime and whatever executes the scoring contract."""
+"""The interface of whatever executes the scoring contract."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from hillinfer.hie.probe_shadow import ProbeShadow
+from hillinfer.hie.wanted import Wanted
 from hillinfer_model.channel_statistics import ChannelStatistics
 from hillinfer_model.choices import Scope
 from hillinfer_model.kernel_spec import KernelSpec
@@ -61,11 +62,21 @@ class SegmentShadow:
         raise ValueError("the host holds this shadow whole")
 
 
+def total_tokens(segments: Sequence[SegmentShadow]) -> int:
+    """Return how many tokens the consecutive segments of a sequence hold."""
+    return segments[-1].base_position + segments[-1].tokens if segments else 0
+
+
 class Scorer(Protocol):
-    """Makes key shadows and scores them; one implementation per execution of the contract."""
+    """Makes key shadows and selects by them; one implementation per execution of the contract."""
 
     spec: KernelSpec
     scope: Scope
+
+    @property
+    def is_fast(self) -> bool:
+        """Whether the processor scores by itself, in C++ and with vectors."""
+        ...
 
     def statistics(
         self, keys: torch.Tensor, first_position: int, preceding: ChannelStatistics | None
@@ -105,6 +116,35 @@ class Scorer(Protocol):
         """
         ...
 
+    def choose(
+        self,
+        query: torch.Tensor,
+        scaling: float,
+        segments: Sequence[SegmentShadow],
+        coming: int,
+        wanted: Wanted,
+    ) -> list[NDArray[np.int64]]:
+        """Select tokens for a query: the kept ones and the best others (contract, section 4).
+
+        Parameters
+        ----------
+        query, scaling, segments, coming
+            As for `score`, whose errors it raises; at least one token.
+        wanted
+            Of N, the coming token included, which is one of the newest.
+
+        Returns
+        -------
+        One ascending int64 array of positions per selected set: one for the layer, or one per KV
+        head. The coming token is the last of each.
+
+        Raises
+        ------
+        ValueError
+            More is wanted than there is, or less than is kept.
+        """
+        ...
+
     def score(
         self,
         query: torch.Tensor,
@@ -112,7 +152,7 @@ class Scorer(Protocol):
         segments: Sequence[SegmentShadow],
         coming: int = 0,
     ) -> Iterator[ScoreBlock]:
-        """Score every token of consecutive segments and yield score blocks as they are ready.
+        """Score every token of consecutive segments, which `choose` ranks, and yield score blocks.
 
         Parameters
         ----------

@@ -36,6 +36,7 @@ from hillinfer.hf.predictors.table import predictor_of, with_named_query
 from hillinfer.hf.query_hooks import QueryHooks
 from hillinfer.machine.drive import memory_warning
 from hillinfer.model_shape import ModelShape
+from hillinfer.native.library import native_library
 from hillinfer.runtime import Runtime
 from hillinfer.sessions.manifest import Manifest
 from hillinfer.sessions.model_identity import ModelIdentity
@@ -67,12 +68,16 @@ class Attachment:
     ------
     UnsupportedFeatureError
         Where the model cannot work with selected tokens.
+    NativeError
+        The native library is missing; the message says how to get it.
     """
 
     def __init__(
         self, model: PreTrainedModel, settings: Settings, calls: DriveCalls | None = None
     ) -> None:
         check_versions()
+        # Nothing is attended to without it: said here rather than after a prefill.
+        native_library()
         check_model(model)
         if model.config._attn_implementation == NAME:
             raise UnsupportedFeatureError("this model is attached already: detach it first")

@@ -9,15 +9,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hillinfer.devices.device_scorer import DeviceScorer
-from hillinfer.devices.scorer import Scorer, SegmentShadow
-from hillinfer.hie.native_scorer import NativeScorer
-from hillinfer.hie.top_alpha import TopAlpha
+from hillinfer.devices.scorer import Scorer, SegmentShadow, total_tokens
 from hillinfer.hie.wanted import Wanted
-from hillinfer.native.variant import Variant
 from hillinfer.settings import Settings
 from hillinfer_model.choices import Scope
-from hillinfer_model.selection import kept_positions, selected_count
+from hillinfer_model.selection import selected_count
 
 
 class ImportanceEvaluation:
@@ -41,8 +37,7 @@ class ImportanceEvaluation:
     @property
     def is_fast(self) -> bool:
         """Whether the processor scores by itself, in C++ and with vectors."""
-        scorer = self._scorer
-        return isinstance(scorer, NativeScorer) and scorer.variant is not Variant.PORTABLE
+        return self._scorer.is_fast
 
     def selects_all(self, length: int) -> bool:
         """Say whether a sequence of this length is selected whole, so that nothing is scored."""
@@ -71,10 +66,10 @@ class ImportanceEvaluation:
         One ascending int64 array of positions per selected set: one for the layer, or one per KV
         head.
         """
-        length = segments[-1].base_position + segments[-1].tokens
+        length = total_tokens(segments)
         if self.selects_all(length):
             return self.everything(length)
-        return self._top(query, scaling, segments, 0, length)
+        return self._scorer.choose(query, scaling, segments, 0, self._wanted(length))
 
     def select_next(
         self, query: torch.Tensor, scaling: float, segments: Sequence[SegmentShadow]
@@ -93,37 +88,10 @@ class ImportanceEvaluation:
         -------
         As `select` of one token more: as many positions, the last of them the new token's.
         """
-        past = segments[-1].base_position + segments[-1].tokens
+        past = total_tokens(segments)
         if self.selects_all(past + 1):
             return self.everything(past + 1)
-        return self._top(query, scaling, segments, 1, past + 1)
-
-    def _top(
-        self,
-        query: torch.Tensor,
-        scaling: float,
-        segments: Sequence[SegmentShadow],
-        coming: int,
-        length: int,
-    ) -> list[NDArray[np.int64]]:
-        """Select from `length` tokens; one that is coming is the last of them and of each set."""
-        scorer, wanted = self._scorer, self._wanted(length)
-        if isinstance(scorer, NativeScorer):
-            return scorer.choose(query, scaling, segments, coming, wanted)
-        if isinstance(scorer, DeviceScorer) and scorer.merges_natively:
-            sets = scorer.choose(query, scaling, segments, coming, wanted)
-            scorer.note_selected(segments, sets)
-            return sets
-        kept = kept_positions(length, wanted.sinks, wanted.recent)
-        kept = kept[: len(kept) - coming]
-        tops = [TopAlpha(wanted.count - coming, kept) for _ in range(self._sets)]
-        for block in scorer.score(query, scaling, segments, coming):
-            tops[block.kv_head].merge(block)
-        chosen = [top.positions() for top in tops]
-        if isinstance(scorer, DeviceScorer):
-            scorer.note_selected(segments, chosen)
-        newest = np.arange(length - coming, length)
-        return [np.append(own, newest) for own in chosen]
+        return self._scorer.choose(query, scaling, segments, 1, self._wanted(past + 1))
 
     def _wanted(self, length: int) -> Wanted:
         # One pair, because several threads ask.

@@ -75,6 +75,11 @@ class NativePieces:
     spec, scope
         Shape and rule; what shares one selected set.
 
+    Attributes
+    ----------
+    sets
+        Selected sets: 1, or one per KV head.
+
     Raises
     ------
     NativeError
@@ -88,6 +93,7 @@ class NativePieces:
         self._variant = self._library.variants[0]
         self._number = self._variant.number
         self._shape = Shape.of(spec, scope)
+        self.sets = 1 if scope is Scope.LAYER else spec.kv_heads
         self._addresses = Addresses()
 
     def start(
@@ -96,13 +102,13 @@ class NativePieces:
         described: array[int],
         threads: int,
         coming: int = 0,
-    ) -> LaunchQueries:
+    ) -> tuple[LaunchQueries, NDArray[np.int32]]:
         """Code a query for all segments of a sequence and join it with the offsets.
 
         Parameters
         ----------
         scaled
-            From `scale_query`, float32 (kv_heads, G or 1, head_dim).
+            From `NativeScorer.scaled`, float32 (kv_heads, G or 1, head_dim).
         described
             Five words of each segment, in order, from `SegmentWords`; one whose shadow the host has
             not is full and holds none of the recent tokens.
@@ -110,6 +116,10 @@ class NativePieces:
             To use.
         coming
             As for `Scorer.score`.
+
+        Returns
+        -------
+        The query, and the offsets alone: int32, B of each scored head or A of each set.
         """
         spec = self.spec
         heads = (len(described) // SEGMENT_WORDS, spec.scored_heads)
@@ -130,7 +140,75 @@ class NativePieces:
             addends[:, 0] -= offsets[0]
         else:
             addends -= offsets
-        return LaunchQueries(codes, exponents, addends.astype(np.int32))
+        return LaunchQueries(codes, exponents, addends.astype(np.int32)), offsets
+
+    def log_weights(
+        self, scaled: torch.Tensor, described: array[int], threads: int
+    ) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
+        """Return L' of a segment whose shadow is here for now (contract, section 4).
+
+        Parameters
+        ----------
+        scaled, threads
+            As for `start`.
+        described
+            The segment's five words.
+
+        Returns
+        -------
+        int32 of shape (groups, scored heads, 64), and uint8 of shape (groups, kv_heads, 64): the
+        tokens' exponents.
+        """
+        groups = -(-described[-1] // GROUP_TOKENS)
+        weights = np.empty((groups, self.spec.scored_heads, GROUP_TOKENS), dtype=np.int32)
+        exponents = np.empty((groups, self.spec.kv_heads, GROUP_TOKENS), dtype=np.uint8)
+        scaled = scaled.contiguous()
+        self._library.call(
+            "hillinfer_log_weights",
+            self._number,
+            self._sequence(scaled.data_ptr(), None, threads),
+            described.buffer_info()[0],
+            weights.ctypes.data,
+            exponents.ctypes.data,
+        )
+        return weights, exponents
+
+    def finish(
+        self,
+        offsets: NDArray[np.int32],
+        known: tuple[NDArray[np.int32], NDArray[np.uint8]],
+        position: int,
+        tuples: NDArray[np.uint32],
+        threads: int,
+    ) -> None:
+        """Make tuples of consecutive tokens whose L' is known.
+
+        Parameters
+        ----------
+        offsets
+            From `start`.
+        known
+            From `log_weights`, from the group of the first token on.
+        position
+            Of the first token, the first of a group.
+        tuples
+            uint32 of shape (sets, tokens), each set's in one piece; filled.
+        threads
+            To use.
+        """
+        weights, exponents = known
+        self._library.call(
+            "hillinfer_finish_groups",
+            self._number,
+            self._sequence(None, None, threads),
+            offsets.ctypes.data,
+            position,
+            tuples.shape[1],
+            weights.ctypes.data,
+            exponents.ctypes.data,
+            tuples.ctypes.data,
+            tuples.strides[0] // tuples.itemsize,
+        )
 
     def score(
         self, queries: LaunchQueries, pieces: Sequence[Piece], threads: int
@@ -225,7 +303,7 @@ class NativePieces:
         self, queries: LaunchQueries, pieces: Sequence[Piece]
     ) -> tuple[array[int], list[NDArray[np.uint32]]]:
         """Return the words of pieces, and where their tuples come."""
-        sets = 1 if self.scope is Scope.LAYER else self.spec.kv_heads
+        sets = self.sets
         total = sum(piece.tokens for piece in pieces)
         tuples = np.empty((sets, total), dtype=np.uint32)
         codes, exponents = queries.codes.ctypes.data, queries.exponents.ctypes.data

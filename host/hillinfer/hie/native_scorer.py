@@ -13,12 +13,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hillinfer.devices.scorer import SegmentShadow
-from hillinfer.hie.channel_statistics import segment_tokens
+from hillinfer.devices.scorer import SegmentShadow, total_tokens
 from hillinfer.hie.native_top import native_top
-from hillinfer.hie.query_coding import query_factor
+from hillinfer.hie.scoring_arguments import (
+    ScoringArguments,
+    query_factor,
+    statistics_tokens,
+)
 from hillinfer.hie.segment_words import SegmentWords
-from hillinfer.hie.torch_scorer import TorchScorer
 from hillinfer.hie.wanted import Wanted
 from hillinfer.native.errors import NativeError
 from hillinfer.native.library import native_library
@@ -83,16 +85,20 @@ class NativeScorer:
         self._shape = Shape.of(spec, scope)
         self._sets = 1 if scope is Scope.LAYER else spec.kv_heads
         self._bares: dict[int, object] = {}
-        # Checks arguments.
-        self._torch = TorchScorer(spec, scope)
-        self._words = SegmentWords(spec.segment_tokens, self._torch.check_arrays)
+        self._arguments = ScoringArguments(spec)
+        self._words = SegmentWords(spec.segment_tokens, self._arguments.check_arrays)
+
+    @property
+    def is_fast(self) -> bool:
+        """Whether it has vectors."""
+        return self.variant is not Variant.PORTABLE
 
     def statistics(
         self, keys: torch.Tensor, first_position: int, preceding: ChannelStatistics | None
     ) -> ChannelStatistics:
-        """Take a segment's channel statistics (contract, section 2); see `TorchScorer`."""
-        self._torch.check_keys(keys)
-        own = segment_tokens(self.spec, keys.detach(), first_position, preceding)
+        """Take a segment's channel statistics (contract, section 2); see `Scorer`."""
+        self._arguments.check_keys(keys)
+        own = statistics_tokens(self.spec, keys.detach(), first_position, preceding)
         if isinstance(own, ChannelStatistics):
             return own
         shape = (self.spec.kv_heads, self.spec.head_dim)
@@ -116,8 +122,8 @@ class NativeScorer:
         shadow: NDArray[np.uint8],
         first_token: int,
     ) -> None:
-        """Write codes and exponents into a segment's shadow; see `TorchScorer` (sections 2, 5)."""
-        self._torch.check_encoding(keys, statistics, shadow, first_token)
+        """Write codes and exponents into a shadow (contract, sections 2, 5); see `Scorer`."""
+        self._arguments.check_encoding(keys, statistics, shadow, first_token)
         kept: list[NDArray[Any]] = []
         address, words = self._words.coded(shadow, statistics, kept)
         segment, tokens = array("q", words), keys.shape[0]
@@ -142,7 +148,7 @@ class NativeScorer:
         segments: Sequence[SegmentShadow],
         coming: int = 0,
     ) -> Iterator[ScoreBlock]:
-        """Score every token of consecutive segments; see `TorchScorer` (sections 3 to 6).
+        """Score every token of consecutive segments (sections 3 to 6); see `Scorer`.
 
         All tokens are scored before the first block; blocks come in position order, for each of
         them one per KV head in scope `kv_head`.
@@ -151,12 +157,9 @@ class NativeScorer:
         return self._blocks(prepared, self._scale(prepared), segments)
 
     def check(self, query: torch.Tensor, segments: Sequence[SegmentShadow]) -> None:
-        """Raise ValueError where `score` cannot take these arguments."""
-        self._torch.check(query, segments)
-
-    def check_order(self, query: torch.Tensor, segments: Sequence[SegmentShadow]) -> None:
-        """Raise ValueError as `check` does, but for what is in the segments' arrays."""
-        self._torch.check_order(query, segments)
+        """Raise ValueError as `score` does, but for arrays, which are checked once described."""
+        self._arguments.check_query(query)
+        self._arguments.check_segments(segments)
 
     def tuples(
         self,
@@ -180,8 +183,18 @@ class NativeScorer:
         return self._scored(prepared, self._scale(prepared), segments)
 
     def scaled(self, query: torch.Tensor, scaling: float) -> torch.Tensor:
-        """Return what `scale_query` does, whose errors it raises, and ValueError for `check`'s."""
-        self._torch.check_query(query)
+        """Bring a query to units of log2 of the weight (contract, section 3).
+
+        Parameters
+        ----------
+        query, scaling
+            As for `score`, whose errors it raises.
+
+        Returns
+        -------
+        float32 of shape (kv_heads, G or 1, head_dim).
+        """
+        self._arguments.check_query(query)
         return self._scale(_Prepared(_rows(query), query_factor(scaling), None, [], 0))
 
     def choose(
@@ -192,26 +205,8 @@ class NativeScorer:
         coming: int,
         wanted: Wanted,
     ) -> list[NDArray[np.int64]]:
-        """Return the selected sets in one call of the library (contract, sections 3, 4 and 6).
-
-        Parameters
-        ----------
-        query, scaling, segments, coming
-            As for `score`, whose errors it raises; at least one token.
-        wanted
-            Of N, the coming token included, which is one of the newest.
-
-        Returns
-        -------
-        One ascending int64 array of positions per set; the coming token is the last of each.
-
-        Raises
-        ------
-        ValueError
-            More is wanted than there is, or less than is kept.
-        """
-        length = segments[-1].base_position + segments[-1].tokens + coming
-        wanted.check(length, coming)
+        """Return the selected sets in one call of the library; see `Scorer`."""
+        wanted.check(total_tokens(segments) + coming, coming)
         prepared = self._prepared(query, scaling, segments, coming)
         if prepared.described is None:
             # Shadows are there one after the other, so all of them are scored first.
@@ -237,13 +232,13 @@ class NativeScorer:
         words = self._words.joined(full)
         if words is not None and segments:
             last = segments[-1]
-            self._torch.check_segments(segments, len(full))
+            self._arguments.check_segments(segments, len(full))
             if not last.on_drive:
                 return array("q", words + self._words.of(last, kept))
-        self._torch.check_segments(segments)
+        self._arguments.check_segments(segments)
         if any(segment.on_drive for segment in segments):
             for segment in segments:
-                self._torch.check_arrays(segment)
+                self._arguments.check_arrays(segment)
             return None
         words = self._words.join(full, kept)
         return array("q", b"".join([words, *(self._words.of(one, kept) for one in segments[-1:])]))
@@ -256,7 +251,7 @@ class NativeScorer:
         coming: int,
     ) -> _Prepared:
         """Check everything, and describe what can be described before it is scored."""
-        self._torch.check_query(query)
+        self._arguments.check_query(query)
         kept: list[NDArray[Any]] = []
         described = self._described(segments, kept)
         return _Prepared(_rows(query), query_factor(scaling), described, kept, coming)

@@ -6,9 +6,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from hillinfer.hie.offsets import PROBE_STRIDE, SINKS
 from hillinfer.hie.shadow_layout import ShadowLayout
 from hillinfer_model.kernel_spec import BEAT_BYTES, GROUP_TOKENS, KernelSpec
+from hillinfer_model.offsets import PROBE_STRIDE
+from hillinfer_model.statistics import SINK_TOKENS
 
 
 class ProbeShadow:
@@ -69,7 +70,7 @@ def probe_bytes(spec: KernelSpec, number: int) -> int:
 
 
 def _kept_tokens(spec: KernelSpec, number: int) -> NDArray[np.int64]:
-    sinks = range(0 if number else 1, 0 if number else SINKS)
+    sinks = range(0 if number else 1, 0 if number else SINK_TOKENS)
     return np.array([*range(0, spec.segment_tokens, PROBE_STRIDE), *sinks], np.int64)
 
 

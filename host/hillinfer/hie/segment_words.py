@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hillinfer.devices.scorer import SegmentShadow
+from hillinfer.hie.probe_shadow import ProbeShadow
 from hillinfer.native.addresses import Addresses
 from hillinfer_model.channel_statistics import ChannelStatistics
 
@@ -72,13 +73,15 @@ class SegmentWords:
             self._remember(key, segment, words)
         return words
 
-    def probed(self, segment: SegmentShadow, kept: list[NDArray[Any]]) -> bytes:
-        """Return the words of a segment whose shadow somebody else holds: 0, and the probes'.
+    def given(self, segment: SegmentShadow, probes: ProbeShadow, kept: list[NDArray[Any]]) -> bytes:
+        """Return the words of a segment whose shadow is not here: 0, and its probe tokens'.
 
         Parameters
         ----------
         segment, kept
             As in `of`; it is looked at each time.
+        probes
+            Of the whole segment.
         """
         self._check(segment)
         statistics = segment.statistics
@@ -86,7 +89,7 @@ class SegmentWords:
             0,
             self._address(statistics.exponents, kept),
             self._address(statistics.means, kept),
-            self._address(segment.probes.shadow, kept),
+            self._address(probes.shadow, kept),
             segment.tokens,
         )
 

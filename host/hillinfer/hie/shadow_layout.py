@@ -6,7 +6,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from hillinfer_model.kernel_spec import BEAT_BYTES, GROUP_TOKENS, SLICE_CHANNELS, KernelSpec
@@ -25,23 +24,14 @@ class ShadowLayout:
 
     Attributes
     ----------
-    code_bits
-        8, 4 or 2.
-    codes_per_byte
-        1, 2 or 4.
     slices
         16-channel slices of one padded head.
-    key_bytes
-        Bytes of the codes of one token and KV head.
     """
 
     def __init__(self, spec: KernelSpec) -> None:
         self.spec = spec
-        self.code_bits = spec.key_mode.code_bits
-        self.codes_per_byte = 8 // self.code_bits
         self.slices = spec.padded_head_dim // SLICE_CHANNELS
-        self.key_bytes = spec.padded_head_dim // self.codes_per_byte
-        self._slice_type = _SLICE_TYPES[self.code_bits]
+        self._slice_type = _SLICE_TYPES[spec.key_mode.code_bits]
         self._group_shape = (-1, spec.group_beats, BEAT_BYTES)
         self._shadow_shape = (spec.segment_beats, BEAT_BYTES)
         self._tile_tokens = spec.tile_tokens
@@ -73,34 +63,6 @@ class ShadowLayout:
         groups = shadow.reshape(self._group_shape).view(self._slice_type)
         return groups[:, self.spec.kv_heads :].reshape(self._code_shape)
 
-    def write(
-        self,
-        shadow: NDArray[np.uint8],
-        first_token: int,
-        codes: torch.Tensor,
-        exponents: torch.Tensor,
-    ) -> None:
-        """Put codes and exponents of consecutive tokens into a shadow, in place.
-
-        Parameters
-        ----------
-        shadow
-            uint8 of shape (segment_beats, 64); what lies around the tokens stays as it is.
-        first_token
-            Index of the first token within the segment.
-        codes
-            int8 of shape (tokens, kv_heads, head_dim).
-        exponents
-            uint8 of shape (tokens, kv_heads).
-        """
-        tokens, kv_heads, _ = codes.shape
-        packed = self._pack(codes).numpy().view(self._slice_type)
-        group, tile, in_tile, in_group = self._places(np.arange(first_token, first_token + tokens))
-        self.slice_codes(shadow)[group, tile, :, :, in_tile] = packed.reshape(
-            tokens, kv_heads, self.slices
-        )
-        self.exponents(shadow)[group, :, in_group] = exponents.numpy()
-
     def copy_tokens(
         self,
         source: NDArray[np.uint8],
@@ -124,46 +86,9 @@ class ShadowLayout:
         self.slice_codes(target)[group, tile, :, :, in_tile] = codes
         self.exponents(target)[group, :, in_group] = exponents
 
-    def read(
-        self,
-        shadow: NDArray[np.uint8],
-        first_group: int,
-        codes: NDArray[np.uint8],
-        exponents: NDArray[np.uint8],
-    ) -> None:
-        """Copy codes and exponents of consecutive groups out of a shadow, by KV head and token.
-
-        Parameters
-        ----------
-        shadow
-            uint8 of shape (segment_beats, 64).
-        first_group
-            First group; the outputs say how many.
-        codes
-            Filled: uint8 of shape (kv_heads, tokens, bytes of one key), contiguous.
-        exponents
-            Filled: uint8 of shape (kv_heads, groups, 64).
-        """
-        groups = slice(first_group, first_group + exponents.shape[1])
-        stored = self.slice_codes(shadow)[groups].transpose(2, 0, 1, 4, 3)
-        codes.view(self._slice_type).reshape(stored.shape)[...] = stored
-        exponents[...] = self.exponents(shadow)[groups].swapaxes(0, 1)
-
     def _places(
         self, tokens: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """Return group, tile in it, token in the tile and token in the group."""
         group, in_group = tokens // GROUP_TOKENS, tokens % GROUP_TOKENS
         return group, in_group // self._tile_tokens, in_group % self._tile_tokens, in_group
-
-    def _pack(self, codes: torch.Tensor) -> torch.Tensor:
-        padding = self.spec.padded_head_dim - codes.shape[-1]
-        fields = torch.nn.functional.pad(codes, (0, padding)).contiguous().view(torch.uint8)
-        if self.codes_per_byte == 1:
-            return fields
-        fields = fields.bitwise_and_((1 << self.code_bits) - 1)
-        fields = fields.view(*codes.shape[:2], -1, self.codes_per_byte)
-        packed = fields[..., 0].clone()
-        for place in range(1, self.codes_per_byte):
-            packed |= fields[..., place] << (self.code_bits * place)
-        return packed

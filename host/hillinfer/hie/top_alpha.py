@@ -1,12 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Merges score blocks, as they come, into the exact top α."""
+"""The exact top α of score blocks, merged as they come."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hillinfer.devices.scorer import SegmentShadow, total_tokens
+from hillinfer.hie.wanted import Wanted
+from hillinfer_model.choices import Scope
+from hillinfer_model.kernel_spec import KernelSpec
 from hillinfer_model.score_block import ScoreBlock
+from hillinfer_model.selection import kept_positions
 
 
 class TopAlpha:
@@ -55,3 +62,35 @@ class TopAlpha:
             cut = len(keys) - self._wanted
             keys = np.partition(keys, cut)[cut:] if self._wanted else keys[:0]
         self._best = keys
+
+
+def top_of_blocks(
+    blocks: Iterable[ScoreBlock],
+    spec: KernelSpec,
+    scope: Scope,
+    segments: Sequence[SegmentShadow],
+    coming: int,
+    wanted: Wanted,
+) -> list[NDArray[np.int64]]:
+    """Return the selected sets of a scorer that only scores; see `Scorer.choose`.
+
+    Parameters
+    ----------
+    blocks
+        All of `segments`, in any order.
+    spec, scope
+        Of the scorer.
+    segments, coming, wanted
+        As there, whose errors it raises.
+    """
+    length = total_tokens(segments) + coming
+    wanted.check(length, coming)
+    kept = kept_positions(length, wanted.sinks, wanted.recent)
+    # One that is coming is among the newest, which are kept.
+    kept = kept[: len(kept) - coming]
+    sets = 1 if scope is Scope.LAYER else spec.kv_heads
+    tops = [TopAlpha(wanted.count - coming, kept) for _ in range(sets)]
+    for block in blocks:
+        tops[block.kv_head].merge(block)
+    newest = np.arange(length - coming, length)
+    return [np.append(top.positions(), newest) for top in tops]

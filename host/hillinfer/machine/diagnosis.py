@@ -45,7 +45,7 @@ def diagnose(cold_dir: Path | None, xclbin: Path | None = None) -> tuple[Finding
         _python(),
         *_packages(),
         _processor(),
-        _native_scorer(),
+        _native_library(),
         _memory(),
         _gpu(),
         _drive(cold_dir),
@@ -83,12 +83,12 @@ def _processor() -> Finding:
     return Finding("processor", Verdict.OK, found)
 
 
-def _native_scorer() -> Finding:
+def _native_library() -> Finding:
     try:
         variant = native_library().variants[0]
     except NativeError as error:
-        return Finding("native scorer", Verdict.OPTIONAL, "torch scores instead", str(error))
-    return Finding("native scorer", Verdict.OK, f"{variant}")
+        return Finding("native library", Verdict.MISSING, "not usable", str(error))
+    return Finding("native library", Verdict.OK, f"{variant}")
 
 
 def _memory() -> Finding:

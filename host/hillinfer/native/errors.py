@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why the native scorer cannot be used."""
+"""Why the native library cannot be used."""
 
 from __future__ import annotations
 

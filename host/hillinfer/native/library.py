@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds and loads the native library."""
+"""Finds and loads the native library, which every host needs; wheels bring it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,12 @@ from hillinfer_model.errors import NonFiniteQueryError
 from hillinfer_model.kernel_spec import CONTRACT_VERSION
 
 LIBRARY = Path(__file__).parent / "libhillinfer_native.so"
-HOW_TO_BUILD = "install a C++ compiler (apt install g++) and run python tools/build_native.py"
+HOW_TO_BUILD = (
+    "install a C++ compiler (apt install g++), then run python tools/build_native.py in the source "
+    "tree or install HillInfer again"
+)
 
-_INTERFACE_VERSION = 8
+_INTERFACE_VERSION = 9
 _POINTER = ctypes.c_void_p
 _INT = ctypes.c_int32
 _LONG = ctypes.c_int64
@@ -36,6 +39,10 @@ _SIGNATURES = {
     "hillinfer_finish": (
         _INT,
         [_INT, ctypes.POINTER(Sequence), _LONG, _POINTER, _POINTER, _POINTER],
+    ),
+    "hillinfer_finish_groups": (
+        _INT,
+        [_INT, ctypes.POINTER(Sequence), _POINTER, _LONG, _LONG, *[_POINTER] * 3, _LONG],
     ),
     "hillinfer_statistics": (
         _INT,
@@ -134,11 +141,13 @@ class NativeLibrary:
                     function.restype, function.argtypes = result, arguments
         except (OSError, AttributeError) as error:
             reason = "is not built" if not path.exists() else f"cannot be used ({error})"
-            raise NativeError(f"the native scorer {reason}: {HOW_TO_BUILD}") from error
+            raise NativeError(f"the native library {reason}: {HOW_TO_BUILD}") from error
         found = self._functions.hillinfer_version()
         wanted = 100 * CONTRACT_VERSION + _INTERFACE_VERSION
         if found != wanted:
-            raise NativeError(f"the native scorer is version {found}, not {wanted}: {HOW_TO_BUILD}")
+            raise NativeError(
+                f"the native library is version {found}, not {wanted}: {HOW_TO_BUILD}"
+            )
         self.variants = tuple(
             one for one in PREFERENCE if self._functions.hillinfer_has_variant(one.number)
         )
@@ -174,7 +183,7 @@ class NativeLibrary:
         if outcome == _NOT_FINITE:
             raise NonFiniteQueryError(NOT_FINITE)
         if outcome:
-            raise NativeError("this processor cannot run that variant of the native scorer")
+            raise NativeError("this processor cannot run that variant of the native library")
 
     def attention_bytes(self, attention: object) -> int:
         """Return the bytes of a softmax's state, for a reference to an `Attention`."""

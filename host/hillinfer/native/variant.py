@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Variant(StrEnum):
-    """What the native scorer multiplies with; results are the same bits for each."""
+    """What the native library multiplies with; results are the same bits for each."""
 
     PORTABLE = "portable"
     AVX2 = "avx2"

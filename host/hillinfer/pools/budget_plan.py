@@ -30,8 +30,6 @@ _KEY_ITEM_BYTES = 2
 _QUERY_ITEM_BYTES = 4
 _SLOT_TABLE_BYTES = 4
 _SCORE_GROWTH_TOKENS = 1024
-_MERGING_TOKEN_BYTES = 48
-_WAITING_TOKEN_BYTES = 16
 
 
 def kernel_spec(shape: ModelShape, settings: Settings) -> KernelSpec:
@@ -244,11 +242,7 @@ def _moving_shadows(layers: int, sequences: int) -> int:
 
 def score_bytes(spec: KernelSpec, scope: Scope, tokens: int) -> int:
     """Return the bytes of the scores of one call over `tokens`, in steps of 1,024 tokens."""
-    # Sorted integers of code and position: of the set being merged with their copies, and of every
-    # set while it waits.
-    sets = 1 if scope is Scope.LAYER else spec.kv_heads
-    per_token = score_bytes_per_token(spec) + _MERGING_TOKEN_BYTES + sets * _WAITING_TOKEN_BYTES
-    return round_up(tokens, _SCORE_GROWTH_TOKENS) * per_token
+    return round_up(tokens, _SCORE_GROWTH_TOKENS) * score_bytes_per_token(spec, scope)
 
 
 def hit_bytes(shape: ModelShape, tokens: int) -> int:

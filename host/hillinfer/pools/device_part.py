@@ -10,6 +10,9 @@ from hillinfer.hie.probe_shadow import probe_bytes
 from hillinfer.storage.shadow_store import shadow_bytes
 from hillinfer_model.kernel_spec import KernelSpec
 
+# The newest 256 tokens lie in two segments at most.
+_NEWEST_SHADOWS = 2
+
 
 @dataclass(frozen=True)
 class DevicePart:
@@ -20,7 +23,7 @@ class DevicePart:
     probe_bytes
         The probe tokens of all segments, wherever their shadows lie.
     staging_bytes
-        The buffer that shadows are brought back into.
+        The buffer that shadows are brought back into, and copies of those of the newest tokens.
     """
 
     probe_bytes: int = 0
@@ -41,5 +44,5 @@ class DevicePart:
             probe_bytes=layers
             * sequences
             * sum(probe_bytes(spec, number) for number in range(segments)),
-            staging_bytes=shadow_bytes(spec),
+            staging_bytes=(1 + _NEWEST_SHADOWS) * shadow_bytes(spec),
         )

@@ -9,11 +9,9 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from hillinfer.errors import SettingsError
-from hillinfer.native.library import native_is_here
 from hillinfer.storage.drive_calls import DriveCalls
 from hillinfer.storage.native_engine import NativeThreadEngine
 from hillinfer.storage.read_engine import ReadEngine
-from hillinfer.storage.thread_engine import ThreadEngine
 from hillinfer.storage.uring_engine import DEPTH, UringEngine
 from hillinfer.system_reason import reason_of
 
@@ -90,9 +88,7 @@ def _uring(threads: int, calls: DriveCalls) -> ReadEngine:
 
 
 def _threads(threads: int, calls: DriveCalls) -> ReadEngine:
-    if native_is_here():
-        return NativeThreadEngine(threads, calls)
-    return ThreadEngine(threads)
+    return NativeThreadEngine(threads, calls)
 
 
 def _reason(error: OSError) -> str:

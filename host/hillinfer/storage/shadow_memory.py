@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from hillinfer.counters import Counters
 from hillinfer.devices.device_shadows import DeviceShadows
 from hillinfer.devices.scorer import SegmentShadow
-from hillinfer.hie.offsets import RECENT_TOKENS
 from hillinfer.hie.probe_shadow import ProbeShadow, probe_bytes
 from hillinfer.hie.shadow_layout import ShadowLayout
 from hillinfer.pools.accountant import Accountant, Part
@@ -26,6 +25,7 @@ from hillinfer.storage.shadow_stream import ShadowStream
 from hillinfer.storage.streamed_shadow import StreamedShadow
 from hillinfer_model.channel_statistics import ChannelStatistics
 from hillinfer_model.kernel_spec import KernelSpec
+from hillinfer_model.offsets import RECENT_TOKENS
 
 
 class ShadowMemory:

@@ -10,9 +10,7 @@ from told_runtime import POSITION_BYTE, SCORE_BYTE, FailingDevice, Told, long_st
 
 from hillinfer.devices.errors import DeviceError
 from hillinfer.errors import HillInferWarning
-from hillinfer.hie.host_scorer import host_scorer
 from hillinfer.hie.probe_shadow import probe_bytes
-from hillinfer.hie.torch_scorer import TorchScorer
 from hillinfer.storage.shadow_store import shadow_bytes
 from hillinfer_model.choices import Rule, Scope
 
@@ -40,10 +38,9 @@ def expected(tmp_path_factory):
 
 @pytest.mark.parametrize("rule", Rule)
 @pytest.mark.parametrize("scope", Scope)
-@pytest.mark.parametrize("host", [TorchScorer, host_scorer])
 @pytest.mark.parametrize("beta", [0.0, 0.7])
-def test_a_device_changes_no_output(tell, expected, rule, scope, host, beta):
-    told = tell(rule=rule, scope=scope, host=host, beta=beta)
+def test_a_device_changes_no_output(tell, expected, rule, scope, beta):
+    told = tell(rule=rule, scope=scope, beta=beta)
     assert same(long_story(told), expected(rule=rule, scope=scope))
     assert told.shadows.launches == len(told.outputs)
     assert not told.shadows.lost

@@ -1,21 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The host's part of a sequence in C++ is that in torch, to the byte."""
+"""The host's part of a sequence beside a device is that of the twin in torch, to the byte."""
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
 import pytest
 import torch
+from twins.query_path import scale_query
+from twins.torch_part import TorchPart
+from twins.torch_scorer import TorchScorer
 
 from hillinfer.devices.native_part import NativePart
 from hillinfer.devices.resident_shadow import ResidentShadow
 from hillinfer.devices.scorer import SegmentShadow
-from hillinfer.devices.torch_part import TorchPart
 from hillinfer.hie.probe_shadow import ProbeShadow
-from hillinfer.hie.query_coding import scale_query
 from hillinfer.hie.shadow_layout import ShadowLayout
-from hillinfer.hie.torch_scorer import TorchScorer
 from hillinfer.native.library import HOW_TO_BUILD, native_is_here
+from hillinfer.storage.streamed_shadow import StreamedShadow
 from hillinfer_model.choices import KeyMode, Rule, Scope
 from hillinfer_model.kernel_spec import KernelSpec
 
@@ -83,7 +85,6 @@ def threads(request):
 def test_query_blocks_and_tuples_are_the_same(threads, rule, scope, mode, count, last, on_device):
     spec = KernelSpec(24, 2, 2, mode, rule=rule)
     segments = sequence(spec, count, last, on_device)
-    assert NativePart.takes(segments)
     coming = last % 2
     native = started(NativePart(spec, scope), spec, segments, coming)
     right = started(TorchPart(spec, scope), spec, segments, coming)
@@ -99,7 +100,6 @@ def test_query_blocks_and_tuples_are_the_same(threads, rule, scope, mode, count,
         # Scores that say something: neither all 0 nor all at their limit.
         assert len(np.unique(one >> 16)) >= min(one.shape[1] // 2, 5)
     right.end()
-    native.end()
 
 
 @pytest.mark.parametrize("scope", Scope)
@@ -170,13 +170,108 @@ def test_a_flipped_bit_among_the_probes_shows(place):
     assert not np.array_equal(before, after)
 
 
-def test_shadows_on_the_drive_are_left_to_torch():
+class Drive:
+    """Hands out shadows in the order of their segments only, in one buffer."""
+
+    def __init__(self, spec):
+        self._buffer = np.zeros((spec.segment_beats, 64), dtype=np.uint8)
+        self._last = -1
+        self.reads = 0
+
+    def reader(self, number, shadow):
+        def read():
+            assert number >= self._last, "read twice, or out of order"
+            self.reads += number != self._last
+            self._last = number
+            self._buffer[:] = shadow
+            return self._buffer
+
+        return read
+
+
+def on_drive(spec, segments, numbers):
+    """The same segments, some of them on a drive; the host scores what no device has."""
+    drive, made = Drive(spec), list(segments)
+    for number in numbers:
+        one = segments[number]
+        made[number] = StreamedShadow(
+            one.base_position, one.tokens, one.statistics, drive.reader(number, one.shadow)
+        )
+    return drive, made
+
+
+def all_of_the_host(segments):
+    return [
+        (number, range(one.device_tokens, one.tokens))
+        for number, one in enumerate(segments)
+        if one.device_tokens < one.tokens
+    ]
+
+
+# Segments on the drive: long gone ones, and such as hold some of the newest 256 tokens.
+@pytest.mark.parametrize(
+    ("last", "numbers", "on_device"),
+    [(700, (1, 3), {0}), (100, (0, 2, 3), {1}), (255, (3,), {0, 1}), (256, (3,), set())],
+)
+@pytest.mark.parametrize(("rule", "scope"), list(product(Rule, Scope)))
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("coming", [0, 1])
+def test_shadows_on_the_drive_are_read_once(
+    threads, last, numbers, on_device, rule, scope, mode, coming
+):
+    spec = KernelSpec(24, 2, 2, mode, rule=rule)
+    segments = sequence(spec, 5, last, on_device)
+    length = 4 * 1024 + last
+    sets = 1 if scope is Scope.LAYER else 2
+    filled, blocks = [], []
+    for part in (NativePart(spec, scope), TorchPart(spec, scope)):
+        drive, own = on_drive(spec, segments, numbers)
+        made = started(part, spec, own, coming)
+        assert drive.reads == len(numbers)
+        blocks.append(made.query_blocks(range(5)))
+        tuples = np.full((sets, length), 77, dtype=np.uint32)
+        made.fill(all_of_the_host(own), tuples)
+        filled.append(tuples)
+        one_by_one = np.full_like(tuples, 77)
+        for (number, tokens), given in zip(
+            all_of_the_host(own), made.tuples(all_of_the_host(own)), strict=True
+        ):
+            first = own[number].base_position + tokens.start
+            one_by_one[:, first : first + len(tokens)] = given
+        np.testing.assert_array_equal(one_by_one, tuples)
+        assert drive.reads == len(numbers)
+    np.testing.assert_array_equal(*blocks)
+    np.testing.assert_array_equal(*filled)
+    # Scores that say something.
+    base = 1024 * numbers[0]
+    assert len(np.unique(filled[0][:, base : base + 1024] >> 16)) >= 5
+
+
+def test_a_flipped_bit_on_the_drive_shows():
+    """The twin of the above: of a recent segment, and of one that has only probe tokens."""
+    spec = KernelSpec(24, 2, 2, KeyMode.INT4)
+    segments = sequence(spec, 3, 100, {0})
+    found = []
+    for flipped in (None, 1, 2):
+        own = [*segments]
+        if flipped is not None:
+            own[flipped] = replace(own[flipped], shadow=own[flipped].shadow.copy())
+            own[flipped].shadow[2:6] ^= 0x11
+        _, streamed = on_drive(spec, own, (1, 2))
+        made = started(NativePart(spec, Scope.LAYER), spec, streamed)
+        tuples = np.zeros((1, 2 * 1024 + 100), dtype=np.uint32)
+        made.fill(all_of_the_host(streamed), tuples)
+        found.append(tuples)
+    assert not np.array_equal(found[0][:, 1024:2048], found[1][:, 1024:2048])
+    assert not np.array_equal(found[0][:, 2048:], found[2][:, 2048:])
+
+
+def test_recent_tokens_that_only_the_device_has_are_brought_back():
     spec = KernelSpec(24, 1, 1, KeyMode.INT8)
-    segments = sequence(spec, 3, 300, {0, 1})
-    assert NativePart.takes(segments)
-    # Recent tokens of a segment that only the device has.
-    segments = sequence(spec, 3, 100, {0, 1})
-    assert not NativePart.takes(segments)
-    # A host's segment whose shadow is not in memory.
-    gone = ResidentShadow(0, 1024, segments[0].statistics, 0, 0, segments[0].probes, None, never)
-    assert not NativePart.takes([gone, *sequence(spec, 3, 300, {1})[1:]])
+    here, gone = sequence(spec, 3, 100, set()), sequence(spec, 3, 100, {0, 1})
+    object.__setattr__(gone[1], "_bring_back", lambda: here[1].shadow)
+    blocks = [
+        started(part(spec, Scope.LAYER), spec, gone).query_blocks(range(3))
+        for part in (NativePart, TorchPart)
+    ]
+    np.testing.assert_array_equal(*blocks)

@@ -15,7 +15,7 @@ from hillinfer.devices.launch_device import LaunchDevice
 from hillinfer.devices.resident_shadow import ResidentShadow
 from hillinfer.devices.scorer import SegmentShadow
 from hillinfer.errors import HillInferWarning
-from hillinfer.hie.torch_scorer import TorchScorer
+from hillinfer.hie.native_scorer import NativeScorer
 from hillinfer_model.choices import KeyMode, Rule, Scope
 from hillinfer_model.kernel_spec import KernelSpec
 
@@ -27,7 +27,7 @@ assert SPEC.segment_tokens == SEGMENT
 
 @pytest.fixture(scope="module")
 def host():
-    return TorchScorer(SPEC, Scope.LAYER)
+    return NativeScorer(SPEC, Scope.LAYER)
 
 
 @pytest.fixture(scope="module")

@@ -9,15 +9,15 @@ from made_xclbin import SPEC, make
 
 from hillinfer.devices.device_options import DeviceOptions
 from hillinfer.devices.errors import DeviceError
-from hillinfer.devices.pynq.errors import PynqError
-from hillinfer.devices.pynq.interpreter import VARIABLE, pynq_python
-from hillinfer.devices.pynq.launches import PynqLaunches
 from hillinfer.devices.table import make_scorer
 from hillinfer.devices.xrt.environment import ENVIRONMENT_FILE
 from hillinfer.devices.xrt.errors import XclbinError
 from hillinfer.errors import SettingsError
 from hillinfer.settings import Settings
 from hillinfer_model.choices import Scope
+from hillinfer_pynq.errors import PynqError
+from hillinfer_pynq.interpreter import VARIABLE, pynq_python
+from hillinfer_pynq.launches import PynqLaunches
 
 
 def program(path, script="exit 3"):
@@ -101,7 +101,7 @@ def test_what_fails_in_a_launch_loses_the_device(error, monkeypatch):
         def score(self, spec, launch):
             raise error
 
-    monkeypatch.setattr("hillinfer.devices.pynq.launches.packed_launch", lambda *given: None)
+    monkeypatch.setattr("hillinfer_pynq.launches.packed_launch", lambda *given: None)
     with pytest.raises(DeviceError, match=str(error.args[-1])):
         PynqLaunches(Failing()).score(SPEC, None)
 

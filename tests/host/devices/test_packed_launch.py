@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from launch_cases import random_launch
 
-from hillinfer.devices.pynq.packed_launch import packed_launch
 from hillinfer_model.choices import KeyMode, Scope
 from hillinfer_model.descriptor import Descriptor
 from hillinfer_model.golden_launch import run_score_launch
 from hillinfer_model.kernel_spec import KernelSpec
 from hillinfer_model.layout import shadow_beats
+from hillinfer_pynq.packed_launch import packed_launch
 
 SPEC = KernelSpec(64, 2, 1, key_mode=KeyMode.INT4, segment_tokens=512)
 TOKENS = [512, 130, 1, 64]

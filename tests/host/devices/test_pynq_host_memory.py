@@ -6,7 +6,6 @@ from uuid import UUID
 
 import pytest
 
-from hillinfer.devices.pynq.host_memory import without_host_memory
 from hillinfer.devices.xrt.errors import XclbinError
 from hillinfer.devices.xrt.kernel_instance import Connection, pack_connections
 from hillinfer.devices.xrt.memory_bank import MemoryBank, MemoryType, pack_banks, unpack_banks
@@ -14,6 +13,7 @@ from hillinfer.devices.xrt.section_kind import SectionKind
 from hillinfer.devices.xrt.spec_record import check_xclbin, spec_record
 from hillinfer.devices.xrt.xclbin import HW_EMU, Xclbin
 from hillinfer_model.kernel_spec import KernelSpec
+from hillinfer_pynq.host_memory import without_host_memory
 
 SPEC = KernelSpec(64, 3, 3)
 DDR = MemoryBank("bank0", MemoryType.DDR4, 4 << 30, 0)

@@ -13,7 +13,7 @@ from hillinfer.devices.device_shadows import DeviceShadows
 from hillinfer.devices.errors import DeviceError
 from hillinfer.devices.launch_device import LaunchDevice
 from hillinfer.devices.loss_warning import warn_of_loss
-from hillinfer.hie.host_scorer import host_scorer
+from hillinfer.hie.native_scorer import NativeScorer
 from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.pools.budget_plan import kernel_spec, staging_bytes
 from hillinfer.runtime import Runtime
@@ -100,7 +100,7 @@ class Told:
 
     def __init__(
         self, cold_dir, wrap=lambda device: device, slots=100, flip=None, limit=100, budget=None,
-        host=host_scorer, core=False, **changes,
+        core=False, **changes,
     ):  # fmt: skip
         settings = told_settings(**changes)
         spec = kernel_spec(SHAPE, settings)
@@ -111,7 +111,7 @@ class Told:
                 CoreDevice(spec) if core else LaunchDevice(spec, GoldenLaunches(flip), slots)
             )
             self.shadows = DeviceShadows(spec, device, settings.beta, warn_of_loss)
-            scorer = DeviceScorer(host(spec, settings.scope), self.shadows)
+            scorer = DeviceScorer(NativeScorer(spec, settings.scope), self.shadows)
         self.runtime = Runtime(
             SHAPE, settings, budget or staging_bytes(SHAPE, settings) + (2 << 20), cold_dir,
             scorer=scorer,

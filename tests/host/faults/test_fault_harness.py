@@ -26,6 +26,7 @@ from hillinfer.storage.drive_calls import DriveCalls
 from hillinfer.storage.read_engines import IOChoice
 from hillinfer.storage.reads import Reads
 from hillinfer.storage.row_sums import RowSums
+from hillinfer.storage.thread_engine import ThreadEngine
 
 HERE = Path(__file__).parent
 FAULTS_TOOL = HERE.parents[2] / "tools" / "faults.py"
@@ -44,7 +45,9 @@ def places(tmp_path):
 @pytest.fixture
 def _threads_of_python(monkeypatch):
     """Otherwise the native library reads, and `preadv` only what that did not bring."""
-    monkeypatch.setattr(read_engines, "native_is_here", lambda: False)
+    monkeypatch.setattr(
+        read_engines, "NativeThreadEngine", lambda threads, calls: ThreadEngine(threads)
+    )
 
 
 def assert_nothing_is_wrong(tally, runs):

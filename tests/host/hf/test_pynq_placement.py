@@ -15,14 +15,14 @@ from tiny_models import TinyModel
 
 from hillinfer.devices.child_session import processes_in
 from hillinfer.devices.launch_device import LaunchDevice
-from hillinfer.devices.pynq.execution import PynqExecution
-from hillinfer.devices.pynq.front_process import FrontProcess
 from hillinfer.errors import HillInferWarning
 from hillinfer.model_shape import ModelShape
 from hillinfer.pools.budget_plan import kernel_spec
 from hillinfer.settings import Settings
 from hillinfer_hw.emulation import Engine
 from hillinfer_hw.toolchain import MissingToolError, find_pynq_python
+from hillinfer_pynq.execution import PynqExecution
+from hillinfer_pynq.front_process import FrontProcess
 
 # The kernels of test_device_placement.py, which are built once.
 TINY = TinyModel("llama", "gqa", torch.float16, head_dim=64)

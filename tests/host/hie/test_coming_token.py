@@ -7,12 +7,12 @@ import torch
 from native_variants import every_variant, native_scorer
 from scorer_cases import assert_same_blocks, plain_keys, plain_query, segments_of
 from test_native_scorer import streamed, with_copies
+from twins.query_path import offset_tokens
+from twins.torch_scorer import TorchScorer
 
 from hillinfer.devices.golden_scorer import GoldenScorer
 from hillinfer.hie.evaluation import ImportanceEvaluation
-from hillinfer.hie.host_scorer import host_scorer
-from hillinfer.hie.offsets import offset_tokens
-from hillinfer.hie.torch_scorer import TorchScorer
+from hillinfer.hie.native_scorer import NativeScorer
 from hillinfer.settings import Settings
 from hillinfer_model.choices import KeyMode, Rule, Scope
 from hillinfer_model.kernel_spec import KernelSpec
@@ -99,7 +99,7 @@ def test_the_coming_token_is_selected_as_the_newest_kept_one(tokens, scope):
         assert len(own) == count
         np.testing.assert_array_equal(own[-7:], np.arange(tokens - 6, tokens + 1))
         assert (np.diff(own) > 0).all()
-    for scorer in (TorchScorer(spec, scope), host_scorer(spec, scope)):
+    for scorer in (TorchScorer(spec, scope), NativeScorer(spec, scope)):
         for mine, own in zip(
             ImportanceEvaluation(scorer, settings).select_next(query, 0.1, segments),
             sets,

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from native_variants import every_variant, native_scorer
 from scorer_cases import plain_keys, plain_query, segments_of
 from test_native_scorer import streamed, with_copies
+from twins.torch_scorer import TorchScorer
 
 from hillinfer.devices.golden_scorer import GoldenScorer
-from hillinfer.hie.torch_scorer import TorchScorer
 from hillinfer.hie.wanted import Wanted
 from hillinfer_model.choices import KeyMode, Rule, Scope
 from hillinfer_model.errors import NonFiniteQueryError

@@ -7,15 +7,9 @@ import numpy as np
 import pytest
 
 import build_native
-from hillinfer.devices.table import make_scorer
-from hillinfer.hie import host_scorer
-from hillinfer.hie.native_scorer import NativeScorer
-from hillinfer.hie.torch_scorer import TorchScorer
 from hillinfer.native.addresses import Addresses
 from hillinfer.native.errors import NativeError
-from hillinfer.native.library import HOW_TO_BUILD, NativeLibrary, native_is_here
-from hillinfer_model.choices import Scope
-from hillinfer_model.kernel_spec import KernelSpec
+from hillinfer.native.library import HOW_TO_BUILD, NativeLibrary
 
 
 def test_a_missing_library_says_how_to_build_it(tmp_path):
@@ -29,15 +23,6 @@ def test_a_file_that_is_no_library_says_so(tmp_path):
     path.write_bytes(b"no library")
     with pytest.raises(NativeError, match="cannot be used"):
         NativeLibrary(path)
-
-
-@pytest.mark.parametrize("here", [True, False])
-def test_nvme_scores_natively_where_it_can(here, monkeypatch):
-    if here and not native_is_here():
-        pytest.skip("the native scorer is not built: python tools/build_native.py")
-    monkeypatch.setattr(host_scorer, "native_is_here", lambda: here)
-    scorer = make_scorer("nvme", KernelSpec(16, 1, 1), Scope.LAYER)
-    assert type(scorer) is (NativeScorer if here else TorchScorer)
 
 
 def test_without_a_compiler_the_build_says_what_is_missing(monkeypatch, tmp_path):

@@ -20,12 +20,12 @@ from scorer_cases import (
     plain_query,
     segments_of,
 )
+from twins.torch_scorer import TorchScorer
 
 from hillinfer.devices.golden_scorer import GoldenScorer
 from hillinfer.devices.scorer import SegmentShadow
 from hillinfer.hie.probe_shadow import ProbeShadow
 from hillinfer.hie.shadow_layout import ShadowLayout
-from hillinfer.hie.torch_scorer import TorchScorer
 from hillinfer.storage.streamed_shadow import StreamedShadow
 from hillinfer_model.choices import KeyMode, Rule, Scope
 from hillinfer_model.errors import NonFiniteQueryError

@@ -15,11 +15,10 @@ from scorer_cases import (
     plain_keys,
     segments_of,
 )
+from twins.key_path import code_keys, take_statistics
+from twins.torch_scorer import TorchScorer
 
 from hillinfer.devices.golden_scorer import GoldenScorer
-from hillinfer.hie.channel_statistics import take_statistics
-from hillinfer.hie.key_coding import code_keys
-from hillinfer.hie.torch_scorer import TorchScorer
 from hillinfer_model.channel_statistics import ChannelStatistics
 from hillinfer_model.choices import KeyMode, Scope
 from hillinfer_model.kernel_spec import KernelSpec

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scorer_cases import any_statistics, flip_bit, plain_query
+from twins.query_path import code_query, scale_query
 
-from hillinfer.hie.query_coding import code_query, scale_query
 from hillinfer_model.channel_statistics import ChannelStatistics
 from hillinfer_model.choices import Rule
 from hillinfer_model.errors import NonFiniteQueryError

@@ -4,9 +4,9 @@
 import numpy as np
 import pytest
 import torch
+from twins.query_path import offset_tokens, raw_sum_offsets, weight_sum_offsets
+from twins.score_codes import raw_sum_codes, weight_sum_codes, weights_in_place
 
-from hillinfer.hie.offsets import offset_tokens, raw_sum_offsets, weight_sum_offsets
-from hillinfer.hie.score_codes import raw_sum_codes, weight_sum_codes, weights_in_place
 from hillinfer_model.choices import Rule, Scope
 from hillinfer_model.kernel_spec import KernelSpec
 from hillinfer_model.offsets import offsets as golden_offsets

@@ -17,12 +17,12 @@ from scorer_cases import (
     plain_query,
     segments_of,
 )
+from twins.log_weights import KeyBufferPool
+from twins.torch_scorer import TorchScorer
 
 from hillinfer.devices.golden_scorer import GoldenScorer
 from hillinfer.devices.scorer import SegmentShadow
 from hillinfer.hie import scratch
-from hillinfer.hie.key_buffers import KeyBufferPool
-from hillinfer.hie.torch_scorer import TorchScorer
 from hillinfer_model.choices import KeyMode, Rule, Scope
 from hillinfer_model.errors import NonFiniteQueryError
 from hillinfer_model.kernel_spec import KernelSpec

@@ -3,9 +3,9 @@
 
 import numpy as np
 import torch
+from twins.torch_scorer import TorchScorer
 
 from hillinfer.devices.golden_scorer import GoldenScorer
-from hillinfer.hie.torch_scorer import TorchScorer
 from hillinfer.settings import Settings
 from hillinfer_bench.policies.contract_selection import ContractSelection
 from hillinfer_bench.policies.float_weights import FloatWeights

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+from twins.torch_scorer import TorchScorer
 
 from hillinfer.devices.golden_scorer import GoldenScorer
-from hillinfer.hie.torch_scorer import TorchScorer
 from hillinfer.settings import Settings
 from hillinfer_bench.policies.contract_selection import ContractSelection
 from hillinfer_model.choices import KeyMode, Rule, Scope

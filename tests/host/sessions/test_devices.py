@@ -18,7 +18,7 @@ from hillinfer.devices.device_scorer import DeviceScorer
 from hillinfer.devices.device_shadows import DeviceShadows
 from hillinfer.devices.launch_device import LaunchDevice
 from hillinfer.errors import HillInferWarning
-from hillinfer.hie.torch_scorer import TorchScorer
+from hillinfer.hie.native_scorer import NativeScorer
 from hillinfer.model_shape import ModelShape
 from hillinfer.pools.budget_plan import staging_bytes
 from hillinfer.settings import Settings
@@ -61,7 +61,7 @@ class Devices:
         device = Loads(spec, GoldenLaunches(self.flipped), self.slots)
         self.opened.append(device)
         shadows = DeviceShadows(spec, self.wrap(device), options.beta, warn_of_loss)
-        return DeviceScorer(TorchScorer(spec, scope), shadows, recorder)
+        return DeviceScorer(NativeScorer(spec, scope), shadows, recorder)
 
 
 def tight():

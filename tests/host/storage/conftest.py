@@ -5,9 +5,9 @@ import pytest
 from engine_cases import SKIP, kernel_permits_rings
 from read_cases import random_pages
 
-from hillinfer.native.library import HOW_TO_BUILD, native_is_here
 from hillinfer.storage import read_engines
 from hillinfer.storage.read_engines import IOChoice
+from hillinfer.storage.thread_engine import ThreadEngine
 
 PYTHON = "threads of Python"
 
@@ -15,12 +15,13 @@ PYTHON = "threads of Python"
 @pytest.fixture(params=[IOChoice.URING, IOChoice.THREADS, PYTHON])
 def engine_choice(request, monkeypatch):
     if request.param == PYTHON:
-        monkeypatch.setattr(read_engines, "native_is_here", lambda: False)
+        # What reads again what did not come whole can do it all.
+        monkeypatch.setattr(
+            read_engines, "NativeThreadEngine", lambda threads, calls: ThreadEngine(threads)
+        )
         return IOChoice.THREADS
     if request.param is IOChoice.URING and not kernel_permits_rings():
         pytest.skip(SKIP)
-    if request.param is IOChoice.THREADS and not native_is_here():
-        pytest.skip(f"the native library is not built: {HOW_TO_BUILD}")
     return request.param
 
 

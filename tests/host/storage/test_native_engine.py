@@ -14,14 +14,12 @@ import pytest
 from read_cases import PAGES, brought
 
 from hillinfer.native.library import HOW_TO_BUILD, native_is_here
-from hillinfer.storage import read_engines
 from hillinfer.storage.aligned_buffer import PAGE_BYTES, aligned_buffer
 from hillinfer.storage.cold_file import ColdFile, probe_io_mode
 from hillinfer.storage.drive_calls import DriveCalls
 from hillinfer.storage.native_engine import NativeThreadEngine
 from hillinfer.storage.read_engines import IOChoice, open_engine
 from hillinfer.storage.reads import Reads
-from hillinfer.storage.thread_engine import ThreadEngine
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
 from faulty_calls import FAULTS, FaultyCalls, Injection
@@ -57,14 +55,10 @@ def threads_of_the_process():
     return len(list(Path("/proc/self/task").iterdir()))
 
 
-def test_threads_are_native_wherever_the_library_is(monkeypatch):
+def test_threads_are_native():
     native = open_engine(IOChoice.THREADS, THREADS, DriveCalls())
-    monkeypatch.setattr(read_engines, "native_is_here", lambda: False)
-    plain = open_engine(IOChoice.THREADS, THREADS, DriveCalls())
-    assert (type(native), type(plain)) == (NativeThreadEngine, ThreadEngine)
-    assert native.name == plain.name == "threads"
+    assert (type(native), native.name) == (NativeThreadEngine, "threads")
     native.close()
-    plain.close()
 
 
 def test_nothing_of_python_reads(file, content):

@@ -11,7 +11,7 @@ from hillinfer import runtime_opening
 from hillinfer.devices.device_scorer import DeviceScorer
 from hillinfer.errors import ColdPoolError, SettingsError
 from hillinfer.gpu.host_lane import HostLane
-from hillinfer.hie.host_scorer import host_scorer
+from hillinfer.hie.native_scorer import NativeScorer
 from hillinfer.pools.budget_plan import kernel_spec, staging_bytes
 from hillinfer.runtime import Runtime
 
@@ -84,7 +84,7 @@ def test_a_timeline_is_closed_where_the_trace_cannot_be_made(cold_dir, tmp_path)
 def test_a_device_that_was_made_here_is_closed_after_an_error(given, closed, cold_dir, monkeypatch):
     shadows = CountingDevice()
     spec = kernel_spec(SHAPE, SETTINGS)
-    scorer = DeviceScorer(host_scorer(spec, SETTINGS.scope), shadows)
+    scorer = DeviceScorer(NativeScorer(spec, SETTINGS.scope), shadows)
     monkeypatch.setattr(runtime_opening, "make_scorer", lambda *_: scorer)
     monkeypatch.setattr(runtime_opening, "open_engine", _raises)
     with pytest.raises(ColdPoolError, match="no more room"):

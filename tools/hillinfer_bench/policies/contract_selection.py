@@ -3,20 +3,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from hillinfer.devices.scorer import Scorer, SegmentShadow
-from hillinfer.hie.top_alpha import TopAlpha
+from hillinfer.devices.scorer import Scorer, SegmentShadow, total_tokens
+from hillinfer.hie.wanted import Wanted
 from hillinfer.settings import Settings
 from hillinfer_bench.policies.layer_queries import LayerQueries
-from hillinfer_bench.policies.score_each import score_each
 from hillinfer_bench.policies.selection_policy import SelectionPolicy
-from hillinfer_model.choices import Scope
 from hillinfer_model.kernel_spec import BEAT_BYTES
-from hillinfer_model.score_block import ScoreBlock
 
 
 class ContractSelection(SelectionPolicy):
@@ -38,18 +36,23 @@ class ContractSelection(SelectionPolicy):
         self._scorer = scorer
 
     def select(self, layer: LayerQueries) -> list[NDArray[np.int64]]:
-        """Score each query's tokens and merge the blocks; see `SelectionPolicy`."""
-        scored = score_each(self._scorer, layer, self._segments(layer))
+        """Score and choose for each query in turn; see `SelectionPolicy`."""
+        segments = self._segments(layer)
         return [
-            self._top(blocks, length) for blocks, length in zip(scored, layer.lengths, strict=True)
+            self.chosen(query, layer.scaling, _up_to(segments, length))
+            for query, length in zip(layer.queries, layer.lengths, strict=True)
         ]
 
-    def _top(self, blocks: Iterator[ScoreBlock], length: int) -> NDArray[np.int64]:
-        sets = 1 if self._scorer.scope is Scope.LAYER else self._scorer.spec.kv_heads
-        tops = [TopAlpha(self.count(length), self.kept(length)) for _ in range(sets)]
-        for block in blocks:
-            tops[block.kv_head].merge(block)
-        return np.stack([top.positions() for top in tops])
+    def chosen(
+        self, query: torch.Tensor, scaling: float, segments: Sequence[SegmentShadow]
+    ) -> NDArray[np.int64]:
+        """Return what one query selects of the tokens of some segments, int64 (sets, k)."""
+        wanted = self._wanted(total_tokens(segments))
+        return np.stack(self._scorer.choose(query, scaling, segments, 0, wanted))
+
+    def _wanted(self, length: int) -> Wanted:
+        settings = self.settings
+        return Wanted(self.count(length), settings.kept_sinks, settings.kept_recent)
 
     def _segments(self, layer: LayerQueries) -> list[SegmentShadow]:
         """Code all tokens, each segment's statistics taken as in decode (contract, section 3)."""
@@ -71,3 +74,17 @@ class ContractSelection(SelectionPolicy):
             self._scorer.encode(own, statistics, shadow, 0)
             segments.append(SegmentShadow(base, len(own), shadow, statistics))
         return segments
+
+
+def _up_to(segments: Sequence[SegmentShadow], length: int) -> list[SegmentShadow]:
+    """Return the segments of the first `length` tokens, the last cut short."""
+    return [
+        SegmentShadow(
+            segment.base_position,
+            min(segment.tokens, length - segment.base_position),
+            segment.shadow,
+            segment.statistics,
+        )
+        for segment in segments
+        if segment.base_position < length
+    ]

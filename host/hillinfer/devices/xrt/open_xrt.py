@@ -20,7 +20,7 @@ from hillinfer.devices.xrt.worker_process import WorkerProcess
 from hillinfer.devices.xrt.xclbin import HW_EMU, Xclbin
 from hillinfer.devices.xrt.xrt_device import XrtDevice
 from hillinfer.errors import SettingsError
-from hillinfer.hie.host_scorer import host_scorer
+from hillinfer.hie.native_scorer import NativeScorer
 from hillinfer.timeline.recorder import Recorder
 from hillinfer.timeline.silent import SILENT
 from hillinfer.user_cache import user_cache_dir
@@ -70,7 +70,7 @@ def open_xrt(
     device = XrtDevice(kernels, worker, memory, claims, deadlines)
     pace = Pace.EMULATED if xclbin.mode == HW_EMU else Pace.REAL
     shadows = DeviceShadows(spec, device, options.beta, warn_of_loss, pace)
-    return DeviceScorer(host_scorer(spec, scope), shadows, recorder)
+    return DeviceScorer(NativeScorer(spec, scope), shadows, recorder)
 
 
 def kernels_for(spec: KernelSpec, found: KernelSpec) -> KernelSpec:

@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 from hillinfer.devices.errors import DeviceError
-from hillinfer.devices.pynq.errors import PynqError
-from hillinfer.devices.pynq.execution import PynqExecution
-from hillinfer.devices.pynq.packed_launch import packed_launch
 from hillinfer.devices.xrt.errors import XclbinError
 from hillinfer_model.kernel_spec import KernelSpec
 from hillinfer_model.launch_result import LaunchResult
 from hillinfer_model.score_launch import ScoreLaunch
+from hillinfer_pynq.errors import PynqError
+from hillinfer_pynq.execution import PynqExecution
+from hillinfer_pynq.packed_launch import packed_launch
 
 
 class PynqLaunches:

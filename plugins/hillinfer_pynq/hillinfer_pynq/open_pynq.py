@@ -10,22 +10,22 @@ from hillinfer.devices.device_scorer import DeviceScorer
 from hillinfer.devices.device_shadows import DeviceShadows, Pace
 from hillinfer.devices.launch_device import MEMORY_BYTES, LaunchDevice
 from hillinfer.devices.loss_warning import warn_of_loss
-from hillinfer.devices.pynq.card import Card
-from hillinfer.devices.pynq.errors import PynqError
-from hillinfer.devices.pynq.execution import PynqExecution
-from hillinfer.devices.pynq.interpreter import pynq_python
-from hillinfer.devices.pynq.launches import PynqLaunches
 from hillinfer.devices.xrt.deadlines import deadlines_of
 from hillinfer.devices.xrt.environment import environment_of
 from hillinfer.devices.xrt.open_xrt import kernels_for
 from hillinfer.devices.xrt.spec_record import recorded_spec
 from hillinfer.devices.xrt.xclbin import HW_EMU, Xclbin
 from hillinfer.errors import SettingsError
-from hillinfer.hie.host_scorer import host_scorer
+from hillinfer.hie.native_scorer import NativeScorer
 from hillinfer.timeline.recorder import Recorder
 from hillinfer.timeline.silent import SILENT
 from hillinfer_model.choices import Scope
 from hillinfer_model.kernel_spec import KernelSpec
+from hillinfer_pynq.card import Card
+from hillinfer_pynq.errors import PynqError
+from hillinfer_pynq.execution import PynqExecution
+from hillinfer_pynq.interpreter import pynq_python
+from hillinfer_pynq.launches import PynqLaunches
 
 
 def open_pynq(
@@ -65,4 +65,4 @@ def open_pynq(
     device = LaunchDevice(kernels, PynqLaunches(execution), MEMORY_BYTES // kernels.segment_bytes)
     pace = Pace.EMULATED if xclbin.mode == HW_EMU else Pace.REAL
     shadows = DeviceShadows(spec, device, options.beta, warn_of_loss, pace)
-    return DeviceScorer(host_scorer(spec, scope), shadows, recorder)
+    return DeviceScorer(NativeScorer(spec, scope), shadows, recorder)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From L' of all tokens to a stream of score blocks (scoring contract, sections 3, 4 and 6)."""
+"""From L' to tuples and score blocks, in torch (scoring contract, sections 4 and 6)."""
 
 from __future__ import annotations
 
@@ -7,14 +7,71 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from hillinfer.hie.offsets import sequence_offsets
-from hillinfer.hie.scratch import final_tokens
-from hillinfer.hie.token_tuples import TokenTuples
-from hillinfer_model.choices import Scope
+from hillinfer_model.choices import Rule, Scope
 from hillinfer_model.kernel_spec import KernelSpec
 from hillinfer_model.score_block import ScoreBlock
 from hillinfer_model.score_tuples import WINDOW_TOKENS
+from twins.log_weights import final_tokens
+from twins.query_path import sequence_offsets
+from twins.score_codes import raw_sum_codes, weight_sum_codes, weights_in_place
+
+
+class TokenTuples:
+    """Makes tuples of any tokens of a sequence whose offsets are known.
+
+    Parameters
+    ----------
+    spec, scope
+        Rule and shape; what shares one selected set.
+    offsets
+        From `sequence_offsets`.
+
+    Attributes
+    ----------
+    sets
+        Selected sets: 1, or one per KV head.
+    """
+
+    def __init__(self, spec: KernelSpec, scope: Scope, offsets: torch.Tensor) -> None:
+        self._rule = spec.rule
+        self._scope = scope
+        self.sets = 1 if scope is Scope.LAYER else spec.kv_heads
+        self._offsets = offsets.view(self.sets, -1, 1)
+
+    def of(
+        self, log_weights: torch.Tensor, invalid: torch.Tensor, first_position: int
+    ) -> NDArray[np.uint32]:
+        """Return the tuples of consecutive tokens.
+
+        Parameters
+        ----------
+        log_weights
+            L' of these tokens, int32 of shape (kv_heads, heads, tokens).
+        invalid
+            bool of shape (kv_heads, tokens).
+        first_position
+            Position of the first of them.
+
+        Returns
+        -------
+        uint32 of shape (sets, tokens).
+        """
+        if self._scope is Scope.LAYER:
+            log_weights = log_weights.flatten(0, 1).unsqueeze(0)
+            invalid = invalid.any(0, keepdim=True)
+        if self._rule is Rule.RAW_SUM:
+            sums = log_weights.sum(1, dtype=torch.int32)
+            codes = raw_sum_codes(sums.sub_(self._offsets[:, 0]))
+        else:
+            weights = weights_in_place(log_weights - self._offsets)
+            codes = weight_sum_codes(weights.sum(1, dtype=torch.float64))
+        codes.masked_fill_(invalid, 0)
+        codes.bitwise_left_shift_(16)
+        positions = torch.arange(first_position, first_position + codes.shape[-1])
+        codes += positions.bitwise_and_(WINDOW_TOKENS - 1)
+        return codes.numpy().astype(np.uint32)
 
 
 class ScoreStream:

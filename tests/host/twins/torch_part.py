@@ -10,21 +10,20 @@ import torch
 from numpy.typing import NDArray
 
 from hillinfer.devices.scorer import SegmentShadow
-from hillinfer.hie.key_buffers import KeyBufferPool
-from hillinfer.hie.offsets import RECENT_TOKENS, sequence_offsets
-from hillinfer.hie.query_coding import code_query
-from hillinfer.hie.sequence_log_weights import group_log_weights
-from hillinfer.hie.shadow_layout import ShadowLayout
-from hillinfer.hie.token_tuples import TokenTuples
 from hillinfer_model.beats import Beats
 from hillinfer_model.choices import Scope
 from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
+from hillinfer_model.offsets import RECENT_TOKENS
 from hillinfer_model.query_block import make_query_block
 from hillinfer_model.query_codes import QueryCodes
+from twins.key_path import TwinLayout
+from twins.log_weights import KeyBufferPool, group_log_weights
+from twins.query_path import code_query, sequence_offsets
+from twins.score_path import TokenTuples
 
 
 class TorchPart:
-    """A `HostPart` that takes L' of all its tokens before anything is launched.
+    """A `NativePart` that takes L' of all its tokens before anything is launched.
 
     A shadow on the drive is read once this way, in the order in which it comes.
 
@@ -37,13 +36,13 @@ class TorchPart:
     def __init__(self, spec: KernelSpec, scope: Scope) -> None:
         self.spec = spec
         self.scope = scope
-        self.layout = ShadowLayout(spec)
+        self.layout = TwinLayout(spec)
         self.buffers = KeyBufferPool(spec)
 
     def start(
         self, scaled: torch.Tensor, segments: Sequence[SegmentShadow], coming: int = 0
     ) -> _Started:
-        """Take L' of R ∪ Φ and of what only the host has; see `HostPart`."""
+        """Take L' of R ∪ Φ and of what only the host has; see `NativePart`."""
         return _Started(self, scaled, segments, coming)
 
 

@@ -10,18 +10,17 @@ import torch
 from numpy.typing import NDArray
 
 from hillinfer.devices.scorer import SegmentShadow
-from hillinfer.hie import scratch
-from hillinfer.hie.channel_statistics import take_statistics
-from hillinfer.hie.key_buffers import KeyBufferPool
-from hillinfer.hie.key_coding import code_keys
-from hillinfer.hie.query_coding import scale_query
-from hillinfer.hie.score_stream import ScoreStream
-from hillinfer.hie.sequence_log_weights import sequence_log_weights
-from hillinfer.hie.shadow_layout import ShadowLayout
+from hillinfer.hie.scoring_arguments import ScoringArguments
+from hillinfer.hie.top_alpha import top_of_blocks
+from hillinfer.hie.wanted import Wanted
 from hillinfer_model.channel_statistics import ChannelStatistics
 from hillinfer_model.choices import Scope
 from hillinfer_model.kernel_spec import KernelSpec
 from hillinfer_model.score_block import ScoreBlock
+from twins.key_path import TwinLayout, code_keys, take_statistics
+from twins.log_weights import KeyBufferPool, coding_tokens, sequence_log_weights
+from twins.query_path import scale_query
+from twins.score_path import ScoreStream
 
 
 class TorchScorer:
@@ -43,9 +42,9 @@ class TorchScorer:
     def __init__(self, spec: KernelSpec, scope: Scope) -> None:
         self.spec = spec
         self.scope = scope
-        self._layout = ShadowLayout(spec)
+        self._layout = TwinLayout(spec)
         self._buffers = KeyBufferPool(spec)
-        self._query_shape = spec.query_heads, spec.head_dim
+        self._arguments = ScoringArguments(spec)
 
     def statistics(
         self, keys: torch.Tensor, first_position: int, preceding: ChannelStatistics | None
@@ -66,9 +65,9 @@ class TorchScorer:
         ValueError
             Keys of another shape or type, or `preceding` missing where it is needed.
         """
-        self.check_keys(keys)
+        self._arguments.check_keys(keys)
         return take_statistics(
-            self.spec, keys.detach(), first_position, preceding, scratch.coding_tokens(self.spec)
+            self.spec, keys.detach(), first_position, preceding, coding_tokens(self.spec)
         )
 
     def encode(
@@ -96,30 +95,13 @@ class TorchScorer:
         ValueError
             Keys, statistics or shadow of another shape or type, or tokens outside the segment.
         """
-        self.check_encoding(keys, statistics, shadow, first_token)
-        step = scratch.coding_tokens(self.spec)
+        self._arguments.check_encoding(keys, statistics, shadow, first_token)
+        step = coding_tokens(self.spec)
         for start in range(0, keys.shape[0], step):
             codes, exponents = code_keys(
                 keys.detach()[start : start + step], statistics, self._layout.code_bits
             )
             self._layout.write(shadow, first_token + start, codes, exponents)
-
-    def check_encoding(
-        self,
-        keys: torch.Tensor,
-        statistics: ChannelStatistics,
-        shadow: NDArray[np.uint8],
-        first_token: int,
-    ) -> None:
-        """Raise ValueError where `encode` cannot take these arguments."""
-        self.check_keys(keys)
-        self._check_statistics(statistics)
-        self._layout.check(shadow)
-        if first_token < 0 or first_token + keys.shape[0] > self.spec.segment_tokens:
-            raise ValueError(
-                f"tokens {first_token}..{first_token + keys.shape[0]} lie outside a segment of "
-                f"{self.spec.segment_tokens}"
-            )
 
     def score(
         self,
@@ -159,28 +141,26 @@ class TorchScorer:
             At the call, where query or segments have another shape or type, or do not follow on
             each other.
         """
-        self.check(query, segments)
+        self._arguments.check(query, segments)
         scaled = scale_query(self.spec, query, scaling)
         return self._blocks(scaled, segments, coming)
 
-    def check(self, query: torch.Tensor, segments: Sequence[SegmentShadow]) -> None:
-        """Raise ValueError where `score` cannot take these arguments."""
-        self.check_order(query, segments)
-        for segment in segments:
-            self.check_arrays(segment)
+    def choose(
+        self,
+        query: torch.Tensor,
+        scaling: float,
+        segments: Sequence[SegmentShadow],
+        coming: int,
+        wanted: Wanted,
+    ) -> list[NDArray[np.int64]]:
+        """Return the selected sets, merged block by block; see `Scorer`."""
+        blocks = self.score(query, scaling, segments, coming)
+        return top_of_blocks(blocks, self.spec, self.scope, segments, coming, wanted)
 
-    def check_order(self, query: torch.Tensor, segments: Sequence[SegmentShadow]) -> None:
-        """Raise ValueError where a query, or how segments follow on each other, is wrong."""
-        self.check_query(query)
-        self.check_segments(segments)
-
-    def check_query(self, query: torch.Tensor) -> None:
-        """Raise ValueError where a query is of another shape or type."""
-        if query.dtype != torch.float32 or query.shape != self._query_shape:
-            raise ValueError(
-                f"a query is float32 of shape {self._query_shape}, not "
-                f"{query.dtype} of shape {tuple(query.shape)}"
-            )
+    @property
+    def is_fast(self) -> bool:
+        """Say that it is not."""
+        return False
 
     def _blocks(
         self, scaled: torch.Tensor, segments: Sequence[SegmentShadow], coming: int
@@ -190,40 +170,3 @@ class TorchScorer:
             weights, invalid = sequence_log_weights(self._layout, scaled, segments, buffers)
             self._buffers.give_back(buffers)
             yield from ScoreStream(self.spec, self.scope, weights, invalid, coming)
-
-    def check_keys(self, keys: torch.Tensor) -> None:
-        """Raise ValueError where keys are of another shape or type."""
-        shape = (self.spec.kv_heads, self.spec.head_dim)
-        if keys.dtype != torch.float16 or keys.ndim != 3 or keys.shape[1:] != shape:
-            raise ValueError(
-                f"keys are float16 of shape (tokens, {shape[0]}, {shape[1]}), not {keys.dtype} of "
-                f"shape {tuple(keys.shape)}"
-            )
-
-    def _check_statistics(self, statistics: ChannelStatistics) -> None:
-        shape = (self.spec.kv_heads, self.spec.head_dim)
-        if statistics.means.shape != shape:
-            raise ValueError(f"channel statistics have shape {shape}, not {statistics.means.shape}")
-
-    def check_arrays(self, segment: SegmentShadow) -> None:
-        """Raise ValueError where a segment's arrays are of another shape or type."""
-        # Looking at a shadow on the drive would read it.
-        if not segment.on_drive:
-            self._layout.check(segment.shadow)
-        self._check_statistics(segment.statistics)
-
-    def check_segments(self, segments: Sequence[SegmentShadow], first: int = 0) -> None:
-        """Raise ValueError where segments from number `first` on do not follow on each other."""
-        length = self.spec.segment_tokens
-        for index, segment in enumerate(segments[first:], first):
-            if segment.base_position != index * length:
-                raise ValueError(
-                    f"segment {index} starts at position {segment.base_position}, not "
-                    f"{index * length}"
-                )
-            least = 0 if index == len(segments) - 1 else length
-            if not least <= segment.tokens <= length:
-                raise ValueError(
-                    f"segment {index} of {len(segments)} has {segment.tokens} tokens, not "
-                    f"{least}..{length}"
-                )

@@ -18,9 +18,9 @@ from pathlib import Path
 import numpy as np
 
 from hillinfer.devices.child_session import end_session
-from hillinfer.devices.pynq.errors import PynqError
 from hillinfer.devices.session_guard import SessionGuard
 from hillinfer_model.beats import Beats
+from hillinfer_pynq.errors import PynqError
 
 _PROGRAM = Path(__file__).with_name("front.py")
 # XRT's driver makes its sockets in /tmp/$USER: there, the folder can hold them too.

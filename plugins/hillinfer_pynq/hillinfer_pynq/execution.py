@@ -8,9 +8,6 @@ from pathlib import Path
 
 import numpy as np
 
-from hillinfer.devices.pynq.card import Card
-from hillinfer.devices.pynq.front_process import FrontProcess
-from hillinfer.devices.pynq.host_memory import without_host_memory
 from hillinfer.devices.xrt.spec_record import check_xclbin
 from hillinfer.devices.xrt.xclbin import Xclbin
 from hillinfer_model.beats import Beats
@@ -20,6 +17,9 @@ from hillinfer_model.launch_result import STATUS_FILL, LaunchResult
 from hillinfer_model.score_launch import ScoreLaunch
 from hillinfer_model.shadow_launch import ShadowLaunch
 from hillinfer_model.status_beat import HASH_BYTES
+from hillinfer_pynq.card import Card
+from hillinfer_pynq.front_process import FrontProcess
+from hillinfer_pynq.host_memory import without_host_memory
 
 PATIENCE_S = 120.0
 

@@ -11,7 +11,7 @@ from hillinfer.errors import SettingsError
 
 VARIABLE = "HILLINFER_PYNQ_PYTHON"
 # Where `make pynq-env` makes it; in an installed package nothing is there.
-_MADE = Path(__file__).resolve().parents[4] / "build" / "pynq-env" / "bin" / "python"
+_MADE = Path(__file__).resolve().parents[3] / "build" / "pynq-env" / "bin" / "python"
 
 
 def pynq_python(named: Path | None, environment: Mapping[str, str], made: Path = _MADE) -> Path:
