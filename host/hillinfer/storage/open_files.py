@@ -25,10 +25,15 @@ class OpenFiles:
     ----------
     most
         How many.
+
+    Attributes
+    ----------
+    changing
+        Held while any of the files is opened or closed.
     """
 
     def __init__(self, most: int) -> None:
-        self._most = most
+        self.most = most
         # Held for moments; a signal's handler may use a file while its thread holds it.
         self.changing = threading.RLock()
         # Those that are open and may be closed, the longest unused first.
@@ -52,10 +57,10 @@ class OpenFiles:
 
     def trim(self) -> None:
         """Close what is too much."""
-        if len(self._open) <= self._most:
+        if len(self._open) <= self.most:
             return
         for file in list(self._open):
-            if file.rest() and len(self._open) <= self._most:
+            if file.rest() and len(self._open) <= self.most:
                 return
 
     def rest_all(self) -> bool:

