@@ -126,7 +126,7 @@ class Attachment:
                 engine.part()
 
     def join(self, caches: Iterable[HillInferCache]) -> JoinedCache:
-        """Return caches from `new_cache` and their forks as one batch, for a step together.
+        """Return caches of this attachment as one batch, for a step together.
 
         See `JoinedCache`; a joined batch is made anew whenever caches come or leave.
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from faulty_calls import Fault, FaultyCalls, Injection
 from generation_runs import attached, bits, run
 from session_runs import TINY, feed, flip_bit
 from tiny_models import prompts
@@ -52,6 +53,12 @@ def steps(hill, cache):
 
 def open_files():
     return {link.name for link in Path("/proc/self/fd").iterdir() if link.is_symlink()}
+
+
+def files_of(folder):
+    """Return the files in a folder that are open."""
+    targets = [os.readlink(f"/proc/self/fd/{name}") for name in open_files()]  # noqa: PTH115
+    return sorted(target for target in targets if target.startswith(str(folder)))
 
 
 @pytest.fixture(scope="module")
@@ -238,6 +245,32 @@ def test_a_session_that_cannot_be_loaded_leaves_nothing_behind(cold, own, expect
     assert open_files() == files
     assert calm.token_ids == tokens
     assert torch.equal(asked(cold, calm), expected["short"])
+    calm.close()
+
+
+@pytest.mark.parametrize("kind", ["open", "preadv", "close"])
+def test_every_call_that_fails_while_loading_beside_others(cold, places, expected, kind):
+    calm = cold.load_session(places["long"])
+    folder, kv = places["long"].parent, cold.statistics().kv_bytes
+    files = files_of(folder)
+    assert len(files) == 2
+    calls = cold.calls = FaultyCalls()
+    cold.load_session(places["whole"]).close()
+    count = calls.counts[kind]
+    assert count > 8
+    for index in {0, 1, count // 4, count // 3, count // 2, 3 * count // 4, count - 1}:
+        calls = cold.calls = FaultyCalls(Injection(kind, index, Fault.EIO))
+        try:
+            cache = cold.load_session(places["whole"])
+        except SessionError:
+            pass
+        else:
+            assert torch.equal(asked(cold, cache), expected["whole"])
+            cache.close()
+        assert calls.hits == 1
+        assert files_of(folder) == files
+        assert cold.statistics().kv_bytes == kv
+    assert torch.equal(on_a_fork(cold, calm), expected["long"])
     calm.close()
 
 
