@@ -32,7 +32,6 @@ from hillinfer.statistics import CacheStatistics
 from hillinfer.storage.drive_calls import DriveCalls
 from hillinfer.storage.landed_rows import LandedRows
 from hillinfer.storage.sequence import Sequence
-from hillinfer.storage.stored_base import StoredBase
 
 
 def _unseen(entry: LayerStep) -> None:
@@ -62,8 +61,6 @@ class Runtime:
         How the drive is reached; the operating system itself where None.
     shadow_limit_bytes
         Most bytes of full shadows in DRAM; the others are on the drive.
-    base
-        What a saved session holds, for `resume`; the runtime closes it.
     announce_streaming
         Called once, before the first shadow goes to the drive.
     scorer
@@ -93,7 +90,6 @@ class Runtime:
         observe: Callable[[LayerStep], None] = _unseen,
         calls: DriveCalls | None = None,
         shadow_limit_bytes: int = sys.maxsize,
-        base: StoredBase | None = None,
         announce_streaming: Callable[[], None] = _unannounced,
         scorer: Scorer | None = None,
         evaluate: Callable[[Scorer, Settings], ImportanceEvaluation] = ImportanceEvaluation,
@@ -110,7 +106,6 @@ class Runtime:
             observe,
             calls,
             shadow_limit_bytes,
-            base,
             announce_streaming,
             scorer,
             evaluate,
@@ -179,8 +174,9 @@ class Runtime:
 
     def resume(self, saved: SavedSession, tokens: int) -> Sequence:
         """Return a sequence of the first tokens of a saved session; see `RowKeeper.resume`."""
+        self._settle()
         if self._following is not None:
-            self._following.cover(tokens)
+            self._following.cover(self._rows.tokens + tokens)
         return self._rows.resume(saved, tokens)
 
     def save(self, sequence: Sequence, target: Path, origin: SessionOrigin) -> SavedBytes:

@@ -47,6 +47,7 @@ from hillinfer.storage.drive_calls import DriveCalls
 from hillinfer.storage.group_table import GroupTable
 from hillinfer.storage.landing_area import LandingArea
 from hillinfer.storage.leftovers import sweep
+from hillinfer.storage.open_files import OpenFiles
 from hillinfer.storage.read_engines import open_engine
 from hillinfer.storage.row_buffers import RowBuffers
 from hillinfer.storage.row_keeper import RowKeeper
@@ -59,7 +60,6 @@ from hillinfer.storage.shadow_keeper import ShadowKeeper
 from hillinfer.storage.shadow_memory import ShadowMemory
 from hillinfer.storage.shadow_store import ShadowStore
 from hillinfer.storage.spill_queue import SpillQueue
-from hillinfer.storage.stored_base import StoredBase
 from hillinfer.timeline.lanes import Lanes
 from hillinfer.timeline.pool_timeline import PoolTimeline
 from hillinfer.timeline.recorder import Recorder
@@ -76,7 +76,6 @@ def open_parts(
     observe: Callable[[LayerStep], None],
     calls: DriveCalls | None,
     shadow_limit_bytes: int,
-    base: StoredBase | None,
     announce_streaming: Callable[[], None],
     scorer: Scorer | None,
     evaluate: Callable[[Scorer, Settings], ImportanceEvaluation],
@@ -132,7 +131,6 @@ def open_parts(
             engine,
             counters,
             calls,
-            base.rows if base else None,
             recorder,
             RowSums(shape.layers, accountant),
         )
@@ -168,7 +166,6 @@ def open_parts(
             spec,
             engine,
             calls,
-            base.shadow if base else None,
             recorder,
         )
         undone.callback(shadow_store.close)
@@ -196,6 +193,7 @@ def open_parts(
             keeper,
             shadow,
             accountant,
+            OpenFiles.of_process(),
         )
         selection = TokenSelection(
             evaluate(scorer, settings),

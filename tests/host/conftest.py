@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models on a drive that the host's tests share."""
+"""Models on a drive and budgets that the host's tests share."""
 
 import pytest
 
@@ -10,3 +10,20 @@ def tiny_folder(tmp_path_factory):
     from tiny_folder import save_tiny
 
     return save_tiny(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="session")
+def least_budget():
+    """Return a function that gives the least bytes a tiny model can run a context with."""
+    from generation_runs import SETTINGS
+
+    from hillinfer.model_shape import ModelShape
+    from hillinfer.pools.budget_plan import BudgetPlan
+    from hillinfer.settings import Settings
+
+    def least(tiny, tokens, sequences=1, **changes):
+        shape = ModelShape.from_config(tiny.config(), tiny.dtype)
+        settings = Settings().changed(**(SETTINGS | changes))
+        return BudgetPlan.with_whole_shadow(shape, settings, tokens, sequences).required_bytes
+
+    return least

@@ -354,9 +354,57 @@ _CAUGHT = (
         "run-over-base-and-own-file",
         "Groups of the base and of the own file are read as one run.",
         "host/hillinfer/storage/cold_store.py",
-        "(np.diff(numbers) != 1) | np.diff(in_base)",
+        "(np.diff(numbers) != 1) | (np.diff(which) != 0)",
         "np.diff(numbers) != 1",
         (f"{_TESTS}/storage/test_cold_store.py::test_frozen_groups_are_read_and_never_written",),
+    ),
+    Mutant(
+        "base-from-the-first-group",
+        "Rows of a session are read as if its groups were the first of all.",
+        "host/hillinfer/storage/cold_store.py",
+        "wanted.only(part.chosen, part.first * GROUP_TOKENS)",
+        "wanted.only(part.chosen)",
+        (
+            f"{_TESTS}/storage/test_cold_store.py::test_rows_of_several_bases_and_of_the_own_files_come_together",
+        ),
+    ),
+    Mutant(
+        "base-closed-under-its-forks",
+        "The files of a session are closed while a cache has rows in them.",
+        "host/hillinfer/storage/group_table.py",
+        "if not region.in_use and not region.holds]",
+        "if not region.holds]",
+        (f"{_TESTS}/sessions/test_several_sessions.py::test_caches_that_are_closed_in_any_order",),
+    ),
+    Mutant(
+        "sums-of-a-base-at-the-first-group",
+        "Checksums of a session's rows are taken for those of the first rows of all.",
+        "host/hillinfer/storage/cold_store.py",
+        "self._sums.adopt(layer, first * GROUP_TOKENS, sums)",
+        "self._sums.adopt(layer, 0, sums)",
+        (
+            f"{_TESTS}/sessions/test_several_sessions.py::test_sessions_and_a_new_cache_that_take_turns",
+        ),
+    ),
+    Mutant(
+        "another-file-in-a-sessions-place",
+        "A file of a session is opened again whatever has come in its place.",
+        "host/hillinfer/sessions/session_file.py",
+        "if found != self.identity:",
+        "if False:",
+        (
+            f"{_TESTS}/sessions/test_several_sessions.py::test_thirty_sessions_of_a_deep_model_need_few_descriptors",
+        ),
+    ),
+    Mutant(
+        "session-of-another-shadow-joins",
+        "A session joins caches that code keys otherwise.",
+        "host/hillinfer/hf/attach.py",
+        "            _check_shadow(saved, engine)\n",
+        "",
+        (
+            f"{_TESTS}/sessions/test_several_sessions.py::test_a_session_with_another_shadow_than_the_caches_that_are_open",
+        ),
     ),
     Mutant(
         "group-one-token-late",

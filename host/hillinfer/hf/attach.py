@@ -38,6 +38,7 @@ from hillinfer.machine.drive import memory_warning
 from hillinfer.model_shape import ModelShape
 from hillinfer.native.library import native_library
 from hillinfer.runtime import Runtime
+from hillinfer.sessions.errors import SessionError
 from hillinfer.sessions.manifest import Manifest
 from hillinfer.sessions.model_identity import ModelIdentity
 from hillinfer.sessions.saved_session import SavedSession
@@ -45,8 +46,6 @@ from hillinfer.setting_values import path
 from hillinfer.settings import Settings
 from hillinfer.statistics import CacheStatistics
 from hillinfer.storage.drive_calls import DriveCalls
-from hillinfer.storage.stored_base import StoredBase
-from hillinfer_model.kernel_spec import GROUP_TOKENS
 
 
 class Attachment:
@@ -132,7 +131,7 @@ class Attachment:
                 engine.part()
 
     def join(self, caches: Iterable[HillInferCache]) -> JoinedCache:
-        """Return caches from `new_cache` and their forks as one batch, for a step together.
+        """Return caches of this attachment as one batch, for a step together.
 
         See `JoinedCache`; a joined batch is made anew whenever caches come or leave.
 
@@ -149,7 +148,7 @@ class Attachment:
         expected_tokens: int | None = None,
         tokenizer: Any = None,
     ) -> HillInferCache:
-        """Return a cache that holds what a session was saved with.
+        """Return a cache that holds what a session was saved with, beside those of `new_cache`.
 
         Every file is read and checked first. Rows are read where they lie from then on, so the
         directory must stay as it is while the cache lives.
@@ -166,7 +165,8 @@ class Attachment:
         Raises
         ------
         SessionError
-            Where the session was damaged, or saved with another model or other settings.
+            Where the session was damaged, or saved with another model or other settings than this
+            attachment or the caches of it that are open have.
         BudgetError, ColdPoolError, SettingsError
             As in `new_cache`.
         """
@@ -190,7 +190,7 @@ class Attachment:
         Parameters
         ----------
         saved
-            Opened and verified; its row files belong to the cache afterwards.
+            Opened and verified; its files of rows and shadow are not its own afterwards.
         tokens
             How many to take, at least 1. Fewer than all come back as rows and whole segments of
             shadow; all of them with everything as it was.
@@ -204,21 +204,23 @@ class Attachment:
         expected_tokens = self._expected(expected_tokens)
         if expected_tokens is not None:
             expected_tokens = max(expected_tokens, tokens)
-        made = self._made(expected_tokens, 1, settings)
-        base = saved.take_base(-(-tokens // GROUP_TOKENS))
+        expectation = Expectation(expected_tokens, from_start=tokens)
+        with self._opening:
+            engine = self._joined(expectation, settings)
         try:
-            runtime = self._runtime(made, base)
-        except BaseException:
-            base.close()
-            raise
-        try:
-            runtime.expect(expected_tokens or tokens)
-            sequence = runtime.resume(saved, tokens)
-        except BaseException:
-            runtime.close()
-            raise
-        engine = Engine(runtime)
-        return HillInferCache.resumed(engine, sequence, self._identity, self._model_in_use)
+            _check_shadow(saved, engine)
+            family = engine.open_family(expectation)
+            # Whoever opens another one meanwhile must leave room for it.
+            family.await_one()
+            try:
+                sequence = engine.resume(family, saved, tokens)
+                return HillInferCache.resumed(
+                    engine, family, sequence, self._identity, self._model_in_use
+                )
+            finally:
+                family.lose()
+        finally:
+            engine.part()
 
     def statistics(self) -> CacheStatistics | None:
         """Return what all caches from `new_cache` did together, None where none is left."""
@@ -229,13 +231,22 @@ class Attachment:
     def _shared_engine(self) -> Engine | None:
         return None if self._engine is None else self._engine()
 
-    def _joined(self, expectation: Expectation) -> Engine:
-        """Return the engine that is open, or a new one, with one cache more, for `Engine.part`."""
+    def _joined(self, expectation: Expectation, settings: Settings | None = None) -> Engine:
+        """Return the engine that is open, or a new one, with one cache more, for `Engine.part`.
+
+        Parameters
+        ----------
+        expectation
+            What a new one is planned for.
+        settings
+            Of a new one; the attachment's where None.
+        """
         engine, wanted = self._shared_engine, (self.settings, self._shape, self._devices)
         fits = engine is not None and not engine.is_inherited and self._opened_for == wanted
         if engine is not None and fits and engine.join():
             return engine
-        runtime = self._runtime(self._made(expectation.tokens, expectation.sequences))
+        made = self._made(expectation.tokens, expectation.sequences, settings)
+        runtime = self._runtime(made)
         engine = Engine(runtime)
         self._engine, self._opened_for = weakref.ref(engine), wanted
         engine.join()
@@ -275,7 +286,7 @@ class Attachment:
             warnings.warn(made.warning, SetupWarning, stacklevel=3)
         return made
 
-    def _runtime(self, made: CachePlan, base: StoredBase | None = None) -> Runtime:
+    def _runtime(self, made: CachePlan) -> Runtime:
         cold_dir: Path = prepared_cold_dir(made.settings.cold_dir)
         in_memory = memory_warning(cold_dir)
         if in_memory:
@@ -287,7 +298,6 @@ class Attachment:
             cold_dir,
             calls=self.calls,
             shadow_limit_bytes=made.shadow_limit_bytes,
-            base=base,
             announce_streaming=made.announce_streaming,
             growth=made.growth,
             lane=lane_of(set(self._devices)),
@@ -314,3 +324,14 @@ class Attachment:
         trace: TracebackType | None,
     ) -> None:
         self.detach()
+
+
+def _check_shadow(saved: SavedSession, engine: Engine) -> None:
+    """Refuse a session whose shadow is another than that of the caches that are open."""
+    own, here = saved.manifest.shadow, engine.runtime.settings.key_mode
+    if own is not here:
+        raise SessionError(
+            f"the session {saved.directory} does not fit: shadow is {own.value} in the session and "
+            f"{here.value} in the caches of this model that are open, which share one engine: "
+            f"close them first, or open all of them with --shadow {own.value}"
+        )

@@ -175,10 +175,15 @@ class HillInferCache(AttachedCache):
 
     @classmethod
     def resumed(
-        cls, engine: Engine, sequence: Sequence, identity: ModelIdentity, model: ModelInUse
+        cls,
+        engine: Engine,
+        family: CacheFamily,
+        sequence: Sequence,
+        identity: ModelIdentity,
+        model: ModelInUse,
     ) -> HillInferCache:
-        """Return a cache of one row that continues a sequence of an engine."""
-        cache = cls(engine, None, Batch.of(engine.runtime, sequence), identity, model)
+        """Return a cache of one row, the first of its family, that continues a sequence."""
+        cache = cls(engine, family, Batch.of(engine.runtime, sequence), identity, model)
         cache._index_lengths = list(sequence.lengths)
         return cache
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import weakref
 from collections import deque
@@ -12,11 +13,13 @@ from dataclasses import asdict, dataclass, fields, replace
 from hillinfer.counters import Counters
 from hillinfer.errors import BudgetError
 from hillinfer.hf.batch import Batch
-from hillinfer.hf.turns import Turns
+from hillinfer.hf.turns import Turns, Use
 from hillinfer.pools.budget_plan import BudgetPlan, kernel_spec, open_ended_shadow_limit
 from hillinfer.pools.layer_hits import LayerHits
 from hillinfer.runtime import Runtime
+from hillinfer.sessions.saved_session import SavedSession
 from hillinfer.statistics import CacheStatistics
+from hillinfer.storage.sequence import Sequence
 
 # How the names of all threads begin that runtimes start.
 RUNTIME_THREADS = "hillinfer-"
@@ -32,10 +35,18 @@ class Expectation:
         Longest context, None where nobody knows.
     sequences
         Of different rows.
+    from_start
+        Tokens that it has from the start.
     """
 
     tokens: int | None = None
     sequences: int = 1
+    from_start: int = 0
+
+    @property
+    def least_tokens(self) -> int:
+        """Tokens that a sequence will have at least, as far as anyone knows."""
+        return self.from_start if self.tokens is None else self.tokens
 
 
 class CacheFamily:
@@ -54,7 +65,7 @@ class CacheFamily:
         self.counters = Counters()
         self.hits = LayerHits(layers)
         self._batches: weakref.WeakSet[Batch] = weakref.WeakSet()
-        # Its methods are atomic without a lock.
+        # One for each cache, one that is being opened too. Its methods are atomic without a lock.
         self._open: deque[None] = deque()
 
     @property
@@ -65,6 +76,10 @@ class CacheFamily:
     def add(self, batch: Batch) -> None:
         """Learn of one more cache's rows."""
         self._batches.add(batch)
+        self._open.append(None)
+
+    def await_one(self) -> None:
+        """Learn that a cache is being opened, until `lose`; there is to be room for it already."""
         self._open.append(None)
 
     def lose(self) -> None:
@@ -149,8 +164,24 @@ class Engine:
             if len(families) > 1:
                 self._make_room(families)
             self._families.add(family)
-            self.runtime.expect(max(one.expectation.tokens or 0 for one in families))
+            self.runtime.expect(max(one.expectation.least_tokens for one in families))
         return family
+
+    def resume(self, family: CacheFamily, saved: SavedSession, tokens: int) -> Sequence:
+        """Return a sequence of the first tokens of a saved session, once it is this one's turn.
+
+        Parameters
+        ----------
+        family
+            Of the cache that is made of it.
+        saved, tokens
+            As for `Runtime.resume`.
+        """
+        with Use(sys._getframe()) as use:
+            self.turns.take(use)
+            self.free_dropped()
+            self.serve(family)
+            return self.runtime.resume(saved, tokens)
 
     def leave(self, family: CacheFamily, batch: Batch) -> None:
         """Free the sequences of one cache, count it no more and close the runtime after the last.
@@ -216,7 +247,7 @@ class Engine:
         for family in families:
             known = family.expectation
             held = [one.tokens for batch in family.batches() for one in batch.sequences()]
-            tokens += max(sum(held), (known.tokens or 0) * known.sequences)
+            tokens += max(sum(held), known.least_tokens * known.sequences)
             sequences += max(len(held), known.sequences)
         if runtime.follows_context:
             runtime.cover(tokens)

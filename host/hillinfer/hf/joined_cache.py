@@ -259,8 +259,8 @@ def _members(caches: Sequence[HillInferCache]) -> tuple[_Member, ...]:
             raise CacheUseError(f"cache {number} is there twice: join cache.fork() beside it")
         if cache.engine is not caches[0].engine:
             raise CacheUseError(
-                f"cache {number} and cache 0 belong to two engines (two models, a loaded session, "
-                "or a model that changed its number type): join caches from one new_cache()"
+                f"cache {number} and cache 0 belong to two engines (two models, or a model that "
+                "changed its number type): join caches of one attachment"
             )
         rows = cache.batch_size
         if rows < 1:

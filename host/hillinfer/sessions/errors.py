@@ -37,3 +37,12 @@ def damaged(directory: Path, what: str) -> SessionError:
     return SessionError(
         f"the session {directory} is refused: {what}; read the document again with --save-session"
     )
+
+
+def changed_in_use(directory: Path, what: str) -> SessionError:
+    """Return the error that says that a session changed under a cache that reads it."""
+    return SessionError(
+        f"the session {directory} was changed while a cache reads it: {what}; leave its directory "
+        "as it is until the cache is closed, and load it again, or read the document again with "
+        "--save-session"
+    )

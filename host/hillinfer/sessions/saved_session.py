@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Hashable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,6 +22,7 @@ from hillinfer.sessions.session_files import MANIFEST_FILE, Part, rows_file, slo
 from hillinfer.storage.aligned_buffer import PAGE_BYTES
 from hillinfer.storage.cold_file import IOMode
 from hillinfer.storage.drive_calls import DriveCalls
+from hillinfer.storage.open_files import OpenFiles
 from hillinfer.storage.stored_base import RowBase, ShadowBase, StoredBase
 
 _MOST_THREADS = 8
@@ -116,7 +118,7 @@ class SavedSession:
         """Fill contiguous memory from a place of a part."""
         self._files[part.value].read(into.reshape(-1).data, offset)
 
-    def take_base(self, groups: int) -> StoredBase:
+    def take_base(self, groups: int, open_files: OpenFiles) -> StoredBase:
         """Hand the files of rows and shadow over, to be closed by whoever reads them from now on.
 
         Verifies the session where that was not done; its checksums go with the files.
@@ -125,13 +127,18 @@ class SavedSession:
         ----------
         groups
             How many of the session's groups will be read.
+        open_files
+            Has descriptors for them.
         """
         manifest = self.manifest
         if not self._sums:
             self.verify()
         names = [rows_file(layer) for layer in range(manifest.shape.layers)]
         files = [self._files[name] for name in names]
-        self._taken = {*names, Part.SHADOW.value}
+        shadow = self._files[Part.SHADOW.value]
+        self._taken = {*names, shadow.name}
+        for file in (*files, shadow):
+            file.share(open_files)
         direct = all(file.io_mode is IOMode.DIRECT for file in files if file.byte_count)
         return StoredBase(
             RowBase(
@@ -139,14 +146,20 @@ class SavedSession:
                 groups,
                 IOMode.DIRECT if direct else IOMode.BUFFERED,
                 [self._sums.pop(name) for name in names],
+                tuple(self._key(file) for file in files),
             ),
             ShadowBase(
-                self._files[Part.SHADOW.value],
+                shadow,
                 manifest.extent.segments * manifest.shape.layers,
                 slot_bytes(manifest.spec),
-                self._sums.pop(Part.SHADOW.value),
+                self._sums.pop(shadow.name),
+                self._key(shadow),
             ),
         )
+
+    def _key(self, file: SessionFile) -> Hashable:
+        """Return what a file has in common with itself alone, while nobody writes to it."""
+        return file.identity, self.manifest.digests[file.name]
 
     def close(self) -> None:
         """Close all files that were not handed over; harmless when done twice."""

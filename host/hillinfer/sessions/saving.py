@@ -76,7 +76,7 @@ class RowOwner:
     def holds_only(self, sequence: Sequence) -> bool:
         """Whether the files hold this sequence's groups in order, none before, none after."""
         in_order = sequence.groups == list(range(self.groups.groups))
-        return in_order and self.store.base_groups == 0 and bool(sequence.groups)
+        return in_order and not self.store.has_bases and bool(sequence.groups)
 
 
 def save_sequence(
@@ -140,7 +140,7 @@ def save_sequence(
             # Whatever comes now, a file that once had a name is not written to again.
             undo.pop_all()
             rows.store.freeze(len(sequence.groups), fresh)
-            rows.groups.fix(len(sequence.groups))
+            rows.groups.seal(len(sequence.groups))
         for part, pieces in parts:
             writer.add(part.value, pieces)
         writer.finish(

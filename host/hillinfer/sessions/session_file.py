@@ -9,20 +9,27 @@ import hashlib
 import math
 import os
 import stat
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hillinfer.errors import ColdPoolError
-from hillinfer.sessions.errors import SessionError, cannot_open, damaged
+from hillinfer.sessions.errors import SessionError, cannot_open, changed_in_use, damaged
 from hillinfer.storage.aligned_buffer import PAGE_BYTES, aligned_buffer, round_up
 from hillinfer.storage.cold_file import CHANGED, IOMode
 from hillinfer.storage.drive_calls import DriveCalls
+from hillinfer.storage.open_files import OpenFiles, ReopenedFile
 from hillinfer.storage.row_sums import sums_of
 from hillinfer.system_reason import reason_of, way_out
 
+Result = TypeVar("Result")
+
+# A link is not followed, and a pipe does not wait for its other end.
+_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 _HASH_BYTES = 1 << 20
 # Numbers that a model computed do not shrink to this by any compression of a file system.
 _LEAST_SHARE = 64
@@ -32,27 +39,39 @@ _MOST_UNLOOKED = 1 << 26
 class SessionFile:
     """A regular file of a known size, open for reading.
 
+    It stays open until it shares descriptors with others; from then on it may be closed while
+    nobody reads it, and is opened again by its name, and only if it is the same file still.
+
     Parameters
     ----------
     directory, name
-        Where it lies, for messages.
+        Where it lies.
     descriptor
         Of the file; this object closes it.
-    byte_count
-        Its size.
+    status
+        Of the file.
     calls
         How the drive is reached.
     """
 
     def __init__(
-        self, directory: Path, name: str, descriptor: int, byte_count: int, calls: DriveCalls
+        self,
+        directory: Path,
+        name: str,
+        descriptor: int,
+        status: os.stat_result,
+        calls: DriveCalls,
     ) -> None:
         self.name = name
-        self.byte_count = byte_count
+        self.byte_count = status.st_size
         self.io_mode = IOMode.BUFFERED
+        # What tells it from any other file, and from itself once somebody has written to it.
+        self.identity = _identity(status)
         self._directory = directory
-        self._descriptor = descriptor
+        # Whatever directory the process is in when it is opened again.
+        self._path = directory.absolute() / name
         self._calls = calls
+        self._file = ReopenedFile(descriptor, self._opened_again, self._not_opened, self._closed)
 
     @classmethod
     def open(
@@ -66,9 +85,7 @@ class SessionFile:
             With the reason.
         """
         try:
-            # A link is not followed, and a pipe does not wait for its other end.
-            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
-            descriptor = calls.open(directory / name, flags)
+            descriptor = calls.open(directory / name, _FLAGS)
         except FileNotFoundError as error:
             raise damaged(directory, f"{name} is missing") from error
         except OSError as error:
@@ -86,7 +103,7 @@ class SessionFile:
                 )
             if _is_nearly_empty(descriptor, status):
                 raise damaged(directory, f"{name} was never written: nearly all of it is holes")
-            return cls(directory, name, descriptor, status.st_size, calls)
+            return cls(directory, name, descriptor, status, calls)
         except BaseException:
             with suppress(OSError):
                 calls.close(descriptor)
@@ -94,16 +111,33 @@ class SessionFile:
 
     @property
     def descriptor(self) -> int:
-        """Number of the open file, for who reads it by itself."""
-        return self._descriptor
+        """Number of the open file, for who reads it by itself; it stays open until `close`."""
+        return self._file.pin()
+
+    def share(self, files: OpenFiles) -> None:
+        """Share descriptors with other files from here on; nobody reads it now."""
+        self._file.share(files)
+
+    def lend(self, use: Callable[[int], Result]) -> Result:
+        """Call `use` with a descriptor that stays open meanwhile, and return what it returns.
+
+        Raises
+        ------
+        SessionError
+            Where it was closed meanwhile and cannot be opened again, or is another file.
+        """
+        return self._file.lend(use)
 
     def read(self, into: memoryview, offset: int) -> None:
         """Fill all of `into` from `offset`, or raise SessionError naming what failed."""
+        self.lend(lambda descriptor: self._fill(descriptor, into, offset))
+
+    def _fill(self, descriptor: int, into: memoryview, offset: int) -> None:
         unit = PAGE_BYTES if self.io_mode is IOMode.DIRECT else 1
         done = reached = 0
         while done < len(into):
             try:
-                count = self._calls.preadv(self._descriptor, into[done:], offset + done)
+                count = self._calls.preadv(descriptor, into[done:], offset + done)
             except InterruptedError:
                 continue
             except OSError as error:
@@ -160,28 +194,58 @@ class SessionFile:
         """Read past the page cache from now on, where file system and size allow it."""
         if self.byte_count % PAGE_BYTES or not self.byte_count:
             return
-        flags = fcntl.fcntl(self._descriptor, fcntl.F_GETFL)
-        try:
-            fcntl.fcntl(self._descriptor, fcntl.F_SETFL, flags | os.O_DIRECT)
-            self._calls.preadv(self._descriptor, aligned_buffer(PAGE_BYTES).data, 0)
-        except OSError:
-            with suppress(OSError):
-                fcntl.fcntl(self._descriptor, fcntl.F_SETFL, flags)
-            return
-        self.io_mode = IOMode.DIRECT
+        if self.lend(self._reads_direct):
+            self.io_mode = IOMode.DIRECT
 
     def close(self) -> None:
-        """Close the file; harmless when done twice."""
-        if self._descriptor >= 0:
-            descriptor, self._descriptor = self._descriptor, -1
+        """Close the file, once nobody reads it any more; harmless when done twice."""
+        self._file.close()
+
+    def _reads_direct(self, descriptor: int) -> bool:
+        flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+        try:
+            fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | os.O_DIRECT)
+            self._calls.preadv(descriptor, aligned_buffer(PAGE_BYTES).data, 0)
+        except OSError:
             with suppress(OSError):
-                self._calls.close(descriptor)
+                fcntl.fcntl(descriptor, fcntl.F_SETFL, flags)
+            return False
+        return True
+
+    def _opened_again(self) -> int:
+        direct = os.O_DIRECT if self.io_mode is IOMode.DIRECT else 0
+        descriptor = self._calls.open(self._path, _FLAGS | direct)
+        try:
+            found = _identity(os.fstat(descriptor))
+        except BaseException:
+            self._closed(descriptor)
+            raise
+        if found != self.identity:
+            self._closed(descriptor)
+            replaced = found[:2] != self.identity[:2]
+            what = "is another file now" if replaced else "was written to"
+            raise changed_in_use(self._directory, f"{self.name} {what}")
+        return descriptor
+
+    def _not_opened(self, error: OSError) -> SessionError:
+        if error.errno == errno.ENOENT:
+            return changed_in_use(self._directory, f"{self.name} is not there any more")
+        return cannot_open(self._directory, f"{self.name} cannot be opened again", error)
+
+    def _closed(self, descriptor: int) -> None:
+        # The descriptor is gone even where closing fails.
+        with suppress(OSError):
+            self._calls.close(descriptor)
 
     def _failure(self, count: int, offset: int, error: OSError) -> SessionError:
         return SessionError(
             f"could not read {count} bytes at {offset} of {self.name} of the session "
             f"{self._directory}: {reason_of(error)}; {way_out(error, 'read the document again')}"
         )
+
+
+def _identity(status: os.stat_result) -> tuple[int, int, int, int]:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _is_nearly_empty(descriptor: int, status: os.stat_result) -> bool:

@@ -102,8 +102,12 @@ class ColdFile:
 
     @property
     def descriptor(self) -> int:
-        """Number of the open file, for what reads it by itself: a device or an engine."""
+        """Number of the open file, for what reads it by itself: a device."""
         return self._descriptor
+
+    def lend(self, use: Callable[[int], Result]) -> Result:
+        """Call `use` with the descriptor, which stays open, and return what it returns."""
+        return use(self._descriptor)
 
     def close(self) -> None:
         """Give the file's space back; harmless when done twice."""

@@ -26,7 +26,7 @@ from hillinfer.storage.read_plan import lie_in_pages, plan_in_place, plan_reads
 from hillinfer.storage.read_turns import ReadTurns
 from hillinfer.storage.reads import Reads
 from hillinfer.storage.row_sums import RowStream, RowSums
-from hillinfer.storage.stored_base import ReadFile, RowBase
+from hillinfer.storage.stored_base import BaseMap, ReadFile, RowBase
 from hillinfer.storage.wanted_rows import WantedRows
 from hillinfer.timeline.lane import Lane
 from hillinfer.timeline.recorder import Recorder
@@ -47,8 +47,9 @@ class _PendingWrite:
 class ColdStore:
     """Writes groups of rows once and reads rows in batches, one file per layer.
 
-    Row r of a layer is row r % 64 of group r // 64. The first groups may lie in a base, files that
-    are read and never written; the store's own files then start with the group after them.
+    Row r of a layer is row r % 64 of group r // 64. Runs of groups may lie in bases, files that are
+    read and never written. The store's own files have every group at the place of its number, with
+    holes, which take no room on the drive, where others lie in a base.
 
     Parameters
     ----------
@@ -64,8 +65,6 @@ class ColdStore:
         Where bytes and waits are counted.
     calls
         How the drive is reached; the operating system itself where None.
-    base
-        Where the first groups lie already; the store closes it.
     recorder
         Notes how long reads and writes take.
     sums
@@ -81,7 +80,6 @@ class ColdStore:
         engine: ReadEngine,
         counters: Counters,
         calls: DriveCalls | None = None,
-        base: RowBase | None = None,
         recorder: Recorder = SILENT,
         sums: RowSums | None = None,
     ) -> None:
@@ -92,7 +90,7 @@ class ColdStore:
         self._calls = calls
         self.own_io_mode: IOMode = probe_io_mode(directory, calls)
         self._files: list[ColdFile] = self.fresh_files()
-        self._base = base
+        self._bases: BaseMap[RowBase] = BaseMap()
         self._row_bytes = shape.row_bytes
         self._group_bytes = GROUP_TOKENS * shape.row_bytes
         self._buffer = aligned_buffer(max(read_buffer_bytes, shape.row_bytes + 2 * PAGE_BYTES))
@@ -107,29 +105,53 @@ class ColdStore:
     @property
     def io_mode(self) -> IOMode:
         """Buffered where any of the files is read or written so."""
-        modes = {self.own_io_mode, self._base.io_mode if self._base else self.own_io_mode}
+        modes = {self.own_io_mode, *(base.io_mode for base in self._bases.bases)}
         return IOMode.BUFFERED if IOMode.BUFFERED in modes else IOMode.DIRECT
 
     @property
-    def base_groups(self) -> int:
-        """Groups that are never written: they lie in the base."""
-        return self._base.groups if self._base else 0
+    def has_bases(self) -> bool:
+        """Whether any groups lie in a base."""
+        return bool(self._bases)
+
+    def base_like(self, base: RowBase) -> int | None:
+        """Return where a base of the same files begins that has as many groups, or None."""
+        return self._bases.like(base)
+
+    def add_base(self, first: int, base: RowBase) -> None:
+        """Let groups from `first` on lie in a base, which the store closes.
+
+        Nobody owns these groups, and there is room for them (`cover`).
+
+        Raises
+        ------
+        ColdPoolError
+            Where something could not be written before.
+        """
+        groups = np.arange(first, first + base.count)
+        for layer in range(self._layers):
+            # Checksums of what was written to groups of these numbers come no later than now.
+            self.settle(layer, groups)
+            if self._sums is not None and base.sums is not None:
+                sums = base.sums[layer][: base.count * GROUP_TOKENS]
+                self._sums.adopt(layer, first * GROUP_TOKENS, sums)
+        self._bases = self._bases.having(first, replace(base, sums=None))
+
+    def drop_base(self, first: int) -> None:
+        """Close the base whose groups begin with `first`, if there is one."""
+        base, self._bases = self._bases.without(first)
+        if base is not None:
+            base.close()
 
     def cover(self, groups: int) -> None:
-        """Make room for the checksums of the groups below `groups`; those of the base come in.
+        """Make room for the checksums of the groups below `groups`.
 
         Raises
         ------
         BudgetError
             Where there is no room.
         """
-        if self._sums is None:
-            return
-        self._sums.cover(groups * GROUP_TOKENS)
-        if self._base is not None and self._base.sums is not None:
-            for layer, sums in enumerate(self._base.sums):
-                self._sums.adopt(layer, sums[: self._base.groups * GROUP_TOKENS])
-            self._base = replace(self._base, sums=None)
+        if self._sums is not None:
+            self._sums.cover(groups * GROUP_TOKENS)
 
     def fresh_files(self) -> list[ColdFile]:
         """Return an empty file for each layer, for this store or to `freeze` it with."""
@@ -153,7 +175,7 @@ class ColdStore:
         self._files[layer].publish(path)
 
     def freeze(self, groups: int, fresh: list[ColdFile]) -> None:
-        """Make the files written so far the base and go on with fresh ones.
+        """Make the files written so far a base and go on with fresh ones.
 
         Parameters
         ----------
@@ -162,9 +184,9 @@ class ColdStore:
         fresh
             From `fresh_files`.
         """
-        if self._base is not None:
+        if self._bases:
             raise ValueError("this cold pool has a base already")
-        self._base = RowBase(self._files, groups, self.own_io_mode)
+        self._bases = self._bases.having(0, RowBase(self._files, groups, self.own_io_mode))
         self._files = fresh
 
     def write_groups(
@@ -187,9 +209,8 @@ class ColdStore:
         done
             Called from the writing thread when `rows` may be used again.
         """
-        first_group = self.base_groups
-        if len(groups) and int(groups.min()) < first_group:
-            raise ValueError(f"groups below {first_group} of this cold pool are never written")
+        if (self._bases.which(groups) >= 0).any():
+            raise ValueError("groups of a base of this cold pool are never written")
         file = self._files[layer]
         data = rows.reshape(-1).data
         self._counters.cold_write_bytes += len(data)
@@ -201,7 +222,7 @@ class ColdStore:
                 breaks = np.flatnonzero(np.diff(groups) != 1) + 1
                 for begin, end in pairwise([0, *breaks.tolist(), len(groups)]):
                     piece = data[begin * self._group_bytes : end * self._group_bytes]
-                    at = (int(groups[begin]) - first_group) * self._group_bytes
+                    at = int(groups[begin]) * self._group_bytes
                     with self._recorder.span(Lane.WRITES, "rows", layer=layer, bytes=len(piece)):
                         file.write(piece, at)
             except Exception as error:
@@ -276,16 +297,15 @@ class ColdStore:
         numbers = np.asarray(groups, np.int64)
         self.settle(layer, numbers)
         most = len(self._buffer) // PAGE_BYTES * PAGE_BYTES
-        first = self.base_groups
-        in_base = numbers < first
-        breaks = np.flatnonzero((np.diff(numbers) != 1) | np.diff(in_base)) + 1
+        bases = self._bases
+        which = bases.which(numbers)
+        breaks = np.flatnonzero((np.diff(numbers) != 1) | (np.diff(which) != 0)) + 1
         for begin, end in pairwise([0, *breaks.tolist(), len(numbers)]):
             if begin == end:
                 continue
-            file: ReadFile = self._files[layer]
+            first, base = bases.of(int(numbers[begin]))
+            file = self._file(layer, base)
             at = int(numbers[begin]) - first
-            if self._base is not None and in_base[begin]:
-                file, at = self._base.files[layer], int(numbers[begin])
             offset, last = at * self._group_bytes, (at + end - begin) * self._group_bytes
             stream = None
             if self._sums is not None:
@@ -303,8 +323,10 @@ class ColdStore:
     def close(self) -> None:
         """Stop the threads and give the drive's space back."""
         self._writer.shutdown(cancel_futures=True)
-        for file in [*self._files, *(self._base.files if self._base else ())]:
+        for file in self._files:
             file.close()
+        for base in self._bases.bases:
+            base.close()
 
     def _raise_failure(self) -> None:
         if isinstance(self._failure, ColdPoolError):
@@ -314,10 +336,10 @@ class ColdStore:
 
     def _read_now(self, wanted: WantedRows) -> ReadCost:
         """Read rows that are settled, while it is the caller's turn."""
-        if self._base is None:
-            cost = self._read_rows(self._files[wanted.layer], wanted)
+        if self._bases:
+            cost = self._read_parts(wanted)
         else:
-            cost = self._read_both(self._base, wanted)
+            cost = self._read_rows(self._files[wanted.layer], wanted)
         if self._sums is not None:
             wrong = self._sums.wrong_row(wanted.layer, wanted.rows, wanted.out, wanted.places)
             if wrong is not None:
@@ -329,22 +351,20 @@ class ColdStore:
 
     def _changed(self, layer: int, row: int) -> HillInferError:
         """Return the error that says that a row is not as it was written."""
-        file, own = self._files[layer], row - self.base_groups * GROUP_TOKENS
-        if self._base is not None and own < 0:
-            return self._base.files[layer].changed(self._row_bytes, row * self._row_bytes)
-        return file.changed(self._row_bytes, own * self._row_bytes)
+        first, base = self._bases.of(row // GROUP_TOKENS)
+        place = (row - first * GROUP_TOKENS) * self._row_bytes
+        return self._file(layer, base).changed(self._row_bytes, place)
 
-    def _read_both(self, base: RowBase, wanted: WantedRows) -> ReadCost:
-        """Read rows that may lie in the base and in the store's own files."""
-        first_row = base.groups * GROUP_TOKENS
-        based = wanted.rows < first_row
-        base_file, own_file = base.files[wanted.layer], self._files[wanted.layer]
-        if based.all():
-            return self._read_rows(base_file, wanted)
-        own = wanted.only(~based, first_row)
-        if not based.any():
-            return self._read_rows(own_file, own)
-        return self._read_rows(base_file, wanted.only(based)) + self._read_rows(own_file, own)
+    def _file(self, layer: int, base: RowBase | None) -> ReadFile:
+        return self._files[layer] if base is None else base.files[layer]
+
+    def _read_parts(self, wanted: WantedRows) -> ReadCost:
+        """Read rows that may lie in several bases and in the store's own files."""
+        cost = ReadCost()
+        for part in self._bases.parts(wanted.groups):
+            own = wanted.only(part.chosen, part.first * GROUP_TOKENS)
+            cost += self._read_rows(self._file(wanted.layer, part.base), own)
+        return cost
 
     def _read_rows(self, file: ReadFile, wanted: WantedRows) -> ReadCost:
         layer, rows, out, places = wanted.layer, wanted.rows, wanted.out, wanted.places

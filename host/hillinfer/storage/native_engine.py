@@ -41,7 +41,7 @@ class NativeThreadEngine:
         """Make all reads; see `ReadEngine`."""
 
         def read() -> None:
-            missing = self._missing(file.descriptor, buffer, reads)
+            missing = file.lend(lambda descriptor: self._missing(descriptor, buffer, reads))
             if len(missing):
                 self._plain.read(file, buffer, reads.only(missing))
 

@@ -20,11 +20,13 @@ from hillinfer.sessions.saved_shadow import SavedShadow
 from hillinfer.sessions.sequence_parts import fill_sequence
 from hillinfer.storage.cold_store import ColdStore
 from hillinfer.storage.group_table import GroupTable
+from hillinfer.storage.open_files import OpenFiles
 from hillinfer.storage.row_layout import RowLayout
 from hillinfer.storage.row_reader import RowReader
 from hillinfer.storage.sequence import Sequence
 from hillinfer.storage.shadow_keeper import ShadowKeeper
 from hillinfer.storage.spill_queue import SpillQueue
+from hillinfer.storage.stored_base import RowBase, ShadowBase
 from hillinfer.storage.wanted_rows import WantedRows
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
@@ -44,6 +46,8 @@ class RowKeeper:
         Gives way to what happens to rows.
     accountant
         Counts what each sequence holds.
+    open_files
+        Has descriptors for the files of sessions.
     """
 
     def __init__(
@@ -58,6 +62,7 @@ class RowKeeper:
         keeper: PoolKeeper,
         shadow: ShadowKeeper,
         accountant: Accountant,
+        open_files: OpenFiles,
     ) -> None:
         self._shape = shape
         self._layout = layout
@@ -69,6 +74,7 @@ class RowKeeper:
         self._keeper = keeper
         self._shadow = shadow
         self._accountant = accountant
+        self._open_files = open_files
         self.sequences: list[Sequence] = []
 
     def kv_bytes(self, sequences: Iterable[Sequence]) -> int:
@@ -129,7 +135,7 @@ class RowKeeper:
         self._pools.give_tail()
 
     def resume(self, saved: SavedSession, tokens: int) -> Sequence:
-        """Return a sequence of the first tokens of a saved session, whose rows are the base.
+        """Return a sequence of the first tokens of a saved session, whose rows become a base.
 
         Parameters
         ----------
@@ -139,29 +145,68 @@ class RowKeeper:
             How many to take: all of them, with everything as it was, or fewer, with whole segments
             as they were and nothing else but rows.
         """
-        groups, whole = tokens // GROUP_TOKENS, tokens == saved.tokens
         sequence = self.open()
+        try:
+            base = saved.take_base(-(-tokens // GROUP_TOKENS), self._open_files)
+            try:
+                first = self._open_base(base.rows)
+                try:
+                    self._fill(sequence, saved, tokens, first, base.shadow)
+                finally:
+                    self._groups.let_go(first)
+                    self._close_bases()
+            except BaseException:
+                base.close()
+                raise
+        except BaseException:
+            self.release(sequence)
+            raise
+        return sequence
+
+    def _open_base(self, base: RowBase) -> int:
+        """Return the first group of a base, which is held; that of the same files if one is open.
+
+        Rows that two sequences read from the same files are the same rows: hot once, for both.
+        """
+        first = self._store.base_like(base)
+        if first is not None:
+            base.close()
+            self._groups.hold(first)
+            return first
+        first = self._groups.open_region(base.count)
+        try:
+            self._pools.cover(self._groups.groups * GROUP_TOKENS)
+            self._store.cover(self._groups.groups)
+            self._store.add_base(first, base)
+        except BaseException:
+            self._groups.let_go(first)
+            self._close_bases()
+            raise
+        return first
+
+    def _fill(
+        self, sequence: Sequence, saved: SavedSession, tokens: int, first: int, shadow: ShadowBase
+    ) -> None:
+        """Give an empty sequence the first tokens of a session whose groups begin with `first`."""
+        groups, whole = tokens // GROUP_TOKENS, tokens == saved.tokens
         sequence.token_ids.extend(saved.token_ids()[:tokens])
-        self._groups.fix(self._store.base_groups)
-        self._pools.cover(self._groups.groups * GROUP_TOKENS)
-        self._store.cover(self._groups.groups)
-        for group in range(groups):
+        for group in range(first, first + groups):
             self._groups.share(group)
-        sequence.groups = list(range(groups))
+            sequence.groups.append(group)
         open_rows = np.arange(groups * GROUP_TOKENS, tokens)
         for layer, tail in enumerate(sequence.tails):
             if not whole:
                 places = open_rows % GROUP_TOKENS
-                self._store.read_rows(WantedRows(layer, open_rows, tail, places))
+                rows = first * GROUP_TOKENS + open_rows
+                self._store.read_rows(WantedRows(layer, rows, tail, places))
             self._pools.cover_hits(sequence.hits, layer, tokens)
         segments = (
             saved.manifest.extent.segments if whole else tokens // self._shadow.spec.segment_tokens
         )
-        self._shadow.adopt(sequence, SavedShadow(saved), segments, tokens)
+        self._shadow.adopt(sequence, SavedShadow(saved), segments, tokens, shadow)
         fill_sequence(saved, sequence, tokens, self._keeper.observed_queries)
         sequence.lengths = [tokens] * self._shape.layers
         sequence.held_starts = [groups * GROUP_TOKENS] * self._shape.layers
-        return sequence
 
     def truncate(self, sequence: Sequence, length: int) -> None:
         """Forget the tokens from position `length` on, in every layer."""
@@ -313,3 +358,9 @@ class RowKeeper:
             if self._groups.give(group):
                 self._pools.forget_group(group)
         sequence.drop_groups(keep)
+        self._close_bases()
+
+    def _close_bases(self) -> None:
+        """Close the files of sessions whose rows nobody has any more."""
+        for first in self._groups.close_idle_regions():
+            self._store.drop_base(first)

@@ -72,10 +72,13 @@ class RowSums:
         with self._changing:
             self._tables[layer][rows] = sums
 
-    def adopt(self, layer: int, sums: NDArray[np.uint32]) -> None:
-        """Take the sums of the first rows, which nobody writes, from whoever has read them."""
+    def adopt(self, layer: int, first_row: int, sums: NDArray[np.uint32]) -> None:
+        """Take the sums of rows from `first_row` on, which nobody writes, from who has read them.
+
+        There is room for them (`cover`).
+        """
         with self._changing:
-            self._tables[layer][: len(sums)] = sums
+            self._tables[layer][first_row : first_row + len(sums)] = sums
 
     def wrong_row(
         self,

@@ -16,6 +16,7 @@ from hillinfer.storage.row_reader import RowReader
 from hillinfer.storage.segment import Segment
 from hillinfer.storage.sequence import Sequence
 from hillinfer.storage.shadow_memory import ShadowMemory
+from hillinfer.storage.stored_base import ShadowBase
 from hillinfer.storage.tail_keys import TailKeys
 from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
 
@@ -102,7 +103,14 @@ class ShadowKeeper:
             segment.owners += 1
         return list(sequence.segments)
 
-    def adopt(self, sequence: Sequence, saved: SavedShadow, segments: int, tokens: int) -> None:
+    def adopt(
+        self,
+        sequence: Sequence,
+        saved: SavedShadow,
+        segments: int,
+        tokens: int,
+        base: ShadowBase,
+    ) -> None:
         """Give an empty sequence the first segments of a saved shadow, as they were.
 
         Parameters
@@ -113,7 +121,20 @@ class ShadowKeeper:
             Whose, and how many of them.
         tokens
             That the sequence is about to have.
+        base
+            The saved shadow's file, which is closed once nobody reads it.
         """
+        with self._memory.base(base) as first:
+            self._adopt(sequence, saved, segments, tokens, first)
+
+    def _adopt(
+        self,
+        sequence: Sequence,
+        saved: SavedShadow,
+        segments: int,
+        tokens: int,
+        first: int | None,
+    ) -> None:
         size = self.spec.segment_tokens
         for number in range(segments):
             segment = self._own(sequence, number)
@@ -125,7 +146,7 @@ class ShadowKeeper:
                         number,
                         statistics,
                         int(saved.coded[number, layer]),
-                        saved.slot(number, layer),
+                        None if first is None else first + saved.slot(number, layer),
                         partial(saved.read_codes, number, layer),
                     )
                     self._memory.leave_to_device(own, (number + 1) * size, tokens)

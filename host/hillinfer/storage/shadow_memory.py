@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import numpy as np
@@ -22,6 +23,7 @@ from hillinfer.storage.shadow_arena import ShadowArena
 from hillinfer.storage.shadow_sizes import NO_SINKS, statistics_bytes
 from hillinfer.storage.shadow_store import STREAM_BUFFERS, ShadowStore
 from hillinfer.storage.shadow_stream import ShadowStream
+from hillinfer.storage.stored_base import ShadowBase
 from hillinfer.storage.streamed_shadow import StreamedShadow
 from hillinfer_model.channel_statistics import ChannelStatistics
 from hillinfer_model.kernel_spec import KernelSpec
@@ -203,13 +205,27 @@ class ShadowMemory:
         for own in segment.layers:
             self._drop_copy(own)
 
+    @contextmanager
+    def base(self, base: ShadowBase) -> Iterator[int | None]:
+        """Take the file of a saved shadow in while `adopt` is called with slots of it.
+
+        Yields its first slot, or None where nothing can stay there. It is closed with the last
+        shadow that lies in it.
+        """
+        first = self._store.add_base(base)
+        try:
+            yield first
+        finally:
+            if first is not None:
+                self._store.let_base_go(first)
+
     def adopt(
         self,
         own: SegmentLayer,
         number: int,
         statistics: ChannelStatistics,
         coded_tokens: int,
-        slot: int,
+        slot: int | None,
         read: Callable[[NDArray[np.uint8]], None],
     ) -> None:
         """Take over a shadow that a saved session holds.
@@ -223,22 +239,34 @@ class ShadowMemory:
         statistics, coded_tokens
             As saved.
         slot
-            Where the shadow lies in the store's base; there it stays where DRAM has no room.
+            Where the shadow lies in a base of the store; there it stays where DRAM has no room.
+            None where it lies in none.
         read
             Fills memory with it.
         """
         self._residents.claim(own, number)
         full = coded_tokens == self._size
         fits = self._full_bytes + self._store.slot_bytes <= self._limit_bytes
-        if full and own.resident is None and not fits and self._store.has_base:
-            self._streaming()
-            self._accountant.take(Part.OTHER, self._statistics_bytes)
-            own.slot = slot
-            own.statistics, own.coded_tokens = statistics, coded_tokens
+        stays = full and own.resident is None and not fits
+        try:
+            if stays and slot is not None:
+                self._streaming()
+                self._accountant.take(Part.OTHER, self._statistics_bytes)
+            else:
+                memory = self.writable(own)
+        except BaseException:
+            if own.resident is not None:
+                self._residents.free(own)
+            raise
+        # From here on `release` frees it, whatever fails.
+        own.statistics = statistics
+        if stays and slot is not None:
+            self._store.share(slot)
+            own.slot, own.coded_tokens = slot, coded_tokens
             self._keep_probes(own, number)
             return
-        read(self.writable(own))
-        own.statistics, own.coded_tokens = statistics, coded_tokens
+        read(memory)
+        own.coded_tokens = coded_tokens
         self.note_coded(own, number)
 
     def note_coded(self, own: SegmentLayer, number: int) -> None:

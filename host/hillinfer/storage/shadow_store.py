@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-import heapq
 from array import array
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 from hillinfer.storage.aligned_buffer import PAGE_BYTES, aligned_buffer, round_up
 from hillinfer.storage.cold_file import ColdFile, IOMode
 from hillinfer.storage.drive_calls import DriveCalls
+from hillinfer.storage.group_table import GroupTable
 from hillinfer.storage.read_engine import ReadEngine
 from hillinfer.storage.read_plan import MAX_READ_BYTES
 from hillinfer.storage.reads import Reads
 from hillinfer.storage.row_sums import sums_of
-from hillinfer.storage.stored_base import ReadFile, ShadowBase
+from hillinfer.storage.stored_base import BaseMap, ReadFile, ShadowBase
 from hillinfer.timeline.lane import Lane
 from hillinfer.timeline.recorder import Recorder
 from hillinfer.timeline.silent import SILENT
@@ -33,6 +34,9 @@ _UNKNOWN = -1
 class ShadowStore:
     """Slots of one shadow each, of one segment in one layer, in a file that is made when needed.
 
+    Runs of slots may lie in bases, files that are read and never written; the store's own file has
+    every slot at the place of its number.
+
     Parameters
     ----------
     directory
@@ -45,8 +49,6 @@ class ShadowStore:
         Reads shadows; the caller closes it after the store.
     calls
         How the drive is reached.
-    base
-        Holds the first slots, which are read and never written; the store closes it.
     recorder
         Notes how long reads and writes take.
     """
@@ -58,7 +60,6 @@ class ShadowStore:
         spec: KernelSpec,
         engine: ReadEngine,
         calls: DriveCalls | None = None,
-        base: ShadowBase | None = None,
         recorder: Recorder = SILENT,
     ) -> None:
         self._recorder = recorder
@@ -73,19 +74,42 @@ class ShadowStore:
         self._readers = ThreadPoolExecutor(
             STREAM_BUFFERS, thread_name_prefix="hillinfer-shadow-read"
         )
-        self._free: list[int] = []
-        self._base = base
-        self._base_slots = base.slots if base else 0
-        self._slots = self._base_slots
+        self._slots = GroupTable()
+        self._bases: BaseMap[ShadowBase] = BaseMap()
         # Checksums by slot, counted with the statistics of what the slot holds; below 0 where a
         # slot's is not known.
-        known = None if base is None or base.sums is None else base.sums.tolist()
-        self._sums = array("q", [_UNKNOWN] * self._base_slots if known is None else known)
+        self._sums = array("q")
 
     @property
-    def has_base(self) -> bool:
-        """Whether there is a base whose slots are laid out as this store's."""
-        return self._base is not None and self._base.slot_bytes == self.slot_bytes
+    def slots_in_use(self) -> int:
+        """Slots that somebody owns, those of bases too."""
+        return self._slots.groups_in_use
+
+    def add_base(self, base: ShadowBase) -> int | None:
+        """Take a base in, and return its first slot, held until `let_base_go`.
+
+        The store closes it; at once where the same files are a base already. None, where it holds
+        nothing or its slots are laid out otherwise.
+        """
+        if base.slot_bytes != self.slot_bytes or not base.count:
+            base.close()
+            return None
+        first = self._bases.like(base)
+        if first is not None:
+            base.close()
+            self._slots.hold(first)
+            return first
+        first = self._slots.open_region(base.count)
+        self._sums.extend([_UNKNOWN] * (self._slots.groups - len(self._sums)))
+        for slot in range(base.count):
+            self._sums[first + slot] = _UNKNOWN if base.sums is None else int(base.sums[slot])
+        self._bases = self._bases.having(first, replace(base, sums=None))
+        return first
+
+    def let_base_go(self, first: int) -> None:
+        """Close a base that `add_base` returned, once nobody has a slot of it."""
+        self._slots.let_go(first)
+        self._drop_bases()
 
     def buffer(self) -> NDArray[np.uint8]:
         """Return page-aligned zeros that a shadow fits in, uint8 (segment_beats, 64)."""
@@ -96,17 +120,19 @@ class ShadowStore:
         return memory[: self._shape[0] * self._shape[1]].reshape(self._shape)
 
     def take(self) -> int:
-        """Return a slot that nobody owns."""
-        if self._free:
-            return heapq.heappop(self._free)
-        self._slots += 1
-        self._sums.append(_UNKNOWN)
-        return self._slots - 1
+        """Return a slot that nobody owns, to be written."""
+        slot = self._slots.take()
+        self._sums.extend([_UNKNOWN] * (self._slots.groups - len(self._sums)))
+        return slot
+
+    def share(self, slot: int) -> None:
+        """Own a slot of a base, as others may."""
+        self._slots.share(slot)
 
     def give(self, slot: int) -> None:
-        """Let a slot be used for another shadow; one of the base stays as it is."""
-        if slot >= self._base_slots:
-            heapq.heappush(self._free, slot)
+        """Own a slot no more: it is used for another shadow, or goes with its base."""
+        self._slots.give(slot)
+        self._drop_bases()
 
     def write(self, slot: int, shadow: NDArray[np.uint8]) -> Future[None]:
         """Write a shadow that `buffer` made, in the background; leave it alone until it is done."""
@@ -137,20 +163,17 @@ class ShadowStore:
         numbers = np.asarray(slots, np.int64)
         places = np.arange(len(numbers)) * self.slot_bytes
         parts: list[tuple[ReadFile, Reads]] = []
-        in_base = numbers < self._base_slots
-        if self._base is not None and in_base.any():
-            offsets = numbers[in_base] * self.slot_bytes
-            parts.append((self._base.file, self._reads(offsets, places[in_base])))
-        if not in_base.all():
-            offsets = (numbers[~in_base] - self._base_slots) * self.slot_bytes
-            parts.append((self._opened(), self._reads(offsets, places[~in_base])))
+        for part in self._bases.parts(numbers):
+            offsets = (numbers[part.chosen] - part.first) * self.slot_bytes
+            file = self._opened() if part.base is None else part.base.file
+            parts.append((file, self._reads(offsets, places[part.chosen])))
         return self._readers.submit(self._noted_reads, parts, into, slots)
 
     def place(self, slot: int) -> tuple[int, int]:
         """Return descriptor and offset of a shadow that was written or lies in the base."""
-        if self._base is not None and slot < self._base_slots:
-            return self._base.file.descriptor, slot * self.slot_bytes
-        return self._opened().descriptor, self._offset(slot)
+        first, base = self._bases.of(slot)
+        file = self._opened() if base is None else base.file
+        return file.descriptor, (slot - first) * self.slot_bytes
 
     def close(self) -> None:
         """Stop the threads and give the drive's space back; harmless when done twice."""
@@ -159,13 +182,19 @@ class ShadowStore:
         if self._file is not None:
             self._file.close()
             self._file = None
-        if self._base is not None:
-            self._base.file.close()
+        for base in self._bases.bases:
+            base.close()
+
+    def _drop_bases(self) -> None:
+        for first in self._slots.close_idle_regions():
+            base, self._bases = self._bases.without(first)
+            assert base is not None
+            base.close()
 
     def _noted_write(self, file: ColdFile, memory: memoryview, slot: int) -> None:
         self._sums[slot] = int(self._sums_of(np.frombuffer(memory, np.uint8), 1)[0])
         with self._recorder.span(Lane.WRITES, "shadow", bytes=len(memory)):
-            file.write(memory, self._offset(slot))
+            file.write(memory, slot * self.slot_bytes)
 
     def _noted_reads(
         self,
@@ -179,10 +208,9 @@ class ShadowStore:
                 self._engine.read(file, memory, reads)
         for slot, found in zip(slots, self._sums_of(memory, len(slots)).tolist(), strict=True):
             if self._sums[slot] not in (_UNKNOWN, found):
-                in_base = self._base is not None and slot < self._base_slots
-                place = slot * self.slot_bytes if in_base else self._offset(slot)
-                file = self._base.file if self._base is not None and in_base else self._opened()
-                raise file.changed(self.slot_bytes, place)
+                first, base = self._bases.of(slot)
+                file = self._opened() if base is None else base.file
+                raise file.changed(self.slot_bytes, (slot - first) * self.slot_bytes)
 
     def _sums_of(self, memory: NDArray[np.uint8], count: int) -> NDArray[np.uint32]:
         shadows = memory[: count * self.slot_bytes].reshape(count, self.slot_bytes)
@@ -200,9 +228,6 @@ class ShadowStore:
         if self._file is None:
             self._file = ColdFile(self._directory, self._mode, "key shadow", self._calls)
         return self._file
-
-    def _offset(self, slot: int) -> int:
-        return (slot - self._base_slots) * self.slot_bytes
 
 
 def shadow_bytes(spec: KernelSpec) -> int:

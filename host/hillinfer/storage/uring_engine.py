@@ -62,7 +62,7 @@ class UringEngine:
         """Make all reads; see `ReadEngine`."""
 
         def read() -> None:
-            missing = self._through_ring(file.descriptor, buffer, reads)
+            missing = file.lend(lambda descriptor: self._through_ring(descriptor, buffer, reads))
             if len(missing):
                 self._plain.read(file, buffer, reads.only(missing))
 

@@ -246,6 +246,37 @@ def test_a_cache_that_breaks_off_leaves_the_others_whole(cold_dir):
     assert all(map(torch.equal, found, expected))
 
 
+def test_a_loaded_session_is_a_cache_of_the_engine(cold_dir):
+    document, other = (prompts([length], seed=length)[0] for length in (1100, 150))
+    with attached(TINY.build(), cold_dir, alpha=0.3) as hill:
+        saved = hill.new_cache()
+        feed(hill.model, saved, document)
+        saved.save_session(cold_dir / "session")
+        saved.close()
+        assert open_cold_files(cold_dir) == []
+        alone = [hill.load_session(cold_dir / "session"), hill.new_cache()]
+        expected = [list(talks(hill, cache, other)) for cache in alone]
+        for cache in alone:
+            cache.close()
+        loaded, new = hill.load_session(cold_dir / "session"), hill.new_cache()
+        assert loaded.engine is new.engine
+        going_on = zip(talks(hill, loaded, other), talks(hill, new, other), strict=True)
+        found = list(zip(*going_on, strict=True))
+        shares = [cache.statistics() for cache in (loaded, new)]
+        whole = hill.statistics()
+        for name in COUNTED:
+            told = sum(getattr(one, name) for one in shares)
+            assert told == pytest.approx(getattr(whole, name)), name
+        assert whole.kv_bytes == sum(one.kv_bytes for one in shares)
+        assert whole.dram_peak_bytes <= whole.dram_budget_bytes
+        loaded.close()
+        assert hill.statistics() is not None
+        new.close()
+        assert open_cold_files(cold_dir) == []
+    for own, before in zip(found, expected, strict=True):
+        assert all(map(torch.equal, own, before))
+
+
 def test_statistics_of_an_attachment_without_caches(cold_dir):
     with hillinfer.attach(TINY.build(), cold_dir=cold_dir) as hill:
         assert hill.statistics() is None

@@ -12,13 +12,16 @@ from hypothesis import strategies as st
 from hillinfer.counters import Counters
 from hillinfer.errors import ColdPoolError
 from hillinfer.model_shape import ModelShape, StoredType
+from hillinfer.pools.accountant import Accountant
 from hillinfer.storage import cold_store
 from hillinfer.storage.aligned_buffer import aligned_buffer
 from hillinfer.storage.cold_file import ColdFile, IOMode, probe_io_mode
 from hillinfer.storage.cold_store import ColdStore
 from hillinfer.storage.drive_calls import DriveCalls
 from hillinfer.storage.read_cost import ReadCost
-from hillinfer.storage.read_engines import open_engine
+from hillinfer.storage.read_engines import IOChoice, open_engine
+from hillinfer.storage.row_sums import RowSums, sums_of
+from hillinfer.storage.stored_base import RowBase
 from hillinfer.storage.wanted_rows import WantedRows
 
 
@@ -299,9 +302,10 @@ def test_frozen_groups_are_read_and_never_written(mode, make_store):
         for layer in (0, 1):
             write(store, layer, np.arange(frozen), rows[: frozen * 64])
             store.settle_all(layer)
+        before = list(store._files)
         store.freeze(frozen, store.fresh_files())
-        assert store.base_groups == frozen
-        files = [os.fstat(file._descriptor) for file in store._base.files]
+        assert store.has_bases
+        files = [os.fstat(file.descriptor) for file in before]
         later_rows = aligned_buffer(later * 64 * row_bytes)[: later * 64 * row_bytes]
         later_rows[:] = rows[frozen * 64 :].reshape(-1)
         for layer in (0, 1):
@@ -315,8 +319,8 @@ def test_frozen_groups_are_read_and_never_written(mode, make_store):
         whole = b"".join(bytes(piece) for piece in store.groups_in_order(0, order.tolist()))
         expected = rows.reshape(frozen + later, -1)[order].tobytes()
         assert whole == expected
-        for before, file in zip(files, store._base.files, strict=True):
-            assert os.fstat(file._descriptor).st_mtime_ns == before.st_mtime_ns
+        for then, file in zip(files, before, strict=True):
+            assert os.fstat(file.descriptor).st_mtime_ns == then.st_mtime_ns
         for group in (0, frozen - 1):
             with pytest.raises(ValueError, match="never written"):
                 write(store, 0, [group], rows[:64])
@@ -332,10 +336,121 @@ def test_a_frozen_file_that_changes_is_seen(make_store):
     rows = groups_of(1, 1, 64)
     write(store, 0, [0], rows)
     store.settle_all(0)
+    frozen = store._files[0].descriptor
     store.freeze(1, store.fresh_files())
-    descriptor = os.open(f"/proc/self/fd/{store._base.files[0]._descriptor}", os.O_RDWR)
+    descriptor = os.open(f"/proc/self/fd/{frozen}", os.O_RDWR)
     os.pwrite(descriptor, bytes([rows[5, 0] ^ 1]), 5 * 64)
     os.fsync(descriptor)
     os.close(descriptor)
     assert (read(store, 0, np.arange(64), 64) != rows).sum() == 1
     assert b"".join(map(bytes, store.groups_in_order(0, [0]))) != rows.tobytes()
+
+
+def base_of(folder, mode, seed, count, row_bytes, key=None):
+    """Return a base of two layers, and the rows of each."""
+    files, content = [], []
+    for layer in (0, 1):
+        content.append(groups_of(seed * 2 + layer, count, row_bytes))
+        files.append(ColdFile(folder, mode, f"base {seed} of layer {layer}"))
+        files[-1].write(content[-1].reshape(-1).data, 0)
+    sums = [sums_of(rows, np.arange(len(rows))) for rows in content]
+    return RowBase(files, count, mode, sums, key), content
+
+
+def test_rows_of_several_bases_and_of_the_own_files_come_together(mode, make_store, cold_dir):
+    @settings(max_examples=20, deadline=None)
+    @given(
+        row_bytes=st.sampled_from([64, 768, 4160]),
+        runs=st.lists(st.tuples(st.booleans(), st.integers(1, 4)), min_size=1, max_size=6),
+        read_buffer_bytes=st.sampled_from([1, 20_000, 1 << 18]),
+        seed=st.integers(0, 100),
+    )
+    def check(row_bytes, runs, read_buffer_bytes, seed):
+        store, _ = make_store(row_bytes, read_buffer_bytes)
+        groups = sum(count for _, count in runs)
+        store.cover(groups)
+        rows, first = [np.zeros((groups * 64, row_bytes), np.uint8) for _ in (0, 1)], 0
+        for number, (is_base, count) in enumerate(runs):
+            part = slice(first * 64, (first + count) * 64)
+            base, content = base_of(cold_dir, mode, seed * 10 + number, count, row_bytes)
+            if is_base:
+                store.add_base(first, base)
+            for layer in (0, 1):
+                rows[layer][part] = content[layer]
+                if not is_base:
+                    write(store, layer, np.arange(first, first + count), content[layer])
+            if is_base:
+                with pytest.raises(ValueError, match="never written"):
+                    write(store, 0, [first + count - 1], content[0][:64])
+            else:
+                base.close()
+            first += count
+        chooser = np.random.default_rng(seed)
+        for layer in (0, 1):
+            wanted = chooser.permutation(len(rows[0]))[: chooser.integers(1, len(rows[0]) + 1)]
+            np.testing.assert_array_equal(
+                read(store, layer, wanted, row_bytes), rows[layer][wanted]
+            )
+            ahead = np.sort(wanted)
+            np.testing.assert_array_equal(
+                read_ahead(store, layer, ahead, row_bytes), rows[layer][ahead]
+            )
+            order = chooser.permutation(groups)
+            whole = b"".join(bytes(one) for one in store.groups_in_order(layer, order.tolist()))
+            assert whole == rows[layer].reshape(groups, -1)[order].tobytes()
+        store.close()
+
+    check()
+
+
+def summed_store(cold_dir, counters=None):
+    sums = RowSums(2, Accountant(1 << 30))
+    engine = open_engine(IOChoice.THREADS, 2, DriveCalls())
+    return ColdStore(
+        cold_dir, shape_of(64), 1 << 16, engine, counters or Counters(), sums=sums
+    ), engine
+
+
+def test_numbers_of_a_base_that_is_gone_are_others_groups(cold_dir):
+    store, engine = summed_store(cold_dir)
+    mode = store.own_io_mode
+    store.cover(8)
+    one, first_rows = base_of(cold_dir, mode, 1, 3, 64)
+    store.add_base(2, one)
+    np.testing.assert_array_equal(read(store, 1, np.arange(128, 320), 64), first_rows[1])
+    store.drop_base(2)
+    with pytest.raises(ColdPoolError):
+        one.files[0].read(aligned_buffer(4096).data, 0)
+    store.drop_base(2)
+    own = groups_of(50, 3, 64)
+    write(store, 1, np.arange(2, 5), own)
+    np.testing.assert_array_equal(read(store, 1, np.arange(128, 320), 64), own)
+    # What was written there has other checksums, and may be on its way still.
+    for seed in range(2, 12):
+        write(store, 1, np.arange(2, 5), groups_of(seed, 3, 64))
+        another, rows = base_of(cold_dir, mode, seed, 3, 64)
+        store.add_base(2, another)
+        np.testing.assert_array_equal(read(store, 1, np.arange(128, 320), 64), rows[1])
+        store.drop_base(2)
+    store.close()
+    engine.close()
+
+
+def test_a_base_that_changes_is_told_by_its_own_file_and_place(cold_dir):
+    store, engine = summed_store(cold_dir)
+    store.cover(8)
+    write(store, 0, np.arange(2), groups_of(50, 2, 64))
+    for first, seed in ((2, 1), (5, 2)):
+        base, _ = base_of(cold_dir, store.own_io_mode, seed, 3, 64)
+        store.add_base(first, base)
+    descriptor = os.open(f"/proc/self/fd/{base.files[0].descriptor}", os.O_RDWR)
+    (byte,) = os.pread(descriptor, 1, 70 * 64)
+    os.pwrite(descriptor, bytes([byte ^ 1]), 70 * 64)
+    os.fsync(descriptor)
+    os.close(descriptor)
+    with pytest.raises(ColdPoolError, match=r"64 bytes at 4480 of base 2 of layer 0 .* are not"):
+        read(store, 0, np.arange(8 * 64), 64)
+    assert len(read(store, 0, np.arange(5 * 64), 64)) == 320
+    assert len(read(store, 1, np.arange(2 * 64, 8 * 64), 64)) == 384
+    store.close()
+    engine.close()

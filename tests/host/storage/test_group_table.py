@@ -35,51 +35,91 @@ def test_against_a_plain_count_of_owners(moves):
         assert table.groups_in_use == len(owners)
 
 
-@settings(max_examples=80, deadline=None)
-@given(
-    before=st.integers(0, 6),
-    given_back=st.sets(st.integers(0, 5)),
-    fixed=st.integers(0, 9),
-    moves=st.lists(st.tuples(st.sampled_from(["take", "share", "give"]), st.integers(0, 30))),
-)
-def test_fixed_groups_are_shared_and_never_handed_out(before, given_back, fixed, moves):
-    table, owners = GroupTable(), Counter()
-    for group in range(before):
-        assert table.take() == group
-        owners[group] = 1
-    for group in given_back & set(range(before)):
-        assert table.give(group)
-        owners -= Counter([group])
-    table.fix(fixed)
-    assert table.groups == max(before, fixed)
+MOVES = ["take", "share", "give", "open", "let go", "close"]
+
+
+@settings(max_examples=200, deadline=None)
+@given(moves=st.lists(st.tuples(st.sampled_from(MOVES), st.integers(0, 30)), max_size=60))
+def test_regions_are_shared_and_never_handed_out(moves):
+    table, owners, regions, held = GroupTable(), Counter(), {}, set()
+
+    def inside():
+        return {first + i for first, count in regions.items() for i in range(count)}
+
     for move, number in moves:
         owned = sorted(owners)
         if move == "take":
             group = table.take()
-            assert group >= fixed
-            assert group == next(i for i in range(fixed, 1000) if i not in owners)
+            assert group == next(i for i in range(2000) if i not in owners and i not in inside())
             owners[group] = 1
+        elif move == "open":
+            count, end = number % 7 + 1, table.groups
+            taken = {*owners} | inside()
+            first = table.open_region(count)
+            run = range(first, first + count)
+            assert not taken & {*run}
+            # Numbers come in no place behind a run that is free.
+            assert first == next(i for i in range(2000) if not taken & {*range(i, i + count)})
+            assert table.groups == max(end, first + count)
+            regions[first] = count
+            held.add(first)
+        elif move == "let go" and held:
+            first = sorted(held)[number % len(held)]
+            held.remove(first)
+            table.let_go(first)
+        elif move == "close":
+            idle = {
+                first
+                for first, count in regions.items()
+                if first not in held and not {*owners} & {*range(first, first + count)}
+            }
+            assert {*table.close_idle_regions()} == idle
+            for first in idle:
+                del regions[first]
         elif move == "share":
-            choices = sorted({*owned, *range(fixed)})
+            choices = sorted({*owned, *inside()})
             if choices:
                 group = choices[number % len(choices)]
                 table.share(group)
                 owners[group] += 1
-        elif owned:
+        elif move == "give" and owned:
             group = owned[number % len(owned)]
             owners -= Counter([group])
             assert table.give(group) == (group not in owners)
         assert table.groups_in_use == len(owners)
 
 
-def test_a_table_that_did_not_know_of_fixed_groups_would_hand_them_out():
+def test_groups_that_are_sealed_go_with_their_last_owner():
     table = GroupTable()
-    table.share(table.take())
-    assert not table.give(0)
-    assert table.give(0)
-    assert table.take() == 0
-    table.give(0)
-    table.fix(1)
-    assert table.take() == 1
+    assert [table.take() for _ in range(3)] == [0, 1, 2]
+    table.share(1)
+    table.seal(3)
+    assert table.take() == 3
+    for group in (0, 1, 2):
+        table.give(group)
+    assert table.close_idle_regions() == []
+    assert table.take() == 4
+    table.give(1)
+    assert table.close_idle_regions() == [0]
+    assert [table.take() for _ in range(3)] == [0, 1, 2]
+
+
+def test_regions_that_come_and_go_need_no_more_numbers():
+    table = GroupTable()
+    for count in [5, 9, 2] * 300:
+        first = table.open_region(count)
+        table.share(first + 1)
+        table.let_go(first)
+        assert table.close_idle_regions() == []
+        table.give(first + 1)
+        assert table.close_idle_regions() == [first]
+    assert table.groups == 9
+
+
+def test_a_group_of_no_region_is_not_shared_before_somebody_takes_it():
+    table = GroupTable()
+    table.give(table.take())
+    with pytest.raises(ValueError, match="nobody owns group 0, which lies in no region"):
+        table.share(0)
     with pytest.raises(IndexError):
         table.share(7)

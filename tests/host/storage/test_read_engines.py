@@ -232,7 +232,7 @@ class TestFaults:
 
         # Nobody writes into this pipe: every drive, however fast, is slower than the test.
         end, other_end = os.pipe()
-        file = SimpleNamespace(descriptor=end)
+        file = SimpleNamespace(lend=lambda use: use(end))
         try:
             with opened(UringEngine(1, Stuck(), depth=8)) as engine:
                 for _ in range(2):

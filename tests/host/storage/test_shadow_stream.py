@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shadows come in order, small ones several at once, and each is the one that was asked for."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -52,8 +54,8 @@ def filled(store, slots):
     return shadows
 
 
-def opened(tmp_path, engine, spec=SPEC, base=None):
-    store = ShadowStore(tmp_path, IOMode.BUFFERED, spec, engine, DriveCalls(), base)
+def opened(tmp_path, engine, spec=SPEC):
+    store = ShadowStore(tmp_path, IOMode.BUFFERED, spec, engine, DriveCalls())
     return store, ShadowStream(store, counters := Counters()), counters
 
 
@@ -159,17 +161,84 @@ def test_begin_waits_for_a_read_that_stands_in_no_line(tmp_path, engine, monkeyp
     store.close()
 
 
-def test_slots_of_a_base_and_of_the_own_file_come_together(tmp_path, engine):
-    first, _, _ = opened(tmp_path, engine)
-    shadows = filled(first, [first.take() for _ in range(3)])
-    file = first._opened()
-    base = ShadowBase(file, 3, first.slot_bytes)
-    assert isinstance(file, ColdFile)
-    store, stream, _ = opened(tmp_path, engine, base=base)
-    shadows |= filled(store, [store.take() for _ in range(3)])
-    check(stream, shadows, [0, 3, 1, 4, 5, 2])
+class Kept:
+    """A file that notes when it is closed, and stays open."""
+
+    def __init__(self, file):
+        self._file = file
+        self.closed = False
+
+    def __getattr__(self, name):
+        return getattr(self._file, name)
+
+    def close(self):
+        self.closed = True
+
+
+def made_base(tmp_path, engine, count, seed, key=None):
+    """Return a base of slots with other shadows than any other's, and those shadows."""
+    store, _, _ = opened(tmp_path, engine)
+    for _ in range(seed):
+        store.take()
+    slots = [store.take() for _ in range(count)]
+    shadows = list(filled(store, slots).values())
+    content = b"".join(bytes(shadow.base.data) for shadow in shadows)
+    file = ColdFile(tmp_path, IOMode.BUFFERED, f"base {seed}")
+    file.write(memoryview(content), 0)
     store.close()
-    first.close()
+    return ShadowBase(Kept(file), count, store.slot_bytes, key=key), shadows
+
+
+def test_slots_of_bases_and_of_the_own_file_come_together(tmp_path, engine):
+    store, stream, _ = opened(tmp_path, engine)
+    shadows = filled(store, [store.take()])
+    bases = [made_base(tmp_path, engine, count, seed) for count, seed in ((3, 10), (4, 20))]
+    firsts = []
+    for base, content in bases:
+        firsts.append(store.add_base(base))
+        shadows |= {firsts[-1] + i: shadow for i, shadow in enumerate(content)}
+    own = [store.take() for _ in range(3)]
+    assert not {*own} & {*shadows}
+    shadows |= filled(store, own)
+    first, second = firsts
+    check(stream, shadows, [0, first, own[0], second + 3, own[1], first + 2, second, own[2]])
+    # A base goes with the last slot that anybody has of it, and its numbers are used again.
+    store.share(first + 1)
+    store.let_base_go(first)
+    store.let_base_go(second)
+    assert [base.file.closed for base, _ in bases] == [False, True]
+    store.give(first + 1)
+    assert bases[0][0].file.closed
+    again = [store.take() for _ in range(7)]
+    assert {*again} == {*range(first, first + 3), *range(second, second + 4)}
+    shadows |= filled(store, again)
+    check(stream, shadows, [*own, *again, 0])
+    store.close()
+
+
+def test_the_same_base_is_open_once(tmp_path, engine):
+    store, _, _ = opened(tmp_path, engine)
+    one, two, other = (made_base(tmp_path, engine, 2, 1, key)[0] for key in ("a", "a", "b"))
+    first = store.add_base(one)
+    assert store.add_base(two) == first
+    assert store.add_base(other) != first
+    assert [base.file.closed for base in (one, two, other)] == [False, True, False]
+    store.let_base_go(first)
+    assert not one.file.closed
+    store.let_base_go(first)
+    assert one.file.closed
+    store.close()
+    assert other.file.closed
+
+
+def test_a_base_of_another_layout_is_none(tmp_path, engine):
+    store, _, _ = opened(tmp_path, engine)
+    base, _ = made_base(tmp_path, engine, 2, 1)
+    for odd in (replace(base, slot_bytes=8192 + base.slot_bytes), replace(base, count=0)):
+        odd.file.closed = False
+        assert store.add_base(odd) is None
+        assert odd.file.closed
+    store.close()
 
 
 def test_how_many_come_together():
