@@ -4,8 +4,8 @@
 import numpy as np
 
 from hillinfer.settings import Settings
-from hillinfer_bench.decode.row import BenchRow
-from hillinfer_bench.replay.selection_trace import SelectionTrace
+from hillinfer_bench.replay.recording import SelectionTrace
+from hillinfer_bench.report.rows import BenchRow
 from hillinfer_model.selection import kept_positions, selected_count
 
 SETTINGS = Settings().changed(alpha=0.1)

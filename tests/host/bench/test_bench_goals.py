@@ -6,20 +6,30 @@ from dataclasses import asdict, replace
 import pytest
 from bench_cases import measured_row
 
-from hillinfer_bench.decode.goal_bound import AtLeast, AtMost, MoreThan
-from hillinfer_bench.decode.goal_point import GoalPoint
-from hillinfer_bench.decode.goal_record import GoalRecord, judged, unjudged
-from hillinfer_bench.decode.goals import GOALS, goal_names, goal_records, reached, speed_ups
-from hillinfer_bench.decode.memory_goals import (
+from hillinfer_bench.decode.rates import MachineRates
+from hillinfer_bench.report.bench_report import bench_report, table_text
+from hillinfer_bench.report.goal_record import (
+    AtLeast,
+    AtMost,
+    GoalPoint,
+    GoalRecord,
+    MoreThan,
+    judged,
+    unjudged,
+)
+from hillinfer_bench.report.goals import (
+    GOALS,
+    goal_names,
+    goal_records,
     memory_goal_names,
     memory_goal_records,
     memory_ratios,
+    quality_goal_names,
+    quality_goal_records,
+    reached,
+    speed_ups,
 )
-from hillinfer_bench.decode.quality_goals import quality_goal_names, quality_goal_records
-from hillinfer_bench.decode.rates import MachineRates
-from hillinfer_bench.decode.report import bench_report
-from hillinfer_bench.decode.report_check import report_faults
-from hillinfer_bench.decode.table_text import table_text
+from hillinfer_bench.report.report_check import report_faults
 
 RIVALS = ("full-drive", "h2o-all-keys", "infinigen", "leoam")
 MODELS = ("opt-6.7b", "llama-13b")

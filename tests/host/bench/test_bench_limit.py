@@ -9,8 +9,8 @@ import torch
 
 from hillinfer.native.library import native_is_here, native_library
 from hillinfer_bench.decode import rates
-from hillinfer_bench.decode.limit import Limit, is_beaten
 from hillinfer_bench.decode.rates import MachineRates, memory_readers
+from hillinfer_bench.report.rows import Limit, is_beaten
 from hillinfer_bench.systems.system import Counted
 
 RATES = MachineRates(memory=10e9, drive=1e9)

@@ -16,14 +16,10 @@ from hillinfer.machine.model_shapes import PAPER_SHAPES, SHAPES
 from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.pools.budget_plan import staging_bytes
 from hillinfer.pools.shadow_choice import ShadowChoice
-from hillinfer_bench.decode import capacity
-from hillinfer_bench.decode.capacity import SLACK_BYTES, why_left_out, why_no_model
-from hillinfer_bench.decode.case import Case
 from hillinfer_bench.decode.measuring import blank_row
-from hillinfer_bench.decode.plan import PLANS, Plan, make_plan
-from hillinfer_bench.decode.plan_needs import PlanNeeds
-from hillinfer_bench.decode.setting import BenchSetting, budget_bytes
-from hillinfer_bench.decode.trace_choice import check_one_traced
+from hillinfer_bench.decode.plan import PLANS, Plan, check_one_traced, make_plan
+from hillinfer_bench.decode.room import SLACK_BYTES, FreeRoom, PlanNeeds, why_left_out, why_no_model
+from hillinfer_bench.systems.case import BenchSetting, Case, budget_bytes
 from hillinfer_bench.systems.table import (
     FLOOR,
     IN_MEMORY,
@@ -208,19 +204,25 @@ def setting(cold_dir, context):
 def test_what_does_not_fit_says_what_is_needed_and_what_is_free(cold_dir):
     large = setting(cold_dir, 10**12)
     in_memory = [make_system("transformers-dynamic")]
-    assert "of memory" in why_left_out(large, in_memory)["transformers-dynamic"]
+    assert (
+        "of memory"
+        in why_left_out(large, in_memory, FreeRoom.read(cold_dir))["transformers-dynamic"]
+    )
     on_drive = [make_system("full-drive")]
-    left_out = why_left_out(replace(large, budget_bytes=0), on_drive)
+    left_out = why_left_out(replace(large, budget_bytes=0), on_drive, FreeRoom.read(cold_dir))
     assert "on the drive" in left_out["full-drive"]
     assert "weights need" in why_no_model(1 << 60)
 
 
 def test_what_fits_is_let_through(cold_dir):
     small = setting(cold_dir, 1000)
-    assert why_left_out(small, [make_system(name) for name in system_names()]) == {}
+    systems = [make_system(name) for name in system_names()]
+    assert why_left_out(small, systems, FreeRoom.read(cold_dir)) == {}
     assert why_no_model(1 << 20) is None
 
 
+# Of bytes, more than any case asks for.
+LARGE_MEMORY = LARGE_DRIVE = 1 << 60
 OF_A_LARGE_CASE = ("hillinfer", "full-drive", "h2o-drop", "full-memory", "transformers-dynamic")
 
 
@@ -235,16 +237,13 @@ OF_A_LARGE_CASE = ("hillinfer", "full-drive", "h2o-drop", "full-memory", "transf
         (-8, list(OF_A_LARGE_CASE)),
     ],
 )
-def test_systems_that_hold_all_kv_are_left_out_the_largest_first(
-    cold_dir, monkeypatch, spare, left_out
-):
+def test_systems_that_hold_all_kv_are_left_out_the_largest_first(cold_dir, spare, left_out):
     """In KV caches the five want 0.2, 0.2, 1.2, 2 and 4 of memory."""
     large = setting(cold_dir, 100_000)
     systems = [make_system(name) for name in OF_A_LARGE_CASE]
     wanted = sum(one.needs(large).memory for one in systems)
     free = wanted + SLACK_BYTES + spare * large.kv_bytes
-    monkeypatch.setattr(capacity.MemoryFacts, "read", lambda: SimpleNamespace(available_bytes=free))
-    found = why_left_out(large, systems)
+    found = why_left_out(large, systems, FreeRoom(free, LARGE_DRIVE))
     assert sorted(found) == sorted(left_out)
     assert all("are free" in reason for reason in found.values())
     assert len({*found.values()}) == len(found) or spare == -8
@@ -265,7 +264,7 @@ def test_systems_that_hold_all_kv_are_left_out_the_largest_first(
         ("llama-3.2-3b", 32_768, 16, 11),
     ],
 )
-def test_docs_say_what_machines_have_room_for(cold_dir, monkeypatch, model, context, gib, left_out):
+def test_docs_say_what_machines_have_room_for(cold_dir, model, context, gib, left_out):
     """Of the machine's memory all but 2 GiB and the weights are free, and the drive is large."""
     cases = make_plan("full", REAL_MODEL).only(contexts=(context,), models=(model,)).cases
     case = max(cases, key=lambda case: len(case.systems))
@@ -275,11 +274,8 @@ def test_docs_say_what_machines_have_room_for(cold_dir, monkeypatch, model, cont
     budget = budget_bytes(case, part, shape.all_layers)
     planned = BenchSetting(case, model, part, budget, cold_dir, None, shape.all_layers)
     free = ((gib - 2) << 30) - 4 * shape.layer_weights * shape.layers
-    facts = SimpleNamespace(available_bytes=free)
-    monkeypatch.setattr(capacity.MemoryFacts, "read", lambda: facts)
-    room = SimpleNamespace(f_bavail=1 << 60, f_frsize=1)
-    monkeypatch.setattr(capacity.os, "statvfs", lambda path: room)
-    found = why_left_out(planned, [make_system(name) for name in case.systems])
+    systems = [make_system(name) for name in case.systems]
+    found = why_left_out(planned, systems, FreeRoom(free, LARGE_DRIVE))
     assert (sorted(found) if isinstance(left_out, list) else len(found)) == left_out
 
 
@@ -294,14 +290,13 @@ def test_systems_that_hold_all_kv_are_known():
     }
 
 
-def test_memory_left_out_for_nothing_on_the_drive_stays(cold_dir, monkeypatch):
+def test_memory_left_out_for_nothing_on_the_drive_stays(cold_dir):
     """Where only the drive is short, a system that is not on it frees nothing."""
     large = setting(cold_dir, 100_000)
     systems = [make_system(name) for name in ("full-drive", "full-memory", "hillinfer-in-memory")]
     free = make_system("full-drive").needs(large).drive
-    room = SimpleNamespace(f_bavail=free, f_frsize=1)
-    monkeypatch.setattr(capacity.os, "statvfs", lambda path: room)
-    assert list(why_left_out(large, systems)) == ["hillinfer-in-memory"]
+    found = why_left_out(large, systems, FreeRoom(LARGE_MEMORY, free))
+    assert list(found) == ["hillinfer-in-memory"]
 
 
 def test_layers_get_their_part_of_the_budget_and_the_staging_once():

@@ -7,14 +7,13 @@ from dataclasses import replace
 import pytest
 from bench_cases import measured_row
 
-from hillinfer_bench.decode.goals import GOALS, goal_records, reached, speed_ups
-from hillinfer_bench.decode.other_reports import drive_gbps, fio_gbps, scorer_gbps
 from hillinfer_bench.decode.rates import MachineRates
-from hillinfer_bench.decode.report import bench_report
-from hillinfer_bench.decode.report_check import SCALARS, report_faults
-from hillinfer_bench.decode.table_text import table_text
 from hillinfer_bench.figures.bench_figures import bench_figures
-from hillinfer_bench.rivals.h2o_drop import HELD_PROMPT
+from hillinfer_bench.report.bench_report import bench_report, table_text
+from hillinfer_bench.report.goals import GOALS, goal_records, reached, speed_ups
+from hillinfer_bench.report.other_reports import drive_gbps, fio_gbps, scorer_gbps
+from hillinfer_bench.report.report_check import SCALARS, report_faults
+from hillinfer_bench.rivals.h2o import HELD_PROMPT
 
 RATES = MachineRates(memory=10e9, drive=1e9)
 MEMORYS = "32768 tokens, α 0.1"

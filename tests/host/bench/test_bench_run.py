@@ -12,11 +12,11 @@ from tiny_models import TinyModel
 from hillinfer.models.number_type import NumberType
 from hillinfer.storage.cold_file import IOMode, probe_io_mode
 from hillinfer.timeline.lane import Lane
-from hillinfer_bench.decode.report_check import report_faults
 from hillinfer_bench.decode.request import BenchRequest
 from hillinfer_bench.decode.run import run
-from hillinfer_bench.figures.trace_record import TraceRecord
-from hillinfer_bench.rivals.h2o_drop import HELD_PROMPT
+from hillinfer_bench.figures.trace_figures import TraceRecord
+from hillinfer_bench.report.report_check import report_faults
+from hillinfer_bench.rivals.h2o import HELD_PROMPT
 from hillinfer_bench.systems.table import make_system
 
 # They share two runs.

@@ -2,22 +2,19 @@
 """One case measured: who is left out, which rates limits are made with, which shadow was used."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from hillinfer.machine.model_shapes import SHAPES
 from hillinfer.storage.cold_file import IOMode, probe_io_mode
-from hillinfer_bench.decode import capacity
-from hillinfer_bench.decode.case import Case
-from hillinfer_bench.decode.kv_source import RandomKV
 from hillinfer_bench.decode.measuring import Bed, measure_case
 from hillinfer_bench.decode.rates import MachineRates
+from hillinfer_bench.decode.room import SLACK_BYTES, FreeRoom
 from hillinfer_bench.decode.run import attached
-from hillinfer_bench.decode.setting import BenchSetting
-from hillinfer_bench.rivals.full_memory import FullMemory
-from hillinfer_bench.systems.system import Needs
+from hillinfer_bench.rivals.full import FullMemory
+from hillinfer_bench.systems.case import BenchSetting, Case
+from hillinfer_bench.systems.kv_source import RandomKV
 from hillinfer_bench.systems.table import FLOOR, make_system
 
 CONTEXT, WEIGHTS = 1024, 10**6
@@ -35,9 +32,9 @@ def bed(cold_dir):
     return Bed(setting, shape.layers, WEIGHTS, RandomKV(shape, CONTEXT, 1), None)
 
 
-def measured(bed, rates):
+def measured(bed, rates, free=None):
     with attached(bed.setting.model):
-        return {row.system: row for row in measure_case(bed, rates)}
+        return {row.system: row for row in measure_case(bed, rates, free=free)}
 
 
 def test_limits_are_made_with_the_best_rate_that_the_case_has_shown(bed):
@@ -77,19 +74,10 @@ def test_rows_say_which_shadow_was_used(bed):
     assert f"shadow {row.shadow_used}" in row.chosen
 
 
-def test_a_system_without_room_leaves_the_others_theirs(bed, monkeypatch):
-    free = capacity.MemoryFacts.read().available_bytes
-    kind = type(make_system("transformers-dynamic"))
-    needs = kind.needs
-
-    def too_much(self, setting):
-        return Needs(free, 0) if self.name == "transformers-dynamic" else needs(self, setting)
-
-    monkeypatch.setattr(kind, "needs", too_much)
-    # What is free moves while this runs.
-    facts = SimpleNamespace(available_bytes=free)
-    monkeypatch.setattr(capacity.MemoryFacts, "read", lambda: facts)
-    rows = measured(bed, MachineRates(memory=1e10, drive=1e9))
+def test_a_system_without_room_leaves_the_others_theirs(bed):
+    kept = sum(make_system(name).needs(bed.setting).memory for name in SYSTEMS[:-1])
+    free = FreeRoom(kept + SLACK_BYTES, 1 << 40)
+    rows = measured(bed, MachineRates(memory=1e10, drive=1e9), free)
     skipped = {name: row.skipped for name, row in rows.items() if row.skipped}
     assert list(skipped) == ["transformers-dynamic"]
     assert "the largest first" in skipped["transformers-dynamic"]
@@ -97,9 +85,7 @@ def test_a_system_without_room_leaves_the_others_theirs(bed, monkeypatch):
     assert rows[FLOOR].median_ms > 0
 
 
-def test_where_nothing_fits_every_row_says_why(bed, monkeypatch):
-    none = SimpleNamespace(available_bytes=0)
-    monkeypatch.setattr(capacity.MemoryFacts, "read", lambda: none)
-    rows = measured(bed, MachineRates(memory=1e10, drive=1e9))
+def test_where_nothing_fits_every_row_says_why(bed):
+    rows = measured(bed, MachineRates(memory=1e10, drive=1e9), FreeRoom(0, 1 << 40))
     assert set(rows) == {FLOOR, *SYSTEMS}
     assert all("are free" in row.skipped for row in rows.values())

@@ -6,11 +6,10 @@ import json
 import pytest
 from bench_cases import measured_row
 
-from hillinfer_bench.decode.other_goals import OTHER_GOALS
-from hillinfer_bench.decode.other_reports import other_goal_records
 from hillinfer_bench.decode.rates import MachineRates
-from hillinfer_bench.decode.report import bench_report
-from hillinfer_bench.decode.report_check import report_faults
+from hillinfer_bench.report.bench_report import bench_report
+from hillinfer_bench.report.other_reports import OTHER_GOALS, other_goal_records
+from hillinfer_bench.report.report_check import report_faults
 
 FILES = {other.file: other for other in OTHER_GOALS}
 

@@ -8,9 +8,12 @@ import pytest
 from bench.bench_cases import measured_row
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from hillinfer_bench.figures.bench_figures import bench_figures
-from hillinfer_bench.figures.case_labels import case_labels, file_words
-from hillinfer_bench.figures.system_style import SystemStyle
+from hillinfer_bench.figures.bench_figures import (
+    SystemStyle,
+    bench_figures,
+    case_labels,
+    file_words,
+)
 from hillinfer_bench.systems.table import ABLATION, FLOOR, system_names
 
 SYSTEMS = ("hillinfer", "full-drive", "h2o-all-keys")

@@ -1,23 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Named lists of cases."""
+"""Named lists of cases, and how a user narrows them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
 from hillinfer.errors import SettingsError
 from hillinfer.machine.model_shapes import PAPER_SHAPES
-from hillinfer_bench.decode.case import Case
 from hillinfer_bench.rivals.table import RIVALS
+from hillinfer_bench.systems.case import Case
 from hillinfer_bench.systems.table import (
     ABLATION,
     HILLINFER,
     IN_MEMORY,
     IN_MEMORY_TRUE,
     STOCK,
+    make_system,
 )
 
 # Of a model with room for both of the latter.
@@ -223,3 +224,22 @@ def _full(real_model: str) -> Plan:
 PLANS: Mapping[str, Callable[[str], Plan]] = MappingProxyType(
     {"quick": _quick, "goals": _goals, "full": _full}
 )
+
+
+def check_one_traced(cases: Sequence[Case]) -> None:
+    """Refuse a trace unless exactly one system of exactly one case writes it.
+
+    Raises
+    ------
+    SettingsError
+        Where there are several, or none; the message names them.
+    """
+    found = [name for case in cases for name in case.systems if make_system(name).traced]
+    if len(found) == 1:
+        return
+    named = ", ".join(dict.fromkeys(found)) or "none"
+    raise SettingsError(
+        "--trace writes one file, of one HillInfer system in one case; the plan has of these "
+        f"systems {named}, in {len(cases)} cases: choose with --systems, --models, --contexts, "
+        "--alphas, --budgets, --batches"
+    )

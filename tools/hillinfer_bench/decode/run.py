@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One run of `hillinfer-bench decode`, from the plan to report, table and pictures."""
+"""One run of `hillinfer-bench decode`, from options to report, table and pictures."""
 
 from __future__ import annotations
 
@@ -23,27 +23,21 @@ from hillinfer.models.model_source import ModelSource, local_model
 from hillinfer.output_file import check_outside, prepare_report
 from hillinfer.query_source import QuerySource
 from hillinfer.settings import Settings
-from hillinfer_bench.decode.capacity import why_no_model
-from hillinfer_bench.decode.case import MODELLED, REAL, Case
-from hillinfer_bench.decode.case_setting import case_setting, table_type
-from hillinfer_bench.decode.kv_source import LastQueries, PrefixKV, RandomKV
 from hillinfer_bench.decode.measuring import Bed, blank_row, measure_case
-from hillinfer_bench.decode.plan import make_plan
-from hillinfer_bench.decode.plan_needs import PlanNeeds
-from hillinfer_bench.decode.prompt_queries import PromptQueries
+from hillinfer_bench.decode.plan import check_one_traced, make_plan
 from hillinfer_bench.decode.rates import MachineRates
-from hillinfer_bench.decode.recorder import SelectionRecorder
-from hillinfer_bench.decode.report import bench_report, write_bench_report
-from hillinfer_bench.decode.report_check import report_faults
 from hillinfer_bench.decode.request import BenchRequest
-from hillinfer_bench.decode.row import BenchRow
-from hillinfer_bench.decode.table_text import table_text
-from hillinfer_bench.decode.trace_choice import check_one_traced
+from hillinfer_bench.decode.room import PlanNeeds, why_no_model
 from hillinfer_bench.figures.bench_figures import bench_figures
 from hillinfer_bench.figures.canvas import require_matplotlib, save_figure
-from hillinfer_bench.quality.compute_threads import compute_threads
-from hillinfer_bench.quality.prefix import Prefix
+from hillinfer_bench.quality.forced_reading import Prefix, compute_threads
 from hillinfer_bench.quality.texts import TextSample, standard_library_samples
+from hillinfer_bench.report.bench_report import bench_report, table_text, write_bench_report
+from hillinfer_bench.report.report_check import report_faults
+from hillinfer_bench.report.rows import BenchRow
+from hillinfer_bench.systems.case import MODELLED, REAL, Case, case_setting, table_type
+from hillinfer_bench.systems.kv_source import LastQueries, PrefixKV, PromptQueries, RandomKV
+from hillinfer_bench.systems.replayed_selections import SelectionRecorder
 from hillinfer_bench.systems.system import BenchError
 from hillinfer_bench.systems.table import make_system
 

@@ -18,9 +18,9 @@ from hillinfer.pools.budget_plan import kernel_spec
 from hillinfer.pools.shadow_choice import ShadowChoice
 from hillinfer.runtime import Runtime
 from hillinfer.settings import Settings
-from hillinfer_bench.decode.kv_source import Chunk
-from hillinfer_bench.decode.replaying_runtime import ReplayingRuntime
-from hillinfer_bench.decode.setting import BenchSetting
+from hillinfer_bench.systems.case import BenchSetting
+from hillinfer_bench.systems.kv_source import Chunk
+from hillinfer_bench.systems.replayed_selections import ReplayingRuntime
 from hillinfer_bench.systems.system import BenchError, Counted, Needs, OpenSystem, System
 from hillinfer_model.kernel_spec import KernelSpec
 
