@@ -9,9 +9,9 @@ import torch
 from hillinfer.machine.model_shapes import SHAPES
 from hillinfer.storage.cold_file import IOMode, probe_io_mode
 from hillinfer_bench.decode.measuring import Bed, measure_case
-from hillinfer_bench.decode.rates import MachineRates
 from hillinfer_bench.decode.room import SLACK_BYTES, FreeRoom
 from hillinfer_bench.decode.run import attached
+from hillinfer_bench.report.rows import MachineRates
 from hillinfer_bench.rivals.full import FullMemory
 from hillinfer_bench.systems.case import BenchSetting, Case
 from hillinfer_bench.systems.kv_source import RandomKV
@@ -32,7 +32,21 @@ def bed(cold_dir):
     return Bed(setting, shape.layers, WEIGHTS, RandomKV(shape, CONTEXT, 1), None)
 
 
+class Rates:
+    """Rates as if measured: at the start, and the same or others between turns."""
+
+    def __init__(self, start, *beside):
+        self.start = start
+        self.beside = list(beside)
+        self.samples = 0
+
+    def sample(self):
+        self.samples += 1
+        return self.beside.pop() if self.beside else self.start
+
+
 def measured(bed, rates, free=None):
+    rates = rates if isinstance(rates, Rates) else Rates(rates)
     with attached(bed.setting.model):
         return {row.system: row for row in measure_case(bed, rates, free=free)}
 
@@ -47,6 +61,24 @@ def test_limits_are_made_with_the_best_rate_that_the_case_has_shown(bed):
     assert rows[FLOOR].limit_ms <= rows[FLOOR].min_ms * 1.05
     fast = measured(bed, MachineRates(memory=1e15, drive=1e12))
     assert {row.memory_gbps for row in fast.values()} == {1e6}
+
+
+def test_rates_are_measured_between_the_turns_and_the_best_makes_the_limits(bed):
+    rates = Rates(MachineRates(1e15, 1e9), MachineRates(1e9, 3e9), MachineRates(1e9, 2e9))
+    rows = measured(bed, rates)
+    # A warm-up and two turns of each, with a measurement before and after.
+    assert rates.samples == 3 * len(rows) + 1
+    assert {(row.memory_gbps, row.drive_gbps) for row in rows.values()} == {(1e6, 3.0)}
+
+
+def test_a_row_that_beats_every_rate_is_flagged_and_the_others_go_on(bed):
+    case = replace(bed.setting.case, systems=("full-drive", "full-memory"))
+    setting = replace(bed.setting, case=case, budget_bytes=1 << 16)
+    # No drive is so slow.
+    rows = measured(replace(bed, setting=setting), MachineRates(memory=1e15, drive=1.0))
+    assert all(row.skipped is None for row in rows.values())
+    assert {name for name, row in rows.items() if row.beats_limit} == {"full-drive"}
+    assert "below the limit" in rows["full-drive"].flags[-1]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import torch
 from hillinfer.errors import HillInferError
 from hillinfer.hf.predictors.table import predictor_of
 from hillinfer.hf.query_hooks import FIRST_PREDICTED
-from hillinfer_bench.decode.rates import MachineRates
+from hillinfer_bench.decode.rates import RateSource
 from hillinfer_bench.decode.room import (
     FreeRoom,
     resident_bytes,
@@ -23,7 +23,7 @@ from hillinfer_bench.decode.room import (
     why_left_out,
 )
 from hillinfer_bench.quality.table import measure
-from hillinfer_bench.report.rows import BenchRow, Limit, Timing
+from hillinfer_bench.report.rows import BenchRow, Limit, MachineRates, Timing
 from hillinfer_bench.systems.case import MODELLED, REAL, BenchSetting, Case
 from hillinfer_bench.systems.kv_source import KVSource
 from hillinfer_bench.systems.system import Counted, OpenSystem, System
@@ -103,6 +103,7 @@ def take_steps(
     steps: int,
     turn: int,
     advance: Callable[[int], None] = lambda done: None,
+    between: Callable[[], object] = lambda: None,
 ) -> list[Steps]:
     """Let every system decode the same tokens and return what each did.
 
@@ -118,12 +119,15 @@ def take_steps(
         As in `Case`.
     advance
         Called with the steps that all systems together have done.
+    between
+        Called before each turn and after the last one.
     """
     taken = 0
     done = [Steps() for _ in systems]
     before: list[Counted | None] = [None] * len(systems)
     for own in turns(len(systems), warm_up + steps, turn, warm_up):
         system, result = systems[own.system], done[own.system]
+        between()
         held = resident_bytes()
         if own.first == warm_up:
             before[own.system] = system.counted()
@@ -142,6 +146,7 @@ def take_steps(
         result.grown_bytes += resident_bytes() - held
         taken += own.end - own.first
         advance(taken)
+    between()
     for system, result, earlier in zip(systems, done, before, strict=True):
         assert earlier is not None
         result.counted = system.counted().since(earlier)
@@ -214,7 +219,7 @@ def blank_row(case: Case, system: str, dtype: str, layers: int, all_layers: int)
 
 def measure_case(
     bed: Bed,
-    rates: MachineRates,
+    rates: RateSource,
     advance: Callable[[int], None] = lambda done: None,
     free: FreeRoom | None = None,
 ) -> list[BenchRow]:
@@ -225,7 +230,7 @@ def measure_case(
     bed
         Model, context and settings.
     rates
-        For the limit of each row.
+        For the limit of each row; sampled between the turns of the steps.
     advance
         Called with the steps that all systems together have done.
     free
@@ -248,6 +253,7 @@ def measure_case(
     if not systems:
         return list(rows.values())
     opened, held = [], []
+    samples: list[MachineRates] = []
     with ExitStack() as closing:
         for system in systems:
             return_freed_memory()
@@ -267,14 +273,16 @@ def measure_case(
             case.steps,
             case.turn,
             advance,
+            lambda: samples.append(rates.sample()),
         )
         full = {system.name: own.logits for (system, _), own in zip(opened, steps, strict=True)}
         reference = next((full[name] for name in REFERENCES if name in full), None)
+        best = rates.start.best_of(samples)
         for (system, _), own in zip(opened, steps, strict=True):
             if system.name == FLOOR:
-                rates = rates.shown_by_floor(bed.weight_bytes, Timing.of(own.seconds).minimum)
+                best = best.shown_by_floor(bed.weight_bytes, Timing.of(own.seconds).minimum)
         for (system, one), own, own_held in zip(opened, steps, held, strict=True):
-            row = _measured(rows[system.name], one, own, own_held, bed, rates)
+            row = _measured(rows[system.name], one, own, own_held, bed, best)
             if bed.next_ids is not None and system.name != FLOOR:
                 perplexity, agreement = step_quality(
                     own.logits, reference, bed.next_ids[case.warm_up :]
@@ -334,7 +342,6 @@ def _measured(
         spread=timing.spread,
         steps=count,
         step_ms=tuple(round(1e3 * one, 4) for one in steps.seconds),
-        flagged=timing.flagged,
         tokens_per_second=row.batch / timing.median * 1e3,
         drive_read_bytes=counted.drive_read_bytes / count,
         drive_write_bytes=counted.drive_write_bytes / count,
@@ -346,6 +353,7 @@ def _measured(
         io_mode=counted.io_mode,
         predicted_layers=_predicted_layers(system, bed.setting),
         memory_gbps=rates.memory / 1e9,
+        drive_gbps=rates.drive / 1e9,
         limit_ms=limit.overlapped_ms,
         serial_limit_ms=limit.serial_ms,
         kv_limit_ms=Limit.of(counted, count, 0, rates).overlapped_ms,

@@ -25,7 +25,7 @@ from hillinfer.query_source import QuerySource
 from hillinfer.settings import Settings
 from hillinfer_bench.decode.measuring import Bed, blank_row, measure_case
 from hillinfer_bench.decode.plan import check_one_traced, make_plan
-from hillinfer_bench.decode.rates import MachineRates
+from hillinfer_bench.decode.rates import RateProbe, RateSource
 from hillinfer_bench.decode.request import BenchRequest
 from hillinfer_bench.decode.room import PlanNeeds, why_no_model
 from hillinfer_bench.figures.bench_figures import bench_figures
@@ -109,17 +109,18 @@ def run(request: BenchRequest, say: Callable[[str], None], stage: Stage) -> str:
     sample = standard_library_samples(outline.tokenizer, needed)[0]
     with compute_threads(threads):
         say("measuring memory and drive")
-        rates = MachineRates.measure(cold_dir)
-        bench = _Bench(request, outline.load(), sample, plan.recorded, cold_dir, rates, stage)
-        facts = _facts(request, cold_dir, threads)
-        rows: list[BenchRow] = []
-        try:
-            for row in bench.rows(plan.cases, say):
-                rows.append(row)
-        finally:
-            # Hours of it may lie behind an error or an interrupt.
-            report = bench_report(rows, facts, rates, bench.checks, request.out)
-            write_bench_report(request.out, report)
+        with RateProbe(cold_dir) as rates:
+            parts = (outline.load(), sample, plan.recorded, cold_dir, rates, stage)
+            bench = _Bench(request, *parts)
+            facts = _facts(request, cold_dir, threads)
+            rows: list[BenchRow] = []
+            try:
+                for row in bench.rows(plan.cases, say):
+                    rows.append(row)
+            finally:
+                # Hours of it may lie behind an error or an interrupt.
+                report = bench_report(rows, facts, rates.start, bench.checks, request.out)
+                write_bench_report(request.out, report)
     for name, figure in bench_figures(rows, report["beta"]).items():
         picture = request.out.with_name(f"{request.out.stem}-{name}.png")
         save_figure(figure, picture)
@@ -143,7 +144,7 @@ class _Bench:
     sample: TextSample
     recorded: int
     cold_dir: Path
-    rates: MachineRates
+    rates: RateSource
     stage: Stage
 
     def __post_init__(self) -> None:

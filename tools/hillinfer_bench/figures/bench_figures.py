@@ -148,7 +148,7 @@ class SystemStyle:
         )
 
 
-FLAG = "!: spread above 20 %"
+FLAG = "!: flagged"
 _ALLOWED = "allowed by bytes and rates (modelled)"
 # Inches of a bar, and of what lies beside and above the axes.
 _BAR, _PANEL, _BESIDE, _ABOVE_BAR = 0.26, 3.4, 1.2, 1.1
@@ -173,7 +173,7 @@ class Bar:
     value
         Its end.
     flagged
-        The spread of what it was made from is too large.
+        What it was made from is.
     allowed
         A mark beside its end; None for none.
     """
@@ -355,7 +355,7 @@ def line_figure(
     flagged = any(row.flagged for own in panels for row in own)
     figure.legend(
         list(handles.values()), list(handles), loc="outside lower center", fontsize="small",
-        ncols=max(3, int(width / 2.2)), title="hollow: spread above 20 %" if flagged else None,
+        ncols=max(3, int(width / 2.2)), title="hollow: flagged" if flagged else None,
         title_fontsize="small",
     )  # fmt: skip
     return figure

@@ -12,7 +12,6 @@ from typing import Any
 
 from hillinfer.byte_size import format_bytes
 from hillinfer.output_file import cannot_write, write_whole
-from hillinfer_bench.decode.rates import MachineRates
 from hillinfer_bench.replay.stretching import STRETCHING_RULE
 from hillinfer_bench.report import other_reports
 from hillinfer_bench.report.goals import (
@@ -25,7 +24,12 @@ from hillinfer_bench.report.goals import (
     speed_ups,
 )
 from hillinfer_bench.report.other_reports import Figure
-from hillinfer_bench.report.rows import LARGEST_SPREAD, LIMIT_LABEL, BenchRow
+from hillinfer_bench.report.rows import (
+    LARGEST_SPREAD,
+    LIMIT_LABEL,
+    BenchRow,
+    MachineRates,
+)
 from hillinfer_bench.systems.case import MODELLED
 
 
@@ -45,7 +49,7 @@ def bench_report(
     facts
         What a repetition needs.
     rates
-        What limits were modelled with.
+        Measured at the start; limits are modelled with the best of these and of each row's own.
     checks
         How local stretched selections were.
     out
@@ -75,11 +79,18 @@ def bench_report(
             "label": LIMIT_LABEL,
             "memory_gbps": rates.memory / 1e9,
             "drive_gbps": rates.drive / 1e9,
+            "rates": "measured at the start; each row has the best, its own turns' among them",
         },
         "beta": other_reports.beta_sweep(out.parent),
         "selections": {"label": MODELLED, "rule": STRETCHING_RULE, "checks": list(checks)},
-        "rows": [{"name": row.name, **asdict(row)} for row in rows],
+        "rows": [row_record(row) for row in rows],
     }
+
+
+def row_record(row: BenchRow) -> dict[str, Any]:
+    """Return a row as the report has it, with its name and the reasons to doubt its figures."""
+    doubts = {} if row.median_ms is None else {"flagged": row.flagged, "flags": list(row.flags)}
+    return {"name": row.name, **asdict(row), **doubts}
 
 
 def write_bench_report(file: Path, report: Mapping[str, Any]) -> None:
@@ -140,22 +151,25 @@ def table_text(rows: Sequence[BenchRow], report: Mapping[str, Any]) -> str:
         first = own[0]
         title = first.name.removesuffix(f", {first.system}")
         parts.append(f"{title}; {first.selection}\n\n" + _aligned([_HEADINGS, *map(_cells, own)]))
+        flagged = [f"{row.system}: {'; '.join(row.flags)}" for row in own if row.flagged]
+        if flagged:
+            parts.append("flagged: " + "\n".join(flagged))
         skipped = [f"{row.system}: {row.skipped}" for row in own if row.skipped is not None]
         if skipped:
             parts.append("not measured: " + "; ".join(skipped))
     parts += [_aligned(lines) for lines in _ratios(report) if len(lines) > 1]
-    goals = [("goal", "reached", "met", "spread", "row")]
+    goals = [("goal", "reached", "met", "flagged", "row")]
     for goal in report["goals"]:
         met = {True: "yes", False: "no", None: "-"}[goal["met"]]
         value = "-" if goal["reached"] is None else _marked(goal["reached"], goal)
-        noisy = {True: "above 20 %", False: "fine", None: "-"}[goal["flagged"]]
+        noisy = {True: "yes", False: "no", None: "-"}[goal["flagged"]]
         goals.append((goal["goal"], value, met, noisy, goal["row"] or "-"))
     parts.append(_aligned(goals))
     if report.get("beta"):
         parts.append(_beta_text(report["beta"]))
     parts.append(
-        "! says that the spread, or that of a row behind the ratio, is above 20 %: repeat on a "
-        "quieter machine; such rows meet no goal. "
+        "! says that a row, or one behind the ratio, is flagged: its steps' spread is above 20 %, "
+        "or a step was faster than its limit. Repeat on a quieter machine; such rows meet no goal. "
         "KV ms: without the loop's floor. limit: modelled from counted "
         "bytes and this machine's rates. /limit: median over the KV's limit, "
         "large where computing binds."
@@ -206,8 +220,8 @@ def _cells(row: BenchRow) -> tuple[str, ...]:
         row.system,
         _number(row.min_ms, 2),
         _number(row.median_ms, 2),
-        f"{row.spread:.0%}" + ("!" if row.flagged else ""),
-        _number(row.limit_ms, 2),
+        f"{row.spread:.0%}" + ("!" if row.spread > LARGEST_SPREAD else ""),
+        _number(row.limit_ms, 2) + ("!" if row.beats_limit else ""),
         # What the model costs without a context has no limit of its own.
         _number(row.median_ms / row.kv_limit_ms if row.kv_limit_ms and row.kv_ms else None, 1),
         _number(row.kv_ms, 2),

@@ -20,7 +20,7 @@ class GoalPoint:
     row
         What it was measured on.
     flagged
-        The spread behind it is above 20 %; None where none is known.
+        A row behind it is; None where nothing is known of that.
     """
 
     value: float
@@ -96,7 +96,7 @@ class GoalRecord:
     met
         None where what was measured cannot tell.
     flagged
-        A spread above 20 % lies behind it; None where none is known.
+        A flagged row lies behind it; None where nothing is known of that.
 
     Raises
     ------

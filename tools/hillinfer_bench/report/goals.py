@@ -124,7 +124,7 @@ class SpeedUp:
     model, context, batch, alpha, budget_share, part
         Of the case.
     flagged
-        The spread of either row is above 20 %.
+        Either row is.
     """
 
     name: str

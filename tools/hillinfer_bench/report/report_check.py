@@ -10,7 +10,7 @@ from typing import Any
 from hillinfer_bench.report.goal_record import GoalRecord
 from hillinfer_bench.report.goals import goal_names, memory_goal_names, quality_goal_names
 from hillinfer_bench.report.other_reports import OTHER_GOALS
-from hillinfer_bench.report.rows import LARGEST_SPREAD, is_beaten
+from hillinfer_bench.report.rows import row_flags
 from hillinfer_bench.rivals.h2o import HELD_PROMPT
 from hillinfer_bench.rivals.table import RIVALS
 from hillinfer_bench.systems.case import MODELLED, REAL
@@ -97,6 +97,7 @@ _MEASURED = (
     "budget_bytes",
     "rss_bytes",
     "memory_gbps",
+    "drive_gbps",
     "limit_ms",
     "serial_limit_ms",
     "kv_limit_ms",
@@ -172,14 +173,16 @@ def _row_faults(row: Mapping[str, Any]) -> list[str]:
     faults += _step_faults(row)
     if not 0 < row["min_ms"] <= row["median_ms"]:
         faults.append(f"min_ms {row['min_ms']} and median_ms {row['median_ms']} do not go together")
-    if is_beaten(row["limit_ms"], row["min_ms"]):
-        faults.append(f"min_ms {row['min_ms']} lies below limit_ms {row['limit_ms']}")
     if row["limit_ms"] > row["serial_limit_ms"]:
         faults.append(
             f"limit_ms {row['limit_ms']} lies above serial_limit_ms {row['serial_limit_ms']}"
         )
-    if row.get("flagged") is not (row["spread"] > LARGEST_SPREAD):
-        faults.append(f"flagged is {row.get('flagged')!r} with a spread of {row['spread']}")
+    flags = list(row_flags(row["spread"], row["min_ms"], row["limit_ms"]))
+    if row.get("flags") != flags or row.get("flagged") is not bool(flags):
+        faults.append(
+            f"flagged is {row.get('flagged')!r} for {row.get('flags')!r}, and its figures say "
+            f"{flags!r}"
+        )
     return faults + _shadow_faults(row) + _budget_faults(row)
 
 

@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hillinfer_bench.decode.rates import MachineRates
 from hillinfer_bench.systems.system import Counted
 
 LARGEST_SPREAD = 0.2
@@ -48,12 +47,47 @@ class Timing:
 LIMIT_LABEL = (
     "modelled: the larger of drive bytes over the drive's rate and bytes of KV, shadow and weights "
     "that a step reads over the memory's rate; both overlap and nothing is computed. serial: their "
-    "sum, nothing overlaps. Memory's rate is the best of what was measured at the start and of "
-    "what the case's fastest floor step read its weights with"
+    "sum, nothing overlaps. Each rate is the best of what was measured at the start and between "
+    "the turns of the case's own steps; memory's also of what the case's fastest floor step read "
+    "its weights with. A row that is faster still is flagged"
 )
-# Clocks and rates move by some percent between the start of a run and a row, and the fastest of
-# many steps may have read a little less than the mean.
+# Clocks and rates move by some percent between a measurement and a step beside it, and the fastest
+# of many steps may have read a little less than the mean.
 LIMIT_TOLERANCE = 0.05
+
+
+@dataclass(frozen=True)
+class MachineRates:
+    """Bytes per second at best: limits are made of them.
+
+    Parameters
+    ----------
+    memory
+        Reading memory once, with all compute threads: the fastest of all that can read it.
+    drive
+        The fastest batch of reads of 1 MiB past the page cache, in order or at random, with the
+        product's own read engine.
+    """
+
+    memory: float
+    drive: float
+
+    def best_of(self, others: Iterable[MachineRates]) -> MachineRates:
+        """Return the best of these and others, memory and drive apart."""
+        every = (self, *others)
+        return MachineRates(max(one.memory for one in every), max(one.drive for one in every))
+
+    def shown_by_floor(self, weight_bytes: int, floor_ms: float) -> MachineRates:
+        """Return the rates with a memory no slower than a floor step has shown it to be.
+
+        Parameters
+        ----------
+        weight_bytes
+            Weights that each step reads.
+        floor_ms
+            The fastest step without a context.
+        """
+        return replace(self, memory=max(self.memory, weight_bytes / floor_ms * 1e3))
 
 
 @dataclass(frozen=True)
@@ -104,6 +138,29 @@ def is_beaten(limit_ms: float, min_ms: float) -> bool:
     return min_ms < (1 - LIMIT_TOLERANCE) * limit_ms
 
 
+def row_flags(
+    spread: float | None, min_ms: float | None, limit_ms: float | None
+) -> tuple[str, ...]:
+    """Return why figures of a row mean little, in words; nothing where they are not there.
+
+    Parameters
+    ----------
+    spread
+        As in `Timing`.
+    min_ms, limit_ms
+        The fastest step, and what bytes and rates allow.
+    """
+    flags = []
+    if spread is not None and spread > LARGEST_SPREAD:
+        flags.append(f"spread {spread:.0%}, above {LARGEST_SPREAD:.0%}")
+    if min_ms is not None and limit_ms is not None and is_beaten(limit_ms, min_ms):
+        flags.append(
+            f"fastest step {min_ms:.4g} ms, below the limit of {limit_ms:.4g} ms: drive or memory "
+            "was faster in a step than in any measurement beside it"
+        )
+    return tuple(flags)
+
+
 @dataclass(frozen=True)
 class BenchRow:
     """One system on one case, or why it was not measured.
@@ -132,8 +189,6 @@ class BenchRow:
         Of one decode step of the whole batch; see `Timing`.
     step_ms
         Milliseconds of each measured step, in their order.
-    flagged
-        The spread is above 20 %.
     tokens_per_second
         From the median, all sequences together.
     kv_ms
@@ -147,8 +202,8 @@ class BenchRow:
         As in `Counted`.
     predicted_layers
         Layers whose query is predicted and whose tokens are selected before their turn.
-    memory_gbps
-        The rate of memory that limits are made with.
+    memory_gbps, drive_gbps
+        The rates that limits are made with: the best measured, beside the row's steps too.
     limit_ms, kv_limit_ms
         What bytes and rates allow, with and without the weights, where drive and memory are read
         at the same time; modelled.
@@ -177,7 +232,6 @@ class BenchRow:
     median_ms: float | None = None
     spread: float | None = None
     steps: int | None = None
-    flagged: bool | None = None
     tokens_per_second: float | None = None
     kv_ms: float | None = None
     drive_read_bytes: float | None = None
@@ -190,6 +244,7 @@ class BenchRow:
     io_mode: str | None = None
     predicted_layers: int | None = None
     memory_gbps: float | None = None
+    drive_gbps: float | None = None
     limit_ms: float | None = None
     serial_limit_ms: float | None = None
     kv_limit_ms: float | None = None
@@ -197,6 +252,22 @@ class BenchRow:
     agreement: float | None = None
     part: str = ""
     step_ms: tuple[float, ...] | None = None
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """Why the figures mean little: the machine was not as steady as they need."""
+        return row_flags(self.spread, self.min_ms, self.limit_ms)
+
+    @property
+    def beats_limit(self) -> bool:
+        """Whether its fastest step was faster than drive and memory were ever measured to allow."""
+        known = self.min_ms is not None and self.limit_ms is not None
+        return known and is_beaten(self.limit_ms or 0.0, self.min_ms or 0.0)
+
+    @property
+    def flagged(self) -> bool:
+        """Whether there is a reason to doubt the figures; such a row meets no goal."""
+        return bool(self.flags)
 
     @property
     def case(self) -> tuple[object, ...]:
@@ -242,7 +313,7 @@ class Ratio:
     context, alpha
         Of the case.
     flagged
-        A spread behind it is above 20 %.
+        A row behind it is.
     """
 
     name: str
