@@ -10,7 +10,12 @@ from bench_cases import measured_row
 from hillinfer_bench.figures.bench_figures import bench_figures
 from hillinfer_bench.report.bench_report import bench_report, table_text
 from hillinfer_bench.report.goals import GOALS, goal_records, reached, speed_ups
-from hillinfer_bench.report.other_reports import drive_gbps, fio_gbps, scorer_gbps
+from hillinfer_bench.report.other_reports import (
+    drive_gbps,
+    fio_gbps,
+    reference_gbps,
+    scorer_gbps,
+)
 from hillinfer_bench.report.report_check import SCALARS, report_faults
 from hillinfer_bench.report.rows import MachineRates
 from hillinfer_bench.rivals.h2o import HELD_PROMPT
@@ -248,11 +253,12 @@ def test_skipped_rows_say_why_in_report_and_table(tmp_path):
     assert "8.56" in text
 
 
-def write_drive_report(folder, engine):
-    def case(fio, own, ratio):
+def write_drive_report(folder, engine, *others):
+    def case(reference, own, ratio):
+        given = {"median_mb_per_second": reference, "ratio_to_reference": 1.0}
         return {
-            "fio": {"median_mb_per_second": fio, "ratio_to_fio": 1.0},
-            engine: {"median_mb_per_second": own, "ratio_to_fio": ratio},
+            **dict.fromkeys(("reference", *others), given),
+            engine: {"median_mb_per_second": own, "ratio_to_reference": ratio},
         }
 
     cases = {
@@ -268,15 +274,24 @@ def write_drive_report(folder, engine):
 @pytest.mark.parametrize("engine", ["uring", "threads"])
 def test_the_drive_is_named_by_the_rows_that_are_furthest_behind(tmp_path, engine):
     write_drive_report(tmp_path, engine)
-    own, fio = drive_gbps(tmp_path), fio_gbps(tmp_path)
-    assert (own.value, fio.value) == (pytest.approx(0.09), pytest.approx(0.1))
+    own, reference = drive_gbps(tmp_path), reference_gbps(tmp_path)
+    assert (own.value, reference.value) == (pytest.approx(0.09), pytest.approx(0.1))
     assert own.row.startswith(
-        "drive.json: rows of 4 KiB: 0.090 GB/s, 0.88 of fio (rows' worst ratio of "
-        f"{engine} to fio; longest reads, 256 KiB: 0.950 GB/s, 0.50 of fio), {engine}, median"
+        "drive.json: rows of 4 KiB: 0.090 GB/s, 0.88 of the reference (rows' worst ratio of "
+        f"{engine} to the reference; longest reads, 256 KiB: 0.950 GB/s, 0.50 of the reference), "
+        f"{engine}, median"
     )
-    assert fio.row.startswith("drive.json: rows of 4 KiB: 0.100 GB/s (")
-    assert "256 KiB: 1.900 GB/s)" in fio.row
-    assert "1024 KiB" not in own.row + fio.row
+    assert reference.row.startswith("drive.json: rows of 4 KiB: 0.100 GB/s (")
+    assert "256 KiB: 1.900 GB/s)" in reference.row
+    assert "1024 KiB" not in own.row + reference.row
+
+
+def test_fio_is_told_where_it_was_there(tmp_path):
+    write_drive_report(tmp_path, "uring")
+    assert fio_gbps(tmp_path).value is None
+    assert fio_gbps(tmp_path).row == "drive.json: fio was not installed where make drive ran"
+    write_drive_report(tmp_path, "uring", "fio")
+    assert fio_gbps(tmp_path).value == pytest.approx(0.1)
 
 
 def test_a_drive_report_without_rows_is_of_another_form(tmp_path):
@@ -289,7 +304,7 @@ def test_figures_of_other_reports_are_taken_from_beside_the_report(tmp_path):
     write_drive_report(tmp_path, "uring")
     (tmp_path / "scorer.json").write_text("{")
     assert drive_gbps(tmp_path).value == pytest.approx(0.09)
-    assert fio_gbps(tmp_path).value == pytest.approx(0.1)
+    assert reference_gbps(tmp_path).value == pytest.approx(0.1)
     assert scorer_gbps(tmp_path).value is None
     assert "run make scorer again" in scorer_gbps(tmp_path).row
 

@@ -132,6 +132,7 @@ def _scalars(rows: Sequence[BenchRow], rates: MachineRates, folder: Path) -> dic
         if drive.value is not None
         else Figure(rates.drive / 1e9, "reads of 1 MiB, the fastest at the start of this run")
     )
+    scalars["reference_gbps"] = other_reports.reference_gbps(folder)
     scalars["fio_gbps"] = other_reports.fio_gbps(folder)
     scalars["beta_regret"] = other_reports.beta_regret(folder)
     return scalars

@@ -25,6 +25,7 @@ SCALARS = (
     "scorer_gbps",
     "machine_read_gbps",
     "drive_gbps",
+    "reference_gbps",
     "fio_gbps",
     "beta_regret",
 )
