@@ -310,9 +310,9 @@ def _open(system: System, bed: Bed, closing: ExitStack) -> OpenSystem:
     return opened
 
 
-def _predicted_layers(system: OpenSystem, setting: BenchSetting) -> int:
-    """Return how many layers the model's hooks predict for a system."""
-    if not getattr(system.cache, "takes_predictions", False):
+def predicted_layers(cache: Any, setting: BenchSetting) -> int:
+    """Return how many layers the model's hooks predict for a cache."""
+    if not getattr(cache, "takes_predictions", False):
         return 0
     if predictor_of(setting.model.config.model_type, setting.case.settings().query) is None:
         return 0
@@ -322,36 +322,68 @@ def _predicted_layers(system: OpenSystem, setting: BenchSetting) -> int:
 def _measured(
     row: BenchRow, system: OpenSystem, steps: Steps, held: int, bed: Bed, rates: MachineRates
 ) -> BenchRow:
-    counted = steps.counted
-    assert counted is not None
+    assert steps.counted is not None
+    return with_figures(
+        replace(
+            row,
+            chosen=system.describe(),
+            shadow_used=system.shadow_used(),
+            budget_bytes=bed.setting.budget_bytes,
+            rss_bytes=held + steps.grown_bytes,
+            predicted_layers=predicted_layers(system.cache, bed.setting),
+        ),
+        steps.counted,
+        steps.seconds,
+        bed.weight_bytes,
+        rates,
+    )
+
+
+def with_figures(
+    row: BenchRow,
+    counted: Counted,
+    seconds: Sequence[float],
+    weight_bytes: int,
+    rates: MachineRates,
+) -> BenchRow:
+    """Return a row with times, bytes and limits, or skipped where the page cache was measured.
+
+    Parameters
+    ----------
+    row
+        With what does not follow from the others.
+    counted
+        Totals of all steps.
+    seconds
+        Of each step.
+    weight_bytes
+        Weights that each step reads.
+    rates
+        What limits are made with.
+    """
     if counted.io_mode == "buffered":
         return replace(
             row,
             skipped="the drive gives no direct I/O, so the page cache would be measured: choose "
             "another --cold-dir",
         )
-    timing = Timing.of(steps.seconds)
+    timing = Timing.of(seconds)
     count = timing.steps
-    limit = Limit.of(counted, count, bed.weight_bytes, rates)
+    limit = Limit.of(counted, count, weight_bytes, rates)
     return replace(
         row,
-        chosen=system.describe(),
-        shadow_used=system.shadow_used(),
         min_ms=timing.minimum,
         median_ms=timing.median,
         spread=timing.spread,
         steps=count,
-        step_ms=tuple(round(1e3 * one, 4) for one in steps.seconds),
+        step_ms=tuple(round(1e3 * one, 4) for one in seconds),
         tokens_per_second=row.batch / timing.median * 1e3,
         drive_read_bytes=counted.drive_read_bytes / count,
         drive_write_bytes=counted.drive_write_bytes / count,
         dram_read_bytes=counted.dram_read_bytes / count,
         held_bytes=counted.held_bytes,
-        budget_bytes=bed.setting.budget_bytes,
-        rss_bytes=held + steps.grown_bytes,
         hit_rate=counted.hit_rate,
         io_mode=counted.io_mode,
-        predicted_layers=_predicted_layers(system, bed.setting),
         memory_gbps=rates.memory / 1e9,
         drive_gbps=rates.drive / 1e9,
         limit_ms=limit.overlapped_ms,

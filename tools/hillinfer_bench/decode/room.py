@@ -19,7 +19,7 @@ from hillinfer.machine.model_shapes import SHAPES
 from hillinfer.models.loader import ModelOutline
 from hillinfer_bench.systems.case import BenchSetting, Case, case_setting
 from hillinfer_bench.systems.system import System
-from hillinfer_bench.systems.table import make_system
+from hillinfer_bench.systems.table import HILLINFER, JOINED, make_system
 
 _STATUS = Path("/proc/self/status")
 
@@ -198,7 +198,9 @@ def _needs(
         case.context + case.all_steps,
         cold_dir,
     )
-    needs = [make_system(name).needs(setting) for name in case.systems]
+    # Joined caches share one budget, as the sequences of one cache do.
+    names = [HILLINFER if name == JOINED else name for name in case.systems]
+    needs = [make_system(name).needs(setting) for name in names]
     memory = sum(one.memory for one in needs)
     if not real:
         shape = SHAPES[case.model]

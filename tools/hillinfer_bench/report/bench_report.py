@@ -17,6 +17,8 @@ from hillinfer_bench.report import other_reports
 from hillinfer_bench.report.goals import (
     GOALS,
     goal_records,
+    joined_goal_records,
+    joined_ratios,
     memory_goal_records,
     memory_ratios,
     quality_goal_records,
@@ -69,12 +71,13 @@ def bench_report(
             for one in (
                 *goal_records(ups),
                 *memory_goal_records(rows),
+                *joined_goal_records(rows),
                 *quality_goal_records(rows),
                 *other_reports.other_goal_records(out.parent),
             )
         ],
         "speed_ups": [{**asdict(up), "share_of_allowed": up.share_of_allowed} for up in ups],
-        "ratios": [asdict(one) for one in memory_ratios(rows)],
+        "ratios": [asdict(one) for one in (*memory_ratios(rows), *joined_ratios(rows))],
         "limits": {
             "label": LIMIT_LABEL,
             "memory_gbps": rates.memory / 1e9,
@@ -186,10 +189,11 @@ def _ratios(report: Mapping[str, Any]) -> tuple[list[tuple[str, ...]], ...]:
         share = _marked(up["share_of_allowed"], up)
         allowed = _number(up["allowed"], 2)
         ups.append((up["name"], _marked(up["value"], up), kv, allowed, share, up["row"]))
-    others: list[tuple[str, ...]] = [("ratio", "measured", "row", "against")]
+    others: list[tuple[str, ...]] = [("ratio", "measured", "allowed", "row", "against")]
     for one in report["ratios"]:
         value = _marked(one["value"], one)
-        others.append((one["name"], value, one["row"], one["against"].split(", ")[-1]))
+        allowed = _number(one["allowed"], 2)
+        others.append((one["name"], value, allowed, one["row"], one["against"].split(", ")[-1]))
     return ups, others
 
 

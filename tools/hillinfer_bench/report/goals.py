@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
 
-from hillinfer.machine.model_shapes import PAPER_SHAPES
+from hillinfer.machine.model_shapes import PAPER_SHAPES, SHAPES
 from hillinfer_bench.report.goal_record import (
     AtLeast,
     AtMost,
@@ -19,10 +20,12 @@ from hillinfer_bench.report.goal_record import (
 from hillinfer_bench.report.rows import BenchRow, Ratio
 from hillinfer_bench.systems.case import REAL
 from hillinfer_bench.systems.table import (
+    ALONE,
     FLOOR,
     HILLINFER,
     IN_MEMORY,
     IN_MEMORY_TRUE,
+    JOINED,
     REFERENCES,
     STOCK,
     selects,
@@ -366,7 +369,11 @@ def quality_goal_records(rows: Sequence[BenchRow]) -> list[GoalRecord]:
     Missed where a row of a real model has a time and no perplexity or no agreement beside it. Rows
     of random weights have neither, and the record says how many there are.
     """
-    timed = [row for row in rows if row.median_ms is not None and selects(row.system)]
+    timed = [
+        row
+        for row in rows
+        if row.median_ms is not None and selects(row.system) and row.system not in (JOINED, ALONE)
+    ]
     real = [row for row in timed if row.selection == REAL]
     own = [row for row in real if row.system.startswith(HILLINFER)]
     records = []
@@ -412,3 +419,60 @@ def _perplexities(rows: Sequence[BenchRow], every: Sequence[BenchRow]) -> list[G
         if row.perplexity is not None and reference is not None:
             points.append(GoalPoint(row.perplexity / reference, row.name))
     return points
+
+
+JOINED_SPEEDUP = "joined_speedup"
+_JOINED_BOUND, _JOINED_CACHES, _JOINED_CONTEXT = AtLeast(3.0), 8, 4096
+# Room for all rows with shadow and buffers; and what is told as a quarter.
+_JOINED_BUDGETS = {"all rows in DRAM": (1.5, inf), "a quarter of the KV in DRAM": (0.25, 0.25)}
+
+
+def joined_ratios(rows: Sequence[BenchRow]) -> list[Ratio]:
+    """Return how many times as fast caches decode together as one after another, per case."""
+    found = []
+    for row in rows:
+        if row.system != JOINED or row.median_ms is None:
+            continue
+        alone = [one for one in rows if one.case == row.case and one.system == ALONE]
+        for other in (one for one in alone if one.median_ms):
+            value, flagged = _median(other) / row.median_ms, row.flagged or other.flagged
+            allowed = _quotient(other.limit_ms, row.limit_ms)
+            names = (JOINED_SPEEDUP, JOINED, row.name, other.name)
+            found.append(Ratio(*names, value, row.context, row.alpha, flagged, allowed))
+    return found
+
+
+def joined_goal_records(rows: Sequence[BenchRow]) -> list[GoalRecord]:
+    """Return what joined caches reached with all rows in DRAM and with a quarter of them."""
+    ratios = {one.row: one for one in joined_ratios(rows)}
+    measured = [row for row in rows if row.name in ratios]
+    records = []
+    for where, (least, most) in _JOINED_BUDGETS.items():
+        of_budget = [row for row in measured if least <= row.budget_share <= most]
+        own = [
+            row
+            for row in of_budget
+            if (row.batch, row.context) == (_JOINED_CACHES, _JOINED_CONTEXT)
+            and row.model not in SHAPES
+        ]
+        points = _ratio_points([ratios[row.name] for row in own or of_budget])
+        unknown = f"no case has {JOINED} and {ALONE} with {where}"
+        name = _joined_name(where)
+        records.append(
+            judged(name, points, _JOINED_BOUND)
+            if own
+            else unjudged(name, points, _JOINED_BOUND, unknown)
+        )
+    return records
+
+
+def joined_goal_names() -> list[str]:
+    """Return the goals in words."""
+    return [_joined_name(where) for where in _JOINED_BUDGETS]
+
+
+def _joined_name(where: str) -> str:
+    return (
+        f"{JOINED}: {_JOINED_CACHES} caches of {_JOINED_CONTEXT} tokens together at least "
+        f"{_JOINED_BOUND.limit:g} times as fast as one after another, {where}"
+    )

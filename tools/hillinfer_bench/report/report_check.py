@@ -8,13 +8,18 @@ from types import NoneType
 from typing import Any
 
 from hillinfer_bench.report.goal_record import GoalRecord
-from hillinfer_bench.report.goals import goal_names, memory_goal_names, quality_goal_names
+from hillinfer_bench.report.goals import (
+    goal_names,
+    joined_goal_names,
+    memory_goal_names,
+    quality_goal_names,
+)
 from hillinfer_bench.report.other_reports import OTHER_GOALS
 from hillinfer_bench.report.rows import row_flags
 from hillinfer_bench.rivals.h2o import HELD_PROMPT
 from hillinfer_bench.rivals.table import RIVALS
 from hillinfer_bench.systems.case import MODELLED, REAL
-from hillinfer_bench.systems.table import HILLINFER, make_system, system_names
+from hillinfer_bench.systems.table import ALONE, HILLINFER, JOINED, make_system, system_names
 
 SCALARS = (
     "speedup_vs_full_drive",
@@ -63,6 +68,7 @@ _FIGURES: Mapping[str, Mapping[str, tuple[type, ...]]] = {
         "row": (str,),
         "against": (str,),
         "value": _NUMBER,
+        "allowed": (*_NUMBER, NoneType),
         "flagged": (bool,),
     },
 }
@@ -147,7 +153,12 @@ def _goal_faults(goals: Any) -> list[str]:
         except (TypeError, ValueError) as error:
             faults.append(f"goal {goal!r}: {error}")
     names = {one.goal for one in told}
-    stated = (*goal_names(), *memory_goal_names(), *quality_goal_names())
+    stated = (
+        *goal_names(),
+        *memory_goal_names(),
+        *joined_goal_names(),
+        *quality_goal_names(),
+    )
     faults += [f"goal {name!r} is missing" for name in stated if name not in names]
     # What they are called is theirs.
     faults += [
@@ -207,9 +218,10 @@ def _step_faults(row: Mapping[str, Any]) -> list[str]:
 
 def _budget_faults(row: Mapping[str, Any]) -> list[str]:
     system, chosen = row["system"], row.get("chosen")
-    if system not in system_names():
+    joined = system in (JOINED, ALONE)
+    if system not in system_names() and not joined:
         return [f"system {system!r} is not known"]
-    if not make_system(system).bounded or row["held_bytes"] <= row["budget_bytes"]:
+    if not (joined or make_system(system).bounded) or row["held_bytes"] <= row["budget_bytes"]:
         return []
     beyond = f"held_bytes {row['held_bytes']} exceed budget_bytes {row['budget_bytes']}"
     if system not in RIVALS or not RIVALS[system].holds_prompt:

@@ -303,7 +303,8 @@ class Ratio:
     ----------
     name
         `over_floor`: the system's over that of the loop's floor. `speedup_vs_transformers`: that of
-        the faster stock cache over the system's.
+        the faster stock cache over the system's. `joined_speedup`: that of caches one after another
+        over that of the same caches together.
     system
         Whose rows they are.
     row, against
@@ -314,6 +315,8 @@ class Ratio:
         Of the case.
     flagged
         A row behind it is.
+    allowed
+        What bytes and rates allow, modelled; None where that is not told.
     """
 
     name: str
@@ -324,3 +327,4 @@ class Ratio:
     context: int
     alpha: float
     flagged: bool
+    allowed: float | None = None

@@ -206,6 +206,8 @@ class _OpenStock(OpenSystem):
 
 HILLINFER, IN_MEMORY, FLOOR = "hillinfer", "hillinfer-in-memory", "floor"
 IN_MEMORY_TRUE = "hillinfer-in-memory-true"
+# Caches that take steps together, and one after another: rows of a case of their own.
+JOINED, ALONE = "hillinfer-joined", "hillinfer-alone"
 STOCK = ("transformers-dynamic", "transformers-static")
 # Any full cache computes the same logits up to rounding; the first that was measured is compared
 # with.
