@@ -115,7 +115,7 @@ projections: model ## Measure decode steps and quality with each way to compute 
 peers: model ## Compare with transformers, llama.cpp and vLLM, each fetched once into build/peers (an hour)
 	$(BIN)/python tools/peers_bench.py --out $(BUILD)/reports/peers.json --build $(BUILD)/peers
 
-drive: $(VENV)/installed ## Measure how fast the drive is read, beside fio on the same file (six minutes)
+drive: $(VENV)/installed ## Measure how fast the drive is read, beside a reference reader (six minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python tools/drive_bench.py --out $(BUILD)/reports/drive.json \
 		--drive $(BUILD)/drive
 

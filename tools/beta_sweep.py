@@ -39,7 +39,7 @@ from hillinfer.runtime import Runtime
 from hillinfer.settings import Settings
 from hillinfer.storage.drive_calls import DriveCalls
 from hillinfer.storage.read_engines import open_engine
-from hillinfer_bench.decode.timing import LARGEST_SPREAD, Timing
+from hillinfer_bench.report.rows import LARGEST_SPREAD, Timing
 
 GOAL = 0.05
 # KV heads, query heads, head_dim.

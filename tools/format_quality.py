@@ -21,9 +21,8 @@ from hillinfer.models.model_source import ModelSource
 from hillinfer.models.number_type import NumberType
 from hillinfer.models.registry_model import DEFAULT_MODEL
 from hillinfer.settings import Settings
-from hillinfer_bench.quality.configurations import contract_configuration
-from hillinfer_bench.quality.evaluation import evaluate_text
-from hillinfer_bench.quality.measures import Measures
+from hillinfer_bench.quality.run import evaluate_text
+from hillinfer_bench.quality.table import Measures, contract_configuration
 from hillinfer_bench.quality.texts import standard_library_samples
 from hillinfer_model.choices import KeyMode
 

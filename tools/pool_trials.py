@@ -31,17 +31,13 @@ from hillinfer.policies.pool_policy import MOST_HITS, PoolPolicy
 from hillinfer.pools.budget_plan import kernel_spec
 from hillinfer.pools.layer_shares import PoolSizes
 from hillinfer.settings import Settings
-from hillinfer_bench.policies.contract_selection import ContractSelection
-from hillinfer_bench.policies.layer_queries import LayerQueries
-from hillinfer_bench.quality.attention import selecting
-from hillinfer_bench.quality.compute_threads import compute_threads
-from hillinfer_bench.quality.prefix import Prefix
-from hillinfer_bench.quality.teacher_forcing import forced_logits
+from hillinfer_bench.quality.forced_reading import Prefix, compute_threads, forced_logits, selecting
+from hillinfer_bench.quality.policies import ContractSelection, LayerQueries
 from hillinfer_bench.quality.texts import file_samples, standard_library_samples
-from hillinfer_bench.replay.bounds import demand_bound
+from hillinfer_bench.replay.belady import demand_bound
 from hillinfer_bench.replay.pool_replay import PoolReplay
-from hillinfer_bench.replay.selection_trace import SelectionTrace
-from hillinfer_bench.replay.spawning import spawned_processes
+from hillinfer_bench.replay.recording import SelectionTrace
+from hillinfer_bench.replay.run import spawned_processes
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 from hillinfer_model.selection import kept_positions
 

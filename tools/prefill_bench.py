@@ -35,7 +35,7 @@ from hillinfer.machine.processor import ProcessorFacts
 from hillinfer.models.loader import LoadedModel, load_model
 from hillinfer.models.number_type import NumberType
 from hillinfer.settings import Settings
-from hillinfer_bench.decode.timing import LARGEST_SPREAD, Timing
+from hillinfer_bench.report.rows import LARGEST_SPREAD, Timing
 
 GOAL = 1.10
 RIVAL, OURS = "ordinary", "hillinfer"

@@ -32,9 +32,9 @@ from hillinfer.machine.processor import ProcessorFacts
 from hillinfer.models.loader import LoadedModel, load_model
 from hillinfer.models.number_type import NumberType
 from hillinfer.models.registry_model import DEFAULT_MODEL
-from hillinfer_bench.decode.timing import LARGEST_SPREAD, Timing
-from hillinfer_bench.quality.measures import measure
+from hillinfer_bench.quality.table import measure
 from hillinfer_bench.quality.texts import TextSample, standard_library_samples
+from hillinfer_bench.report.rows import LARGEST_SPREAD, Timing
 
 TYPES = (NumberType.FLOAT32, NumberType.BFLOAT16)
 _SHORT_CONTEXT = 16

@@ -25,7 +25,7 @@ from hillinfer.models.loader import ModelOutline
 from hillinfer.models.model_source import ModelSource
 from hillinfer.models.number_type import NumberType
 from hillinfer.settings import Settings
-from hillinfer_bench.quality.measures import Measures, measure
+from hillinfer_bench.quality.table import Measures, measure
 from hillinfer_bench.quality.texts import TextSample, standard_library_samples
 
 MODEL = "smollm2-135m"

@@ -14,7 +14,7 @@ from hillinfer.hie.native_scorer import NativeScorer
 from hillinfer.pools.budget_plan import kernel_spec
 from hillinfer.runtime import Runtime
 from hillinfer.settings import Settings
-from hillinfer_bench.decode.timing import Timing
+from hillinfer_bench.report.rows import Timing
 from hillinfer_model.kernel_spec import KernelSpec
 from random_rows import CHUNK, HEAD_DIM, KV_HEADS, RandomRows, model_shape
 from scorer_bench import SCALING, any_query, measure_beside_reads, shadows

@@ -18,10 +18,8 @@ def record_layer(folder):
     from hillinfer.models.model_source import ModelSource
     from hillinfer.models.number_type import NumberType
     from hillinfer.settings import Settings
-    from hillinfer_bench.policies.recent_only import RecentOnly
-    from hillinfer_bench.quality.attention import selecting
-    from hillinfer_bench.quality.prefix import Prefix
-    from hillinfer_bench.quality.teacher_forcing import forced_logits
+    from hillinfer_bench.quality.forced_reading import Prefix, forced_logits, selecting
+    from hillinfer_bench.quality.policies import RecentOnly
     from hillinfer_bench.quality.texts import standard_library_samples
 
     outline = ModelOutline.read(ModelSource.locate(str(folder), print), NumberType.FLOAT32)

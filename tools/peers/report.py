@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hillinfer_bench.decode.timing import LARGEST_SPREAD, Timing
+from hillinfer_bench.report.rows import LARGEST_SPREAD, Timing
 from peers.compared import Compared
 from peers.crossover import Crossover
 from peers.goal import goal_of

@@ -4,8 +4,8 @@
 import numpy as np
 
 from hillinfer.settings import Settings
-from hillinfer_bench.decode.row import BenchRow
-from hillinfer_bench.replay.selection_trace import SelectionTrace
+from hillinfer_bench.replay.recording import SelectionTrace
+from hillinfer_bench.report.rows import BenchRow
 from hillinfer_model.selection import kept_positions, selected_count
 
 SETTINGS = Settings().changed(alpha=0.1)
@@ -38,10 +38,10 @@ def measured_row(system="hillinfer", median_ms=10.0, **changes):
         "context": 32_768, "batch": 1, "alpha": 0.1, "budget_share": 0.2, "shadow": "auto",
         "shadow_used": "int2" if system.startswith("hillinfer") else None,
         "system": system, "selection": "modelled selection", "min_ms": median_ms * 0.9,
-        "median_ms": median_ms, "spread": 0.1, "steps": 16, "flagged": False,
+        "median_ms": median_ms, "spread": 0.1, "steps": 16,
         "tokens_per_second": 1e3 / median_ms, "kv_ms": median_ms / 2, "drive_read_bytes": 1.0,
         "drive_write_bytes": 0.0, "dram_read_bytes": 1.0, "held_bytes": 1, "budget_bytes": 1,
-        "rss_bytes": 1, "memory_gbps": 10.0, "limit_ms": median_ms / 2,
+        "rss_bytes": 1, "memory_gbps": 10.0, "drive_gbps": 1.0, "limit_ms": median_ms / 2,
         "serial_limit_ms": median_ms * 0.6, "kv_limit_ms": median_ms / 4,
     }  # fmt: skip
     values |= changes

@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from hillinfer.native.library import native_is_here, native_library
-from hillinfer_bench.decode import rates
-from hillinfer_bench.decode.limit import Limit, is_beaten
-from hillinfer_bench.decode.rates import MachineRates, memory_readers
+from hillinfer_bench.decode.rates import RateProbe, fastest_reader, memory_readers
+from hillinfer_bench.report.rows import Limit, MachineRates, is_beaten
 from hillinfer_bench.systems.system import Counted
 
 RATES = MachineRates(memory=10e9, drive=1e9)
@@ -54,27 +53,34 @@ def test_memory_is_read_in_every_way_there_is():
         assert {readers[f"native {one.value}"]() for one in variants} == {whole}
 
 
-@pytest.mark.parametrize("fastest", [0, 1, 2])
-def test_the_rate_is_that_of_the_fastest_way_in_its_fastest_round(monkeypatch, fastest):
+@pytest.mark.parametrize("fastest", ["one", "two", "three"])
+def test_the_rate_is_that_of_the_fastest_way_in_its_fastest_round(fastest):
     clock = SimpleNamespace(now=0.0, calls=0)
 
-    def reader(number):
+    def reader(name):
         def read():
             clock.calls += 1
             # Every way is slow at first.
-            quick = number == fastest and clock.calls > 3
+            quick = name == fastest and clock.calls > 3
             clock.now += 0.5 if quick else 1.0
 
         return read
 
-    monkeypatch.setattr(rates, "memory_readers", lambda memory: {n: reader(n) for n in range(3)})
-    monkeypatch.setattr(rates, "time", SimpleNamespace(perf_counter=lambda: clock.now))
-    assert rates._memory_rate(1 << 20) == pytest.approx((1 << 20) / 0.5)
+    readers = {name: reader(name) for name in ("one", "two", "three")}
+    found = fastest_reader(readers, 1 << 20, clock=lambda: clock.now)
+    assert found == (fastest, pytest.approx((1 << 20) / 0.5))
 
 
-def test_rates_are_measured_with_little_memory_and_drive(cold_dir):
+def test_rates_are_measured_at_the_start_and_as_often_as_asked(cold_dir):
     threads = torch.get_num_threads()
-    found = MachineRates.measure(cold_dir, memory_bytes=1 << 20, drive_bytes=1 << 20)
-    assert found.memory > 0
-    assert found.drive > 0
+    with RateProbe(cold_dir, memory_bytes=1 << 20, drive_bytes=100 << 20) as probe:
+        found = [probe.start, *(probe.sample() for _ in range(5))]
+    assert all(one.memory > 0 and one.drive > 0 for one in found)
     assert torch.get_num_threads() == threads
+    assert list(cold_dir.iterdir()) == []
+
+
+def test_the_best_rates_are_of_memory_and_drive_apart():
+    start = MachineRates(10.0, 3.0)
+    assert start.best_of([MachineRates(9.0, 4.0), MachineRates(11.0, 1.0)]) == MachineRates(11, 4)
+    assert start.best_of([]) == start

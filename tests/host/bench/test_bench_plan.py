@@ -16,14 +16,10 @@ from hillinfer.machine.model_shapes import PAPER_SHAPES, SHAPES
 from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.pools.budget_plan import staging_bytes
 from hillinfer.pools.shadow_choice import ShadowChoice
-from hillinfer_bench.decode import capacity
-from hillinfer_bench.decode.capacity import SLACK_BYTES, why_left_out, why_no_model
-from hillinfer_bench.decode.case import Case
 from hillinfer_bench.decode.measuring import blank_row
-from hillinfer_bench.decode.plan import PLANS, Plan, make_plan
-from hillinfer_bench.decode.plan_needs import PlanNeeds
-from hillinfer_bench.decode.setting import BenchSetting, budget_bytes
-from hillinfer_bench.decode.trace_choice import check_one_traced
+from hillinfer_bench.decode.plan import PLANS, Chosen, Plan, check_one_traced, make_plan
+from hillinfer_bench.decode.room import SLACK_BYTES, FreeRoom, PlanNeeds, why_left_out, why_no_model
+from hillinfer_bench.systems.case import BenchSetting, Case, budget_bytes
 from hillinfer_bench.systems.table import (
     FLOOR,
     IN_MEMORY,
@@ -54,7 +50,7 @@ def test_rows_of_every_plan_have_names_of_their_own(name):
 
 
 def test_the_goals_are_about_the_papers_shapes_at_32k_with_a_fifth_in_dram():
-    cases = make_plan("goals", REAL_MODEL).only(contexts=(32_768,)).cases
+    cases = make_plan("goals", REAL_MODEL).only(Chosen(contexts=(32_768,))).cases
     assert {case.model for case in cases} == {"opt-6.7b", "llama-13b"}
     assert {(case.alpha, case.budget_share) for case in cases} == {(0.1, 0.2)}
 
@@ -113,7 +109,7 @@ def test_each_shadow_has_a_case_of_its_own_in_the_full_plan_alone():
 
 
 def test_layers_of_the_goals_shapes_are_predicted():
-    cases = make_plan("goals", REAL_MODEL).only(contexts=(32_768,)).cases
+    cases = make_plan("goals", REAL_MODEL).only(Chosen(contexts=(32_768,))).cases
     assert all(SHAPES[case.model].layers >= FIRST_PREDICTED + 2 for case in cases)
 
 
@@ -125,7 +121,7 @@ def test_cases_and_rows_of_nearly_equal_budgets_have_names_of_their_own():
 
 
 def test_a_plan_is_cut_to_what_is_wanted():
-    plan = make_plan("full", REAL_MODEL).only(systems=("hillinfer",), alphas=(0.05,))
+    plan = make_plan("full", REAL_MODEL).only(Chosen(systems=("hillinfer",), alphas=(0.05,)))
     assert {case.systems for case in plan.cases} == {("hillinfer",)}
     assert {case.alpha for case in plan.cases} == {0.05}
 
@@ -140,7 +136,7 @@ def test_a_plan_is_cut_to_what_is_wanted():
     ],
 )
 def test_each_filter_leaves_its_values_alone(given, field, value):
-    cases = make_plan("full", REAL_MODEL).only(**given).cases
+    cases = make_plan("full", REAL_MODEL).only(Chosen(**given)).cases
     assert {getattr(case, field) for case in cases} == {value}
     everything = make_plan("full", REAL_MODEL).cases
     assert cases == tuple(case for case in everything if getattr(case, field) == value)
@@ -148,24 +144,27 @@ def test_each_filter_leaves_its_values_alone(given, field, value):
 
 def test_shadows_are_told_apart():
     made = [Case("tiny", 100, ("hillinfer",), shadow=one) for one in ("int4", "int8")]
-    assert Plan(tuple(made)).only(shadows=("int8",)).cases == (made[1],)
+    assert Plan(tuple(made)).only(Chosen(shadows=("int8",))).cases == (made[1],)
 
 
 def test_steps_are_replaced_in_every_case_and_in_no_other_way():
     plan = make_plan("goals", REAL_MODEL)
-    fewer = plan.only(steps=3)
+    fewer = plan.only(Chosen(steps=3))
     assert {case.steps for case in fewer.cases} == {3}
     assert fewer.cases == tuple(replace(case, steps=3) for case in plan.cases)
-    assert plan.only().cases == plan.cases
+    assert plan.only(Chosen()).cases == plan.cases
     with pytest.raises(SettingsError, match="steps=0"):
-        plan.only(steps=0)
+        plan.only(Chosen(steps=0))
 
 
 @pytest.mark.parametrize(
     ("given", "told"),
     [
         ({"batches": (3,)}, "for --batches 3; it has batches: 1, 2, 4, 8$"),
-        ({"budgets": (0.2, 0.9)}, "for --budgets 0.9; it has budgets: 0.15, 0.2, 0.3, 0.5$"),
+        (
+            {"budgets": (0.2, 0.9)},
+            "for --budgets 0.9; it has budgets: 0.15, 0.2, 0.25, 0.3, 0.5, 2.0$",
+        ),
         ({"shadows": ("int3",)}, "for --shadows int3; it has shadows: auto, int4, int8$"),
         ({"alphas": (0.1, 0.3)}, "for --alphas 0.3; it has alphas: 0.02, 0.05"),
         ({"systems": ("hillinfer", "h3o")}, "for --systems h3o; it has systems: full-drive"),
@@ -177,12 +176,12 @@ def test_steps_are_replaced_in_every_case_and_in_no_other_way():
 )
 def test_a_value_that_no_case_has_is_refused_beside_what_there_is(given, told):
     with pytest.raises(SettingsError, match=told):
-        make_plan("full", REAL_MODEL).only(**given)
+        make_plan("full", REAL_MODEL).only(Chosen(**given))
 
 
 def test_a_plan_with_nothing_left_names_what_there_is():
     with pytest.raises(SettingsError, match=r"contexts: 2048, 8192"):
-        make_plan("quick", REAL_MODEL).only(contexts=(1,))
+        make_plan("quick", REAL_MODEL).only(Chosen(contexts=(1,)))
 
 
 def test_unknown_plans_and_systems_are_refused_by_name():
@@ -208,19 +207,25 @@ def setting(cold_dir, context):
 def test_what_does_not_fit_says_what_is_needed_and_what_is_free(cold_dir):
     large = setting(cold_dir, 10**12)
     in_memory = [make_system("transformers-dynamic")]
-    assert "of memory" in why_left_out(large, in_memory)["transformers-dynamic"]
+    assert (
+        "of memory"
+        in why_left_out(large, in_memory, FreeRoom.read(cold_dir))["transformers-dynamic"]
+    )
     on_drive = [make_system("full-drive")]
-    left_out = why_left_out(replace(large, budget_bytes=0), on_drive)
+    left_out = why_left_out(replace(large, budget_bytes=0), on_drive, FreeRoom.read(cold_dir))
     assert "on the drive" in left_out["full-drive"]
     assert "weights need" in why_no_model(1 << 60)
 
 
 def test_what_fits_is_let_through(cold_dir):
     small = setting(cold_dir, 1000)
-    assert why_left_out(small, [make_system(name) for name in system_names()]) == {}
+    systems = [make_system(name) for name in system_names()]
+    assert why_left_out(small, systems, FreeRoom.read(cold_dir)) == {}
     assert why_no_model(1 << 20) is None
 
 
+# Of bytes, more than any case asks for.
+LARGE_MEMORY = LARGE_DRIVE = 1 << 60
 OF_A_LARGE_CASE = ("hillinfer", "full-drive", "h2o-drop", "full-memory", "transformers-dynamic")
 
 
@@ -235,16 +240,13 @@ OF_A_LARGE_CASE = ("hillinfer", "full-drive", "h2o-drop", "full-memory", "transf
         (-8, list(OF_A_LARGE_CASE)),
     ],
 )
-def test_systems_that_hold_all_kv_are_left_out_the_largest_first(
-    cold_dir, monkeypatch, spare, left_out
-):
+def test_systems_that_hold_all_kv_are_left_out_the_largest_first(cold_dir, spare, left_out):
     """In KV caches the five want 0.2, 0.2, 1.2, 2 and 4 of memory."""
     large = setting(cold_dir, 100_000)
     systems = [make_system(name) for name in OF_A_LARGE_CASE]
     wanted = sum(one.needs(large).memory for one in systems)
     free = wanted + SLACK_BYTES + spare * large.kv_bytes
-    monkeypatch.setattr(capacity.MemoryFacts, "read", lambda: SimpleNamespace(available_bytes=free))
-    found = why_left_out(large, systems)
+    found = why_left_out(large, systems, FreeRoom(free, LARGE_DRIVE))
     assert sorted(found) == sorted(left_out)
     assert all("are free" in reason for reason in found.values())
     assert len({*found.values()}) == len(found) or spare == -8
@@ -265,9 +267,9 @@ def test_systems_that_hold_all_kv_are_left_out_the_largest_first(
         ("llama-3.2-3b", 32_768, 16, 11),
     ],
 )
-def test_docs_say_what_machines_have_room_for(cold_dir, monkeypatch, model, context, gib, left_out):
+def test_docs_say_what_machines_have_room_for(cold_dir, model, context, gib, left_out):
     """Of the machine's memory all but 2 GiB and the weights are free, and the drive is large."""
-    cases = make_plan("full", REAL_MODEL).only(contexts=(context,), models=(model,)).cases
+    cases = make_plan("full", REAL_MODEL).only(Chosen(contexts=(context,), models=(model,))).cases
     case = max(cases, key=lambda case: len(case.systems))
     shape = SHAPES[model]
     part = shape.kv_shape(context + case.all_steps, torch.float32)
@@ -275,11 +277,8 @@ def test_docs_say_what_machines_have_room_for(cold_dir, monkeypatch, model, cont
     budget = budget_bytes(case, part, shape.all_layers)
     planned = BenchSetting(case, model, part, budget, cold_dir, None, shape.all_layers)
     free = ((gib - 2) << 30) - 4 * shape.layer_weights * shape.layers
-    facts = SimpleNamespace(available_bytes=free)
-    monkeypatch.setattr(capacity.MemoryFacts, "read", lambda: facts)
-    room = SimpleNamespace(f_bavail=1 << 60, f_frsize=1)
-    monkeypatch.setattr(capacity.os, "statvfs", lambda path: room)
-    found = why_left_out(planned, [make_system(name) for name in case.systems])
+    systems = [make_system(name) for name in case.systems]
+    found = why_left_out(planned, systems, FreeRoom(free, LARGE_DRIVE))
     assert (sorted(found) if isinstance(left_out, list) else len(found)) == left_out
 
 
@@ -294,14 +293,13 @@ def test_systems_that_hold_all_kv_are_known():
     }
 
 
-def test_memory_left_out_for_nothing_on_the_drive_stays(cold_dir, monkeypatch):
+def test_memory_left_out_for_nothing_on_the_drive_stays(cold_dir):
     """Where only the drive is short, a system that is not on it frees nothing."""
     large = setting(cold_dir, 100_000)
     systems = [make_system(name) for name in ("full-drive", "full-memory", "hillinfer-in-memory")]
     free = make_system("full-drive").needs(large).drive
-    room = SimpleNamespace(f_bavail=free, f_frsize=1)
-    monkeypatch.setattr(capacity.os, "statvfs", lambda path: room)
-    assert list(why_left_out(large, systems)) == ["hillinfer-in-memory"]
+    found = why_left_out(large, systems, FreeRoom(LARGE_MEMORY, free))
+    assert list(found) == ["hillinfer-in-memory"]
 
 
 def test_layers_get_their_part_of_the_budget_and_the_staging_once():
@@ -390,7 +388,7 @@ def test_the_page_says_what_the_plans_need(name, cold_dir):
     ],
 )
 def test_one_system_of_hillinfer_can_be_traced(plan, chosen):
-    check_one_traced(make_plan(plan, REAL_MODEL).only(**chosen).cases)
+    check_one_traced(make_plan(plan, REAL_MODEL).only(Chosen(**chosen)).cases)
 
 
 @pytest.mark.parametrize(
@@ -403,7 +401,7 @@ def test_one_system_of_hillinfer_can_be_traced(plan, chosen):
 )
 def test_a_trace_of_several_or_none_is_refused(chosen, told):
     with pytest.raises(SettingsError, match=told):
-        check_one_traced(make_plan("quick", REAL_MODEL).only(**chosen).cases)
+        check_one_traced(make_plan("quick", REAL_MODEL).only(Chosen(**chosen)).cases)
 
 
 @pytest.mark.parametrize("name", ["tiny", "tiny-opt"])

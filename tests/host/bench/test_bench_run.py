@@ -12,11 +12,12 @@ from tiny_models import TinyModel
 from hillinfer.models.number_type import NumberType
 from hillinfer.storage.cold_file import IOMode, probe_io_mode
 from hillinfer.timeline.lane import Lane
-from hillinfer_bench.decode.report_check import report_faults
+from hillinfer_bench.decode.plan import Chosen
 from hillinfer_bench.decode.request import BenchRequest
 from hillinfer_bench.decode.run import run
-from hillinfer_bench.figures.trace_record import TraceRecord
-from hillinfer_bench.rivals.h2o_drop import HELD_PROMPT
+from hillinfer_bench.figures.trace_figures import TraceRecord
+from hillinfer_bench.report.report_check import report_faults
+from hillinfer_bench.rivals.h2o import HELD_PROMPT
 from hillinfer_bench.systems.table import make_system
 
 # They share two runs.
@@ -34,7 +35,7 @@ def whole_run(tmp_path_factory, cold_dir):
     out = tmp_path_factory.mktemp("bench") / "reports" / "bench.json"
     said = []
     table = run(
-        BenchRequest("quick", str(folder), NumberType.AUTO, (), (), (), (), 1, cold_dir, out),
+        BenchRequest("quick", str(folder), NumberType.AUTO, Chosen(), 1, cold_dir, out),
         said.append,
         _QuietStage,
     )
@@ -55,11 +56,9 @@ def traced(tmp_path_factory, cold_dir):
     folder = tmp_path_factory.mktemp("traced")
     model = save_tiny(folder / "model", TinyModel(heads="mha", head_dim=64, layers=2))
     out, trace = folder / "bench.json", folder / "new" / "trace.json"
+    chosen = Chosen(systems=("hillinfer", "full-drive"), models=("tiny",), steps=3)
     request = BenchRequest(
-        *("quick", str(model), NumberType.AUTO, ("hillinfer", "full-drive"), (), (), ("tiny",)),
-        *(1, cold_dir, out),
-        steps=3,
-        trace=trace,
+        "quick", str(model), NumberType.AUTO, chosen, 1, cold_dir, out, trace=trace
     )
     run(request, lambda line: None, _QuietStage)
     return trace, json.loads(out.read_text(encoding="utf-8"))
@@ -83,7 +82,8 @@ def test_the_report_is_valid_and_every_system_was_measured(bench):
     _, report, _ = bench
     assert report_faults(report) == []
     assert [row["name"] for row in report["rows"] if row["skipped"]] == []
-    for _, own in groupby(report["rows"], key=lambda row: row["model"]):
+    alone = [row for row in report["rows"] if not row["part"]]
+    for _, own in groupby(alone, key=lambda row: row["model"]):
         names = {row["system"] for row in own}
         assert {"floor", "hillinfer", "full-memory", "full-drive", "transformers-dynamic"} <= names
 
@@ -91,10 +91,11 @@ def test_the_report_is_valid_and_every_system_was_measured(bench):
 def test_rows_have_each_measured_step(bench):
     _, report, _ = bench
     for row in report["rows"]:
-        assert (row["steps"], len(row["step_ms"])) == (8, 8)
+        steps = 4 if row["part"] == "joined" else 8
+        assert (row["steps"], len(row["step_ms"])) == (steps, steps)
         assert min(row["step_ms"]) == pytest.approx(row["min_ms"], abs=1e-4)
-        assert sorted(row["step_ms"])[3] - 1e-4 <= row["median_ms"]
-        assert row["median_ms"] <= sorted(row["step_ms"])[4] + 1e-4
+        ordered = sorted(row["step_ms"])
+        assert ordered[steps // 2 - 1] - 1e-4 <= row["median_ms"] <= ordered[steps // 2] + 1e-4
 
 
 def test_what_the_plan_needs_is_said_before_anything_is_measured(whole_run):
@@ -128,9 +129,14 @@ def test_without_a_trace_no_row_says_that_it_was_traced(bench):
 
 def test_rows_say_what_was_measured_and_what_was_modelled(bench):
     _, report, _ = bench
-    labels = {row["model"].split("/")[-1][:4]: row["selection"] for row in report["rows"]}
+    labels = {
+        row["model"].split("/")[-1][:4]: row["selection"]
+        for row in report["rows"]
+        if not row["part"]
+    }
     assert labels["tiny"] == "modelled selection"
     real = [row for row in report["rows"] if row["selection"] == "measured selection"]
+    real = [row for row in real if not row["part"]]
     assert {row["context"] for row in real} == {2048}
     checks = report["selections"]["checks"]
     assert {check["context"] for check in checks} == {8192}
@@ -144,6 +150,8 @@ def test_quality_stands_beside_the_time_where_weights_are_real(bench):
     _, report, _ = bench
     for row in report["rows"]:
         real = row["selection"] == "measured selection" and row["system"] != "floor"
+        # Joined caches answer as alone, so no quality of their own is measured.
+        real = real and row["part"] != "joined"
         assert (row["perplexity"] is not None) == real
         assert (row["agreement"] is not None) == real
     full = [row for row in report["rows"] if row["system"].startswith(("full", "transformers"))]
@@ -156,6 +164,9 @@ def test_drives_are_read_past_the_page_cache_and_budgets_are_kept(bench):
     _, report, _ = bench
     kept = set()
     for row in report["rows"]:
+        if row["part"] == "joined":
+            assert row["held_bytes"] <= row["budget_bytes"], row["name"]
+            continue
         if row["system"] in ("hillinfer", "full-drive"):
             assert row["io_mode"] == "direct"
         if row["system"] == "h2o-drop":
@@ -190,6 +201,21 @@ def test_other_benchmarks_figures_or_reasons_are_there(bench):
     assert report["machine_read_gbps"] > 0
 
 
+def test_joined_caches_are_measured_in_two_budgets_beside_what_is_allowed(bench):
+    table, report, _ = bench
+    rows = [row for row in report["rows"] if row["part"] == "joined"]
+    assert [row["system"] for row in rows] == ["hillinfer-joined", "hillinfer-alone"] * 2
+    in_dram, on_drive = rows[:2], rows[2:]
+    assert all(row["drive_read_bytes"] == 0 for row in in_dram)
+    assert all(row["drive_read_bytes"] > 0 for row in on_drive)
+    ratios = [one for one in report["ratios"] if one["name"] == "joined_speedup"]
+    assert len(ratios) == 2
+    for one, row in zip(ratios, rows[1::2], strict=True):
+        assert one["row"] in table
+        assert one["against"] == row["name"]
+        assert one["allowed"] > 1
+
+
 def test_rows_say_how_many_layers_were_predicted(bench):
     _, report, _ = bench
     real = {row["system"]: row for row in report["rows"] if row["layers"] == 12}
@@ -220,8 +246,8 @@ def command(monkeypatch, capfd):
         (("--out", "table.txt"), "out=table.txt is for JSON"),
         (("--threads", "0"), "threads=0"),
         (("--steps", "0"), "steps=0"),
-        (("--batches", "3"), "for --batches 3; it has batches: 1, 2"),
-        (("--budgets", "0.3"), "for --budgets 0.3; it has budgets: 1.0, 6.0"),
+        (("--batches", "3"), "for --batches 3; it has batches: 1, 2, 4"),
+        (("--budgets", "0.3"), "for --budgets 0.3; it has budgets: 1.0, 4.0, 6.0, 12.0"),
         (("--shadows", "int3"), "for --shadows int3; it has shadows: auto"),
         (("--trace", "t.json"), "--trace writes one file, of one HillInfer system in one case"),
         (("--trace", "build/reports/bench.json"), "is where the report goes"),

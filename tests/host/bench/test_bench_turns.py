@@ -3,8 +3,8 @@
 
 import pytest
 
-from hillinfer_bench.decode.timing import Timing
-from hillinfer_bench.decode.turns import turns
+from hillinfer_bench.decode.measuring import turns
+from hillinfer_bench.report.rows import Timing
 
 
 @pytest.mark.parametrize(("systems", "steps", "length", "warm_up"), [(3, 14, 4, 4), (1, 5, 2, 0)])

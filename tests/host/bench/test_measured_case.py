@@ -2,22 +2,19 @@
 """One case measured: who is left out, which rates limits are made with, which shadow was used."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from hillinfer.machine.model_shapes import SHAPES
 from hillinfer.storage.cold_file import IOMode, probe_io_mode
-from hillinfer_bench.decode import capacity
-from hillinfer_bench.decode.case import Case
-from hillinfer_bench.decode.kv_source import RandomKV
 from hillinfer_bench.decode.measuring import Bed, measure_case
-from hillinfer_bench.decode.rates import MachineRates
+from hillinfer_bench.decode.room import SLACK_BYTES, FreeRoom
 from hillinfer_bench.decode.run import attached
-from hillinfer_bench.decode.setting import BenchSetting
-from hillinfer_bench.rivals.full_memory import FullMemory
-from hillinfer_bench.systems.system import Needs
+from hillinfer_bench.report.rows import MachineRates
+from hillinfer_bench.rivals.full import FullMemory
+from hillinfer_bench.systems.case import BenchSetting, Case
+from hillinfer_bench.systems.kv_source import RandomKV
 from hillinfer_bench.systems.table import FLOOR, make_system
 
 CONTEXT, WEIGHTS = 1024, 10**6
@@ -35,9 +32,23 @@ def bed(cold_dir):
     return Bed(setting, shape.layers, WEIGHTS, RandomKV(shape, CONTEXT, 1), None)
 
 
-def measured(bed, rates):
+class Rates:
+    """Rates as if measured: at the start, and the same or others between turns."""
+
+    def __init__(self, start, *beside):
+        self.start = start
+        self.beside = list(beside)
+        self.samples = 0
+
+    def sample(self):
+        self.samples += 1
+        return self.beside.pop() if self.beside else self.start
+
+
+def measured(bed, rates, free=None):
+    rates = rates if isinstance(rates, Rates) else Rates(rates)
     with attached(bed.setting.model):
-        return {row.system: row for row in measure_case(bed, rates)}
+        return {row.system: row for row in measure_case(bed, rates, free=free)}
 
 
 def test_limits_are_made_with_the_best_rate_that_the_case_has_shown(bed):
@@ -50,6 +61,24 @@ def test_limits_are_made_with_the_best_rate_that_the_case_has_shown(bed):
     assert rows[FLOOR].limit_ms <= rows[FLOOR].min_ms * 1.05
     fast = measured(bed, MachineRates(memory=1e15, drive=1e12))
     assert {row.memory_gbps for row in fast.values()} == {1e6}
+
+
+def test_rates_are_measured_between_the_turns_and_the_best_makes_the_limits(bed):
+    rates = Rates(MachineRates(1e15, 1e9), MachineRates(1e9, 3e9), MachineRates(1e9, 2e9))
+    rows = measured(bed, rates)
+    # A warm-up and two turns of each, with a measurement before and after.
+    assert rates.samples == 3 * len(rows) + 1
+    assert {(row.memory_gbps, row.drive_gbps) for row in rows.values()} == {(1e6, 3.0)}
+
+
+def test_a_row_that_beats_every_rate_is_flagged_and_the_others_go_on(bed):
+    case = replace(bed.setting.case, systems=("full-drive", "full-memory"))
+    setting = replace(bed.setting, case=case, budget_bytes=1 << 16)
+    # No drive is so slow.
+    rows = measured(replace(bed, setting=setting), MachineRates(memory=1e15, drive=1.0))
+    assert all(row.skipped is None for row in rows.values())
+    assert {name for name, row in rows.items() if row.beats_limit} == {"full-drive"}
+    assert "below the limit" in rows["full-drive"].flags[-1]
 
 
 @pytest.mark.parametrize(
@@ -77,19 +106,10 @@ def test_rows_say_which_shadow_was_used(bed):
     assert f"shadow {row.shadow_used}" in row.chosen
 
 
-def test_a_system_without_room_leaves_the_others_theirs(bed, monkeypatch):
-    free = capacity.MemoryFacts.read().available_bytes
-    kind = type(make_system("transformers-dynamic"))
-    needs = kind.needs
-
-    def too_much(self, setting):
-        return Needs(free, 0) if self.name == "transformers-dynamic" else needs(self, setting)
-
-    monkeypatch.setattr(kind, "needs", too_much)
-    # What is free moves while this runs.
-    facts = SimpleNamespace(available_bytes=free)
-    monkeypatch.setattr(capacity.MemoryFacts, "read", lambda: facts)
-    rows = measured(bed, MachineRates(memory=1e10, drive=1e9))
+def test_a_system_without_room_leaves_the_others_theirs(bed):
+    kept = sum(make_system(name).needs(bed.setting).memory for name in SYSTEMS[:-1])
+    free = FreeRoom(kept + SLACK_BYTES, 1 << 40)
+    rows = measured(bed, MachineRates(memory=1e10, drive=1e9), free)
     skipped = {name: row.skipped for name, row in rows.items() if row.skipped}
     assert list(skipped) == ["transformers-dynamic"]
     assert "the largest first" in skipped["transformers-dynamic"]
@@ -97,9 +117,7 @@ def test_a_system_without_room_leaves_the_others_theirs(bed, monkeypatch):
     assert rows[FLOOR].median_ms > 0
 
 
-def test_where_nothing_fits_every_row_says_why(bed, monkeypatch):
-    none = SimpleNamespace(available_bytes=0)
-    monkeypatch.setattr(capacity.MemoryFacts, "read", lambda: none)
-    rows = measured(bed, MachineRates(memory=1e10, drive=1e9))
+def test_where_nothing_fits_every_row_says_why(bed):
+    rows = measured(bed, MachineRates(memory=1e10, drive=1e9), FreeRoom(0, 1 << 40))
     assert set(rows) == {FLOOR, *SYSTEMS}
     assert all("are free" in row.skipped for row in rows.values())

@@ -6,11 +6,10 @@ import json
 import pytest
 from bench_cases import measured_row
 
-from hillinfer_bench.decode.other_goals import OTHER_GOALS
-from hillinfer_bench.decode.other_reports import other_goal_records
 from hillinfer_bench.decode.rates import MachineRates
-from hillinfer_bench.decode.report import bench_report
-from hillinfer_bench.decode.report_check import report_faults
+from hillinfer_bench.report.bench_report import bench_report
+from hillinfer_bench.report.other_reports import OTHER_GOALS, other_goal_records
+from hillinfer_bench.report.report_check import report_faults
 
 FILES = {other.file: other for other in OTHER_GOALS}
 
@@ -60,13 +59,16 @@ def scorer(int4=0.85):
 def drive(blocks=0.85):
     """Return a report as `make drive` writes it."""
     return {
-        "goal_ratio_to_fio": 0.8,
+        "goal_ratio_to_reference": 0.8,
         "cases": {
-            "rows of 1 KiB": {"fio": {"ratio_to_fio": 1.0}, "threads": {"ratio_to_fio": 0.95}},
+            "rows of 1 KiB": {
+                "reference": {"ratio_to_reference": 1.0},
+                "threads": {"ratio_to_reference": 0.95},
+            },
             "1024 KiB": {
-                "fio": {"ratio_to_fio": 1.0},
-                "uring": {"ratio_to_fio": blocks},
-                "threads": {"ratio_to_fio": 0.1},
+                "reference": {"ratio_to_reference": 1.0},
+                "uring": {"ratio_to_reference": blocks},
+                "threads": {"ratio_to_reference": 0.1},
             },
         },
     }

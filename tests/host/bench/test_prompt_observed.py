@@ -11,12 +11,11 @@ import torch
 from tiny_models import FAMILIES, TinyModel
 
 from hillinfer.model_shape import ModelShape
-from hillinfer_bench.decode.case import Case
 from hillinfer_bench.decode.measuring import Bed, _open
 from hillinfer_bench.decode.run import OBSERVED_QUERIES, read_text
-from hillinfer_bench.decode.setting import BenchSetting
-from hillinfer_bench.rivals.h2o_drop import HELD_PROMPT
-from hillinfer_bench.systems.rival_system import RivalSystem
+from hillinfer_bench.rivals.h2o import HELD_PROMPT
+from hillinfer_bench.systems.case import BenchSetting, Case
+from hillinfer_bench.systems.table import RivalSystem
 from hillinfer_model.selection import selected_count
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "rivals"))

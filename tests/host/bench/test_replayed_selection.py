@@ -11,20 +11,15 @@ from hillinfer.errors import SettingsError
 from hillinfer.machine.model_shapes import SHAPES
 from hillinfer.pools.budget_plan import BudgetPlan
 from hillinfer.settings import Settings
-from hillinfer_bench.decode.case import Case
-from hillinfer_bench.decode.kv_source import PrefixKV
 from hillinfer_bench.decode.run import attached
-from hillinfer_bench.decode.selections import Selections
-from hillinfer_bench.decode.setting import BenchSetting
-from hillinfer_bench.policies.selection_policy import SelectionPolicy
-from hillinfer_bench.quality.attention import selecting
-from hillinfer_bench.quality.prefix import Prefix
-from hillinfer_bench.quality.teacher_forcing import forced_logits
-from hillinfer_bench.rivals.paged_rival import PAGE_TOKENS, PagedRival
-from hillinfer_bench.rivals.rival import Rival
-from hillinfer_bench.rivals.selection import count, replayed_pages
-from hillinfer_bench.rivals.setup import RivalSetup
+from hillinfer_bench.quality.forced_reading import Prefix, forced_logits, selecting
+from hillinfer_bench.quality.policies import SelectionPolicy
+from hillinfer_bench.rivals.block_attention import count, replayed_pages
+from hillinfer_bench.rivals.paged import PAGE_TOKENS, PagedRival
+from hillinfer_bench.rivals.rival import Rival, RivalSetup
 from hillinfer_bench.rivals.table import RIVALS
+from hillinfer_bench.systems.case import BenchSetting, Case, Selections
+from hillinfer_bench.systems.kv_source import PrefixKV
 from hillinfer_bench.systems.table import make_system
 
 CONTEXT, STEPS, LAYERS = 600, 3, 4

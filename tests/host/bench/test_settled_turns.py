@@ -8,11 +8,10 @@ import pytest
 import torch
 
 from hillinfer.machine.model_shapes import SHAPES
-from hillinfer_bench.decode.case import Case
-from hillinfer_bench.decode.kv_source import RandomKV
-from hillinfer_bench.decode.setting import BenchSetting
-from hillinfer_bench.decode.stepping import take_steps
+from hillinfer_bench.decode.measuring import take_steps
 from hillinfer_bench.rivals.drive_rows import DriveRows
+from hillinfer_bench.systems.case import BenchSetting, Case
+from hillinfer_bench.systems.kv_source import RandomKV
 from hillinfer_bench.systems.system import OpenSystem
 from hillinfer_bench.systems.table import make_system
 

@@ -9,11 +9,10 @@ from bench_cases import SETTINGS, local_trace
 
 from hillinfer.errors import SettingsError
 from hillinfer.models.loader import load_model
-from hillinfer_bench.decode import recorder as recorder_module
-from hillinfer_bench.decode.recorder import SelectionRecorder
 from hillinfer_bench.quality.texts import standard_library_samples
-from hillinfer_bench.replay.locality import Locality
-from hillinfer_bench.replay.stretching import Stretch, recording_settings, stretched_trace
+from hillinfer_bench.replay.stretching import Locality, Stretch, recording_settings, stretched_trace
+from hillinfer_bench.systems import replayed_selections
+from hillinfer_bench.systems.replayed_selections import SelectionRecorder
 from hillinfer_bench.systems.system import BenchError
 from hillinfer_model.selection import kept_positions, selected_count
 
@@ -110,7 +109,7 @@ def recorder_of(monkeypatch, bad=None):
             ),
         )
 
-    monkeypatch.setattr(recorder_module, "stretched_trace", spoiled)
+    monkeypatch.setattr(replayed_selections, "stretched_trace", spoiled)
     monkeypatch.setattr(SelectionRecorder, "_record", lambda self, settings, steps: recorded)
     return SelectionRecorder(None, None, RECORDED)
 

@@ -19,10 +19,10 @@ from hillinfer.errors import HillInferError, SettingsError
 from hillinfer.models.loader import load_model
 from hillinfer.models.registry_model import DEFAULT_MODEL
 from hillinfer.output_file import ReportError, make_folders, prepare_report, write_whole
-from hillinfer_bench.decode.report import write_bench_report
 from hillinfer_bench.figures.canvas import new_figure, save_figure
-from hillinfer_bench.quality.report import write_report as write_quality
-from hillinfer_bench.replay.report import write_report as write_pools
+from hillinfer_bench.quality.table import write_report as write_quality
+from hillinfer_bench.replay.table import write_report as write_pools
+from hillinfer_bench.report.bench_report import write_bench_report
 
 UMASKS = (0o000, 0o002, 0o022, 0o077)
 # Commands up to an option that names a file; no model and no input is there, which shows later.

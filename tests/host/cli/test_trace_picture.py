@@ -9,7 +9,7 @@ import pytest
 from test_process import started
 from trace_events import check, load, spans
 
-from hillinfer_bench.figures.trace_record import TraceRecord
+from hillinfer_bench.figures.trace_figures import TraceRecord
 
 LEAST = ("--question", "which cat?", "--dram-budget", "auto", "--shadow", "int4")
 
@@ -80,7 +80,7 @@ def test_picture_as_svg(trace, command, tmp_path):
 def test_bars_are_the_spans_of_the_step(trace):
     pytest.importorskip("matplotlib", reason="pip install 'hillinfer[figures]'")
     from hillinfer.timeline.lane import Lane
-    from hillinfer_bench.figures.lanes_figure import lanes_figure
+    from hillinfer_bench.figures.trace_figures import lanes_figure
 
     record = TraceRecord.read(trace[0])
     step = record.step(record.median_step)

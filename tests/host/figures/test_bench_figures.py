@@ -8,9 +8,12 @@ import pytest
 from bench.bench_cases import measured_row
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from hillinfer_bench.figures.bench_figures import bench_figures
-from hillinfer_bench.figures.case_labels import case_labels, file_words
-from hillinfer_bench.figures.system_style import SystemStyle
+from hillinfer_bench.figures.bench_figures import (
+    SystemStyle,
+    bench_figures,
+    case_labels,
+    file_words,
+)
 from hillinfer_bench.systems.table import ABLATION, FLOOR, system_names
 
 SYSTEMS = ("hillinfer", "full-drive", "h2o-all-keys")
@@ -154,10 +157,10 @@ def test_large_ratios_are_drawn_on_a_logarithmic_scale():
 
 def test_noisy_rows_are_marked():
     calm = bench_figures(rows())["latency"]
-    noisy = bench_figures([replace(row, flagged=True) for row in rows()])["latency"]
+    noisy = bench_figures([replace(row, spread=0.5) for row in rows()])["latency"]
     words = [[text.get_text() for text in figure.axes[0].texts] for figure in (calm, noisy)]
     assert words == [["10", "20", "30"], ["10!", "20!", "30!"]]
-    assert "20 %" in noisy.legends[0].get_title().get_text()
+    assert "flagged" in noisy.legends[0].get_title().get_text()
 
 
 def test_long_lists_of_cases_go_on_in_another_panel():

@@ -19,7 +19,7 @@ from hillinfer.native.library import native_is_here
 from hillinfer.runtime import Runtime
 from hillinfer.timeline.lane import Lane
 from hillinfer.timeline.silent import SILENT, Silent
-from hillinfer_bench.figures.trace_record import TraceRecord
+from hillinfer_bench.figures.trace_figures import TraceRecord
 
 LENGTH, CHUNKS, NEW, LAYERS = 1300, 3, 6, 4
 TINY = TinyModel("llama", "gqa", torch.float32, layers=LAYERS)

@@ -7,11 +7,13 @@ from twins.torch_scorer import TorchScorer
 
 from hillinfer.devices.golden_scorer import GoldenScorer
 from hillinfer.settings import Settings
-from hillinfer_bench.policies.contract_selection import ContractSelection
-from hillinfer_bench.policies.float_weights import FloatWeights
-from hillinfer_bench.policies.layer_queries import LayerQueries
-from hillinfer_bench.policies.pages import Pages
-from hillinfer_bench.policies.recent_only import RecentOnly
+from hillinfer_bench.quality.policies import (
+    ContractSelection,
+    FloatWeights,
+    LayerQueries,
+    Pages,
+    RecentOnly,
+)
 from hillinfer_model.choices import Scope
 from hillinfer_model.kernel_spec import KernelSpec
 

@@ -19,8 +19,7 @@ from policy_cases import (
 )
 
 from hillinfer.devices.golden_scorer import GoldenScorer
-from hillinfer_bench.policies.pages import PAGE_TOKENS, Pages
-from hillinfer_bench.policies.recent_only import RecentOnly
+from hillinfer_bench.quality.policies import PAGE_TOKENS, Pages, RecentOnly
 from hillinfer_model.choices import KeyMode, Rule, Scope
 from hillinfer_model.golden import GoldenModel
 from hillinfer_model.kernel_spec import KernelSpec

@@ -14,7 +14,7 @@ from policy_cases import (
     some_settings,
 )
 
-from hillinfer_bench.policies.recent_only import RecentOnly
+from hillinfer_bench.quality.policies import RecentOnly
 from hillinfer_model.selection import kept_positions, selected_count
 
 # Shorter than the kept tokens, within the first segment, over the ends of segments and pages.

@@ -12,11 +12,10 @@ from tiny_models import VOCABULARY, TinyModel
 from hillinfer.hie.top_alpha import TopAlpha
 from hillinfer.pools.layer_shares import PoolSizes
 from hillinfer.settings import Settings
-from hillinfer_bench.quality.attention import selecting
-from hillinfer_bench.quality.prefix import Prefix
-from hillinfer_bench.replay.measuring import replay_policy
+from hillinfer_bench.quality.forced_reading import Prefix, selecting
 from hillinfer_bench.replay.pool_replay import PoolReplay
 from hillinfer_bench.replay.recording import record_selections
+from hillinfer_bench.replay.table import replay_policy
 from hillinfer_model.score_block import ScoreBlock
 from hillinfer_model.selection import kept_positions
 from pool_trials import (

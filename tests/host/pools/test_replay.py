@@ -10,17 +10,19 @@ from replay_cases import random_trace
 from hillinfer.policies.pool_policies import POOL_POLICIES
 from hillinfer.policies.pool_policy import PoolPolicy
 from hillinfer.pools.layer_shares import PoolSizes
-from hillinfer_bench.replay.bounds import demand_bound, prefetch_bound, shared_demand_bound
-from hillinfer_bench.replay.measuring import POOL_ALPHAS, pool_rows, replay_policy
+from hillinfer_bench.replay.belady import demand_bound, prefetch_bound, shared_demand_bound
 from hillinfer_bench.replay.pool_replay import PoolReplay
-from hillinfer_bench.replay.pool_row import (
+from hillinfer_bench.replay.table import (
     ALL_TEXTS,
     DEMAND,
     EQUAL,
     MISSES,
+    POOL_ALPHAS,
     PREFETCH,
     SHARED,
     means,
+    pool_rows,
+    replay_policy,
 )
 
 TRACE = random_trace()

@@ -35,10 +35,8 @@ def recorded_layers(real_model, real_ids):
     from product_decode import Recorded
 
     from hillinfer.settings import Settings
-    from hillinfer_bench.policies.recent_only import RecentOnly
-    from hillinfer_bench.quality.attention import selecting
-    from hillinfer_bench.quality.prefix import Prefix
-    from hillinfer_bench.quality.teacher_forcing import forced_logits
+    from hillinfer_bench.quality.forced_reading import Prefix, forced_logits, selecting
+    from hillinfer_bench.quality.policies import RecentOnly
 
     ids = real_ids[0][:2048]
     everything = Recorded(RecentOnly(Settings().changed(alpha=1.0)))

@@ -9,8 +9,7 @@ import numpy as np
 import torch
 
 import hillinfer
-from hillinfer_bench.policies.layer_queries import LayerQueries
-from hillinfer_bench.policies.selection_policy import SelectionPolicy
+from hillinfer_bench.quality.policies import LayerQueries, SelectionPolicy
 
 
 @dataclass(frozen=True)

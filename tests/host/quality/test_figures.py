@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from hillinfer.output_file import ReportError, prepare_report
-from hillinfer_bench.quality.measures import Measures, measure
-from hillinfer_bench.quality.report import (
+from hillinfer_bench.quality.table import (
     FULL_CACHE,
+    Measures,
     QualityRow,
+    measure,
     table_text,
     write_report,
 )

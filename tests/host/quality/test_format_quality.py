@@ -4,7 +4,7 @@
 import pytest
 
 from format_quality import Difference, compare
-from hillinfer_bench.quality.measures import Measures
+from hillinfer_bench.quality.table import Measures
 
 
 def measures(*divergences):

@@ -8,10 +8,8 @@ from tiny_models import FAMILIES, TinyModel, prompts
 
 from hillinfer.errors import UnsupportedFeatureError
 from hillinfer.settings import Settings
-from hillinfer_bench.policies.recent_only import RecentOnly
-from hillinfer_bench.quality.attention import selecting
-from hillinfer_bench.quality.prefix import Prefix
-from hillinfer_bench.quality.teacher_forcing import forced_logits
+from hillinfer_bench.quality.forced_reading import Prefix, forced_logits, selecting
+from hillinfer_bench.quality.policies import RecentOnly
 
 MODELS = [TinyModel(family) for family in FAMILIES if family != "opt"]
 MODELS += [TinyModel("opt", "mha"), TinyModel(heads="mqa"), TinyModel(dtype=torch.bfloat16)]

@@ -5,11 +5,10 @@ import pytest
 
 from hillinfer.pools.layer_shares import PoolSizes
 from hillinfer.settings import Settings
-from hillinfer_bench.quality.attention import selecting
-from hillinfer_bench.quality.prefix import Prefix
-from hillinfer_bench.replay.bounds import demand_bound
-from hillinfer_bench.replay.measuring import replay_policy
+from hillinfer_bench.quality.forced_reading import Prefix, selecting
+from hillinfer_bench.replay.belady import demand_bound
 from hillinfer_bench.replay.recording import record_selections
+from hillinfer_bench.replay.table import replay_policy
 from hillinfer_model.selection import kept_positions, selected_count
 
 pytestmark = [pytest.mark.model, pytest.mark.xdist_group("real-model-quality")]

@@ -6,10 +6,9 @@ from statistics import fmean
 import pytest
 
 from hillinfer.settings import Settings
-from hillinfer_bench.policies.recent_only import RecentOnly
-from hillinfer_bench.quality.configurations import Configuration, contract_configuration
-from hillinfer_bench.quality.evaluation import evaluate_text
-from hillinfer_bench.quality.measures import Measures
+from hillinfer_bench.quality.policies import RecentOnly
+from hillinfer_bench.quality.run import evaluate_text
+from hillinfer_bench.quality.table import Configuration, Measures, contract_configuration
 from hillinfer_bench.quality.texts import TextSample
 
 pytestmark = [pytest.mark.model, pytest.mark.xdist_group("real-model-quality")]

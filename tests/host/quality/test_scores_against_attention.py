@@ -11,7 +11,7 @@ from twins.torch_scorer import TorchScorer
 
 from hillinfer.devices.golden_scorer import GoldenScorer
 from hillinfer.settings import Settings
-from hillinfer_bench.policies.contract_selection import ContractSelection
+from hillinfer_bench.quality.policies import ContractSelection
 from hillinfer_model.choices import KeyMode, Rule, Scope
 from hillinfer_model.kernel_spec import KernelSpec
 

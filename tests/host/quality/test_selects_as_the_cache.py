@@ -9,11 +9,9 @@ from tiny_models import TinyModel, prompts
 
 from hillinfer.model_shape import ModelShape
 from hillinfer.settings import Settings
-from hillinfer_bench.policies.layer_queries import LayerQueries
-from hillinfer_bench.quality.attention import selecting
-from hillinfer_bench.quality.configurations import contract_configuration
-from hillinfer_bench.quality.prefix import Prefix
-from hillinfer_bench.quality.teacher_forcing import forced_logits
+from hillinfer_bench.quality.forced_reading import Prefix, forced_logits, selecting
+from hillinfer_bench.quality.policies import LayerQueries
+from hillinfer_bench.quality.table import contract_configuration
 
 TINY = TinyModel(head_dim=16)
 KEPT = {"kept_sinks": 4, "kept_recent": 6}

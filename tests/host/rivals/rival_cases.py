@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from hillinfer.model_shape import ModelShape, StoredType
-from hillinfer_bench.rivals.setup import RivalSetup
+from hillinfer_bench.rivals.rival import RivalSetup
 from hillinfer_bench.rivals.table import make_rival
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "attention"))

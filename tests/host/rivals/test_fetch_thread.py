@@ -4,10 +4,9 @@
 import numpy as np
 import pytest
 
-from hillinfer_bench.rivals.fetch_thread import FetchThread
-from hillinfer_bench.rivals.landing import Landing, piece_counts, piece_units
-from hillinfer_bench.rivals.meter import Meter
-from hillinfer_bench.rivals.pooled_rows import Fetched
+from hillinfer_bench.rivals.drive_rows import Landing, piece_counts, piece_units
+from hillinfer_bench.rivals.pooled_rows import Fetched, FetchThread
+from hillinfer_bench.rivals.rival import Meter
 
 ROW_BYTES = 4096
 PIECE_ROWS = 1024

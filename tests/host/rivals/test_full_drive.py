@@ -9,7 +9,7 @@ from rival_cases import MULTI_HEAD, SHAPE, Run, flip_on_drive, make_setup
 from hillinfer.errors import BudgetError
 from hillinfer.model_shape import StoredType
 from hillinfer.storage.read_engines import IOChoice
-from hillinfer_bench.rivals import block_stream
+from hillinfer_bench.rivals import drive_rows
 from hillinfer_bench.rivals.table import make_rival
 
 GROUP = 64
@@ -24,7 +24,7 @@ def least_budget(setup, share_groups, block_groups=1):
 
 @pytest.fixture(autouse=True)
 def _blocks_of_one_group(monkeypatch):
-    monkeypatch.setattr(block_stream, "BLOCK_BYTES", 1)
+    monkeypatch.setattr(drive_rows, "BLOCK_BYTES", 1)
 
 
 def make_run(cold_dir, shape=SHAPE, share=2, prompt=734, **changes):

@@ -9,9 +9,8 @@ from rival_cases import MULTI_HEAD, SHAPE, Run, make_setup
 
 from hillinfer.attention.host_attention import host_attention
 from hillinfer.model_shape import StoredType
-from hillinfer_bench.rivals import full_memory
-from hillinfer_bench.rivals.full_memory import FullMemory
-from hillinfer_bench.rivals.memory_caches import KERNELS
+from hillinfer_bench.rivals import full
+from hillinfer_bench.rivals.full import KERNELS, FullMemory
 from hillinfer_bench.rivals.table import make_rival
 
 FORMS = [
@@ -84,14 +83,14 @@ def test_the_trial_takes_the_fastest(cold_dir, monkeypatch):
     made = list(make_rival("full-memory", make_setup(cold_dir))._makers())
     for number, form in enumerate(made):
         seconds = iter([1.0 if i == number else 2.0 for i in range(len(made))])
-        monkeypatch.setattr(full_memory, "_least_seconds", lambda attend, s=seconds: next(s))
+        monkeypatch.setattr(full, "_least_seconds", lambda attend, s=seconds: next(s))
         assert make_rival("full-memory", make_setup(cold_dir)).describe() == form
 
 
 def test_the_trial_really_attends(cold_dir, monkeypatch):
     found = []
     monkeypatch.setattr(
-        full_memory, "_least_seconds", lambda attend: found.append(attend().float()) or 1.0
+        full, "_least_seconds", lambda attend: found.append(attend().float()) or 1.0
     )
     make_rival("full-memory", make_setup(cold_dir, context=100))
     assert len(found) >= 2 * len(KERNELS)

@@ -11,8 +11,8 @@ from rival_cases import MULTI_HEAD, PAPER, SCALING, SHAPE, WIDE, Run, flip_on_dr
 
 from hillinfer.errors import BudgetError
 from hillinfer.model_shape import StoredType
-from hillinfer_bench.rivals import block_stream, landing
-from hillinfer_bench.rivals.landing import piece_counts, piece_units
+from hillinfer_bench.rivals import drive_rows
+from hillinfer_bench.rivals.drive_rows import piece_counts, piece_units
 from hillinfer_bench.rivals.table import make_rival
 from hillinfer_model.selection import selected_count
 
@@ -21,7 +21,7 @@ NAME = "h2o-all-keys"
 
 @pytest.fixture(autouse=True)
 def _blocks_of_one_group(monkeypatch):
-    monkeypatch.setattr(block_stream, "BLOCK_BYTES", 1)
+    monkeypatch.setattr(drive_rows, "BLOCK_BYTES", 1)
 
 
 def half_bytes(shape):
@@ -70,7 +70,7 @@ def visible(run, positions):
 @pytest.mark.parametrize("shape", [SHAPE, replace(MULTI_HEAD, stored_type=StoredType.BFLOAT16)])
 @pytest.mark.parametrize("extra", [0, 100_000, 32 << 20])
 def test_everything_selected_is_full_attention(cold_dir, shape, extra, monkeypatch, piece_bytes):
-    monkeypatch.setattr(landing, "_PIECE_BYTES", piece_bytes)
+    monkeypatch.setattr(drive_rows, "_PIECE_BYTES", piece_bytes)
     setup = make_setup(cold_dir, shape, alpha=1.0, block_rows=50)
     run = Run(NAME, replace(setup, budget_bytes=fixed_bytes(setup) + extra), 734)
     with run.rival:

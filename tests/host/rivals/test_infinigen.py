@@ -12,11 +12,11 @@ from rival_cases import MULTI_HEAD, PAPER, SCALING, SHAPE, WIDE, Run, flip_on_dr
 
 from hillinfer.errors import BudgetError
 from hillinfer.model_shape import StoredType
-from hillinfer_bench.rivals import landing
-from hillinfer_bench.rivals.landing import piece_counts, piece_units
-from hillinfer_bench.rivals.meter import Meter
-from hillinfer_bench.rivals.partial_keys import PartialKeys
-from hillinfer_bench.rivals.selection import head_logits
+from hillinfer_bench.rivals import drive_rows
+from hillinfer_bench.rivals.block_attention import head_logits
+from hillinfer_bench.rivals.drive_rows import piece_counts, piece_units
+from hillinfer_bench.rivals.infinigen import PartialKeys
+from hillinfer_bench.rivals.rival import Meter
 from hillinfer_bench.rivals.table import make_rival
 from hillinfer_model.selection import selected_count
 
@@ -65,7 +65,7 @@ def visible(run, positions):
 def test_everything_selected_is_full_attention(
     cold_dir, shape, predicted, monkeypatch, piece_bytes
 ):
-    monkeypatch.setattr(landing, "_PIECE_BYTES", piece_bytes)
+    monkeypatch.setattr(drive_rows, "_PIECE_BYTES", piece_bytes)
     setup = make_setup(cold_dir, shape, alpha=1.0, block_rows=50)
     run = Run(NAME, replace(setup, budget_bytes=fixed_bytes(setup) + 100_000), 734)
     with run.rival:
@@ -161,7 +161,7 @@ def test_bytes_are_the_formula(cold_dir, monkeypatch, shape, batch, prompt, extr
 
 @pytest.mark.parametrize("ahead_rows", [0, 64, 2048])
 def test_odd_predictions_do_no_harm(cold_dir, monkeypatch, ahead_rows):
-    monkeypatch.setattr(landing, "_PIECE_BYTES", 1)
+    monkeypatch.setattr(drive_rows, "_PIECE_BYTES", 1)
     run = Run(NAME, make_setup(cold_dir, alpha=1.0, ahead_rows=ahead_rows), 734)
     with run.rival as rival:
         for layer in (0, 1, 0):

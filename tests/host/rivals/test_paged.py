@@ -11,8 +11,8 @@ from rival_cases import MULTI_HEAD, SCALING, SHAPE, WIDE, Run, flip_on_drive, ma
 
 from hillinfer.errors import BudgetError
 from hillinfer.model_shape import StoredType
-from hillinfer_bench.rivals import landing
-from hillinfer_bench.rivals.landing import piece_counts, piece_units
+from hillinfer_bench.rivals import drive_rows
+from hillinfer_bench.rivals.drive_rows import piece_counts, piece_units
 from hillinfer_bench.rivals.table import make_rival
 from hillinfer_model.selection import selected_count
 
@@ -82,7 +82,7 @@ def visible(run, chosen):
 @pytest.mark.parametrize("piece_bytes", [1, 8 << 20])
 @pytest.mark.parametrize("shape", [SHAPE, replace(MULTI_HEAD, stored_type=StoredType.BFLOAT16)])
 def test_everything_selected_is_full_attention(cold_dir, name, shape, monkeypatch, piece_bytes):
-    monkeypatch.setattr(landing, "_PIECE_BYTES", piece_bytes)
+    monkeypatch.setattr(drive_rows, "_PIECE_BYTES", piece_bytes)
     setup = make_setup(cold_dir, shape, alpha=1.0, block_rows=50)
     run = Run(name, replace(setup, budget_bytes=fixed_bytes(name, setup) + 100_000), 734)
     with run.rival:

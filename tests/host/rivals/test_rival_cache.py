@@ -10,9 +10,8 @@ from transformers import DynamicCache
 import hillinfer
 from hillinfer.errors import CacheUseError, UnsupportedFeatureError
 from hillinfer.model_shape import ModelShape
-from hillinfer_bench.rivals.full_memory import FullMemory
-from hillinfer_bench.rivals.rival_cache import RivalCache
-from hillinfer_bench.rivals.table import RIVALS, make_rival
+from hillinfer_bench.rivals.full import FullMemory
+from hillinfer_bench.rivals.table import RIVALS, RivalCache, make_rival
 
 PROMPT, STEPS = 150, 8
 

@@ -1,15 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`make drive`: what it counts, what it checks, and what it says without fio."""
+"""`make drive`: what it counts, what it checks, and the reference that it compares with."""
 
-import sys
+import json
+import os
+import subprocess
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-import drive_bench
-from drive_bench import CASES, Pace, PlainEngine, engine_pace, summary
+from build_native import BuildError
+from drive_bench import (
+    CASES,
+    WAYS,
+    Pace,
+    PlainEngine,
+    build_reference,
+    engine_pace,
+    reference_pace,
+    summary,
+)
 from hillinfer.storage.aligned_buffer import PAGE_BYTES, aligned_buffer
-from hillinfer.storage.cold_file import ColdFile, probe_io_mode
+from hillinfer.storage.cold_file import ColdFile, IOMode, probe_io_mode
 
 FILE_BYTES = 512 * PAGE_BYTES
 
@@ -25,12 +37,12 @@ def file(tmp_path):
 
 
 def test_ratios_are_taken_turn_by_turn():
-    paces = {"fio": [Pace(1e6, 1), Pace(4e6, 1)], "uring": [Pace(1e6, 0.5), Pace(2e6, 0.5)]}
+    paces = {"reference": [Pace(1e6, 1), Pace(4e6, 1)], "uring": [Pace(1e6, 0.5), Pace(2e6, 0.5)]}
     found = summary(paces)
-    assert found["uring"]["ratio_to_fio"] == 0.75
-    assert found["uring"]["min_ratio_to_fio"] == 0.5
+    assert found["uring"]["ratio_to_reference"] == 0.75
+    assert found["uring"]["min_ratio_to_reference"] == 0.5
     assert found["uring"]["median_mb_per_second"] == 1.5
-    assert found["fio"]["ratio_to_fio"] == 1
+    assert found["reference"]["ratio_to_reference"] == 1
 
 
 @pytest.mark.parametrize("case", CASES[:4], ids=lambda case: case.name)
@@ -49,8 +61,44 @@ def test_an_engine_that_brings_other_bytes_ends_it(file):
         engine_pace(Wrong(), file, CASES[0], 2, 0.01, FILE_BYTES)
 
 
-def test_without_fio_it_says_how_to_get_it(monkeypatch, tmp_path):
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory):
+    return build_reference(tmp_path_factory.mktemp("reference"))
+
+
+@pytest.mark.parametrize("case", CASES[2:4], ids=lambda case: case.name)
+def test_the_reference_reads_in_its_faster_way(file, reference, tmp_path, case):
+    if probe_io_mode(tmp_path) is not IOMode.DIRECT:
+        pytest.skip(f"{tmp_path} has no direct I/O")
+    path = Path(f"/proc/{os.getpid()}/fd/{file.descriptor}")
+    pace = reference_pace(reference, path, FILE_BYTES, case, 4, 0.05)
+    assert pace.bytes_per_second > 0
+    assert pace.processor_share > 0
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_reference_counts_what_it_reads_and_tells_of_a_short_file(tmp_path, reference, way):
+    if probe_io_mode(tmp_path) is not IOMode.DIRECT:
+        pytest.skip(f"{tmp_path} has no direct I/O")
+    short = tmp_path / "short"
+    short.write_bytes(bytes(4 * PAGE_BYTES))
+
+    def read(file_bytes):
+        given = (way, short, file_bytes, PAGE_BYTES, 4, 0.05, 1)
+        return subprocess.run([reference, *map(str, given)], capture_output=True, text=True)
+
+    found = read(4 * PAGE_BYTES)
+    if found.returncode == 3:
+        pytest.skip(f"no io_uring here: {found.stderr}")
+    told = json.loads(found.stdout)
+    assert told["bytes"] > 0
+    assert told["bytes"] % PAGE_BYTES == 0
+    beyond = read(64 * PAGE_BYTES)
+    assert (beyond.returncode, beyond.stderr) == (1, "read came short: Input/output error\n")
+
+
+def test_without_a_compiler_it_says_how_to_get_one(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(sys, "argv", ["drive_bench", "--drive", str(tmp_path)])
-    with pytest.raises(SystemExit, match=r"fio is missing: .*apt install fio"):
-        drive_bench.main()
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(BuildError, match=r"no C\+\+ compiler on PATH: apt install g\+\+"):
+        build_reference(tmp_path)

@@ -12,7 +12,7 @@ import pytest
 from hillinfer.errors import HillInferWarning, SettingsError
 from hillinfer.pools.layer_step import LayerStep
 from hillinfer.timeline.pool_timeline import COLUMNS, PoolTimeline
-from hillinfer_bench.figures.timeline_record import TimelineError, TimelineRecord
+from hillinfer_bench.figures.pool_figures import TimelineError, TimelineRecord
 
 HEADER = ",".join(COLUMNS)
 FULL_DRIVE = Path("/dev/full")

@@ -8,9 +8,7 @@ import pytest
 from hillinfer.timeline.lane import Lane
 from hillinfer.timeline.span import Span
 from hillinfer.timeline.trace_file import TraceFile
-from hillinfer_bench.figures.step_text import step_text
-from hillinfer_bench.figures.step_trace import StepTrace
-from hillinfer_bench.figures.trace_record import TraceError, TraceRecord
+from hillinfer_bench.figures.trace_figures import StepTrace, TraceError, TraceRecord, step_text
 
 MS = 1_000_000
 

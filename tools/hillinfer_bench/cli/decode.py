@@ -72,25 +72,20 @@ def decode(
     """Let HillInfer, its rivals and transformers' caches decode in turns and compare them."""
     quiet_transformers()
     # torch and transformers take seconds to import: help and bad options do not wait for them.
+    from hillinfer_bench.decode.plan import Chosen
     from hillinfer_bench.decode.request import BenchRequest
     from hillinfer_bench.decode.run import run
 
-    request = BenchRequest(
-        plan=plan,
-        model=model,
-        number_type=dtype,
+    chosen = Chosen(
         systems=tuple(systems or ()),
         contexts=tuple(contexts or ()),
         alphas=tuple(alphas or ()),
         models=tuple(models or ()),
-        threads=threads,
-        cold_dir=cold_dir,
-        out=out,
         batches=tuple(batches or ()),
         budgets=tuple(budgets or ()),
         shadows=tuple(shadows or ()),
         steps=steps,
-        trace=trace,
     )
+    request = BenchRequest(plan, model, dtype, chosen, threads, cold_dir, out, trace)
     console = error_console()
     print(run(request, console.print, reading_view(console).stage))

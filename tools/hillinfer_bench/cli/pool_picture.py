@@ -10,8 +10,7 @@ import typer
 
 from hillinfer.output_file import check_apart, prepare_report
 from hillinfer_bench.figures.canvas import require_matplotlib, save_figure
-from hillinfer_bench.figures.timeline_figure import timeline_figure
-from hillinfer_bench.figures.timeline_record import TimelineRecord
+from hillinfer_bench.figures.pool_figures import TimelineRecord, timeline_figure
 
 
 def pool_picture(

@@ -10,9 +10,7 @@ import typer
 
 from hillinfer.output_file import check_apart, prepare_report
 from hillinfer_bench.figures.canvas import require_matplotlib, save_figure
-from hillinfer_bench.figures.lanes_figure import lanes_figure
-from hillinfer_bench.figures.step_text import step_text
-from hillinfer_bench.figures.trace_record import TraceRecord
+from hillinfer_bench.figures.trace_figures import TraceRecord, lanes_figure, step_text
 
 
 def trace_picture(

@@ -1,28 +1,177 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One case, from open systems to rows of the report."""
+"""One case, from open systems that decode in turns to rows of the report."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
 
 from hillinfer.errors import HillInferError
 from hillinfer.hf.predictors.table import predictor_of
 from hillinfer.hf.query_hooks import FIRST_PREDICTED
-from hillinfer_bench.decode.capacity import why_left_out
-from hillinfer_bench.decode.case import MODELLED, REAL, Case
-from hillinfer_bench.decode.kv_source import KVSource
-from hillinfer_bench.decode.limit import Limit
-from hillinfer_bench.decode.quality_check import step_quality
-from hillinfer_bench.decode.rates import MachineRates
-from hillinfer_bench.decode.resident import resident_bytes, return_freed_memory
-from hillinfer_bench.decode.row import BenchRow
-from hillinfer_bench.decode.setting import BenchSetting
-from hillinfer_bench.decode.stepping import Steps, take_steps
-from hillinfer_bench.decode.timing import Timing
-from hillinfer_bench.systems.system import OpenSystem, System
+from hillinfer_bench.decode.rates import RateSource
+from hillinfer_bench.decode.room import (
+    FreeRoom,
+    resident_bytes,
+    return_freed_memory,
+    why_left_out,
+)
+from hillinfer_bench.quality.table import measure
+from hillinfer_bench.report.rows import BenchRow, Limit, MachineRates, Timing
+from hillinfer_bench.systems.case import MODELLED, REAL, BenchSetting, Case
+from hillinfer_bench.systems.kv_source import KVSource
+from hillinfer_bench.systems.system import Counted, OpenSystem, System
 from hillinfer_bench.systems.table import FLOOR, REFERENCES, make_system
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Steps of one system without another's in between.
+
+    Parameters
+    ----------
+    system
+        Number of the system.
+    first, end
+        Steps first <= step < end.
+    """
+
+    system: int
+    first: int
+    end: int
+
+
+def turns(systems: int, steps: int, length: int, warm_up: int = 0) -> Iterator[Turn]:
+    """Yield turns until every system has done all steps.
+
+    Every round another system begins, so that none has always the same neighbour before it, and
+    what else the machine does falls on all of them.
+
+    Parameters
+    ----------
+    systems
+        How many.
+    steps
+        Of each, warm-up included.
+    length
+        Steps of a turn.
+    warm_up
+        Steps of a first turn of each.
+    """
+    first, number = 0, 0
+    while first < steps:
+        end = min(steps, warm_up if first < warm_up else first + length)
+        for place in range(systems):
+            yield Turn((number + place) % systems, first, end)
+        first, number = end, number + 1
+
+
+@dataclass
+class Steps:
+    """What one system did.
+
+    Parameters
+    ----------
+    seconds
+        Of each measured step. What a turn leaves running is waited for in its last step.
+    logits
+        After each measured step, float32 (batch, vocabulary).
+    counted
+        Totals of the measured steps.
+    grown_bytes
+        By how much memory grew during its own turns.
+    """
+
+    seconds: list[float] = field(default_factory=list)
+    logits: list[torch.Tensor] = field(default_factory=list)
+    counted: Counted | None = None
+    grown_bytes: int = 0
+
+
+@torch.no_grad()
+def take_steps(
+    model: Any,
+    systems: Sequence[OpenSystem],
+    source: KVSource,
+    warm_up: int,
+    steps: int,
+    turn: int,
+    advance: Callable[[int], None] = lambda done: None,
+    between: Callable[[], object] = lambda: None,
+) -> list[Steps]:
+    """Let every system decode the same tokens and return what each did.
+
+    Parameters
+    ----------
+    model
+        The same for all.
+    systems
+        Filled with the source's context.
+    source
+        Gives each step's tokens.
+    warm_up, steps, turn
+        As in `Case`.
+    advance
+        Called with the steps that all systems together have done.
+    between
+        Called before each turn and after the last one.
+    """
+    taken = 0
+    done = [Steps() for _ in systems]
+    before: list[Counted | None] = [None] * len(systems)
+    for own in turns(len(systems), warm_up + steps, turn, warm_up):
+        system, result = systems[own.system], done[own.system]
+        between()
+        held = resident_bytes()
+        if own.first == warm_up:
+            before[own.system] = system.counted()
+        for step in range(own.first, own.end):
+            ids = source.step_ids(step)
+            started = time.perf_counter()
+            output = model(
+                input_ids=ids, past_key_values=system.cache, use_cache=True, logits_to_keep=1
+            )
+            if step + 1 == own.end:
+                system.settle()
+            passed = time.perf_counter() - started
+            if step >= warm_up:
+                result.seconds.append(passed)
+                result.logits.append(output.logits[:, -1].float().cpu())
+        result.grown_bytes += resident_bytes() - held
+        taken += own.end - own.first
+        advance(taken)
+    between()
+    for system, result, earlier in zip(systems, done, before, strict=True):
+        assert earlier is not None
+        result.counted = system.counted().since(earlier)
+    return done
+
+
+def step_quality(
+    logits: Sequence[torch.Tensor], full: Sequence[torch.Tensor] | None, next_ids: Sequence[int]
+) -> tuple[float, float | None]:
+    """Return the perplexity of the text and the agreement with the full cache.
+
+    Parameters
+    ----------
+    logits
+        After each measured step, (1, vocabulary).
+    full
+        Those of a full cache on the same steps; None where none was measured.
+    next_ids
+        The text's token after each step.
+    """
+    own = torch.cat(list(logits))
+    against = own if full is None else torch.cat(list(full))
+    measures = measure(own, against, next_ids)
+    perplexity = math.exp(measures.negative_log_likelihood)
+    return perplexity, None if full is None else measures.agreement
 
 
 @dataclass(frozen=True)
@@ -69,7 +218,10 @@ def blank_row(case: Case, system: str, dtype: str, layers: int, all_layers: int)
 
 
 def measure_case(
-    bed: Bed, rates: MachineRates, advance: Callable[[int], None] = lambda done: None
+    bed: Bed,
+    rates: RateSource,
+    advance: Callable[[int], None] = lambda done: None,
+    free: FreeRoom | None = None,
 ) -> list[BenchRow]:
     """Open every system, fill it, let all decode in turns and return a row each.
 
@@ -78,9 +230,11 @@ def measure_case(
     bed
         Model, context and settings.
     rates
-        For the limit of each row.
+        For the limit of each row; sampled between the turns of the steps.
     advance
         Called with the steps that all systems together have done.
+    free
+        What systems may take together; None for what is free now.
     """
     setting, case = bed.setting, bed.setting.case
     names = case.systems if FLOOR in case.systems else (FLOOR, *case.systems)
@@ -93,12 +247,13 @@ def measure_case(
         for name in names
     }
     systems = [make_system(name) for name in names]
-    left_out = why_left_out(setting, systems)
+    left_out = why_left_out(setting, systems, free or FreeRoom.read(setting.cold_dir))
     rows = {name: replace(row, skipped=left_out.get(name)) for name, row in blank.items()}
     systems = [system for system in systems if system.name not in left_out]
     if not systems:
         return list(rows.values())
     opened, held = [], []
+    samples: list[MachineRates] = []
     with ExitStack() as closing:
         for system in systems:
             return_freed_memory()
@@ -118,14 +273,16 @@ def measure_case(
             case.steps,
             case.turn,
             advance,
+            lambda: samples.append(rates.sample()),
         )
         full = {system.name: own.logits for (system, _), own in zip(opened, steps, strict=True)}
         reference = next((full[name] for name in REFERENCES if name in full), None)
+        best = rates.start.best_of(samples)
         for (system, _), own in zip(opened, steps, strict=True):
             if system.name == FLOOR:
-                rates = rates.shown_by_floor(bed.weight_bytes, Timing.of(own.seconds).minimum)
+                best = best.shown_by_floor(bed.weight_bytes, Timing.of(own.seconds).minimum)
         for (system, one), own, own_held in zip(opened, steps, held, strict=True):
-            row = _measured(rows[system.name], one, own, own_held, bed, rates)
+            row = _measured(rows[system.name], one, own, own_held, bed, best)
             if bed.next_ids is not None and system.name != FLOOR:
                 perplexity, agreement = step_quality(
                     own.logits, reference, bed.next_ids[case.warm_up :]
@@ -153,9 +310,9 @@ def _open(system: System, bed: Bed, closing: ExitStack) -> OpenSystem:
     return opened
 
 
-def _predicted_layers(system: OpenSystem, setting: BenchSetting) -> int:
-    """Return how many layers the model's hooks predict for a system."""
-    if not getattr(system.cache, "takes_predictions", False):
+def predicted_layers(cache: Any, setting: BenchSetting) -> int:
+    """Return how many layers the model's hooks predict for a cache."""
+    if not getattr(cache, "takes_predictions", False):
         return 0
     if predictor_of(setting.model.config.model_type, setting.case.settings().query) is None:
         return 0
@@ -165,38 +322,70 @@ def _predicted_layers(system: OpenSystem, setting: BenchSetting) -> int:
 def _measured(
     row: BenchRow, system: OpenSystem, steps: Steps, held: int, bed: Bed, rates: MachineRates
 ) -> BenchRow:
-    counted = steps.counted
-    assert counted is not None
+    assert steps.counted is not None
+    return with_figures(
+        replace(
+            row,
+            chosen=system.describe(),
+            shadow_used=system.shadow_used(),
+            budget_bytes=bed.setting.budget_bytes,
+            rss_bytes=held + steps.grown_bytes,
+            predicted_layers=predicted_layers(system.cache, bed.setting),
+        ),
+        steps.counted,
+        steps.seconds,
+        bed.weight_bytes,
+        rates,
+    )
+
+
+def with_figures(
+    row: BenchRow,
+    counted: Counted,
+    seconds: Sequence[float],
+    weight_bytes: int,
+    rates: MachineRates,
+) -> BenchRow:
+    """Return a row with times, bytes and limits, or skipped where the page cache was measured.
+
+    Parameters
+    ----------
+    row
+        With what does not follow from the others.
+    counted
+        Totals of all steps.
+    seconds
+        Of each step.
+    weight_bytes
+        Weights that each step reads.
+    rates
+        What limits are made with.
+    """
     if counted.io_mode == "buffered":
         return replace(
             row,
             skipped="the drive gives no direct I/O, so the page cache would be measured: choose "
             "another --cold-dir",
         )
-    timing = Timing.of(steps.seconds)
+    timing = Timing.of(seconds)
     count = timing.steps
-    limit = Limit.of(counted, count, bed.weight_bytes, rates)
+    limit = Limit.of(counted, count, weight_bytes, rates)
     return replace(
         row,
-        chosen=system.describe(),
-        shadow_used=system.shadow_used(),
         min_ms=timing.minimum,
         median_ms=timing.median,
         spread=timing.spread,
         steps=count,
-        step_ms=tuple(round(1e3 * one, 4) for one in steps.seconds),
-        flagged=timing.flagged,
+        step_ms=tuple(round(1e3 * one, 4) for one in seconds),
         tokens_per_second=row.batch / timing.median * 1e3,
         drive_read_bytes=counted.drive_read_bytes / count,
         drive_write_bytes=counted.drive_write_bytes / count,
         dram_read_bytes=counted.dram_read_bytes / count,
         held_bytes=counted.held_bytes,
-        budget_bytes=bed.setting.budget_bytes,
-        rss_bytes=held + steps.grown_bytes,
         hit_rate=counted.hit_rate,
         io_mode=counted.io_mode,
-        predicted_layers=_predicted_layers(system, bed.setting),
         memory_gbps=rates.memory / 1e9,
+        drive_gbps=rates.drive / 1e9,
         limit_ms=limit.overlapped_ms,
         serial_limit_ms=limit.serial_ms,
         kv_limit_ms=Limit.of(counted, count, 0, rates).overlapped_ms,

@@ -1,27 +1,86 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Named lists of cases."""
+"""Named lists of cases, and how a user narrows them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
 from hillinfer.errors import SettingsError
 from hillinfer.machine.model_shapes import PAPER_SHAPES
-from hillinfer_bench.decode.case import Case
 from hillinfer_bench.rivals.table import RIVALS
+from hillinfer_bench.systems.case import Case
 from hillinfer_bench.systems.table import (
     ABLATION,
     HILLINFER,
     IN_MEMORY,
     IN_MEMORY_TRUE,
+    JOINED,
     STOCK,
+    make_system,
 )
 
 # Of a model with room for both of the latter.
 _OWN = (HILLINFER, IN_MEMORY, IN_MEMORY_TRUE)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What a user leaves of a plan; an empty tuple leaves all.
+
+    Parameters
+    ----------
+    systems, contexts, alphas, models, batches, budgets, shadows
+        Values of `Case`.
+    steps
+        Measured steps of every case; None for those of the plan.
+
+    Raises
+    ------
+    SettingsError
+        Where there would be no steps.
+    """
+
+    systems: tuple[str, ...] = ()
+    contexts: tuple[int, ...] = ()
+    alphas: tuple[float, ...] = ()
+    models: tuple[str, ...] = ()
+    batches: tuple[int, ...] = ()
+    budgets: tuple[float, ...] = ()
+    shadows: tuple[str, ...] = ()
+    steps: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse less than a step."""
+        if self.steps is not None and self.steps < 1:
+            raise SettingsError(f"steps={self.steps} must be at least 1")
+
+    def of(self, case: Case) -> Case | None:
+        """Return a case with the chosen systems and steps; None where none of it is left."""
+        for field, name in _FIELDS.items():
+            wanted = getattr(self, name)
+            if wanted and name != "systems" and getattr(case, field) not in wanted:
+                return None
+        left = tuple(one for one in case.systems if not self.systems or one in self.systems)
+        if not left:
+            return None
+        return replace(case, systems=left, steps=self.steps or case.steps)
+
+
+# Fields of a case, and what they are called where several are chosen.
+_FIELDS: Mapping[str, str] = MappingProxyType(
+    {
+        "systems": "systems",
+        "context": "contexts",
+        "batch": "batches",
+        "alpha": "alphas",
+        "budget_share": "budgets",
+        "shadow": "shadows",
+        "model": "models",
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -34,30 +93,21 @@ class Plan:
         In this order, those of a model one after the other.
     recorded
         Tokens of the real text after which selections are recorded.
+    joined
+        Caches that decode together and one after another: as many as the case's batch.
     """
 
     cases: tuple[Case, ...]
     recorded: int = 4096
+    joined: tuple[Case, ...] = ()
 
-    def only(
-        self,
-        systems: tuple[str, ...] = (),
-        contexts: tuple[int, ...] = (),
-        alphas: tuple[float, ...] = (),
-        models: tuple[str, ...] = (),
-        batches: tuple[int, ...] = (),
-        budgets: tuple[float, ...] = (),
-        shadows: tuple[str, ...] = (),
-        steps: int | None = None,
-    ) -> Plan:
-        """Return the plan with only these values; an empty tuple leaves all.
+    @property
+    def every(self) -> tuple[Case, ...]:
+        """All cases, joined ones last."""
+        return self.cases + self.joined
 
-        Parameters
-        ----------
-        systems, contexts, alphas, models, batches, budgets, shadows
-            As in `Case`.
-        steps
-            Measured steps of every case; None for those of the plan.
+    def only(self, chosen: Chosen) -> Plan:
+        """Return what is left of the plan.
 
         Raises
         ------
@@ -65,58 +115,33 @@ class Plan:
             Where nothing is left, also for one value alone; the message names what there is.
         """
         there = self._values()
-        wanted: dict[str, tuple[Any, ...]] = {
-            "systems": systems,
-            "contexts": contexts,
-            "batches": batches,
-            "alphas": alphas,
-            "budgets": budgets,
-            "shadows": shadows,
-            "models": models,
-        }
         # One value that is misspelt must not pass unseen beside others.
-        for name, values in wanted.items():
-            for value in values:
-                if value not in there[name]:
+        for name, known in there.items():
+            for value in getattr(chosen, name):
+                if value not in known:
                     raise SettingsError(
                         f"nothing is left of the plan for --{name} {value}; it has "
                         + _listed(there, name)
                     )
-        cases = [
-            case
-            for case in self.cases
-            if (not contexts or case.context in contexts)
-            and (not batches or case.batch in batches)
-            and (not alphas or case.alpha in alphas)
-            and (not budgets or case.budget_share in budgets)
-            and (not shadows or case.shadow in shadows)
-            and (not models or case.model in models)
-        ]
-        if systems:
-            cases = [
-                replace(case, systems=tuple(one for one in case.systems if one in systems))
-                for case in cases
-                if set(systems) & set(case.systems)
-            ]
-        if not cases:
+        cases, joined = (
+            tuple(left for case in some if (left := chosen.of(case)) is not None)
+            for some in (self.cases, self.joined)
+        )
+        if not cases and not joined:
             raise SettingsError(
                 "nothing is left of the plan: no case has all of these at once; it has "
                 + _listed(there, *there)
             )
-        if steps is not None:
-            cases = [replace(case, steps=steps) for case in cases]
-        return replace(self, cases=tuple(cases))
+        return replace(self, cases=cases, joined=joined)
 
     def _values(self) -> dict[str, list[Any]]:
-        return {
-            "systems": sorted({name for case in self.cases for name in case.systems}),
-            "contexts": sorted({case.context for case in self.cases}),
-            "batches": sorted({case.batch for case in self.cases}),
-            "alphas": sorted({case.alpha for case in self.cases}),
-            "budgets": sorted({case.budget_share for case in self.cases}),
-            "shadows": sorted({case.shadow for case in self.cases}),
-            "models": sorted({case.model for case in self.cases}),
+        values = {
+            name: {getattr(case, field) for case in self.every}
+            for field, name in _FIELDS.items()
+            if field != "systems"
         }
+        values["systems"] = {name for case in self.every for name in case.systems}
+        return {name: sorted(values[name]) for name in _FIELDS.values()}
 
 
 def _listed(there: Mapping[str, list[Any]], *names: str) -> str:
@@ -148,6 +173,11 @@ def _rivals() -> tuple[str, ...]:
     return tuple(name for name in RIVALS if "swap" not in name)
 
 
+def _joined_case(model: str, context: int, caches: int, share: float) -> Case:
+    settings = (model, context, (JOINED,))
+    return Case(*settings, batch=caches, budget_share=share, steps=24, part="joined")
+
+
 def _quick(real_model: str) -> Plan:
     systems = (HILLINFER, IN_MEMORY, *_rivals(), *STOCK)
     return Plan(
@@ -159,6 +189,10 @@ def _quick(real_model: str) -> Plan:
             Case("tiny-opt", 8192, systems, budget_share=6.0, batch=2, steps=8, warm_up=4),
         ),
         recorded=2048,
+        joined=(
+            replace(_joined_case("tiny", 2048, 4, 12.0), steps=4, warm_up=2, turn=2),
+            replace(_joined_case("tiny", 2048, 4, 4.0), steps=4, warm_up=2, turn=2),
+        ),
     )
 
 
@@ -177,7 +211,9 @@ def _goals(real_model: str) -> Plan:
                 )
             ),
             Case(real_model, 7936, (*_OWN, *_rivals(), *STOCK), steps=64),
-        )
+        ),
+        # Room for all rows, shadows and buffers; and a quarter of the KV.
+        joined=tuple(_joined_case(real_model, 4096, 8, share) for share in (2.0, 0.25)),
     )
 
 
@@ -217,9 +253,33 @@ def _full(real_model: str) -> Plan:
     swapped = tuple(name for name in RIVALS if "swap" in name)
     if swapped:
         cases.append(Case("opt-6.7b", 32_768, (HILLINFER, *swapped), steps=16, part="swap"))
-    return Plan(tuple(cases))
+    joined = tuple(
+        _joined_case(real_model, context, caches, share)
+        for context, caches in ((4096, 2), (4096, 4), (4096, 8), (7808, 8))
+        for share in (2.0, 0.25)
+    )
+    return Plan(tuple(cases), joined=joined)
 
 
 PLANS: Mapping[str, Callable[[str], Plan]] = MappingProxyType(
     {"quick": _quick, "goals": _goals, "full": _full}
 )
+
+
+def check_one_traced(cases: Sequence[Case]) -> None:
+    """Refuse a trace unless exactly one system of exactly one case writes it.
+
+    Raises
+    ------
+    SettingsError
+        Where there are several, or none; the message names them.
+    """
+    found = [name for case in cases for name in case.systems if make_system(name).traced]
+    if len(found) == 1:
+        return
+    named = ", ".join(dict.fromkeys(found)) or "none"
+    raise SettingsError(
+        "--trace writes one file, of one HillInfer system in one case; the plan has of these "
+        f"systems {named}, in {len(cases)} cases: choose with --systems, --models, --contexts, "
+        "--alphas, --budgets, --batches"
+    )

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast this machine reads its memory and its drive."""
+"""How fast this machine reads its memory and its drive, at the start and between turns of steps."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from types import TracebackType
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -21,52 +22,90 @@ from hillinfer.storage.cold_file import ColdFile, probe_io_mode
 from hillinfer.storage.drive_calls import DriveCalls
 from hillinfer.storage.read_engines import open_engine
 from hillinfer.storage.reads import Reads
+from hillinfer_bench.report.rows import MachineRates
 
 _READ_BYTES = 1 << 20
 _BATCH = 32
 # The channels of a large linear layer.
 _CHANNELS = 4096
 _MEMORY_ROUNDS = 6
+# Once or twice a second: little beside the steps, and more than most processors' caches hold.
+_SAMPLE_BYTES = 256 << 20
 
 
-@dataclass(frozen=True)
-class MachineRates:
-    """Bytes per second at best, measured before the first case: limits are made of them.
+class RateSource(Protocol):
+    """Says how fast memory and drive are.
+
+    Attributes
+    ----------
+    start
+        Measured before the first case, at length.
+    """
+
+    start: MachineRates
+
+    def sample(self) -> MachineRates:
+        """Measure both once more, in some tens of milliseconds."""
+        ...
+
+
+class RateProbe:
+    """Measures memory and drive, once at length and then as often as asked; a context manager.
+
+    It keeps a file on the drive and some memory while it lives, so that a short measurement has
+    nothing to prepare.
 
     Parameters
     ----------
-    memory
-        Reading memory once, with all compute threads: the fastest of all that can read it.
-    drive
-        The fastest batch of reads of 1 MiB past the page cache, in order or at random, with the
-        product's own read engine.
+    cold_dir
+        Existing directory on the drive.
+    memory_bytes, drive_bytes
+        Read at the start; where memory has no room for four times as much, a quarter of what is
+        free.
+
+    Attributes
+    ----------
+    start
+        As in `RateSource`.
     """
 
-    memory: float
-    drive: float
-
-    @classmethod
-    def measure(
-        cls, cold_dir: Path, memory_bytes: int = 1 << 30, drive_bytes: int = 512 << 20
-    ) -> MachineRates:
-        """Measure both; writes a file of `drive_bytes` on the drive for the time of it.
-
-        Where memory has no room for four times `memory_bytes`, it reads a quarter of what is free.
-        """
+    def __init__(
+        self, cold_dir: Path, memory_bytes: int = 1 << 30, drive_bytes: int = 512 << 20
+    ) -> None:
         room = MemoryFacts.read().available_bytes // 4
-        return cls(_memory_rate(min(memory_bytes, room)), _drive_rate(cold_dir, drive_bytes))
+        whole = _ones(min(memory_bytes, room))
+        fastest, memory = fastest_reader(memory_readers(whole), whole.nbytes)
+        self._memory = _ones(min(whole.nbytes, _SAMPLE_BYTES))
+        del whole
+        self._read = memory_readers(self._memory)[fastest]
+        self._drive = _DriveProbe(cold_dir, drive_bytes)
+        try:
+            self.start = MachineRates(memory, self._drive.rate_of_all())
+        except BaseException:
+            self._drive.close()
+            raise
 
-    def shown_by_floor(self, weight_bytes: int, floor_ms: float) -> MachineRates:
-        """Return the rates with a memory no slower than a floor step has shown it to be.
+    def sample(self) -> MachineRates:
+        """Measure both once more; see `RateSource`."""
+        started = time.perf_counter()
+        self._read()
+        memory = self._memory.nbytes / (time.perf_counter() - started)
+        return MachineRates(memory, self._drive.rate_of_next())
 
-        Parameters
-        ----------
-        weight_bytes
-            Weights that each step reads.
-        floor_ms
-            The fastest step without a context.
-        """
-        return replace(self, memory=max(self.memory, weight_bytes / floor_ms * 1e3))
+    def close(self) -> None:
+        """Remove the file and give the memory back."""
+        self._drive.close()
+
+    def __enter__(self) -> RateProbe:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
 
 
 def memory_readers(memory: NDArray[np.float32]) -> dict[str, Callable[[], object]]:
@@ -97,41 +136,84 @@ def memory_readers(memory: NDArray[np.float32]) -> dict[str, Callable[[], object
     return readers
 
 
-def _memory_rate(byte_count: int) -> float:
-    numbers = max(_CHANNELS, byte_count // 4 // _CHANNELS * _CHANNELS)
-    memory = np.ones(numbers, np.float32)
-    readers = memory_readers(memory)
-    least = float("inf")
-    # In turns, so that what else the machine does falls on all of them.
-    for _ in range(_MEMORY_ROUNDS):
-        for read in readers.values():
-            started = time.perf_counter()
+def fastest_reader(
+    readers: Mapping[str, Callable[[], object]],
+    byte_count: int,
+    rounds: int = _MEMORY_ROUNDS,
+    clock: Callable[[], float] = time.perf_counter,
+) -> tuple[str, float]:
+    """Return the name of the fastest reader, and its bytes per second in its fastest round.
+
+    They read in turns, so that what else the machine does falls on all of them.
+
+    Parameters
+    ----------
+    readers
+        Each reads `byte_count` bytes.
+    byte_count
+        What rates are of.
+    rounds
+        Turns of each.
+    clock
+        Gives the time in seconds.
+    """
+    least = dict.fromkeys(readers, float("inf"))
+    for _ in range(rounds):
+        for name, read in readers.items():
+            started = clock()
             read()
-            least = min(least, time.perf_counter() - started)
-    return memory.nbytes / least
+            least[name] = min(least[name], clock() - started)
+    fastest = min(least, key=lambda name: least[name])
+    return fastest, byte_count / least[fastest]
 
 
-def _drive_rate(cold_dir: Path, byte_count: int) -> float:
-    settings, calls = Settings(), DriveCalls()
-    pieces = max(_BATCH, byte_count // _READ_BYTES)
-    chance = np.random.default_rng(0)
-    buffer = aligned_buffer(_BATCH * _READ_BYTES)
-    buffer[:] = chance.integers(0, 256, len(buffer), np.uint8)
-    engine = open_engine(settings.io, settings.io_threads, calls)
-    file = ColdFile(cold_dir, probe_io_mode(cold_dir), "a file to measure the drive")
-    try:
-        for piece in range(pieces):
-            file.write(buffer[:_READ_BYTES].data, piece * _READ_BYTES)
-        least = float("inf")
+class _DriveProbe:
+    """A file of random bytes, read in batches by the product's own engine."""
+
+    def __init__(self, cold_dir: Path, byte_count: int) -> None:
+        settings = Settings()
+        self._pieces = max(_BATCH, byte_count // _READ_BYTES)
+        self._chance = np.random.default_rng(0)
+        self._buffer = aligned_buffer(_BATCH * _READ_BYTES)
+        self._buffer[:] = self._chance.integers(0, 256, len(self._buffer), np.uint8)
+        self._next = 0
+        self._engine = open_engine(settings.io, settings.io_threads, DriveCalls())
+        try:
+            self._file = ColdFile(cold_dir, probe_io_mode(cold_dir), "a file to measure the drive")
+        except BaseException:
+            self._engine.close()
+            raise
+        try:
+            for piece in range(self._pieces):
+                self._file.write(self._buffer[:_READ_BYTES].data, piece * _READ_BYTES)
+        except BaseException:
+            self.close()
+            raise
+
+    def rate_of_all(self) -> float:
+        """Return bytes per second of the fastest batch of a pass over the file."""
+        return max(self.rate_of_next() for _ in range(self._pieces // _BATCH))
+
+    def rate_of_next(self) -> float:
+        """Return bytes per second of the faster of two batches: the next, and a scattered one."""
+        first = self._next
+        self._next = first + _BATCH if first + 2 * _BATCH <= self._pieces else 0
+        scattered = self._chance.integers(0, self._pieces, _BATCH)
+        ordered = np.arange(first, first + _BATCH)
+        return max(self._rate(places) for places in (ordered, scattered))
+
+    def close(self) -> None:
+        """Remove the file."""
+        self._file.close()
+        self._engine.close()
+
+    def _rate(self, places: NDArray[np.int64]) -> float:
         starts = np.arange(_BATCH) * _READ_BYTES
-        for first in range(0, pieces - _BATCH + 1, _BATCH):
-            scattered = chance.integers(0, pieces, _BATCH)
-            for places in (np.arange(first, first + _BATCH), scattered):
-                reads = Reads(places * _READ_BYTES, starts, np.full(_BATCH, _READ_BYTES))
-                started = time.perf_counter()
-                engine.read(file, buffer, reads)
-                least = min(least, time.perf_counter() - started)
-    finally:
-        file.close()
-        engine.close()
-    return len(buffer) / least
+        reads = Reads(places * _READ_BYTES, starts, np.full(_BATCH, _READ_BYTES))
+        started = time.perf_counter()
+        self._engine.read(self._file, self._buffer, reads)
+        return len(self._buffer) / (time.perf_counter() - started)
+
+
+def _ones(byte_count: int) -> NDArray[np.float32]:
+    return np.ones(max(_CHANNELS, byte_count // 4 // _CHANNELS * _CHANNELS), np.float32)

@@ -9,6 +9,7 @@ from pathlib import Path
 from hillinfer.errors import SettingsError
 from hillinfer.models.number_type import NumberType
 from hillinfer.thread_count import check_threads
+from hillinfer_bench.decode.plan import Chosen
 
 
 @dataclass(frozen=True)
@@ -23,18 +24,14 @@ class BenchRequest:
         The model with real weights: it is measured, and its selections are recorded.
     number_type
         What all models compute in.
-    systems, contexts, alphas, models
-        Only these of the plan; all where empty.
+    chosen
+        What is left of the plan.
     threads
         Compute threads; None for one per core.
     cold_dir
         Directory on the drive; None for the user's cache directory.
     out
         Where the JSON goes, pictures beside it.
-    batches, budgets, shadows
-        Only these of the plan; all where empty.
-    steps
-        Measured steps of every case; None for those of the plan.
     trace
         File that the one HillInfer system of the one case writes its lanes to; None for none.
 
@@ -47,24 +44,15 @@ class BenchRequest:
     plan: str
     model: str
     number_type: NumberType
-    systems: tuple[str, ...]
-    contexts: tuple[int, ...]
-    alphas: tuple[float, ...]
-    models: tuple[str, ...]
+    chosen: Chosen
     threads: int | None
     cold_dir: Path | None
     out: Path
-    batches: tuple[int, ...] = ()
-    budgets: tuple[float, ...] = ()
-    shadows: tuple[str, ...] = ()
-    steps: int | None = None
     trace: Path | None = None
 
     def __post_init__(self) -> None:
         """Refuse values that mean nothing, before a model is loaded."""
         check_threads(self.threads)
-        if self.steps is not None and self.steps < 1:
-            raise SettingsError(f"steps={self.steps} must be at least 1")
         if self.trace is not None and self.trace.resolve() == self.out.resolve():
             raise SettingsError(f"trace={self.trace} is where the report goes: choose another")
         if self.out.suffix != ".json":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One run of `hillinfer-bench decode`, from the plan to report, table and pictures."""
+"""One run of `hillinfer-bench decode`, from options to report, table and pictures."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
@@ -23,29 +23,31 @@ from hillinfer.models.model_source import ModelSource, local_model
 from hillinfer.output_file import check_outside, prepare_report
 from hillinfer.query_source import QuerySource
 from hillinfer.settings import Settings
-from hillinfer_bench.decode.capacity import why_no_model
-from hillinfer_bench.decode.case import MODELLED, REAL, Case
-from hillinfer_bench.decode.case_setting import case_setting, table_type
-from hillinfer_bench.decode.kv_source import LastQueries, PrefixKV, RandomKV
+from hillinfer_bench.decode.joined import joined_tokens, measure_joined
 from hillinfer_bench.decode.measuring import Bed, blank_row, measure_case
-from hillinfer_bench.decode.plan import make_plan
-from hillinfer_bench.decode.plan_needs import PlanNeeds
-from hillinfer_bench.decode.prompt_queries import PromptQueries
-from hillinfer_bench.decode.rates import MachineRates
-from hillinfer_bench.decode.recorder import SelectionRecorder
-from hillinfer_bench.decode.report import bench_report, write_bench_report
-from hillinfer_bench.decode.report_check import report_faults
+from hillinfer_bench.decode.plan import check_one_traced, make_plan
+from hillinfer_bench.decode.rates import RateProbe, RateSource
 from hillinfer_bench.decode.request import BenchRequest
-from hillinfer_bench.decode.row import BenchRow
-from hillinfer_bench.decode.table_text import table_text
-from hillinfer_bench.decode.trace_choice import check_one_traced
+from hillinfer_bench.decode.room import PlanNeeds, why_no_model
 from hillinfer_bench.figures.bench_figures import bench_figures
 from hillinfer_bench.figures.canvas import require_matplotlib, save_figure
-from hillinfer_bench.quality.compute_threads import compute_threads
-from hillinfer_bench.quality.prefix import Prefix
+from hillinfer_bench.quality.forced_reading import Prefix, compute_threads
 from hillinfer_bench.quality.texts import TextSample, standard_library_samples
+from hillinfer_bench.report.bench_report import bench_report, table_text, write_bench_report
+from hillinfer_bench.report.report_check import report_faults
+from hillinfer_bench.report.rows import BenchRow
+from hillinfer_bench.systems.case import (
+    MODELLED,
+    REAL,
+    BenchSetting,
+    Case,
+    case_setting,
+    table_type,
+)
+from hillinfer_bench.systems.kv_source import LastQueries, PrefixKV, PromptQueries, RandomKV
+from hillinfer_bench.systems.replayed_selections import SelectionRecorder
 from hillinfer_bench.systems.system import BenchError
-from hillinfer_bench.systems.table import make_system
+from hillinfer_bench.systems.table import ALONE, JOINED, make_system
 
 # Of the real text, shown to systems that weigh the prompt's attention: a group.
 OBSERVED_QUERIES = 64
@@ -82,16 +84,7 @@ def run(request: BenchRequest, say: Callable[[str], None], stage: Stage) -> str:
     )
     require_matplotlib()
     prepare_report(request.out, "--out")
-    plan = make_plan(request.plan, request.model).only(
-        request.systems,
-        request.contexts,
-        request.alphas,
-        request.models,
-        request.batches,
-        request.budgets,
-        request.shadows,
-        request.steps,
-    )
+    plan = make_plan(request.plan, request.model).only(request.chosen)
     for case in plan.cases:
         for name in case.systems:
             make_system(name)
@@ -100,9 +93,10 @@ def run(request: BenchRequest, say: Callable[[str], None], stage: Stage) -> str:
         prepare_report(request.trace, "--trace", "the trace")
     outline = ModelOutline.read(ModelSource.locate(request.model, say), request.number_type)
     real = [case for case in plan.cases if case.model == request.model]
-    longest = max((case.context + case.all_steps for case in real), default=0)
-    recorded = plan.recorded + max(case.all_steps for case in plan.cases)
-    needed = max(longest, recorded)
+    lengths = [case.context + case.all_steps for case in real]
+    lengths += [joined_tokens(case) for case in plan.joined if case.model == request.model]
+    recorded = plan.recorded + max((case.all_steps for case in plan.cases), default=0)
+    needed = max(recorded, *lengths)
     if needed > outline.shape.max_positions:
         raise SettingsError(
             f"{needed} tokens are longer than the {outline.shape.max_positions} positions of "
@@ -110,23 +104,26 @@ def run(request: BenchRequest, say: Callable[[str], None], stage: Stage) -> str:
         )
     cold_dir = prepared_cold_dir(request.cold_dir)
     dtype = table_type(request.number_type)
-    say(PlanNeeds.of(plan.cases, request.model, outline, dtype, cold_dir).text())
+    say(PlanNeeds.of(plan.every, request.model, outline, dtype, cold_dir).text())
     threads = request.threads or ProcessorFacts.read().cores
     sample = standard_library_samples(outline.tokenizer, needed)[0]
     with compute_threads(threads):
         say("measuring memory and drive")
-        rates = MachineRates.measure(cold_dir)
-        bench = _Bench(request, outline.load(), sample, plan.recorded, cold_dir, rates, stage)
-        facts = _facts(request, cold_dir, threads)
-        rows: list[BenchRow] = []
-        try:
-            for row in bench.rows(plan.cases, say):
-                rows.append(row)
-        finally:
-            # Hours of it may lie behind an error or an interrupt.
-            report = bench_report(rows, facts, rates, bench.checks, request.out)
-            write_bench_report(request.out, report)
-    for name, figure in bench_figures(rows, report["beta"]).items():
+        with RateProbe(cold_dir) as rates:
+            parts = (outline.load(), sample, plan.recorded, cold_dir, rates, stage)
+            bench = _Bench(request, *parts)
+            facts = _facts(request, cold_dir, threads)
+            rows: list[BenchRow] = []
+            try:
+                for row in chain(bench.rows(plan.cases, say), bench.rows(plan.joined, say)):
+                    rows.append(row)
+            finally:
+                # Hours of it may lie behind an error or an interrupt.
+                report = bench_report(rows, facts, rates.start, bench.checks, request.out)
+                write_bench_report(request.out, report)
+    # A step of joined caches is none of a case's systems.
+    drawn = [row for row in rows if row.system not in (JOINED, ALONE)]
+    for name, figure in bench_figures(drawn, report["beta"]).items():
         picture = request.out.with_name(f"{request.out.stem}-{name}.png")
         save_figure(figure, picture)
     say(f"report and pictures: {request.out}")
@@ -149,7 +146,7 @@ class _Bench:
     sample: TextSample
     recorded: int
     cold_dir: Path
-    rates: MachineRates
+    rates: RateSource
     stage: Stage
 
     def __post_init__(self) -> None:
@@ -176,7 +173,7 @@ class _Bench:
                     yield from self._skipped(case, reason)
                 continue
             say(f"making {name} with random weights")
-            positions = max(case.context + case.all_steps for case in own)
+            positions = max(joined_tokens(case) for case in own)
             yield from self._measure(shape.build(positions, dtype), own, say)
             gc.collect()
 
@@ -186,6 +183,11 @@ class _Bench:
         for case in cases:
             say(case.name)
             try:
+                if case.systems == (JOINED,):
+                    bed = self._joined_bed(model, case)
+                    with self.stage(case.model, 2 * case.all_steps) as advance:
+                        yield from measure_joined(bed, self.rates, advance)
+                    continue
                 bed = self._bed(model, case)
                 total = (len(case.systems) + 1) * case.all_steps
                 with attached(model), self.stage(case.model, total) as advance:
@@ -193,26 +195,36 @@ class _Bench:
             except HillInferError as error:
                 yield from self._skipped(case, str(error))
 
-    def _bed(self, model: Any, case: Case) -> Bed:
+    def _setting(self, model: Any, case: Case, trace: Path | None) -> BenchSetting:
+        shape = self.loaded.shape if case.model == self.request.model else None
+        positions = model.config.max_position_embeddings
+        return case_setting(case, model, shape, positions, self.cold_dir, trace)
+
+    def _weight_bytes(self, model: Any, case: Case, layers: int) -> int:
+        """Return the bytes of weights that a step of a model reads."""
+        if case.model == self.request.model:
+            return int(sum(one.numel() for one in model.parameters()) * model.dtype.itemsize)
+        return int(SHAPES[case.model].layer_weights * layers * model.dtype.itemsize)
+
+    def _joined_bed(self, model: Any, case: Case) -> Bed:
+        """Return what joined caches stand on; each selects by itself, random weights too."""
+        setting = self._setting(model, case, None)
+        weights = self._weight_bytes(model, case, setting.shape.layers)
         real = case.model == self.request.model
-        setting = case_setting(
-            case,
-            model,
-            self.loaded.shape if real else None,
-            model.config.max_position_embeddings,
-            self.cold_dir,
-            self.request.trace,
-        )
+        source = self._text(case) if real else RandomKV(setting.shape, case.context, case.batch)
+        return Bed(setting, setting.all_layers, weights, source, None)
+
+    def _bed(self, model: Any, case: Case) -> Bed:
+        setting = self._setting(model, case, self.request.trace)
         shape, all_layers = setting.shape, setting.all_layers
-        if real:
+        weights = self._weight_bytes(model, case, shape.layers)
+        if case.model == self.request.model:
             if case.batch != 1:
                 raise SettingsError(f"batch={case.batch}: the real text is one sequence")
-            weights = sum(one.numel() for one in model.parameters()) * model.dtype.itemsize
             return Bed(setting, all_layers, weights, self._text(case), self._next_ids(case))
         selections = self._recorder.selections(
             case.settings(), case.context, case.all_steps, shape.layers, case.batch
         )
-        weights = SHAPES[case.model].layer_weights * shape.layers * model.dtype.itemsize
         source = RandomKV(shape, case.context, case.batch)
         return Bed(replace(setting, selections=selections), all_layers, weights, source, None)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Figures without a window and without matplotlib's global state."""
+"""Figures without a display, and text that is safe in them."""
 
 from __future__ import annotations
 

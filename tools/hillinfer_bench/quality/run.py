@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
@@ -14,16 +15,80 @@ from hillinfer.machine.versions import python_version, run_packages
 from hillinfer.models.loader import LoadedModel, ModelOutline
 from hillinfer.models.model_source import ModelSource, local_model
 from hillinfer.output_file import check_outside, prepare_report
-from hillinfer_bench.quality.configurations import table_configurations
-from hillinfer_bench.quality.evaluation import evaluate_text
-from hillinfer_bench.quality.report import (
+from hillinfer_bench.quality.forced_reading import Prefix, compute_threads, forced_logits, selecting
+from hillinfer_bench.quality.request import QualityRequest
+from hillinfer_bench.quality.table import (
     FULL_CACHE,
+    Configuration,
+    Measures,
     QualityRow,
+    measure,
+    table_configurations,
     table_text,
     write_report,
 )
-from hillinfer_bench.quality.request import QualityRequest
 from hillinfer_bench.quality.texts import TextSample, file_samples, standard_library_samples
+
+
+def evaluate_text(
+    model: Any,
+    sample: TextSample,
+    last: int,
+    configurations: Sequence[Configuration],
+    threads: int = 1,
+    on_progress: Callable[[int], None] = lambda done: None,
+) -> list[Measures]:
+    """Measure the full cache and every configuration on the last tokens of one text.
+
+    All but the last tokens are read densely, once; then the last ones are read by each
+    configuration in one forward pass, each token with its own selected set.
+
+    Parameters
+    ----------
+    model
+        A causal language model of transformers, in evaluation mode.
+    sample
+        The text.
+    last
+        L, tokens read sparsely.
+    configurations
+        What to measure.
+    threads
+        For reading the prefix, and configurations measured at once, each on one thread.
+    on_progress
+        Called with the number of configurations done, the full cache first.
+
+    Returns
+    -------
+    Measures of the full cache, then of each configuration.
+
+    Raises
+    ------
+    SettingsError
+        Where `last` leaves nothing to be read densely.
+    """
+    context = len(sample.token_ids) - 1
+    if not 0 < last < context:
+        raise SettingsError(f"last={last} must be at least 1 and below the context of {context}")
+    next_ids = sample.token_ids[context - last + 1 :]
+    forced_ids = sample.token_ids[context - last : context]
+    with compute_threads(threads):
+        prefix = Prefix.read(model, sample.token_ids[: context - last])
+    # Scoring is thousands of small operations, which one thread each serves better than many.
+    with compute_threads(1), selecting(model), ThreadPoolExecutor(threads) as workers:
+        full = forced_logits(model, prefix, forced_ids, None)
+        measured = [measure(full, full, next_ids)]
+        on_progress(1)
+
+        def one(configuration: Configuration) -> Measures:
+            policy = configuration.policy(prefix.shape)
+            return measure(forced_logits(model, prefix, forced_ids, policy), full, next_ids)
+
+        for result in workers.map(one, configurations):
+            measured.append(result)
+            on_progress(len(measured))
+    return measured
+
 
 Stage = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The texts that quality is measured on."""
+"""The texts that are measured on."""
 
 from __future__ import annotations
 

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
 from threading import Lock
 from typing import Any
 
@@ -18,18 +20,39 @@ from hillinfer.output_file import check_outside, prepare_report
 from hillinfer.policies.pool_policies import POOL_POLICIES, make_pool_policy
 from hillinfer.settings import Settings
 from hillinfer_bench.figures.canvas import require_matplotlib, save_figure
-from hillinfer_bench.figures.pools_figure import pools_figure
-from hillinfer_bench.quality.attention import selecting
-from hillinfer_bench.quality.compute_threads import compute_threads
-from hillinfer_bench.quality.prefix import Prefix
+from hillinfer_bench.figures.pool_figures import pools_figure
+from hillinfer_bench.quality.forced_reading import Prefix, compute_threads, selecting
 from hillinfer_bench.quality.texts import TextSample, file_samples, standard_library_samples
-from hillinfer_bench.replay.measuring import pool_rows
-from hillinfer_bench.replay.pool_row import PoolRow
-from hillinfer_bench.replay.recording import record_selections
-from hillinfer_bench.replay.report import table_text, write_report
+from hillinfer_bench.replay.recording import SelectionTrace, record_selections
 from hillinfer_bench.replay.request import PoolsRequest
-from hillinfer_bench.replay.selection_trace import SelectionTrace
-from hillinfer_bench.replay.spawning import spawned_processes
+from hillinfer_bench.replay.table import PoolRow, pool_rows, table_text, write_report
+
+_SAFE_PATH = "PYTHONSAFEPATH"
+
+
+@contextmanager
+def spawned_processes(count: int) -> Iterator[ProcessPoolExecutor]:
+    """Give fresh processes, which inherit no locks of threads that they do not have.
+
+    multiprocessing starts them with `python -c`, which looks for modules in the current directory
+    first, and there is no way to give it another option than by the environment.
+
+    Parameters
+    ----------
+    count
+        Most of them.
+    """
+    before = os.environ.get(_SAFE_PATH)
+    os.environ[_SAFE_PATH] = "1"
+    try:
+        with ProcessPoolExecutor(count, multiprocessing.get_context("spawn")) as workers:
+            yield workers
+    finally:
+        if before is None:
+            del os.environ[_SAFE_PATH]
+        else:
+            os.environ[_SAFE_PATH] = before
+
 
 Stage = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 _DEFAULT_TEXTS = 2

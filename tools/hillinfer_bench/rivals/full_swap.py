@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The whole KV cache in mapped memory, paged in and out by least recent use."""
+"""A rival that leaves all to the kernel's swap."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from hillinfer.errors import BudgetError, ColdPoolError
 from hillinfer.storage.aligned_buffer import PAGE_BYTES, round_up
 from hillinfer.storage.cold_file import ColdFile, IOMode
 from hillinfer_bench.rivals.block_attention import BlockAttention, Part, whole
-from hillinfer_bench.rivals.rival import Rival
-from hillinfer_bench.rivals.setup import RivalSetup
+from hillinfer_bench.rivals.rival import Rival, RivalSetup
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
 _WINDOW_BYTES = 1024 * 1024

@@ -1,25 +1,86 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of tokens that a small part of each key makes likely, fetched a layer ahead (InfiniGen)."""
+"""InfiniGen: selection by partial keys."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hillinfer_bench.rivals.block_attention import Part, whole
-from hillinfer_bench.rivals.drive_rival import DriveRival
-from hillinfer_bench.rivals.fetch_thread import Fetch, FetchThread
-from hillinfer_bench.rivals.landing import Landing
-from hillinfer_bench.rivals.partial_keys import PartialKeys
-from hillinfer_bench.rivals.pooled_rows import Fetched, PooledRows
-from hillinfer_bench.rivals.selection import best_tokens, count, replayed, summed_weights
-from hillinfer_bench.rivals.traffic import Traffic
+from hillinfer_bench.rivals.block_attention import (
+    Part,
+    RowProducts,
+    best_tokens,
+    count,
+    replayed,
+    summed_weights,
+    whole,
+)
+from hillinfer_bench.rivals.drive_rows import DriveRival, Landing
+from hillinfer_bench.rivals.pooled_rows import Fetch, Fetched, FetchThread, PooledRows
+from hillinfer_bench.rivals.rival import Meter, RivalSetup, Traffic
 from hillinfer_model.kernel_spec import GROUP_TOKENS
+
+# The share of channels that InfiniGen keeps.
+RATIO = 0.3
+
+
+class PartialKeys:
+    """Every key's coordinates along the directions in which a head's keys differ most.
+
+    The directions are found once for each layer, sequence and KV head, from the first keys that
+    come: those with the largest singular values. What keys have in common shifts all inner products
+    alike and changes no attention weight.
+
+    Parameters
+    ----------
+    setup
+        Says how many layers, sequences and tokens.
+    dtype
+        The stored type.
+    meter
+        Counts keys and directions.
+    """
+
+    def __init__(self, setup: RivalSetup, dtype: torch.dtype, meter: Meter) -> None:
+        shape = setup.shape
+        self.channels = max(1, round(RATIO * shape.head_dim))
+        head = (shape.layers, setup.batch, shape.kv_heads)
+        size = (shape.layers, setup.batch, setup.context, shape.kv_heads, self.channels)
+        self._keys = meter.tensor(size, dtype)
+        reduced = replace(shape, head_dim=self.channels)
+        self._products = RowProducts(reduced, setup.block_rows)
+        self._directions = meter.tensor((*head, shape.head_dim, self.channels), torch.float32)
+
+    def add(self, layer: int, row: int, first: int, keys: torch.Tensor) -> None:
+        """Take the keys (kv_heads, tokens, head_dim) of tokens from `first` on."""
+        wide = keys.float()
+        if first == 0:
+            centred = wide - wide.mean(1, keepdim=True)
+            # Ascending eigenvalues, the squares of the singular values.
+            vectors = torch.linalg.eigh(centred.transpose(1, 2) @ centred).eigenvectors
+            self._directions[layer, row] = vectors[:, :, -self.channels :]
+        reduced = wide @ self._directions[layer, row]
+        self._keys[layer, row, first : first + keys.shape[1]] = reduced.transpose(0, 1)
+
+    def logits(
+        self, layer: int, row: int, query: torch.Tensor, scaling: float, out: torch.Tensor
+    ) -> None:
+        """Compute approximate inner products of the first tokens, float32 (query_heads, tokens)."""
+        directions = self._directions[layer, row]
+        grouped = query.float().reshape(len(directions), -1, query.shape[-1])
+        reduced = (grouped @ directions).reshape(len(query), 1, -1)
+        tokens = out.shape[1]
+        rows = self._keys[layer, row, :tokens].view(torch.uint8).view(tokens, -1).numpy()
+        self._products.logits(reduced, scaling, rows, np.arange(tokens), out)
+
+    def close(self) -> None:
+        """Give the memory back; the meter's owner counts it."""
+        self._keys = self._directions = torch.empty(0)
 
 
 @dataclass(eq=False)

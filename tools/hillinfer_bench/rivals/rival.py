@@ -1,19 +1,199 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every rival can do."""
+"""What a rival is: its setup, what it counts, and the class that all derive from."""
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
 from types import TracebackType
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from hillinfer.errors import CacheUseError
+from hillinfer.byte_size import format_bytes
+from hillinfer.errors import BudgetError, CacheUseError, SettingsError
+from hillinfer.model_shape import ModelShape
+from hillinfer.storage.aligned_buffer import aligned_buffer
+from hillinfer.storage.read_engines import IOChoice
 from hillinfer.storage.row_layout import RowLayout
-from hillinfer_bench.rivals.meter import Meter
-from hillinfer_bench.rivals.setup import RivalSetup
-from hillinfer_bench.rivals.traffic import Traffic
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Running totals of one rival, in bytes and steps.
+
+    Parameters
+    ----------
+    drive_read_bytes, drive_write_bytes
+        What went over the drive's wire, alignment and gaps read through included.
+    dram_bytes, dram_peak_bytes
+        Held now, and the most ever held at once: rows, tails, shadows of keys, tables and buffers.
+    steps
+        Decode steps begun.
+    """
+
+    drive_read_bytes: int
+    drive_write_bytes: int
+    dram_bytes: int
+    dram_peak_bytes: int
+    steps: int
+
+
+@dataclass(frozen=True)
+class RivalSetup:
+    """The same for every rival of a comparison.
+
+    Parameters
+    ----------
+    shape
+        The model's.
+    batch
+        Sequences, numbered from 0.
+    context
+        Tokens expected in each at the end, prompt and answer; more are refused.
+    budget_bytes
+        M0: everything that a rival holds in DRAM, but for `full-memory`, which has no bound.
+    alpha
+        Importance rate: the fraction of the current length that is selected, in (0, 1].
+    cold_dir
+        An existing directory on the drive.
+    io
+        How rows are read.
+    block_rows
+        Rows that torch scores, and without the native library attends to, at a time.
+    ahead_rows
+        Rows that may be read before their layer attends, as many as HillInfer's landing area has.
+    threads
+        Reads in flight without io_uring.
+    kept_sinks, kept_recent
+        Tokens that are always selected: the first and the most recent ones.
+    selections
+        For benchmarks on random weights: which positions a rival that selects attends to, int64
+        ascending, by layer, row and length. It ranks as ever and then takes these in place of its
+        own. None where it selects by itself.
+
+    Raises
+    ------
+    SettingsError
+        Where a value is outside what it allows.
+    """
+
+    shape: ModelShape
+    batch: int
+    context: int
+    budget_bytes: int
+    alpha: float
+    cold_dir: Path
+    io: IOChoice = IOChoice.AUTO
+    block_rows: int = 1024
+    ahead_rows: int = 4 * 512
+    threads: int = 16
+    kept_sinks: int = 4
+    kept_recent: int = 32
+    selections: Callable[[int, int, int], NDArray[np.int64]] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "context", "block_rows", "threads", "kept_recent"):
+            if getattr(self, name) < 1:
+                raise SettingsError(f"{name}={getattr(self, name)}: at least 1 is needed")
+        for name in ("kept_sinks", "budget_bytes", "ahead_rows"):
+            if getattr(self, name) < 0:
+                raise SettingsError(f"{name}={getattr(self, name)} must be 0 or more")
+        if not 0.0 < self.alpha <= 1.0:
+            raise SettingsError(
+                f"alpha={self.alpha} is outside (0, 1]; 0.1 selects a tenth of the tokens"
+            )
+
+    @property
+    def kept_tokens(self) -> int:
+        """Tokens that are always selected."""
+        return self.kept_sinks + self.kept_recent
+
+    @property
+    def units(self) -> int:
+        """Layers times sequences."""
+        return self.shape.layers * self.batch
+
+
+class Meter:
+    """Hands out the memory of one rival and counts it; any thread may use it.
+
+    Parameters
+    ----------
+    budget_bytes
+        The most that may be held at once; None for no bound.
+    """
+
+    def __init__(self, budget_bytes: int | None) -> None:
+        self._budget = budget_bytes
+        self._lock = threading.Lock()
+        self._read = self._written = self._held = self._peak = self._steps = 0
+
+    @property
+    def free_bytes(self) -> int:
+        """What is left of the budget; 0 without one."""
+        return max(0, (self._budget or 0) - self._held)
+
+    def buffer(self, byte_count: int) -> NDArray[np.uint8]:
+        """Return page-aligned bytes, counted for the rival's life; BudgetError where too many."""
+        self.hold(byte_count)
+        return aligned_buffer(byte_count)[:byte_count]
+
+    def array(self, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+        """Return a zeroed array, counted as in `buffer`."""
+        self.hold(prod(shape) * np.dtype(dtype).itemsize)
+        return np.zeros(shape, dtype)
+
+    def tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Return a tensor of unset values, counted as in `buffer`."""
+        self.hold(prod(shape) * dtype.itemsize)
+        return torch.empty(shape, dtype=dtype)
+
+    def hold(self, byte_count: int) -> None:
+        """Count bytes held; BudgetError where they do not fit the budget."""
+        with self._lock:
+            if self._budget is not None and self._held + byte_count > self._budget:
+                raise BudgetError(
+                    f"a DRAM budget of {format_bytes(self._budget)} is too small for this rival: "
+                    f"it needs {format_bytes(self._held + byte_count)} or more; raise budget_bytes"
+                )
+            self._held += byte_count
+            self._peak = max(self._peak, self._held)
+
+    def hold_beyond(self, byte_count: int) -> None:
+        """Count bytes held, whether they fit the budget or not."""
+        with self._lock:
+            self._held += byte_count
+            self._peak = max(self._peak, self._held)
+
+    def release(self, byte_count: int) -> None:
+        """Count bytes given back."""
+        with self._lock:
+            self._held -= byte_count
+
+    def count_read(self, byte_count: int) -> None:
+        """Count bytes read from the drive."""
+        with self._lock:
+            self._read += byte_count
+
+    def count_write(self, byte_count: int) -> None:
+        """Count bytes written to the drive."""
+        with self._lock:
+            self._written += byte_count
+
+    def count_step(self) -> None:
+        """Count a decode step."""
+        self._steps += 1
+
+    def traffic(self) -> Traffic:
+        """Return the totals."""
+        return Traffic(self._read, self._written, self._held, self._peak, self._steps)
 
 
 class Rival(ABC):

@@ -18,9 +18,10 @@ from hillinfer.pools.budget_plan import kernel_spec
 from hillinfer.pools.shadow_choice import ShadowChoice
 from hillinfer.runtime import Runtime
 from hillinfer.settings import Settings
-from hillinfer_bench.decode.kv_source import Chunk
-from hillinfer_bench.decode.replaying_runtime import ReplayingRuntime
-from hillinfer_bench.decode.setting import BenchSetting
+from hillinfer.statistics import CacheStatistics
+from hillinfer_bench.systems.case import BenchSetting
+from hillinfer_bench.systems.kv_source import Chunk
+from hillinfer_bench.systems.replayed_selections import ReplayingRuntime
 from hillinfer_bench.systems.system import BenchError, Counted, Needs, OpenSystem, System
 from hillinfer_model.kernel_spec import KernelSpec
 
@@ -132,18 +133,8 @@ class _OpenHillInfer(OpenSystem):
         self.cache.statistics()
 
     def counted(self) -> Counted:
-        """Return the runtime's own counts; shadows of scored tokens and selected rows are read."""
-        counts = self.cache.statistics()
-        rows = counts.hot_rows_read + counts.cold_rows_read
-        scored = counts.scored_tokens * shadow_token_bytes(self._spec)
-        return Counted(
-            counts.cold_read_bytes + counts.shadow_read_bytes,
-            counts.cold_write_bytes + counts.shadow_write_bytes,
-            rows * self._shape.row_bytes + int(scored),
-            counts.dram_peak_bytes,
-            counts.hot_hit_rate,
-            counts.io_mode,
-        )
+        """Return the runtime's own counts; see `counted_by`."""
+        return counted_by(self.cache.statistics(), self._shape, self._spec)
 
     def shadow_used(self) -> str:
         """Return the format that was named or chosen; see `OpenSystem`."""
@@ -163,6 +154,28 @@ class _OpenHillInfer(OpenSystem):
     def close(self) -> None:
         """Close the cache."""
         self.cache.close()
+
+
+def counted_by(counts: CacheStatistics, shape: ModelShape, spec: KernelSpec) -> Counted:
+    """Return what statistics of HillInfer count.
+
+    Parameters
+    ----------
+    counts
+        Of a cache or of an engine.
+    shape, spec
+        Of the model and of its shadow; shadows of scored tokens and selected rows are read.
+    """
+    rows = counts.hot_rows_read + counts.cold_rows_read
+    scored = counts.scored_tokens * shadow_token_bytes(spec)
+    return Counted(
+        counts.cold_read_bytes + counts.shadow_read_bytes,
+        counts.cold_write_bytes + counts.shadow_write_bytes,
+        rows * shape.row_bytes + int(scored),
+        counts.dram_peak_bytes,
+        counts.hot_hit_rate,
+        counts.io_mode,
+    )
 
 
 def shadow_token_bytes(spec: KernelSpec) -> float:

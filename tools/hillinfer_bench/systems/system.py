@@ -8,8 +8,8 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from hillinfer.errors import HillInferError
-from hillinfer_bench.decode.kv_source import Chunk, LastQueries
-from hillinfer_bench.decode.setting import BenchSetting
+from hillinfer_bench.systems.case import BenchSetting
+from hillinfer_bench.systems.kv_source import Chunk, LastQueries
 
 
 class BenchError(HillInferError):

@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One point of the benchmark, and what every system of it is opened with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hillinfer.errors import SettingsError
+from hillinfer.machine.model_shapes import SHAPES
+from hillinfer.machine.processor import ProcessorFacts
+from hillinfer.model_shape import ModelShape
+from hillinfer.models.number_type import NumberType
+from hillinfer.pools.budget_plan import staging_bytes
+from hillinfer.settings import Settings
+from hillinfer_bench.replay.recording import SelectionTrace
+from hillinfer_model.choices import KeyMode
+
+REAL, MODELLED = "measured selection", "modelled selection"
+
+
+@dataclass(frozen=True)
+class Case:
+    """What every system of one comparison is given.
+
+    Parameters
+    ----------
+    model
+        Name in the table of shapes, for random weights; else a model of a user, with a real text.
+    context
+        Tokens before the first decode step.
+    systems
+        Names of systems, HillInfer's settings and rivals.
+    batch
+        Sequences.
+    alpha
+        Importance rate of all that select.
+    budget_share
+        M0 of all that keep one, as a share of the KV of this context.
+    shadow
+        HillInfer's; `auto` for INT4, or INT2 where that leaves too little for rows.
+    steps, warm_up
+        Decode steps that are measured, and those before them that are not.
+    turn
+        Steps of one system before the next one's turn.
+    part
+        Of the plan, where it has the same values twice for other systems; empty elsewhere.
+
+    Raises
+    ------
+    SettingsError
+        Where a value is outside its range; the message names it.
+    """
+
+    model: str
+    context: int
+    systems: tuple[str, ...]
+    batch: int = 1
+    alpha: float = 0.1
+    budget_share: float = 0.2
+    shadow: str = "auto"
+    steps: int = 32
+    warm_up: int = 8
+    turn: int = 4
+    part: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse values that mean nothing."""
+        for name in ("context", "batch", "steps", "turn"):
+            if getattr(self, name) < 1:
+                raise SettingsError(f"{name}={getattr(self, name)}: at least 1 is needed")
+        if self.warm_up < 0 or not self.budget_share > 0:
+            raise SettingsError(
+                f"warm_up={self.warm_up}, budget_share={self.budget_share}: the one must not be "
+                "negative, the other must be above 0"
+            )
+        if not self.systems:
+            raise SettingsError("no system is left to measure: check --systems")
+        self.settings()
+
+    @property
+    def all_steps(self) -> int:
+        """Decode steps of each system, warm-up included."""
+        return self.warm_up + self.steps
+
+    @property
+    def name(self) -> str:
+        """What tells the case from others, in one line."""
+        return (
+            f"{self.model} {self.context} tokens, batch {self.batch}, α {self.alpha:g}, "
+            f"budget {100 * self.budget_share:.12g}%, shadow {self.shadow}"
+            + (f", {self.part}" if self.part else "")
+        )
+
+    def settings(self) -> Settings:
+        """Return HillInfer's settings but for the budget."""
+        return Settings().changed(alpha=self.alpha, shadow=self.shadow)
+
+
+class Selections:
+    """Which tokens each layer of each sequence selects at which length.
+
+    Parameters
+    ----------
+    trace
+        Sets per step, of all layers of the first sequence, then of the next one.
+    layers
+        Layers of the model.
+    """
+
+    def __init__(self, trace: SelectionTrace, layers: int) -> None:
+        self._trace = trace
+        self._layers = layers
+
+    def positions(self, layer: int, row: int, length: int) -> NDArray[np.int64]:
+        """Return the selected positions, int64 ascending.
+
+        Parameters
+        ----------
+        layer, row
+            Which layer of which sequence.
+        length
+            Tokens of the sequence, this step's own included.
+
+        Raises
+        ------
+        SettingsError
+            Where the trace has no such step.
+        """
+        trace = self._trace
+        step = length - trace.prefix - 1
+        if not 0 <= step < trace.steps:
+            raise SettingsError(
+                f"no selection of a context of {length}: {trace.steps} steps after "
+                f"{trace.prefix} tokens were recorded; record more"
+            )
+        return trace.layers[row * self._layers + layer][step].astype(np.int64)
+
+
+@dataclass(frozen=True)
+class BenchSetting:
+    """A model that HillInfer is attached to, and what its caches may take.
+
+    Parameters
+    ----------
+    case
+        What is measured.
+    model
+        A causal language model of transformers, attached.
+    shape
+        Of its KV cache.
+    budget_bytes
+        M0 of all systems that keep one.
+    cold_dir
+        Existing directory on the drive.
+    selections
+        What systems that select are made to select; None where they choose by themselves.
+    all_layers
+        Layers of the whole model, where `shape` has only some of them; 0 where it has all.
+    trace
+        File that HillInfer's own system writes its lanes to; None for none.
+    """
+
+    case: Case
+    model: Any
+    shape: ModelShape
+    budget_bytes: int
+    cold_dir: Path
+    selections: Selections | None
+    all_layers: int = 0
+    trace: Path | None = None
+
+    @property
+    def whole(self) -> BenchSetting:
+        """The same with all layers, and their budget: what a user of the model would plan."""
+        layers = self.all_layers or self.shape.layers
+        if layers == self.shape.layers:
+            return self
+        shape = replace(self.shape, layers=layers)
+        return replace(self, shape=shape, budget_bytes=budget_bytes(self.case, shape, layers))
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of each sequence at the end."""
+        return self.case.context + self.case.all_steps
+
+    @property
+    def kv_bytes(self) -> int:
+        """Rows of all sequences at the end."""
+        return self.tokens * self.case.batch * self.shape.token_bytes
+
+
+def budget_bytes(case: Case, shape: ModelShape, all_layers: int) -> int:
+    """Return M0 in bytes, the same for every system.
+
+    Where only some layers of a model are built, they get their part of what the whole model's
+    budget leaves beside HillInfer's staging, and the staging, which a model has once.
+
+    Parameters
+    ----------
+    case
+        Names the share.
+    shape
+        Of the layers that are built.
+    all_layers
+        Layers of the whole model.
+    """
+    rows = (case.context + case.all_steps) * case.batch
+    whole = int(case.budget_share * rows * all_layers * shape.row_bytes)
+    staging = staging_bytes(shape, replace(case.settings(), shadow=KeyMode.INT4))
+    if all_layers == shape.layers or whole <= staging:
+        return int(case.budget_share * rows * shape.token_bytes)
+    return staging + (whole - staging) * shape.layers // all_layers
+
+
+def table_type(number_type: NumberType) -> torch.dtype:
+    """Return the type of models with random weights: that of bfloat16 weights."""
+    return number_type.resolve(torch.bfloat16, "cpu", ProcessorFacts.read())
+
+
+def case_setting(
+    case: Case,
+    model: Any,
+    real_shape: ModelShape | None,
+    positions: int,
+    cold_dir: Path,
+    trace: Path | None = None,
+) -> BenchSetting:
+    """Return what systems are opened with, but for selections.
+
+    Parameters
+    ----------
+    case
+        What is measured.
+    model
+        The model, or something that has its `dtype`.
+    real_shape
+        Of the real model; None for one of the table of shapes.
+    positions
+        Of the model.
+    cold_dir
+        Existing directory on the drive.
+    trace
+        File that HillInfer's own system writes its lanes to; None for none.
+    """
+    shape = real_shape or SHAPES[case.model].kv_shape(positions, model.dtype)
+    all_layers = real_shape.layers if real_shape else SHAPES[case.model].all_layers
+    return BenchSetting(
+        case=case,
+        model=model,
+        shape=shape,
+        budget_bytes=budget_bytes(case, shape, all_layers),
+        cold_dir=cold_dir,
+        selections=None,
+        all_layers=all_layers,
+        trace=trace,
+    )
