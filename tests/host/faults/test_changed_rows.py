@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from fault_scenarios import StreamingAttachment
 from generation_runs import SETTINGS, attached
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -228,9 +229,8 @@ def test_shadows_that_are_streamed(model, saved, tmp_path, where):
     """Of the session where it holds them, else of the cold pool."""
     folder = tmp_path / "streamed"
     folder.mkdir()
-    with small(model, folder) as hill:
-        made = hill._made
-        hill._made = lambda *given: replace(made(*given), shadow_limit_bytes=0)
+    chosen = OPTIONS | {"dram_budget": least_budget(model), "cold_dir": folder}
+    with StreamingAttachment(model, Settings().changed(**chosen)) as hill:
         if where == "session":
             cache = hill.load_session(saved)
             files = [OpenFile(saved / "shadow.bin")]
