@@ -10,3 +10,11 @@ def tiny_folder(tmp_path_factory):
     from tiny_folder import save_tiny
 
     return save_tiny(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture
+def hub_cache(monkeypatch, tmp_path):
+    """An empty cache of the hub's library, which finds no network."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    return tmp_path / "hub"

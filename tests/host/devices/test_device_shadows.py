@@ -6,6 +6,7 @@ from contextlib import ExitStack, closing
 
 import numpy as np
 import pytest
+from device_cases import slots_left
 from told_runtime import (
     POSITION_BYTE,
     SCORE_BYTE,
@@ -15,7 +16,6 @@ from told_runtime import (
     Told,
     long_story,
     same,
-    slots_left,
 )
 
 from hillinfer.devices.errors import DeviceError

@@ -126,14 +126,6 @@ class Forgetful(LookedAfter):
         self.device.write(slot, first_beat, wrong)
 
 
-def slots_left(shadows):
-    """Take every slot that a device has left, and return how many there were."""
-    count = 0
-    while shadows.room(count) is not None:
-        count += 1
-    return count
-
-
 class Told:
     """A runtime over a device, with what its attention gave."""
 

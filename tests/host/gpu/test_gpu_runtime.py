@@ -58,7 +58,10 @@ def random(seed, *shape):
 class Steps:
     """A runtime with one sequence that takes decode steps; layers from 2 on are announced."""
 
-    def __init__(self, cold_dir, lane=None, tokens=TOKENS, budget=None, evaluate=ImportanceEvaluation, **changes):
+    def __init__(
+        self, cold_dir, lane=None, tokens=TOKENS, budget=None, evaluate=ImportanceEvaluation,
+        **changes,
+    ):  # fmt: skip
         cold_dir.mkdir(exist_ok=True, parents=True)
         settings = CHOSEN.changed(**changes)
         plan = BudgetPlan.with_whole_shadow(SHAPE, settings, TOKENS + 100)
@@ -253,9 +256,10 @@ def test_what_was_announced_and_not_wanted_leaves_every_buffer_free(tmp_path):
         made.announce(2, 0)
         made.announce(3, 0)
     made.runtime.begin_step()
-    for ring in made.runtime.parts.gpu.rings[1:]:
+    rows, *others = made.runtime.parts.gpu.rings
+    for ring in others:
         assert {state.value for state in ring.states()} == {"free"}
-    assert {state.value for state in made.runtime.parts.gpu.rings[0].states()} <= {"free", "leaving"}
+    assert {state.value for state in rows.states()} <= {"free", "leaving"}
     made.step(0)
     made.runtime.close()
     for ring in made.runtime.parts.gpu.rings:

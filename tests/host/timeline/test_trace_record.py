@@ -26,9 +26,7 @@ def span(lane, start, stop, number=1, thread=5, **details):
 def written(file, spans):
     trace = TraceFile(file)
     first = trace.origin
-    trace.append(
-        [Span(*one[:2], one.start + first, one.stop + first, *one[4:]) for one in spans]
-    )
+    trace.append([Span(*one[:2], one.start + first, one.stop + first, *one[4:]) for one in spans])
     trace.close()
     return file
 
