@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention over rows that are all in memory, found and attended to in one call."""
 
+import threading
+
 import numpy as np
 import pytest
 from exact_attention import random_states
@@ -10,7 +12,6 @@ from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.native.library import native_is_here, native_library
 from hillinfer.native.structures import Places
 from hillinfer.pools.budget_plan import BudgetPlan
-from hillinfer.pools.layer_step_log import LayerStepLog
 from hillinfer.runtime import Runtime
 from hillinfer.settings import Settings
 from hillinfer.storage.row_locator import RowLocator
@@ -128,9 +129,8 @@ def test_no_row_moves_between_the_look_and_attention(cold_dir, monkeypatch):
     as_it_is = RowLocator.fetch_in_place
 
     def fetch(self, *given):
-        # Where the first row is asked for. A lock of one's own can be had again; its owner says
-        # whether it is held already.
-        held.append(self._pools.attending._is_owned())
+        # Where the first row is asked for.
+        held.append(is_held(self.attending))
         yield from as_it_is(self, *given)
 
     monkeypatch.setattr(RowLocator, "fetch_in_place", fetch)
@@ -140,28 +140,41 @@ def test_no_row_moves_between_the_look_and_attention(cold_dir, monkeypatch):
 
 
 @pytest.mark.parametrize("everything_hot", [True, False])
-def test_whoever_observes_a_step_may_wait_for_threads_that_move_rows(
-    cold_dir, monkeypatch, everything_hot
-):
+def test_whoever_observes_a_step_may_wait_for_threads_that_move_rows(cold_dir, everything_hot):
     if not native_is_here():
         pytest.skip("no native library: run python tools/build_native.py")
     held = []
-    as_it_is = LayerStepLog.end
 
-    def end(self, entry):
-        held.append(self._pools.attending._is_owned())
-        as_it_is(self, entry)
+    def observe(entry, runtime):
+        # Whoever moves rows is another thread.
+        held.append(is_held(runtime.parts.pools.attending))
 
-    monkeypatch.setattr(LayerStepLog, "end", end)
-    _steps(cold_dir, everything_hot, [])
+    _steps(cold_dir, everything_hot, [], observe)
     assert held
     assert not any(held)
 
 
-def _steps(cold_dir, everything_hot, counts):
+def is_held(lock):
+    """Say whether another thread would have to wait for as long as this one does not go on."""
+    got = []
+
+    def take():
+        # Long enough for a row to be moved.
+        got.append(lock.acquire(timeout=0.5))
+        if got[0]:
+            lock.release()
+
+    other = threading.Thread(target=take)
+    other.start()
+    other.join()
+    return not got[0]
+
+
+def _steps(cold_dir, everything_hot, counts, observe=lambda entry, runtime: None):
     settings = Settings().changed(alpha=0.2, block_rows=40, kept_sinks=2, kept_recent=5)
     least = BudgetPlan.with_whole_shadow(SHAPE, settings, TOKENS).required_bytes
-    runtime = Runtime(SHAPE, settings, least + (4 << 20 if everything_hot else 0), cold_dir)
+    budget = least + (4 << 20 if everything_hot else 0)
+    runtime = Runtime(SHAPE, settings, budget, cold_dir, lambda entry: observe(entry, runtime))
     try:
         query, keys, values = random_states(0, 4, 2, TOKENS, TOKENS, 8)
         keys, values = keys.half(), values.half()

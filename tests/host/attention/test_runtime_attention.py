@@ -8,6 +8,7 @@ from exact_attention import causal, exact_attention, random_states
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from hillinfer.hie.evaluation import ImportanceEvaluation
 from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.pools.budget_plan import BudgetPlan
 from hillinfer.runtime import Runtime
@@ -28,13 +29,13 @@ TOKENS = 300
 def make_runtime(request, cold_dir):
     made = []
 
-    def make(**changes):
+    def make(evaluate=ImportanceEvaluation, **changes):
         settings = Settings().changed(
             **({"alpha": 0.2, "block_rows": 40, "kept_sinks": 2, "kept_recent": 5} | changes)
         )
         least = BudgetPlan.with_whole_shadow(SHAPE, settings, TOKENS).required_bytes
         budget = least if request.param == "almost nothing hot" else least + (4 << 20)
-        runtime = Runtime(SHAPE, settings, budget, cold_dir)
+        runtime = Runtime(SHAPE, settings, budget, cold_dir, evaluate=evaluate)
         made.append(runtime)
         return runtime
 
@@ -70,12 +71,14 @@ def test_chunks_attend_to_everything_before_them(make_runtime, chunks):
 @pytest.mark.parametrize("scope", ["layer", "kv_head"])
 @pytest.mark.parametrize("device", ["nvme", "golden"])
 def test_a_step_attends_to_its_selected_set_and_nothing_else(make_runtime, scope, device):
-    runtime = make_runtime(scope=scope, device=device)
     chosen = []
-    select = runtime._selection._evaluation.select
-    runtime._selection._evaluation.select = lambda *given: (
-        chosen.append(select(*given)) or chosen[-1]
-    )
+
+    class Noting(ImportanceEvaluation):
+        def select(self, *given):
+            chosen.append(super().select(*given))
+            return chosen[-1]
+
+    runtime = make_runtime(Noting, scope=scope, device=device)
     query, keys, values = states()
     sequence = runtime.open_sequence()
     runtime.append(0, sequence, keys[:, :250], values[:, :250])

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -10,7 +12,7 @@ from numpy.typing import NDArray
 from hillinfer.model_shape import ModelShape
 from hillinfer.native.addresses import row_addresses
 from hillinfer.storage.row_layout import RowLayout
-from hillinfer_bench.rivals.native_products import native_products
+from hillinfer_bench.rivals.native_products import NativeProducts, native_products
 from hillinfer_bench.rivals.selection import head_logits
 
 
@@ -26,13 +28,20 @@ class RowProducts:
         Of a row: `head_dim` items of each KV head at its start.
     block_rows
         Rows that torch widens at a time.
+    make_native
+        Opens the native library's products; returns None where torch is to compute.
     """
 
-    def __init__(self, shape: ModelShape, block_rows: int) -> None:
+    def __init__(
+        self,
+        shape: ModelShape,
+        block_rows: int,
+        make_native: Callable[[ModelShape], NativeProducts | None] = native_products,
+    ) -> None:
         self._shape = shape
         self._kind = RowLayout(shape).stored_type
         self._block_rows = block_rows
-        self._native = native_products(shape)
+        self._native = make_native(shape)
 
     def logits(
         self,
