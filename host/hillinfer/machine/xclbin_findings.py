@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from hillinfer.storage.drive_calls import DriveCalls
 from hillinfer_model.kernel_spec import KernelSpec
 
 _WINDOW_BYTES = 1 << 20
+Starter = Callable[[Mapping[str, str], int, float], WorkerProcess]
 
 
 def xclbin_findings(
@@ -31,6 +32,7 @@ def xclbin_findings(
     cold_dir: Path | None,
     deadlines: Deadlines | None = None,
     calls: DriveCalls | None = None,
+    start: Starter = WorkerProcess,
 ) -> Iterator[Finding]:
     """Check an image, load it on its card, and time reads from the drive into the card's memory.
 
@@ -44,6 +46,8 @@ def xclbin_findings(
         How long to wait for the card; None for what a run waits.
     calls
         How the drive is reached; the operating system itself where None.
+    start
+        Starts the process that has the card.
     """
     try:
         xclbin = Xclbin.read(path)
@@ -58,7 +62,7 @@ def xclbin_findings(
         f"{spec.group_size} query heads each, for {xclbin.platform}; sections and spec hash "
         f"{spec.digest().hex()[:16]} as built",
     )  # fmt: skip
-    yield from _tried(path, xclbin, spec, cold_dir, deadlines, calls or DriveCalls())
+    yield from _tried(path, xclbin, spec, cold_dir, deadlines, calls or DriveCalls(), start)
 
 
 def _tried(
@@ -68,13 +72,14 @@ def _tried(
     cold_dir: Path | None,
     deadlines: Deadlines | None,
     calls: DriveCalls,
+    start: Starter,
 ) -> list[Finding]:
     """Open the card; no process of it is left when this returns."""
     name = "xclbin on its card"
     try:
         environment = environment_of(path)
         wait = deadlines or deadlines_of(xclbin, {**os.environ, **environment})
-        worker = WorkerProcess(environment, _WINDOW_BYTES, wait.load)
+        worker = start(environment, _WINDOW_BYTES, wait.load)
         with closing(worker):
             card = worker.ask("open", wait.load, xclbin=str(path.resolve()), index=0)
             check_xclbin(xclbin, spec, str(card["name"]), str(path))

@@ -12,6 +12,7 @@ from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.native.library import native_is_here, native_library
 from hillinfer.native.structures import Places
 from hillinfer.pools.budget_plan import BudgetPlan
+from hillinfer.pools.layer_step_log import LayerStepLog
 from hillinfer.runtime import Runtime
 from hillinfer.settings import Settings
 from hillinfer.storage.row_locator import RowLocator
@@ -140,16 +141,21 @@ def test_no_row_moves_between_the_look_and_attention(cold_dir, monkeypatch):
 
 
 @pytest.mark.parametrize("everything_hot", [True, False])
-def test_whoever_observes_a_step_may_wait_for_threads_that_move_rows(cold_dir, everything_hot):
+def test_whoever_observes_a_step_may_wait_for_threads_that_move_rows(
+    cold_dir, monkeypatch, everything_hot
+):
     if not native_is_here():
         pytest.skip("no native library: run python tools/build_native.py")
     held = []
 
-    def observe(entry, runtime):
-        # Whoever moves rows is another thread.
-        held.append(is_held(runtime.parts.pools.attending))
+    as_it_is = LayerStepLog.end
 
-    _steps(cold_dir, everything_hot, [], observe)
+    def end(self, entry):
+        held.append(is_held(self._pools.attending))
+        as_it_is(self, entry)
+
+    monkeypatch.setattr(LayerStepLog, "end", end)
+    _steps(cold_dir, everything_hot, [])
     assert held
     assert not any(held)
 
@@ -170,11 +176,11 @@ def is_held(lock):
     return not got[0]
 
 
-def _steps(cold_dir, everything_hot, counts, observe=lambda entry, runtime: None):
+def _steps(cold_dir, everything_hot, counts):
     settings = Settings().changed(alpha=0.2, block_rows=40, kept_sinks=2, kept_recent=5)
     least = BudgetPlan.with_whole_shadow(SHAPE, settings, TOKENS).required_bytes
     budget = least + (4 << 20 if everything_hot else 0)
-    runtime = Runtime(SHAPE, settings, budget, cold_dir, lambda entry: observe(entry, runtime))
+    runtime = Runtime(SHAPE, settings, budget, cold_dir)
     try:
         query, keys, values = random_states(0, 4, 2, TOKENS, TOKENS, 8)
         keys, values = keys.half(), values.half()
