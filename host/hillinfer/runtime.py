@@ -378,7 +378,7 @@ class Runtime:
         )
 
     def memory_held(self) -> dict[Part, int]:
-        """Return the bytes that each part of the budget takes now; its peak is in the statistics."""
+        """Return the bytes that each part of the DRAM budget takes now."""
         return self._accountant.held()
 
     def kv_bytes(self, sequences: list[Sequence]) -> int:
