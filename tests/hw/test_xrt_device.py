@@ -44,6 +44,8 @@ from hillinfer_model.choices import Scope
 from hillinfer_model.kernel_spec import ProductStyle
 
 SCALING = 0.3
+# Shadows that a card's memory is taken for at once.
+CHUNK_SLOTS = CHUNK_BYTES // round_up(SMALL.segment_bytes, PAGE_BYTES)
 # How long an impatient host waits, and the most that any test waits, however busy the machine.
 PATIENCE, ENOUGH = 2.0, 120.0
 
@@ -81,10 +83,15 @@ class Keys:
             found[block.kv_head, block.positions] = block.codes
         return found
 
-    def resident(self, scorer, change=lambda shadow: shadow):
-        """The segments with their full groups on a scorer's device and no whole copy here."""
+    def resident(self, scorer, change=lambda shadow: shadow, passed_over=0):
+        """The segments with their full groups on a scorer's device and no whole copy here.
+
+        So many slots stay empty before each.
+        """
         made = []
         for number, one in enumerate(self.segments):
+            for _ in range(passed_over):
+                scorer.shadows.room(number)
             held = scorer.shadows.take(number)
             scorer.shadows.update(held, change(one.shadow), one.tokens)
             made.append(
@@ -218,15 +225,14 @@ def test_shadows_come_from_a_file_past_the_host(cards, opened, tmp_path):
     os.close(file)
 
 
-def test_slots_of_several_chunks_are_scored_in_one_launch(cards, opened, monkeypatch):
-    monkeypatch.setattr("hillinfer.devices.xrt.xrt_device.CHUNK_BYTES", 140_000)
+def test_slots_of_several_chunks_are_scored_in_one_launch(cards, opened):
     keys = Keys.random(5 * 512)
     scorer = opened(cards(Engine.HLS))
-    # Chunks hold two slots each, and those that take shadows from the drive are there already.
+    # The first chunk is there already, for shadows from the drive.
     asked = worker_of(scorer).asked
-    before = asked.count("chunk")
-    segments = keys.resident(scorer)
-    assert asked.count("chunk") == before + 3
+    assert asked.count("chunk") == 1
+    segments = keys.resident(scorer, passed_over=CHUNK_SLOTS // 2)
+    assert asked.count("chunk") == 3
     np.testing.assert_array_equal(keys.codes(scorer, segments), keys.golden(Scope.LAYER))
 
 
@@ -505,7 +511,6 @@ def test_an_interrupted_call_leaves_no_answer_to_the_next(cards, opened, tmp_pat
     segments = keys.resident(scorer)
     impatient(scorer)
     device, worker = scorer.shadows.device, worker_of(scorer)
-    chunk_slots = CHUNK_BYTES // round_up(SMALL.segment_bytes, PAGE_BYTES)
     path = tmp_path / "shadows"
     path.write_bytes(bytes(1 << 20))
     file = os.open(path, os.O_RDONLY)
@@ -513,7 +518,7 @@ def test_an_interrupted_call_leaves_no_answer_to_the_next(cards, opened, tmp_pat
         "write": lambda: device.write(1, 0, keys.segments[0].shadow),
         "read": lambda: device.read(segments[0].slot, np.zeros_like(keys.segments[0].shadow)),
         "load": lambda: device.load([StoredShadow(0, file, 0)]),
-        "has_room": lambda: device.has_room(2 * chunk_slots),
+        "has_room": lambda: device.has_room(2 * CHUNK_SLOTS),
         "score": lambda: keys.codes(scorer, segments),
     }
     worker.interrupts = True

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from placement_matrix import Budget
 from slow_promotions import slow_promotions
 
 from hillinfer.errors import CacheUseError, ColdPoolError
 from hillinfer.hie.evaluation import ImportanceEvaluation
 from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.native.library import native_is_here
-from hillinfer.pools.budget_plan import BudgetPlan
 from hillinfer.runtime import Runtime
 from hillinfer.settings import Settings
 from hillinfer.storage.landing_area import BlockState
@@ -75,10 +75,8 @@ class Filled:
         self, cold_dir, calls=None, tokens=TOKENS, evaluate=ImportanceEvaluation, **changes
     ):
         settings = CHOSEN.changed(**changes)
-        plan = BudgetPlan.with_whole_shadow(SHAPE, settings, TOKENS + 100)
-        self.runtime = Runtime(
-            SHAPE, settings, plan.required_bytes, cold_dir, calls=calls, evaluate=evaluate
-        )
+        budget = Budget.LEAST.byte_count(SHAPE, settings, TOKENS + 100)
+        self.runtime = Runtime(SHAPE, settings, budget, cold_dir, calls=calls, evaluate=evaluate)
         self.sequence = self.runtime.open_sequence()
         self.runtime.begin_step()
         for layer in range(LAYERS):

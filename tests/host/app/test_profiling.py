@@ -14,14 +14,16 @@ from hillinfer.app.kept_rates import KeptRates
 from hillinfer.app.latency_models import LATENCY_MODELS
 from hillinfer.app.profiling import Profiling
 from hillinfer.app.rates import Rates
-from hillinfer.devices import device_scorer
+from hillinfer.devices.core_device import CoreDevice
+from hillinfer.devices.device_scorer import DeviceScorer
+from hillinfer.devices.device_shadows import DeviceShadows, Pace
 from hillinfer.devices.errors import DeviceError
+from hillinfer.devices.loss_warning import warn_of_loss
 from hillinfer.errors import HillInferWarning
-from hillinfer.hie import evaluation
-from hillinfer.hie.evaluation import ImportanceEvaluation
+from hillinfer.hie.native_scorer import NativeScorer
 from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.native.library import HOW_TO_BUILD, native_is_here
-from hillinfer.pools.budget_plan import staging_bytes
+from hillinfer.pools.budget_plan import kernel_spec, staging_bytes
 from hillinfer.runtime import Runtime
 from hillinfer.settings import Settings
 from hillinfer.storage.drive_calls import DriveCalls
@@ -44,12 +46,10 @@ def kept(monkeypatch, tmp_path):
 
 
 @contextmanager
-def opened(cold_dir, limit=1 << 40, evaluate=ImportanceEvaluation, **changes):
+def opened(cold_dir, limit=1 << 40, scorer=None, **changes):
     settings = SETTINGS.changed(**changes)
     budget = staging_bytes(SHAPE, settings) + (4 << 20)
-    runtime = Runtime(
-        SHAPE, settings, budget, cold_dir, shadow_limit_bytes=limit, evaluate=evaluate
-    )
+    runtime = Runtime(SHAPE, settings, budget, cold_dir, shadow_limit_bytes=limit, scorer=scorer)
     with closing(runtime):
         yield runtime
 
@@ -170,16 +170,41 @@ def test_the_model_is_the_one_that_was_asked_for(kept, cold_dir):
         assert sum(hosts(runtime, 6)) == 2
 
 
-def test_a_device_that_fails_is_lost_and_keeps_no_rates(kept, cold_dir, monkeypatch):
-    from hillinfer.devices.core_device import CoreDevice
+class BreakableCore(CoreDevice):
+    """Fails its launches once `broken` is set."""
 
-    def failing(*given):
-        raise DeviceError("launch failed")
+    broken = False
 
-    monkeypatch.setattr(CoreDevice, "score", failing)
+    def score(self, *given):
+        if self.broken:
+            raise DeviceError("launch failed")
+        return super().score(*given)
+
+
+class SlowScorer(DeviceScorer):
+    """Takes 50 ms more to choose where `is_slow` says so of the segments."""
+
+    is_slow = staticmethod(lambda segments: False)
+
+    def choose(self, query, scaling, segments, *given):
+        if self.is_slow(segments):
+            time.sleep(0.05)
+        return super().choose(query, scaling, segments, *given)
+
+
+def made_scorer(beta):
+    """A scorer as device `core` has, over a device that may break."""
+    spec = kernel_spec(SHAPE, SETTINGS)
+    shadows = DeviceShadows(spec, BreakableCore(spec), beta, warn_of_loss, Pace.REAL)
+    return SlowScorer(NativeScorer(spec, SETTINGS.scope), shadows)
+
+
+def test_a_device_that_fails_is_lost_and_keeps_no_rates(kept, cold_dir):
+    scorer = made_scorer(None)
+    scorer.shadows.device.broken = True
     with ExitStack() as open_now:
         with pytest.warns(HillInferWarning, match="launch failed; the host goes on"):
-            own = open_now.enter_context(opened(cold_dir))
+            own = open_now.enter_context(opened(cold_dir, scorer=scorer))
         assert own.statistics().device_lost
         assert kept.all() == []
 
@@ -187,39 +212,20 @@ def test_a_device_that_fails_is_lost_and_keeps_no_rates(kept, cold_dir, monkeypa
 @pytest.fixture
 def profiling(cold_dir):
     """Of device `core`, brief."""
-    scorers = []
-
-    def noted(scorer, settings):
-        scorers.append(scorer)
-        return ImportanceEvaluation(scorer, settings)
-
-    with opened(cold_dir, beta=1.0, evaluate=noted):
-        (scorer,) = scorers
-        engine = open_engine(SETTINGS.io, 1, DriveCalls())
-        yield Profiling(scorer, SHAPE.row_bytes, cold_dir, engine, seconds=0.02)
-        engine.close()
+    scorer = made_scorer(1.0)
+    engine = open_engine(SETTINGS.io, 1, DriveCalls())
+    yield Profiling(scorer, SHAPE.row_bytes, cold_dir, engine, seconds=0.02)
+    engine.close()
+    scorer.shadows.close()
 
 
-def test_what_merging_takes_is_a_cost_of_sharing(profiling, monkeypatch):
+def test_what_merging_takes_is_a_cost_of_sharing(profiling):
     before = profiling.sharing(1e9, 1e9)
-    top = device_scorer.native_top
-
-    def slow(*given):
-        time.sleep(0.05)
-        return top(*given)
-
-    monkeypatch.setattr(device_scorer, "native_top", slow)
+    profiling.scorer.is_slow = lambda segments: any(one.device_tokens for one in segments)
     found = profiling.sharing(1e9, 1e9)
     assert found >= 0.04
     # The twin: what the host alone takes longer, too, is none.
-    part = evaluation.ImportanceEvaluation.select
-
-    def slow_everywhere(*given):
-        time.sleep(0.05)
-        return part(*given)
-
-    monkeypatch.setattr(device_scorer, "native_top", top)
-    monkeypatch.setattr(evaluation.ImportanceEvaluation, "select", slow_everywhere)
+    profiling.scorer.is_slow = lambda segments: True
     assert profiling.sharing(1e9, 1e9) < 0.04
     assert before < 0.04
 
@@ -232,11 +238,8 @@ def test_sharing_leaves_nothing_behind_and_needs_a_device(profiling):
     assert slots_left(shadows) == shadows.device.slots - len(shadows.staging)
 
 
-def test_a_device_that_fails_while_it_shares_is_lost(profiling, monkeypatch):
-    def failing(*given):
-        raise DeviceError("launch failed")
-
-    monkeypatch.setattr(profiling.scorer.shadows.device, "score", failing)
+def test_a_device_that_fails_while_it_shares_is_lost(profiling):
+    profiling.scorer.shadows.device.broken = True
     with (
         pytest.warns(HillInferWarning, match="launch failed; the host goes on"),
         pytest.raises(DeviceError, match="measured"),

@@ -20,7 +20,7 @@ from hillinfer.model_shape import ModelShape
 from hillinfer.pools.budget_plan import BudgetPlan
 from hillinfer.settings import Settings
 from hillinfer.storage import row_sums
-from hillinfer.storage.row_sums import RowSums, sums_of
+from hillinfer.storage.row_sums import sums_of
 
 IDS, _ = prompts([1300], seed=21)
 NEXT, _ = prompts([64], seed=22)
@@ -169,11 +169,11 @@ def test_rows_of_the_cold_pool(model, cold, use):
     assert torch.equal(use(model, cache), expected)
 
 
-def test_without_checksums_flips_give_another_answer(model, cold, monkeypatch):
+def test_without_checksums_flips_give_another_answer(model, cold, without_checksums):
     """The twin: nobody looks, and many a flip comes through."""
     cache, files = cold
     expected = dense(model, cache)
-    monkeypatch.setattr(RowSums, "wrong_row", lambda *given: None)
+    without_checksums()
     _, _, other = outcomes(files, lambda: dense(model, cache), expected, 20)
     assert other > 2
 

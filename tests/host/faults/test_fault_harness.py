@@ -24,7 +24,6 @@ from hillinfer.storage.cold_store import ColdStore
 from hillinfer.storage.drive_calls import DriveCalls
 from hillinfer.storage.read_engines import IOChoice
 from hillinfer.storage.reads import Reads
-from hillinfer.storage.row_sums import RowSums
 
 HERE = Path(__file__).parent
 FAULTS_TOOL = HERE.parents[2] / "tools" / "faults.py"
@@ -107,14 +106,16 @@ def test_no_fault_of_a_ring_comes_to_light(places):
     assert tally.calls["read_done"] > 20
 
 
-def test_an_engine_that_forgets_what_a_ring_did_not_bring_is_seen(places, monkeypatch):
+def test_an_engine_that_forgets_what_a_ring_did_not_bring_is_seen(
+    places, monkeypatch, without_checksums
+):
     life = DocumentLife(scenario(IOChoice.AUTO))
     failed = [Injection("read_done", index, Fault.SHORT) for index in (1, 2, 3)]
     nothing = Reads(*(np.zeros(0, np.int64) for _ in range(3)))
     monkeypatch.setattr(Reads, "only", lambda *_: nothing)
     # With checksums no token would come of it.
     assert not run_io_faults(life, places, DriveCalls(), plan=failed).outcomes[Outcome.WRONG]
-    monkeypatch.setattr(RowSums, "wrong_row", lambda *_: None)
+    without_checksums()
     assert run_io_faults(life, places, DriveCalls(), plan=failed).outcomes[Outcome.WRONG] > 0
 
 
@@ -124,9 +125,9 @@ def test_faults_while_a_session_is_saved_and_used(places):
     assert_all_is_right(run_io_faults(life, places, DriveCalls(), most=20), 20)
 
 
-def test_a_store_that_ignores_a_failed_write_is_seen(places, monkeypatch):
+def test_a_store_that_ignores_a_failed_write_is_seen(places, monkeypatch, without_checksums):
     monkeypatch.setattr(ColdStore, "_raise_failure", lambda self: None)
-    monkeypatch.setattr(RowSums, "wrong_row", lambda *_: None)
+    without_checksums()
     # The first write only tries the drive.
     failed = [Injection("pwrite", index, Fault.EIO) for index in (1, 2, 3)]
     tally = run_io_faults(DocumentLife(SMALL), places, DriveCalls(), plan=failed)
