@@ -254,11 +254,11 @@ def test_shadows_that_are_streamed(model, saved, tmp_path, where):
 
 
 @pytest.fixture(params=["native", "portable"])
-def _summed(request, monkeypatch):
+def _summed(request, hide_native):
     if request.param == "native" and not row_sums.native_is_here():
         pytest.skip("the native library is not built")
     if request.param == "portable":
-        monkeypatch.setattr(row_sums, "native_is_here", lambda: False)
+        hide_native(row_sums)
 
 
 def rows_of(seed, count, row_bytes):

@@ -40,9 +40,9 @@ def places(tmp_path):
 
 
 @pytest.fixture
-def _threads_of_python(monkeypatch):
+def _threads_of_python(hide_native):
     """Otherwise the native library reads, and `preadv` only what that did not bring."""
-    monkeypatch.setattr(read_engines, "native_is_here", lambda: False)
+    hide_native(read_engines)
 
 
 def assert_nothing_is_wrong(tally, runs):

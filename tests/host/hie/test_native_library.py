@@ -32,10 +32,11 @@ def test_a_file_that_is_no_library_says_so(tmp_path):
 
 
 @pytest.mark.parametrize("here", [True, False])
-def test_nvme_scores_natively_where_it_can(here, monkeypatch):
+def test_nvme_scores_natively_where_it_can(here, hide_native):
     if here and not native_is_here():
         pytest.skip("the native scorer is not built: python tools/build_native.py")
-    monkeypatch.setattr(host_scorer, "native_is_here", lambda: here)
+    if not here:
+        hide_native(host_scorer)
     scorer = make_scorer("nvme", KernelSpec(16, 1, 1), Scope.LAYER)
     assert type(scorer) is (NativeScorer if here else TorchScorer)
 
