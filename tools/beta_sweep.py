@@ -15,7 +15,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -236,9 +236,9 @@ def rates_of(sweep: Sweep) -> Rates:
     return dict(KeptRates.of_user().all())[key]
 
 
-def report(sweep: Sweep, found: dict[str, Turns]) -> dict[str, Any]:
+def report(sweep: Sweep, found: dict[str, Turns], rates: Rates) -> dict[str, Any]:
     """Return the measured and modelled latencies, and the regret of what each model chose."""
-    rates, tokens, own = rates_of(sweep), sweep.segment_tokens, found[AUTO]
+    tokens, own = sweep.segment_tokens, found[AUTO]
     shares = SelectedShares(own.selected_share, own.selected_share)
     models = {name.value: make(rates) for name, make in LATENCY_MODELS.items()}
     selected = own.selected_share * sweep.segments * tokens
@@ -314,7 +314,7 @@ def goal_record(one: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, write the report, and say what was chosen."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("build/reports/beta.json"))
@@ -331,7 +331,7 @@ def main() -> None:
     parser.add_argument("--cold-dir", type=Path)
     parser.add_argument("--points", type=int, default=9)
     parser.add_argument("--rounds", type=int, default=20)
-    chosen = parser.parse_args()
+    chosen = parser.parse_args(arguments)
     kv_heads, query_heads, head_dim = SHAPES[chosen.shape]
     segments = chosen.tokens // 1024
     if segments < 1 or chosen.points < 2 or chosen.rounds < 1:
@@ -364,7 +364,7 @@ def main() -> None:
         "max_selected": settings.max_selected,
         "dram_budget": chosen.budget,
         "shadow": settings.key_mode.value,
-        **report(sweep, found),
+        **report(sweep, found, rates_of(sweep)),
     }
     for row in made["rows"] + made["rows_of_models"]:
         modelled = "  ".join(

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -112,13 +113,14 @@ def _run(command: list[str]) -> None:
         raise BuildError(f"{' '.join(command)}\n{done.stderr.strip()}")
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Build, and say where the library is or why there is none."""
+    given = sys.argv[1:] if arguments is None else arguments
     try:
         print(f"native library: {build().relative_to(ROOT)}")
     except (BuildError, OSError) as error:
         print(f"native library: not built, and nothing generates without it: {error}")
-        if "--require" in sys.argv[1:]:
+        if "--require" in given:
             raise SystemExit(1) from error
 
 

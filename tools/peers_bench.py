@@ -99,7 +99,7 @@ def take_round(
             measured.runs[context].append(process.ask(request))
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(arguments: Sequence[str] | None = None, peers: Sequence[Peer] = PEERS) -> None:
     """Run every peer and write a report."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("build/reports/peers.json"))
@@ -115,8 +115,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--text", type=Path, help="the prompts' text; the Python reference if none")
     parser.add_argument(
-        "--peers", nargs="+", choices=[peer.name for peer in PEERS], metavar="NAME",
-        default=[peer.name for peer in PEERS],
+        "--peers", nargs="+", choices=[peer.name for peer in peers], metavar="NAME",
+        default=[peer.name for peer in peers],
     )  # fmt: skip
     parser.add_argument("--seconds", type=float, default=1800, help="longest wait for an answer")
     parser.add_argument("--install-seconds", type=float, default=3600)
@@ -161,7 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "threads": options.threads,
         "positions": max(texts) + options.new_tokens + _PROFILED_STEPS,
     }
-    chosen = [peer for peer in PEERS if peer.name in options.peers]
+    chosen = [peer for peer in peers if peer.name in options.peers]
     results = {peer.name: Measured() for peer in chosen}
     # Before anything is timed, since some are compiled.
     for peer in chosen:

@@ -253,7 +253,7 @@ def turn(
         return reading(loaded, hill.new_cache(expected_tokens=expected), ids, chosen.chunk)
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and write a report with the goal beside what was reached."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("build/reports/prefill.json"))
@@ -265,7 +265,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--cold-dir", type=Path)
-    chosen = parser.parse_args()
+    chosen = parser.parse_args(arguments)
     torch.set_num_threads(chosen.threads)
     chosen.cold_dir = prepared_cold_dir(chosen.cold_dir)
 

@@ -95,5 +95,5 @@ class RandomRows:
     def score(self) -> None:
         """Score the shadow of every layer, and do nothing else of a step."""
         for layer in range(self.runtime.shape.layers):
-            shadows = self.runtime._shadow.shadows(layer, self._sequence)
+            shadows = self.runtime.parts.shadow.shadows(layer, self._sequence)
             self._scorer.tuples(self._query[:, 0], HEAD_DIM**-0.5, shadows)

@@ -73,6 +73,11 @@ class Runtime:
     growth
         How the budget follows the context; None where it is fixed.
 
+    Attributes
+    ----------
+    parts
+        What it ties together, for what measures or examines one of them; the runtime ends them.
+
     Raises
     ------
     BudgetError
@@ -98,7 +103,7 @@ class Runtime:
     ) -> None:
         self.shape = shape
         self.settings = settings
-        self._parts = parts = open_parts(
+        self.parts = parts = open_parts(
             shape,
             settings,
             budget_bytes,
@@ -155,7 +160,7 @@ class Runtime:
 
     def limit_shadows(self, limit_bytes: int) -> None:
         """Hold no more full shadows than that in DRAM from here on."""
-        self._parts.shadow_memory.limit_to(limit_bytes)
+        self.parts.shadow_memory.limit_to(limit_bytes)
 
     def fork(self, sequence: Sequence) -> Sequence:
         """Return a sequence with the same tokens; full groups and segments are shared."""
@@ -368,6 +373,10 @@ class Runtime:
             **asdict(self.counters),
         )
 
+    def memory_held(self) -> dict[Part, int]:
+        """Return the bytes that each part of the DRAM budget takes now."""
+        return self._accountant.held()
+
     def kv_bytes(self, sequences: list[Sequence]) -> int:
         """Return the bytes of all distinct rows of some sequences."""
         return self._rows.kv_bytes(sequences)
@@ -387,7 +396,7 @@ class Runtime:
         """Stop all threads and give the drive's space back; harmless when done twice."""
         if not self._closed:
             self._closed = True
-            self._parts.close()
+            self.parts.close()
 
     def _forget_ahead(self) -> None:
         """Forget what was announced, and wait until nothing is on its way from a GPU."""

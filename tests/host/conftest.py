@@ -27,3 +27,17 @@ def least_budget():
         return BudgetPlan.with_whole_shadow(shape, settings, tokens, sequences).required_bytes
 
     return least
+
+
+@pytest.fixture
+def hub_cache(monkeypatch, tmp_path):
+    """An empty cache of the hub's library, which finds no network."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    return tmp_path / "hub"
+
+
+@pytest.fixture
+def hide_native(monkeypatch):
+    """Returns what lets a module find no native library from then on."""
+    return lambda module: monkeypatch.setattr(module, "native_is_here", lambda: False)

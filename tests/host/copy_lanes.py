@@ -7,47 +7,65 @@ ones, which are NaN in every type, so that whoever looks too early is found out.
 
 import threading
 import time
+import weakref
 
 from hillinfer.errors import PageLockError
 from hillinfer.gpu.host_lane import HostLane
 
 
 class LateLane(HostLane):
-    """Copies as late as a schedule says: seconds before each copy, over and over."""
+    """Copies as late as a schedule says: seconds before each copy, over and over.
+
+    It knows how many rows it was asked to send, which arrays beside the model somebody still
+    holds, and the bytes of locked memory by their address.
+    """
 
     def __init__(self, to_gpu=(0.0,), from_gpu=(0.0,)):
         super().__init__()
+        self.rows_sent = 0
+        self.targets = weakref.WeakSet()
+        self.locked = {}
         self.delays = {"to": list(to_gpu), "from": list(from_gpu)}
         self.copies = {"to": 0, "from": 0}
 
     def allocate(self, rows, row_bytes):
-        return super().allocate(rows, row_bytes).fill_(0xFF)
+        target = super().allocate(rows, row_bytes).fill_(0xFF)
+        self.targets.add(target)
+        return target
+
+    def page_lock(self, memory):
+        self.locked[memory.ctypes.data] = memory.nbytes
+
+    def page_unlock(self, memory):
+        del self.locked[memory.ctypes.data]
 
     def to_gpu(self, target, source):
-        self._to_gpu.submit(self._sleep, "to")
+        self.rows_sent += len(source)
+        self._to_gpu.submit(self.dawdle, "to")
         return super().to_gpu(target, source)
 
     def from_gpu(self, target, source):
         target.fill_(0xFF if target.dtype.itemsize == 1 else float("nan"))
-        self._from_gpu.submit(self._sleep, "from")
+        self._from_gpu.submit(self.dawdle, "from")
         return super().from_gpu(target, source)
 
-    def _sleep(self, way):
+    def dawdle(self, way):
         turn = self.copies[way]
         self.copies[way] += 1
         time.sleep(self.delays[way][turn % len(self.delays[way])])
 
 
 class GatedLane(LateLane):
-    """Copies nothing until the gate is opened."""
+    """Brings nothing back while its gate is closed."""
 
     def __init__(self):
         super().__init__()
         self.gate = threading.Event()
+        self.gate.set()
 
-    def _sleep(self, way):
-        super()._sleep(way)
-        assert self.gate.wait(30)
+    def dawdle(self, way):
+        super().dawdle(way)
+        assert way == "to" or self.gate.wait(30)
 
 
 class UnwaitedLane(LateLane):

@@ -35,11 +35,9 @@ def huge(start, stop):
 
 def run_huge(run):
     """Return the bytes of a `HugeRun`'s huge pages."""
-    start = np.frombuffer(run._mapping, np.uint8).ctypes.data
-    return huge(start, start + len(run._mapping))
+    return huge(run.addresses.start, run.addresses.stop)
 
 
 def run_taken(run):
     """Return the bytes that a `HugeRun` takes."""
-    start = np.frombuffer(run._mapping, np.uint8).ctypes.data
-    return taken(start, start + len(run._mapping))
+    return taken(run.addresses.start, run.addresses.stop)

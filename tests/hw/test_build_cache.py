@@ -2,22 +2,21 @@
 """What is built is built once, by whoever asks first, and whole."""
 
 import threading
+from functools import partial
 
 import pytest
 
 from hillinfer_hw import build_cache
-from hillinfer_hw.build_cache import cached
 
 ENOUGH = 60
 
 
-@pytest.fixture(autouse=True)
-def build(monkeypatch, tmp_path):
-    monkeypatch.setattr(build_cache, "BUILD", tmp_path)
-    return tmp_path
+@pytest.fixture
+def cached(tmp_path):
+    return partial(build_cache.cached, build=tmp_path)
 
 
-def test_other_content_is_another_build():
+def test_other_content_is_another_build(cached):
     made = []
     folders = [
         cached("kind", sources, lambda folder: made.append(folder))
@@ -27,7 +26,7 @@ def test_other_content_is_another_build():
     assert len(made) == 2
 
 
-def test_who_asks_meanwhile_waits():
+def test_who_asks_meanwhile_waits(cached):
     begun, twice, go_on, found = threading.Event(), threading.Event(), threading.Event(), []
 
     def make(folder):
@@ -50,7 +49,7 @@ def test_who_asks_meanwhile_waits():
     assert not twice.is_set()
 
 
-def test_a_build_that_fails_leaves_nothing_to_be_found(build):
+def test_a_build_that_fails_leaves_nothing_to_be_found(cached, tmp_path):
     def fail(folder):
         (folder / "output").write_text("half")
         raise RuntimeError("no compiler")
@@ -58,5 +57,5 @@ def test_a_build_that_fails_leaves_nothing_to_be_found(build):
     for _ in range(2):
         with pytest.raises(RuntimeError, match="no compiler"):
             cached("kind", [b"source"], fail)
-    assert not [path for path in (build / "kind").iterdir() if path.is_dir()]
+    assert not [path for path in (tmp_path / "kind").iterdir() if path.is_dir()]
     assert cached("kind", [b"source"], lambda folder: None).is_dir()

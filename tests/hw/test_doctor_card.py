@@ -21,27 +21,31 @@ from hillinfer_hw.emulation_image import PLATFORM
 pytestmark = ONE_PROCESS
 
 
+class Watched:
+    """Starts workers, and knows their folders."""
+
+    def __init__(self):
+        self.folders = []
+
+    def __call__(self, *given):
+        worker = WorkerProcess(*given)
+        self.folders.append(worker.folder)
+        assert processes_in(worker.folder) == [worker.pid]
+        return worker
+
+
 @pytest.fixture
-def folders(monkeypatch):
-    """The folders of the workers that a test starts."""
-    found = []
-
-    class Watched(WorkerProcess):
-        def __init__(self, *given):
-            super().__init__(*given)
-            found.append(self.folder)
-            assert processes_in(self.folder) == [self.pid]
-
-    monkeypatch.setattr("hillinfer.machine.xclbin_findings.WorkerProcess", Watched)
-    return found
+def watched():
+    return Watched()
 
 
-def rows(path, cold_dir, *given):
-    return {finding.name: finding for finding in xclbin_findings(path, cold_dir, *given)}
+def rows(path, cold_dir, watched, deadlines=None):
+    found = xclbin_findings(path, cold_dir, deadlines, start=watched)
+    return {finding.name: finding for finding in found}
 
 
-def test_an_emulated_card_has_all_rows_and_leaves_nothing(cards, folders, tmp_path):
-    found = rows(cards(Engine.HLS).xclbin, tmp_path)
+def test_an_emulated_card_has_all_rows_and_leaves_nothing(cards, watched, tmp_path):
+    found = rows(cards(Engine.HLS).xclbin, tmp_path, watched)
     assert {name: one.verdict for name, one in found.items()} == {
         "xclbin": Verdict.OK,
         "xclbin on its card": Verdict.OK,
@@ -55,14 +59,14 @@ def test_an_emulated_card_has_all_rows_and_leaves_nothing(cards, folders, tmp_pa
     assert len(rates) == 5
     assert rates[-1] > 0
     assert curve.endswith("(not a card's: into this machine's memory)")
-    (folder,) = folders
+    (folder,) = watched.folders
     assert not folder.exists()
     assert processes_in(folder) == []
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_card_whose_process_does_not_start_is_unusable_and_leaves_nothing(
-    cards, folders, tmp_path
+    cards, watched, tmp_path
 ):
     own = Xclbin.read(cards(Engine.HLS).xclbin)
     sections = dict(own.sections)
@@ -74,11 +78,11 @@ def test_a_card_whose_process_does_not_start_is_unusable_and_leaves_nothing(
     surround(tmp_path, cards(Engine.HLS))
     path = tmp_path / "kernels.xclbin"
     path.write_bytes(replace(own, sections=sections).pack())
-    found = rows(path, tmp_path, Deadlines(load=4.0))
+    found = rows(path, tmp_path, watched, Deadlines(load=4.0))
     assert found["xclbin"].verdict is Verdict.OK
     assert found["xclbin on its card"].verdict is Verdict.WARNING
     assert found["xclbin on its card"].found == "unusable"
     assert "P2P read curve" not in found
-    (folder,) = folders
+    (folder,) = watched.folders
     assert not folder.exists()
     assert processes_in(folder) == []

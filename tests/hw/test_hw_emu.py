@@ -44,6 +44,7 @@ class Generations:
     def __init__(self):
         self.calls = []
         self.tokens = {"xrt": [5, 7], "nvme": [5, 7]}
+        self.report = REPORT
 
     def __call__(self, command, environment):
         assert (command[0], command[3]) == (sys.executable, "generate")
@@ -51,7 +52,7 @@ class Generations:
         assert Path(options["--prompt-file"]).read_text()
         self.calls.append((options, environment))
         tokens = self.tokens[options["--device"]]
-        report = REPORT | {"answers": [{"token_ids": tokens}]}
+        report = self.report | {"answers": [{"token_ids": tokens}]}
         Path(options["--report"]).write_text(json.dumps(report))
         log = environment.get("HILLINFER_EMULATION_LOG")
         if log and options["--device"] == "xrt":
@@ -204,13 +205,13 @@ def test_tokens_that_differ_are_a_failure(place):
     assert place.report()["tokens_equal"] is False
 
 
-def test_a_card_that_scored_nothing_is_a_failure(place, monkeypatch):
-    monkeypatch.setitem(REPORT, "device_scored_tokens", 0)
+def test_a_card_that_scored_nothing_is_a_failure(place):
+    place.generations.report = REPORT | {"device_scored_tokens": 0}
     assert place.run(*HLS) == 1
 
 
-def test_a_card_that_was_lost_on_the_way_is_a_failure(place, monkeypatch):
-    monkeypatch.setitem(REPORT, "device_lost", True)
+def test_a_card_that_was_lost_on_the_way_is_a_failure(place):
+    place.generations.report = REPORT | {"device_lost": True}
     assert place.run(*HLS) == 1
 
 

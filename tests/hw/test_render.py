@@ -71,15 +71,20 @@ def test_the_mended_template_compiles(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("suffix", "mark"), [("cpp", '#line 1 "hw/'), ("h", '#line 1 "hw/'), ("sv", '`line 1 "hw/')]
+    ("suffix", "mark"), [("cpp", "#line 1"), ("h", "#line 1"), ("sv", "`line 1")]
 )
-def test_every_language_has_its_line_mark(suffix, mark, tmp_path, monkeypatch):
-    folder = tmp_path / "hw"
-    folder.mkdir()
-    monkeypatch.setattr("hillinfer_hw.render.HARDWARE", folder)
-    text = render(template(folder, "x {{ spec.kv_heads }}\n", f"a.{suffix}"), SPEC)
-    assert text.startswith(mark)
+def test_every_language_has_its_line_mark(suffix, mark, tmp_path):
+    path = template(tmp_path, "x {{ spec.kv_heads }}\n", f"a.{suffix}")
+    text = render(path, SPEC)
+    assert text.startswith(f'{mark} "{path}"')
     assert text.splitlines()[1] == "x 2"
+
+
+@pytest.mark.parametrize("name", ["hls/make_shadow.cpp.j2", "hls/spec.h.j2", "rtl/macros.sv.j2"])
+def test_our_own_templates_are_named_from_the_repository_s_root(name):
+    first = render(HARDWARE / name, SPEC).splitlines()[0]
+    assert first.split(" ", 2)[:2] in (["#line", "1"], ["`line", "1"])
+    assert first.split(" ", 2)[2].startswith(f'"hw/{name}"')
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import warnings
 import zipfile
 from dataclasses import dataclass, replace
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import pytest
@@ -33,7 +34,9 @@ from hillinfer.devices.xrt.section_kind import SectionKind
 from hillinfer.devices.xrt.spec_record import spec_record
 from hillinfer.devices.xrt.worker_process import WorkerProcess
 from hillinfer.devices.xrt.xclbin import Xclbin
+from hillinfer.devices.xrt.xrt_device import CHUNK_BYTES
 from hillinfer.errors import HillInferWarning, SettingsError
+from hillinfer.storage.aligned_buffer import PAGE_BYTES, round_up
 from hillinfer.user_cache import user_cache_dir
 from hillinfer_hw.emulation import Engine
 from hillinfer_hw.emulation_image import emulation_image
@@ -41,6 +44,8 @@ from hillinfer_model.choices import Scope
 from hillinfer_model.kernel_spec import ProductStyle
 
 SCALING = 0.3
+# Shadows that a card's memory is taken for at once.
+CHUNK_SLOTS = CHUNK_BYTES // round_up(SMALL.segment_bytes, PAGE_BYTES)
 # How long an impatient host waits, and the most that any test waits, however busy the machine.
 PATIENCE, ENOUGH = 2.0, 120.0
 
@@ -78,10 +83,15 @@ class Keys:
             found[block.kv_head, block.positions] = block.codes
         return found
 
-    def resident(self, scorer, change=lambda shadow: shadow):
-        """The segments with their full groups on a scorer's device and no whole copy here."""
+    def resident(self, scorer, change=lambda shadow: shadow, passed_over=0):
+        """The segments with their full groups on a scorer's device and no whole copy here.
+
+        So many slots stay empty before each.
+        """
         made = []
         for number, one in enumerate(self.segments):
+            for _ in range(passed_over):
+                scorer.shadows.room(number)
             held = scorer.shadows.take(number)
             scorer.shadows.update(held, change(one.shadow), one.tokens)
             made.append(
@@ -96,13 +106,47 @@ class Keys:
         return self.codes(GoldenScorer(SMALL, scope))
 
 
+class HeardWorker(WorkerProcess):
+    """A worker that is given no more time than the test has, and may be interrupted.
+
+    `asked` has the names of the calls.
+    """
+
+    patience = sys.maxsize
+    interrupts = False
+
+    def __init__(self, *given):
+        self.asked = []
+        super().__init__(*given)
+
+    def send(self, what, *given, **others):
+        self.asked.append(what)
+        super().send(what, *given, **others)
+
+    def receive(self, what, seconds):
+        if self.interrupts:
+            raise KeyboardInterrupt
+        return super().receive(what, min(seconds, self.patience))
+
+
+WORKERS = WeakKeyDictionary()
+
+
 @pytest.fixture
 def opened():
     """Opens a card for a test and sees that nothing of it is left."""
     scorers = []
 
     def of(surrounding, scope=Scope.LAYER, spec=SMALL):
-        scorers.append(open_xrt(spec, scope, DeviceOptions(xclbin=surrounding.xclbin)))
+        workers = []
+
+        def start(*given):
+            workers.append(HeardWorker(*given))
+            return workers[-1]
+
+        options = DeviceOptions(xclbin=surrounding.xclbin)
+        scorers.append(open_xrt(spec, scope, options, start=start))
+        (WORKERS[scorers[-1]],) = workers
         return scorers[-1]
 
     yield of
@@ -114,11 +158,11 @@ def opened():
 
 
 def worker_of(scorer):
-    return scorer.shadows._device._worker
+    return WORKERS[scorer]
 
 
 def impatient(scorer, seconds=PATIENCE):
-    scorer.shadows._device._deadlines = Deadlines(seconds, seconds, seconds)
+    worker_of(scorer).patience = seconds
 
 
 @pytest.mark.parametrize("engine", Engine)
@@ -174,21 +218,21 @@ def test_shadows_come_from_a_file_past_the_host(cards, opened, tmp_path):
     scorer.shadows.load(stored[:2])
     for number, one in enumerate(keys.segments):
         into = np.zeros_like(one.shadow)
-        scorer.shadows._device.read(slots[number], into)
+        scorer.shadows.device.read(slots[number], into)
         np.testing.assert_array_equal(into, one.shadow)
     with pytest.raises(DeviceError, match=f"ends at byte {2 * size}"):
         scorer.shadows.load(stored[1:])
     os.close(file)
 
 
-def test_slots_of_several_chunks_are_scored_in_one_launch(cards, opened, monkeypatch):
-    monkeypatch.setattr("hillinfer.devices.xrt.xrt_device.CHUNK_BYTES", 140_000)
+def test_slots_of_several_chunks_are_scored_in_one_launch(cards, opened):
     keys = Keys.random(5 * 512)
     scorer = opened(cards(Engine.HLS))
-    # Chunks hold two slots each, and those that take shadows from the drive are there already.
-    before = len(scorer.shadows._device._addresses)
-    segments = keys.resident(scorer)
-    assert len(scorer.shadows._device._addresses) == before + 3
+    # The first chunk is there already, for shadows from the drive.
+    asked = worker_of(scorer).asked
+    assert asked.count("chunk") == 1
+    segments = keys.resident(scorer, passed_over=CHUNK_SLOTS // 2)
+    assert asked.count("chunk") == 3
     np.testing.assert_array_equal(keys.codes(scorer, segments), keys.golden(Scope.LAYER))
 
 
@@ -342,8 +386,8 @@ def changed(surrounding, folder, content):
     return replace(surrounding, xclbin=path)
 
 
-def opening(surrounding, spec=SMALL):
-    return open_xrt(spec, Scope.LAYER, DeviceOptions(xclbin=surrounding.xclbin))
+def opening(surrounding, spec=SMALL, **given):
+    return open_xrt(spec, Scope.LAYER, DeviceOptions(xclbin=surrounding.xclbin), **given)
 
 
 def with_start_script(surrounding, folder, script):
@@ -384,22 +428,18 @@ time.sleep(600)
 
 
 @pytest.mark.parametrize("script", [None, "#!/bin/sh\nexit 1\n", GARBAGE])
-def test_a_card_that_does_not_come_up_is_an_error_in_time(cards, tmp_path, monkeypatch, script):
+def test_a_card_that_does_not_come_up_is_an_error_in_time(cards, tmp_path, script):
     surrounding = with_start_script(cards(Engine.HLS), tmp_path, script)
-    monkeypatch.setattr(
-        "hillinfer.devices.xrt.open_xrt.deadlines_of", lambda *_: Deadlines(load=4.0)
-    )
     folders = []
 
-    class Seen(WorkerProcess):
-        def _share(self, *given):
-            folders.append(self.folder)
-            return super()._share(*given)
+    def seen(*given):
+        worker = WorkerProcess(*given)
+        folders.append(worker.folder)
+        return worker
 
-    monkeypatch.setattr("hillinfer.devices.xrt.open_xrt.WorkerProcess", Seen)
     start = time.monotonic()
     with pytest.raises(SettingsError, match="device=xrt: the card could not open"):
-        opening(surrounding)
+        opening(surrounding, start=seen, wait=Deadlines(load=4.0))
     assert time.monotonic() - start < Deadlines().load
     (folder,) = folders
     assert not folder.exists()
@@ -464,15 +504,13 @@ def test_a_worker_without_pyxrt_says_so(monkeypatch):
 
 
 @pytest.mark.parametrize("call", ["write", "read", "load", "has_room", "score"])
-def test_an_interrupted_call_leaves_no_answer_to_the_next(
-    cards, opened, monkeypatch, tmp_path, call
-):
+def test_an_interrupted_call_leaves_no_answer_to_the_next(cards, opened, tmp_path, call):
     """Ctrl-C while the host waits for the worker; later calls must not get an earlier answer."""
     keys = Keys.random(600)
     scorer = opened(cards(Engine.HLS))
     segments = keys.resident(scorer)
     impatient(scorer)
-    device, worker = scorer.shadows._device, worker_of(scorer)
+    device, worker = scorer.shadows.device, worker_of(scorer)
     path = tmp_path / "shadows"
     path.write_bytes(bytes(1 << 20))
     file = os.open(path, os.O_RDONLY)
@@ -480,18 +518,13 @@ def test_an_interrupted_call_leaves_no_answer_to_the_next(
         "write": lambda: device.write(1, 0, keys.segments[0].shadow),
         "read": lambda: device.read(segments[0].slot, np.zeros_like(keys.segments[0].shadow)),
         "load": lambda: device.load([StoredShadow(0, file, 0)]),
-        "has_room": lambda: device.has_room(2 * device._per_chunk),
+        "has_room": lambda: device.has_room(2 * CHUNK_SLOTS),
         "score": lambda: keys.codes(scorer, segments),
     }
-    expect = worker._expect
-
-    def interrupt(*given):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(worker, "_expect", interrupt)
+    worker.interrupts = True
     with pytest.raises(KeyboardInterrupt):
         calls[call]()
-    monkeypatch.setattr(worker, "_expect", expect)
+    worker.interrupts = False
     with pytest.raises(DeviceError, match="it was let go, as a call to it was interrupted"):
         device.read(segments[0].slot, np.zeros_like(keys.segments[0].shadow))
     with pytest.warns(HillInferWarning, match="the host goes on scoring"):

@@ -14,7 +14,9 @@ ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build"
 
 
-def cached(kind: str, sources: Iterable[bytes], make: Callable[[Path], None]) -> Path:
+def cached(
+    kind: str, sources: Iterable[bytes], make: Callable[[Path], None], build: Path = BUILD
+) -> Path:
     """Return the folder that `make` fills, made once per content of `sources`.
 
     Several processes may ask at once: one builds, in a folder that gets its name when it is whole,
@@ -28,12 +30,14 @@ def cached(kind: str, sources: Iterable[bytes], make: Callable[[Path], None]) ->
         Everything the result depends on, in a fixed order.
     make
         Fills the folder it is given.
+    build
+        The build folder.
     """
     digest = hashlib.sha256()
     for source in sources:
         digest.update(len(source).to_bytes(8, "little"))
         digest.update(source)
-    folder = BUILD / kind / digest.hexdigest()[:24]
+    folder = build / kind / digest.hexdigest()[:24]
     if folder.is_dir():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)

@@ -479,6 +479,16 @@ _HARD_TO_SEE = (
         ),
     ),
     Mutant(
+        "shadows-stay-beside-a-device",
+        "DRAM keeps its copy of every shadow that a device holds.",
+        "host/hillinfer/storage/shadow_memory.py",
+        "        if end + RECENT_TOKENS <= tokens:",
+        "        if end + RECENT_TOKENS <= 0:",
+        (
+            f"{_TESTS}/devices/test_device_memory.py::test_the_shadow_of_a_long_prompt_does_not_pile_up_in_dram",
+        ),
+    ),
+    Mutant(
         "small-weights-of-a-merge-lost",
         "A block that weighs less than a thousandth adds nothing to a merge.",
         "host/hillinfer/attention/softmax_merge.py",

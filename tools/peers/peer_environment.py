@@ -29,17 +29,20 @@ class PeerEnvironment:
         Patterns of libraries inside the environment that its makers want loaded first.
     hint
         What to do where it cannot be installed.
+    folder
+        Where the files of pinned requirements are.
     """
 
     name: str
     removed: tuple[str, ...] = ()
     preloaded: tuple[str, ...] = ()
     hint: str = ""
+    folder: Path = REQUIREMENTS
 
     @property
     def requirements(self) -> Path:
         """File of pinned requirements."""
-        return REQUIREMENTS / f"{self.name}.txt"
+        return self.folder / f"{self.name}.txt"
 
     def python(self, build: Path, seconds: float) -> Path:
         """Return the environment's interpreter, made first where it is not up to date.

@@ -107,7 +107,7 @@ class PrefetchPipeline:
             ahead.set_exception(error)
         self._ahead[layer, id(sequence)] = ahead
 
-    def take(self, layer: int, sequence: Sequence) -> Ahead | None:
+    def announced(self, layer: int, sequence: Sequence) -> Ahead | None:
         """Return what was announced of a layer, once it is selected; None where nothing was.
 
         Raises
@@ -115,13 +115,19 @@ class PrefetchPipeline:
         Exception
             What went wrong while selecting.
         """
-        key = layer, id(sequence)
-        if key not in self._ahead:
-            return None
+        ahead = self._ahead.get((layer, id(sequence)))
+        return None if ahead is None else ahead.result()
+
+    def take(self, layer: int, sequence: Sequence) -> Ahead | None:
+        """Return what `announced` does, of which nobody else is to know any more.
+
+        Its rows are wanted now.
+        """
         # An interrupt while waiting leaves it to `drop`.
-        ahead = self._ahead[key].result()
-        del self._ahead[key]
-        self._reader.want(ahead.landed)
+        ahead = self.announced(layer, sequence)
+        if ahead is not None:
+            del self._ahead[layer, id(sequence)]
+            self._reader.want(ahead.landed)
         return ahead
 
     def drop(self) -> None:

@@ -58,7 +58,7 @@ def attend_causal(
         return out.reshape(heads, queries, head_dim), log_sum.reshape(heads, queries)
     keys, values = (states.repeat_interleave(heads // kv_heads, dim=0) for states in (keys, values))
     future = torch.ones(queries, queries, dtype=torch.bool, device=query.device).triu(1)
-    return _attend_explicitly(query, keys, values, scaling, future)
+    return attend_explicitly(query, keys, values, scaling, future)
 
 
 def _attend(
@@ -67,20 +67,34 @@ def _attend(
     if query.device.type == "cpu":
         out, log_sum = _CPU_FLASH(query, keys, values, scale=scaling)
         return out, log_sum
-    return _attend_explicitly(query, keys, values, scaling, None)
+    return attend_explicitly(query, keys, values, scaling, None)
 
 
-def _attend_explicitly(
+def attend_explicitly(
     query: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
     scaling: float,
     hidden: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attend in float32: inner products would overflow FP16, and BF16 would round them coarsely.
+    """Attend with plain products, in float32, on a device without a kernel of its own.
 
-    `hidden` is bool (queries, tokens), true where a query must not look; None where it may
-    everywhere.
+    Inner products would overflow FP16, and BF16 would round them coarsely.
+
+    Parameters
+    ----------
+    query
+        (any, rows, head_dim); every leading dimension is the keys', too.
+    keys, values
+        (any, tokens, head_dim).
+    scaling
+        Factor on inner products.
+    hidden
+        Bool (rows, tokens), true where a row must not look; None where it may everywhere.
+
+    Returns
+    -------
+    As `attend_block`, float32.
     """
     scores = torch.matmul(query.float(), keys.float().transpose(-1, -2)) * scaling
     if hidden is not None:

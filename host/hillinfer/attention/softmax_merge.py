@@ -3,9 +3,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from hillinfer.attention.kernels import attend_block, attend_causal
+
+BlockKernel = Callable[
+    [torch.Tensor, torch.Tensor, torch.Tensor, float], tuple[torch.Tensor, torch.Tensor]
+]
 
 
 class SoftmaxMerge:
@@ -20,9 +26,14 @@ class SoftmaxMerge:
         (query_heads, queries, head_dim) in the type attention computes in.
     scaling
         Factor on inner products.
+    attend
+        The kernel for a block that all of some queries see.
     """
 
-    def __init__(self, query: torch.Tensor, scaling: float) -> None:
+    def __init__(
+        self, query: torch.Tensor, scaling: float, attend: BlockKernel = attend_block
+    ) -> None:
+        self._attend = attend
         self._query = query
         self._scaling = scaling
         self._out: torch.Tensor | None = None
@@ -38,7 +49,7 @@ class SoftmaxMerge:
         first
             The first of these queries.
         """
-        out, log_sum = attend_block(self._query[:, first:], keys, values, self._scaling)
+        out, log_sum = self._attend(self._query[:, first:], keys, values, self._scaling)
         self._merge(out, log_sum, first)
 
     def add_causal(self, keys: torch.Tensor, values: torch.Tensor, first: int = 0) -> None:

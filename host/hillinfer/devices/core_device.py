@@ -53,6 +53,8 @@ class CoreDevice:
     ----------
     spec
         Fixes sizes.
+    core
+        Runs launches, and is closed with this; a thread of the native library where None.
 
     Raises
     ------
@@ -60,7 +62,7 @@ class CoreDevice:
         The native library is missing.
     """
 
-    def __init__(self, spec: KernelSpec) -> None:
+    def __init__(self, spec: KernelSpec, core: LaunchThread | None = None) -> None:
         self._spec = spec
         self.slots = MEMORY_BYTES // spec.segment_bytes
         # Memory that is never written to is never taken.
@@ -69,7 +71,7 @@ class CoreDevice:
         # Kept views, because an address that is known need not be asked for.
         self._views: dict[int, NDArray[np.uint8]] = {}
         self._pieces = {scope: NativePieces(spec, scope) for scope in Scope}
-        self._core = LaunchThread()
+        self._core = LaunchThread() if core is None else core
 
     def has_room(self, slot: int) -> bool:
         """Say whether there is such a slot; see `ScoringDevice`."""

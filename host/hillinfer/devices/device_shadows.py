@@ -73,6 +73,8 @@ class DeviceShadows:
 
     Attributes
     ----------
+    device
+        As given.
     staging
         Slots for shadows that come from the drive for one launch.
     lost
@@ -88,7 +90,7 @@ class DeviceShadows:
         pace: Pace = Pace.EMULATED,
     ) -> None:
         self._spec = spec
-        self._device = device
+        self.device = device
         self._share: HostShare = GivenBeta(beta or 0.0)
         # By segment number, for all layers and sequences: what is placed stays.
         self._on_host: list[bool] = []
@@ -116,7 +118,7 @@ class DeviceShadows:
             return None
         if self._free:
             slot = heapq.heappop(self._free)
-        elif not self._full and self._fresh < self._device.slots and self._has_room(self._fresh):
+        elif not self._full and self._fresh < self.device.slots and self._has_room(self._fresh):
             slot, self._fresh = self._fresh, self._fresh + 1
         else:
             self._full = True
@@ -135,7 +137,7 @@ class DeviceShadows:
 
     def _has_room(self, slot: int) -> bool:
         try:
-            return self._device.has_room(slot)
+            return self.device.has_room(slot)
         except DeviceError as error:
             self.lose(error)
             return False
@@ -153,7 +155,7 @@ class DeviceShadows:
         """Bring shadows from the drive into staging slots; see `ScoringDevice.load`."""
         if self.lost:
             raise DeviceError("the device is lost")
-        self._device.load(shadows)
+        self.device.load(shadows)
 
     def expect(self, segments: int) -> None:
         """Place as many segments by the share of all of them, not by that of each beginning.
@@ -182,7 +184,7 @@ class DeviceShadows:
             return
         first, stop = held * self._spec.group_beats, groups * self._spec.group_beats
         try:
-            self._device.write(resident.slot, first, shadow[first:stop])
+            self.device.write(resident.slot, first, shadow[first:stop])
         except DeviceError as error:
             self.lose(error)
             return
@@ -195,7 +197,7 @@ class DeviceShadows:
             return False
         beats = resident.tokens // GROUP_TOKENS * self._spec.group_beats
         try:
-            self._device.read(resident.slot, into[:beats])
+            self.device.read(resident.slot, into[:beats])
         except DeviceError as error:
             self.lose(error)
             return False
@@ -207,7 +209,7 @@ class DeviceShadows:
         """Launch; see `ScoringDevice.score`."""
         if self.lost:
             raise DeviceError("the device is lost")
-        return self._counted(self._device.score(scope, queries, segments))
+        return self._counted(self.device.score(scope, queries, segments))
 
     def _counted(self, scoring: Iterator[ScoredTokens]) -> Iterator[ScoredTokens]:
         """Count what the device really gave: it may fail in the middle."""
@@ -220,9 +222,9 @@ class DeviceShadows:
         """Give the device up, once."""
         if not self.lost:
             self.lost = True
-            self._device.close()
+            self.device.close()
             self._report(error)
 
     def close(self) -> None:
         """Let go of the device; harmless when done twice."""
-        self._device.close()
+        self.device.close()

@@ -35,6 +35,8 @@ class GpuSide:
     ----------
     attention, states, ahead, arrivals, queries
         The parts, each for one way that bytes take.
+    rings
+        Their buffers: for rows, for those of new tokens that come back, and for queries.
     """
 
     def __init__(
@@ -56,7 +58,7 @@ class GpuSide:
         rows = StagingRing(self._memory.cut(ROW_BUFFERS, plan.buffer_rows * row_bytes))
         arriving = StagingRing(self._memory.cut(plan.arriving_rows, row_bytes))
         queries = StagingRing(self._memory.cut(QUERY_BUFFERS, plan.query_bytes))
-        self._rings = [rows, arriving, queries]
+        self.rings = [rows, arriving, queries]
         self.states = StagedStates(layout, counters, lane, rows)
         self.attention = GatheredAttention(lane, rows, reader, locator, self.states, recorder)
         self.ahead = CopiesAhead(lane, rows, reader, row_bytes, recorder)
@@ -66,7 +68,7 @@ class GpuSide:
     def stop(self) -> None:
         """Stop looking at rows, and wait for the copies that were asked for."""
         self.ahead.close()
-        for ring in self._rings:
+        for ring in self.rings:
             ring.close()
 
     def close(self) -> None:

@@ -43,6 +43,10 @@ class SegmentWords:
         # By the first of them, what all full segments of a sequence are, and their words.
         self._joined: dict[int, tuple[tuple[int, ...], bytes]] = {}
 
+    def __len__(self) -> int:
+        """Return how much it remembers: segments, and those that were told together."""
+        return len(self._known) + len(self._joined)
+
     def of(self, segment: SegmentShadow, kept: list[NDArray[Any]]) -> bytes:
         """Return a segment's five words.
 

@@ -37,6 +37,10 @@ class Addresses:
     def __init__(self) -> None:
         self._known: dict[int, tuple[weakref.ref[NDArray[Any]], int]] = {}
 
+    def __len__(self) -> int:
+        """Return how many arrays it remembers."""
+        return len(self._known)
+
     def of(self, array: NDArray[Any]) -> int:
         """Return the address of the first byte of a C-contiguous array.
 

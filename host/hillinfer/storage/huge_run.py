@@ -89,6 +89,12 @@ class HugeRun:
         """Bytes of the places that are taken."""
         return sum(self._taken) * self._place_bytes
 
+    @property
+    def addresses(self) -> range:
+        """The address space of all places, memory or not."""
+        first = self._address - self._start
+        return range(first, first + len(self._mapping))
+
     def _memory_of(self, place: int) -> NDArray[np.uint8]:
         """Take a place; interrupted anywhere, it is free, or soon will be."""
         memory: NDArray[np.uint8] = np.frombuffer(

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from hillinfer.storage.cold_store import ColdStore
 from hillinfer.storage.landed_rows import LandedRows
-from hillinfer.storage.landing_area import LandingArea
+from hillinfer.storage.landing_area import BlockState, LandingArea
 from hillinfer.storage.read_cost import ReadCost
 from hillinfer.storage.wanted_rows import WantedRows
 
@@ -41,6 +41,10 @@ class RowsAhead:
     def rows(self) -> NDArray[np.uint8]:
         """All that landed, uint8 of shape (any, row_bytes), by the places that `LandedRows` has."""
         return self._landing.rows
+
+    def states(self) -> list[BlockState]:
+        """Return the state of every block that rows land in."""
+        return self._landing.states()
 
     def begin(
         self, layer: int, positions: NDArray[np.int64], rows: NDArray[np.int64]

@@ -44,6 +44,11 @@ class ShadowArena:
             memory = None if self._refused else self._from_new_run()
         return aligned_buffer(self._place_bytes) if memory is None else memory
 
+    @property
+    def runs(self) -> tuple[HugeRun, ...]:
+        """What shadows lie in; those that are memory of their own lie in none."""
+        return tuple(self._runs)
+
     def _from_new_run(self) -> NDArray[np.uint8] | None:
         try:
             run = HugeRun(self._place_bytes, -(-RUN_BYTES // self._place_bytes))

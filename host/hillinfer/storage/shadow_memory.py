@@ -51,6 +51,11 @@ class ShadowMemory:
         Called once, before the first shadow goes to the drive.
     device
         Holds shadows that the host need not, or None.
+
+    Attributes
+    ----------
+    full_bytes
+        Of full shadows in DRAM, which `limit_bytes` bounds.
     """
 
     def __init__(
@@ -73,7 +78,7 @@ class ShadowMemory:
         self._accountant = accountant
         self._counters = counters
         self._announce = announce
-        self._full_bytes = 0
+        self.full_bytes = 0
         self._stream: ShadowStream | None = None
         self._leaving = LeavingShadows(store, counters, self._forget_written, self._drop_probes)
         self._residents = ResidentShadows(device, accountant, self._staging_buffer)
@@ -85,6 +90,10 @@ class ShadowMemory:
     def raise_limit(self, limit_bytes: int) -> None:
         """Let more full shadows stay in DRAM from here on; what is on the drive stays there."""
         self._limit_bytes = max(self._limit_bytes, limit_bytes)
+
+    def settle(self) -> None:
+        """Wait until every shadow that leaves DRAM is on the drive."""
+        self._leaving.settle()
 
     def segment(self, layers: int, before: list[Segment]) -> Segment:
         """Return an empty segment, whose shadows will lie beside those of the ones before it."""
@@ -246,7 +255,7 @@ class ShadowMemory:
         """
         self._residents.claim(own, number)
         full = coded_tokens == self._size
-        fits = self._full_bytes + self._store.slot_bytes <= self._limit_bytes
+        fits = self.full_bytes + self._store.slot_bytes <= self._limit_bytes
         stays = full and own.resident is None and not fits
         try:
             if stays and slot is not None:
@@ -296,8 +305,8 @@ class ShadowMemory:
     def _note_full(self, own: SegmentLayer, number: int) -> None:
         """Learn that a shadow is complete: it stays, or goes to the drive."""
         assert own.shadow is not None
-        self._full_bytes += self._store.slot_bytes
-        if self._full_bytes <= self._limit_bytes:
+        self.full_bytes += self._store.slot_bytes
+        if self.full_bytes <= self._limit_bytes:
             self._copy_probes(own, NO_SINKS, own.shadow)
             return
         self._streaming()
@@ -329,7 +338,7 @@ class ShadowMemory:
             raise
         for own in copy.layers:
             if own.shadow is not None and own.coded_tokens == self._size:
-                self._full_bytes += self._store.slot_bytes
+                self.full_bytes += self._store.slot_bytes
         return copy
 
     def cut(self, segment: Segment, tokens: int) -> None:
@@ -342,7 +351,7 @@ class ShadowMemory:
                 self._store.give(own.slot)
                 own.slot = None
                 self._drop_probes(own)
-                self._full_bytes += self._store.slot_bytes
+                self.full_bytes += self._store.slot_bytes
             elif own.shadow is None and own.coded_tokens:
                 own.shadow = self._copied(own)
                 self.forget_lost(own, 0)
@@ -350,7 +359,7 @@ class ShadowMemory:
             own.told = None
             self._drop_probes(own)
             if self._counts_as_full(own) and tokens < self._size:
-                self._full_bytes -= self._store.slot_bytes
+                self.full_bytes -= self._store.slot_bytes
             self._residents.cut(own, tokens)
             own.coded_tokens = min(own.coded_tokens, tokens)
 
@@ -362,7 +371,7 @@ class ShadowMemory:
         self._leaving.settle_quietly()
         for own in segment.layers:
             if self._counts_as_full(own):
-                self._full_bytes -= self._store.slot_bytes
+                self.full_bytes -= self._store.slot_bytes
             if own.statistics is not None:
                 self._free(own)
 
@@ -439,5 +448,5 @@ class ShadowMemory:
 
     def _forget_written(self, own: SegmentLayer) -> None:
         own.drop_shadow()
-        self._full_bytes -= self._store.slot_bytes
+        self.full_bytes -= self._store.slot_bytes
         self._accountant.give(Part.SHADOW, self._store.slot_bytes)

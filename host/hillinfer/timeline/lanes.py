@@ -15,7 +15,7 @@ from hillinfer.timeline.span import Span
 from hillinfer.timeline.trace_file import TraceFile
 
 # A step of a large model makes fewer; prefill may make more.
-_MOST_WAITING = 1 << 13
+MOST_WAITING = 1 << 13
 
 
 class Lanes:
@@ -28,10 +28,13 @@ class Lanes:
     ----------
     file
         Where to; closed with the recorder.
+    most_waiting
+        Spans that are held at most while no step begins.
     """
 
-    def __init__(self, file: TraceFile) -> None:
+    def __init__(self, file: TraceFile, most_waiting: int = MOST_WAITING) -> None:
         self._file = file
+        self._most_waiting = most_waiting
         self._step = 0
         # Threads append at any time; no lock is needed for that.
         self._waiting: deque[Span] = deque()
@@ -58,7 +61,7 @@ class Lanes:
 
     def _add(self, span: Span) -> None:
         self._waiting.append(span)
-        if len(self._waiting) >= _MOST_WAITING:
+        if len(self._waiting) >= self._most_waiting:
             self._flush()
 
     def _flush(self) -> None:

@@ -37,6 +37,11 @@ class TraceFile:
     file
         Where to; replaced, and readable by its owner only.
 
+    Attributes
+    ----------
+    origin
+        What its times count from, in nanoseconds of `time.perf_counter_ns`.
+
     Raises
     ------
     SettingsError
@@ -45,7 +50,7 @@ class TraceFile:
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        self._origin = time.perf_counter_ns()
+        self.origin = time.perf_counter_ns()
         self._process = os.getpid()
         self._threads: dict[tuple[Lane, int], int] = {}
         self._end = 0
@@ -84,7 +89,7 @@ class TraceFile:
             "cat": span.lane.value,
             "ph": "X",
             # Microseconds, with nanoseconds behind the point.
-            "ts": (span.start - self._origin) / 1000,
+            "ts": (span.start - self.origin) / 1000,
             "dur": (span.stop - span.start) / 1000,
             "pid": self._process,
             "tid": thread,

@@ -8,10 +8,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from device_cases import plant
 
-from hillinfer.app.profiling import Profiling
 from hillinfer.app.rates import Rates
+from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.native.library import HOW_TO_BUILD, native_is_here
+from hillinfer.settings import Settings
 
 pytestmark = pytest.mark.skipif(
     not native_is_here(), reason=f"the native library is not built: {HOW_TO_BUILD}"
@@ -34,16 +36,15 @@ def test_the_grid_has_both_ends(sweep):
     assert sweep.grid(1, 9) == [0, 1]
 
 
-def made_report(sweep, monkeypatch, seconds):
+def made_report(sweep, seconds):
     """Return the report of contenders that took these seconds, each with one segment more."""
-    monkeypatch.setattr(sweep, "rates_of", lambda _: Rates(1e6, 1e6, 1e7, 1e5))
     shape = SimpleNamespace(layers=1)
     made = SimpleNamespace(segments=8, segment_tokens=1024, shape=shape)
     turns = {
         name: sweep.Turns(host, taken, 0.1, 1.0)
         for host, (name, taken) in enumerate(seconds.items())
     }
-    return sweep.report(made, turns)
+    return sweep.report(made, turns, Rates(1e6, 1e6, 1e7, 1e5))
 
 
 STEADY = {
@@ -52,8 +53,8 @@ STEADY = {
 }  # fmt: skip
 
 
-def test_regret_is_what_a_choice_costs_over_the_best(sweep, monkeypatch):
-    made = made_report(sweep, monkeypatch, STEADY)
+def test_regret_is_what_a_choice_costs_over_the_best(sweep):
+    made = made_report(sweep, STEADY)
     assert made["beta_regret"] == pytest.approx(0.25)
     assert (made["best_row"], made["best_host_segments"], made["chosen_host_segments"]) == (
         "4", 1, 2,
@@ -73,45 +74,65 @@ def test_regret_is_what_a_choice_costs_over_the_best(sweep, monkeypatch):
     ]  # fmt: skip
 
 
-def test_the_best_may_be_what_another_model_chose(sweep, monkeypatch):
-    made = made_report(sweep, monkeypatch, STEADY | {"auto parallel": [0.5] * 4})
+def test_the_best_may_be_what_another_model_chose(sweep):
+    made = made_report(sweep, STEADY | {"auto parallel": [0.5] * 4})
     assert made["best_row"] == "auto parallel"
     assert made["beta_regret"] == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("restless", ["auto", "4"])
-def test_a_goal_is_not_met_by_steps_that_spread(sweep, monkeypatch, restless):
+def test_a_goal_is_not_met_by_steps_that_spread(sweep, restless):
     near = STEADY | {"auto": [0.81] * 4}
-    goal = made_report(sweep, monkeypatch, near)["goals"][0]
+    goal = made_report(sweep, near)["goals"][0]
     assert (goal["met"], goal["flagged"]) == (True, False)
     spread = near | {restless: [near[restless][0], 1.0, 1.1, 1.2]}
-    made = made_report(sweep, monkeypatch, spread)
+    made = made_report(sweep, spread)
     assert made["beta_regret"] < 0.05
     assert (made["goals"][0]["met"], made["goals"][0]["flagged"]) == (False, True)
     assert [row["name"] for row in made["rows"] if row["flagged"]] == [restless]
 
 
+def test_another_contender_begins_each_round(sweep):
+    order = []
+
+    class Steps(SimpleNamespace):
+        def step(self):
+            order.append(self.name)
+            return len(order)
+
+        def turns(self, seconds):
+            return seconds
+
+        def close(self):
+            pass
+
+    made = SimpleNamespace(
+        segments=3,
+        fixed=lambda beta: Steps(name=f"{beta:.1f}"),
+        chosen=lambda model: Steps(name=model.value),
+    )
+    found = sweep.measure(made, [0, 1, 2, 3], 2)
+    # Each has taken a step before any is measured.
+    first, second, third = order[:7], order[7:14], order[14:]
+    assert first == second
+    assert first[:3] == ["0.0", "0.5", "2.0"]
+    assert len(set(first)) == 7
+    assert third == [*first[1:], first[0]]
+    assert list(found) == ["0", "1", "2", "3", "auto", "auto parallel", "auto two_links"]
+    assert found["0"] == [8, 21]
+
+
 def test_a_small_sweep(sweep, monkeypatch, tmp_path, cold_dir, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(Profiling, "rates", lambda self: Rates(2e6, 1e6, 1e7, 1e5))
-    orders = []
-
-    def in_turn(names, turn, of=sweep.in_turn):
-        orders.append(of(names, turn))
-        return orders[-1]
-
-    monkeypatch.setattr(sweep, "in_turn", in_turn)
+    shape = ModelShape(1, *sweep.SHAPES["smollm2-135m"], StoredType.FLOAT16, 2 * 3072)
+    settings = Settings().changed(device="core", max_selected=512)
+    plant(Rates(2e6, 1e6, 1e7, 1e5), shape, settings, cold_dir)
     out = tmp_path / "reports" / "beta.json"
-    monkeypatch.setattr(sys, "argv", [
-        "beta_sweep.py", "--shape", "smollm2-135m", "--layers", "1", "--tokens", "3072",
-        "--points", "9", "--rounds", "2", "--out", str(out), "--cold-dir", str(cold_dir),
+    sweep.main([
+        "--shape", "smollm2-135m", "--layers", "1", "--tokens", "3072", "--points", "9",
+        "--rounds", "2", "--out", str(out), "--cold-dir", str(cold_dir),
     ])  # fmt: skip
-    sweep.main()
     made = json.loads(out.read_text())
-    assert orders == [
-        ["0", "1", "2", "3", "auto", "auto parallel", "auto two_links"],
-        ["1", "2", "3", "auto", "auto parallel", "auto two_links", "0"],
-    ]
     hosts = [row["host_segments"] for row in made["rows"]]
     # Each cache did what its name says, and twice as fast a host took two of three.
     assert hosts == [0, 1, 2, 3, 2]

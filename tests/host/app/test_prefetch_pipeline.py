@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from placement_matrix import Budget
+from slow_promotions import slow_promotions
 
-from hillinfer.app import token_selection
 from hillinfer.errors import CacheUseError, ColdPoolError
 from hillinfer.hie.evaluation import ImportanceEvaluation
 from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.native.library import native_is_here
-from hillinfer.pools.budget_plan import BudgetPlan
 from hillinfer.runtime import Runtime
 from hillinfer.settings import Settings
 from hillinfer.storage.landing_area import BlockState
@@ -71,17 +71,19 @@ def query(seed):
 class Filled:
     """A runtime with one sequence, almost nothing of it hot."""
 
-    def __init__(self, cold_dir, calls=None, tokens=TOKENS, **changes):
+    def __init__(
+        self, cold_dir, calls=None, tokens=TOKENS, evaluate=ImportanceEvaluation, **changes
+    ):
         settings = CHOSEN.changed(**changes)
-        plan = BudgetPlan.with_whole_shadow(SHAPE, settings, TOKENS + 100)
-        self.runtime = Runtime(SHAPE, settings, plan.required_bytes, cold_dir, calls=calls)
+        budget = Budget.LEAST.byte_count(SHAPE, settings, TOKENS + 100)
+        self.runtime = Runtime(SHAPE, settings, budget, cold_dir, calls=calls, evaluate=evaluate)
         self.sequence = self.runtime.open_sequence()
         self.runtime.begin_step()
         for layer in range(LAYERS):
             keys, values = states(layer, tokens)
             self.runtime.append(layer, self.sequence, keys, values)
             self.runtime.code_full_segments(layer, self.sequence, keys)
-            self.runtime._store.settle_all(layer)
+            self.runtime.parts.store.settle_all(layer)
 
     def append(self, layer, step):
         keys, values = states(50 + 10 * step + layer, 1)
@@ -95,12 +97,33 @@ class Filled:
     def announce(self, layer, seed):
         self.runtime.announce(layer, self.sequence, query(seed), SHAPE.head_dim**-0.5)
 
+    def announced(self, layer):
+        """What is known of a layer that was announced, once its rows are selected."""
+        return self.runtime.parts.pipeline.announced(layer, self.sequence)
+
+    def busy_thread(self):
+        """Keep the scoring thread from all that is announced until an event is set."""
+        gate = threading.Event()
+
+        def select():
+            assert gate.wait(30)
+            return [np.arange(0)]
+
+        self.runtime.parts.pipeline.announce(0, self.sequence, 0, select)
+        return gate
+
     @property
     def blocks(self):
         self.runtime.statistics()
         # Blocks are given back behind a promotion, in the thread that promotes.
-        self.runtime._pools._background.submit(int).result()
-        return {state.value for state in self.runtime._reader._landed._landing.states()}
+        self.runtime.parts.pools.finish()
+        return {state.value for state in self.runtime.parts.landed.states()}
+
+
+class Unhurried(ImportanceEvaluation):
+    """Takes so long that another thread is to score."""
+
+    is_fast = False
 
 
 @pytest.fixture
@@ -118,7 +141,7 @@ def cold_dir(tmp_path):
 def test_rows_are_there_before_their_layer_begins(filled):
     filled.runtime.begin_step()
     filled.announce(1, seed=3)
-    ahead = filled.runtime._pipeline._ahead[1, id(filled.sequence)].result()
+    ahead = filled.announced(1)
     ahead.landed.reading.result()
     before = filled.runtime.counters.cold_reads
     assert before > 0
@@ -147,9 +170,9 @@ def test_a_flipped_bit_where_a_row_landed_changes_the_output(cold_dir):
         made = Filled(cold_dir / str(flip))
         made.runtime.begin_step()
         made.announce(2, seed=1)
-        landed = made.runtime._pipeline._ahead[2, id(made.sequence)].result().landed
+        landed = made.announced(2).landed
         landed.reading.result()
-        made.runtime._reader._landed.rows[landed.places[0], 1] ^= flip
+        made.runtime.parts.landed.rows[landed.places[0], 1] ^= flip
         outputs.append(made.attend(2, made.append(2, 0), seed=1))
         made.runtime.close()
     assert not torch.equal(*outputs)
@@ -168,19 +191,16 @@ def test_the_announced_query_selects_and_not_the_one_at_hand(cold_dir):
 
 
 @pytest.mark.parametrize("tokens", [TOKENS, 575, 576, 639, 640])
-def test_when_the_scoring_thread_comes_round_to_it_changes_nothing(tokens, cold_dir, monkeypatch):
+def test_when_the_scoring_thread_comes_round_to_it_changes_nothing(tokens, cold_dir):
     """Also where it does only after the new token is stored, which it must not see."""
-    # So few tokens would be scored at once.
-    monkeypatch.setattr(token_selection, "QUICK_BYTES", 0)
     outputs = []
     for late in (False, True):
         (cold_dir / str(late)).mkdir()
-        made = Filled(cold_dir / str(late), tokens=tokens)
+        # So few tokens would be scored at once.
+        made = Filled(cold_dir / str(late), tokens=tokens, evaluate=Unhurried)
         for step in range(3):
             made.runtime.begin_step()
-            gate = threading.Event()
-            if late:
-                made.runtime._pipeline._scoring.submit(gate.wait)
+            gate = made.busy_thread() if late else threading.Event()
             made.announce(1, seed=step)
             keys = made.append(1, step)
             gate.set()
@@ -189,23 +209,27 @@ def test_when_the_scoring_thread_comes_round_to_it_changes_nothing(tokens, cold_
     assert all(map(torch.equal, outputs[:3], outputs[3:]))
 
 
+def noting(threads, kind=ImportanceEvaluation):
+    """Note which threads select."""
+
+    class Noting(kind):
+        def select_next(self, *given):
+            threads.append(threading.current_thread())
+            return super().select_next(*given)
+
+    return Noting
+
+
 @pytest.mark.parametrize("tokens", [TOKENS, 575, 576, 639, 640])
-def test_who_scores_changes_nothing(tokens, cold_dir, monkeypatch):
+def test_who_scores_changes_nothing(tokens, cold_dir):
     """Little is scored by whoever announces it, at once; more by another thread."""
     if not native_is_here():
         pytest.skip("no native library: run python tools/build_native.py")
     outputs, threads = [], []
-    as_it_is = ImportanceEvaluation.select_next
-
-    def select_next(self, *given):
-        threads.append(threading.current_thread())
-        return as_it_is(self, *given)
-
-    monkeypatch.setattr(ImportanceEvaluation, "select_next", select_next)
-    for limit in (0, token_selection.QUICK_BYTES):
-        monkeypatch.setattr(token_selection, "QUICK_BYTES", limit)
-        (cold_dir / str(limit)).mkdir()
-        made = Filled(cold_dir / str(limit), tokens=tokens)
+    for kind in (Unhurried, ImportanceEvaluation):
+        (cold_dir / kind.__name__).mkdir()
+        evaluate = noting(threads, kind)
+        made = Filled(cold_dir / kind.__name__, tokens=tokens, evaluate=evaluate)
         for step in range(3):
             made.runtime.begin_step()
             made.announce(1, seed=step)
@@ -218,24 +242,24 @@ def test_who_scores_changes_nothing(tokens, cold_dir, monkeypatch):
     assert [one is main for one in threads] == [False] * 3 + [True] * 3
 
 
-def test_little_is_not_scored_beside_the_scoring_thread(cold_dir, monkeypatch):
+def test_little_is_not_scored_beside_the_scoring_thread(cold_dir):
     """One after the other: rows are read in the order of layers, and nobody waits for a lock."""
     if not native_is_here():
         pytest.skip("no native library: run python tools/build_native.py")
-    made = Filled(cold_dir)
+    threads, main = [], threading.current_thread()
+    made = Filled(cold_dir, evaluate=noting(threads))
     made.runtime.begin_step()
-    pipeline, gate = made.runtime._pipeline, threading.Event()
-    limit = token_selection.QUICK_BYTES
-    pipeline._scoring.submit(gate.wait, 30)
-    for layer, own in ((1, 0), (2, limit)):
-        monkeypatch.setattr(token_selection, "QUICK_BYTES", own)
+    gate = made.busy_thread()
+    for layer in (1, 2):
         made.announce(layer, seed=layer)
-    assert not any(one.done() for one in pipeline._ahead.values())
+    assert not threads
     gate.set()
     made.attend(1, made.append(1, 0), seed=1)
     made.runtime.begin_step()
+    assert main not in threads
     made.announce(2, seed=2)
-    assert all(one.done() for one in pipeline._ahead.values())
+    assert threads[-1] is main
+    assert made.runtime.parts.pipeline.is_idle
     made.runtime.close()
 
 
@@ -259,7 +283,7 @@ def test_an_interrupt_while_reading_begins_hangs_nobody(cold_dir, hands_over):
     if not native_is_here():
         pytest.skip("no native library: run python tools/build_native.py")
     made = Filled(cold_dir, prefetch_blocks=1)
-    reading = made.runtime._reader._landed._reading
+    reading = made.runtime.parts.landed._reading
     made.runtime.begin_step()
     reading.submit = Interrupted(reading, hands_over)
     with pytest.raises(KeyboardInterrupt):
@@ -275,7 +299,7 @@ def test_an_interrupt_while_reading_begins_hangs_nobody(cold_dir, hands_over):
 def test_what_no_thread_was_started_for_is_not_read_later(cold_dir):
     """It stands in line all the same, and its blocks would never be given back."""
     made = Filled(cold_dir)
-    landed = made.runtime._reader._landed
+    landed = made.runtime.parts.landed
     gate, submit = threading.Event(), landed._reading.submit
     submit(gate.wait, 30)
 
@@ -301,7 +325,7 @@ def test_what_was_announced_and_not_wanted_is_given_back(filled):
         filled.announce(1, seed=1)
         filled.announce(2, seed=2)
         filled.runtime.begin_step()
-        assert not filled.runtime._pipeline._ahead
+        assert filled.announced(1) is filled.announced(2) is None
         assert filled.blocks == {"free"}
     filled.announce(1, seed=1)
     filled.runtime.truncate(filled.sequence, TOKENS - 100)
@@ -346,7 +370,7 @@ def test_more_rows_than_blocks_are_read_when_they_are_wanted(cold_dir):
     made = Filled(cold_dir, prefetch_blocks=1)
     made.runtime.begin_step()
     made.announce(1, seed=1)
-    ahead = made.runtime._pipeline._ahead[1, id(made.sequence)].result()
+    ahead = made.announced(1)
     until(lambda: len(ahead.landed.positions))
     assert not ahead.landed.reading.done()
     assert len(ahead.landed.positions) == 64
@@ -365,11 +389,9 @@ def test_blocks_that_become_free_are_filled_for_the_layer_that_comes(cold_dir):
     made.runtime.begin_step()
     made.announce(1, seed=1)
     made.announce(2, seed=2)
-    first, second = (
-        made.runtime._pipeline._ahead[layer, id(made.sequence)].result() for layer in (1, 2)
-    )
+    first, second = (made.announced(layer) for layer in (1, 2))
     first.landed.reading.result()
-    landing = made.runtime._reader._landed._landing
+    landing = made.runtime.parts.landed
     until(lambda: BlockState.FREE not in landing.states())
     until(lambda: BlockState.FILLING not in landing.states())
     had = len(second.landed.positions)
@@ -390,7 +412,7 @@ def test_nobody_waits_for_room_for_ever(cold_dir, end):
     made.runtime.begin_step()
     for layer in (1, 2):
         made.announce(layer, seed=layer)
-    two = [made.runtime._pipeline._ahead[layer, id(made.sequence)].result() for layer in (1, 2)]
+    two = [made.announced(layer) for layer in (1, 2)]
     until(lambda: len(two[0].landed.positions))
     assert not any(ahead.landed.reading.done() for ahead in two)
     if end == "drop":
@@ -416,7 +438,7 @@ def test_an_interrupt_between_a_note_and_its_call_hangs_nobody(cold_dir):
     made = Filled(cold_dir, prefetch_blocks=1)
     made.runtime.begin_step()
     made.announce(1, seed=1)
-    landed = made.runtime._pipeline._ahead[1, id(made.sequence)].result().landed
+    landed = made.announced(1).landed
     until(lambda: len(landed.positions))
     landed.is_wanted = True
     made.runtime.truncate(made.sequence, TOKENS)
@@ -429,8 +451,8 @@ def test_blocks_that_were_given_are_not_given_again(cold_dir):
     made = Filled(cold_dir)
     made.runtime.begin_step()
     made.announce(1, seed=1)
-    landed = made.runtime._pipeline._ahead[1, id(made.sequence)].result().landed
-    made.runtime._reader._landed.let_go(landed)
+    landed = made.announced(1).landed
+    made.runtime.parts.landed.let_go(landed)
     made.runtime.truncate(made.sequence, TOKENS)
     assert made.blocks == {"free"}
     made.runtime.close()
@@ -438,30 +460,24 @@ def test_blocks_that_were_given_are_not_given_again(cold_dir):
 
 def test_an_interrupt_while_a_promotion_begins_waits_for_it(cold_dir, monkeypatch):
     """Its rows lie in blocks that another layer may fill at once."""
+    # A promotion goes on when the main thread waits, and not before.
+    slow_promotions(monkeypatch)
     made = Filled(cold_dir)
     made.runtime.begin_step()
     made.announce(1, seed=1)
     keys = made.append(1, 0)
-    pools, keeper = made.runtime._pools, made.runtime._keeper
-    go_on, offer = threading.Event(), keeper.offer_read
-    seen = []
+    pools, keeper = made.runtime.parts.pools, made.runtime.parts.keeper
+    offer, before, settled = keeper.offer_read, pools.layers[1].used_rows, []
 
     def interrupted(*given):
-        pools._background.submit(go_on.wait, 30)
         offer(*given)
         raise KeyboardInterrupt
 
-    finish = pools.finish
-
-    def finished():
-        go_on.set()
-        finish()
-        seen.extend(pools._under_way[1])
-
     monkeypatch.setattr(keeper, "offer_read", interrupted)
-    monkeypatch.setattr(pools, "finish", finished)
     with pytest.raises(KeyboardInterrupt):
         made.attend(1, keys, seed=1)
-    assert seen
-    assert all(one.done() for one in seen)
+    # Called at once where nothing is under way.
+    pools.when_settled(1, lambda: settled.append(threading.current_thread()))
+    assert settled == [threading.current_thread()]
+    assert made.runtime.counters.promoted_rows + pools.layers[1].used_rows > before
     made.runtime.close()

@@ -3,23 +3,27 @@
 
 import json
 import time
-from contextlib import closing
+from contextlib import ExitStack, closing, contextmanager
 
 import pytest
 import torch
+from device_cases import plant, slots_left
 
 from hillinfer.app.auto_beta import AutoBeta
 from hillinfer.app.kept_rates import KeptRates
-from hillinfer.app.parallel_scorers import ParallelScorers
+from hillinfer.app.latency_models import LATENCY_MODELS
 from hillinfer.app.profiling import Profiling
 from hillinfer.app.rates import Rates
-from hillinfer.devices import device_scorer
+from hillinfer.devices.core_device import CoreDevice
+from hillinfer.devices.device_scorer import DeviceScorer
+from hillinfer.devices.device_shadows import DeviceShadows, Pace
 from hillinfer.devices.errors import DeviceError
+from hillinfer.devices.loss_warning import warn_of_loss
 from hillinfer.errors import HillInferWarning
-from hillinfer.hie import evaluation
+from hillinfer.hie.native_scorer import NativeScorer
 from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.native.library import HOW_TO_BUILD, native_is_here
-from hillinfer.pools.budget_plan import staging_bytes
+from hillinfer.pools.budget_plan import kernel_spec, staging_bytes
 from hillinfer.runtime import Runtime
 from hillinfer.settings import Settings
 from hillinfer.storage.drive_calls import DriveCalls
@@ -41,10 +45,13 @@ def kept(monkeypatch, tmp_path):
     return KeptRates.of_user()
 
 
-def opened(cold_dir, limit=1 << 40, **changes):
+@contextmanager
+def opened(cold_dir, limit=1 << 40, scorer=None, **changes):
     settings = SETTINGS.changed(**changes)
     budget = staging_bytes(SHAPE, settings) + (4 << 20)
-    return closing(Runtime(SHAPE, settings, budget, cold_dir, shadow_limit_bytes=limit))
+    runtime = Runtime(SHAPE, settings, budget, cold_dir, shadow_limit_bytes=limit, scorer=scorer)
+    with closing(runtime):
+        yield runtime
 
 
 def decode(runtime, tokens):
@@ -67,7 +74,7 @@ def decode(runtime, tokens):
     return found
 
 
-def test_a_machine_is_measured_once_and_nothing_of_it_is_left(kept, cold_dir, monkeypatch):
+def test_a_machine_is_measured_once_and_nothing_of_it_is_left(kept, cold_dir):
     with opened(cold_dir) as runtime:
         ((key, rates),) = kept.all()
         assert all(0 < getattr(rates, name) < float("inf") for name in ("f_c", "f_s", "b_c", "b_s"))
@@ -75,23 +82,30 @@ def test_a_machine_is_measured_once_and_nothing_of_it_is_left(kept, cold_dir, mo
         assert key.device == "core"
         statistics = runtime.statistics()
         assert statistics.kernel_launches == statistics.device_scored_tokens == 0
-        assert len(runtime._device._free) == runtime._device._fresh - runtime._device.staging.stop
-    monkeypatch.setattr(Profiling, "rates", lambda self: pytest.fail("measured again"))
+        shadows = runtime.parts.device
+        assert slots_left(shadows) == shadows.device.slots - len(shadows.staging)
+    with opened(cold_dir):
+        # Measured again, they would not be the same to the last bit.
+        assert kept.all() == [(key, rates)]
+    with opened(cold_dir, alpha=0.1, shadow="int8"):
+        assert len(kept.all()) == 2
+
+
+def test_what_is_kept_decides_who_scores(kept, cold_dir):
+    plant(Rates(1, 0, 1, 1), SHAPE, SETTINGS, cold_dir)
     with opened(cold_dir) as runtime:
-        assert isinstance(runtime._device._share, AutoBeta)
-    with (
-        pytest.raises(pytest.fail.Exception, match="measured again"),
-        opened(cold_dir, alpha=0.1, shadow="int8"),
-    ):
-        pass
+        assert not runtime.parts.device.wants(0)
+    # The twin: a β that is given does not ask for rates.
+    with opened(cold_dir, beta=0.0) as runtime:
+        assert runtime.parts.device.wants(0)
 
 
 @pytest.mark.parametrize("rates", [Rates(1, 0, 1, 1), Rates(1, 1, 1, 1), Rates(0, 1, 1, 1)])
 @pytest.mark.parametrize("model", ["scores_then_rows", "parallel", "two_links"])
-def test_whatever_the_rates_are_the_output_is_the_same(kept, cold_dir, monkeypatch, rates, model):
+def test_whatever_the_rates_are_the_output_is_the_same(kept, cold_dir, rates, model):
     with opened(cold_dir, device="nvme") as runtime:
         expected = decode(runtime, 3000)
-    monkeypatch.setattr(Profiling, "rates", lambda self: rates)
+    plant(rates, SHAPE, SETTINGS, cold_dir)
     with opened(cold_dir, beta_model=model) as runtime:
         found = decode(runtime, 3000)
         scored = runtime.statistics().device_scored_tokens
@@ -106,45 +120,91 @@ def test_whatever_the_rates_are_the_output_is_the_same(kept, cold_dir, monkeypat
         assert 0 < scored < everything
 
 
-def test_what_is_selected_is_learned(kept, cold_dir, monkeypatch):
-    monkeypatch.setattr(Profiling, "rates", lambda self: Rates(1, 1, 1, 1))
+def test_what_is_selected_is_learned(kept, cold_dir):
+    plant(Rates(1, 1, 1, 1), SHAPE, SETTINGS, cold_dir)
+    noted = []
+
+    class Noting(AutoBeta):
+        def note(self, *counts):
+            noted.append(counts)
+            super().note(*counts)
+
     with opened(cold_dir) as runtime:
+        model = LATENCY_MODELS[SETTINGS.beta_model](Rates(1, 1, 1, 1))
+        runtime.parts.device.share_by(Noting(model, 1024, SETTINGS.alpha, 1 << 40))
         decode(runtime, 3000)
-        running = runtime._device._share._running
-        host, device = running._host, running._device
         statistics = runtime.statistics()
-    assert device[0] == statistics.device_scored_tokens > 0
-    assert host[0] + device[0] == statistics.scored_tokens
-    assert host[1] + device[1] == statistics.selected_tokens
-    assert host[1] > 0
-    assert device[1] > 0
+    host, host_selected, device, device_selected = map(sum, zip(*noted, strict=True))
+    assert device == statistics.device_scored_tokens > 0
+    assert host + device == statistics.scored_tokens
+    assert host_selected + device_selected == statistics.selected_tokens
+    assert host_selected > 0
+    assert device_selected > 0
 
 
-def test_memory_bounds_the_host_s_share(kept, cold_dir, monkeypatch):
-    monkeypatch.setattr(Profiling, "rates", lambda self: Rates(1, 0, 1, 1))
+def test_memory_bounds_the_host_s_share(kept, cold_dir):
+    plant(Rates(1, 0, 1, 1), SHAPE, SETTINGS, cold_dir)
     with opened(cold_dir, limit=0) as runtime:
         decode(runtime, 3000)
         assert runtime.statistics().device_scored_tokens == 2 * 2 * (3001 // 64 * 64)
 
 
-def test_the_model_is_the_one_that_was_asked_for(kept, cold_dir, monkeypatch):
-    monkeypatch.setattr(Profiling, "rates", lambda self: Rates(1, 1, 1, 1))
-    with opened(cold_dir, beta_model="parallel") as runtime:
-        assert type(runtime._device._share.model) is ParallelScorers
+def hosts(runtime, count=8):
+    """Say of the first segments which ones the host is to score."""
+    return [not runtime.parts.device.wants(number) for number in range(count)]
+
+
+def test_the_model_is_the_one_that_was_asked_for(kept, cold_dir):
+    # Rows of this drive cost what scoring does: the models disagree.
+    rates = Rates(2e6, 1e6, 1e7, 1e5)
+    plant(rates, SHAPE, SETTINGS, cold_dir)
+    shares = {}
+    for name, make in LATENCY_MODELS.items():
+        expected = AutoBeta(make(rates), 1024, SETTINGS.alpha, 1 << 40)
+        with opened(cold_dir, beta_model=name) as runtime:
+            shares[name] = sum(hosts(runtime))
+        assert shares[name] == expected.host_segments(8)
+    assert len(set(shares.values())) > 1
     with opened(cold_dir, beta=0.5) as runtime:
-        assert not isinstance(runtime._device._share, AutoBeta)
+        # As given: a third.
+        assert sum(hosts(runtime, 6)) == 2
 
 
-def test_a_device_that_fails_is_lost_and_keeps_no_rates(kept, cold_dir, monkeypatch):
-    from hillinfer.devices.core_device import CoreDevice
+class BreakableCore(CoreDevice):
+    """Fails its launches once `broken` is set."""
 
-    def failing(*given):
-        raise DeviceError("launch failed")
+    broken = False
 
-    monkeypatch.setattr(CoreDevice, "score", failing)
-    with pytest.warns(HillInferWarning, match="launch failed; the host goes on"):
-        runtime = opened(cold_dir)
-    with runtime as own:
+    def score(self, *given):
+        if self.broken:
+            raise DeviceError("launch failed")
+        return super().score(*given)
+
+
+class SlowScorer(DeviceScorer):
+    """Takes 50 ms more to choose where `is_slow` says so of the segments."""
+
+    is_slow = staticmethod(lambda segments: False)
+
+    def choose(self, query, scaling, segments, *given):
+        if self.is_slow(segments):
+            time.sleep(0.05)
+        return super().choose(query, scaling, segments, *given)
+
+
+def made_scorer(beta):
+    """A scorer as device `core` has, over a device that may break."""
+    spec = kernel_spec(SHAPE, SETTINGS)
+    shadows = DeviceShadows(spec, BreakableCore(spec), beta, warn_of_loss, Pace.REAL)
+    return SlowScorer(NativeScorer(spec, SETTINGS.scope), shadows)
+
+
+def test_a_device_that_fails_is_lost_and_keeps_no_rates(kept, cold_dir):
+    scorer = made_scorer(None)
+    scorer.shadows.device.broken = True
+    with ExitStack() as open_now:
+        with pytest.warns(HillInferWarning, match="launch failed; the host goes on"):
+            own = open_now.enter_context(opened(cold_dir, scorer=scorer))
         assert own.statistics().device_lost
         assert kept.all() == []
 
@@ -152,33 +212,20 @@ def test_a_device_that_fails_is_lost_and_keeps_no_rates(kept, cold_dir, monkeypa
 @pytest.fixture
 def profiling(cold_dir):
     """Of device `core`, brief."""
-    with opened(cold_dir, beta=1.0) as runtime:
-        scorer = runtime._selection._evaluation._scorer
-        engine = open_engine(SETTINGS.io, 1, DriveCalls())
-        yield Profiling(scorer, SHAPE.row_bytes, cold_dir, engine, seconds=0.02)
-        engine.close()
+    scorer = made_scorer(1.0)
+    engine = open_engine(SETTINGS.io, 1, DriveCalls())
+    yield Profiling(scorer, SHAPE.row_bytes, cold_dir, engine, seconds=0.02)
+    engine.close()
+    scorer.shadows.close()
 
 
-def test_what_merging_takes_is_a_cost_of_sharing(profiling, monkeypatch):
+def test_what_merging_takes_is_a_cost_of_sharing(profiling):
     before = profiling.sharing(1e9, 1e9)
-    top = device_scorer.native_top
-
-    def slow(*given):
-        time.sleep(0.05)
-        return top(*given)
-
-    monkeypatch.setattr(device_scorer, "native_top", slow)
+    profiling.scorer.is_slow = lambda segments: any(one.device_tokens for one in segments)
     found = profiling.sharing(1e9, 1e9)
     assert found >= 0.04
     # The twin: what the host alone takes longer, too, is none.
-    part = evaluation.ImportanceEvaluation.select
-
-    def slow_everywhere(*given):
-        time.sleep(0.05)
-        return part(*given)
-
-    monkeypatch.setattr(device_scorer, "native_top", top)
-    monkeypatch.setattr(evaluation.ImportanceEvaluation, "select", slow_everywhere)
+    profiling.scorer.is_slow = lambda segments: True
     assert profiling.sharing(1e9, 1e9) < 0.04
     assert before < 0.04
 
@@ -188,14 +235,11 @@ def test_sharing_leaves_nothing_behind_and_needs_a_device(profiling):
     assert profiling.sharing(1e9, 0) == 0
     assert profiling.sharing(1e6, 1e9) >= 0
     assert shadows.launches == shadows.scored_tokens == 0
-    assert len(shadows._free) == shadows._fresh - shadows.staging.stop
+    assert slots_left(shadows) == shadows.device.slots - len(shadows.staging)
 
 
-def test_a_device_that_fails_while_it_shares_is_lost(profiling, monkeypatch):
-    def failing(*given):
-        raise DeviceError("launch failed")
-
-    monkeypatch.setattr(profiling.scorer.shadows._device, "score", failing)
+def test_a_device_that_fails_while_it_shares_is_lost(profiling):
+    profiling.scorer.shadows.device.broken = True
     with (
         pytest.warns(HillInferWarning, match="launch failed; the host goes on"),
         pytest.raises(DeviceError, match="measured"),
@@ -204,13 +248,8 @@ def test_a_device_that_fails_while_it_shares_is_lost(profiling, monkeypatch):
     assert profiling.scorer.shadows.lost
 
 
-def test_what_is_expected_is_shared_as_a_whole(kept, cold_dir, monkeypatch):
-    rates = Rates(1.024e6, 1.024e6, 1e9, 1e9, sharing=0.0016)
-    monkeypatch.setattr(Profiling, "rates", lambda self: rates)
-
-    def hosts(runtime):
-        return [not runtime._device.wants(number) for number in range(8)]
-
+def test_what_is_expected_is_shared_as_a_whole(kept, cold_dir):
+    plant(Rates(1.024e6, 1.024e6, 1e9, 1e9, sharing=0.0016), SHAPE, SETTINGS, cold_dir)
     with opened(cold_dir) as runtime:
         runtime.expect(8 * 1024 - 1)
         assert hosts(runtime) == [True, False] * 4
@@ -225,9 +264,8 @@ def test_a_plain_drive_measures_nothing(kept, cold_dir):
         assert not kept.file.exists()
 
 
-def test_what_is_kept_says_what_it_is(kept, cold_dir, monkeypatch):
-    monkeypatch.setattr(Profiling, "rates", lambda self: Rates(1, 2, 3, 4))
-    with opened(cold_dir):
-        content = json.loads(kept.file.read_text())
+def test_what_is_kept_says_what_it_is(kept, cold_dir):
+    plant(Rates(1, 2, 3, 4), SHAPE, SETTINGS, cold_dir)
+    content = json.loads(kept.file.read_text())
     assert content["unit"] == "tokens/s of one layer; sharing: seconds of a step of one layer"
     assert content["label"] == "measured on this machine"

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention over rows that are all in memory, found and attended to in one call."""
 
+import threading
+
 import numpy as np
 import pytest
 from exact_attention import random_states
 from native_cases import Rows, every_variant, native_attention, same_bits, shape_of
+from placement_matrix import Budget
 
 from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.native.library import native_is_here, native_library
 from hillinfer.native.structures import Places
-from hillinfer.pools.budget_plan import BudgetPlan
 from hillinfer.pools.layer_step_log import LayerStepLog
 from hillinfer.runtime import Runtime
 from hillinfer.settings import Settings
@@ -89,8 +91,8 @@ def test_a_position_that_is_nowhere_is_refused():
         attention.attend_hot(rows.query, 1.0, scene.places)
 
 
-@pytest.mark.parametrize("everything_hot", [True, False])
-def test_a_step_whose_rows_are_all_hot_takes_one_call(cold_dir, monkeypatch, everything_hot):
+@pytest.mark.parametrize("budget", [Budget.ALL_HOT, Budget.LEAST])
+def test_a_step_whose_rows_are_all_hot_takes_one_call(cold_dir, monkeypatch, budget):
     """And its numbers and counts are those of a step that reads rows run by run."""
     if not native_is_here():
         pytest.skip("no native library: run python tools/build_native.py")
@@ -107,14 +109,14 @@ def test_a_step_whose_rows_are_all_hot_takes_one_call(cold_dir, monkeypatch, eve
     monkeypatch.setattr(RowLocator, "fetch_in_place", fetch)
     for attend_hot in (in_runs, never_at_once):
         monkeypatch.setattr(RowLocator, "attend_hot", attend_hot)
-        outputs.append(_steps(cold_dir, everything_hot, counts))
+        outputs.append(_steps(cold_dir, budget, counts))
         counts[-1] = (*counts[-1], len(fetched))
         fetched.clear()
     assert all(same_bits(a, b) for a, b in zip(*outputs, strict=True))
     assert not same_bits(outputs[0][0], outputs[1][1])
     assert counts[0][:3] == counts[1][:3]
     assert counts[1][3] == 3
-    if everything_hot:
+    if budget is Budget.ALL_HOT:
         assert counts[0][3] == 0
     else:
         assert counts[0][3] > 0
@@ -128,40 +130,53 @@ def test_no_row_moves_between_the_look_and_attention(cold_dir, monkeypatch):
     as_it_is = RowLocator.fetch_in_place
 
     def fetch(self, *given):
-        # Where the first row is asked for. A lock of one's own can be had again; its owner says
-        # whether it is held already.
-        held.append(self._pools.attending._is_owned())
+        # Where the first row is asked for.
+        held.append(is_held(self.attending))
         yield from as_it_is(self, *given)
 
     monkeypatch.setattr(RowLocator, "fetch_in_place", fetch)
-    _steps(cold_dir, False, [])
+    _steps(cold_dir, Budget.LEAST, [])
     assert held
     assert all(held)
 
 
-@pytest.mark.parametrize("everything_hot", [True, False])
-def test_whoever_observes_a_step_may_wait_for_threads_that_move_rows(
-    cold_dir, monkeypatch, everything_hot
-):
+@pytest.mark.parametrize("budget", [Budget.ALL_HOT, Budget.LEAST])
+def test_whoever_observes_a_step_may_wait_for_threads_that_move_rows(cold_dir, monkeypatch, budget):
     if not native_is_here():
         pytest.skip("no native library: run python tools/build_native.py")
     held = []
+
     as_it_is = LayerStepLog.end
 
     def end(self, entry):
-        held.append(self._pools.attending._is_owned())
+        held.append(is_held(self._pools.attending))
         as_it_is(self, entry)
 
     monkeypatch.setattr(LayerStepLog, "end", end)
-    _steps(cold_dir, everything_hot, [])
+    _steps(cold_dir, budget, [])
     assert held
     assert not any(held)
 
 
-def _steps(cold_dir, everything_hot, counts):
+def is_held(lock):
+    """Say whether another thread would have to wait for as long as this one does not go on."""
+    got = []
+
+    def take():
+        # Long enough for a row to be moved.
+        got.append(lock.acquire(timeout=0.5))
+        if got[0]:
+            lock.release()
+
+    other = threading.Thread(target=take)
+    other.start()
+    other.join()
+    return not got[0]
+
+
+def _steps(cold_dir, budget, counts):
     settings = Settings().changed(alpha=0.2, block_rows=40, kept_sinks=2, kept_recent=5)
-    least = BudgetPlan.with_whole_shadow(SHAPE, settings, TOKENS).required_bytes
-    runtime = Runtime(SHAPE, settings, least + (4 << 20 if everything_hot else 0), cold_dir)
+    runtime = Runtime(SHAPE, settings, budget.byte_count(SHAPE, settings, TOKENS), cold_dir)
     try:
         query, keys, values = random_states(0, 4, 2, TOKENS, TOKENS, 8)
         keys, values = keys.half(), values.half()

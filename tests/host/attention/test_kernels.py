@@ -5,7 +5,7 @@ import pytest
 import torch
 from exact_attention import causal, exact_attention, random_states
 
-from hillinfer.attention.kernels import _attend_explicitly, attend_block, attend_causal
+from hillinfer.attention.kernels import attend_block, attend_causal, attend_explicitly
 
 HEADS = [(4, 4), (4, 2), (4, 1), (6, 3)]
 # Of outputs near 1, and of log-sum-exp, whose exponential is an approximation in BF16.
@@ -16,7 +16,7 @@ def explicit(query, keys, values, scaling, hidden=None):
     """Run the kernel of other devices here, with the heads laid out as its callers do."""
     group_size = query.shape[0] // keys.shape[0]
     keys, values = (states.repeat_interleave(group_size, 0) for states in (keys, values))
-    return _attend_explicitly(query, keys, values, scaling, hidden)
+    return attend_explicitly(query, keys, values, scaling, hidden)
 
 
 def check(found, expected, dtype):

@@ -21,13 +21,9 @@ def products_of(request):
     if request.param == "native" and not native_is_here():
         pytest.skip("no native library: run python tools/build_native.py")
 
-    def make(shape):
-        made = RowProducts(shape, 50)
-        if request.param == "torch":
-            made._native = None
-        return made
-
-    return make
+    if request.param == "torch":
+        return lambda shape: RowProducts(shape, 50, lambda _: None)
+    return lambda shape: RowProducts(shape, 50)
 
 
 def exact_logits(rows, shape):
@@ -82,8 +78,16 @@ def test_weighted_sums(case, stored_type, products_of):
     assert not torch.equal(out, others)
 
 
+@pytest.fixture
+def _own_threads():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("_own_threads")
 @pytest.mark.parametrize("threads", [1, 3])
-def test_threads_change_no_bit(threads, monkeypatch):
+def test_threads_change_no_bit(threads):
     if not native_is_here():
         pytest.skip("no native library: run python tools/build_native.py")
     shape = shape_of(3, 3, 64)
@@ -91,7 +95,7 @@ def test_threads_change_no_bit(threads, monkeypatch):
     weights = torch.rand(shape.query_heads, 1500)
     found = []
     for count in (2, threads):
-        monkeypatch.setattr(torch, "get_num_threads", lambda own=count: own)
+        torch.set_num_threads(count)
         out, sums = torch.empty(shape.query_heads, 1500), torch.zeros(shape.query_heads, 64)
         products = NativeProducts(shape)
         products.logits(rows.query, rows.scaling, rows.addresses, out)

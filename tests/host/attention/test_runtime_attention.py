@@ -5,11 +5,13 @@ import numpy as np
 import pytest
 import torch
 from exact_attention import causal, exact_attention, random_states
+from placement_matrix import Budget
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from hillinfer.devices.host_devices import HOST_DEVICES
+from hillinfer.hie.evaluation import ImportanceEvaluation
 from hillinfer.model_shape import ModelShape, StoredType
-from hillinfer.pools.budget_plan import BudgetPlan
 from hillinfer.runtime import Runtime
 from hillinfer.settings import Settings
 
@@ -24,17 +26,16 @@ SHAPE = ModelShape(
 TOKENS = 300
 
 
-@pytest.fixture(params=["everything hot", "almost nothing hot"])
+@pytest.fixture(params=[Budget.ALL_HOT, Budget.LEAST])
 def make_runtime(request, cold_dir):
     made = []
 
-    def make(**changes):
+    def make(evaluate=ImportanceEvaluation, **changes):
         settings = Settings().changed(
             **({"alpha": 0.2, "block_rows": 40, "kept_sinks": 2, "kept_recent": 5} | changes)
         )
-        least = BudgetPlan.with_whole_shadow(SHAPE, settings, TOKENS).required_bytes
-        budget = least if request.param == "almost nothing hot" else least + (4 << 20)
-        runtime = Runtime(SHAPE, settings, budget, cold_dir)
+        budget = request.param.byte_count(SHAPE, settings, TOKENS)
+        runtime = Runtime(SHAPE, settings, budget, cold_dir, evaluate=evaluate)
         made.append(runtime)
         return runtime
 
@@ -68,14 +69,16 @@ def test_chunks_attend_to_everything_before_them(make_runtime, chunks):
 
 
 @pytest.mark.parametrize("scope", ["layer", "kv_head"])
-@pytest.mark.parametrize("device", ["nvme", "golden"])
+@pytest.mark.parametrize("device", sorted(HOST_DEVICES))
 def test_a_step_attends_to_its_selected_set_and_nothing_else(make_runtime, scope, device):
-    runtime = make_runtime(scope=scope, device=device)
     chosen = []
-    select = runtime._selection._evaluation.select
-    runtime._selection._evaluation.select = lambda *given: (
-        chosen.append(select(*given)) or chosen[-1]
-    )
+
+    class Noting(ImportanceEvaluation):
+        def select(self, *given):
+            chosen.append(super().select(*given))
+            return chosen[-1]
+
+    runtime = make_runtime(Noting, scope=scope, device=device)
     query, keys, values = states()
     sequence = runtime.open_sequence()
     runtime.append(0, sequence, keys[:, :250], values[:, :250])
@@ -141,7 +144,7 @@ def test_attending_counts_hot_and_cold_rows(make_runtime, request):
     runtime.attend_selected(0, sequence, query[:, 299:], keys[:, 299:], 0.4)
     counters = runtime.counters
     assert counters.hot_rows_read + counters.cold_rows_read == counters.selected_tokens == 60
-    if "almost" in request.node.name:
+    if Budget.LEAST in request.node.name:
         assert counters.cold_rows_read > 0
         assert counters.cold_useful_bytes >= counters.cold_rows_read * 64
         assert counters.cold_read_bytes >= counters.cold_useful_bytes

@@ -9,22 +9,15 @@ from exact_attention import causal, exact_attention, random_states
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hillinfer.attention import softmax_merge
-from hillinfer.attention.kernels import _attend_explicitly
+from hillinfer.attention.kernels import attend_block, attend_explicitly
 from hillinfer.attention.softmax_merge import SoftmaxMerge
 
 
 def explicit_block(query, keys, values, scaling):
     heads, queries, head_dim = query.shape
     packed = query.reshape(keys.shape[0], -1, head_dim)
-    out, log_sum = _attend_explicitly(packed, keys, values, scaling, None)
+    out, log_sum = attend_explicitly(packed, keys, values, scaling, None)
     return out.reshape(heads, queries, head_dim), log_sum.reshape(heads, queries)
-
-
-@pytest.fixture(params=["cpu", "explicit"])
-def _kernel(request, monkeypatch):
-    if request.param == "explicit":
-        monkeypatch.setattr(softmax_merge, "attend_block", explicit_block)
 
 
 @st.composite
@@ -34,8 +27,8 @@ def cut_rows(draw):
     return tokens, list(pairwise(cuts))
 
 
-@pytest.mark.usefixtures("_kernel")
-def test_any_cut_gives_the_one_shot_result():
+@pytest.mark.parametrize("kernel", [attend_block, explicit_block])
+def test_any_cut_gives_the_one_shot_result(kernel):
     @settings(max_examples=40, deadline=None)
     @given(
         rows=cut_rows(),
@@ -47,7 +40,7 @@ def test_any_cut_gives_the_one_shot_result():
     def check(rows, heads, queries, seed, scaling):
         tokens, blocks = rows
         query, keys, values = random_states(seed, *heads, queries, tokens, 8)
-        merge = SoftmaxMerge(query, scaling)
+        merge = SoftmaxMerge(query, scaling, kernel)
         for start, stop in blocks:
             merge.add_block(keys[:, start:stop], values[:, start:stop])
         expected, _ = exact_attention(query, keys, values, scaling)

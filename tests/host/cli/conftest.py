@@ -18,6 +18,12 @@ def command(monkeypatch, capfd):
 
 
 @pytest.fixture
+def _no_matplotlib(monkeypatch):
+    """A machine without matplotlib."""
+    monkeypatch.setattr("hillinfer_bench.figures.canvas.find_spec", lambda name: None)
+
+
+@pytest.fixture
 def document(tmp_path):
     """A file of some hundred tokens for the tiny models' character tokenizer."""
     file = tmp_path / "document.txt"

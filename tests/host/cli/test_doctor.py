@@ -7,13 +7,16 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from device_cases import plant
 from made_xclbin import make
 
 from hillinfer.app.kept_rates import KeptRates
-from hillinfer.app.plain_profiling import PlainProfiling
 from hillinfer.app.rates import Rates
 from hillinfer.app.rates_key import RatesKey
+from hillinfer.machine.model_shapes import SHAPES
 from hillinfer.machine.xrt_library import find_xrt_library
+from hillinfer.settings import Settings
 
 WITHOUT_TORCH = """
 import importlib.metadata, importlib.util, sys
@@ -140,10 +143,11 @@ def test_doctor_says_which_rates_are_kept_and_measures_none(
 
 
 @pytest.fixture
-def _made_rates(monkeypatch, tmp_path):
+def _made_rates(monkeypatch, tmp_path, cold_dir):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(PlainProfiling, "rates", lambda self: Rates(1e7, 0, 5e6, 1e5))
-    monkeypatch.setattr(PlainProfiling, "multiplying", lambda self: 1e9)
+    shape = SHAPES["llama-3.2-1b"].whole_kv_shape(2 * 8192, torch.float16)
+    # Rows of a drive so slow that nothing else decides.
+    plant(Rates(1e7, 0, 5e6, 1e3), shape, Settings(), cold_dir, "nvme")
 
 
 @pytest.mark.usefixtures("_made_rates")

@@ -10,11 +10,9 @@ NAME, FIRST, SECOND = "somebody/tiny", "1" * 40, "2" * 40
 
 
 @pytest.fixture
-def hub(monkeypatch, tmp_path, tiny_folder):
+def hub(monkeypatch, tmp_path, tiny_folder, hub_cache):
     """A cache that holds two commits of a model, the second of which is `main`."""
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
-    own = tmp_path / "hub" / "models--somebody--tiny"
+    own = hub_cache / "models--somebody--tiny"
     for commit in (FIRST, SECOND):
         shutil.copytree(tiny_folder, own / "snapshots" / commit)
     (own / "refs").mkdir()

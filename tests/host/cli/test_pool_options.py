@@ -91,12 +91,12 @@ def test_picture_that_cannot_be_written(timeline, command):
     assert "choose another --out" in outcome.error_line()
 
 
+@pytest.mark.usefixtures("_no_matplotlib")
 @pytest.mark.parametrize(
     "arguments", [("pool-picture", "t.csv", "--out", "p.png"), ("pools", "--out", "pools.json")]
 )
 def test_without_matplotlib_the_fix_is_said_at_once(arguments, command, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("hillinfer_bench.figures.canvas.find_spec", lambda name: None)
     outcome = command(*arguments)
     assert "pip install 'hillinfer[figures]'" in outcome.error_line()
     assert not list(tmp_path.iterdir())

@@ -3,9 +3,7 @@
 
 import pytest
 import torch
-
-from hillinfer.cli import generate_run
-from hillinfer.cli.comparison import compare_with_ordinary
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 
 @pytest.mark.parametrize("name", ["fused", "prepacked", "fp16", "int8"])
@@ -22,24 +20,22 @@ def test_stock_is_the_default_and_says_nothing(ask_tiny):
     assert "projections" not in outcome.err
 
 
-def test_comparison_runs_with_the_same_projections(ask_tiny, monkeypatch):
+@pytest.mark.parametrize("compared", [(), ("--compare", "full")], ids=["alone", "compared"])
+def test_comparison_runs_with_the_same_projections(ask_tiny, compared):
     covered = []
 
-    def watched(loaded, *arguments):
-        covered.extend("forward" in vars(one) for one in linear_layers(loaded.model))
-        return compare_with_ordinary(loaded, *arguments)
+    def called(module, given):
+        if isinstance(module, torch.nn.Linear):
+            covered.append("forward" in vars(module))
 
-    monkeypatch.setattr(generate_run, "compare_with_ordinary", watched)
-    _, report = ask_tiny(
-        "--question", "which cat?", "--compare", "full", "--projections", "prepacked"
-    )
-    assert report["comparison"]["texts"]
+    hook = register_module_forward_pre_hook(called)
+    try:
+        _, report = ask_tiny("--question", "which cat?", "--projections", "prepacked", *compared)
+    finally:
+        hook.remove()
+    assert bool(report["comparison"] and report["comparison"]["texts"]) == bool(compared)
     assert covered
     assert all(covered)
-
-
-def linear_layers(model):
-    return [one for one in model.modules() if isinstance(one, torch.nn.Linear)]
 
 
 def test_unknown_projections_are_refused(command, tiny_folder):

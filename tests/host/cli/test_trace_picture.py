@@ -36,8 +36,8 @@ def test_trace_and_report_agree(trace, ask_tiny):
     assert untraced["answers"][0]["token_ids"] == report["answers"][0]["token_ids"]
 
 
-def test_words_of_the_median_step_need_no_matplotlib(trace, command, monkeypatch):
-    monkeypatch.setattr("hillinfer_bench.figures.canvas.find_spec", lambda name: None)
+@pytest.mark.usefixtures("_no_matplotlib")
+def test_words_of_the_median_step_need_no_matplotlib(trace, command):
     outcome = command("trace-picture", trace[0])
     assert outcome.code == 0, outcome.err
     record = TraceRecord.read(trace[0])
@@ -107,8 +107,8 @@ def test_bad_arguments_are_one_line(arguments, message, trace, command, monkeypa
     assert message in outcome.error_line()
 
 
-def test_without_matplotlib_the_fix_is_said_at_once(trace, command, monkeypatch, tmp_path):
-    monkeypatch.setattr("hillinfer_bench.figures.canvas.find_spec", lambda name: None)
+@pytest.mark.usefixtures("_no_matplotlib")
+def test_without_matplotlib_the_fix_is_said_at_once(trace, command, tmp_path):
     outcome = command("trace-picture", trace[0], "--out", tmp_path / "p.png")
     assert "pip install 'hillinfer[figures]'" in outcome.error_line()
     assert outcome.out == ""

@@ -11,8 +11,9 @@ from hillinfer.devices.loss_warning import warn_of_loss
 from hillinfer.devices.xrt.deadlines import Deadlines
 from hillinfer.devices.xrt.memory_claims import MemoryClaims
 from hillinfer.devices.xrt.worker_process import WorkerProcess
-from hillinfer.devices.xrt.xrt_device import XrtDevice
+from hillinfer.devices.xrt.xrt_device import CHUNK_BYTES, XrtDevice
 from hillinfer.errors import HillInferWarning
+from hillinfer.storage.aligned_buffer import PAGE_BYTES, round_up
 from hillinfer_model.kernel_spec import KernelSpec
 
 SPEC = KernelSpec(64, 2, 1)
@@ -69,7 +70,7 @@ def test_two_share_a_card_by_what_fits(card, tmp_path):
     other = MemoryClaims(tmp_path / "cards", "card", MEMORY)
     assert other.claim(MEMORY - (200 << 20))
     shadows = card()
-    slots = shadows._device._per_chunk * 3
+    slots = CHUNK_BYTES // round_up(SPEC.segment_bytes, PAGE_BYTES) * 3
     taken = [shadows.take(number) for number in range(slots + 5)]
     assert sum(one is not None for one in taken) == slots - len(shadows.staging)
     assert not shadows.lost

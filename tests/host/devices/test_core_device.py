@@ -9,24 +9,28 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from told_runtime import Told, long_story, same
+from told_runtime import Forgetful, Told, long_story, same
 
 from hillinfer.app.sample_shadows import sample_shadows
-from hillinfer.devices.core_device import CoreDevice, open_core
-from hillinfer.devices.device_options import DeviceOptions
+from hillinfer.devices.core_device import CoreDevice
+from hillinfer.devices.device_scorer import DeviceScorer
+from hillinfer.devices.device_shadows import DeviceShadows
+from hillinfer.devices.loss_warning import warn_of_loss
 from hillinfer.devices.query_blocks import pack_query_blocks, unpack_query_blocks
 from hillinfer.devices.resident_shadow import ResidentShadow
 from hillinfer.devices.score_arrays import ScoreArrays
 from hillinfer.devices.scoring_device import DeviceSegment
 from hillinfer.hie.native_pieces import LaunchQueries
+from hillinfer.hie.native_scorer import NativeScorer
 from hillinfer.hie.top_alpha import TopAlpha
 from hillinfer.hie.wanted import Wanted
 from hillinfer.native.errors import NativeError
+from hillinfer.native.launch_thread import LaunchThread
 from hillinfer.native.library import HOW_TO_BUILD, native_is_here
 from hillinfer_model.choices import KeyMode, Rule, Scope
 from hillinfer_model.errors import NonFiniteQueryError
 from hillinfer_model.golden_launch import run_score_launch
-from hillinfer_model.kernel_spec import KernelSpec
+from hillinfer_model.kernel_spec import BEAT_BYTES, KernelSpec
 from hillinfer_model.query_block import QueryBlock
 from hillinfer_model.score_launch import SCOPE_NUMBERS, ScoreLaunch
 from hillinfer_model.selection import kept_positions
@@ -54,8 +58,15 @@ def queries_of(spec, segments, seed=0):
     )
 
 
-def filled(spec, count):
-    device = CoreDevice(spec)
+def held(spec, device, slot):
+    """What a device holds of a slot."""
+    into = np.empty((spec.segment_beats, BEAT_BYTES), np.uint8)
+    device.read(slot, into)
+    return into
+
+
+def filled(spec, count, core=None):
+    device = CoreDevice(spec, core)
     for number, own in enumerate(sample_shadows(spec, count)):
         # Segments hold the same codes: each is given another first beat of exponents.
         own.shadow[0] = 8 + number
@@ -94,7 +105,8 @@ def test_a_launch_leaves_what_the_golden_model_leaves(spec, scope, launch_of):
             np.testing.assert_array_equal(one.tuples, right.tuples)
             # Scores that say something: neither all 0 nor all at their limit.
             assert len(np.unique(one.tuples >> 16)) > 50
-        device.write(1, spec.kv_heads, device._memory[1, spec.kv_heads : spec.group_beats] ^ 0x11)
+        group = held(spec, device, 1)[spec.kv_heads : spec.group_beats]
+        device.write(1, spec.kv_heads, group ^ 0x11)
         changed = list(device.score(scope, blocks, given))
     assert np.array_equal(changed[0].tuples, found[0].tuples)
     assert not np.array_equal(changed[2].tuples, found[2].tuples)
@@ -115,7 +127,9 @@ def test_it_changes_no_output(cold_dir, beta, scope):
 def two_sides(request):
     """A scorer, and four segments of which its device holds two."""
     spec = SPECS[0]
-    scorer = open_core(spec, request.param, DeviceOptions(beta=1.0))
+    scorer = DeviceScorer(
+        NativeScorer(spec, request.param), DeviceShadows(spec, CoreDevice(spec), 1.0, warn_of_loss)
+    )
     segments = list(sample_shadows(spec, 4))
     chance = np.random.default_rng(3)
     for number, own in enumerate(segments):
@@ -166,12 +180,13 @@ def test_two_sides_merged_natively_are_those_merged_in_python(two_sides, coming)
     for number in range(4):
         assert any(np.any(own // 1024 == number) for own in expected)
     # The twin: bits flipped in what the device holds, and then in what the host does.
-    slot = segments[2].slot
-    scorer.shadows._device._memory[slot, : SPECS[0].kv_heads] ^= 3
+    spec, device, slot = SPECS[0], scorer.shadows.device, segments[2].slot
+    exponents = held(spec, device, slot)[: spec.kv_heads]
+    device.write(slot, 0, exponents ^ 3)
     assert not equal(scorer.choose(query, 0.05, segments, coming, wanted), expected)
-    scorer.shadows._device._memory[slot, : SPECS[0].kv_heads] ^= 3
+    device.write(slot, 0, exponents)
     assert equal(scorer.choose(query, 0.05, segments, coming, wanted), expected)
-    segments[1].shadow[: SPECS[0].kv_heads] ^= 3
+    segments[1].shadow[: spec.kv_heads] ^= 3
     assert not equal(scorer.choose(query, 0.05, segments, coming, wanted), expected)
 
 
@@ -193,15 +208,7 @@ def test_what_two_sides_cannot_choose_is_refused(two_sides):
 def test_a_flipped_bit_in_its_memory_shows(cold_dir):
     with closing(Told(cold_dir, slots=None)) as plain:
         expected = long_story(plain)
-    with closing(Told(cold_dir, core=True)) as told:
-        write = told.shadows._device.write
-
-        def flipped(slot, first_beat, beats):
-            wrong = beats.copy()
-            wrong[told.spec.kv_heads :] ^= 0x11
-            write(slot, first_beat, wrong)
-
-        told.shadows._device.write = flipped
+    with closing(Told(cold_dir, core=True, wrap=Forgetful)) as told:
         assert not same(long_story(told), expected)
 
 
@@ -209,19 +216,19 @@ def test_it_scores_while_the_host_does_something_else():
     """A launch is begun at once, and waited for where its tuples are asked for."""
     spec = SPECS[0]
     blocks = pack_query_blocks(spec, queries_of(spec, 2))
-    with closing(filled(spec, 2)) as device:
-        calls, core = [], device._core
+    calls = []
 
-        class Noting:
-            def begin(self, *given):
-                calls.append("begin")
-                core.begin(*given)
+    class Noting(LaunchThread):
+        def begin(self, *given):
+            calls.append("begin")
+            super().begin(*given)
 
-            def wait(self):
-                calls.append("wait")
-                core.wait()
+        def wait(self):
+            calls.append("wait")
+            super().wait()
 
-        device._core = Noting()
+    with closing(filled(spec, 2, Noting())) as device:
+        calls.clear()
         found = device.score(
             Scope.LAYER, blocks, [DeviceSegment(0, 0, 64), DeviceSegment(1, 1024, 64)]
         )
@@ -229,7 +236,6 @@ def test_it_scores_while_the_host_does_something_else():
         assert calls == ["wait", "begin"]
         assert [one.tuples.shape for one in found] == [(1, 64)] * 2
         assert calls == ["wait", "begin", "wait"]
-        device._core = core
 
 
 def test_one_launch_after_the_other():
@@ -273,7 +279,7 @@ def launch_of():
         arrays = ScoreArrays(spec, scope, given)
         launch = ScoreLaunch(
             segments=arrays.descriptors([one.slot * spec.segment_beats for one in given]),
-            shadow=device._memory[:4].reshape(-1, 64),
+            shadow=np.concatenate([held(spec, device, slot) for slot in range(4)]),
             statistics=np.zeros((0, 64), dtype=np.uint8),
             queries=blocks,
             scores=np.zeros((arrays.beats, 64), dtype=np.uint8),
@@ -305,7 +311,7 @@ child = os.fork()
 if not child:
     signal.alarm(20)
     try:
-        device._core.wait()
+        device.write(0, 0, np.zeros((1, 64), np.uint8))
     except Exception as error:
         print(type(error).__name__, flush=True)
     device.close()

@@ -6,7 +6,17 @@ from contextlib import ExitStack, closing
 
 import numpy as np
 import pytest
-from told_runtime import POSITION_BYTE, SCORE_BYTE, FailingDevice, Told, long_story, same
+from device_cases import slots_left
+from told_runtime import (
+    POSITION_BYTE,
+    SCORE_BYTE,
+    CountingLoads,
+    FailingDevice,
+    Forgetful,
+    Told,
+    long_story,
+    same,
+)
 
 from hillinfer.devices.errors import DeviceError
 from hillinfer.errors import HillInferWarning
@@ -65,21 +75,13 @@ def test_neither_its_share_nor_its_room_changes_the_output(tell, expected, beta,
 @pytest.mark.parametrize("slots", [1, 2, 3, 6])
 @pytest.mark.parametrize("beta", [0.0, 0.5])
 def test_shadows_that_do_not_fit_on_the_device_are_streamed_to_it(tell, expected, slots, beta):
-    told = tell(slots=slots, limit=0, beta=beta)
-    loads = []
-    load = told.shadows._device.load
-
-    def counted(*given):
-        loads.append(given)
-        load(*given)
-
-    told.shadows._device.load = counted
+    told = tell(wrap=CountingLoads, slots=slots, limit=0, beta=beta)
     assert same(long_story(told), expected())
     # Two layers of three segments, of which the open one is always resident where it can be.
-    assert bool(loads) == (slots in (2, 3, 6)), loads
+    assert bool(told.device.loads) == (slots in (2, 3, 6))
     told.runtime.release(told.sequence)
-    assert told.runtime._accountant.held()["shadow"] == 0
-    assert told.runtime._shadow._memory._full_bytes == 0
+    assert told.runtime.memory_held()["shadow"] == 0
+    assert told.runtime.parts.shadow_memory.full_bytes == 0
 
 
 @pytest.mark.parametrize("number", [0, 1, 5])
@@ -101,7 +103,7 @@ def test_the_device_scores_every_full_group_and_the_host_keeps_the_probes(tell):
     # The newest 256 of 2,902 tokens lie in the open segment.
     assert held == [[False] * 2, [False] * 2, [True] * 2]
     probes = sum(probe_bytes(told.spec, number) for number in range(3))
-    room = told.runtime._accountant.held()["shadow"]
+    room = told.runtime.memory_held()["shadow"]
     assert room == 2 * (probes + shadow_bytes(told.spec))
 
 
@@ -109,11 +111,10 @@ def test_memory_and_slots_are_given_back(tell):
     told = tell()
     long_story(told)
     told.runtime.release(told.sequence)
-    assert told.runtime._accountant.held()["shadow"] == 0
-    assert told.runtime._shadow._memory._full_bytes == 0
-    taken = range(told.shadows.staging.stop, told.shadows._fresh)
-    assert sorted(told.shadows._free) == list(taken)
-    assert taken
+    assert told.runtime.memory_held()["shadow"] == 0
+    assert told.runtime.parts.shadow_memory.full_bytes == 0
+    assert told.shadows.launches > 0
+    assert slots_left(told.shadows) == told.device.slots - len(told.shadows.staging)
 
 
 @pytest.mark.parametrize(
@@ -128,10 +129,10 @@ def test_a_device_that_fails_is_reported_and_no_output_changes(tell, expected, k
         outputs = long_story(told)
     assert same(outputs, expected())
     assert told.shadows.lost
-    assert told.shadows._device.closed
+    assert told.device.closed
     told.runtime.release(told.sequence)
-    assert told.runtime._accountant.held()["shadow"] == 0
-    assert told.runtime._shadow._memory._full_bytes == 0
+    assert told.runtime.memory_held()["shadow"] == 0
+    assert told.runtime.parts.shadow_memory.full_bytes == 0
 
 
 def test_a_lost_shadow_is_the_same_when_it_is_coded_again(tell):
@@ -139,14 +140,14 @@ def test_a_lost_shadow_is_the_same_when_it_is_coded_again(tell):
     told.feed(2500)
     told.feed(1)
     before = [
-        [one.shadow.copy() for one in told.runtime._shadow.shadows(layer, told.sequence)]
+        [one.shadow.copy() for one in told.runtime.parts.shadow.shadows(layer, told.sequence)]
         for layer in range(2)
     ]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         told.shadows.lose(DeviceError("gone"))
     for layer in range(2):
-        after = told.runtime._shadow.shadows(layer, told.sequence)
+        after = told.runtime.parts.shadow.shadows(layer, told.sequence)
         for one, other in zip(after, before[layer], strict=True):
             beats = one.tokens // 64 * told.spec.group_beats
             np.testing.assert_array_equal(one.shadow[:beats], other[:beats])
@@ -161,13 +162,5 @@ def test_a_device_that_leaves_no_scores_is_replaced(tell, expected):
 
 
 def test_a_flipped_bit_on_the_device_shows(tell, expected):
-    told = tell()
-    write = told.shadows._device.write
-
-    def flipped(slot, first_beat, beats):
-        wrong = beats.copy()
-        wrong[told.spec.kv_heads :, :] ^= 0x11
-        write(slot, first_beat, wrong)
-
-    told.shadows._device.write = flipped
+    told = tell(wrap=Forgetful)
     assert not same(long_story(told), expected())

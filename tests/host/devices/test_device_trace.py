@@ -2,25 +2,21 @@
 """Launches of a device in a trace."""
 
 from contextlib import closing
-from functools import partial
 
 import pytest
-import told_runtime
 from told_runtime import Told, long_story, same
 from trace_events import check, load, spans
 
-from hillinfer.devices.device_scorer import DeviceScorer
 from hillinfer.timeline.lanes import Lanes
 from hillinfer.timeline.trace_file import TraceFile
 
 
 @pytest.mark.parametrize("limit", [100, 0])
-def test_launches_are_in_the_trace_and_change_nothing(limit, cold_dir, tmp_path, monkeypatch):
+def test_launches_are_in_the_trace_and_change_nothing(limit, cold_dir, tmp_path):
     with closing(Told(cold_dir, limit=limit)) as told:
         untraced = long_story(told)
     lanes = Lanes(TraceFile(tmp_path / "t.json"))
-    monkeypatch.setattr(told_runtime, "DeviceScorer", partial(DeviceScorer, recorder=lanes))
-    with closing(Told(cold_dir, limit=limit)) as told:
+    with closing(Told(cold_dir, limit=limit, recorder=lanes)) as told:
         assert same(long_story(told), untraced)
         statistics = told.runtime.statistics()
     lanes.close()

@@ -5,6 +5,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from launch_cases import random_launch
 from made_xclbin import SPEC, make
 
 from hillinfer.devices.device_options import DeviceOptions
@@ -96,14 +97,14 @@ def test_a_front_that_does_not_start_is_an_error_with_its_words(options):
 
 
 @pytest.mark.parametrize("error", [PynqError("front"), XclbinError("file"), OSError(28, "full")])
-def test_what_fails_in_a_launch_loses_the_device(error, monkeypatch):
+def test_what_fails_in_a_launch_loses_the_device(error):
     class Failing:
         def score(self, spec, launch):
             raise error
 
-    monkeypatch.setattr("hillinfer_pynq.launches.packed_launch", lambda *given: None)
+    launch = random_launch(SPEC, Scope.LAYER, [64])
     with pytest.raises(DeviceError, match=str(error.args[-1])):
-        PynqLaunches(Failing()).score(SPEC, None)
+        PynqLaunches(Failing()).score(SPEC, launch)
 
 
 def test_settings_lead_to_the_device(options):

@@ -2,10 +2,12 @@
 """A guard ends what works in a folder when its host is gone, and only then or when told."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -76,10 +78,24 @@ def test_closing_waits_for_no_fork_of_the_host(folder):
         os.waitpid(fork, 0)
 
 
-def test_a_guard_that_cannot_start_leaves_no_folder(folder, monkeypatch):
-    monkeypatch.setattr(sys, "executable", "/nonexistent/python")
+@contextmanager
+def few_descriptors(count):
+    """Let this process open so many files more and no other."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # The lowest numbers that are free: each of them is given next.
+    free = [os.dup(1) for _ in range(count + 1)]
+    for number in free:
+        os.close(number)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free[-1], hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_guard_that_cannot_start_leaves_no_folder(folder):
     before = len(list(Path("/proc/self/fd").iterdir()))
-    with pytest.raises(FileNotFoundError):
+    with few_descriptors(4), pytest.raises(OSError, match="Too many open files"):
         SessionGuard(folder)
     assert not folder.exists()
     assert len(list(Path("/proc/self/fd").iterdir())) == before

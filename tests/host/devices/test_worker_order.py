@@ -2,6 +2,8 @@
 """What the worker tells of a launch lies in the window before it is told."""
 
 import json
+import mmap
+import os
 from types import SimpleNamespace
 
 import numpy as np
@@ -24,6 +26,12 @@ class Memory:
     def size(self):
         return len(self.content)
 
+    def map(self):
+        return self.content
+
+    def address(self):
+        return 0
+
     def write(self, content, offset):
         self.content[offset : offset + len(content)] = content
 
@@ -36,12 +44,21 @@ class Memory:
 
 
 class Card:
-    """Scores half a segment each time its status is read, scores first, as the kernel does."""
+    """Scores half a segment each time its status is read, scores first, as the kernel does.
+
+    Kernel and run in one: whoever calls it has launched it.
+    """
 
     def __init__(self):
         self.scores = Memory(SEGMENTS * SEGMENT_BYTES)
         self.status = Memory(SEGMENTS * 64, self.go_on)
         self.halves = 0
+
+    def __call__(self, *arguments):
+        return self
+
+    def group_id(self, argument):
+        return argument
 
     def go_on(self):
         if self.halves == 2 * SEGMENTS:
@@ -71,21 +88,48 @@ class Channel:
         self.sent.append((json.loads(message), bytes(self.window[SCORES_AT:])))
 
 
+class Buffers:
+    """Makes the buffers of a card: scores and status are what its kernel writes."""
+
+    normal, p2p = "normal", "p2p"
+
+    def __init__(self, card):
+        self._own = {3: card.scores, 4: card.status}
+
+    def __call__(self, device, size, kind, argument):
+        return self._own.get(argument) or Memory(4096)
+
+
+def xrt_of(card):
+    """Return as much of pyxrt as a worker asks for, over one card."""
+    running = ("NEW", "QUEUED", "SUBMITTED", "RUNNING")
+    bank = SimpleNamespace(get_index=lambda: 1, get_size_kb=lambda: 1024)
+    return SimpleNamespace(
+        bo=Buffers(card),
+        device=lambda index: SimpleNamespace(
+            load_xclbin=lambda path: None, get_info=lambda what: what
+        ),
+        kernel=lambda device, loaded, name: card,
+        xclbin=lambda path: SimpleNamespace(get_mems=lambda: [bank]),
+        xrt_info_device=SimpleNamespace(name="name", bdf="bdf"),
+        ert_cmd_state=SimpleNamespace(**{f"ERT_CMD_STATE_{name}": name for name in running}),
+        xclBOSyncDirection=SimpleNamespace(
+            XCL_BO_SYNC_BO_TO_DEVICE=0, XCL_BO_SYNC_BO_FROM_DEVICE=1
+        ),
+    )
+
+
 @pytest.fixture
 def launched():
-    card, window = Card(), bytearray(SCORES_AT + SEGMENTS * SEGMENT_BYTES)
-    states = {f"ERT_CMD_STATE_{name}": name for name in ("NEW", "QUEUED", "SUBMITTED", "RUNNING")}
-    direction = SimpleNamespace(XCL_BO_SYNC_BO_TO_DEVICE=0, XCL_BO_SYNC_BO_FROM_DEVICE=1)
-    xrt = SimpleNamespace(ert_cmd_state=SimpleNamespace(**states), xclBOSyncDirection=direction)
-    channel = Channel(window)
-    worker = Worker(xrt, channel)
-    worker._window = memoryview(window)
-    worker._kernel = lambda *given: card
-    worker._chunks = [(None, None)]
-    worker._buffers = {
-        "segments": Memory(4096), "queries": Memory(4096), "scores": card.scores,
-        "status": card.status,
-    }  # fmt: skip
+    size = SCORES_AT + SEGMENTS * SEGMENT_BYTES
+    shared = os.memfd_create("window")
+    os.ftruncate(shared, size)
+    channel = Channel(mmap.mmap(shared, size))
+    worker = Worker(xrt_of(Card()), channel)
+    # As the host asks, one after the other.
+    worker.do_window(shared, size)
+    worker.do_open("any", 0)
+    worker.do_chunk(4096)
     answer = worker.do_score(
         chunk=0,
         parts={

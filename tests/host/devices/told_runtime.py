@@ -19,6 +19,7 @@ from hillinfer.pools.budget_plan import kernel_spec, staging_bytes
 from hillinfer.runtime import Runtime
 from hillinfer.settings import Settings
 from hillinfer.storage.shadow_store import shadow_bytes
+from hillinfer.timeline.silent import SILENT
 from hillinfer_model.golden_launch import run_score_launch
 
 SHAPE = ModelShape(
@@ -95,12 +96,42 @@ class FailingDevice:
                 raise DeviceError(f"{kind} failed")
 
 
+class LookedAfter:
+    """A device all the same; subclasses change or count what they are about."""
+
+    def __init__(self, device):
+        self.device = device
+
+    def __getattr__(self, name):
+        return getattr(self.device, name)
+
+
+class CountingLoads(LookedAfter):
+    """Counts how often it is given shadows from the drive."""
+
+    loads = 0
+
+    def load(self, *given):
+        self.loads += 1
+        self.device.load(*given)
+
+
+class Forgetful(LookedAfter):
+    """Keeps other bits than those it is given."""
+
+    def write(self, slot, first_beat, beats):
+        wrong = beats.copy()
+        # Behind the exponents of two KV heads.
+        wrong[2:] ^= 0x11
+        self.device.write(slot, first_beat, wrong)
+
+
 class Told:
     """A runtime over a device, with what its attention gave."""
 
     def __init__(
         self, cold_dir, wrap=lambda device: device, slots=100, flip=None, limit=100, budget=None,
-        core=False, **changes,
+        host=NativeScorer, core=False, recorder=SILENT, **changes,
     ):  # fmt: skip
         settings = told_settings(**changes)
         spec = kernel_spec(SHAPE, settings)
@@ -110,8 +141,9 @@ class Told:
             device = wrap(
                 CoreDevice(spec) if core else LaunchDevice(spec, GoldenLaunches(flip), slots)
             )
+            self.device = device
             self.shadows = DeviceShadows(spec, device, settings.beta, warn_of_loss)
-            scorer = DeviceScorer(NativeScorer(spec, settings.scope), self.shadows)
+            scorer = DeviceScorer(host(spec, settings.scope), self.shadows, recorder)
         self.runtime = Runtime(
             SHAPE, settings, budget or staging_bytes(SHAPE, settings) + (2 << 20), cold_dir,
             scorer=scorer,

@@ -4,4 +4,14 @@
 import sys
 from pathlib import Path
 
+import pytest
+
 sys.path.insert(0, str(Path(__file__).parent))
+
+
+@pytest.fixture
+def without_checksums(monkeypatch):
+    """Returns what makes the cold pool believe every row, from when it is called."""
+    from hillinfer.storage.row_sums import RowSums
+
+    return lambda: monkeypatch.setattr(RowSums, "wrong_row", lambda *_: None)

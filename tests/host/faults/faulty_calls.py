@@ -117,7 +117,7 @@ class FaultyCalls(SingleReads):
     ) -> None:
         self.counts: Counter[str] = Counter()
         self.hits = 0
-        self._injection = injection
+        self.injection = injection
         self._delay_seconds = delay_seconds
         self._below = below or DriveCalls()
         self._counting = threading.Lock()
@@ -126,7 +126,7 @@ class FaultyCalls(SingleReads):
         with self._counting:
             index = self.counts[kind]
             self.counts[kind] += 1
-            injection = self._injection
+            injection = self.injection
             if injection is None or injection.kind != kind:
                 return None
             # An interrupted call is made again: every one at once would go on for ever.
@@ -211,7 +211,7 @@ def _with_faults(kind: str) -> Callable[..., Any]:
         if fault in (Fault.SHORT, Fault.ODD):
             descriptor, data, offset = args
             # Where every transfer is short, each must still get a page further.
-            unit = 512 if self._injection.index is not None else 4096
+            unit = 512 if self.injection.index is not None else 4096
             half = max(unit, len(data) // 2 // unit * unit)
             return _part(kind, descriptor, data, offset, half - (fault is Fault.ODD))
         if kind == "close":

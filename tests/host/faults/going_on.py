@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from hillinfer.errors import HillInferError
 from hillinfer.generation import Generation
@@ -58,15 +59,15 @@ class GoingOn(Witness):
         self.errors: list[HillInferError] = []
         self.used_again = 0
         self.came: dict[int, list[int]] = defaultdict(list)
+        self.others: WeakKeyDictionary[Any, Callable[[], Any]] = WeakKeyDictionary()
 
     def generation(self, model: Any, cache: Any, chunk_tokens: int) -> Generation:
         """Return what makes a forward pass that failed again."""
-        return _Stubborn(model, cache, chunk_tokens, self)
+        return Generation(_Stubborn(model, self), cache, chunk_tokens)
 
     def meanwhile(self, generation: Generation, other: Callable[[], Any]) -> None:
         """Let `other` go on before a failed forward pass is made again."""
-        assert isinstance(generation, _Stubborn)
-        generation.other = other
+        self.others[generation.cache] = other
 
     def attempt(self, step: Callable[[], Any], other: Callable[[], Any] = lambda: None) -> None:
         """Do a step, and after the first error of all once more."""
@@ -109,17 +110,29 @@ class Once:
         return self._result
 
 
-class _Stubborn(Generation):
-    def __init__(self, model: Any, cache: Any, chunk_tokens: int, life: GoingOn) -> None:
-        super().__init__(model, cache, chunk_tokens)
+class _Stubborn:
+    """A model whose forward passes are made again after the first error of a life.
+
+    Parameters
+    ----------
+    model
+        Makes them.
+    life
+        Counts errors, and knows what goes on with another cache before a pass is made again.
+    """
+
+    def __init__(self, model: Any, life: GoingOn) -> None:
+        self._model = model
         self._life = life
-        self.other: Callable[[], Any] = lambda: None
 
-    def fork(self) -> Generation:
-        twin = super().fork()
-        stubborn = _Stubborn(self._model, twin.cache, self._chunk_tokens, self._life)
-        stubborn._logits = twin._logits
-        return stubborn
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
 
-    def _forward(self, token_ids: Any) -> None:
-        self._life.attempt(lambda: super(_Stubborn, self)._forward(token_ids), self.other)
+    def __call__(self, **given: Any) -> Any:
+        """Make a forward pass."""
+        outputs: list[Any] = []
+        self._life.attempt(
+            lambda: outputs.append(self._model(**given)),
+            self._life.others.get(given["past_key_values"], lambda: None),
+        )
+        return outputs[-1]

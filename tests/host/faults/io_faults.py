@@ -11,7 +11,7 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from statistics import median_low
@@ -27,7 +27,6 @@ from hillinfer.storage.drive_calls import DriveCalls
 
 HANG_SECONDS = 120
 CLEAN_RUNS = 5
-# Runs for a fault at a call that not every run makes.
 TRIES = 20
 _TRANSFERS = frozenset({"pwrite", "preadv"})
 _PLACE = re.compile(r"\d+ bytes at \d+ of .")
@@ -102,6 +101,8 @@ def run_io_faults(
     few: int = 0,
     most: int = sys.maxsize,
     on_run: Callable[[int, int], None] = lambda done, total: None,
+    plan: Sequence[Injection] = (),
+    tries: int = TRIES,
 ) -> Tally:
     """Live a life once per fault and count how each ended.
 
@@ -115,6 +116,10 @@ def run_io_faults(
         As in `injections`.
     on_run
         Called with the number of runs so far and in all.
+    plan
+        The faults, in place of one per call.
+    tries
+        Runs for a fault at a call that not every run makes.
     """
     model, again = life.scenario.model(), AGAIN.scenario.model()
     tally = Tally(life.name)
@@ -122,10 +127,10 @@ def run_io_faults(
     expected_again = AGAIN.live(again, places, DriveCalls(), Witness())
     tally.calls = dict(counts)
     tally.possible = sum(count * len(FAULTS[kind]) for kind, count in counts.items())
-    plan = injections(counts, few, most)
+    plan = plan or injections(counts, few, most)
     tally.planned = len(plan)
     for number, injection in enumerate(plan, start=1):
-        for _ in range(TRIES):
+        for _ in range(tries):
             open_before = _open_files()
             calls = FaultyCalls(injection, below=below)
             # A hang is no outcome: it ends the harness with the place where it hangs.

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from fault_scenarios import StreamingAttachment
 from generation_runs import SETTINGS, attached
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,7 +20,7 @@ from hillinfer.model_shape import ModelShape
 from hillinfer.pools.budget_plan import BudgetPlan
 from hillinfer.settings import Settings
 from hillinfer.storage import row_sums
-from hillinfer.storage.row_sums import RowSums, sums_of
+from hillinfer.storage.row_sums import sums_of
 
 IDS, _ = prompts([1300], seed=21)
 NEXT, _ = prompts([64], seed=22)
@@ -168,11 +169,11 @@ def test_rows_of_the_cold_pool(model, cold, use):
     assert torch.equal(use(model, cache), expected)
 
 
-def test_without_checksums_flips_give_another_answer(model, cold, monkeypatch):
+def test_without_checksums_flips_give_another_answer(model, cold, without_checksums):
     """The twin: nobody looks, and many a flip comes through."""
     cache, files = cold
     expected = dense(model, cache)
-    monkeypatch.setattr(RowSums, "wrong_row", lambda *given: None)
+    without_checksums()
     _, _, other = outcomes(files, lambda: dense(model, cache), expected, 20)
     assert other > 2
 
@@ -228,9 +229,8 @@ def test_shadows_that_are_streamed(model, saved, tmp_path, where):
     """Of the session where it holds them, else of the cold pool."""
     folder = tmp_path / "streamed"
     folder.mkdir()
-    with small(model, folder) as hill:
-        made = hill._made
-        hill._made = lambda *given: replace(made(*given), shadow_limit_bytes=0)
+    chosen = OPTIONS | {"dram_budget": least_budget(model), "cold_dir": folder}
+    with StreamingAttachment(model, Settings().changed(**chosen)) as hill:
         if where == "session":
             cache = hill.load_session(saved)
             files = [OpenFile(saved / "shadow.bin")]
@@ -254,11 +254,11 @@ def test_shadows_that_are_streamed(model, saved, tmp_path, where):
 
 
 @pytest.fixture(params=["native", "portable"])
-def _summed(request, monkeypatch):
+def _summed(request, hide_native):
     if request.param == "native" and not row_sums.native_is_here():
         pytest.skip("the native library is not built")
     if request.param == "portable":
-        monkeypatch.setattr(row_sums, "native_is_here", lambda: False)
+        hide_native(row_sums)
 
 
 def rows_of(seed, count, row_bytes):

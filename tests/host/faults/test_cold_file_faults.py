@@ -104,7 +104,7 @@ def test_an_error_says_how_far_it_came(tmp_path, kind):
 
     def second_fails(self, *args):
         if self.counts[kind] == 1:
-            self._injection = Injection(kind, 1, Fault.EIO)
+            self.injection = Injection(kind, 1, Fault.EIO)
         return getattr(FaultyCalls, kind)(self, *args)
 
     setattr(FailsLater, kind, second_fails)
@@ -134,7 +134,7 @@ class TestShrunkFile:
         file.close()
 
     def test_reading_says_how_long_it_is_and_should_be(self, file):
-        os.truncate(f"/proc/self/fd/{file._descriptor}", 3 * PAGE_BYTES)
+        os.truncate(f"/proc/self/fd/{file.descriptor}", 3 * PAGE_BYTES)
         into = aligned_buffer(4 * PAGE_BYTES)
         file.read(into[: 3 * PAGE_BYTES].data, 0)
         with pytest.raises(
@@ -145,12 +145,12 @@ class TestShrunkFile:
             file.read(into.data, 0)
 
     def test_a_file_cut_inside_a_page_ends_too(self, file):
-        os.truncate(f"/proc/self/fd/{file._descriptor}", 3 * PAGE_BYTES + 100)
+        os.truncate(f"/proc/self/fd/{file.descriptor}", 3 * PAGE_BYTES + 100)
         with pytest.raises(ColdPoolError, match=r"12388 bytes long and should be 20480"):
             file.read(aligned_buffer(PAGES * PAGE_BYTES).data, 0)
 
     def test_writing_on_would_hide_it_and_is_refused(self, file):
-        os.truncate(f"/proc/self/fd/{file._descriptor}", PAGE_BYTES)
+        os.truncate(f"/proc/self/fd/{file.descriptor}", PAGE_BYTES)
         with pytest.raises(
             ColdPoolError, match=r"could not write .* the file is 4096 bytes long and should be"
         ):

@@ -9,7 +9,6 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
-import io_faults
 import numpy as np
 import pytest
 from engine_cases import SKIP, kernel_permits_rings
@@ -25,7 +24,6 @@ from hillinfer.storage.cold_store import ColdStore
 from hillinfer.storage.drive_calls import DriveCalls
 from hillinfer.storage.read_engines import IOChoice
 from hillinfer.storage.reads import Reads
-from hillinfer.storage.row_sums import RowSums
 from hillinfer.storage.thread_engine import ThreadEngine
 
 HERE = Path(__file__).parent
@@ -83,44 +81,45 @@ def test_faults_give_right_tokens_or_clear_errors(places, below):
 
 
 @pytest.mark.skipif(not native_is_here(), reason="the native library is not built")
-def test_no_fault_of_native_reads_comes_to_light(places, monkeypatch):
+def test_no_fault_of_native_reads_comes_to_light(places):
     failed = [
         Injection(kind, index, fault)
         for kind, indices in (("read_many", (0, 1)), ("read_done", (5, 20)))
         for index in indices
         for fault in FAULTS[kind]
     ]
-    monkeypatch.setattr(io_faults, "injections", lambda *_: failed)
-    tally = run_io_faults(DocumentLife(scenario(IOChoice.THREADS)), places, DriveCalls())
+    life = DocumentLife(scenario(IOChoice.THREADS))
+    tally = run_io_faults(life, places, DriveCalls(), plan=failed)
     assert_nothing_is_wrong(tally, len(failed))
     assert tally.outcomes[Outcome.RIGHT] == len(failed)
     assert tally.calls["read_done"] > 20
 
 
-def test_no_fault_of_a_ring_comes_to_light(places, monkeypatch):
+def test_no_fault_of_a_ring_comes_to_light(places):
     failed = [
         Injection(kind, index, fault)
         for kind, indices in (("ring_open", (0, 1)), ("ring_enter", (0, 9)), ("read_done", (5, 20)))
         for index in indices
         for fault in FAULTS[kind]
     ]
-    monkeypatch.setattr(io_faults, "injections", lambda *_: failed)
-    tally = run_io_faults(DocumentLife(scenario(IOChoice.AUTO)), places, DriveCalls())
+    life = DocumentLife(scenario(IOChoice.AUTO))
+    tally = run_io_faults(life, places, DriveCalls(), plan=failed)
     assert_nothing_is_wrong(tally, len(failed))
     assert tally.outcomes[Outcome.RIGHT] == len(failed)
     assert tally.calls["read_done"] > 20
 
 
-def test_an_engine_that_forgets_what_a_ring_did_not_bring_is_seen(places, monkeypatch):
+def test_an_engine_that_forgets_what_a_ring_did_not_bring_is_seen(
+    places, monkeypatch, without_checksums
+):
     life = DocumentLife(scenario(IOChoice.AUTO))
     failed = [Injection("read_done", index, Fault.SHORT) for index in (1, 2, 3)]
-    monkeypatch.setattr(io_faults, "injections", lambda *_: failed)
     nothing = Reads(*(np.zeros(0, np.int64) for _ in range(3)))
     monkeypatch.setattr(Reads, "only", lambda *_: nothing)
     # With checksums no token would come of it.
-    assert not run_io_faults(life, places, DriveCalls()).outcomes[Outcome.WRONG]
-    monkeypatch.setattr(RowSums, "wrong_row", lambda *_: None)
-    assert run_io_faults(life, places, DriveCalls()).outcomes[Outcome.WRONG] > 0
+    assert not run_io_faults(life, places, DriveCalls(), plan=failed).outcomes[Outcome.WRONG]
+    without_checksums()
+    assert run_io_faults(life, places, DriveCalls(), plan=failed).outcomes[Outcome.WRONG] > 0
 
 
 @pytest.mark.usefixtures("_threads_of_python")
@@ -129,13 +128,12 @@ def test_faults_while_a_session_is_saved_and_used(places):
     assert_all_is_right(run_io_faults(life, places, DriveCalls(), most=20), 20)
 
 
-def test_a_store_that_ignores_a_failed_write_is_seen(places, monkeypatch):
+def test_a_store_that_ignores_a_failed_write_is_seen(places, monkeypatch, without_checksums):
     monkeypatch.setattr(ColdStore, "_raise_failure", lambda self: None)
-    monkeypatch.setattr(RowSums, "wrong_row", lambda *_: None)
+    without_checksums()
     # The first write only tries the drive.
     failed = [Injection("pwrite", index, Fault.EIO) for index in (1, 2, 3)]
-    monkeypatch.setattr(io_faults, "injections", lambda *_: failed)
-    tally = run_io_faults(DocumentLife(SMALL), places, DriveCalls())
+    tally = run_io_faults(DocumentLife(SMALL), places, DriveCalls(), plan=failed)
     assert tally.outcomes[Outcome.WRONG] > 0
     assert len(tally.wrong) >= tally.outcomes[Outcome.WRONG]
 
@@ -155,7 +153,7 @@ def test_an_error_that_is_no_error_of_ours_is_seen(places):
 
     class Broken(DocumentLife):
         def live(self, model, places, calls, witness):
-            if calls._injection is not None:
+            if calls.injection is not None:
                 raise RuntimeError("a defect")
             return life.live(model, places, calls, witness)
 
@@ -174,11 +172,10 @@ def test_faults_while_a_shadow_is_streamed(places, choice):
 
 
 @pytest.mark.parametrize("fault", [Fault.EIO, Fault.ENOSPC])
-def test_a_shadow_file_that_could_not_be_made_once(places, monkeypatch, fault):
+def test_a_shadow_file_that_could_not_be_made_once(places, fault):
     # After the file that tries the drive and one of each layer.
     failed = [Injection("open", 3, fault)]
-    monkeypatch.setattr(io_faults, "injections", lambda *_: failed)
-    tally = run_io_faults(DocumentLife(STREAMED), places, DriveCalls())
+    tally = run_io_faults(DocumentLife(STREAMED), places, DriveCalls(), plan=failed)
     assert tally.wrong == []
     assert (tally.reached, tally.used_again) == (1, 1)
 
@@ -192,11 +189,9 @@ def test_a_life_that_streams_no_shadow_is_seen(places):
         run_io_faults(Short(STREAMED), places, DriveCalls(), most=1)
 
 
-def test_a_call_that_no_run_reaches_is_seen(places, monkeypatch):
+def test_a_call_that_no_run_reaches_is_seen(places):
     beyond = [Injection("pwrite", 10_000, Fault.EIO)]
-    monkeypatch.setattr(io_faults, "injections", lambda *_: beyond)
-    monkeypatch.setattr(io_faults, "TRIES", 2)
-    tally = run_io_faults(DocumentLife(SMALL), places, DriveCalls())
+    tally = run_io_faults(DocumentLife(SMALL), places, DriveCalls(), plan=beyond, tries=2)
     assert (tally.planned, tally.reached) == (1, 0)
     assert dict(totals([tally]))["unreached"] == 1
 

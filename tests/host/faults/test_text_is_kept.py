@@ -31,10 +31,10 @@ class BreaksLater(FaultyCalls):
         super().__init__()
 
     def break_now(self, kind, fault=Fault.EIO):
-        self._injection = Injection(kind, None, fault)
+        self.injection = Injection(kind, None, fault)
 
     def repair(self):
-        self._injection = None
+        self.injection = None
 
 
 @pytest.fixture
@@ -193,14 +193,15 @@ class TestInPython:
         cache.close()
         assert cache.token_ids == []
 
-    def test_errors_without_a_cache_of_ours_are_left_alone(self, attachment, monkeypatch):
+    def test_errors_without_a_cache_of_ours_are_left_alone(self, attachment):
         ids, mask = prompts([5])
         boom = OSError(errno.EIO, "not ours")
 
         def fails(*args, **kwargs):
             raise boom
 
-        monkeypatch.setattr(attachment.model, "forward", fails)
+        hook = attachment.model.register_forward_pre_hook(fails)
         with pytest.raises(OSError, match="not ours") as caught:
             attachment.model.generate(ids, attention_mask=mask, max_new_tokens=2)
+        hook.remove()
         assert caught.value is boom

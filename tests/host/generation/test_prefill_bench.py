@@ -2,7 +2,6 @@
 """`make prefill`: what its report is made of, and a run over a tiny model."""
 
 import json
-import sys
 
 import pytest
 from tiny_folder import save_tiny
@@ -94,17 +93,16 @@ def test_a_context_that_was_refused_is_not_met_and_one_that_missed_is_missed():
     assert record["reason"] == "999 tokens refused: too small"
 
 
-def run(model, out, cold_dir, monkeypatch, *budgets, rounds=1):
+def run(model, out, cold_dir, *budgets, rounds=1):
     arguments = ["--model", model, "--contexts", "70", "--chunk", "32", "--rounds", rounds]
     arguments += ["--budgets", *budgets, "--cold-dir", cold_dir, "--out", out]
-    monkeypatch.setattr(sys, "argv", ["prefill_bench", *map(str, arguments)])
-    prefill_bench.main()
+    prefill_bench.main([str(one) for one in arguments])
     return json.loads(out.read_text())
 
 
 def test_the_bench_writes_a_report(tmp_path, cold_dir, monkeypatch, capsys):
     model, out = save_tiny(tmp_path / "model"), tmp_path / "prefill.json"
-    report = run(model, out, cold_dir, monkeypatch, "1KiB", "64MiB", rounds=2)
+    report = run(model, out, cold_dir, "1KiB", "64MiB", rounds=2)
     # A budget that cannot hold the buffers is said to be refused, and the others go on.
     assert [row["contender"] for row in report["rows"]] == [RIVAL, "hillinfer 64MiB"]
     assert "hillinfer 1KiB   refused: the DRAM budget" in capsys.readouterr().out
@@ -129,7 +127,7 @@ def test_a_report_is_written_where_the_last_budget_is_refused(
     tmp_path, cold_dir, monkeypatch, capsys
 ):
     model, out = save_tiny(tmp_path / "model"), tmp_path / "prefill.json"
-    report = run(model, out, cold_dir, monkeypatch, "64MiB", "1KiB")
+    report = run(model, out, cold_dir, "64MiB", "1KiB")
     assert [row["contender"] for row in report["rows"]] == [RIVAL, "hillinfer 64MiB"]
     assert [one["met"] for one in report["goals"]][1] is None
     assert "70 tokens refused: the DRAM budget" in report["goals"][1]["reason"]

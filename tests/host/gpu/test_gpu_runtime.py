@@ -4,6 +4,7 @@
 The lanes are threads of the host, so all of this runs without a GPU; see `copy_lanes.py`.
 """
 
+import gc
 import time
 from contextlib import suppress
 from types import SimpleNamespace
@@ -27,6 +28,7 @@ from hillinfer.gpu.cuda_lane import CudaLane
 from hillinfer.gpu.host_lane import HostLane
 from hillinfer.gpu.lane_of import lane_of
 from hillinfer.gpu.packed_rows import packed_rows
+from hillinfer.hie.evaluation import ImportanceEvaluation
 from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.pools.accountant import Part
 from hillinfer.pools.budget_plan import BudgetPlan, staging_bytes, widened_bytes
@@ -56,27 +58,39 @@ def random(seed, *shape):
 class Steps:
     """A runtime with one sequence that takes decode steps; layers from 2 on are announced."""
 
-    def __init__(self, cold_dir, lane=None, tokens=TOKENS, budget=None, **changes):
+    def __init__(
+        self, cold_dir, lane=None, tokens=TOKENS, budget=None, evaluate=ImportanceEvaluation,
+        **changes,
+    ):  # fmt: skip
         cold_dir.mkdir(exist_ok=True, parents=True)
         settings = CHOSEN.changed(**changes)
         plan = BudgetPlan.with_whole_shadow(SHAPE, settings, TOKENS + 100)
         # Almost nothing is hot; truncation brings a group back.
         budget = plan.required_bytes + (96 << 10) if budget is None else budget
-        self.runtime = Runtime(SHAPE, settings, budget, cold_dir, lane=lane)
+        self.runtime = Runtime(SHAPE, settings, budget, cold_dir, lane=lane, evaluate=evaluate)
         if lane is None:
             # In one block by torch, as the lane's side computes.
-            self.runtime._attention._native = None
+            self.runtime.parts.attention._native = None
         self.sequence = self.runtime.open_sequence()
         self.runtime.begin_step()
         for layer in range(LAYERS):
             keys, values = random(layer, 2, SHAPE.kv_heads, tokens, SHAPE.head_dim)
             self.runtime.append(layer, self.sequence, keys, values)
             self.runtime.code_full_segments(layer, self.sequence, keys)
-            self.runtime._store.settle_all(layer)
+            self.runtime.parts.store.settle_all(layer)
 
     def announce(self, layer, step):
         query = random(1000 + 10 * step + layer, SHAPE.query_heads, 1, SHAPE.head_dim)
         self.runtime.announce(layer, self.sequence, query, SCALING)
+
+    def settle(self):
+        """Wait until all that was announced is selected, and sent as far as it is there."""
+        parts = self.runtime.parts
+        deadline = time.monotonic() + 30
+        while not parts.pipeline.is_idle:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        parts.gpu.ahead.settle()
 
     def attend(self, layer, step):
         keys, values = random(100 + 10 * step + layer, 2, SHAPE.kv_heads, 1, SHAPE.head_dim)
@@ -98,7 +112,7 @@ class Steps:
         self.runtime.truncate(self.sequence, TOKENS - 30)
         out = torch.cat([out, self.step(50)[None]])
         self.runtime.begin_step()
-        self.stored = self.runtime._rows.sequences[0].tails.copy()
+        self.stored = self.sequence.tails.copy()
         self.statistics = self.runtime.statistics()
         self.runtime.close()
         return out.view(torch.int16)
@@ -204,43 +218,34 @@ def test_rows_of_a_predicted_layer_are_sent_while_the_one_before_has_not_begun(t
     made = Steps(tmp_path / "lane", lane)
     made.runtime.begin_step()
     made.announce(3, 0)
-    ahead = made.runtime._pipeline._ahead[3, id(made.sequence)].result()
-    copied = ahead.copied.result()
-    # Hot, landed and in the open group: everything but the token that is coming.
-    np.testing.assert_array_equal(copied.positions, ahead.sets[0][:-1])
-    assert copied.rows.count == len(copied.positions)
-    # The lane counts what it has done, and not what it was asked for.
-    for copy in copied.rows._copies:
-        copy.wait()
-    before = lane.copies["to"]
+    made.settle()
+    sent = lane.rows_sent
     made.attend(3, 0)
-    assert lane.copies["to"] == before, "nothing is sent twice"
+    assert lane.rows_sent == sent, "nothing is sent twice"
+    # Hot, landed and in the open group: everything but the token that is coming.
+    assert sent == made.runtime.statistics().selected_tokens - 1 > 100
     made.runtime.close()
 
 
 def test_a_step_goes_on_while_its_keys_and_values_are_not_back(tmp_path):
-    made = Steps(tmp_path / "lane", LateLane())
+    lane = GatedLane()
+    made = Steps(tmp_path / "lane", lane)
     made.runtime.begin_step()
     made.announce(2, 0)
     made.announce(3, 0)
     # Both selections are known; from here on nothing comes back.
-    for layer in (2, 3):
-        made.runtime._pipeline._ahead[layer, id(made.sequence)].result().copied.result()
-    lane = made.runtime._gpu._lane
-    gated = GatedLane()
-    made.runtime._gpu.arrivals._lane = gated
+    made.settle()
+    lane.gate.clear()
     place = TOKENS % 64
     before = made.sequence.tails[2:, place].copy()
     for layer in (2, 3):
         assert torch.isfinite(made.attend(layer, 0)).all()
         assert made.sequence.lengths[layer] == TOKENS + 1
     np.testing.assert_array_equal(made.sequence.tails[2:, place], before)
-    gated.gate.set()
+    lane.gate.set()
     made.runtime.begin_step()
     assert (made.sequence.tails[2:, place] != before).any(axis=1).all()
-    made.runtime._gpu.arrivals._lane = lane
     made.runtime.close()
-    gated.close()
 
 
 def test_what_was_announced_and_not_wanted_leaves_every_buffer_free(tmp_path):
@@ -251,12 +256,13 @@ def test_what_was_announced_and_not_wanted_leaves_every_buffer_free(tmp_path):
         made.announce(2, 0)
         made.announce(3, 0)
     made.runtime.begin_step()
-    for ring in made.runtime._gpu._rings[1:]:
+    rows, *others = made.runtime.parts.gpu.rings
+    for ring in others:
         assert {state.value for state in ring.states()} == {"free"}
-    assert {state.value for state in made.runtime._gpu._rings[0].states()} <= {"free", "leaving"}
+    assert {state.value for state in rows.states()} <= {"free", "leaving"}
     made.step(0)
     made.runtime.close()
-    for ring in made.runtime._gpu._rings:
+    for ring in made.runtime.parts.gpu.rings:
         assert {state.value for state in ring.states()} == {"free"}
 
 
@@ -310,7 +316,7 @@ def pair_outputs(tmp_path):
         rows = 1024 if lane is None else 64
         made = Steps(tmp_path / name, lane, block_rows=rows, budget=budget)
         if lane is not None:
-            made.runtime._reader.__class__ = SlowToCopy
+            made.runtime.parts.reader.__class__ = SlowToCopy
         pair = [made.sequence, made.runtime.fork(made.sequence)]
         out = []
         for step in range(6):
@@ -336,11 +342,12 @@ def test_what_one_sequence_promotes_does_not_move_what_another_copies(tmp_path, 
 
 
 def test_rows_that_a_layer_attended_to_do_not_stay_in_the_gpus_memory(tmp_path):
-    made = Steps(tmp_path / "lane", LateLane([0.001], [0]))
+    lane = LateLane([0.001], [0])
+    made = Steps(tmp_path / "lane", lane)
     made.step(0)
-    kept = [copied for copied in made.runtime._gpu.ahead._under_way if copied.done()]
+    gc.collect()
     # The last one that was announced is looked at when the next one is.
-    assert len(kept) <= 1
+    assert len(lane.targets) <= 1
     made.runtime.close()
 
 
@@ -363,7 +370,7 @@ def test_an_interrupt_while_a_row_comes_back_loses_it_not(tmp_path, expected):
     made = Steps(tmp_path / "lane", Interrupted([0], [0.002]))
     row = random(3, 1, SHAPE.row_bytes // 2).view(torch.uint8)
     place = np.zeros(SHAPE.row_bytes, np.uint8)
-    arrivals = made.runtime._gpu.arrivals
+    arrivals = made.runtime.parts.gpu.arrivals
     for layer in range(3):
         arrivals.begin(layer, made.sequence, row, place)
     with pytest.raises(KeyboardInterrupt):
@@ -397,7 +404,7 @@ def test_a_row_that_never_came_back_is_told_from_then_on(tmp_path):
     lane.broken_back = True
     made.runtime.begin_step()
     made.announce(3, 1)
-    made.runtime._pipeline._ahead[3, id(made.sequence)].result()
+    made.settle()
     made.attend(3, 1)
     lane.broken_back = False
     for _ in range(2):
@@ -407,12 +414,18 @@ def test_a_row_that_never_came_back_is_told_from_then_on(tmp_path):
     made.runtime.close()
 
 
+class WithoutTheNewest(ImportanceEvaluation):
+    """Selects, of all that was asked for, old tokens only."""
+
+    def select_next(self, *given):
+        return [np.arange(40, TOKENS - 3, 7)]
+
+
 def test_a_selection_without_the_newest_token_does_not_get_it(tmp_path):
     outputs = []
     for name, lane in (("without", None), ("lane", LateLane([0.001], [0.005]))):
-        made = Steps(tmp_path / name, lane, block_rows=1024 if lane is None else 64)
-        chosen = np.arange(40, TOKENS - 3, 7)
-        made.runtime._selection._evaluation.select_next = lambda *given, chosen=chosen: [chosen]
+        rows = 1024 if lane is None else 64
+        made = Steps(tmp_path / name, lane, block_rows=rows, evaluate=WithoutTheNewest)
         made.runtime.begin_step()
         made.announce(3, 0)
         outputs.append(made.attend(3, 0))
@@ -429,18 +442,18 @@ def test_memory_that_cannot_be_locked_is_told_and_gives_the_same_bits(tmp_path, 
 
 def test_staging_is_counted_and_takes_the_place_of_what_a_processor_widens_in(tmp_path):
     for block_rows, more in ((64, False), (1, True)):
-        made = Steps(tmp_path / "lane", LateLane(), block_rows=block_rows)
+        lane = LateLane()
+        made = Steps(tmp_path / "lane", lane, block_rows=block_rows)
         settings = CHOSEN.changed(block_rows=block_rows)
-        counted = made.runtime._accountant.held()[Part.STAGING] - staging_bytes(SHAPE, settings)
+        counted = made.runtime.memory_held()[Part.STAGING] - staging_bytes(SHAPE, settings)
         statistics = made.runtime.statistics()
+        assert statistics.gpu_staging_bytes == sum(lane.locked.values())
         made.runtime.close()
         room = widened_bytes(SHAPE, settings)
         assert counted == max(0, statistics.gpu_staging_bytes - room)
         assert (counted > 0) is more
         assert statistics.gpu_staging == "pinned"
-        memory = made.runtime._gpu._memory
-        assert statistics.gpu_staging_bytes == len(memory._memory)
-        assert memory.kind.value == "none", "unlocked at the end"
+        assert not lane.locked, "unlocked at the end"
 
 
 def test_on_a_processor_nothing_is_staged(tmp_path):
@@ -450,7 +463,7 @@ def test_on_a_processor_nothing_is_staged(tmp_path):
     made = Steps(tmp_path / "cpu")
     statistics = made.runtime.statistics()
     assert (statistics.gpu_staging, statistics.gpu_staging_bytes) == ("none", 0)
-    assert made.runtime._accountant.held()[Part.STAGING] == staging_bytes(SHAPE, CHOSEN)
+    assert made.runtime.memory_held()[Part.STAGING] == staging_bytes(SHAPE, CHOSEN)
     made.runtime.close()
 
 

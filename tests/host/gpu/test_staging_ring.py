@@ -177,11 +177,14 @@ def test_a_ring_that_frees_before_the_event_is_found_out():
     assert not torch.equal(*through(Careless(np.zeros((2, BYTES), np.uint8)), LateLane([0.002])))
 
 
-def test_a_gated_lane_copies_nothing():
+def test_a_closed_gate_lets_nothing_back():
     lane = GatedLane()
     source, target = torch.ones(4, dtype=torch.uint8), torch.zeros(4, dtype=torch.uint8)
-    copy = lane.to_gpu(target, source)
-    assert int(target.sum()) == 0
+    lane.to_gpu(target, source).wait()
+    assert torch.equal(target, source)
+    lane.gate.clear()
+    copy = lane.from_gpu(target, source)
+    assert not torch.equal(target, source)
     lane.gate.set()
     copy.wait()
     assert torch.equal(target, source)

@@ -38,6 +38,6 @@ def test_an_address_is_forgotten_with_its_array():
     assert addresses.of(array) == addresses.of(array) == array.ctypes.data
     del array
     gc.collect()
-    assert not addresses._known
+    assert len(addresses) == 0
     with pytest.raises(ValueError, match="contiguous"):
         addresses.of(np.zeros((4, 4))[:, ::2])

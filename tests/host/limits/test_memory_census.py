@@ -39,7 +39,7 @@ _LEFT_OUT = (type, types.ModuleType, types.FunctionType, types.FrameType, types.
 def held_arrays(root):
     """Return the bytes of every array, mapping and tensor that can be reached from `root`."""
     sizes, seen, queue = {}, set(), [root]
-    runs = {id(run._mapping): run for run in gc.get_objects() if type(run) is HugeRun}
+    runs = [run.addresses for run in gc.get_objects() if type(run) is HugeRun]
     while queue:
         one = queue.pop()
         if id(one) in seen or isinstance(one, _LEFT_OUT):
@@ -51,7 +51,7 @@ def held_arrays(root):
                 memory = memory.base
             root = memory if memory.base is None else memory.base
             root = root.obj if isinstance(root, memoryview) else root
-            if id(root) in runs:
+            if any(memory.ctypes.data in addresses for addresses in runs):
                 # Address space, which is memory where arrays lie and nowhere else.
                 sizes[memory.ctypes.data] = memory.nbytes
             else:
@@ -93,23 +93,23 @@ def runtime(request, cold_dir):
 
 
 def check(runtime):
-    runtime._pools.settle_all()
-    runtime._shadow._memory._leaving.settle()
-    held = runtime._accountant.held()
-    pools = runtime._pools.layers
+    runtime.parts.pools.settle_all()
+    runtime.parts.shadow_memory.settle()
+    held = runtime.memory_held()
+    pools = runtime.parts.pools.layers
     slots = sum(pool.used_rows for pool in pools) * (SHAPE.row_bytes + SLOT_BYTES)
-    tails = sum(sequence.tails.nbytes for sequence in runtime._rows.sequences)
+    tails = sum(sequence.tails.nbytes for sequence in runtime.parts.rows.sequences)
     assert held[Part.HOT] == slots + tails
     segments = {
-        id(segment): segment for one in runtime._rows.sequences for segment in one.segments
+        id(segment): segment for one in runtime.parts.rows.sequences for segment in one.segments
     }.values()
     layers = [one for each in segments for one in each.layers]
     shadows = sum(one.shadow is not None for one in layers)
     copies = sum(one.probes.shadow.nbytes for one in layers if one.probes is not None)
-    assert held[Part.SHADOW] == shadows * runtime._shadow_store.slot_bytes + copies
-    runs = {id(run): run for one in layers for run in one.arena._runs}.values()
+    assert held[Part.SHADOW] == shadows * runtime.parts.shadow_store.slot_bytes + copies
+    runs = {id(run): run for one in layers for run in one.arena.runs}.values()
     places = sum(run.taken_bytes for run in runs)
-    assert places == shadows * runtime._shadow_store.slot_bytes
+    assert places == shadows * runtime.parts.shadow_store.slot_bytes
     assert sum(run_taken(run) for run in runs) <= places
     # Everything else that can be reached, buffers and tables of all kinds.
     reached = held_arrays(runtime) + slots
@@ -132,7 +132,7 @@ def test_nothing_is_held_that_is_not_counted(runtime):
     reached, counted = check(runtime)
     # What is counted is there: scratch that comes and goes is most of the rest.
     assert reached > counted / 3
-    assert sum(runtime._accountant.peak().values()) <= 12 << 20
+    assert runtime.statistics().dram_peak_bytes <= 12 << 20
 
 
 def test_an_array_that_nobody_counted_is_found(runtime):

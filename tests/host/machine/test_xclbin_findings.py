@@ -4,6 +4,7 @@
 import json
 import re
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,8 +16,10 @@ from hillinfer.devices.xrt.xclbin import HARDWARE, HW_EMU
 from hillinfer.machine.finding import Verdict
 from hillinfer.machine.read_curve import BLOCKS
 from hillinfer.machine.xclbin_findings import xclbin_findings
-from hillinfer.storage.cold_file import IOMode
 from hillinfer_model.choices import KeyMode
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
+from faulty_calls import WithoutDirectIO
 
 OTHER_HASH = replace(SPEC, key_mode=KeyMode.INT8).digest().hex()
 CARD, CURVE = "xclbin on its card", "P2P read curve"
@@ -47,8 +50,8 @@ class Image:
         for name, value in variables.items():
             self.monkeypatch.setenv(name, value)
 
-    def findings(self, cold_dir):
-        found = list(xclbin_findings(self.path, cold_dir))
+    def findings(self, cold_dir, calls=None):
+        found = list(xclbin_findings(self.path, cold_dir, calls=calls))
         assert len({one.name for one in found}) == len(found), "each row comes once"
         return {one.name: one for one in found}
 
@@ -160,11 +163,8 @@ def test_an_emulated_card_is_called_so(image, cold_dir):
     assert rows[CURVE].found.endswith("(not a card's: into this machine's memory)")
 
 
-def test_reads_through_the_page_cache_are_not_called_p2p(image, cold_dir, monkeypatch):
-    monkeypatch.setattr(
-        "hillinfer.machine.xclbin_findings.probe_io_mode", lambda folder: IOMode.BUFFERED
-    )
-    row = image.findings(cold_dir)[CURVE]
+def test_reads_through_the_page_cache_are_not_called_p2p(image, cold_dir):
+    row = image.findings(cold_dir, WithoutDirectIO())[CURVE]
     assert row.verdict is Verdict.WARNING
     assert row.found.endswith("(through the page cache, no P2P)")
     assert "--cold-dir" in row.fix

@@ -72,9 +72,8 @@ def test_outline_counts_weights_without_loading_them(tiny, tiny_folder):
     assert outline.load().model.dtype is torch.bfloat16
 
 
-def test_hub_name_without_a_network_is_one_sentence(monkeypatch, tmp_path):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+@pytest.mark.usefixtures("hub_cache")
+def test_hub_name_without_a_network_is_one_sentence():
     with pytest.raises(ModelError, match="the hub cannot be reached"):
         ModelSource.locate("somebody/some-model", lambda line: None)
 

@@ -353,28 +353,23 @@ def test_a_worker_that_ends_or_hangs_is_told(tools, tmp_path):
         worker.ask({"op": "open"})
 
 
-def environment(tools, folder, monkeypatch, requirement, **options):
+def environment(tools, folder, requirement, **options):
     """Return the environment of one requirement."""
     module = tools("peers.peer_environment")
-    monkeypatch.setattr(module, "REQUIREMENTS", folder)
     (folder / "made_up.txt").write_text(f"{requirement}\n")
-    return module.PeerEnvironment("made_up", **options)
+    return module.PeerEnvironment("made_up", folder=folder, **options)
 
 
-def test_a_peer_that_cannot_be_installed_is_in_the_report(
-    tools, tiny_folder, tmp_path, monkeypatch
-):
+def test_a_peer_that_cannot_be_installed_is_in_the_report(tools, tiny_folder, tmp_path):
     bench, peer = tools("peers_bench"), tools("peers.peer")
-    made_up = environment(
-        tools, tmp_path, monkeypatch, f"{tmp_path}/no_such_package", hint="install a compiler"
-    )
-    monkeypatch.setattr(bench, "PEERS", (peer.Peer("vllm", "vllm_worker", made_up),))
+    made_up = environment(tools, tmp_path, f"{tmp_path}/no_such_package", hint="install a compiler")
     out = tmp_path / "peers.json"
     bench.main(
         [
             *("--model", str(tiny_folder), "--out", str(out), "--build", str(tmp_path / "build")),
             *("--dtype", "float32", "--contexts", "48", "--peers", "vllm", "--rounds", "1"),
-        ]
+        ],
+        (peer.Peer("vllm", "vllm_worker", made_up),),
     )
     report = json.loads(out.read_text())
     assert report["rows"] == []
@@ -383,7 +378,7 @@ def test_a_peer_that_cannot_be_installed_is_in_the_report(
     assert "install a compiler; then run again" in report["skipped"]["vllm"]
 
 
-def test_packages_that_come_along_are_taken_out(tools, tmp_path, monkeypatch):
+def test_packages_that_come_along_are_taken_out(tools, tmp_path):
     wheel = tmp_path / "little-1.0-py3-none-any.whl"
     about = "little-1.0.dist-info"
     with zipfile.ZipFile(wheel, "w") as file:
@@ -396,7 +391,7 @@ def test_packages_that_come_along_are_taken_out(tools, tmp_path, monkeypatch):
     build = tmp_path / "build"
 
     def holds(**options):
-        made = environment(tools, tmp_path, monkeypatch, wheel, **options).python(build, 300)
+        made = environment(tools, tmp_path, wheel, **options).python(build, 300)
         return subprocess.run([made, "-c", "import little"], capture_output=True).returncode == 0
 
     assert holds()
@@ -407,27 +402,44 @@ def test_packages_that_come_along_are_taken_out(tools, tmp_path, monkeypatch):
     assert not holds(removed=("little",))
 
 
-def test_a_worker_apart_sees_no_packages_of_ours(tools, monkeypatch):
-    module = tools("peers.peer_process")
-    monkeypatch.setenv("PYTHONPATH", "/ours")
-    own = module._environment(Path(sys.executable), 3, [], {})
-    apart = module._environment(
-        Path("/elsewhere/bin/python"), 3, [Path("/a.so"), Path("/b.so")], {}
+@pytest.fixture
+def variables(tools, tmp_path):
+    """Returns the variables that a worker says it has."""
+    script = tmp_path / "says.py"
+    script.write_text(
+        "import json, os, sys\nsys.stdin.readline()\nprint(json.dumps(dict(os.environ)))\n"
     )
+
+    def of(python=sys.executable, preloaded=(), given=None):
+        made = tools("peers.peer_process").PeerProcess(
+            [str(python), str(script)], 3, 30, tmp_path / "log", preloaded, given or {}
+        )
+        with made as worker:
+            return worker.ask({})
+
+    return of
+
+
+def test_a_worker_apart_sees_no_packages_of_ours(variables, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", "/ours")
+    elsewhere = tmp_path / "bin"
+    elsewhere.mkdir()
+    (elsewhere / "python").symlink_to(sys.executable)
+    own = variables()
+    apart = variables(elsewhere / "python", [Path("/a.so"), Path("/b.so")])
     assert own["PYTHONPATH"] == "/ours"
     assert "PYTHONPATH" not in apart
-    assert apart["PATH"].startswith("/elsewhere/bin:")
+    assert apart["PATH"].startswith(f"{elsewhere}:")
     assert apart["LD_PRELOAD"] == "/a.so:/b.so"
     assert own["OMP_NUM_THREADS"] == apart["OMP_NUM_THREADS"] == "3"
 
 
-def test_idle_threads_wait_as_each_runtime_does(tools, monkeypatch):
-    module = tools("peers.peer_process")
+def test_idle_threads_wait_as_each_runtime_does(variables, monkeypatch):
     for name in ("GOMP_SPINCOUNT", "KMP_BLOCKTIME", "OMP_WAIT_POLICY", "VLLM_CPU_SGL_KERNEL"):
         monkeypatch.setenv(name, "7")
 
     def waits(given):
-        made = module._environment(Path(sys.executable), 3, [], given)
+        made = variables(given=given)
         return {
             name: made[name] for name in made if name.startswith(("GOMP", "KMP", "OMP", "VLLM"))
         }

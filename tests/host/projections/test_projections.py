@@ -224,7 +224,6 @@ def test_one_product_serves_a_group_and_is_let_go():
     states = torch.ones(1, 2)
     assert [one(states)[0, 0].item() for one in (first, second, third)] == [1, 2, 3]
     assert len(calls) == 1
-    assert product._last.parts is None
     # The same tensor again, but the parts are gone.
     assert second(states)[0, 0].item() == 2
     assert len(calls) == 2

@@ -435,7 +435,7 @@ def test_rewinds_and_forks_of_shadows_on_the_drive(story, placement):
     told.runtime.release(fork)
     told.runtime.release(told.sequence)
     assert accountant.held()["shadow"] == 0
-    assert told.runtime._shadow._memory._full_bytes == 0
+    assert told.runtime.parts.shadow_memory.full_bytes == 0
     store = told.runtime._shadow_store
     assert store.slots_in_use == 0
 

@@ -17,7 +17,6 @@ import pytest
 from trace_events import NotNestedError, check, check_nested, ends, load, spans
 
 from hillinfer.errors import HillInferWarning, SettingsError
-from hillinfer.timeline import lanes as lanes_module
 from hillinfer.timeline.lane import Lane
 from hillinfer.timeline.lanes import Lanes
 from hillinfer.timeline.silent import SILENT
@@ -153,15 +152,13 @@ def test_threads_have_rows_of_their_own(tmp_path):
     assert len({(one["tid"], one["args"]["thread"]) for one in outer}) == 4
 
 
-def test_memory_stays_bounded_without_steps(tmp_path, monkeypatch):
-    monkeypatch.setattr(lanes_module, "_MOST_WAITING", 50)
-    lanes = Lanes(TraceFile(tmp_path / "t.json"))
-    most = 0
-    for _ in range(500):
+def test_memory_stays_bounded_without_steps(tmp_path):
+    lanes = Lanes(TraceFile(tmp_path / "t.json"), most_waiting=50)
+    for noted in range(1, 501):
         with lanes.span(Lane.READS, "rows"):
             pass
-        most = max(most, len(lanes._waiting))
-    assert most < 50
+        # What is not in the file is in memory.
+        assert noted - len(spans(load(tmp_path / "t.json"))) < 50
     assert len(spans(load(tmp_path / "t.json"))) == 500
     lanes.close()
 

@@ -23,8 +23,8 @@ def span(lane, start, stop, number=1, thread=5, **details):
 
 def written(file, spans):
     trace = TraceFile(file)
-    first = trace._origin
-    trace.append([one._replace(start=one.start + first, stop=one.stop + first) for one in spans])
+    first = trace.origin
+    trace.append([Span(*one[:2], one.start + first, one.stop + first, *one[4:]) for one in spans])
     trace.close()
     return file
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import torch
@@ -312,13 +312,20 @@ class RowProducts:
         Of a row: `head_dim` items of each KV head at its start.
     block_rows
         Rows that torch widens at a time.
+    make_native
+        Opens the native library's products; returns None where torch is to compute.
     """
 
-    def __init__(self, shape: ModelShape, block_rows: int) -> None:
+    def __init__(
+        self,
+        shape: ModelShape,
+        block_rows: int,
+        make_native: Callable[[ModelShape], NativeProducts | None] | None = None,
+    ) -> None:
         self._shape = shape
         self._kind = RowLayout(shape).stored_type
         self._block_rows = block_rows
-        self._native = native_products(shape)
+        self._native = (make_native or native_products)(shape)
 
     def logits(
         self,

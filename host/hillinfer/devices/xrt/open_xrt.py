@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from hillinfer.devices.device_options import DeviceOptions
@@ -11,7 +12,7 @@ from hillinfer.devices.device_scorer import DeviceScorer
 from hillinfer.devices.device_shadows import DeviceShadows, Pace
 from hillinfer.devices.errors import DeviceError
 from hillinfer.devices.loss_warning import warn_of_loss
-from hillinfer.devices.xrt.deadlines import deadlines_of
+from hillinfer.devices.xrt.deadlines import Deadlines, deadlines_of
 from hillinfer.devices.xrt.environment import environment_of
 from hillinfer.devices.xrt.errors import XclbinError
 from hillinfer.devices.xrt.memory_claims import MemoryClaims
@@ -34,9 +35,23 @@ _WINDOW_BYTES = 256 << 20
 
 
 def open_xrt(
-    spec: KernelSpec, scope: Scope, options: DeviceOptions, recorder: Recorder = SILENT
+    spec: KernelSpec,
+    scope: Scope,
+    options: DeviceOptions,
+    recorder: Recorder = SILENT,
+    start: Callable[[Mapping[str, str], int, float], WorkerProcess] = WorkerProcess,
+    wait: Deadlines | None = None,
 ) -> DeviceScorer:
     """Return a scorer whose device is a card that an xclbin is loaded on.
+
+    Parameters
+    ----------
+    spec, scope, options, recorder
+        As for every device.
+    start
+        Starts the process that has the card.
+    wait
+        When to give the card up; None for what is right for a card, or a simulator of one.
 
     Raises
     ------
@@ -54,9 +69,9 @@ def open_xrt(
     kernels = kernels_for(spec, recorded_spec(xclbin, name))
     check_xclbin(xclbin, kernels, xclbin.platform, name)
     environment = environment_of(options.xclbin)
-    deadlines = deadlines_of(xclbin, {**os.environ, **environment})
+    deadlines = wait or deadlines_of(xclbin, {**os.environ, **environment})
     try:
-        worker = WorkerProcess(environment, _WINDOW_BYTES, deadlines.load)
+        worker = start(environment, _WINDOW_BYTES, deadlines.load)
         card = worker.ask("open", deadlines.load, xclbin=str(options.xclbin.resolve()), index=0)
     except DeviceError as error:
         raise SettingsError(f"device=xrt: {error}") from error
