@@ -68,16 +68,20 @@ class Place:
     budget: int
     rows_from_drive: bool = True
     shadow_from_drive: bool = False
+    # Of large blocks the buffers take so much that none of half the budget is left for shadows.
+    block_rows: int = 48
+    # What is held for rows ahead of a predicted query.
+    ahead: int = 22_000
 
 
-# What is held for rows ahead.
-PREDICTING = {"true": 0, "predicted": 22_000}
 MEMORY = Place(DOCUMENT, 24 << 20, rows_from_drive=False)
 # Each has room for buffers, open shadows and less than half of the rows.
-OF_FORKS = Place(DOCUMENT, 5_250_000)
-OF_ONE_CACHE = Place(DOCUMENT, 4_756_000)
-OF_TWO_CACHES = Place(DOCUMENT, 5_230_000)
-STREAMED = Place(prompts([1100])[0], 5_740_000, shadow_from_drive=True)
+OF_FORKS = Place(DOCUMENT, 1_384_000)
+OF_ONE_CACHE = Place(DOCUMENT, 890_000)
+OF_TWO_CACHES = Place(DOCUMENT, 1_364_000)
+STREAMED = Place(
+    prompts([1100])[0], 3_200_000, shadow_from_drive=True, block_rows=2000, ahead=530_000
+)
 
 
 @contextmanager
@@ -108,8 +112,9 @@ def answers(shared, place, query, cold_dir, run_all):
                 attached(
                     TINY.build(),
                     cold_dir,
-                    dram_budget=place.budget + PREDICTING[query],
+                    dram_budget=place.budget + place.ahead * (query == "predicted"),
                     query=query,
+                    block_rows=place.block_rows,
                 )
             )
             for _ in QUESTIONS

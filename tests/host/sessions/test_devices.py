@@ -65,9 +65,13 @@ class Devices:
 
 
 def tight():
-    """Return a budget of which a cache of unknown length leaves no full shadow any DRAM."""
-    shape = ModelShape.from_config(TINY.config(), TINY.dtype)
-    return 2 * staging_bytes(shape, Settings().changed(**(SETTINGS | SELECTION)))
+    """Return settings with which a cache of unknown length leaves no full shadow any DRAM.
+
+    Much is read ahead, so that half the budget holds the buffers of streaming, too.
+    """
+    shape, ahead = ModelShape.from_config(TINY.config(), TINY.dtype), {"prefetch_blocks": 1024}
+    staging = staging_bytes(shape, Settings().changed(**(SETTINGS | SELECTION | ahead)))
+    return {**ahead, "dram_budget": 2 * staging}
 
 
 def save(model, cold_dir, device, place):
@@ -131,7 +135,7 @@ def test_a_tight_budget_does_not_leave_the_device_idle(
     devices.slots = slots
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found, statistics = resume(tiny_model, cold_dir, "csim", place, dram_budget=tight())
+        found, statistics = resume(tiny_model, cold_dir, "csim", place, **tight())
     assert torch.equal(found, expected)
     assert bool(devices.opened[-1].loads) == loads
     # Two full segments, in each of two layers and at each of ten steps, wherever they lie.
@@ -148,7 +152,7 @@ def test_a_device_lost_while_it_serves_a_session_changes_nothing(
     devices.slots = 4
     devices.wrap = lambda device: FailingDevice(device, kind, number)
     with pytest.warns(HillInferWarning, match=f"{kind} failed; the host goes on"):
-        found, _ = resume(tiny_model, cold_dir, "csim", place, dram_budget=tight())
+        found, _ = resume(tiny_model, cold_dir, "csim", place, **tight())
     assert torch.equal(found, expected)
 
 
@@ -172,5 +176,5 @@ def test_flipped_codes_of_a_session_show_on_the_device(
     devices.slots = slots
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found, _ = resume(tiny_model, cold_dir, "csim", tmp_path / "session", dram_budget=tight())
+        found, _ = resume(tiny_model, cold_dir, "csim", tmp_path / "session", **tight())
     assert not torch.equal(found, expected)
