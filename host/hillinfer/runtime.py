@@ -13,7 +13,7 @@ import torch
 
 from hillinfer.counters import Counters
 from hillinfer.devices.scorer import Scorer
-from hillinfer.gpu.copied_rows import CopiedRows
+from hillinfer.gpu.copies_ahead import CopiedRows
 from hillinfer.gpu.copy_lane import CopyLane
 from hillinfer.gpu.packed_rows import packed_rows
 from hillinfer.gpu.staging_memory import StagingKind
@@ -30,7 +30,7 @@ from hillinfer.sessions.sequence_parts import parts_of
 from hillinfer.settings import Settings
 from hillinfer.statistics import CacheStatistics
 from hillinfer.storage.drive_calls import DriveCalls
-from hillinfer.storage.landed_rows import LandedRows
+from hillinfer.storage.prefetch_buffer import LandedRows
 from hillinfer.storage.sequence import Sequence
 from hillinfer.storage.stored_base import StoredBase
 
@@ -125,7 +125,8 @@ class Runtime:
         self._spec, self._device = parts.spec, parts.device
         self._pools, self._keeper = parts.pools, parts.keeper
         self._following = parts.following
-        self._buffers, self._reader = parts.buffers, parts.reader
+        self._buffers, self.gather = parts.buffers, parts.gather
+        self.prefetch = parts.prefetch
         self._groups, self._rows, self._shadow = parts.groups, parts.rows, parts.shadow
         self._selection, self._pipeline = parts.selection, parts.pipeline
         self._dense, self._attention, self._gpu = parts.dense, parts.attention, parts.gpu

@@ -11,10 +11,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hillinfer.gpu.copied_rows import CopiedRows
-from hillinfer.gpu.copies_ahead import CopiesAhead
-from hillinfer.storage.landed_rows import LandedRows
-from hillinfer.storage.row_reader import RowReader
+from hillinfer.gpu.copies_ahead import CopiedRows, CopiesAhead
+from hillinfer.storage.gather import Gather
+from hillinfer.storage.prefetch_buffer import LandedRows
 from hillinfer.storage.sequence import Sequence
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
@@ -44,11 +43,11 @@ class PrefetchPipeline:
     """Selects tokens and reads their rows for layers that have not begun (APP).
 
     One thread scores, in the order that layers are announced; the rows it selects are read by the
-    reader's own thread meanwhile.
+    prefetch buffer's own thread meanwhile.
 
     Parameters
     ----------
-    reader
+    gather
         Reads rows ahead.
     threads
         Compute threads of the scoring thread.
@@ -56,8 +55,8 @@ class PrefetchPipeline:
         Sends what is selected to the model's GPU; None where it has none.
     """
 
-    def __init__(self, reader: RowReader, threads: int, copies: CopiesAhead | None = None) -> None:
-        self._reader = reader
+    def __init__(self, gather: Gather, threads: int, copies: CopiesAhead | None = None) -> None:
+        self._gather = gather
         self._copies = copies
         self._scoring = ThreadPoolExecutor(
             1,
@@ -121,7 +120,7 @@ class PrefetchPipeline:
         # An interrupt while waiting leaves it to `drop`.
         ahead = self._ahead[key].result()
         del self._ahead[key]
-        self._reader.want(ahead.landed)
+        self._gather.want(ahead.landed)
         return ahead
 
     def drop(self) -> None:
@@ -132,7 +131,7 @@ class PrefetchPipeline:
         self._ahead.clear()
         if self._copies is not None:
             self._copies.settle()
-        self._reader.abandon_unclaimed()
+        self._gather.abandon_unclaimed()
 
     def close(self) -> None:
         """Stop the scoring thread."""
@@ -145,9 +144,9 @@ class PrefetchPipeline:
         stored = union[: union.searchsorted(past)]
         # When attention looks, the tail holds what it holds now, or what follows a full group.
         held = past // GROUP_TOKENS * GROUP_TOKENS
-        landed = self._reader.land(layer, sequence, stored, held)
+        landed = self._gather.land(layer, sequence, stored, held)
         if self._copies is None:
             return Ahead(sets, landed, None)
         # What is there is sent on at once, rather than with what has no room yet.
-        self._reader.want(landed)
+        self._gather.want(landed)
         return Ahead(sets, landed, self._copies.begin(layer, sequence, stored, held, landed))

@@ -15,9 +15,8 @@ from hillinfer.attention.native_attention import NativeAttention
 from hillinfer.attention.row_states import RowStates, compute_type
 from hillinfer.attention.softmax_merge import SoftmaxMerge
 from hillinfer.native.structures import Places
-from hillinfer.storage.landed_rows import LandedRows
-from hillinfer.storage.row_locator import RowLocator
-from hillinfer.storage.row_reader import RowReader
+from hillinfer.storage.gather import Gather
+from hillinfer.storage.prefetch_buffer import LandedRows
 from hillinfer.storage.sequence import Sequence
 from hillinfer.timeline.lane import Lane
 from hillinfer.timeline.recorder import Recorder
@@ -29,10 +28,8 @@ class RowAttention:
 
     Parameters
     ----------
-    reader
-        Brings rows together.
-    locator
-        Tells where they lie.
+    gather
+        Brings rows together, or tells where they lie.
     states
         Takes keys and values out of them.
     native
@@ -43,16 +40,14 @@ class RowAttention:
 
     def __init__(
         self,
-        reader: RowReader,
-        locator: RowLocator,
+        gather: Gather,
         states: RowStates,
         native: NativeAttention | None = None,
         recorder: Recorder = SILENT,
     ) -> None:
         self._native = native
         self._recorder = recorder
-        self._reader = reader
-        self._locator = locator
+        self._gather = gather
         self._states = states
 
     def selected(
@@ -99,7 +94,7 @@ class RowAttention:
         wide = query.to(compute_type(query))
         merges = [SoftmaxMerge(heads, scaling) for heads in wide.chunk(len(sets))]
         union = sets[0] if len(sets) == 1 else np.unique(np.concatenate(sets))
-        with closing(self._reader.fetch(layer, sequence, union, step, landed)) as blocks:
+        with closing(self._gather.copied(layer, sequence, union, step, landed)) as blocks:
             for block, rows in blocks:
                 with self._recorder.span(Lane.COMPUTE, "attention", layer=layer):
                     keys, values = self._states(rows, wide)
@@ -140,22 +135,22 @@ class RowAttention:
         with ExitStack() as stack:
             # Held until all rows were attended to, or were taken over with what was found: none may
             # move in between.
-            with self._locator.attending:
+            with self._gather.attending:
                 # Where something was read ahead, something is cold.
                 if landed is None and len(positions):
-                    out, addresses = self._locator.attend_hot(
+                    out, addresses = self._gather.attend_hot(
                         layer, sequence, positions, step, attend
                     )
                 if out is None:
                     softmax = native.begin(query, scaling)
-                    fetched = self._locator.fetch_in_place(
+                    fetched = self._gather.in_place(
                         layer, sequence, positions, step, landed, softmax.tile_rows, addresses
                     )
                     # Closed here and now: what it holds must not wait for a traceback to go.
                     stack.callback(fetched.close)
                     first = next(fetched, None)
             if out is not None:
-                self._locator.note_hot(layer, sequence, step, len(positions))
+                self._gather.note_hot(layer, sequence, step, len(positions))
                 return out
             for run in chain(() if first is None else (first,), fetched):
                 with recorder.span(Lane.COMPUTE, "attention", layer=layer):

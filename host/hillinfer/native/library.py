@@ -19,7 +19,7 @@ from hillinfer_model.kernel_spec import CONTRACT_VERSION
 LIBRARY = Path(__file__).parent / "libhillinfer_native.so"
 HOW_TO_BUILD = "install a C++ compiler (apt install g++) and run python tools/build_native.py"
 
-_INTERFACE_VERSION = 8
+_INTERFACE_VERSION = 9
 _POINTER = ctypes.c_void_p
 _INT = ctypes.c_int32
 _LONG = ctypes.c_int64
@@ -85,6 +85,7 @@ _SIGNATURES = {
         _LONG,
         [ctypes.POINTER(Places), _POINTER],
     ),
+    "hillinfer_copy_rows": (None, [_POINTER, _LONG, _LONG, _POINTER]),
     "hillinfer_attend_hot": (
         _INT,
         [_INT, ctypes.POINTER(Attention), ctypes.POINTER(Places), _POINTER, _POINTER],
@@ -226,6 +227,27 @@ class NativeLibrary:
         """
         if self._functions.hillinfer_row_places(ctypes.byref(places), out.ctypes.data):
             raise IndexError(_NOWHERE)
+
+    def copy_rows(self, addresses: NDArray[np.uint64], out: NDArray[np.uint8]) -> None:
+        """Copy rows to one place.
+
+        Parameters
+        ----------
+        addresses
+            Contiguous; the caller answers for what lies there. A row at its own place stays.
+        out
+            uint8 (at least as many rows, row_bytes), contiguous.
+
+        Raises
+        ------
+        ValueError
+            Where there is no room for so many.
+        """
+        if out.ndim != 2 or not out.flags.c_contiguous or len(out) < len(addresses):
+            raise ValueError(f"{len(addresses)} rows do not go to an array of shape {out.shape}")
+        self._functions.hillinfer_copy_rows(
+            addresses.ctypes.data, len(addresses), out.shape[1], out.ctypes.data
+        )
 
     def row_sums(
         self, memory: NDArray[np.uint8], places: NDArray[np.int64], sums: NDArray[np.uint32]

@@ -76,6 +76,16 @@ class HotPool:
         """Copy rows from slots to places of `out`, uint8 of shape (any, row_bytes)."""
         out[places] = self._slots.data[slots]
 
+    def addresses(self, slots: NDArray[np.int32]) -> NDArray[np.uint64]:
+        """Return where the rows in some slots lie in memory."""
+        return row_addresses(self._slots.data, slots)
+
+    def find(
+        self, layer: int, sequence: Sequence, positions: NDArray[np.int64]
+    ) -> NDArray[np.uint64]:
+        """Return where rows lie in memory; see `locate`. Nobody has selected them."""
+        return self._found(layer, sequence, positions)[0]
+
     def locate(
         self, layer: int, sequence: Sequence, positions: NDArray[np.int64], step: int
     ) -> NDArray[np.uint64]:
@@ -99,11 +109,18 @@ class HotPool:
         IndexError
             The sequence has no such position.
         """
+        addresses, slots = self._found(layer, sequence, positions)
+        self.note_hits(slots, step)
+        return addresses
+
+    def _found(
+        self, layer: int, sequence: Sequence, positions: NDArray[np.int64]
+    ) -> tuple[NDArray[np.uint64], NDArray[np.int32]]:
+        """Return where rows lie, and the slots of those that are hot."""
         if len(positions) and not 0 <= positions[0] <= positions[-1] < sequence.lengths[layer]:
             raise IndexError(f"positions {positions[0]} to {positions[-1]}")
         settled = positions[: positions.searchsorted(sequence.tail_start(layer))]
         slots = self.slots(sequence.rows(settled))
-        self.note_hits(slots[slots != NOWHERE], step)
         first = sequence.held_starts[layer]
         # A group that the newest token filled is still held.
         held = positions.searchsorted(first)
@@ -111,7 +128,7 @@ class HotPool:
         addresses = np.zeros(len(positions), np.uint64)
         addresses[hot] = row_addresses(self._slots.data, slots[hot])
         addresses[held:] = row_addresses(sequence.tails[layer], positions[held:] - first)
-        return addresses
+        return addresses, slots[slots != NOWHERE]
 
     def attend(
         self,

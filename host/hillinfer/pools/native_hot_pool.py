@@ -56,6 +56,16 @@ class NativeHotPool(HotPool):
         self._library.row_places(self.places(layer, sequence, positions, step), out)
         return out
 
+    def find(
+        self, layer: int, sequence: Sequence, positions: NDArray[np.int64]
+    ) -> NDArray[np.uint64]:
+        """Return where rows lie in memory; see `HotPool.find`."""
+        out = np.empty(len(positions), np.uint64)
+        places = self.places(layer, sequence, positions, 0)
+        places.stamps = None
+        self._library.row_places(places, out)
+        return out
+
     def attend(
         self,
         layer: int,

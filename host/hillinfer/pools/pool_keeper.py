@@ -72,9 +72,9 @@ class PoolKeeper:
         self._pools.hits.tell_of(layer, sequence)
         self._tally(layer, sequence, selected)
 
-    def begin_reading(
+    def begin_in_place(
         self, layer: int, sequence: Sequence, selected: NDArray[np.int64], step: int
-    ) -> None:
+    ) -> NDArray[np.uint64]:
         """Count a selected set as hits, and keep its hot rows where they are until they are read.
 
         Parameters
@@ -85,17 +85,11 @@ class PoolKeeper:
             int64 positions, ascending.
         step
             The current step.
-        """
-        self._count(layer, sequence, selected)
-        settled = selected[: selected.searchsorted(sequence.tail_start(layer))]
-        pool = self._pools.layers[layer]
-        slots = pool.slots(sequence.rows(settled))
-        pool.note_hits(slots[slots >= 0], step)
 
-    def begin_in_place(
-        self, layer: int, sequence: Sequence, selected: NDArray[np.int64], step: int
-    ) -> NDArray[np.uint64]:
-        """Do so, and return where rows lie, 0 where one is cold; see `HotPool.locate`."""
+        Returns
+        -------
+        Where rows lie, 0 where one is cold; see `HotPool.locate`.
+        """
         self._count(layer, sequence, selected)
         return self._pools.layers[layer].locate(layer, sequence, selected, step)
 

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from hillinfer.devices.scorer import Scorer, SegmentShadow
 from hillinfer.sessions.saved_shadow import SavedShadow
+from hillinfer.storage.gather import Gather
 from hillinfer.storage.row_layout import RowLayout
-from hillinfer.storage.row_reader import RowReader
 from hillinfer.storage.segment import Segment
 from hillinfer.storage.sequence import Sequence
 from hillinfer.storage.shadow_memory import ShadowMemory
@@ -29,7 +29,7 @@ class ShadowKeeper:
         Takes statistics and codes keys.
     layers
         Layers of the model.
-    reader, layout
+    gather, layout
         Bring back the keys of rows that were stored before.
     memory
         Holds shadows, in DRAM or on the drive.
@@ -39,14 +39,14 @@ class ShadowKeeper:
         self,
         scorer: Scorer,
         layers: int,
-        reader: RowReader,
+        gather: Gather,
         layout: RowLayout,
         memory: ShadowMemory,
     ) -> None:
         self._scorer = scorer
         self.spec: KernelSpec = scorer.spec
         self._layers = layers
-        self._reader = reader
+        self._gather = gather
         self._layout = layout
         self._memory = memory
         self._tails = TailKeys(layout)
@@ -227,7 +227,7 @@ class ShadowKeeper:
         keys = torch.empty((end - start, *fresh.shape[1:]), dtype=torch.float16)
         at = 0
         stored = np.arange(start, min(end, fresh_start))
-        for rows in self._reader.stream(layer, sequence, stored):
+        for rows in self._gather.stream(layer, sequence, stored):
             keys[at : at + len(rows)] = self._layout.keys(torch.from_numpy(rows))
             at += len(rows)
         keys[at:] = fresh[: end - start - at]
@@ -243,7 +243,7 @@ class ShadowKeeper:
             (end - start, self.spec.kv_heads, self.spec.head_dim), dtype=torch.float16
         )
         at = 0
-        for rows in self._reader.from_drive(layer, sequence, start, end):
+        for rows in self._gather.from_drive(layer, sequence, start, end):
             keys[at : at + len(rows)] = self._layout.keys(torch.from_numpy(rows))
             at += len(rows)
         return keys

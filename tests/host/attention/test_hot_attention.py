@@ -13,7 +13,7 @@ from hillinfer.pools.budget_plan import BudgetPlan
 from hillinfer.pools.layer_step_log import LayerStepLog
 from hillinfer.runtime import Runtime
 from hillinfer.settings import Settings
-from hillinfer.storage.row_locator import RowLocator
+from hillinfer.storage.gather import Gather
 
 SHAPE = ModelShape(1, 2, 4, 8, StoredType.FLOAT16, 10_000)
 TOKENS = 300
@@ -95,7 +95,7 @@ def test_a_step_whose_rows_are_all_hot_takes_one_call(cold_dir, monkeypatch, eve
     if not native_is_here():
         pytest.skip("no native library: run python tools/build_native.py")
     fetched, outputs, counts = [], [], []
-    as_it_is, in_runs = RowLocator.fetch_in_place, RowLocator.attend_hot
+    as_it_is, in_runs = Gather.in_place, Gather.attend_hot
 
     def fetch(self, *given):
         fetched.append(given)
@@ -104,9 +104,9 @@ def test_a_step_whose_rows_are_all_hot_takes_one_call(cold_dir, monkeypatch, eve
     def never_at_once(self, layer, sequence, positions, step, attend):
         return None, self._keeper.begin_in_place(layer, sequence, positions, step)
 
-    monkeypatch.setattr(RowLocator, "fetch_in_place", fetch)
+    monkeypatch.setattr(Gather, "in_place", fetch)
     for attend_hot in (in_runs, never_at_once):
-        monkeypatch.setattr(RowLocator, "attend_hot", attend_hot)
+        monkeypatch.setattr(Gather, "attend_hot", attend_hot)
         outputs.append(_steps(cold_dir, everything_hot, counts))
         counts[-1] = (*counts[-1], len(fetched))
         fetched.clear()
@@ -125,15 +125,15 @@ def test_no_row_moves_between_the_look_and_attention(cold_dir, monkeypatch):
     if not native_is_here():
         pytest.skip("no native library: run python tools/build_native.py")
     held = []
-    as_it_is = RowLocator.fetch_in_place
+    as_it_is = Gather.in_place
 
     def fetch(self, *given):
         # Where the first row is asked for. A lock of one's own can be had again; its owner says
         # whether it is held already.
-        held.append(self._pools.attending._is_owned())
+        held.append(self.attending._is_owned())
         yield from as_it_is(self, *given)
 
-    monkeypatch.setattr(RowLocator, "fetch_in_place", fetch)
+    monkeypatch.setattr(Gather, "in_place", fetch)
     _steps(cold_dir, False, [])
     assert held
     assert all(held)
