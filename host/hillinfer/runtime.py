@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from hillinfer.app.token_selection import Sets
 from hillinfer.counters import Counters
 from hillinfer.devices.scorer import Scorer
 from hillinfer.gpu.copies_ahead import CopiedRows
@@ -130,6 +131,9 @@ class Runtime:
         self._groups, self._rows, self._shadow = parts.groups, parts.rows, parts.shadow
         self._selection, self._pipeline = parts.selection, parts.pipeline
         self._dense, self._attention, self._gpu = parts.dense, parts.attention, parts.gpu
+        self.decode = parts.decode
+        # Called with layer, length and sets of every selection that is attended to; for tests.
+        self.watch_selected: Callable[[int, int, Sets], None] | None = None
         self._step = 0
         self._closed = False
 
@@ -291,10 +295,19 @@ class Runtime:
         past = sequence.lengths[layer]
         if self._selection.selects_all(past + 1):
             return
+        is_quick = (
+            self._gpu is None
+            and self._selection.is_quick(layer, sequence)
+            and self._pipeline.is_idle
+        )
+        if is_quick and self.decode is not None:
+            chosen = self.decode.choose_next(layer, sequence, query, scaling)
+            if chosen is not None:
+                self._pipeline.keep(layer, sequence, *chosen)
+                return
         bring = self._on_host(query[:, 0])
         select = self._selection.announced(layer, sequence, scaling, bring)
-        quick = self._gpu is None and self._selection.is_quick(layer, sequence)
-        if quick and self._pipeline.is_idle:
+        if is_quick:
             self._pipeline.select_now(layer, sequence, past, select)
         else:
             self._pipeline.announce(layer, sequence, past, select)
@@ -328,6 +341,14 @@ class Runtime:
         landed: LandedRows | None = None
         copied: Future[CopiedRows] | None = None
         ahead = self._pipeline.take(layer, sequence)
+        decode = self.decode
+        if ahead is None and decode is not None:
+            attended = decode.step(layer, sequence, query, scaling, self._step)
+            if attended is not None:
+                if self.watch_selected is not None:
+                    self.watch_selected(layer, length, [decode.chosen.copy()])
+                self._rows.offer_filled(layer, sequence, self._step)
+                return attended
         if ahead is None:
             self._settle_arrivals()
         if ahead is not None:
@@ -336,10 +357,17 @@ class Runtime:
             selected = self._selection.everything(layer, sequence, keys)
         else:
             selected = self._selection.select(layer, sequence, query, keys, scaling)
+        if self.watch_selected is not None:
+            self.watch_selected(layer, length, selected)
         self.counters.scored_tokens += length * len(selected)
         self.counters.selected_tokens += sum(len(positions) for positions in selected)
         given = (layer, sequence, query, selected, scaling, self._step, landed)
-        if self._gpu is None:
+        out: torch.Tensor | None = None
+        if decode is not None and len(selected) == 1:
+            out = decode.attend(layer, sequence, query, selected[0], scaling, self._step, landed)
+        if out is not None:
+            pass
+        elif self._gpu is None:
             out = self._attention.selected(*given)
         else:
             newest = self._gpu.arrivals.newest(layer, sequence)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from hillinfer.app.decode_step import NativeDecode
 from hillinfer.app.prefetch_pipeline import PrefetchPipeline
 from hillinfer.app.share_by_rates import share_by_rates
 from hillinfer.app.token_selection import TokenSelection
@@ -193,8 +194,9 @@ def open_parts(
             shadow,
             accountant,
         )
+        evaluation = evaluate(scorer, settings)
         selection = TokenSelection(
-            evaluate(scorer, settings),
+            evaluation,
             shadow,
             keeper,
             spec,
@@ -211,7 +213,23 @@ def open_parts(
             undone.callback(gpu.stop)
         states = RowStates(layout, counters) if gpu is None else gpu.states
         dense = DenseAttention(gather, states, settings.block_rows, recorder)
-        attention = RowAttention(gather, states, host_attention(shape), recorder)
+        attention = RowAttention(gather, states, recorder)
+        native = host_attention(shape) if gpu is None else None
+        decode = None
+        if native is not None:
+            decode = NativeDecode(
+                native,
+                spec,
+                settings.scope,
+                evaluation,
+                selection,
+                shadow,
+                pools,
+                gather,
+                policy,
+                counters,
+                recorder,
+            )
         pipeline = PrefetchPipeline(
             gather,
             torch.get_num_threads(),
@@ -244,6 +262,7 @@ def open_parts(
         selection=selection,
         dense=dense,
         attention=attention,
+        decode=decode,
         pipeline=pipeline,
         gpu=gpu,
     )

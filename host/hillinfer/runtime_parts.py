@@ -6,6 +6,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import dataclass
 
+from hillinfer.app.decode_step import NativeDecode
 from hillinfer.app.prefetch_pipeline import PrefetchPipeline
 from hillinfer.app.token_selection import TokenSelection
 from hillinfer.attention.dense_attention import DenseAttention
@@ -58,8 +59,8 @@ class RuntimeParts:
         Rows on their way from the drive.
     groups, rows, shadow, shadow_memory
         What sequences own.
-    selection, dense, attention, pipeline
-        Choosing tokens and attending to them.
+    selection, dense, attention, decode, pipeline
+        Choosing tokens and attending to them; `decode` is None where the model computes on a GPU.
     gpu
         What there is only because the model computes on a GPU, or None.
     """
@@ -89,6 +90,7 @@ class RuntimeParts:
     selection: TokenSelection
     dense: DenseAttention
     attention: RowAttention
+    decode: NativeDecode | None
     pipeline: PrefetchPipeline
     gpu: GpuSide | None
 

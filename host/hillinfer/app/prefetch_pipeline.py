@@ -66,6 +66,8 @@ class PrefetchPipeline:
             initargs=(threads,),
         )
         self._ahead: dict[tuple[int, int], Future[Ahead]] = {}
+        # Chosen in the caller's own thread.
+        self._known: dict[tuple[int, int], Ahead] = {}
 
     def announce(
         self, layer: int, sequence: Sequence, past: int, select: Callable[[], Sets]
@@ -106,6 +108,16 @@ class PrefetchPipeline:
             ahead.set_exception(error)
         self._ahead[layer, id(sequence)] = ahead
 
+    def keep(
+        self,
+        layer: int,
+        sequence: Sequence,
+        positions: NDArray[np.int64],
+        landed: LandedRows | None,
+    ) -> None:
+        """Keep what was chosen for a layer that comes next until `take`, and what lands of it."""
+        self._known[layer, id(sequence)] = Ahead([positions], landed, None)
+
     def take(self, layer: int, sequence: Sequence) -> Ahead | None:
         """Return what was announced of a layer, once it is selected; None where nothing was.
 
@@ -115,6 +127,10 @@ class PrefetchPipeline:
             What went wrong while selecting.
         """
         key = layer, id(sequence)
+        known = self._known.pop(key, None)
+        if known is not None:
+            self._gather.want(known.landed)
+            return known
         if key not in self._ahead:
             return None
         # An interrupt while waiting leaves it to `drop`.
@@ -129,6 +145,7 @@ class PrefetchPipeline:
             under_way.cancel()
         wait(self._ahead.values())
         self._ahead.clear()
+        self._known.clear()
         if self._copies is not None:
             self._copies.settle()
         self._gather.abandon_unclaimed()

@@ -44,9 +44,15 @@ class ImportanceEvaluation:
         scorer = self._scorer
         return isinstance(scorer, NativeScorer) and scorer.variant is not Variant.PORTABLE
 
+    @property
+    def native(self) -> NativeScorer | None:
+        """The scorer where its choice is the selection, as it is made in C++ over whole tables."""
+        scorer = self._scorer
+        return scorer if isinstance(scorer, NativeScorer) else None
+
     def selects_all(self, length: int) -> bool:
         """Say whether a sequence of this length is selected whole, so that nothing is scored."""
-        return self._wanted(length).count == length
+        return self.wanted(length).count == length
 
     def everything(self, length: int) -> list[NDArray[np.int64]]:
         """Return the sets of a sequence that is selected whole."""
@@ -107,7 +113,7 @@ class ImportanceEvaluation:
         length: int,
     ) -> list[NDArray[np.int64]]:
         """Select from `length` tokens; one that is coming is the last of them and of each set."""
-        scorer, wanted = self._scorer, self._wanted(length)
+        scorer, wanted = self._scorer, self.wanted(length)
         if isinstance(scorer, NativeScorer):
             return scorer.choose(query, scaling, segments, coming, wanted)
         if isinstance(scorer, DeviceScorer) and scorer.merges_natively:
@@ -125,7 +131,8 @@ class ImportanceEvaluation:
         newest = np.arange(length - coming, length)
         return [np.append(own, newest) for own in chosen]
 
-    def _wanted(self, length: int) -> Wanted:
+    def wanted(self, length: int) -> Wanted:
+        """Return how much is selected of so many tokens."""
         # One pair, because several threads ask.
         known, wanted = self._last
         if known != length:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -23,8 +22,6 @@ from numpy.typing import NDArray
 from hillinfer.counters import Counters
 from hillinfer.native.addresses import row_addresses
 from hillinfer.native.library import native_library
-from hillinfer.native.structures import Places
-from hillinfer.pools.hot_pool import Attended
 from hillinfer.pools.hot_pools import HotPools
 from hillinfer.pools.layer_step import LayerStep
 from hillinfer.pools.layer_step_log import LayerStepLog
@@ -120,38 +117,8 @@ class Gather:
 
     # --- rows of a selection ---------------------------------------------------------------
 
-    @property
-    def attending(self) -> AbstractContextManager[object]:
-        """To be held while rows are attended to that `attend_hot` found."""
-        return self._pools.attending
-
-    def attend_hot(
-        self,
-        layer: int,
-        sequence: Sequence,
-        positions: NDArray[np.int64],
-        step: int,
-        attend: Callable[[Places], Attended[T]],
-    ) -> Attended[T]:
-        """Attend to selected rows where they lie, if all of them are in memory.
-
-        Called with `attending` held.
-
-        Parameters
-        ----------
-        layer, sequence, positions, step
-            As in `in_place`; at least one position.
-        attend
-            Finds rows and attends to them if none of them is cold.
-
-        Returns
-        -------
-        What `attend` made of them, or None, and addresses for `in_place`.
-        """
-        return self._keeper.attend_in_place(layer, sequence, positions, step, attend)
-
     def note_hot(self, layer: int, sequence: Sequence, step: int, rows: int) -> None:
-        """Log that `attend_hot` attended to so many rows; called without `attending`."""
+        """Log that so many rows were attended to, all of them hot; called without `attending`."""
         self._log.end(LayerStep(step, layer, sequence.lengths[layer], rows))
 
     def in_place(
@@ -179,7 +146,8 @@ class Gather:
         tile_rows
             All runs but the last are multiples of it; at most 64.
         addresses
-            From `attend_hot`, where that was asked first and `attending` is held since.
+            Where rows lie, 0 for cold ones, where that is known and counted, and the pools'
+            `attending` is held since.
 
         Yields
         ------

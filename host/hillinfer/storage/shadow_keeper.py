@@ -13,7 +13,7 @@ from hillinfer.devices.scorer import Scorer, SegmentShadow
 from hillinfer.sessions.saved_shadow import SavedShadow
 from hillinfer.storage.gather import Gather
 from hillinfer.storage.row_layout import RowLayout
-from hillinfer.storage.segment import Segment
+from hillinfer.storage.segment import Segment, SegmentLayer
 from hillinfer.storage.sequence import Sequence
 from hillinfer.storage.shadow_memory import ShadowMemory
 from hillinfer.storage.tail_keys import TailKeys
@@ -95,6 +95,38 @@ class ShadowKeeper:
         return (
             segment.owners == 1 and own.shadow is not None and coded >= sequence.held_starts[layer]
         )
+
+    def described(self, layer: int, sequence: Sequence, stop: int) -> SegmentLayer | None:
+        """Describe the shadow of the first `stop` tokens to the native library, where it may code.
+
+        It may where all of it lies in DRAM, and what is not coded yet lies in the tail and in a
+        segment that has statistics, belongs to this sequence alone and does not become full.
+
+        Returns
+        -------
+        The last segment, whose table has its coded tokens; None where it may not.
+        """
+        size, segments = self.spec.segment_tokens, sequence.segments
+        last = (stop - 1) // size
+        if self._memory.has_device or last != len(segments) - 1 or stop == (last + 1) * size:
+            return None
+        own = segments[last].layers[layer]
+        if segments[last].owners != 1 or own.statistics is None or own.shadow is None:
+            return None
+        if not sequence.held_starts[layer] <= last * size + own.coded_tokens <= stop:
+            return None
+        moment, words = sequence.described[layer]
+        if moment != self._memory.changes:
+            described = self._memory.words(layer, segments)
+            if described is None:
+                return None
+            words = described
+            sequence.described[layer] = self._memory.changes, words
+            table = sequence.tables[layer]
+            table.segments = words.buffer_info()[0]
+            table.segment_count = len(segments)
+        words[-1] = own.coded_tokens
+        return own
 
     def share(self, sequence: Sequence) -> list[Segment]:
         """Return the sequence's segments, owned once more each, for a fork of it."""

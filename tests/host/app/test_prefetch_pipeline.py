@@ -215,7 +215,8 @@ def test_who_scores_changes_nothing(tokens, cold_dir, monkeypatch):
     # The twin: another step has another query.
     assert not torch.equal(outputs[0], outputs[4])
     main = threading.current_thread()
-    assert [one is main for one in threads] == [False] * 3 + [True] * 3
+    # At once means in the native library, once a segment has statistics: nobody is asked then.
+    assert [one is main for one in threads] == [False] * 3 + [True]
 
 
 def test_little_is_not_scored_beside_the_scoring_thread(cold_dir, monkeypatch):

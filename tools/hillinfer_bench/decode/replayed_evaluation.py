@@ -43,6 +43,11 @@ class ReplayedEvaluation(ImportanceEvaluation):
         self._selections = selections
         self._sequences = sequences
 
+    @property
+    def native(self) -> None:
+        """None: what is scored here is not what is selected."""
+        return
+
     def select(
         self, query: torch.Tensor, scaling: float, segments: Sequence[SegmentShadow]
     ) -> list[NDArray[np.int64]]:
