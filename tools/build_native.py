@@ -38,6 +38,7 @@ COMMON: dict[str, list[str]] = {
     "attention": _ANY_FLOAT,
     "attention_api": [],
     "attention_portable": _ANY_FLOAT,
+    "decode_step": [],
     "row_places": [],
     "row_products": _ANY_FLOAT,
     "row_sums": [],

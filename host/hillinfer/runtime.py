@@ -11,9 +11,10 @@ from pathlib import Path
 
 import torch
 
+from hillinfer.app.token_selection import Sets
 from hillinfer.counters import Counters
 from hillinfer.devices.scorer import Scorer
-from hillinfer.gpu.copied_rows import CopiedRows
+from hillinfer.gpu.copies_ahead import CopiedRows
 from hillinfer.gpu.copy_lane import CopyLane
 from hillinfer.gpu.packed_rows import packed_rows
 from hillinfer.gpu.staging_memory import StagingKind
@@ -30,7 +31,7 @@ from hillinfer.sessions.sequence_parts import parts_of
 from hillinfer.settings import Settings
 from hillinfer.statistics import CacheStatistics
 from hillinfer.storage.drive_calls import DriveCalls
-from hillinfer.storage.landed_rows import LandedRows
+from hillinfer.storage.prefetch_buffer import LandedRows
 from hillinfer.storage.sequence import Sequence
 
 
@@ -125,10 +126,14 @@ class Runtime:
         self._spec, self._device = parts.spec, parts.device
         self._pools, self._keeper = parts.pools, parts.keeper
         self._following = parts.following
-        self._buffers, self._reader = parts.buffers, parts.reader
+        self._buffers, self.gather = parts.buffers, parts.gather
+        self.prefetch = parts.prefetch
         self._groups, self._rows, self._shadow = parts.groups, parts.rows, parts.shadow
         self._selection, self._pipeline = parts.selection, parts.pipeline
         self._dense, self._attention, self._gpu = parts.dense, parts.attention, parts.gpu
+        self.decode = parts.decode
+        # Called with layer, length and sets of every selection that is attended to; for tests.
+        self.watch_selected: Callable[[int, int, Sets], None] | None = None
         self._step = 0
         self._closed = False
 
@@ -291,10 +296,19 @@ class Runtime:
         past = sequence.lengths[layer]
         if self._selection.selects_all(past + 1):
             return
+        is_quick = (
+            self._gpu is None
+            and self._selection.is_quick(layer, sequence)
+            and self._pipeline.is_idle
+        )
+        if is_quick and self.decode is not None:
+            chosen = self.decode.choose_next(layer, sequence, query, scaling)
+            if chosen is not None:
+                self._pipeline.keep(layer, sequence, *chosen)
+                return
         bring = self._on_host(query[:, 0])
         select = self._selection.announced(layer, sequence, scaling, bring)
-        quick = self._gpu is None and self._selection.is_quick(layer, sequence)
-        if quick and self._pipeline.is_idle:
+        if is_quick:
             self._pipeline.select_now(layer, sequence, past, select)
         else:
             self._pipeline.announce(layer, sequence, past, select)
@@ -328,6 +342,14 @@ class Runtime:
         landed: LandedRows | None = None
         copied: Future[CopiedRows] | None = None
         ahead = self._pipeline.take(layer, sequence)
+        decode = self.decode
+        if ahead is None and decode is not None:
+            attended = decode.step(layer, sequence, query, scaling, self._step)
+            if attended is not None:
+                if self.watch_selected is not None:
+                    self.watch_selected(layer, length, [decode.chosen.copy()])
+                self._rows.offer_filled(layer, sequence, self._step)
+                return attended
         if ahead is None:
             self._settle_arrivals()
         if ahead is not None:
@@ -336,10 +358,17 @@ class Runtime:
             selected = self._selection.everything(layer, sequence, keys)
         else:
             selected = self._selection.select(layer, sequence, query, keys, scaling)
+        if self.watch_selected is not None:
+            self.watch_selected(layer, length, selected)
         self.counters.scored_tokens += length * len(selected)
         self.counters.selected_tokens += sum(len(positions) for positions in selected)
         given = (layer, sequence, query, selected, scaling, self._step, landed)
-        if self._gpu is None:
+        out: torch.Tensor | None = None
+        if decode is not None and len(selected) == 1:
+            out = decode.attend(layer, sequence, query, selected[0], scaling, self._step, landed)
+        if out is not None:
+            pass
+        elif self._gpu is None:
             out = self._attention.selected(*given)
         else:
             newest = self._gpu.arrivals.newest(layer, sequence)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from hillinfer.app.decode_step import NativeDecode
 from hillinfer.app.prefetch_pipeline import PrefetchPipeline
 from hillinfer.app.share_by_rates import share_by_rates
 from hillinfer.app.token_selection import TokenSelection
@@ -44,18 +45,15 @@ from hillinfer.storage.aligned_buffer import round_up
 from hillinfer.storage.cold_file import IOMode, buffered_warning
 from hillinfer.storage.cold_store import ColdStore
 from hillinfer.storage.drive_calls import DriveCalls
+from hillinfer.storage.gather import Gather, RowBuffers
 from hillinfer.storage.group_table import GroupTable
-from hillinfer.storage.landing_area import LandingArea
 from hillinfer.storage.leftovers import sweep
 from hillinfer.storage.open_files import OpenFiles
+from hillinfer.storage.prefetch_buffer import LandingArea, PrefetchBuffer
 from hillinfer.storage.read_engines import open_engine
-from hillinfer.storage.row_buffers import RowBuffers
 from hillinfer.storage.row_keeper import RowKeeper
 from hillinfer.storage.row_layout import RowLayout
-from hillinfer.storage.row_locator import RowLocator
-from hillinfer.storage.row_reader import RowReader
 from hillinfer.storage.row_sums import RowSums
-from hillinfer.storage.rows_ahead import RowsAhead
 from hillinfer.storage.shadow_keeper import ShadowKeeper
 from hillinfer.storage.shadow_memory import ShadowMemory
 from hillinfer.storage.shadow_store import ShadowStore
@@ -138,21 +136,20 @@ def open_parts(
         if store.own_io_mode is IOMode.BUFFERED:
             warnings.warn(buffered_warning(cold_dir), SetupWarning, stacklevel=3)
         landing = LandingArea(settings.prefetch_blocks, settings.block_rows, shape.row_bytes)
-        landed = RowsAhead(store, landing)
+        prefetch = PrefetchBuffer(store, landing)
         # At least a group, so that a tile of attention never waits for two buffers.
         buffers = RowBuffers(max(settings.block_rows, GROUP_TOKENS), shape.row_bytes)
         log = LayerStepLog(pools, counters, layer_hits, _told(observe, timeline))
-        reader = RowReader(
+        gather = Gather(
             store,
             pools,
             keeper,
-            landed,
+            prefetch,
             buffers,
             settings.block_rows,
             counters,
             log,
         )
-        locator = RowLocator(store, pools, keeper, landed, buffers, log)
         spill = SpillQueue(
             store,
             round_up(settings.block_rows, GROUP_TOKENS),
@@ -181,22 +178,23 @@ def open_parts(
         following = (
             FollowingBudget(growth, accountant, shadow_memory.raise_limit) if growth else None
         )
-        shadow = ShadowKeeper(scorer, shape.layers, reader, layout, shadow_memory)
+        shadow = ShadowKeeper(scorer, shape.layers, gather, layout, shadow_memory)
         rows = RowKeeper(
             shape,
             layout,
             store,
             groups,
             spill,
-            reader,
+            gather,
             pools,
             keeper,
             shadow,
             accountant,
             OpenFiles.of_process(),
         )
+        evaluation = evaluate(scorer, settings)
         selection = TokenSelection(
-            evaluate(scorer, settings),
+            evaluation,
             shadow,
             keeper,
             spec,
@@ -208,14 +206,30 @@ def open_parts(
         gpu = None
         if lane is not None:
             plan = _staging_plan(shape, settings, accountant)
-            gpu = GpuSide(lane, plan, reader, locator, layout, counters, recorder)
+            gpu = GpuSide(lane, plan, gather, layout, counters, recorder)
             undone.callback(gpu.close)
             undone.callback(gpu.stop)
         states = RowStates(layout, counters) if gpu is None else gpu.states
-        dense = DenseAttention(reader, states, settings.block_rows, recorder)
-        attention = RowAttention(reader, locator, states, host_attention(shape), recorder)
+        dense = DenseAttention(gather, states, settings.block_rows, recorder)
+        attention = RowAttention(gather, states, recorder)
+        native = host_attention(shape) if gpu is None else None
+        decode = None
+        if native is not None:
+            decode = NativeDecode(
+                native,
+                spec,
+                settings.scope,
+                evaluation,
+                selection,
+                shadow,
+                pools,
+                gather,
+                policy,
+                counters,
+                recorder,
+            )
         pipeline = PrefetchPipeline(
-            reader,
+            gather,
             torch.get_num_threads(),
             None if gpu is None else gpu.ahead,
         )
@@ -236,9 +250,9 @@ def open_parts(
         pools=pools,
         keeper=keeper,
         following=following,
-        landed=landed,
+        prefetch=prefetch,
         buffers=buffers,
-        reader=reader,
+        gather=gather,
         groups=groups,
         rows=rows,
         shadow=shadow,
@@ -246,6 +260,7 @@ def open_parts(
         selection=selection,
         dense=dense,
         attention=attention,
+        decode=decode,
         pipeline=pipeline,
         gpu=gpu,
     )

@@ -6,6 +6,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import dataclass
 
+from hillinfer.app.decode_step import NativeDecode
 from hillinfer.app.prefetch_pipeline import PrefetchPipeline
 from hillinfer.app.token_selection import TokenSelection
 from hillinfer.attention.dense_attention import DenseAttention
@@ -20,13 +21,12 @@ from hillinfer.pools.layer_hits import LayerHits
 from hillinfer.pools.pool_keeper import PoolKeeper
 from hillinfer.storage.cold_store import ColdStore
 from hillinfer.storage.drive_calls import DriveCalls
+from hillinfer.storage.gather import Gather, RowBuffers
 from hillinfer.storage.group_table import GroupTable
+from hillinfer.storage.prefetch_buffer import PrefetchBuffer
 from hillinfer.storage.read_engine import ReadEngine
-from hillinfer.storage.row_buffers import RowBuffers
 from hillinfer.storage.row_keeper import RowKeeper
 from hillinfer.storage.row_layout import RowLayout
-from hillinfer.storage.row_reader import RowReader
-from hillinfer.storage.rows_ahead import RowsAhead
 from hillinfer.storage.shadow_keeper import ShadowKeeper
 from hillinfer.storage.shadow_memory import ShadowMemory
 from hillinfer.storage.shadow_store import ShadowStore
@@ -55,12 +55,12 @@ class RuntimeParts:
         Hot rows.
     following
         Raises the budget with the context; None where it is fixed.
-    landed, buffers, reader
+    prefetch, buffers, gather
         Rows on their way from the drive.
     groups, rows, shadow, shadow_memory
         What sequences own.
-    selection, dense, attention, pipeline
-        Choosing tokens and attending to them.
+    selection, dense, attention, decode, pipeline
+        Choosing tokens and attending to them; `decode` is None where the model computes on a GPU.
     gpu
         What there is only because the model computes on a GPU, or None.
     """
@@ -80,9 +80,9 @@ class RuntimeParts:
     pools: HotPools
     keeper: PoolKeeper
     following: FollowingBudget | None
-    landed: RowsAhead
+    prefetch: PrefetchBuffer
     buffers: RowBuffers
-    reader: RowReader
+    gather: Gather
     groups: GroupTable
     rows: RowKeeper
     shadow: ShadowKeeper
@@ -90,6 +90,7 @@ class RuntimeParts:
     selection: TokenSelection
     dense: DenseAttention
     attention: RowAttention
+    decode: NativeDecode | None
     pipeline: PrefetchPipeline
     gpu: GpuSide | None
 
@@ -109,7 +110,7 @@ class RuntimeParts:
             ends.callback(self.store.close)
             ends.callback(self.pools.close)
             ends.callback(self.buffers.close)
-            ends.callback(self.landed.close)
+            ends.callback(self.prefetch.close)
             if self.gpu is not None:
                 ends.callback(self.gpu.stop)
             ends.callback(self.pipeline.close)

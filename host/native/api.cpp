@@ -2,7 +2,6 @@
 // The C interface. Nothing here keeps memory of a caller; a call returns when its threads are done.
 #include <algorithm>
 #include <atomic>
-#include <new>
 #include <vector>
 
 #include "api.h"
@@ -29,7 +28,11 @@ bool has_avx2() {
 }
 #endif
 
-const Kernels* kernels_of(int32_t variant) {
+}  // namespace
+
+namespace hillinfer {
+
+const Kernels* scoring_kernels(int32_t variant) {
     switch (variant) {
         case kPortableVariant:
             return &kPortable;
@@ -55,21 +58,14 @@ const Kernels* kernels_of(int32_t variant) {
     }
 }
 
-// No exception leaves the library: the caller is not C++.
+}  // namespace hillinfer
+
+namespace {
+
 template <class Call>
 int32_t guarded(int32_t variant, Call call) {
-    const Kernels* kernels = kernels_of(variant);
-    if (!kernels) {
-        return kNoSuchVariant;
-    }
-    try {
-        call(*kernels);
-    } catch (const std::bad_alloc&) {
-        return kNoMemory;
-    } catch (...) {
-        return kFailed;
-    }
-    return kDone;
+    const Kernels* kernels = scoring_kernels(variant);
+    return kernels ? hillinfer::guarded([&] { call(*kernels); }) : kNoSuchVariant;
 }
 
 }  // namespace
@@ -77,7 +73,7 @@ int32_t guarded(int32_t variant, Call call) {
 // Changes with the interface or with the contract: 100 * contract version + interface version.
 HILLINFER_API int32_t hillinfer_version() { return 109; }
 
-HILLINFER_API int32_t hillinfer_has_variant(int32_t variant) { return kernels_of(variant) != nullptr; }
+HILLINFER_API int32_t hillinfer_has_variant(int32_t variant) { return scoring_kernels(variant) != nullptr; }
 
 HILLINFER_API int32_t hillinfer_score(int32_t variant, const Sequence* sequence, uint32_t* tuples) {
     return guarded(variant, [&](const Kernels& kernels) {

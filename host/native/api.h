@@ -2,6 +2,7 @@
 // What every function of the C interface shares.
 #pragma once
 #include <cstdint>
+#include <new>
 
 #define HILLINFER_API extern "C" __attribute__((visibility("default")))
 
@@ -19,6 +20,26 @@ enum Outcome : int32_t {
     kCold = 5,
     kMisplaced = 6,
 };
+
+struct Kernels;
+struct AttentionKernels;
+
+// Of a variant, or null where the processor cannot run it.
+const Kernels* scoring_kernels(int32_t variant);
+const AttentionKernels* attention_kernels(int32_t variant);
+
+// No exception leaves the library: the caller is not C++.
+template <class Call>
+int32_t guarded(Call call) {
+    try {
+        call();
+    } catch (const std::bad_alloc&) {
+        return kNoMemory;
+    } catch (...) {
+        return kFailed;
+    }
+    return kDone;
+}
 
 }  // namespace hillinfer
 

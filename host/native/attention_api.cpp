@@ -1,16 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // The C interface to attention. Every call returns an Outcome unless its name says what.
 #include <atomic>
-#include <new>
 
 #include "api.h"
 #include "attention.h"
-#include "row_places.h"
 #include "thread_pool.h"
 
 using namespace hillinfer;
 
-namespace {
+namespace hillinfer {
 
 const AttentionKernels* attention_kernels(int32_t variant) {
     if (!hillinfer_has_variant(variant)) {
@@ -31,21 +29,14 @@ const AttentionKernels* attention_kernels(int32_t variant) {
     }
 }
 
-// No exception leaves the library: the caller is not C++.
+}  // namespace hillinfer
+
+namespace {
+
 template <class Call>
 int32_t guarded(int32_t variant, Call call) {
     const AttentionKernels* kernels = attention_kernels(variant);
-    if (!kernels) {
-        return kNoSuchVariant;
-    }
-    try {
-        call(*kernels);
-    } catch (const std::bad_alloc&) {
-        return kNoMemory;
-    } catch (...) {
-        return kFailed;
-    }
-    return kDone;
+    return kernels ? hillinfer::guarded([&] { call(*kernels); }) : kNoSuchVariant;
 }
 
 }  // namespace
@@ -75,23 +66,6 @@ HILLINFER_API int32_t hillinfer_attention_result(int32_t variant, const Attentio
     return guarded(variant, [&](const AttentionKernels& kernels) {
         attention_result(kernels, *attention, state, out);
     });
-}
-
-// Finds rows and, where all of them are in memory, attends to them; else kCold, or kMisplaced for a
-// position that is nowhere. `addresses` gets what `find_rows` says.
-HILLINFER_API int32_t hillinfer_attend_hot(int32_t variant, const Attention* attention,
-                                           const Places* places, uint64_t* addresses, float* out) {
-    Found found = kAllHot;
-    const int32_t outcome = guarded(variant, [&](const AttentionKernels& kernels) {
-        found = find_rows(*places, addresses);
-        if (found == kAllHot) {
-            attend(kernels, *attention, {addresses, places->count}, out);
-        }
-    });
-    if (outcome != kDone || found == kAllHot) {
-        return outcome;
-    }
-    return found == kSomeCold ? kCold : kMisplaced;
 }
 
 HILLINFER_API int32_t hillinfer_inner_products(int32_t variant, const Attention* attention,

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "row_places.h"
 
+#include <cstring>
+
 #include "api.h"
 
 namespace hillinfer {
@@ -27,7 +29,7 @@ Found find_rows(const Places& places, uint64_t* out) {
                 return kNowhere;
             }
             slot = places.slot_of_row[row];
-            if (slot >= 0) {
+            if (slot >= 0 && places.stamps) {
                 places.stamps[slot] = places.step;
             }
         }
@@ -44,9 +46,23 @@ Found find_rows(const Places& places, uint64_t* out) {
     return cold ? kSomeCold : kAllHot;
 }
 
+void copy_rows(const uint64_t* rows, int64_t count, int64_t row_bytes, uint8_t* out) {
+    for (int64_t i = 0; i < count; ++i, out += row_bytes) {
+        const uint8_t* const from = reinterpret_cast<const uint8_t*>(rows[i]);
+        if (from != out) {
+            std::memcpy(out, from, size_t(row_bytes));
+        }
+    }
+}
+
 }  // namespace hillinfer
 
 // Returns 0, or -1 for a position that is nowhere.
 HILLINFER_API int64_t hillinfer_row_places(const hillinfer::Places* places, uint64_t* out) {
     return hillinfer::find_rows(*places, out) == hillinfer::kNowhere ? -1 : 0;
+}
+
+HILLINFER_API void hillinfer_copy_rows(const uint64_t* rows, int64_t count, int64_t row_bytes,
+                                       uint8_t* out) {
+    hillinfer::copy_rows(rows, count, row_bytes, out);
 }

@@ -18,7 +18,7 @@ struct Places {
     int64_t group_count;
     const int32_t* slot_of_row;
     int64_t row_count;
-    int32_t* stamps;
+    int32_t* stamps;  // None are written where it is null.
     uint64_t slots;
     int64_t row_bytes;
     int32_t step;
@@ -30,5 +30,8 @@ enum Found : int32_t { kAllHot, kSomeCold, kNowhere };
 // Writes the address of each position's row to `out`, 0 where it is on the drive alone, and stamps
 // the slots of hot ones with the step.
 Found find_rows(const Places& places, uint64_t* out);
+
+// Copies rows to `out`, one behind the other; a row that lies at its own place there stays.
+void copy_rows(const uint64_t* rows, int64_t count, int64_t row_bytes, uint8_t* out);
 
 }  // namespace hillinfer

@@ -86,20 +86,9 @@ class SelectionLog:
     def __init__(self, cache):
         self.sets = []
         self.lengths = []
-        evaluation = cache._runtime._selection._evaluation
-        select, everything = evaluation.select, evaluation.everything
+        cache._runtime.watch_selected = self.note
 
-        def noted(chosen, length):
-            self.sets.append([positions.tolist() for positions in chosen])
-            self.lengths.append(length)
-            return chosen
-
-        def scored(query, scaling, segments):
-            length = segments[-1].base_position + segments[-1].tokens
-            return noted(select(query, scaling, segments), length)
-
-        def unscored(length):
-            return noted(everything(length), length)
-
-        evaluation.select = scored
-        evaluation.everything = unscored
+    def note(self, layer, length, sets):
+        """Take the sets of a layer that attention is about to see, or has just seen."""
+        self.sets.append([positions.tolist() for positions in sets])
+        self.lengths.append(length)

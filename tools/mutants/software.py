@@ -460,7 +460,7 @@ _HARD_TO_SEE = (
     Mutant(
         "pool-looked-at-too-early-ahead",
         "What is read ahead is chosen while rows are being promoted.",
-        "host/hillinfer/storage/row_reader.py",
+        "host/hillinfer/storage/gather.py",
         """        self._pools.wait_for(layer)
         settled = positions[: np.searchsorted(positions, on_drive)]
 """,

@@ -11,10 +11,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hillinfer.gpu.copied_rows import CopiedRows
-from hillinfer.gpu.copies_ahead import CopiesAhead
-from hillinfer.storage.landed_rows import LandedRows
-from hillinfer.storage.row_reader import RowReader
+from hillinfer.gpu.copies_ahead import CopiedRows, CopiesAhead
+from hillinfer.storage.gather import Gather
+from hillinfer.storage.prefetch_buffer import LandedRows
 from hillinfer.storage.sequence import Sequence
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
@@ -44,11 +43,11 @@ class PrefetchPipeline:
     """Selects tokens and reads their rows for layers that have not begun (APP).
 
     One thread scores, in the order that layers are announced; the rows it selects are read by the
-    reader's own thread meanwhile.
+    prefetch buffer's own thread meanwhile.
 
     Parameters
     ----------
-    reader
+    gather
         Reads rows ahead.
     threads
         Compute threads of the scoring thread.
@@ -56,8 +55,8 @@ class PrefetchPipeline:
         Sends what is selected to the model's GPU; None where it has none.
     """
 
-    def __init__(self, reader: RowReader, threads: int, copies: CopiesAhead | None = None) -> None:
-        self._reader = reader
+    def __init__(self, gather: Gather, threads: int, copies: CopiesAhead | None = None) -> None:
+        self._gather = gather
         self._copies = copies
         self._scoring = ThreadPoolExecutor(
             1,
@@ -67,6 +66,8 @@ class PrefetchPipeline:
             initargs=(threads,),
         )
         self._ahead: dict[tuple[int, int], Future[Ahead]] = {}
+        # Chosen in the caller's own thread.
+        self._known: dict[tuple[int, int], Ahead] = {}
 
     def announce(
         self, layer: int, sequence: Sequence, past: int, select: Callable[[], Sets]
@@ -107,6 +108,16 @@ class PrefetchPipeline:
             ahead.set_exception(error)
         self._ahead[layer, id(sequence)] = ahead
 
+    def keep(
+        self,
+        layer: int,
+        sequence: Sequence,
+        positions: NDArray[np.int64],
+        landed: LandedRows | None,
+    ) -> None:
+        """Keep what was chosen for a layer that comes next until `take`, and what lands of it."""
+        self._known[layer, id(sequence)] = Ahead([positions], landed, None)
+
     def announced(self, layer: int, sequence: Sequence) -> Ahead | None:
         """Return what was announced of a layer, once it is selected; None where nothing was.
 
@@ -115,7 +126,11 @@ class PrefetchPipeline:
         Exception
             What went wrong while selecting.
         """
-        ahead = self._ahead.get((layer, id(sequence)))
+        key = layer, id(sequence)
+        known = self._known.get(key)
+        if known is not None:
+            return known
+        ahead = self._ahead.get(key)
         return None if ahead is None else ahead.result()
 
     def take(self, layer: int, sequence: Sequence) -> Ahead | None:
@@ -126,8 +141,10 @@ class PrefetchPipeline:
         # An interrupt while waiting leaves it to `drop`.
         ahead = self.announced(layer, sequence)
         if ahead is not None:
-            del self._ahead[layer, id(sequence)]
-            self._reader.want(ahead.landed)
+            key = layer, id(sequence)
+            if self._known.pop(key, None) is None:
+                del self._ahead[key]
+            self._gather.want(ahead.landed)
         return ahead
 
     def drop(self) -> None:
@@ -136,9 +153,10 @@ class PrefetchPipeline:
             under_way.cancel()
         wait(self._ahead.values())
         self._ahead.clear()
+        self._known.clear()
         if self._copies is not None:
             self._copies.settle()
-        self._reader.abandon_unclaimed()
+        self._gather.abandon_unclaimed()
 
     def close(self) -> None:
         """Stop the scoring thread."""
@@ -151,9 +169,9 @@ class PrefetchPipeline:
         stored = union[: union.searchsorted(past)]
         # When attention looks, the tail holds what it holds now, or what follows a full group.
         held = past // GROUP_TOKENS * GROUP_TOKENS
-        landed = self._reader.land(layer, sequence, stored, held)
+        landed = self._gather.land(layer, sequence, stored, held)
         if self._copies is None:
             return Ahead(sets, landed, None)
         # What is there is sent on at once, rather than with what has no room yet.
-        self._reader.want(landed)
+        self._gather.want(landed)
         return Ahead(sets, landed, self._copies.begin(layer, sequence, stored, held, landed))

@@ -51,6 +51,11 @@ class TokenSelection:
         Counts it.
     recorder
         Notes how long coding and scoring take.
+
+    Attributes
+    ----------
+    scoring
+        Held by whoever codes or scores.
     """
 
     def __init__(
@@ -74,7 +79,7 @@ class TokenSelection:
         self._accountant = accountant
         self._recorder = recorder
         self._score_bytes = self._room_tokens = 0
-        self._one_at_a_time = threading.Lock()
+        self.scoring = threading.Lock()
 
     def selects_all(self, length: int) -> bool:
         """Say whether a sequence of this length is selected whole, so that nothing is scored."""
@@ -103,7 +108,7 @@ class TokenSelection:
         keys
             Theirs, stored type, (kv_heads, tokens, head_dim).
         """
-        with self._one_at_a_time, self._recorder.span(Lane.HOST_SCORING, "code", layer=layer):
+        with self.scoring, self._recorder.span(Lane.HOST_SCORING, "code", layer=layer):
             self._shadow.code_full_segments(layer, sequence, _shadow_keys(keys))
 
     def select(
@@ -133,8 +138,8 @@ class TokenSelection:
             Where the query is not finite.
         """
         length = sequence.lengths[layer]
-        self._make_room(length)
-        with self._one_at_a_time, _Explained(layer):
+        self.make_room(length)
+        with self.scoring, Explained(layer):
             with self._recorder.span(Lane.HOST_SCORING, "code", layer=layer):
                 shadows = self._shadow.code_all(layer, sequence, _shadow_keys(keys))
             with self._recorder.span(Lane.HOST_SCORING, "score", layer=layer, tokens=length):
@@ -173,17 +178,17 @@ class TokenSelection:
             Returns the predicted query, float32 (query_heads, head_dim) on the CPU; may wait.
         """
         past = sequence.lengths[layer]
-        self._make_room(past)
+        self.make_room(past)
         if sequence.observed[layer] is not None or not self._shadow.codes_from_tail(
             layer, sequence
         ):
-            with self._one_at_a_time, _Explained(layer):
+            with self.scoring, Explained(layer):
                 shadows = self._past(layer, sequence, past)
                 self._count_observed(layer, sequence, scaling, shadows)
 
         def select() -> Sets:
             query = bring()
-            with self._one_at_a_time, _Explained(layer):
+            with self.scoring, Explained(layer):
                 shadows = self._past(layer, sequence, past)
                 with self._recorder.span(Lane.HOST_SCORING, "score", layer=layer, tokens=past):
                     return self._evaluation.select_next(query, scaling, shadows)
@@ -203,7 +208,8 @@ class TokenSelection:
             sets = self._evaluation.select(query, scaling, shadows)
             self._keeper.tally(layer, sequence, np.unique(np.concatenate(sets)))
 
-    def _make_room(self, tokens: int) -> None:
+    def make_room(self, tokens: int) -> None:
+        """Count what scoring so many tokens takes of memory."""
         # All layers of a step ask for the same.
         if tokens <= self._room_tokens:
             return
@@ -214,7 +220,7 @@ class TokenSelection:
         self._room_tokens = tokens
 
 
-class _Explained:
+class Explained:
     """Says what to do about a query that cannot be scored.
 
     A class, because a generator takes several times as long at every layer and step.

@@ -8,7 +8,7 @@ import torch
 
 from hillinfer.attention.row_states import RowStates, compute_type
 from hillinfer.attention.softmax_merge import SoftmaxMerge
-from hillinfer.storage.row_reader import RowReader
+from hillinfer.storage.gather import Gather
 from hillinfer.storage.sequence import Sequence
 from hillinfer.timeline.lane import Lane
 from hillinfer.timeline.recorder import Recorder
@@ -22,25 +22,25 @@ class DenseAttention:
 
     Parameters
     ----------
-    reader
+    gather
         Brings rows together.
     states
         Takes keys and values out of them.
     block_rows
-        Past rows that the reader brings at a time.
+        Past rows that it brings at a time.
     recorder
         Notes how long attention itself takes, once rows are there.
     """
 
     def __init__(
         self,
-        reader: RowReader,
+        gather: Gather,
         states: RowStates,
         block_rows: int,
         recorder: Recorder = SILENT,
     ) -> None:
         self._recorder = recorder
-        self._reader = reader
+        self._gather = gather
         self._states = states
         # Widened in what gathering takes on its way, which is free by then: two blocks at once,
         # because torch's causal kernel is a fifth slower on fewer than 768 queries.
@@ -77,7 +77,7 @@ class DenseAttention:
         wide = query.to(compute_type(query)).contiguous()
         merge = SoftmaxMerge(wide, scaling)
         past = np.arange(sequence.lengths[layer] - tokens)
-        for rows in self._reader.stream(layer, sequence, past):
+        for rows in self._gather.stream(layer, sequence, past):
             with self._recorder.span(Lane.COMPUTE, "attention", layer=layer):
                 merge.add_block(*self._states(rows, wide))
         with self._recorder.span(Lane.COMPUTE, "attention", layer=layer):

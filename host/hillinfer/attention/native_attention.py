@@ -10,11 +10,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hillinfer.attention.native_softmax import NativeSoftmax, check_query, described
+from hillinfer.attention.native_softmax import NativeSoftmax, described
 from hillinfer.model_shape import ModelShape
 from hillinfer.native.errors import NativeError
 from hillinfer.native.library import native_library
-from hillinfer.native.structures import Places
 from hillinfer.native.variant import Variant
 
 MOST_GROUP_SIZE = 128
@@ -73,45 +72,6 @@ class NativeAttention:
             The query has another shape, type or device, or the scaling is not finite.
         """
         return NativeSoftmax(self.shape, self.variant, query, scaling, self._state_bytes)
-
-    def attend_hot(
-        self, query: torch.Tensor, scaling: float, places: Places
-    ) -> tuple[torch.Tensor | None, NDArray[np.uint64]]:
-        """Find one set of rows and attend to them in a single call, if none of them is cold.
-
-        Parameters
-        ----------
-        query, scaling
-            As for `begin`.
-        places
-            At least one position, and where their rows may lie.
-
-        Returns
-        -------
-        Float32 (query_heads, head_dim), the bits of `attend`, or None; and the rows' addresses, 0
-        for a cold one.
-
-        Raises
-        ------
-        ValueError
-            As from `begin`, or there is no position.
-        IndexError
-            A position is nowhere.
-        """
-        check_query(self.shape, query, scaling)
-        if not places.count:
-            raise ValueError("attention over no rows: add some first")
-        wide = query.detach().to(torch.float32).contiguous()
-        out = torch.empty((self.shape.query_heads, self.shape.head_dim))
-        addresses = np.empty(places.count, np.uint64)
-        attended = self._library.attend_hot(
-            self._number,
-            described(self.shape, wide.data_ptr(), scaling),
-            places,
-            addresses,
-            out.data_ptr(),
-        )
-        return out if attended else None, addresses
 
     def attend(
         self, query: torch.Tensor, scaling: float, sets: Sequence[NDArray[np.uint64]]

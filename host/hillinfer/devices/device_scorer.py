@@ -20,6 +20,7 @@ from hillinfer.devices.scoring_device import DeviceSegment, StoredShadow
 from hillinfer.hie.native_scorer import NativeScorer
 from hillinfer.hie.native_top import native_top
 from hillinfer.hie.wanted import Wanted
+from hillinfer.native.variant import Variant
 from hillinfer.storage.streamed_shadow import StreamedShadow
 from hillinfer.timeline.lane import Lane
 from hillinfer.timeline.recorder import Recorder
@@ -116,6 +117,11 @@ class DeviceScorer:
     def is_fast(self) -> bool:
         """Say that it is not: the processor waits for the device."""
         return False
+
+    @property
+    def table_variant(self) -> Variant | None:
+        """None: the library does not choose over its tables as this does."""
+        return None
 
     def choose(
         self,

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from hillinfer.devices.scorer import SegmentShadow
 from hillinfer.hie.top_alpha import top_of_blocks
 from hillinfer.hie.wanted import Wanted
+from hillinfer.native.variant import Variant
 from hillinfer_model.channel_statistics import ChannelStatistics
 from hillinfer_model.choices import Scope
 from hillinfer_model.coded_segment import CodedSegment
@@ -59,6 +60,11 @@ class GoldenScorer:
     def is_fast(self) -> bool:
         """Say that it is not."""
         return False
+
+    @property
+    def table_variant(self) -> Variant | None:
+        """None: the library does not choose over its tables as this does."""
+        return None
 
     def choose(
         self,

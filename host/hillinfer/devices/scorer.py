@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from hillinfer.hie.probe_shadow import ProbeShadow
 from hillinfer.hie.wanted import Wanted
+from hillinfer.native.variant import Variant
 from hillinfer_model.channel_statistics import ChannelStatistics
 from hillinfer_model.choices import Scope
 from hillinfer_model.kernel_spec import KernelSpec
@@ -76,6 +77,14 @@ class Scorer(Protocol):
     @property
     def is_fast(self) -> bool:
         """Whether the processor scores by itself, in C++ and with vectors."""
+        ...
+
+    @property
+    def table_variant(self) -> Variant | None:
+        """The variant of the native library that chooses over its tables as this scorer does.
+
+        None where this scorer is to be asked.
+        """
         ...
 
     def statistics(

@@ -3,21 +3,102 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from hillinfer.gpu.copied_rows import CopiedRows
-from hillinfer.gpu.copy_lane import CopyLane
-from hillinfer.gpu.incoming_rows import IncomingRows
+from hillinfer.gpu.copy_lane import Copy, CopyLane
 from hillinfer.gpu.staging_ring import StagingRing
-from hillinfer.storage.landed_rows import LandedRows
-from hillinfer.storage.row_reader import RowReader
+from hillinfer.storage.gather import Gather
+from hillinfer.storage.prefetch_buffer import LandedRows
 from hillinfer.storage.sequence import Sequence
 from hillinfer.timeline.lane import Lane
 from hillinfer.timeline.recorder import Recorder
 from hillinfer.timeline.silent import SILENT
+
+
+class IncomingRows:
+    """Copies rows to one array beside the model, in the order in which they are given.
+
+    A piece is staged while the one before it is copied. One thread gives rows, and then one takes
+    them.
+
+    Parameters
+    ----------
+    lane, ring
+        What copies, and through which buffers; of at least one row each.
+    most_rows, row_bytes
+        Size of the array.
+    """
+
+    def __init__(self, lane: CopyLane, ring: StagingRing, most_rows: int, row_bytes: int) -> None:
+        self._lane = lane
+        self._ring = ring
+        self._row_bytes = row_bytes
+        self.piece_rows = ring.buffers.shape[1] // row_bytes
+        self._target = lane.allocate(most_rows, row_bytes)
+        self._copies: list[Copy] = []
+        self.count = 0
+
+    def add(self, rows: NDArray[np.uint8]) -> None:
+        """Copy rows, uint8 (rows, row_bytes), which may change as soon as this returns."""
+        for start in range(0, len(rows), self.piece_rows):
+            piece = rows[start : start + self.piece_rows]
+            self.fill(len(piece), partial(_copy, piece))
+
+    def fill(self, most_rows: int, fill: Callable[[NDArray[np.uint8]], int]) -> None:
+        """Copy what a function writes.
+
+        Parameters
+        ----------
+        most_rows
+            At most `piece_rows`.
+        fill
+            Writes the first rows of a uint8 array (most_rows, row_bytes), and says how many.
+        """
+        buffer = self._ring.acquire()
+        try:
+            staged = self._ring.buffers[buffer, : most_rows * self._row_bytes]
+            staged = staged.reshape(most_rows, self._row_bytes)
+            count = fill(staged)
+            if not count:
+                self._ring.give(buffer)
+                return
+            place = self._target[self.count : self.count + count]
+            copy = self._lane.to_gpu(place, torch.from_numpy(staged[:count]))
+        except BaseException:
+            self._ring.give(buffer)
+            raise
+        self._ring.leave(buffer, copy)
+        self._copies.append(copy)
+        self.count += count
+
+    def take(self) -> torch.Tensor:
+        """Return the rows, uint8 (count, row_bytes), for the model to compute with from here on."""
+        for copy in self._copies:
+            self._lane.compute_waits(copy, self._target)
+        return self._target[: self.count]
+
+
+@dataclass(frozen=True, eq=False)
+class CopiedRows:
+    """Which rows are on their way.
+
+    Parameters
+    ----------
+    positions
+        int64, ascending: a part of the selection.
+    rows
+        Theirs, in that order.
+    """
+
+    positions: NDArray[np.int64]
+    rows: IncomingRows
 
 
 class CopiesAhead:
@@ -30,7 +111,7 @@ class CopiesAhead:
     ----------
     lane, ring
         What copies, and through which buffers.
-    reader
+    gather
         Knows where rows lie.
     row_bytes
         Bytes of a row.
@@ -42,13 +123,13 @@ class CopiesAhead:
         self,
         lane: CopyLane,
         ring: StagingRing,
-        reader: RowReader,
+        gather: Gather,
         row_bytes: int,
         recorder: Recorder = SILENT,
     ) -> None:
         self._lane = lane
         self._ring = ring
-        self._reader = reader
+        self._gather = gather
         self._row_bytes = row_bytes
         self._recorder = recorder
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="hillinfer-copy-ahead")
@@ -67,7 +148,7 @@ class CopiesAhead:
         Parameters
         ----------
         layer, sequence, positions, on_drive
-            As in `RowReader.land`.
+            As in `Gather.land`.
         landed
             What it returned.
 
@@ -107,10 +188,15 @@ class CopiesAhead:
             piece = positions[start : start + rows.piece_rows]
 
             def gather(out: NDArray[np.uint8], piece: NDArray[np.int64] = piece) -> int:
-                held = self._reader.copy_held(layer, sequence, piece, on_drive, landed, out)
+                held = self._gather.copy_held(layer, sequence, piece, on_drive, landed, out)
                 found.append(piece[held])
                 return len(held)
 
             with self._recorder.span(Lane.COPIES, "stage", layer=layer, rows=len(piece)):
                 rows.fill(len(piece), gather)
         return CopiedRows(np.concatenate(found), rows)
+
+
+def _copy(rows: NDArray[np.uint8], out: NDArray[np.uint8]) -> int:
+    out[:] = rows
+    return len(rows)

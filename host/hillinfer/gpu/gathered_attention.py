@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from concurrent.futures import Future
 from contextlib import closing
 from functools import partial
@@ -14,14 +13,12 @@ from numpy.typing import NDArray
 
 from hillinfer.attention.row_states import compute_type
 from hillinfer.attention.softmax_merge import SoftmaxMerge
-from hillinfer.gpu.copied_rows import CopiedRows
+from hillinfer.gpu.copies_ahead import CopiedRows, IncomingRows
 from hillinfer.gpu.copy_lane import CopyLane
-from hillinfer.gpu.incoming_rows import IncomingRows
 from hillinfer.gpu.staged_states import StagedStates
 from hillinfer.gpu.staging_ring import StagingRing
-from hillinfer.storage.landed_rows import LandedRows
-from hillinfer.storage.row_locator import RowLocator
-from hillinfer.storage.row_reader import RowReader
+from hillinfer.storage.gather import Gather, copy_rows
+from hillinfer.storage.prefetch_buffer import LandedRows
 from hillinfer.storage.sequence import Sequence
 from hillinfer.timeline.lane import Lane
 from hillinfer.timeline.recorder import Recorder
@@ -42,10 +39,8 @@ class GatheredAttention:
     ----------
     lane, ring
         What copies, and through which buffers.
-    reader
-        Brings rows together.
-    locator
-        Tells where they lie.
+    gather
+        Brings rows together, or tells where they lie.
     states
         Takes keys and values out of them.
     recorder
@@ -56,15 +51,13 @@ class GatheredAttention:
         self,
         lane: CopyLane,
         ring: StagingRing,
-        reader: RowReader,
-        locator: RowLocator,
+        gather: Gather,
         states: StagedStates,
         recorder: Recorder = SILENT,
     ) -> None:
         self._lane = lane
         self._ring = ring
-        self._reader = reader
-        self._locator = locator
+        self._gather = gather
         self._states = states
         self._recorder = recorder
 
@@ -100,7 +93,7 @@ class GatheredAttention:
         row_bytes = sequence.tails.shape[2]
         if copied is None:
             incoming = IncomingRows(self._lane, self._ring, len(union), row_bytes)
-            with closing(self._reader.fetch(layer, sequence, union, step, landed)) as blocks:
+            with closing(self._gather.copied(layer, sequence, union, step, landed)) as blocks:
                 for _, block in blocks:
                     incoming.add(block)
             rows = self._states.taken(incoming)
@@ -143,7 +136,7 @@ class GatheredAttention:
             late[len(union) - 1] = False
         row_bytes = sequence.tails.shape[2]
         incoming = IncomingRows(self._lane, self._ring, int(late.sum()), row_bytes)
-        fetched = self._locator.fetch_in_place(layer, sequence, union, step, landed, GROUP_TOKENS)
+        fetched = self._gather.in_place(layer, sequence, union, step, landed, GROUP_TOKENS)
         with closing(fetched) as runs:
             start = 0
             for addresses in runs:
@@ -151,7 +144,7 @@ class GatheredAttention:
                 start += len(addresses)
                 for first in range(0, len(wanted), incoming.piece_rows):
                     piece = wanted[first : first + incoming.piece_rows]
-                    incoming.fill(len(piece), partial(_copy_from, piece))
+                    incoming.fill(len(piece), partial(copy_rows, piece))
         parts = [self._states.taken(ahead.rows), self._states.taken(incoming)]
         order = np.concatenate([np.flatnonzero(here), np.flatnonzero(late)])
         if newest is not None:
@@ -166,16 +159,3 @@ class GatheredAttention:
 def _on(rows: torch.Tensor, index: NDArray[np.int64]) -> torch.Tensor:
     # Read from pageable memory before this returns, without waiting for what the GPU is at.
     return torch.from_numpy(index).to(rows.device, non_blocking=True)
-
-
-def _copy_from(addresses: NDArray[np.uint64], out: NDArray[np.uint8]) -> int:
-    """Copy the few rows that come late, neighbours in memory at once."""
-    row_bytes = out.shape[1]
-    apart = np.flatnonzero(np.diff(addresses) != row_bytes) + 1
-    for run in np.split(np.arange(len(addresses)), apart):
-        ctypes.memmove(
-            out.ctypes.data + int(run[0]) * row_bytes,
-            int(addresses[run[0]]),
-            len(run) * row_bytes,
-        )
-    return len(addresses)

@@ -13,9 +13,8 @@ from hillinfer.gpu.staged_states import StagedStates
 from hillinfer.gpu.staging_memory import StagingMemory
 from hillinfer.gpu.staging_plan import QUERY_BUFFERS, ROW_BUFFERS, StagingPlan
 from hillinfer.gpu.staging_ring import StagingRing
+from hillinfer.storage.gather import Gather
 from hillinfer.storage.row_layout import RowLayout
-from hillinfer.storage.row_locator import RowLocator
-from hillinfer.storage.row_reader import RowReader
 from hillinfer.timeline.recorder import Recorder
 
 
@@ -28,7 +27,7 @@ class GpuSide:
         To the model's GPU; closed with this.
     plan
         How staging memory is divided.
-    reader, locator, layout, counters, recorder
+    gather, layout, counters, recorder
         The runtime's.
 
     Attributes
@@ -43,8 +42,7 @@ class GpuSide:
         self,
         lane: CopyLane,
         plan: StagingPlan,
-        reader: RowReader,
-        locator: RowLocator,
+        gather: Gather,
         layout: RowLayout,
         counters: Counters,
         recorder: Recorder,
@@ -60,8 +58,8 @@ class GpuSide:
         queries = StagingRing(self._memory.cut(QUERY_BUFFERS, plan.query_bytes))
         self.rings = [rows, arriving, queries]
         self.states = StagedStates(layout, counters, lane, rows)
-        self.attention = GatheredAttention(lane, rows, reader, locator, self.states, recorder)
-        self.ahead = CopiesAhead(lane, rows, reader, row_bytes, recorder)
+        self.attention = GatheredAttention(lane, rows, gather, self.states, recorder)
+        self.ahead = CopiesAhead(lane, rows, gather, row_bytes, recorder)
         self.arrivals = Arrivals(lane, arriving)
         self.queries = BroughtQueries(lane, queries)
 

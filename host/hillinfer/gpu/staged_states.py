@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from hillinfer.attention.row_states import RowStates
 from hillinfer.counters import Counters
+from hillinfer.gpu.copies_ahead import IncomingRows
 from hillinfer.gpu.copy_lane import CopyLane
-from hillinfer.gpu.incoming_rows import IncomingRows
 from hillinfer.gpu.staging_ring import StagingRing
 from hillinfer.storage.row_layout import RowLayout
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from hillinfer.devices.scorer import Scorer, SegmentShadow, total_tokens
 from hillinfer.hie.wanted import Wanted
+from hillinfer.native.variant import Variant
 from hillinfer.settings import Settings
 from hillinfer_model.choices import Scope
 from hillinfer_model.selection import selected_count
@@ -39,9 +40,14 @@ class ImportanceEvaluation:
         """Whether the processor scores by itself, in C++ and with vectors."""
         return self._scorer.is_fast
 
+    @property
+    def table_variant(self) -> Variant | None:
+        """The variant of the native library that chooses as this does; None where nothing does."""
+        return self._scorer.table_variant
+
     def selects_all(self, length: int) -> bool:
         """Say whether a sequence of this length is selected whole, so that nothing is scored."""
-        return self._wanted(length).count == length
+        return self.wanted(length).count == length
 
     def everything(self, length: int) -> list[NDArray[np.int64]]:
         """Return the sets of a sequence that is selected whole."""
@@ -69,7 +75,7 @@ class ImportanceEvaluation:
         length = total_tokens(segments)
         if self.selects_all(length):
             return self.everything(length)
-        return self._scorer.choose(query, scaling, segments, 0, self._wanted(length))
+        return self._scorer.choose(query, scaling, segments, 0, self.wanted(length))
 
     def select_next(
         self, query: torch.Tensor, scaling: float, segments: Sequence[SegmentShadow]
@@ -91,9 +97,10 @@ class ImportanceEvaluation:
         past = total_tokens(segments)
         if self.selects_all(past + 1):
             return self.everything(past + 1)
-        return self._scorer.choose(query, scaling, segments, 1, self._wanted(past + 1))
+        return self._scorer.choose(query, scaling, segments, 1, self.wanted(past + 1))
 
-    def _wanted(self, length: int) -> Wanted:
+    def wanted(self, length: int) -> Wanted:
+        """Return how much is selected of so many tokens."""
         # One pair, because several threads ask.
         known, wanted = self._last
         if known != length:

@@ -93,6 +93,11 @@ class NativeScorer:
         """Whether it has vectors."""
         return self.variant is not Variant.PORTABLE
 
+    @property
+    def table_variant(self) -> Variant | None:
+        """Its own."""
+        return self.variant
+
     def statistics(
         self, keys: torch.Tensor, first_position: int, preceding: ChannelStatistics | None
     ) -> ChannelStatistics:

@@ -11,7 +11,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hillinfer.native.errors import NOT_FINITE, NativeError
-from hillinfer.native.structures import Attention, Choice, Places, Quota, Sequence
+from hillinfer.native.structures import (
+    Attention,
+    Choice,
+    DecodeStep,
+    LayerTable,
+    Places,
+    PoolTable,
+    Quota,
+    Sequence,
+    Shape,
+)
 from hillinfer.native.variant import PREFERENCE, Variant
 from hillinfer_model.errors import NonFiniteQueryError
 from hillinfer_model.kernel_spec import CONTRACT_VERSION
@@ -92,9 +102,34 @@ _SIGNATURES = {
         _LONG,
         [ctypes.POINTER(Places), _POINTER],
     ),
-    "hillinfer_attend_hot": (
+    "hillinfer_copy_rows": (None, [_POINTER, _LONG, _LONG, _POINTER]),
+    "hillinfer_store_token": (
+        _LONG,
+        [
+            *(ctypes.POINTER(LayerTable), ctypes.POINTER(Shape)),
+            *(_INT, _POINTER, _LONG, _POINTER, _LONG),
+        ],
+    ),
+    "hillinfer_choose_tokens": (
         _INT,
-        [_INT, ctypes.POINTER(Attention), ctypes.POINTER(Places), _POINTER, _POINTER],
+        [
+            *(_INT, ctypes.POINTER(LayerTable), ctypes.POINTER(PoolTable)),
+            *(ctypes.POINTER(DecodeStep), _POINTER),
+        ],
+    ),
+    "hillinfer_attend_tokens": (
+        _INT,
+        [
+            *(_INT, ctypes.POINTER(LayerTable), ctypes.POINTER(PoolTable)),
+            *(ctypes.POINTER(DecodeStep), _POINTER, _LONG, _POINTER, _POINTER),
+        ],
+    ),
+    "hillinfer_decode_step": (
+        _INT,
+        [
+            *(_INT, ctypes.POINTER(LayerTable), ctypes.POINTER(PoolTable)),
+            *(ctypes.POINTER(DecodeStep), _POINTER, _POINTER, _POINTER),
+        ],
     ),
     "hillinfer_row_sums": (None, [_POINTER, _LONG, _POINTER, _LONG, _POINTER]),
     "hillinfer_read_rows": (ctypes.c_uint64, [_INT, _POINTER, _LONG, _LONG, _INT]),
@@ -236,6 +271,27 @@ class NativeLibrary:
         if self._functions.hillinfer_row_places(ctypes.byref(places), out.ctypes.data):
             raise IndexError(_NOWHERE)
 
+    def copy_rows(self, addresses: NDArray[np.uint64], out: NDArray[np.uint8]) -> None:
+        """Copy rows to one place.
+
+        Parameters
+        ----------
+        addresses
+            Contiguous; the caller answers for what lies there. A row at its own place stays.
+        out
+            uint8 (at least as many rows, row_bytes), contiguous.
+
+        Raises
+        ------
+        ValueError
+            Where there is no room for so many.
+        """
+        if out.ndim != 2 or not out.flags.c_contiguous or len(out) < len(addresses):
+            raise ValueError(f"{len(addresses)} rows do not go to an array of shape {out.shape}")
+        self._functions.hillinfer_copy_rows(
+            addresses.ctypes.data, len(addresses), out.shape[1], out.ctypes.data
+        )
+
     def row_sums(
         self, memory: NDArray[np.uint8], places: NDArray[np.int64], sums: NDArray[np.uint32]
     ) -> None:
@@ -271,45 +327,29 @@ class NativeLibrary:
             sums.ctypes.data,
         )
 
-    def attend_hot(
-        self,
-        variant: int,
-        attention: Attention,
-        places: Places,
-        addresses: NDArray[np.uint64],
-        out: int,
-    ) -> bool:
-        """Find rows and, if none of them is cold, attend to them; return whether it did.
-
-        Parameters
-        ----------
-        variant
-            Its number.
-        attention
-            Of queries to one set of rows.
-        places, addresses
-            As for `row_places`, whose errors it raises; at least one position.
-        out
-            Address of the output, float32 (query_heads, head_dim).
+    def decode(self, name: str, *arguments: object) -> bool:
+        """Call one of the functions of decode_step.h; return whether all rows are in memory.
 
         Raises
         ------
-        MemoryError, NativeError
+        IndexError
+            A position is nowhere.
+        MemoryError, NativeError, NonFiniteQueryError
             As from `call`.
         """
-        outcome = self._functions.hillinfer_attend_hot(
-            variant,
-            ctypes.byref(attention),
-            ctypes.byref(places),
-            addresses.ctypes.data,
-            out,
-        )
-        if outcome == _MISPLACED:
-            raise IndexError(_NOWHERE)
+        outcome = getattr(self._functions, name)(*arguments)
+        if not outcome:
+            return True
         if outcome == _COLD:
             return False
-        self._check("hillinfer_attend_hot", outcome)
+        if outcome == _MISPLACED:
+            raise IndexError(_NOWHERE)
+        self._check(name, outcome)
         return True
+
+    def store_token(self, *arguments: object) -> int:
+        """Store the row of a token; see host/native/decode_step.h. It takes a microsecond."""
+        return int(self._holding.hillinfer_store_token(*arguments))
 
     def read_rows(
         self, variant: Variant, rows: NDArray[np.uint64], row_bytes: int, threads: int

@@ -123,6 +123,58 @@ class Places(ctypes.Structure):
     kept: tuple[NDArray[np.int64], ...] = ()
 
 
+class LayerTable(ctypes.Structure):
+    """The block table of one sequence in one layer: where its rows, hits and shadow lie."""
+
+    _fields_ = (
+        ("groups", ctypes.c_void_p),
+        ("group_count", ctypes.c_int64),
+        ("tail", ctypes.c_void_p),
+        ("row_bytes", ctypes.c_int64),
+        ("length", ctypes.c_int64),
+        ("held", ctypes.c_int64),
+        ("hits", ctypes.c_void_p),
+        ("hit_count", ctypes.c_int64),
+        ("segments", ctypes.c_void_p),
+        ("segment_count", ctypes.c_int64),
+    )
+
+
+class PoolTable(ctypes.Structure):
+    """The slots of a layer's hot pool."""
+
+    _fields_ = (
+        ("slot_of_row", ctypes.c_void_p),
+        ("row_count", ctypes.c_int64),
+        ("stamps", ctypes.c_void_p),
+        ("slots", ctypes.c_uint64),
+    )
+
+
+class DecodeStep(ctypes.Structure):
+    """What one decode step of a layer is asked for."""
+
+    _fields_ = (
+        ("shape", Shape),
+        ("query", ctypes.c_void_p),
+        ("head_stride", ctypes.c_int64),
+        ("query_type", _INT),
+        ("group_size", _INT),
+        ("stored_type", _INT),
+        ("coming", _INT),
+        ("factor", ctypes.c_float),
+        ("scaling", ctypes.c_float),
+        ("sinks", _INT),
+        ("threads", _INT),
+        ("recent", ctypes.c_int64),
+        ("count", ctypes.c_int64),
+        ("step", _INT),
+        ("fade_shift", _INT),
+        ("coded_at", ctypes.c_int64),
+        ("chosen_at", ctypes.c_int64),
+    )
+
+
 # One segment: the addresses of its shadow, c, M and probe groups (or 0), and its tokens.
 SEGMENT_WORDS = 5
 # One piece of a launch: the addresses of its shadow, codes, exponents and addends, its position and

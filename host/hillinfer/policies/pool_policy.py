@@ -22,6 +22,9 @@ class PoolPolicy:
     observed_queries: int = 0
     """Last prefill queries whose selected sets count as first hits; 0 for none."""
 
+    fade_shift: int = 0
+    """How fast hits fade: at every step by themselves shifted down so far; 0 where none does."""
+
     def tally(self, counts: NDArray[np.uint16], selected: NDArray[np.int64]) -> None:
         """Bring one layer's hit-rate table up to date after a step, in place.
 
@@ -32,8 +35,15 @@ class PoolPolicy:
         selected
             int64 positions, each once.
         """
+        if self.fade_shift:
+            counts -= counts >> self.fade_shift
+        # A token selected in every step comes to rest where a hit weighs as much as what fades: at
+        # the largest number that 2 bytes hold.
+        hit = np.uint16((MOST_HITS + 1) >> self.fade_shift if self.fade_shift else 1)
         hits = counts[selected]
-        counts[selected] = hits + (hits < MOST_HITS)
+        np.minimum(hits, np.uint16(MOST_HITS - hit), out=hits)
+        hits += hit
+        counts[selected] = hits
 
     def worth(self, rows: RowHistory) -> NDArray[np.int64]:
         """Return what each row is worth, int64 of shape (rows,), from 0 to less than 2 · PIN.

@@ -24,6 +24,8 @@ class HitRateTable:
     def __init__(self, layers: int) -> None:
         # One array per layer: growing one never needs a second copy of all.
         self.counts: list[NDArray[np.uint16]] = [np.zeros(0, np.uint16) for _ in range(layers)]
+        # Asking numpy takes long, and every layer would at every step.
+        self.addresses = [0] * layers
 
     @property
     def byte_count(self) -> int:
@@ -38,8 +40,9 @@ class HitRateTable:
         """Make room for a layer's positions below `tokens`, with no hits yet."""
         counts = self.counts[layer]
         if tokens > len(counts):
-            self.counts[layer] = np.zeros(room_for(tokens), np.uint16)
-            self.counts[layer][: len(counts)] = counts
+            grown = np.zeros(room_for(tokens), np.uint16)
+            grown[: len(counts)] = counts
+            self.counts[layer], self.addresses[layer] = grown, grown.ctypes.data
 
     def forget(self, length: int) -> None:
         """Drop the hits of positions from `length` on."""
@@ -50,6 +53,7 @@ class HitRateTable:
         """Return a table with the same hits that goes on by itself."""
         copy = HitRateTable(0)
         copy.counts = [counts.copy() for counts in self.counts]
+        copy.addresses = [counts.ctypes.data for counts in copy.counts]
         return copy
 
 

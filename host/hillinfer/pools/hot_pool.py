@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hillinfer.native.addresses import row_addresses
-from hillinfer.native.structures import Places
+from hillinfer.native.library import native_library
+from hillinfer.native.structures import Places, PoolTable
 from hillinfer.policies.pool_policy import PoolPolicy
 from hillinfer.policies.row_history import RowHistory
 from hillinfer.pools.candidates import Candidates
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
     from hillinfer.storage.sequence import Sequence
 
 COPIED_AT_ONCE = 64
-T = TypeVar("T")
-# What attention made of rows, or None, and the addresses of the rows.
-Attended = tuple[T | None, NDArray[np.uint64]]
 
 
 class HotPool:
@@ -40,13 +38,31 @@ class HotPool:
         Slots that address space is reserved for.
     policy
         Ranks rows.
+
+    Raises
+    ------
+    NativeError
+        The native library is missing.
+
+    Attributes
+    ----------
+    table
+        What decode steps in the native library find rows by.
     """
 
     def __init__(self, row_bytes: int, most_rows: int, policy: PoolPolicy) -> None:
         self._slots = SlotTable(most_rows, row_bytes)
         self._policy = policy
+        self._row_bytes = row_bytes
         self._slot_of_row = np.full(0, NOWHERE, np.int32)
         self._used = 0
+        self._library = native_library()
+        # Memory of slots stays where it is, so the library is told once.
+        self.table = PoolTable(
+            slot_of_row=self._slot_of_row.ctypes.data,
+            stamps=self._slots.last_selected.ctypes.data,
+            slots=self._slots.data.ctypes.data,
+        )
 
     @property
     def used_rows(self) -> int:
@@ -65,6 +81,7 @@ class HotPool:
             grown = np.full(rows, NOWHERE, np.int32)
             grown[: len(self._slot_of_row)] = self._slot_of_row
             self._slot_of_row = grown
+            self.table.slot_of_row, self.table.row_count = grown.ctypes.data, rows
 
     def slots(self, rows: NDArray[np.int64]) -> NDArray[np.int32]:
         """Return the slot of each row, -1 where it is not hot."""
@@ -75,6 +92,16 @@ class HotPool:
     ) -> None:
         """Copy rows from slots to places of `out`, uint8 of shape (any, row_bytes)."""
         out[places] = self._slots.data[slots]
+
+    def addresses(self, slots: NDArray[np.int32]) -> NDArray[np.uint64]:
+        """Return where the rows in some slots lie in memory."""
+        return row_addresses(self._slots.data, slots)
+
+    def find(
+        self, layer: int, sequence: Sequence, positions: NDArray[np.int64]
+    ) -> NDArray[np.uint64]:
+        """Return where rows lie in memory; see `locate`. Nobody has selected them."""
+        return self._found(layer, sequence, positions, None, 0)
 
     def locate(
         self, layer: int, sequence: Sequence, positions: NDArray[np.int64], step: int
@@ -99,43 +126,38 @@ class HotPool:
         IndexError
             The sequence has no such position.
         """
-        if len(positions) and not 0 <= positions[0] <= positions[-1] < sequence.lengths[layer]:
-            raise IndexError(f"positions {positions[0]} to {positions[-1]}")
-        settled = positions[: positions.searchsorted(sequence.tail_start(layer))]
-        slots = self.slots(sequence.rows(settled))
-        self.note_hits(slots[slots != NOWHERE], step)
-        first = sequence.held_starts[layer]
-        # A group that the newest token filled is still held.
-        held = positions.searchsorted(first)
-        hot = np.flatnonzero(slots[:held] != NOWHERE)
-        addresses = np.zeros(len(positions), np.uint64)
-        addresses[hot] = row_addresses(self._slots.data, slots[hot])
-        addresses[held:] = row_addresses(sequence.tails[layer], positions[held:] - first)
-        return addresses
+        return self._found(layer, sequence, positions, self.table.stamps, step)
 
-    def attend(
+    def _found(
         self,
         layer: int,
         sequence: Sequence,
         positions: NDArray[np.int64],
+        stamps: int | None,
         step: int,
-        attend: Callable[[Places], Attended[T]],
-    ) -> Attended[T]:
-        """Find rows, and attend to them where that takes no call more.
-
-        Parameters
-        ----------
-        layer, sequence, positions, step
-            As in `locate`, whose errors it raises.
-        attend
-            Finds and attends in one.
-
-        Returns
-        -------
-        What attention made of the rows, None where it was not called or one of them is cold, and
-        their addresses as from `locate`.
-        """
-        return None, self.locate(layer, sequence, positions, step)
+    ) -> NDArray[np.uint64]:
+        wanted = np.ascontiguousarray(positions, np.int64)
+        # Held until rows are found: another thread may replace the groups meanwhile.
+        groups, groups_address = sequence.group_table()
+        places = Places(
+            wanted.ctypes.data,
+            len(wanted),
+            sequence.tail_start(layer),
+            sequence.held_starts[layer],
+            sequence.lengths[layer],
+            sequence.tail_address(layer),
+            groups_address,
+            len(groups),
+            self.table.slot_of_row,
+            self.table.row_count,
+            stamps,
+            self.table.slots,
+            self._row_bytes,
+            step,
+        )
+        addresses = np.empty(len(wanted), np.uint64)
+        self._library.row_places(places, addresses)
+        return addresses
 
     def note_hits(self, slots: NDArray[np.int32], step: int) -> None:
         """Note that these slots were selected in this step."""

@@ -15,14 +15,12 @@ from numpy.typing import NDArray
 from hillinfer.byte_size import format_bytes
 from hillinfer.errors import BudgetError
 from hillinfer.model_shape import ModelShape
-from hillinfer.native.library import native_is_here
 from hillinfer.policies.pool_policy import PoolPolicy
 from hillinfer.pools.accountant import Accountant, Part
 from hillinfer.pools.candidates import Candidates
 from hillinfer.pools.hit_rate_table import HitRateTable
 from hillinfer.pools.hot_pool import HotPool
 from hillinfer.pools.layer_shares import LayerShares
-from hillinfer.pools.native_hot_pool import NativeHotPool
 from hillinfer.pools.pool_moment import PoolMoment
 from hillinfer.pools.slot_table import SLOT_BYTES
 from hillinfer.pools.untold_hits import UntoldHits
@@ -109,12 +107,11 @@ class HotPools:
         As much as there is: a system that never promises more memory than it has, or a limit on
         the process, may refuse what nobody would touch.
         """
-        made = NativeHotPool if native_is_here() else HotPool
         layers, row_bytes = self._shape.layers, self._shape.row_bytes
         while True:
             rows = int(most / layers * self._shares.largest)
             try:
-                return rows, [made(row_bytes, rows, policy) for _ in range(layers)]
+                return rows, [HotPool(row_bytes, rows, policy) for _ in range(layers)]
             except OSError as error:
                 if most <= least:
                     raise BudgetError(
@@ -246,6 +243,10 @@ class HotPools:
         for exchange in list(self._under_way[layer]):
             with suppress(CancelledError):
                 exchange.exception()
+
+    def is_still(self, layer: int) -> bool:
+        """Say whether nothing is under way in a layer."""
+        return all(one.done() for one in self._under_way[layer])
 
     def finish(self) -> None:
         """Wait until whatever the background thread was given is done, noted here or not.

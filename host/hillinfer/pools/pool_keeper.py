@@ -5,16 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hillinfer.counters import Counters
-from hillinfer.native.structures import Places
 from hillinfer.policies.pool_policy import PoolPolicy
 from hillinfer.pools.candidates import Candidates
-from hillinfer.pools.hot_pool import Attended
 from hillinfer.pools.hot_pools import HotPools
 from hillinfer.pools.layer_step import LayerStep
 from hillinfer.pools.pool_moment import PoolMoment
@@ -24,7 +22,6 @@ if TYPE_CHECKING:
     from hillinfer.storage.sequence import Sequence
 
 REDISTRIBUTION_STEPS = 16
-T = TypeVar("T")
 
 
 class PoolKeeper:
@@ -72,9 +69,9 @@ class PoolKeeper:
         self._pools.hits.tell_of(layer, sequence)
         self._tally(layer, sequence, selected)
 
-    def begin_reading(
+    def begin_in_place(
         self, layer: int, sequence: Sequence, selected: NDArray[np.int64], step: int
-    ) -> None:
+    ) -> NDArray[np.uint64]:
         """Count a selected set as hits, and keep its hot rows where they are until they are read.
 
         Parameters
@@ -85,31 +82,13 @@ class PoolKeeper:
             int64 positions, ascending.
         step
             The current step.
+
+        Returns
+        -------
+        Where rows lie, 0 where one is cold; see `HotPool.locate`.
         """
         self._count(layer, sequence, selected)
-        settled = selected[: selected.searchsorted(sequence.tail_start(layer))]
-        pool = self._pools.layers[layer]
-        slots = pool.slots(sequence.rows(settled))
-        pool.note_hits(slots[slots >= 0], step)
-
-    def begin_in_place(
-        self, layer: int, sequence: Sequence, selected: NDArray[np.int64], step: int
-    ) -> NDArray[np.uint64]:
-        """Do so, and return where rows lie, 0 where one is cold; see `HotPool.locate`."""
-        self._count(layer, sequence, selected)
         return self._pools.layers[layer].locate(layer, sequence, selected, step)
-
-    def attend_in_place(
-        self,
-        layer: int,
-        sequence: Sequence,
-        selected: NDArray[np.int64],
-        step: int,
-        attend: Callable[[Places], Attended[T]],
-    ) -> Attended[T]:
-        """Do so, and attend where all rows are hot; see `HotPool.attend`."""
-        self._count(layer, sequence, selected)
-        return self._pools.layers[layer].attend(layer, sequence, selected, step, attend)
 
     def offer_read(
         self,

@@ -19,10 +19,10 @@ from hillinfer.sessions.saved_session import SavedSession
 from hillinfer.sessions.saved_shadow import SavedShadow
 from hillinfer.sessions.sequence_parts import fill_sequence
 from hillinfer.storage.cold_store import ColdStore
+from hillinfer.storage.gather import Gather
 from hillinfer.storage.group_table import GroupTable
 from hillinfer.storage.open_files import OpenFiles
 from hillinfer.storage.row_layout import RowLayout
-from hillinfer.storage.row_reader import RowReader
 from hillinfer.storage.sequence import Sequence
 from hillinfer.storage.shadow_keeper import ShadowKeeper
 from hillinfer.storage.spill_queue import SpillQueue
@@ -38,7 +38,7 @@ class RowKeeper:
     ----------
     shape, layout
         The model's, and that of its rows.
-    store, groups, spill, reader
+    store, groups, spill, gather
         The drive's side.
     pools, keeper
         The hot pools.
@@ -57,7 +57,7 @@ class RowKeeper:
         store: ColdStore,
         groups: GroupTable,
         spill: SpillQueue,
-        reader: RowReader,
+        gather: Gather,
         pools: HotPools,
         keeper: PoolKeeper,
         shadow: ShadowKeeper,
@@ -69,7 +69,7 @@ class RowKeeper:
         self._store = store
         self._groups = groups
         self._spill = spill
-        self._reader = reader
+        self._gather = gather
         self._pools = pools
         self._keeper = keeper
         self._shadow = shadow
@@ -224,7 +224,7 @@ class RowKeeper:
             tails = np.empty((len(reopened), length - start, self._shape.row_bytes), np.uint8)
             for tail, layer in zip(tails, reopened, strict=True):
                 done = 0
-                for rows in self._reader.stream(layer, sequence, np.arange(start, length)):
+                for rows in self._gather.stream(layer, sequence, np.arange(start, length)):
                     tail[done : done + len(rows)] = rows
                     done += len(rows)
             self._shadow.truncate(sequence, length)

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from hillinfer.native.structures import LayerTable
 from hillinfer.pools.hit_rate_table import HitRateTable
 from hillinfer.storage.segment import Segment
 from hillinfer_model.kernel_spec import GROUP_TOKENS
@@ -41,6 +42,14 @@ class Sequence:
         # They stay where they are, and asking numpy takes long.
         self._tail_address: int = self.tails.ctypes.data
         self._tail_bytes = GROUP_TOKENS * row_bytes
+        # What the native library knows of each layer: what stays is told once, what changes when it
+        # does.
+        self.tables = [
+            LayerTable(tail=self.tail_address(layer), row_bytes=row_bytes)
+            for layer in range(layers)
+        ]
+        # Of which moment the descriptors of its shadow are, layer by layer, and their memory.
+        self.described = [(-1, array("q"))] * layers
         # Position of the first row in `tails`, layer by layer.
         self.held_starts = [0] * layers
         self.segments: list[Segment] = []

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from hillinfer.devices.scorer import Scorer, SegmentShadow
 from hillinfer.sessions.saved_shadow import SavedShadow
+from hillinfer.storage.gather import Gather
 from hillinfer.storage.row_layout import RowLayout
-from hillinfer.storage.row_reader import RowReader
-from hillinfer.storage.segment import Segment
+from hillinfer.storage.segment import Segment, SegmentLayer
 from hillinfer.storage.sequence import Sequence
 from hillinfer.storage.shadow_memory import ShadowMemory
 from hillinfer.storage.stored_base import ShadowBase
@@ -30,7 +30,7 @@ class ShadowKeeper:
         Takes statistics and codes keys.
     layers
         Layers of the model.
-    reader, layout
+    gather, layout
         Bring back the keys of rows that were stored before.
     memory
         Holds shadows, in DRAM or on the drive.
@@ -40,14 +40,14 @@ class ShadowKeeper:
         self,
         scorer: Scorer,
         layers: int,
-        reader: RowReader,
+        gather: Gather,
         layout: RowLayout,
         memory: ShadowMemory,
     ) -> None:
         self._scorer = scorer
         self.spec: KernelSpec = scorer.spec
         self._layers = layers
-        self._reader = reader
+        self._gather = gather
         self._layout = layout
         self._memory = memory
         self._tails = TailKeys(layout)
@@ -96,6 +96,38 @@ class ShadowKeeper:
         return (
             segment.owners == 1 and own.shadow is not None and coded >= sequence.held_starts[layer]
         )
+
+    def described(self, layer: int, sequence: Sequence, stop: int) -> SegmentLayer | None:
+        """Describe the shadow of the first `stop` tokens to the native library, where it may code.
+
+        It may where all of it lies in DRAM, and what is not coded yet lies in the tail and in a
+        segment that has statistics, belongs to this sequence alone and does not become full.
+
+        Returns
+        -------
+        The last segment, whose table has its coded tokens; None where it may not.
+        """
+        size, segments = self.spec.segment_tokens, sequence.segments
+        last = (stop - 1) // size
+        if self._memory.has_device or last != len(segments) - 1 or stop == (last + 1) * size:
+            return None
+        own = segments[last].layers[layer]
+        if segments[last].owners != 1 or own.statistics is None or own.shadow is None:
+            return None
+        if not sequence.held_starts[layer] <= last * size + own.coded_tokens <= stop:
+            return None
+        moment, words = sequence.described[layer]
+        if moment != self._memory.changes:
+            described = self._memory.words(layer, segments)
+            if described is None:
+                return None
+            words = described
+            sequence.described[layer] = self._memory.changes, words
+            table = sequence.tables[layer]
+            table.segments = words.buffer_info()[0]
+            table.segment_count = len(segments)
+        words[-1] = own.coded_tokens
+        return own
 
     def share(self, sequence: Sequence) -> list[Segment]:
         """Return the sequence's segments, owned once more each, for a fork of it."""
@@ -248,7 +280,7 @@ class ShadowKeeper:
         keys = torch.empty((end - start, *fresh.shape[1:]), dtype=torch.float16)
         at = 0
         stored = np.arange(start, min(end, fresh_start))
-        for rows in self._reader.stream(layer, sequence, stored):
+        for rows in self._gather.stream(layer, sequence, stored):
             keys[at : at + len(rows)] = self._layout.keys(torch.from_numpy(rows))
             at += len(rows)
         keys[at:] = fresh[: end - start - at]
@@ -264,7 +296,7 @@ class ShadowKeeper:
             (end - start, self.spec.kv_heads, self.spec.head_dim), dtype=torch.float16
         )
         at = 0
-        for rows in self._reader.from_drive(layer, sequence, start, end):
+        for rows in self._gather.from_drive(layer, sequence, start, end):
             keys[at : at + len(rows)] = self._layout.keys(torch.from_numpy(rows))
             at += len(rows)
         return keys

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,6 +81,9 @@ class ShadowMemory:
         self._counters = counters
         self._announce = announce
         self.full_bytes = 0
+        # How often anything but the coded tokens of an open segment has changed, so that who
+        # described segments knows whether it still holds.
+        self.changes = 0
         self._stream: ShadowStream | None = None
         self._leaving = LeavingShadows(store, counters, self._forget_written, self._drop_probes)
         self._residents = ResidentShadows(device, accountant, self._staging_buffer)
@@ -97,6 +102,7 @@ class ShadowMemory:
 
     def segment(self, layers: int, before: list[Segment]) -> Segment:
         """Return an empty segment, whose shadows will lie beside those of the ones before it."""
+        self.changes += 1
         if before:
             return Segment(own.arena for own in before[-1].layers)
         return Segment(ShadowArena(self._store.slot_bytes) for _ in range(layers))
@@ -156,6 +162,35 @@ class ShadowMemory:
             self._streaming().begin(on_drive)
         return made
 
+    def words(self, layer: int, segments: list[Segment]) -> array[int] | None:
+        """Return the native library's descriptors of a layer's segments, five words each.
+
+        None where any of them lies elsewhere than in DRAM, or in pieces. The last word is how many
+        tokens of the last one are coded, which the library counts on.
+        """
+        words = array("q")
+        for segment in segments:
+            own = segment.layers[layer]
+            is_open = segment is segments[-1]
+            if own.statistics is None or own.shadow is None or own.slot is not None:
+                return None
+            if own.coded_tokens != self._size and not is_open:
+                return None
+            arrays: list[NDArray[Any]] = [
+                own.shadow,
+                own.statistics.exponents,
+                own.statistics.means,
+            ]
+            probes = own.probes
+            if probes is not None:
+                arrays.append(probes.shadow)
+            if not all(one.flags.c_contiguous for one in arrays):
+                return None
+            addresses = [one.ctypes.data for one in arrays]
+            words.extend(addresses if probes is not None else [*addresses, 0])
+            words.append(own.coded_tokens)
+        return words
+
     def _told(self, base: int, own: SegmentLayer, shadow: NDArray[np.uint8]) -> SegmentShadow:
         """Return a shadow in DRAM, and remember what is told of it where it is at rest there."""
         assert own.statistics is not None
@@ -171,6 +206,7 @@ class ShadowMemory:
 
     def writable(self, own: SegmentLayer) -> NDArray[np.uint8]:
         """Return a segment's shadow in DRAM, made where it is missing."""
+        self.changes += own.shadow is None or own.statistics is None
         if own.statistics is None:
             self._accountant.take(Part.OTHER, self._statistics_bytes)
         if own.shadow is None:
@@ -253,6 +289,7 @@ class ShadowMemory:
         read
             Fills memory with it.
         """
+        self.changes += 1
         self._residents.claim(own, number)
         full = coded_tokens == self._size
         fits = self.full_bytes + self._store.slot_bytes <= self._limit_bytes
@@ -292,6 +329,7 @@ class ShadowMemory:
 
     def forget_lost(self, own: SegmentLayer, number: int) -> int:
         """Forget what a lost device held; return the tokens that must be coded again."""
+        self.changes += 1
         if not self._residents.is_lost(own):
             return 0
         self._residents.free(own)
@@ -304,6 +342,7 @@ class ShadowMemory:
 
     def _note_full(self, own: SegmentLayer, number: int) -> None:
         """Learn that a shadow is complete: it stays, or goes to the drive."""
+        self.changes += 1
         assert own.shadow is not None
         self.full_bytes += self._store.slot_bytes
         if self.full_bytes <= self._limit_bytes:
@@ -317,6 +356,7 @@ class ShadowMemory:
 
     def clone(self, segment: Segment) -> Segment:
         """Return a copy of a segment that one sequence owns alone, all of it in DRAM."""
+        self.changes += 1
         self._leaving.settle()
         copy = segment.clone()
         done: list[SegmentLayer] = []
@@ -343,6 +383,7 @@ class ShadowMemory:
 
     def cut(self, segment: Segment, tokens: int) -> None:
         """Drop the codes from `tokens` on of a segment that one sequence owns alone."""
+        self.changes += 1
         self._leaving.settle()
         # Whatever may fail comes first: an open segment lies in DRAM.
         for own in segment.layers:
@@ -365,6 +406,7 @@ class ShadowMemory:
 
     def release(self, segment: Segment) -> None:
         """Let go of a segment, which is freed with its last owner."""
+        self.changes += 1
         segment.owners -= 1
         if segment.owners:
             return
@@ -407,6 +449,7 @@ class ShadowMemory:
         return self._staging
 
     def _drop_copy(self, own: SegmentLayer) -> None:
+        self.changes += 1
         if own.shadow is None or own.resident is None or own.resident.tokens < self._size:
             return
         own.drop_shadow()
@@ -423,11 +466,13 @@ class ShadowMemory:
         own.probes = ProbeShadow.of(self._layout, number, shadow)
 
     def _drop_probes(self, own: SegmentLayer) -> None:
+        self.changes += 1
         if own.probes is not None:
             self._accountant.give(Part.SHADOW, own.probes.shadow.nbytes)
             own.probes = None
 
     def _free(self, own: SegmentLayer) -> None:
+        self.changes += 1
         self._accountant.give(Part.OTHER, self._statistics_bytes)
         if own.resident is not None:
             self._residents.free(own)
@@ -447,6 +492,7 @@ class ShadowMemory:
         return self._stream
 
     def _forget_written(self, own: SegmentLayer) -> None:
+        self.changes += 1
         own.drop_shadow()
         self.full_bytes -= self._store.slot_bytes
         self._accountant.give(Part.SHADOW, self._store.slot_bytes)

@@ -38,7 +38,7 @@ class Rows:
 
     def __init__(self, shape, count, seed=0, keys=None, values=None):
         generator = torch.Generator().manual_seed(seed)
-        layout = RowLayout(shape)
+        layout, self.shape = RowLayout(shape), shape
         states = (shape.kv_heads, count, shape.head_dim)
         keys = torch.randn(states, generator=generator) * 1.5 if keys is None else keys
         values = torch.randn(states, generator=generator) if values is None else values

@@ -5,17 +5,19 @@ import threading
 
 import numpy as np
 import pytest
+import torch
 from exact_attention import random_states
 from native_cases import Rows, every_variant, native_attention, same_bits, shape_of
 from placement_matrix import Budget
+from twins.python_decode import PythonDecode
 
 from hillinfer.model_shape import ModelShape, StoredType
-from hillinfer.native.library import native_is_here, native_library
-from hillinfer.native.structures import Places
+from hillinfer.native.library import native_library
+from hillinfer.native.structures import DecodeStep, LayerTable, PoolTable, Shape
 from hillinfer.pools.layer_step_log import LayerStepLog
 from hillinfer.runtime import Runtime
 from hillinfer.settings import Settings
-from hillinfer.storage.row_locator import RowLocator
+from hillinfer.storage.gather import Gather
 
 SHAPE = ModelShape(1, 2, 4, 8, StoredType.FLOAT16, 10_000)
 TOKENS = 300
@@ -31,23 +33,47 @@ class Scene:
         self.positions = np.arange(count)
         self.groups = np.arange(len(slots) // 64)
         self.stamps = np.zeros(len(rows.memory), np.int32)
-        self.places = Places(
-            self.positions.ctypes.data,
-            count,
-            len(slots),
-            len(slots),
-            len(slots),
-            0,
-            self.groups.ctypes.data,
-            len(self.groups),
-            slots.ctypes.data,
-            len(slots),
-            self.stamps.ctypes.data,
-            rows.memory.ctypes.data,
-            rows.memory.shape[1],
-            7,
+        self.slots = slots
+        self.table = LayerTable(
+            groups=self.groups.ctypes.data,
+            group_count=len(self.groups),
+            row_bytes=rows.memory.shape[1],
+            length=len(slots),
+            held=len(slots),
         )
-        self.places.kept = (slots,)
+        self.pool = PoolTable(
+            slots.ctypes.data, len(slots), self.stamps.ctypes.data, rows.memory.ctypes.data
+        )
+
+    def attend(self, variant, rows, scaling):
+        """Return what the library makes of all positions, or None, and their addresses."""
+        shape, query = rows.shape, rows.query.float().contiguous()
+        asked = DecodeStep(
+            shape=Shape(kv_heads=shape.kv_heads, head_dim=shape.head_dim),
+            query=query.data_ptr(),
+            head_stride=shape.head_dim,
+            group_size=shape.group_size,
+            stored_type=0 if shape.stored_type is StoredType.BFLOAT16 else 1,
+            scaling=scaling,
+            threads=1,
+            step=7,
+            # No hits are there to be counted.
+            fade_shift=-1,
+        )
+        addresses = np.empty(len(self.positions), np.uint64)
+        out = torch.empty(shape.query_heads, shape.head_dim)
+        is_hot = native_library().decode(
+            "hillinfer_attend_tokens",
+            variant.number,
+            self.table,
+            self.pool,
+            asked,
+            self.positions.ctypes.data,
+            len(self.positions),
+            addresses.ctypes.data,
+            out.data_ptr(),
+        )
+        return out if is_hot else None, addresses
 
 
 @every_variant
@@ -57,59 +83,47 @@ def test_hot_rows_give_the_bits_of_several_calls(variant, count):
     rows = Rows(shape, count)
     attention = native_attention(variant, shape)
     scene = Scene(rows, count)
-    out, addresses = attention.attend_hot(rows.query, rows.scaling, scene.places)
+    out, addresses = scene.attend(variant, rows, rows.scaling)
     expected = attention.attend(rows.query, rows.scaling, [rows.addresses])
     assert addresses.tolist() == rows.addresses.tolist()
     assert same_bits(out, expected)
     assert (scene.stamps[rows.places] == 7).all()
     # The twin: one bit of the last row.
     rows.memory[rows.places[-1], -1] ^= 1
-    out, _ = attention.attend_hot(rows.query, rows.scaling, scene.places)
+    out, _ = scene.attend(variant, rows, rows.scaling)
     assert not same_bits(out, expected)
 
 
 def test_a_cold_row_is_told_and_nothing_is_attended_to():
-    shape = shape_of(2, 2, 32)
-    rows = Rows(shape, 100)
-    attention = native_attention(_best(), shape)
-    out, addresses = attention.attend_hot(rows.query, 1.0, Scene(rows, 100, cold=[40]).places)
+    rows = Rows(shape_of(2, 2, 32), 100)
+    out, addresses = Scene(rows, 100, cold=[40]).attend(_best(), rows, 1.0)
     assert out is None
     assert np.flatnonzero(addresses == 0).tolist() == [40]
     assert np.delete(addresses, 40).tolist() == np.delete(rows.addresses, 40).tolist()
 
 
-def test_a_position_that_is_nowhere_is_refused():
-    shape = shape_of(2, 2, 32)
-    rows = Rows(shape, 64)
-    attention = native_attention(_best(), shape)
+@pytest.mark.parametrize("positions", [[63], [-1], [0, 200]])
+def test_a_position_that_is_nowhere_is_refused(positions):
+    rows = Rows(shape_of(2, 2, 32), 64)
     scene = Scene(rows, 64)
-    scene.places.length = 63
+    scene.table.length, scene.positions = 63, np.array(positions)
     with pytest.raises(IndexError, match="behind the last token"):
-        attention.attend_hot(rows.query, 1.0, scene.places)
-    scene.places.count = 0
-    with pytest.raises(ValueError, match="no rows"):
-        attention.attend_hot(rows.query, 1.0, scene.places)
+        scene.attend(_best(), rows, 1.0)
 
 
 @pytest.mark.parametrize("budget", [Budget.ALL_HOT, Budget.LEAST])
-def test_a_step_whose_rows_are_all_hot_takes_one_call(cold_dir, monkeypatch, budget):
-    """And its numbers and counts are those of a step that reads rows run by run."""
-    if not native_is_here():
-        pytest.skip("no native library: run python tools/build_native.py")
+def test_a_step_in_one_call_is_one_a_part_after_the_other(cold_dir, monkeypatch, budget):
+    """Numbers and counts alike; and where all rows are hot none is fetched."""
     fetched, outputs, counts = [], [], []
-    as_it_is, in_runs = RowLocator.fetch_in_place, RowLocator.attend_hot
+    as_it_is = Gather.in_place
 
     def fetch(self, *given):
         fetched.append(given)
         return as_it_is(self, *given)
 
-    def never_at_once(self, layer, sequence, positions, step, attend):
-        return None, self._keeper.begin_in_place(layer, sequence, positions, step)
-
-    monkeypatch.setattr(RowLocator, "fetch_in_place", fetch)
-    for attend_hot in (in_runs, never_at_once):
-        monkeypatch.setattr(RowLocator, "attend_hot", attend_hot)
-        outputs.append(_steps(cold_dir, budget, counts))
+    monkeypatch.setattr(Gather, "in_place", fetch)
+    for prepare in (lambda runtime: None, PythonDecode.instead):
+        outputs.append(_steps(cold_dir, budget, counts, prepare))
         counts[-1] = (*counts[-1], len(fetched))
         fetched.clear()
     assert all(same_bits(a, b) for a, b in zip(*outputs, strict=True))
@@ -124,17 +138,15 @@ def test_a_step_whose_rows_are_all_hot_takes_one_call(cold_dir, monkeypatch, bud
 
 def test_no_row_moves_between_the_look_and_attention(cold_dir, monkeypatch):
     """Whoever finds a cold row goes on with the addresses of the others, so they must hold."""
-    if not native_is_here():
-        pytest.skip("no native library: run python tools/build_native.py")
     held = []
-    as_it_is = RowLocator.fetch_in_place
+    as_it_is = Gather.in_place
 
     def fetch(self, *given):
         # Where the first row is asked for.
         held.append(is_held(self.attending))
         yield from as_it_is(self, *given)
 
-    monkeypatch.setattr(RowLocator, "fetch_in_place", fetch)
+    monkeypatch.setattr(Gather, "in_place", fetch)
     _steps(cold_dir, Budget.LEAST, [])
     assert held
     assert all(held)
@@ -142,8 +154,6 @@ def test_no_row_moves_between_the_look_and_attention(cold_dir, monkeypatch):
 
 @pytest.mark.parametrize("budget", [Budget.ALL_HOT, Budget.LEAST])
 def test_whoever_observes_a_step_may_wait_for_threads_that_move_rows(cold_dir, monkeypatch, budget):
-    if not native_is_here():
-        pytest.skip("no native library: run python tools/build_native.py")
     held = []
 
     as_it_is = LayerStepLog.end
@@ -174,12 +184,13 @@ def is_held(lock):
     return not got[0]
 
 
-def _steps(cold_dir, budget, counts):
+def _steps(cold_dir, budget, counts, prepare=lambda runtime: None):
     settings = Settings().changed(alpha=0.2, block_rows=40, kept_sinks=2, kept_recent=5)
     runtime = Runtime(SHAPE, settings, budget.byte_count(SHAPE, settings, TOKENS), cold_dir)
     try:
         query, keys, values = random_states(0, 4, 2, TOKENS, TOKENS, 8)
         keys, values = keys.half(), values.half()
+        prepare(runtime)
         sequence = runtime.open_sequence()
         runtime.append(0, sequence, keys[:, :297], values[:, :297])
         outputs = []
@@ -197,6 +208,4 @@ def _steps(cold_dir, budget, counts):
 
 
 def _best():
-    if not native_is_here():
-        pytest.skip("no native library: run python tools/build_native.py")
     return native_library().variants[0]

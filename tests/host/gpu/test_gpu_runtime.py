@@ -35,8 +35,8 @@ from hillinfer.pools.budget_plan import BudgetPlan, staging_bytes, widened_bytes
 from hillinfer.pools.hot_pools import HotPools
 from hillinfer.runtime import Runtime
 from hillinfer.settings import Settings
+from hillinfer.storage.gather import Gather
 from hillinfer.storage.row_layout import RowLayout
-from hillinfer.storage.row_reader import RowReader
 
 TOKENS, LAYERS, STEPS = 600, 4, 6
 SHAPE = ModelShape(
@@ -287,7 +287,7 @@ def test_more_sequences_than_buffers_take_turns(tmp_path):
     assert torch.equal(outputs[0].view(torch.int16), outputs[1].view(torch.int16))
 
 
-class SlowToCopy(RowReader):
+class SlowToCopy(Gather):
     """Dawdles between the look at the slots and the copy out of them, where it runs ahead."""
 
     def copy_held(self, *given):
@@ -316,7 +316,7 @@ def pair_outputs(tmp_path):
         rows = 1024 if lane is None else 64
         made = Steps(tmp_path / name, lane, block_rows=rows, budget=budget)
         if lane is not None:
-            made.runtime.parts.reader.__class__ = SlowToCopy
+            made.runtime.gather.__class__ = SlowToCopy
         pair = [made.sequence, made.runtime.fork(made.sequence)]
         out = []
         for step in range(6):

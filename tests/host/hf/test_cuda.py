@@ -14,8 +14,8 @@ from generation_runs import LOGIT_TOLERANCE, attached, bits, logits, ordinary, r
 from tiny_models import DTYPES, TinyModel, prompts
 
 from hillinfer.errors import CacheUseError, PageLockError, SetupWarning
+from hillinfer.gpu.copies_ahead import IncomingRows
 from hillinfer.gpu.cuda_lane import CudaLane
-from hillinfer.gpu.incoming_rows import IncomingRows
 from hillinfer.gpu.packed_rows import packed_rows
 from hillinfer.gpu.staging_memory import StagingKind, StagingMemory
 from hillinfer.gpu.staging_ring import StagingRing

@@ -108,7 +108,7 @@ def in_the_gather_thread(model, cache, calls):
     calls.thread = "hillinfer-gather"
     # Left in the middle, as by an error, with its second block still being gathered.
     sequence = cache._batch.only_sequence()
-    stream = cache._runtime._reader.stream(0, sequence, torch.arange(100).numpy())
+    stream = cache._runtime.gather.stream(0, sequence, torch.arange(100).numpy())
     next(stream)
     return stream
 

@@ -171,5 +171,5 @@ def test_a_forward_pass_that_breaks_off_leaves_nothing_announced(cold_dir):
         runtime = cache._runtime
         assert not runtime._pipeline._ahead
         runtime.statistics()
-        assert {state.value for state in runtime._reader._landed._landing.states()} == {"free"}
+        assert {state.value for state in runtime.prefetch.landing.states()} == {"free"}
         cache.close()

@@ -52,6 +52,7 @@ class Scene:
 
     def extend(self, sequence, length):
         sequence.lengths = [length] * SHAPE.layers
+        sequence.held_starts = [length // 64 * 64] * SHAPE.layers
         for _ in range(len(sequence.groups), length // 64):
             sequence.groups.append(self.groups)
             self.groups += 1
@@ -65,7 +66,7 @@ class Scene:
     def read(self, sequence, positions, step, layer=0):
         """Take a step that selects positions, of which those that are cold are offered."""
         positions = np.asarray(positions, np.int64)
-        self.keeper.begin_reading(layer, sequence, positions, step)
+        self.keeper.begin_in_place(layer, sequence, positions, step)
         settled = positions[positions < sequence.tail_start(layer)]
         rows = sequence.rows(settled)
         cold = self.pools.layers[layer].slots(rows) < 0
@@ -277,7 +278,7 @@ def test_an_error_while_read_rows_are_offered_surfaces_at_the_next_step(make_sce
     assert isinstance(offered.exception(20), ZeroDivisionError)
     before = sequence.hits.counts[0].copy()
     with pytest.raises(ZeroDivisionError, match="a broken policy"):
-        scene.keeper.begin_reading(0, sequence, np.arange(5), 2)
+        scene.keeper.begin_in_place(0, sequence, np.arange(5), 2)
     np.testing.assert_array_equal(sequence.hits.counts[0], before)
     assert scene.hot(sequence) == []
     assert (entry.promoted, scene.counters.promoted_rows) == (0, 0)

@@ -6,20 +6,17 @@ import weakref
 import numpy as np
 import pytest
 from pool_cases import at, candidates
+from twins.numpy_hot_pool import NumpyHotPool
 
-from hillinfer.native.library import native_is_here
 from hillinfer.policies.pool_policy import PoolPolicy
 from hillinfer.pools.hot_pool import HotPool
-from hillinfer.pools.native_hot_pool import NativeHotPool
 from hillinfer.storage.sequence import Sequence
 
 
 @pytest.fixture(params=["numpy", "native"])
 def make_pool(request):
     """Return a function that makes a pool of 70 slots for rows below 1,000."""
-    if request.param == "native" and not native_is_here():
-        pytest.skip("no native library: run python tools/build_native.py")
-    kind = NativeHotPool if request.param == "native" else HotPool
+    kind = HotPool if request.param == "native" else NumpyHotPool
 
     def make():
         pool = kind(64, 70, PoolPolicy())
@@ -75,9 +72,7 @@ def test_rows_are_where_pool_and_tail_have_them(make_pool, length, held):
 
 
 def test_the_two_ways_to_find_rows_agree_and_see_a_row_that_moved():
-    if not native_is_here():
-        pytest.skip("no native library: run python tools/build_native.py")
-    pools = [kind(64, 70, PoolPolicy()) for kind in (HotPool, NativeHotPool)]
+    pools = [kind(64, 70, PoolPolicy()) for kind in (NumpyHotPool, HotPool)]
     offsets = []
     for pool in pools:
         pool.cover(1000)
@@ -112,9 +107,7 @@ def test_groups_that_are_not_there_are_refused(make_pool):
 
 def test_groups_that_another_thread_looks_up_anew_stay_until_rows_are_found():
     """The library is given an address, and lets other threads go on meanwhile."""
-    if not native_is_here():
-        pytest.skip("no native library: run python tools/build_native.py")
-    pool = NativeHotPool(64, 70, PoolPolicy())
+    pool = HotPool(64, 70, PoolPolicy())
     pool.cover(1000)
     sequence = scene(pool, 896, 832, seed=4)
     seen = []

@@ -73,7 +73,7 @@ class Scene:
         self.pools.cover(4096)
         self.sequences = [Sequence(1, SHAPE.row_bytes) for _ in range(2)]
         for sequence, own in zip(self.sequences, ([2, 3], [4, 5]), strict=True):
-            sequence.lengths = [LENGTH]
+            sequence.lengths, sequence.held_starts = [LENGTH], [LENGTH // 64 * 64]
             sequence.groups = [0, 1, *own]
             self.pools.cover_hits(sequence.hits, 0, LENGTH)
         held = sum(accountant.held().values())
@@ -81,7 +81,7 @@ class Scene:
 
     def read(self, number, positions, step):
         sequence, pool = self.sequences[number], self.pools.layers[0]
-        self.keeper.begin_reading(0, sequence, positions, step)
+        self.keeper.begin_in_place(0, sequence, positions, step)
         rows = sequence.rows(positions)
         (cold,) = (pool.slots(rows) < 0).nonzero()
         if len(cold):

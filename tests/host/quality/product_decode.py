@@ -72,7 +72,7 @@ def _stored_keys(cache, layer):
     return torch.cat(
         [
             runtime.layout.keys(torch.from_numpy(rows)).clone()
-            for rows in runtime._reader.stream(layer, sequence, positions)
+            for rows in runtime.gather.stream(layer, sequence, positions)
         ]
     )
 

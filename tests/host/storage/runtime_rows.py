@@ -48,7 +48,7 @@ def fill(runtime, sequence, tokens, seed=1):
 def read(runtime, layer, sequence, positions):
     """Take a step that selects positions, promote what was cold, and return (position, row)s."""
     runtime.begin_step()
-    fetched = runtime._reader.fetch(layer, sequence, np.asarray(positions), runtime._step)
+    fetched = runtime.gather.copied(layer, sequence, np.asarray(positions), runtime._step)
     return [(block.copy(), rows.copy()) for block, rows in fetched]
 
 

@@ -7,11 +7,11 @@ from runtime_rows import SETTINGS, SHAPE, fill, read
 
 from hillinfer.pools.budget_plan import staging_bytes
 from hillinfer.runtime import Runtime
-from hillinfer.storage.row_locator import _runs
+from hillinfer.storage.gather import tile_runs
 
 
 def run_by_run(count, rest, tile, most):
-    """Cut as `_runs` should, a tile after the other."""
+    """Cut as `tile_runs` should, a tile after the other."""
     runs, start, own = [], 0, []
     for first in range(0, count, tile):
         stop = min(first + tile, count)
@@ -29,7 +29,7 @@ def test_runs_want_no_more_than_a_buffer_holds(most):
     for count in (0, 1, 8, 9, 200):
         for share in (0.0, 0.3, 1.0):
             rest = np.flatnonzero(random.random(count) < share)
-            runs = [(a, b, own.tolist()) for a, b, own in _runs(count, rest, 8, most)]
+            runs = [(a, b, own.tolist()) for a, b, own in tile_runs(count, rest, 8, most)]
             assert runs == run_by_run(count, rest.tolist(), 8, most)
             # The twin: a buffer of other size cuts otherwise, where it is filled at all.
             if len(rest) > most:

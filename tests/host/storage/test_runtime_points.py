@@ -28,6 +28,7 @@ from hillinfer.pools.budget_plan import BudgetPlan, kernel_spec, score_bytes, st
 from hillinfer.pools.pool_moment import PoolMoment
 from hillinfer.pools.slot_table import SLOT_BYTES
 from hillinfer.runtime import Runtime
+from hillinfer.storage.cold_store import ColdStore
 from hillinfer.storage.row_sums import ROW_SUM_BYTES
 
 
@@ -45,7 +46,7 @@ def test_full_groups_are_written_once_and_open_ones_not_at_all(runtime):
         fill(runtime, sequence, tokens)
         assert runtime.counters.cold_write_bytes == groups * SHAPE.layers * group_bytes
     for layer in range(SHAPE.layers):
-        list(runtime._reader.stream(layer, sequence, np.arange(392)))
+        list(runtime.gather.stream(layer, sequence, np.arange(392)))
     assert runtime.counters.cold_write_bytes == 6 * SHAPE.layers * group_bytes
 
 
@@ -62,28 +63,29 @@ def test_a_group_that_is_free_again_is_used_again(runtime):
     assert runtime._groups.groups == 3
 
 
-def test_a_stream_that_was_left_in_the_middle_disturbs_no_later_one(runtime):
+def test_a_stream_that_was_left_in_the_middle_disturbs_no_later_one(runtime, monkeypatch):
     sequence = runtime.open_sequence()
     rows = rows_of(fill(runtime, sequence, 500), 0)
     positions = np.arange(500)
-    gather = runtime._reader._gather
+    runtime._pools.settle_all()
+    for group in sequence.groups:
+        runtime._pools.forget_group(group)
+    read, begun = ColdStore.read_rows, threading.Event()
 
-    begun = threading.Event()
-
-    def slow_gather(*given):
+    def slow_read(*given):
         begun.set()
         time.sleep(0.1)
-        return gather(*given)
+        return read(*given)
 
-    abandoned = runtime._reader.stream(0, sequence, positions)
+    abandoned = runtime.gather.stream(0, sequence, positions)
     next(abandoned)
-    runtime._reader._gather = slow_gather
-    # The third block goes where the first one of the next stream goes.
-    next(abandoned)
-    assert begun.wait(30)
-    runtime._reader._gather = gather
+    with monkeypatch.context() as patch:
+        patch.setattr(ColdStore, "read_rows", slow_read)
+        # The third block goes where the first one of the next stream goes.
+        next(abandoned)
+        assert begun.wait(30)
     found = []
-    for block in runtime._reader.stream(0, sequence, positions):
+    for block in runtime.gather.stream(0, sequence, positions):
         time.sleep(0 if found else 0.2)
         found.append(block.copy())
     np.testing.assert_array_equal(np.concatenate(found), rows)
@@ -156,7 +158,7 @@ def two(runtime):
     "use",
     [
         lambda runtime, sequence: read(runtime, 0, sequence, np.arange(5, 25)),
-        lambda runtime, sequence: list(runtime._reader.stream(0, sequence, np.arange(10))),
+        lambda runtime, sequence: list(runtime.gather.stream(0, sequence, np.arange(10))),
         lambda runtime, sequence: fill(runtime, sequence, 64),
     ],
     ids=["step", "stream", "append"],
@@ -254,7 +256,7 @@ def test_observed_queries_are_forgotten_only_where_tokens_are(cold_dir):
 
 def test_nothing_to_read_is_no_block(runtime):
     sequence = runtime.open_sequence()
-    assert list(runtime._reader.stream(0, sequence, np.arange(0))) == []
+    assert list(runtime.gather.stream(0, sequence, np.arange(0))) == []
 
 
 def test_the_newest_rows_stay_hot_when_not_all_can(cold_dir):

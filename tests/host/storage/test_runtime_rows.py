@@ -182,7 +182,7 @@ class RowsOfSequences(RuleBasedStateMachine):
         sequence, rows = self.pick(number)
         positions = self.some_positions(rows, seed, kept=False)
         self.runtime.begin_step()
-        found = [one.copy() for one in self.runtime._reader.stream(layer, sequence, positions)]
+        found = [one.copy() for one in self.runtime.gather.stream(layer, sequence, positions)]
         assert all(0 < len(one) <= CHOSEN.block_rows for one in found)
         read_back = np.concatenate([rows[layer][:0], *found])
         np.testing.assert_array_equal(read_back, rows[layer][positions])
@@ -201,7 +201,7 @@ class RowsOfSequences(RuleBasedStateMachine):
         hot = len(pool.hot_rows)
         full = hot == pool.used_rows >= pools.capacity(layer)
         before = counters.promoted_rows, counters.demoted_rows
-        fetched = list(self.runtime._reader.fetch(layer, sequence, positions, self.runtime._step))
+        fetched = list(self.runtime.gather.copied(layer, sequence, positions, self.runtime._step))
         pools.settle_all()
         promoted = counters.promoted_rows - before[0]
         demoted = counters.demoted_rows - before[1]

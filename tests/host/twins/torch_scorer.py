@@ -162,6 +162,11 @@ class TorchScorer:
         """Say that it is not."""
         return False
 
+    @property
+    def table_variant(self):
+        """None: the library does not choose over its tables as this does."""
+        return None
+
     def _blocks(
         self, scaled: torch.Tensor, segments: Sequence[SegmentShadow], coming: int
     ) -> Iterator[ScoreBlock]:

@@ -158,11 +158,12 @@ class PoolReplay:
             )
             self._sequence.lengths[layer] = int(full[-1]) + 1
         self._sequence.lengths[layer] = end
+        self._sequence.held_starts[layer] = self._sequence.tail_start(layer)
 
     def _read(self, layer: int, positions: NDArray[np.int64]) -> LayerStep:
         """Find the rows of a selected set and offer those that were cold."""
         sequence, pool = self._sequence, self._pools.layers[layer]
-        self._keeper.begin_reading(layer, sequence, positions, self._step)
+        self._keeper.begin_in_place(layer, sequence, positions, self._step)
         entry = LayerStep(self._step, layer, sequence.lengths[layer])
         for start in range(0, len(positions), self._block_rows):
             block = positions[start : start + self._block_rows]

@@ -214,6 +214,11 @@ class ReplayedEvaluation(ImportanceEvaluation):
         self._selections = selections
         self._sequences = sequences
 
+    @property
+    def table_variant(self) -> None:
+        """None: what is scored here is not what is selected."""
+        return
+
     def select(
         self, query: torch.Tensor, scaling: float, segments: Sequence[SegmentShadow]
     ) -> list[NDArray[np.int64]]:

@@ -1,0 +1,303 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "decode_step.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <vector>
+
+#include "api.h"
+#include "choice.h"
+
+namespace hillinfer {
+namespace {
+
+constexpr uint16_t kHalfInfinity = 0x7C00;
+constexpr uint16_t kLargestHalf = 0x7BFF;
+// From here on a number rounds to no finite half.
+constexpr uint32_t kTooLarge = 0x477FF000;
+constexpr uint32_t kFloatInfinity = 0x7F800000;
+
+int64_t now() {
+    return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
+}
+
+// On bits: the compiler is told that no number is infinite. Rounds to the nearest, ties to even.
+uint16_t half_of(uint32_t bits) {
+    const uint16_t sign = uint16_t(bits >> 16 & 0x8000);
+    const uint32_t magnitude = bits & 0x7FFFFFFF;
+    if (magnitude > kFloatInfinity) {
+        return uint16_t(sign | 0x7E00 | (magnitude >> 13 & 0x3FF));
+    }
+    if (magnitude >= kTooLarge) {
+        return sign | kHalfInfinity;
+    }
+    if (magnitude >= 0x38800000) {
+        return uint16_t(sign | (magnitude - 0x38000000 + 0xFFF + (magnitude >> 13 & 1)) >> 13);
+    }
+    const uint32_t exponent = magnitude >> 23;
+    if (exponent < 102) {
+        return sign;
+    }
+    const uint32_t mantissa = (magnitude & 0x7FFFFF) | 0x800000;
+    const uint32_t shift = 126 - exponent;
+    const uint32_t half = 1u << (shift - 1);
+    const uint32_t rest = mantissa & ((1u << shift) - 1);
+    uint32_t whole = mantissa >> shift;
+    whole += rest > half || (rest == half && (whole & 1));
+    return uint16_t(sign | whole);
+}
+
+uint32_t float_of_half(uint16_t half) {
+    const uint32_t sign = uint32_t(half & 0x8000) << 16;
+    const uint32_t exponent = half >> 10 & 31;
+    uint32_t mantissa = half & 0x3FF;
+    if (exponent == 31) {
+        return sign | kFloatInfinity | mantissa << 13;
+    }
+    if (exponent) {
+        return sign | (exponent + 112) << 23 | mantissa << 13;
+    }
+    if (!mantissa) {
+        return sign;
+    }
+    uint32_t shifted = 113;
+    while (!(mantissa & 0x400)) {
+        mantissa <<= 1;
+        --shifted;
+    }
+    return sign | shifted << 23 | (mantissa & 0x3FF) << 13;
+}
+
+// Numbers of a head as they are stored; returns how many did not fit.
+int64_t store_numbers(const void* from, int32_t number_type, int count, uint16_t* out) {
+    if (number_type != kFloat32Numbers) {
+        std::memcpy(out, from, size_t(count) * sizeof *out);
+        return 0;
+    }
+    const uint8_t* const numbers = static_cast<const uint8_t*>(from);
+    int64_t overflows = 0;
+    for (int i = 0; i < count; ++i) {
+        uint32_t bits;
+        std::memcpy(&bits, numbers + size_t(i) * sizeof bits, sizeof bits);
+        const uint32_t magnitude = bits & 0x7FFFFFFF;
+        const bool overflowed = magnitude >= kTooLarge && magnitude < kFloatInfinity;
+        overflows += overflowed;
+        out[i] = overflowed ? uint16_t((bits >> 16 & 0x8000) | kLargestHalf) : half_of(bits);
+    }
+    return overflows;
+}
+
+// A query as float32, heads one behind the other.
+const float* widened(const DecodeStep& step, std::vector<float>& memory) {
+    const int dim = step.shape.head_dim;
+    const int heads = step.shape.kv_heads * step.group_size;
+    if (step.query_type == kFloat32Numbers && step.head_stride == dim) {
+        return static_cast<const float*>(step.query);
+    }
+    memory.resize(size_t(heads) * dim);
+    for (int head = 0; head < heads; ++head) {
+        float* const out = memory.data() + size_t(head) * dim;
+        if (step.query_type == kFloat32Numbers) {
+            std::copy_n(static_cast<const float*>(step.query) + head * step.head_stride, dim, out);
+            continue;
+        }
+        const uint16_t* const own =
+            static_cast<const uint16_t*>(step.query) + head * step.head_stride;
+        for (int i = 0; i < dim; ++i) {
+            const uint32_t bits = step.query_type == kBfloat16Numbers ? uint32_t(own[i]) << 16
+                                                                      : float_of_half(own[i]);
+            std::memcpy(out + i, &bits, sizeof bits);
+        }
+    }
+    return memory.data();
+}
+
+void code_tail(const Kernels& kernels, const LayerTable& table, const DecodeStep& step) {
+    const Shape& shape = step.shape;
+    Segment& segment = table.segments[table.segment_count - 1];
+    const int64_t base = (table.segment_count - 1) * shape.segment_tokens;
+    const int64_t numbers = int64_t(shape.kv_heads) * shape.head_dim;
+    std::vector<uint16_t> halves;
+    while (base + segment.tokens < table.length) {
+        const int64_t first = base + segment.tokens;
+        const int64_t stop = std::min(first / kGroupTokens * kGroupTokens + kGroupTokens,
+                                      table.length);
+        const uint8_t* const rows = table.tail + (first - table.held) * table.row_bytes;
+        const uint16_t* keys = reinterpret_cast<const uint16_t*>(rows);
+        int64_t stride = table.row_bytes / 2;
+        if (step.stored_type == kBfloat16) {
+            halves.resize(size_t((stop - first) * numbers));
+            for (int64_t token = 0; token < stop - first; ++token) {
+                for (int64_t i = 0; i < numbers; ++i) {
+                    halves[size_t(token * numbers + i)] =
+                        half_of(uint32_t(keys[token * stride + i]) << 16);
+                }
+            }
+            keys = halves.data();
+            stride = numbers;
+        }
+        kernels.encode(shape, keys, stride, shape.head_dim, 1, segment,
+                       const_cast<uint8_t*>(segment.shadow), first - base, stop - first);
+        segment.tokens = stop - base;
+    }
+}
+
+}  // namespace
+
+int64_t store_token(const LayerTable& table, const Shape& shape, int32_t number_type,
+                    const void* keys, int64_t key_stride, const void* values,
+                    int64_t value_stride) {
+    const int64_t place = table.length % kGroupTokens;
+    uint16_t* out = reinterpret_cast<uint16_t*>(table.tail + place * table.row_bytes);
+    uint16_t* const end = out + table.row_bytes / 2;
+    const int64_t size = number_type == kFloat32Numbers ? 4 : 2;
+    int64_t overflows = 0;
+    const struct {
+        const void* states;
+        int64_t stride;
+    } parts[] = {{keys, key_stride}, {values, value_stride}};
+    for (const auto& part : parts) {
+        for (int head = 0; head < shape.kv_heads; ++head, out += shape.head_dim) {
+            const uint8_t* const from =
+                static_cast<const uint8_t*>(part.states) + head * part.stride * size;
+            overflows += store_numbers(from, number_type, shape.head_dim, out);
+        }
+    }
+    std::fill(out, end, uint16_t(0));
+    return overflows;
+}
+
+bool choose_tokens(const Kernels& kernels, const LayerTable& table, DecodeStep& step,
+                   int64_t* positions) {
+    code_tail(kernels, table, step);
+    step.coded_at = now();
+    std::vector<float> memory;
+    const float* const query = widened(step, memory);
+    const Sequence sequence{step.shape,          nullptr,      table.segments,
+                            table.segment_count, step.threads, step.coming};
+    const Choice choice{query,      step.shape.head_dim, step.group_size, step.factor,
+                        step.sinks, step.recent,         step.count};
+    const bool finite = choose(kernels, sequence, choice, positions);
+    step.chosen_at = now();
+    return finite;
+}
+
+void tally(const LayerTable& table, const DecodeStep& step, const int64_t* positions,
+           int64_t count) {
+    if (step.fade_shift) {
+        for (int64_t i = 0; i < table.hit_count; ++i) {
+            table.hits[i] = uint16_t(table.hits[i] - (table.hits[i] >> step.fade_shift));
+        }
+    }
+    constexpr uint32_t kMost = 0xFFFF;
+    const uint32_t hit = step.fade_shift ? (kMost + 1) >> step.fade_shift : 1;
+    for (int64_t i = 0; i < count; ++i) {
+        uint16_t& own = table.hits[positions[i]];
+        own = uint16_t(std::min<uint32_t>(own, kMost - hit) + hit);
+    }
+}
+
+Found find_selected(const LayerTable& table, const PoolTable& pool, const DecodeStep& step,
+                    const int64_t* positions, int64_t count, bool ahead, uint64_t* addresses) {
+    const int64_t settled = table.length / kGroupTokens * kGroupTokens;
+    const Places places{positions,
+                        count,
+                        settled,
+                        ahead ? settled : table.held,
+                        table.length,
+                        uint64_t(reinterpret_cast<uintptr_t>(table.tail)),
+                        table.groups,
+                        table.group_count,
+                        pool.slot_of_row,
+                        pool.row_count,
+                        ahead ? nullptr : pool.stamps,
+                        pool.slots,
+                        table.row_bytes,
+                        step.step};
+    return find_rows(places, addresses);
+}
+
+void attend_selected(const AttentionKernels& kernels, const DecodeStep& step,
+                     const uint64_t* addresses, int64_t count, float* out) {
+    std::vector<float> memory;
+    const Attention attention{widened(step, memory), step.shape.kv_heads, step.group_size,
+                              step.shape.head_dim,   step.stored_type,    step.scaling,
+                              step.threads};
+    attend(kernels, attention, {addresses, count}, out);
+}
+
+}  // namespace hillinfer
+
+using namespace hillinfer;
+
+// See decode_step.h.
+HILLINFER_API int64_t hillinfer_store_token(const LayerTable* table, const Shape* shape,
+                                            int32_t number_type, const void* keys,
+                                            int64_t key_stride, const void* values,
+                                            int64_t value_stride) {
+    return store_token(*table, *shape, number_type, keys, key_stride, values, value_stride);
+}
+
+// Chooses tokens and, where a pool is given, looks whether all that are stored are hot: kCold where
+// one of them is not.
+HILLINFER_API int32_t hillinfer_choose_tokens(int32_t variant, const LayerTable* table,
+                                              const PoolTable* pool, DecodeStep* step,
+                                              int64_t* positions) {
+    bool finite = true;
+    Found found = kAllHot;
+    const int32_t outcome = guarded([&] {
+        finite = choose_tokens(*scoring_kernels(variant), *table, *step, positions);
+        if (finite && pool) {
+            const int64_t stored = step->count - step->coming;
+            std::vector<uint64_t> addresses(size_t(stored), 0);
+            found = find_selected(*table, *pool, *step, positions, stored, true,
+                                  addresses.data());
+        }
+    });
+    if (outcome != kDone) {
+        return outcome;
+    }
+    return !finite ? kNotFinite : found == kAllHot ? kDone : kCold;
+}
+
+// Counts selected positions as hits, finds their rows and, where all of them are in memory, attends
+// to them; else kCold, or kMisplaced for a position that is nowhere. Hits are left alone where the
+// shift is negative: Python counts them.
+HILLINFER_API int32_t hillinfer_attend_tokens(int32_t variant, const LayerTable* table,
+                                              const PoolTable* pool, const DecodeStep* step,
+                                              const int64_t* positions, int64_t count,
+                                              uint64_t* addresses, float* out) {
+    Found found = kAllHot;
+    const int32_t outcome = guarded([&] {
+        for (int64_t i = 0; i < count; ++i) {
+            if (positions[i] < 0 || positions[i] >= table->length) {
+                found = kNowhere;
+                return;
+            }
+        }
+        if (step->fade_shift >= 0) {
+            tally(*table, *step, positions, count);
+        }
+        found = find_selected(*table, *pool, *step, positions, count, false, addresses);
+        if (found == kAllHot) {
+            attend_selected(*attention_kernels(variant), *step, addresses, count, out);
+        }
+    });
+    if (outcome != kDone || found == kAllHot) {
+        return outcome;
+    }
+    return found == kSomeCold ? kCold : kMisplaced;
+}
+
+// Both, one behind the other.
+HILLINFER_API int32_t hillinfer_decode_step(int32_t variant, const LayerTable* table,
+                                            const PoolTable* pool, DecodeStep* step,
+                                            int64_t* positions, uint64_t* addresses, float* out) {
+    const int32_t outcome = hillinfer_choose_tokens(variant, table, nullptr, step, positions);
+    if (outcome != kDone) {
+        return outcome;
+    }
+    return hillinfer_attend_tokens(variant, table, pool, step, positions, step->count, addresses,
+                                   out);
+}
