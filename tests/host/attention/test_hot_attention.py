@@ -143,7 +143,7 @@ def test_no_row_moves_between_the_look_and_attention(cold_dir, monkeypatch):
 
     def fetch(self, *given):
         # Where the first row is asked for.
-        held.append(is_held(self.attending))
+        held.append(is_held(self._pools.attending))
         yield from as_it_is(self, *given)
 
     monkeypatch.setattr(Gather, "in_place", fetch)
