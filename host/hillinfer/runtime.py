@@ -36,10 +36,6 @@ from hillinfer.storage.sequence import Sequence
 from hillinfer.storage.stored_base import StoredBase
 
 
-def _unseen(entry: LayerStep) -> None:
-    """Record nothing."""
-
-
 def _unannounced() -> None:
     """Say nothing, because whoever made the plan did."""
 
@@ -91,7 +87,7 @@ class Runtime:
         settings: Settings,
         budget_bytes: int,
         cold_dir: Path,
-        observe: Callable[[LayerStep], None] = _unseen,
+        observe: Callable[[LayerStep], None] | None = None,
         calls: DriveCalls | None = None,
         shadow_limit_bytes: int = sys.maxsize,
         base: StoredBase | None = None,
@@ -103,7 +99,7 @@ class Runtime:
     ) -> None:
         self.shape = shape
         self.settings = settings
-        self._parts = parts = open_parts(
+        self.parts = parts = open_parts(
             shape,
             settings,
             budget_bytes,
@@ -165,7 +161,7 @@ class Runtime:
 
     def limit_shadows(self, limit_bytes: int) -> None:
         """Hold no more full shadows than that in DRAM from here on."""
-        self._parts.shadow_memory.limit_to(limit_bytes)
+        self.parts.shadow_memory.limit_to(limit_bytes)
 
     def fork(self, sequence: Sequence) -> Sequence:
         """Return a sequence with the same tokens; full groups and segments are shared."""
@@ -233,6 +229,28 @@ class Runtime:
             # What is in the open group goes on to the drive with it.
             self._gpu.arrivals.settle()
         self._rows.append(layer, sequence, keys.cpu(), values.cpu(), self._step)
+
+    def append_token(
+        self,
+        layer: int,
+        sequence: Sequence,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        batch_row: int,
+    ) -> bool:
+        """Store the row of one token as the model made it; False where `append` must do it.
+
+        Parameters as in `RowKeeper.append_token`.
+        """
+        if self._gpu is not None:
+            return False
+        if self._following is not None and layer == 0:
+            self._following.cover(self._rows.tokens + 1)
+        overflows = self._rows.append_token(layer, sequence, keys, values, batch_row)
+        if overflows is None:
+            return False
+        self.counters.fp16_overflows += overflows
+        return True
 
     def code_full_segments(self, layer: int, sequence: Sequence, keys: torch.Tensor) -> None:
         """Code the key shadow of new rows that nothing attends to; attention does it too.
@@ -317,7 +335,7 @@ class Runtime:
         layer: int,
         sequence: Sequence,
         query: torch.Tensor,
-        keys: torch.Tensor,
+        keys: torch.Tensor | None,
         scaling: float,
     ) -> torch.Tensor:
         """Attend to the top α of all tokens, this step's own included.
@@ -329,7 +347,7 @@ class Runtime:
         query
             (query_heads, 1, head_dim) on the model's device.
         keys
-            The new token's, stored type, (kv_heads, 1, head_dim).
+            The new token's, stored type, (kv_heads, 1, head_dim); None where the tail has its row.
         scaling
             Factor on inner products.
 
@@ -351,11 +369,15 @@ class Runtime:
                 return attended
         if ahead is None:
             self._settle_arrivals()
+            if keys is None:
+                keys = self._rows.newest_keys(layer, sequence)
         if ahead is not None:
             selected, landed, copied = ahead.sets, ahead.landed, ahead.copied
         elif self._selection.selects_all(length):
+            assert keys is not None
             selected = self._selection.everything(layer, sequence, keys)
         else:
+            assert keys is not None
             selected = self._selection.select(layer, sequence, query, keys, scaling)
         if self.watch_selected is not None:
             self.watch_selected(layer, length, selected)
@@ -420,7 +442,7 @@ class Runtime:
         """Stop all threads and give the drive's space back; harmless when done twice."""
         if not self._closed:
             self._closed = True
-            self._parts.close()
+            self.parts.close()
 
     def _forget_ahead(self) -> None:
         """Forget what was announced, and wait until nothing is on its way from a GPU."""

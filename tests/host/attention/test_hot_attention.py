@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention over rows that are all in memory, found and attended to in one call."""
 
+import ctypes
+
 import numpy as np
 import pytest
 import torch
@@ -12,7 +14,6 @@ from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.native.library import native_library
 from hillinfer.native.structures import DecodeStep, LayerTable, PoolTable, Shape
 from hillinfer.pools.budget_plan import BudgetPlan
-from hillinfer.pools.layer_step_log import LayerStepLog
 from hillinfer.runtime import Runtime
 from hillinfer.settings import Settings
 from hillinfer.storage.gather import Gather
@@ -63,9 +64,9 @@ class Scene:
         is_hot = native_library().decode(
             "hillinfer_attend_tokens",
             variant.number,
-            self.table,
-            self.pool,
-            asked,
+            ctypes.addressof(self.table),
+            ctypes.addressof(self.pool),
+            ctypes.addressof(asked),
             self.positions.ctypes.data,
             len(self.positions),
             addresses.ctypes.data,
@@ -152,26 +153,22 @@ def test_no_row_moves_between_the_look_and_attention(cold_dir, monkeypatch):
 
 
 @pytest.mark.parametrize("everything_hot", [True, False])
-def test_whoever_observes_a_step_may_wait_for_threads_that_move_rows(
-    cold_dir, monkeypatch, everything_hot
-):
-    held = []
-    as_it_is = LayerStepLog.end
+def test_whoever_observes_a_step_may_wait_for_threads_that_move_rows(cold_dir, everything_hot):
+    held, runtimes = [], []
 
-    def end(self, entry):
-        held.append(self._pools.attending._is_owned())
-        as_it_is(self, entry)
+    def observe(entry):
+        held.append(runtimes[0].parts.pools.attending._is_owned())
 
-    monkeypatch.setattr(LayerStepLog, "end", end)
-    _steps(cold_dir, everything_hot, [])
+    _steps(cold_dir, everything_hot, [], runtimes.append, observe)
     assert held
     assert not any(held)
 
 
-def _steps(cold_dir, everything_hot, counts, prepare=lambda runtime: None):
+def _steps(cold_dir, everything_hot, counts, prepare=lambda runtime: None, observe=None):
     settings = Settings().changed(alpha=0.2, block_rows=40, kept_sinks=2, kept_recent=5)
     least = BudgetPlan.with_whole_shadow(SHAPE, settings, TOKENS).required_bytes
-    runtime = Runtime(SHAPE, settings, least + (4 << 20 if everything_hot else 0), cold_dir)
+    budget = least + (4 << 20 if everything_hot else 0)
+    runtime = Runtime(SHAPE, settings, budget, cold_dir, observe)
     try:
         query, keys, values = random_states(0, 4, 2, TOKENS, TOKENS, 8)
         keys, values = keys.half(), values.half()

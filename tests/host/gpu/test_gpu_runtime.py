@@ -65,7 +65,7 @@ class Steps:
         self.runtime = Runtime(SHAPE, settings, budget, cold_dir, lane=lane)
         if lane is None:
             # In one block by torch, as the lane's side computes.
-            self.runtime._attention._native = None
+            self.runtime.decode = None
         self.sequence = self.runtime.open_sequence()
         self.runtime.begin_step()
         for layer in range(LAYERS):
