@@ -35,10 +35,6 @@ from hillinfer.storage.prefetch_buffer import LandedRows
 from hillinfer.storage.sequence import Sequence
 
 
-def _unseen(entry: LayerStep) -> None:
-    """Record nothing."""
-
-
 def _unannounced() -> None:
     """Say nothing, because whoever made the plan did."""
 
@@ -93,7 +89,7 @@ class Runtime:
         settings: Settings,
         budget_bytes: int,
         cold_dir: Path,
-        observe: Callable[[LayerStep], None] = _unseen,
+        observe: Callable[[LayerStep], None] | None = None,
         calls: DriveCalls | None = None,
         shadow_limit_bytes: int = sys.maxsize,
         announce_streaming: Callable[[], None] = _unannounced,
@@ -235,6 +231,28 @@ class Runtime:
             self._gpu.arrivals.settle()
         self._rows.append(layer, sequence, keys.cpu(), values.cpu(), self._step)
 
+    def append_token(
+        self,
+        layer: int,
+        sequence: Sequence,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        batch_row: int,
+    ) -> bool:
+        """Store the row of one token as the model made it; False where `append` must do it.
+
+        Parameters as in `RowKeeper.append_token`.
+        """
+        if self._gpu is not None:
+            return False
+        if self._following is not None and layer == 0:
+            self._following.cover(self._rows.tokens + 1)
+        overflows = self._rows.append_token(layer, sequence, keys, values, batch_row)
+        if overflows is None:
+            return False
+        self.counters.fp16_overflows += overflows
+        return True
+
     def code_full_segments(self, layer: int, sequence: Sequence, keys: torch.Tensor) -> None:
         """Code the key shadow of new rows that nothing attends to; attention does it too.
 
@@ -318,7 +336,7 @@ class Runtime:
         layer: int,
         sequence: Sequence,
         query: torch.Tensor,
-        keys: torch.Tensor,
+        keys: torch.Tensor | None,
         scaling: float,
     ) -> torch.Tensor:
         """Attend to the top α of all tokens, this step's own included.
@@ -330,7 +348,7 @@ class Runtime:
         query
             (query_heads, 1, head_dim) on the model's device.
         keys
-            The new token's, stored type, (kv_heads, 1, head_dim).
+            The new token's, stored type, (kv_heads, 1, head_dim); None where the tail has its row.
         scaling
             Factor on inner products.
 
@@ -352,11 +370,15 @@ class Runtime:
                 return attended
         if ahead is None:
             self._settle_arrivals()
+            if keys is None:
+                keys = self._rows.newest_keys(layer, sequence)
         if ahead is not None:
             selected, landed, copied = ahead.sets, ahead.landed, ahead.copied
         elif self._selection.selects_all(length):
+            assert keys is not None
             selected = self._selection.everything(layer, sequence, keys)
         else:
+            assert keys is not None
             selected = self._selection.select(layer, sequence, query, keys, scaling)
         if self.watch_selected is not None:
             self.watch_selected(layer, length, selected)

@@ -71,7 +71,7 @@ def open_parts(
     settings: Settings,
     budget_bytes: int,
     cold_dir: Path,
-    observe: Callable[[LayerStep], None],
+    observe: Callable[[LayerStep], None] | None,
     calls: DriveCalls | None,
     shadow_limit_bytes: int,
     announce_streaming: Callable[[], None],
@@ -225,6 +225,7 @@ def open_parts(
                 pools,
                 gather,
                 policy,
+                log,
                 counters,
                 recorder,
             )
@@ -267,11 +268,13 @@ def open_parts(
 
 
 def _told(
-    observe: Callable[[LayerStep], None], timeline: PoolTimeline | None
-) -> Callable[[LayerStep], None]:
+    observe: Callable[[LayerStep], None] | None, timeline: PoolTimeline | None
+) -> Callable[[LayerStep], None] | None:
     """Return what is called with every entry: the timeline first, where there is one."""
     if timeline is None:
         return observe
+    if observe is None:
+        return timeline.observe
 
     def note(entry: LayerStep) -> None:
         timeline.observe(entry)

@@ -277,8 +277,8 @@ _CAUGHT = (
         "hits-overflow",
         "Hit counts begin anew where 2 bytes are full.",
         "host/hillinfer/policies/pool_policy.py",
-        "hits + (hits < MOST_HITS)",
-        "hits + np.uint16(1)",
+        "np.uint16(MOST_HITS - hit), out=hits",
+        "np.uint16(MOST_HITS), out=hits",
         (f"{_TESTS}/policies/test_pool_policies.py::test_a_tally_saturates",),
     ),
     Mutant(

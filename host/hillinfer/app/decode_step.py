@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import time
 from collections.abc import Generator, Iterable
@@ -12,29 +13,56 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hillinfer.app.token_selection import Explained, TokenSelection
+from hillinfer.app.token_selection import TokenSelection, explained
 from hillinfer.attention.native_attention import NativeAttention
 from hillinfer.counters import Counters
 from hillinfer.hie.evaluation import ImportanceEvaluation
 from hillinfer.hie.scoring_arguments import query_factor
 from hillinfer.model_shape import StoredType
 from hillinfer.native.library import native_library
-from hillinfer.native.structures import DecodeStep, LayerTable, Shape
+from hillinfer.native.structures import NUMBER_TYPES, DecodeStep, Shape
 from hillinfer.policies.pool_policy import PoolPolicy
 from hillinfer.pools.hot_pools import HotPools
+from hillinfer.pools.layer_step_log import LayerStepLog
 from hillinfer.storage.gather import Gather
 from hillinfer.storage.prefetch_buffer import LandedRows
 from hillinfer.storage.sequence import Sequence
 from hillinfer.storage.shadow_keeper import ShadowKeeper
 from hillinfer.timeline.lane import Lane
 from hillinfer.timeline.recorder import Recorder
+from hillinfer.timeline.silent import SILENT
 from hillinfer_model.choices import Scope
+from hillinfer_model.errors import NonFiniteQueryError
 from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
 
-_NUMBER_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 # Hits are counted in Python.
 _NOT_COUNTED = -1
 Fetched = Generator[NDArray[np.uint64], None, None]
+
+
+class _Asked:
+    """What layers of one step are asked for alike.
+
+    Parameters
+    ----------
+    step
+        What the library is told.
+
+    Attributes
+    ----------
+    address
+        Where that lies.
+    of
+        The tokens that are stored and the scaling that it is filled in for, or None.
+    count
+        How many tokens are chosen.
+    """
+
+    def __init__(self, step: DecodeStep) -> None:
+        self.step = step
+        self.address = ctypes.addressof(step)
+        self.of: tuple[int, float] | None = None
+        self.count = 0
 
 
 class NativeDecode:
@@ -55,6 +83,8 @@ class NativeDecode:
         Where rows lie, and who brings those that are cold.
     policy
         Tallies hits.
+    log
+        Takes what was read in each layer and step.
     counters
         Where tokens are counted.
     recorder
@@ -72,6 +102,7 @@ class NativeDecode:
         pools: HotPools,
         gather: Gather,
         policy: PoolPolicy,
+        log: LayerStepLog,
         counters: Counters,
         recorder: Recorder,
     ) -> None:
@@ -84,7 +115,9 @@ class NativeDecode:
         self._gather = gather
         self._policy = policy
         self._counters = counters
+        self._log = log
         self._recorder = recorder
+        self._is_recorded = recorder is not SILENT
         shape = attention.shape
         self._query_shape = shape.query_heads, 1, shape.head_dim
         # A policy that counts in a way of its own does it in Python.
@@ -102,8 +135,10 @@ class NativeDecode:
                 fade_shift=self._shift,
             )
 
-        # Another thread may choose for a layer that comes while this one attends.
-        self._asked, self._asked_ahead = described(), described()
+        # One for each kind of call: another thread may choose for a layer that comes while this one
+        # attends, and what all layers of a step have in common is told once.
+        self._both, self._ahead, self._rows = _Asked(described()), _Asked(described()), described()
+        self._rows_address = ctypes.addressof(self._rows)
         self._positions = np.zeros(0, np.int64)
         self._addresses = np.zeros(0, np.uint64)
         self._places = 0, 0
@@ -111,7 +146,7 @@ class NativeDecode:
     @property
     def chosen(self) -> NDArray[np.int64]:
         """What the last `step` chose, int64, valid until the next."""
-        return self._positions[: self._asked.count]
+        return self._positions[: self._both.step.count]
 
     def step(
         self, layer: int, sequence: Sequence, query: torch.Tensor, scaling: float, step: int
@@ -139,51 +174,57 @@ class NativeDecode:
         CacheUseError
             Where the query is not finite.
         """
-        length = sequence.lengths[layer]
-        # Where both compute alike one call does both.
-        if self._choosing_number != self._number or not self._takes(query, scaling):
+        length, both = sequence.lengths[layer], self._both
+        if both.of != (length, scaling) and not self._prepare(length, scaling):
             return None
-        if sequence.observed[layer] is not None or self._evaluation.selects_all(length):
+        if sequence.observed[layer] is not None or not self._tell_query(both.step, query):
             return None
-        self._selection.make_room(length)
-        query, out = query.detach(), torch.empty(self._query_shape)
+        out, count = torch.empty(self._query_shape), both.count
         fetched: Fetched | None = None
         try:
-            with self._selection.scoring, Explained(layer):
+            with self._selection.scoring:
                 own = self._shadow.described(layer, sequence, length)
                 if own is None:
                     return None
-                count = self._ask(self._asked, query, scaling, length, 0)
-                self._asked.step = step
-                self._make_places(count)
+                both.step.step = step
                 with self._pools.attending:
-                    table, started = self._begin(layer, sequence), time.perf_counter_ns()
+                    self._settle(layer, sequence, length)
+                    held, started = sequence.tell(layer), time.perf_counter_ns()
                     is_hot = self._library.decode(
                         "hillinfer_decode_step",
                         self._number,
-                        table,
-                        self._pools.layers[layer].table,
-                        self._asked,
+                        sequence.table_addresses[layer],
+                        self._pools.layers[layer].table_address,
+                        both.address,
                         *self._places,
                         out.data_ptr(),
                     )
+                    del held
                     own.coded_tokens = sequence.described[layer][1][-1]
-                    chosen_at = self._note_chosen(self._asked, layer, length, started)
-                    positions, addresses = self._positions[:count], self._addresses[:count]
-                    self._note_hits(layer, sequence, positions)
-                    if not is_hot:
-                        fetched, first = self._fetch(
-                            layer, sequence, positions, step, None, addresses
-                        )
+                    self._pools.hits.note(layer, sequence, length & -GROUP_TOKENS, length)
+                    if self._shift == _NOT_COUNTED or not is_hot:
+                        positions, addresses = self._positions[:count], self._addresses[:count]
+                        if self._shift == _NOT_COUNTED:
+                            self._policy.tally(sequence.hits.counts[layer], positions)
+                        if not is_hot:
+                            fetched, first = self._fetch(
+                                layer, sequence, positions, step, None, addresses
+                            )
             self._counters.scored_tokens += length
             self._counters.selected_tokens += count
+            if self._is_recorded:
+                started = self._note_chosen(both.step, layer, length, started)
             if fetched is not None:
                 return self._run_by_run(layer, query, scaling, chain(first, fetched))
+        except NonFiniteQueryError as error:
+            raise explained(layer, error) from error
         finally:
             if fetched is not None:
                 # Here and now: what it holds must not wait for a traceback to go.
                 fetched.close()
-        self._note_attended(layer, sequence, step, count, chosen_at)
+        if self._is_recorded:
+            self._note_attended(layer, started)
+        self._log.end_hot(step, layer, length, count)
         return out if query.dtype is torch.float32 else out.to(query.dtype)
 
     def attend(
@@ -212,29 +253,34 @@ class NativeDecode:
         (query_heads, 1, head_dim) in the query's type; None, and nothing is done, where this is
         not for the native library: it attends to a part of all tokens and on the processor.
         """
-        count = len(positions)
-        if not 0 < count < sequence.lengths[layer] or not self._takes(query, scaling):
+        count, length, asked = len(positions), sequence.lengths[layer], self._rows
+        if not 0 < count < length or not math.isfinite(scaling):
             return None
-        query, out = query.detach(), torch.empty(self._query_shape)
-        addresses, asked = np.empty(count, np.uint64), self._asked
+        if not self._tell_query(asked, query):
+            return None
+        out, addresses = torch.empty(self._query_shape), np.empty(count, np.uint64)
         fetched: Fetched | None = None
         try:
             with self._pools.attending:
-                self._tell_query(asked, query, scaling)
+                asked.scaling, asked.threads = scaling, torch.get_num_threads()
                 asked.step = step
-                table, started = self._begin(layer, sequence), time.perf_counter_ns()
+                self._settle(layer, sequence, length)
+                held, started = sequence.tell(layer), time.perf_counter_ns()
                 is_hot = self._library.decode(
                     "hillinfer_attend_tokens",
                     self._number,
-                    table,
-                    self._pools.layers[layer].table,
-                    asked,
+                    sequence.table_addresses[layer],
+                    self._pools.layers[layer].table_address,
+                    self._rows_address,
                     positions.ctypes.data,
                     count,
                     addresses.ctypes.data,
                     out.data_ptr(),
                 )
-                self._note_hits(layer, sequence, positions)
+                del held
+                self._pools.hits.note(layer, sequence, length & -GROUP_TOKENS, length)
+                if self._shift == _NOT_COUNTED:
+                    self._policy.tally(sequence.hits.counts[layer], positions)
                 # What was read ahead is to be given back also where it is not wanted any more.
                 if not is_hot or landed is not None:
                     fetched, first = self._fetch(
@@ -246,7 +292,9 @@ class NativeDecode:
             if fetched is not None:
                 # Here and now: what it holds must not wait for a traceback to go.
                 fetched.close()
-        self._note_attended(layer, sequence, step, count, started)
+        if self._is_recorded:
+            self._note_attended(layer, started)
+        self._log.end_hot(step, layer, length, count)
         return out if query.dtype is torch.float32 else out.to(query.dtype)
 
     def choose_next(
@@ -271,111 +319,101 @@ class NativeDecode:
         CacheUseError
             Where the query is not finite.
         """
-        past = sequence.lengths[layer]
-        if self._choosing_number is None or not self._takes(query, scaling):
+        past, ahead = sequence.lengths[layer], self._ahead
+        if self._choosing_number is None or sequence.observed[layer] is not None:
             return None
-        if sequence.observed[layer] is not None:
-            return None
-        self._selection.make_room(past)
-        query, asked = query.detach(), self._asked_ahead
-        with self._selection.scoring, Explained(layer):
-            own = self._shadow.described(layer, sequence, past)
-            if own is None:
+        if ahead.of != (past, scaling):
+            self._selection.make_room(past)
+            if not self._ask(ahead, past + 1, scaling, 1):
                 return None
-            positions = np.empty(self._ask(asked, query, scaling, past + 1, 1), np.int64)
-            table, started = self._told(layer, sequence), time.perf_counter_ns()
-            # While rows of the layer move nobody may look where they are.
-            is_still = self._pools.is_still(layer)
-            is_hot = self._library.decode(
-                "hillinfer_choose_tokens",
-                self._choosing_number,
-                table,
-                self._pools.layers[layer].table if is_still else None,
-                asked,
-                positions.ctypes.data,
-            )
-            own.coded_tokens = sequence.described[layer][1][-1]
-            self._note_chosen(asked, layer, past, started)
+            ahead.of = past, scaling
+        if not self._tell_query(ahead.step, query):
+            return None
+        positions = np.empty(ahead.count, np.int64)
+        try:
+            with self._selection.scoring:
+                own = self._shadow.described(layer, sequence, past)
+                if own is None:
+                    return None
+                held, started = sequence.tell(layer), time.perf_counter_ns()
+                # While rows of the layer move nobody may look where they are.
+                is_still = self._pools.is_still(layer)
+                is_hot = self._library.decode(
+                    "hillinfer_choose_tokens",
+                    self._choosing_number,
+                    sequence.table_addresses[layer],
+                    self._pools.layers[layer].table_address if is_still else None,
+                    ahead.address,
+                    positions.ctypes.data,
+                )
+                del held
+                own.coded_tokens = sequence.described[layer][1][-1]
+        except NonFiniteQueryError as error:
+            raise explained(layer, error) from error
+        if self._is_recorded:
+            self._note_chosen(ahead.step, layer, past, started)
         if is_hot and is_still:
             return positions, None
         # When attention looks, the tail holds what it holds now, or what follows a full group.
-        held = past // GROUP_TOKENS * GROUP_TOKENS
-        return positions, self._gather.land(layer, sequence, positions[:-1], held)
+        return positions, self._gather.land(layer, sequence, positions[:-1], past & -GROUP_TOKENS)
 
     # --- inside ----------------------------------------------------------------------------
 
-    def _takes(self, query: torch.Tensor, scaling: float) -> bool:
-        """Say whether a query is one that the library can read; others are refused elsewhere."""
-        return (
-            query.shape == self._query_shape
-            and query.dtype in _NUMBER_TYPES
-            and query.is_cpu
-            and query.stride(2) == 1
-            and math.isfinite(scaling)
-        )
-
-    def _ask(
-        self, asked: DecodeStep, query: torch.Tensor, scaling: float, length: int, coming: int
-    ) -> int:
-        """Say what is to be chosen, and return how many tokens that is."""
-        wanted = self._evaluation.wanted(length)
-        wanted.check(length, coming)
-        self._tell_query(asked, query, scaling)
-        asked.factor, asked.coming = query_factor(scaling), coming
-        asked.sinks, asked.recent, asked.count = wanted.sinks, wanted.recent, wanted.count
-        return wanted.count
-
-    @staticmethod
-    def _tell_query(asked: DecodeStep, query: torch.Tensor, scaling: float) -> None:
-        asked.query, asked.head_stride = query.data_ptr(), query.stride(0)
-        asked.query_type = _NUMBER_TYPES[query.dtype]
-        asked.scaling, asked.threads = scaling, torch.get_num_threads()
-
-    def _make_places(self, count: int) -> None:
-        if count > len(self._positions):
-            room = 2 * count
-            self._positions = np.empty(room, np.int64)
-            self._addresses = np.empty(room, np.uint64)
+    def _prepare(self, length: int, scaling: float) -> bool:
+        """Ask for the step of a token in all layers; False where one call is not to choose it."""
+        # Where both compute alike one call does both.
+        if self._choosing_number != self._number or self._evaluation.selects_all(length):
+            return False
+        self._selection.make_room(length)
+        both = self._both
+        if not self._ask(both, length, scaling, 0):
+            return False
+        if both.count > len(self._positions):
+            self._positions = np.empty(2 * both.count, np.int64)
+            self._addresses = np.empty(2 * both.count, np.uint64)
             self._places = self._positions.ctypes.data, self._addresses.ctypes.data
+        both.of = length, scaling
+        return True
 
-    def _begin(self, layer: int, sequence: Sequence) -> LayerTable:
-        """Wait until no row of a layer moves, and return its table."""
+    def _ask(self, asked: _Asked, length: int, scaling: float, coming: int) -> bool:
+        """Say how much of so many tokens is to be chosen; False where the scaling is no number."""
+        asked.of = None
+        if not math.isfinite(scaling):
+            return False
+        wanted, step = self._evaluation.wanted(length), asked.step
+        wanted.check(length, coming)
+        step.scaling, step.factor, step.coming = scaling, query_factor(scaling), coming
+        step.sinks, step.recent, step.count = wanted.sinks, wanted.recent, wanted.count
+        step.threads = torch.get_num_threads()
+        asked.count = wanted.count
+        return True
+
+    def _tell_query(self, step: DecodeStep, query: torch.Tensor) -> bool:
+        """Say where a query lies; False where the library cannot read it, or others refuse it."""
+        number_type, strides = NUMBER_TYPES.get(query.dtype), query.stride()
+        if number_type is None or query.shape != self._query_shape or not query.is_cpu:
+            return False
+        if strides[2] != 1:
+            return False
+        step.query, step.head_stride, step.query_type = query.data_ptr(), strides[0], number_type
+        return True
+
+    def _settle(self, layer: int, sequence: Sequence, length: int) -> None:
+        """Wait until no row of a layer moves, and have room to count hits."""
         self._pools.settle(layer)
-        length = sequence.lengths[layer]
         if length > len(sequence.hits.counts[layer]):
             self._pools.cover_hits(sequence.hits, layer, length)
-        return self._told(layer, sequence)
 
-    @staticmethod
-    def _told(layer: int, sequence: Sequence) -> LayerTable:
-        """Return a layer's table, with what may have changed since the last step."""
-        table = sequence.tables[layer]
-        table.length, table.held = sequence.lengths[layer], sequence.held_starts[layer]
-        numbers, table.groups = sequence.group_table()
-        table.group_count = len(numbers)
-        table.hits = sequence.hits.addresses[layer]
-        table.hit_count = len(sequence.hits.counts[layer])
-        return table
-
-    def _note_hits(self, layer: int, sequence: Sequence, positions: NDArray[np.int64]) -> None:
-        if self._shift == _NOT_COUNTED:
-            self._policy.tally(sequence.hits.counts[layer], positions)
-        length = sequence.lengths[layer]
-        self._pools.hits.note(layer, sequence, sequence.tail_start(layer), length)
-
-    def _note_chosen(self, asked: DecodeStep, layer: int, tokens: int, started: int) -> int:
+    def _note_chosen(self, step: DecodeStep, layer: int, tokens: int, started: int) -> int:
         """Note how long coding and choosing took; return when the latter ended."""
-        coded, chosen = int(asked.coded_at), int(asked.chosen_at)
+        coded, chosen = int(step.coded_at), int(step.chosen_at)
         self._recorder.note(Lane.HOST_SCORING, "code", started, coded, layer=layer)
         self._recorder.note(Lane.HOST_SCORING, "score", coded, chosen, layer=layer, tokens=tokens)
         return chosen
 
-    def _note_attended(
-        self, layer: int, sequence: Sequence, step: int, count: int, started: int
-    ) -> None:
+    def _note_attended(self, layer: int, started: int) -> None:
         stop = time.perf_counter_ns()
         self._recorder.note(Lane.COMPUTE, "attention", started, stop, layer=layer)
-        self._gather.note_hot(layer, sequence, step, count)
 
     def _fetch(
         self,

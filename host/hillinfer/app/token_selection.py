@@ -139,7 +139,7 @@ class TokenSelection:
         """
         length = sequence.lengths[layer]
         self.make_room(length)
-        with self.scoring, Explained(layer):
+        with self.scoring, _Explained(layer):
             with self._recorder.span(Lane.HOST_SCORING, "code", layer=layer):
                 shadows = self._shadow.code_all(layer, sequence, _shadow_keys(keys))
             with self._recorder.span(Lane.HOST_SCORING, "score", layer=layer, tokens=length):
@@ -182,13 +182,13 @@ class TokenSelection:
         if sequence.observed[layer] is not None or not self._shadow.codes_from_tail(
             layer, sequence
         ):
-            with self.scoring, Explained(layer):
+            with self.scoring, _Explained(layer):
                 shadows = self._past(layer, sequence, past)
                 self._count_observed(layer, sequence, scaling, shadows)
 
         def select() -> Sets:
             query = bring()
-            with self.scoring, Explained(layer):
+            with self.scoring, _Explained(layer):
                 shadows = self._past(layer, sequence, past)
                 with self._recorder.span(Lane.HOST_SCORING, "score", layer=layer, tokens=past):
                     return self._evaluation.select_next(query, scaling, shadows)
@@ -220,7 +220,7 @@ class TokenSelection:
         self._room_tokens = tokens
 
 
-class Explained:
+class _Explained:
     """Says what to do about a query that cannot be scored.
 
     A class, because a generator takes several times as long at every layer and step.
@@ -240,11 +240,16 @@ class Explained:
     ) -> None:
         """Put the reason in words that help."""
         if isinstance(error, NonFiniteQueryError):
-            raise CacheUseError(
-                f"layer {self._layer} made a query that is not finite ({error}): the model's "
-                "weights or its number type are at fault; try --dtype float32 (the rows that "
-                "the drive returned are those that were written)"
-            ) from error
+            raise explained(self._layer, error) from error
+
+
+def explained(layer: int, error: NonFiniteQueryError) -> CacheUseError:
+    """Return an error that says what to do about a query that cannot be scored."""
+    return CacheUseError(
+        f"layer {layer} made a query that is not finite ({error}): the model's weights or its "
+        "number type are at fault; try --dtype float32 (the rows that the drive returned are "
+        "those that were written)"
+    )
 
 
 def _shadow_keys(keys: torch.Tensor) -> torch.Tensor:

@@ -62,7 +62,6 @@ def _under_way() -> tuple[weakref.ref[Use], ...]:
     return tuple(one for one in _own_uses.get() if (use := one()) is not None and use.is_own)
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
 def attention(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -82,6 +81,13 @@ def attention(
     UnsupportedFeatureError
         Where the model asks for something that a selected set of tokens cannot give.
     """
+    # What `torch.compiler.disable` puts around a function takes as long as all that follows does in
+    # Python, so only a compiler meets it.
+    if torch.compiler.is_dynamo_compiling():
+        left_out: tuple[torch.Tensor, torch.Tensor | None] = _left_out(
+            module, query, key, value, attention_mask, scaling, **kwargs
+        )
+        return left_out
     layer = getattr(key, "_hillinfer_layer", None)
     if layer is None:
         out: tuple[torch.Tensor, torch.Tensor | None] = sdpa_attention_forward(
@@ -99,7 +105,12 @@ def attention(
     return attended, None
 
 
+_left_out = torch.compiler.disable(attention)  # type: ignore[no-untyped-call]
+
+
 def _without_autocast(device: str) -> AbstractContextManager[object]:
+    if device == "cpu" and not torch.is_autocast_enabled("cpu"):
+        return _AS_IT_IS
     kinds = [kind for kind in {"cpu", device} if torch.is_autocast_enabled(kind)]
     # Entering autocast takes long, also where it changes nothing, and every layer would do it.
     if not kinds:

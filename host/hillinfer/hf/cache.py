@@ -79,7 +79,8 @@ class HillInferCache(AttachedCache):
         self._plan: ForwardPlan | None = None
         self._pass: Use | None = None
         self._generate: Use | None = None
-        self._fresh: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+        # Of tokens that were stored and not attended to; None where the open group alone has them.
+        self._fresh: dict[int, list[tuple[torch.Tensor, torch.Tensor] | None]] = {}
         self._family = family or engine.open_family(Expectation())
         self._family.add(self._batch)
         engine.join()
@@ -224,8 +225,9 @@ class HillInferCache(AttachedCache):
             for layer, states in enumerate(zip(keys, values, strict=True)):
                 self.store(layer, *states)
                 fresh = self._fresh.pop(layer)
-                for share, (stored, _) in zip(plan.shares, fresh, strict=True):
-                    self._runtime.code_full_segments(layer, share.sequence, stored)
+                for share, new in zip(plan.shares, fresh, strict=True):
+                    if new is not None:
+                        self._runtime.code_full_segments(layer, share.sequence, new[0])
             self.end_forward()
 
     # --- what transformers calls -----------------------------------------------------------
@@ -387,8 +389,13 @@ class HillInferCache(AttachedCache):
         """Store a layer's new keys and values, (batch, kv_heads, tokens, head_dim)."""
         plan = self._planned(layer, keys, values)
         layout, runtime = self._runtime.layout, self._runtime
-        fresh = []
+        fresh: list[tuple[torch.Tensor, torch.Tensor] | None] = []
         for share in plan.shares:
+            if plan.tokens == share.tokens == 1 and runtime.append_token(
+                layer, share.sequence, keys, values, share.batch_rows[0]
+            ):
+                fresh.append(None)
+                continue
             rounded = []
             for states in (keys, values):
                 own = _newest(states[share.batch_rows[0]], share.tokens)
@@ -443,12 +450,17 @@ class HillInferCache(AttachedCache):
         assert self._plan is not None
         batch, heads, tokens, head_dim = query.shape
         shares, fresh = self._plan.shares, self._fresh.pop(layer)
+        if batch == tokens == 1 and fresh[0] is None:
+            attended = self._runtime.attend_selected(
+                layer, shares[0].sequence, query[0], None, scaling
+            )
+            return attended.view(1, 1, heads, head_dim)
         if batch == 1 and shares[0].tokens == tokens:
-            return self._attended(layer, shares[0], query, scaling, *fresh[0]).contiguous()[None]
+            return self._attended(layer, shares[0], query, scaling, fresh[0]).contiguous()[None]
         out = query.new_zeros((batch, tokens, heads, head_dim))
         for share, new in zip(shares, fresh, strict=True):
             if share.tokens:
-                attended = self._attended(layer, share, query, scaling, *new)
+                attended = self._attended(layer, share, query, scaling, new)
                 for row in share.batch_rows:
                     out[row, tokens - share.tokens :] = attended
         return out
@@ -490,17 +502,18 @@ class HillInferCache(AttachedCache):
         share: SequenceShare,
         query: torch.Tensor,
         scaling: float,
-        keys: torch.Tensor,
-        values: torch.Tensor,
+        fresh: tuple[torch.Tensor, torch.Tensor] | None,
     ) -> torch.Tensor:
         """Return what one sequence's new tokens see, (tokens, query_heads, head_dim)."""
         own, sequence, runtime = query[share.batch_rows[0]], share.sequence, self._runtime
         # Only a forward of a single token selects; longer ones attend to everything.
         if query.shape[2] == 1:
+            keys = None if fresh is None else fresh[0]
             attended = runtime.attend_selected(layer, sequence, own, keys, scaling)
         else:
+            assert fresh is not None
             own = _newest(own, share.tokens)
-            attended = runtime.attend_dense(layer, sequence, own, keys, values, scaling)
+            attended = runtime.attend_dense(layer, sequence, own, *fresh, scaling)
         return attended.transpose(0, 1)
 
     def _planned(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> ForwardPlan:

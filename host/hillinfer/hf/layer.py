@@ -47,15 +47,21 @@ class HillInferLayer(CacheLayerMixin):  # type: ignore[misc]
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Do nothing: memory is taken as rows come."""
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Store new keys and values (batch, kv_heads, tokens, head_dim) and return them."""
-        with self.cache.spans.store(self.layer):
-            self.cache.store(self.layer, key_states, value_states)
+        # As in the attention function, which says why.
+        if torch.compiler.is_dynamo_compiling():
+            stored: tuple[torch.Tensor, torch.Tensor] = self._left_out(key_states, value_states)
+            return stored
+        cache = self.cache
+        with cache.spans.store(self.layer):
+            cache.store(self.layer, key_states, value_states)
         key_states._hillinfer_layer = self  # type: ignore[attr-defined]
         return key_states, value_states
+
+    _left_out = torch.compiler.disable(update)  # type: ignore[no-untyped-call]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Return the length of the mask and its offset, before `update`."""

@@ -49,10 +49,13 @@ class _Announce(ModelHook):
         self._number = number
         self._following = following
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(
         self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
+        # As in the attention function, which says why.
+        if torch.compiler.is_dynamo_compiling():
+            self._left_out(module, args, kwargs)
+            return
         cache = kwargs.get("past_key_values")
         hidden = args[0] if args else kwargs["hidden_states"]
         # Only a forward of a single token selects.
@@ -64,3 +67,5 @@ class _Announce(ModelHook):
         query = predictor.predict(following, hidden, kwargs.get("position_embeddings"))
         with cache.spans.announce():
             cache.announce(self._number, query, predictor.scaling(following))
+
+    _left_out = torch.compiler.disable(__call__)  # type: ignore[no-untyped-call]

@@ -4,14 +4,18 @@
 from __future__ import annotations
 
 import ctypes
+from types import MappingProxyType
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from hillinfer_model.choices import Rule, Scope
 from hillinfer_model.kernel_spec import KernelSpec
 
 _INT = ctypes.c_int32
+# Of a tensor that the library reads where the model made it.
+NUMBER_TYPES = MappingProxyType({torch.float32: 0, torch.bfloat16: 1, torch.float16: 2})
 
 
 class Shape(ctypes.Structure):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -46,7 +47,7 @@ class HotPool:
 
     Attributes
     ----------
-    table
+    table, table_address
         What decode steps in the native library find rows by.
     """
 
@@ -63,6 +64,7 @@ class HotPool:
             stamps=self._slots.last_selected.ctypes.data,
             slots=self._slots.data.ctypes.data,
         )
+        self.table_address = ctypes.addressof(self.table)
 
     @property
     def used_rows(self) -> int:

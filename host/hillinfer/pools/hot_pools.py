@@ -232,8 +232,10 @@ class HotPools:
 
     def settle(self, layer: int) -> None:
         """Wait until a layer's promotions are done; raise what went wrong, once."""
-        self._wait_for(layer)
-        self._raise_failure()
+        if self._under_way[layer]:
+            self._wait_for(layer)
+        if self._failure is not None:
+            self._raise_failure()
 
     def wait_for(self, layer: int) -> None:
         """Wait until what is under way in a layer is done; what went wrong is left for `settle`.

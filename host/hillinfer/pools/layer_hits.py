@@ -13,28 +13,33 @@ class LayerHits:
     ----------
     layers
         Layers of the model.
+
+    Attributes
+    ----------
+    hot, cold
+        By layer, selected rows found in DRAM and on the drive.
     """
 
     def __init__(self, layers: int) -> None:
-        self._hot = [0] * layers
-        self._cold = [0] * layers
+        self.hot = [0] * layers
+        self.cold = [0] * layers
 
     def add(self, entry: LayerStep) -> None:
         """Count one entry; entries of a layer come one at a time."""
-        self._hot[entry.layer] += entry.hot_rows
-        self._cold[entry.layer] += entry.cold_rows
+        self.hot[entry.layer] += entry.hot_rows
+        self.cold[entry.layer] += entry.cold_rows
 
     def copy(self) -> LayerHits:
         """Return what is counted now."""
-        copy = LayerHits(len(self._hot))
-        copy._hot, copy._cold = list(self._hot), list(self._cold)
+        copy = LayerHits(len(self.hot))
+        copy.hot, copy.cold = list(self.hot), list(self.cold)
         return copy
 
     def add_since(self, now: LayerHits, before: LayerHits) -> None:
         """Add what came between two moments of another count."""
         for own, new, old in (
-            (self._hot, now._hot, before._hot),
-            (self._cold, now._cold, before._cold),
+            (self.hot, now.hot, before.hot),
+            (self.cold, now.cold, before.cold),
         ):
             for layer, count in enumerate(new):
                 own[layer] += count - old[layer]
@@ -43,5 +48,5 @@ class LayerHits:
         """Return each layer's share of selected rows found in DRAM; 1.0 where none was wanted."""
         return tuple(
             hot / (hot + cold) if hot + cold else 1.0
-            for hot, cold in zip(self._hot, self._cold, strict=True)
+            for hot, cold in zip(self.hot, self.cold, strict=True)
         )

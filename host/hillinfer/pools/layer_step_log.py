@@ -24,7 +24,7 @@ class LayerStepLog:
     layer_hits
         Where they are counted by layer.
     observe
-        Called with the entry of each layer and step, from any thread.
+        Called with the entry of each layer and step, from any thread; None where nobody is.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class LayerStepLog:
         pools: HotPools,
         counters: Counters,
         layer_hits: LayerHits,
-        observe: Callable[[LayerStep], None],
+        observe: Callable[[LayerStep], None] | None,
     ) -> None:
         self._pools = pools
         self._counters = counters
@@ -45,4 +45,13 @@ class LayerStepLog:
         self._counters.cold_rows_read += entry.cold_rows
         self._counters.drive_wait_seconds += entry.wait_seconds
         self._layer_hits.add(entry)
-        self._pools.when_settled(entry.layer, partial(self._observe, entry))
+        if self._observe is not None:
+            self._pools.when_settled(entry.layer, partial(self._observe, entry))
+
+    def end_hot(self, step: int, layer: int, length: int, rows: int) -> None:
+        """Take over that so many rows of a layer were looked at in a step, all of them hot."""
+        if self._observe is not None:
+            self.end(LayerStep(step, layer, length, rows))
+            return
+        self._counters.hot_rows_read += rows
+        self._layer_hits.hot[layer] += rows

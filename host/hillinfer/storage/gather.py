@@ -117,10 +117,6 @@ class Gather:
 
     # --- rows of a selection ---------------------------------------------------------------
 
-    def note_hot(self, layer: int, sequence: Sequence, step: int, rows: int) -> None:
-        """Log that so many rows were attended to, all of them hot; called without `attending`."""
-        self._log.end(LayerStep(step, layer, sequence.lengths[layer], rows))
-
     def in_place(
         self,
         layer: int,

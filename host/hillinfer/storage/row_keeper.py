@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterable
 
 import numpy as np
@@ -10,6 +11,8 @@ import torch
 from numpy.typing import NDArray
 
 from hillinfer.model_shape import ModelShape
+from hillinfer.native.library import native_library
+from hillinfer.native.structures import NUMBER_TYPES, Shape
 from hillinfer.pools.accountant import Accountant, Part
 from hillinfer.pools.budget_plan import observed_bytes
 from hillinfer.pools.hit_rate_table import HitRateTable
@@ -76,6 +79,14 @@ class RowKeeper:
         self._accountant = accountant
         self._open_files = open_files
         self.sequences: list[Sequence] = []
+        self._library = native_library()
+        self._states = Shape(kv_heads=shape.kv_heads, head_dim=shape.head_dim)
+        self._states_address = ctypes.addressof(self._states)
+        # What becomes a row by itself: numbers of the stored type, and float32 that becomes FP16.
+        stored = layout.stored_type
+        self._number_types = {stored: NUMBER_TYPES[stored]}
+        if stored is torch.float16:
+            self._number_types[torch.float32] = NUMBER_TYPES[torch.float32]
 
     def kv_bytes(self, sequences: Iterable[Sequence]) -> int:
         """Return the bytes of all distinct rows of some sequences."""
@@ -300,6 +311,58 @@ class RowKeeper:
             self._spill.send(layer, numbers, buffer, promoting)
             sequence.lengths[layer] += taken
             done += taken
+
+    def append_token(
+        self,
+        layer: int,
+        sequence: Sequence,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        batch_row: int,
+    ) -> int | None:
+        """Store the row of one token as the model made it, in one native call.
+
+        Parameters
+        ----------
+        layer, sequence
+            Where it belongs.
+        keys, values
+            (batch, kv_heads, 1, head_dim) of the model's type.
+        batch_row
+            Whose token.
+
+        Returns
+        -------
+        How many finite values did not fit FP16; None, and nothing is taken in, where `append` must
+        do it: the token fills its group, or the numbers are not where the library finds them.
+        """
+        length = sequence.lengths[layer]
+        number_type = self._number_types.get(keys.dtype)
+        if (length + 1) % GROUP_TOKENS == 0 or number_type is None or values.dtype != keys.dtype:
+            return None
+        strides, value_strides = keys.stride(), values.stride()
+        if not (keys.is_cpu and strides[3] == value_strides[3] == 1):
+            return None
+        sequence.tables[layer].length = length
+        size = keys.itemsize
+        overflows = self._library.store_token(
+            sequence.table_addresses[layer],
+            self._states_address,
+            number_type,
+            keys.data_ptr() + batch_row * strides[0] * size,
+            strides[1],
+            values.data_ptr() + batch_row * value_strides[0] * size,
+            value_strides[1],
+        )
+        sequence.held_starts[layer] = length // GROUP_TOKENS * GROUP_TOKENS
+        sequence.lengths[layer] = length + 1
+        return overflows
+
+    def newest_keys(self, layer: int, sequence: Sequence) -> torch.Tensor:
+        """Return the keys of the newest token, stored type, (kv_heads, 1, head_dim), a view."""
+        place = sequence.lengths[layer] - 1 - sequence.held_starts[layer]
+        row = torch.from_numpy(sequence.tails[layer, place : place + 1])
+        return self._layout.keys(row).transpose(0, 1)
 
     def reserve(self, layer: int, sequence: Sequence) -> NDArray[np.uint8] | None:
         """Take one token in whose row comes later.

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from array import array
 
 import numpy as np
@@ -48,6 +49,7 @@ class Sequence:
             LayerTable(tail=self.tail_address(layer), row_bytes=row_bytes)
             for layer in range(layers)
         ]
+        self.table_addresses = [ctypes.addressof(table) for table in self.tables]
         # Of which moment the descriptors of its shadow are, layer by layer, and their memory.
         self.described = [(-1, array("q"))] * layers
         # Position of the first row in `tails`, layer by layer.
@@ -70,6 +72,23 @@ class Sequence:
     def tail_address(self, layer: int) -> int:
         """Return where a layer's tail lies in memory."""
         return self._tail_address + layer * self._tail_bytes
+
+    def tell(self, layer: int) -> object:
+        """Bring a layer's table for the native library up to date.
+
+        Returns
+        -------
+        What its addresses point to and another thread may replace, to be held while the library is
+        at work.
+        """
+        table, known = self.tables[layer], self._group_table
+        if len(known[0]) != len(self.groups):
+            known = self.group_table()
+        table.length, table.held = self.lengths[layer], self.held_starts[layer]
+        table.groups, table.group_count = known[1], len(known[0])
+        hits = self.hits
+        table.hits, table.hit_count = hits.addresses[layer], len(hits.counts[layer])
+        return known
 
     def group_table(self) -> tuple[NDArray[np.int64], int]:
         """Return the numbers of all groups, int64, and their address while the array is held."""

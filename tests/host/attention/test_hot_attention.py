@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention over rows that are all in memory, found and attended to in one call."""
 
+import ctypes
 import threading
 
 import numpy as np
@@ -14,7 +15,6 @@ from twins.python_decode import PythonDecode
 from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.native.library import native_library
 from hillinfer.native.structures import DecodeStep, LayerTable, PoolTable, Shape
-from hillinfer.pools.layer_step_log import LayerStepLog
 from hillinfer.runtime import Runtime
 from hillinfer.settings import Settings
 from hillinfer.storage.gather import Gather
@@ -65,9 +65,9 @@ class Scene:
         is_hot = native_library().decode(
             "hillinfer_attend_tokens",
             variant.number,
-            self.table,
-            self.pool,
-            asked,
+            ctypes.addressof(self.table),
+            ctypes.addressof(self.pool),
+            ctypes.addressof(asked),
             self.positions.ctypes.data,
             len(self.positions),
             addresses.ctypes.data,
@@ -153,17 +153,13 @@ def test_no_row_moves_between_the_look_and_attention(cold_dir, monkeypatch):
 
 
 @pytest.mark.parametrize("budget", [Budget.ALL_HOT, Budget.LEAST])
-def test_whoever_observes_a_step_may_wait_for_threads_that_move_rows(cold_dir, monkeypatch, budget):
-    held = []
+def test_whoever_observes_a_step_may_wait_for_threads_that_move_rows(cold_dir, budget):
+    held, runtimes = [], []
 
-    as_it_is = LayerStepLog.end
+    def observe(entry):
+        held.append(is_held(runtimes[0].parts.pools.attending))
 
-    def end(self, entry):
-        held.append(is_held(self._pools.attending))
-        as_it_is(self, entry)
-
-    monkeypatch.setattr(LayerStepLog, "end", end)
-    _steps(cold_dir, budget, [])
+    _steps(cold_dir, budget, [], runtimes.append, observe)
     assert held
     assert not any(held)
 
@@ -184,9 +180,10 @@ def is_held(lock):
     return not got[0]
 
 
-def _steps(cold_dir, budget, counts, prepare=lambda runtime: None):
+def _steps(cold_dir, budget, counts, prepare=lambda runtime: None, observe=None):
     settings = Settings().changed(alpha=0.2, block_rows=40, kept_sinks=2, kept_recent=5)
-    runtime = Runtime(SHAPE, settings, budget.byte_count(SHAPE, settings, TOKENS), cold_dir)
+    byte_count = budget.byte_count(SHAPE, settings, TOKENS)
+    runtime = Runtime(SHAPE, settings, byte_count, cold_dir, observe)
     try:
         query, keys, values = random_states(0, 4, 2, TOKENS, TOKENS, 8)
         keys, values = keys.half(), values.half()
