@@ -22,14 +22,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hillinfer.attention.native_attention import NativeAttention
+from hillinfer.attention.native import NativeAttention
 from hillinfer.attention.softmax_merge import SoftmaxMerge
-from hillinfer.machine.processor import ProcessorFacts
+from hillinfer.drive.files import aligned_buffer
+from hillinfer.kv.row_layout import RowLayout
 from hillinfer.model_shape import ModelShape, StoredType
-from hillinfer.native.addresses import row_addresses
 from hillinfer.native.library import native_library
-from hillinfer.storage.aligned_buffer import aligned_buffer
-from hillinfer.storage.row_layout import RowLayout
+from hillinfer.native.structures import row_addresses
+from hillinfer.system.machine import ProcessorFacts
 from scorer_bench import Figures, measure
 
 # KV heads, query heads per KV head, head_dim.

@@ -24,21 +24,16 @@ from typing import Any
 
 import torch
 
-from hillinfer.app.kept_rates import KeptRates
-from hillinfer.app.latency_models import LATENCY_MODELS
-from hillinfer.app.model_name import ModelName
-from hillinfer.app.rates import Rates, seconds_of
-from hillinfer.app.rates_key import RatesKey
-from hillinfer.app.scores_then_rows import ScoresThenRows
-from hillinfer.app.selected_shares import SelectedShares
-from hillinfer.cold_dir import prepared_cold_dir
-from hillinfer.machine.processor import ProcessorFacts
+from hillinfer.drive.calls import DriveCalls
+from hillinfer.drive.directories import prepared_cold_dir
+from hillinfer.drive.engine_table import open_engine
+from hillinfer.engine.budget_plan import BudgetPlan, kernel_spec
+from hillinfer.engine.runtime import Runtime
 from hillinfer.model_shape import ModelShape, StoredType
-from hillinfer.pools.budget_plan import BudgetPlan, kernel_spec
-from hillinfer.runtime import Runtime
-from hillinfer.settings import Settings
-from hillinfer.storage.drive_calls import DriveCalls
-from hillinfer.storage.read_engines import open_engine
+from hillinfer.rates.kept_rates import KeptRates, Rates, RatesKey, seconds_of
+from hillinfer.rates.latency import LATENCY_MODELS, ScoresThenRows, SelectedShares
+from hillinfer.settings import ModelName, Settings
+from hillinfer.system.machine import ProcessorFacts
 from hillinfer_bench.report.rows import LARGEST_SPREAD, Timing
 
 GOAL = 0.05

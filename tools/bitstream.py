@@ -17,7 +17,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from hillinfer.devices.xrt.errors import XclbinError
+from hillinfer.devices.xrt.xclbin import XclbinError
 from hillinfer_hw.build_cache import BUILD, ROOT
 from hillinfer_hw.emulation_image import PLATFORM
 from hillinfer_hw.kernel_xml import CLOCK_MHZ

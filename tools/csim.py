@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from hillinfer.models.registry_model import DEFAULT_MODEL
-from hillinfer.user_cache import user_cache_dir
+from hillinfer.system.files import user_cache_dir
 from hillinfer_hw.cpu_time import cpu_seconds
 from hillinfer_hw.csim import CsimExecution
 from hillinfer_hw.csim_build import Scheduling

@@ -28,17 +28,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from build_native import BuildError, find_compiler
-from hillinfer.machine.drive import filesystem_of
-from hillinfer.machine.processor import ProcessorFacts
-from hillinfer.storage.aligned_buffer import aligned_buffer, round_up
-from hillinfer.storage.cold_file import ColdFile, IOMode, probe_io_mode
-from hillinfer.storage.drive_calls import DriveCalls
-from hillinfer.storage.read_engine import ReadEngine
-from hillinfer.storage.read_engines import IOChoice, open_engine, why_no_ring
-from hillinfer.storage.read_plan import plan_reads
-from hillinfer.storage.reads import Reads
-from hillinfer.storage.thread_engine import ThreadEngine
-from hillinfer.storage.uring_engine import DEPTH, UringEngine
+from hillinfer.drive.calls import DriveCalls, Reads
+from hillinfer.drive.directories import filesystem_of
+from hillinfer.drive.engine_table import open_engine, why_no_ring
+from hillinfer.drive.files import ColdFile, IOMode, aligned_buffer, probe_io_mode, round_up
+from hillinfer.drive.read_engines import ReadEngine, ThreadEngine
+from hillinfer.drive.read_plan import plan_reads
+from hillinfer.drive.uring import DEPTH, UringEngine
+from hillinfer.settings import IOChoice
+from hillinfer.system.machine import ProcessorFacts
 
 GOAL = 0.8
 REFERENCE = "reference"

@@ -71,7 +71,7 @@ def _io(drive: Path) -> dict[str, object]:
     from faulty_calls import PlainFileSystem, WithoutNativeReads
     from io_faults import run_io_faults, totals
 
-    from hillinfer.storage.drive_calls import DriveCalls
+    from hillinfer.drive.calls import DriveCalls
 
     lives = _lives()
     plan = [

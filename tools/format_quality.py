@@ -17,10 +17,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from hillinfer.models.loader import ModelOutline
-from hillinfer.models.model_source import ModelSource
-from hillinfer.models.number_type import NumberType
 from hillinfer.models.registry_model import DEFAULT_MODEL
+from hillinfer.models.sources import ModelSource
 from hillinfer.settings import Settings
+from hillinfer.system.machine import NumberType
 from hillinfer_bench.quality.run import evaluate_text
 from hillinfer_bench.quality.table import Measures, contract_configuration
 from hillinfer_bench.quality.texts import standard_library_samples

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hillinfer.devices.xrt.errors import XclbinError
+from hillinfer.devices.xrt.xclbin import XclbinError
 from hillinfer_hw.build_cache import BUILD
 from hillinfer_hw.emulation import Engine
 from hillinfer_hw.emulation_image import PLATFORM

@@ -19,13 +19,11 @@ from typing import Any
 
 import torch
 
-from hillinfer.machine.memory import MemoryFacts
-from hillinfer.machine.processor import ProcessorFacts
+from hillinfer.generate.prompt import PromptError
 from hillinfer.models.loader import ModelOutline
-from hillinfer.models.model_source import ModelSource
-from hillinfer.models.number_type import NumberType
 from hillinfer.models.registry_model import DEFAULT_MODEL
-from hillinfer.prompt import PromptError
+from hillinfer.models.sources import ModelSource
+from hillinfer.system.machine import MemoryFacts, NumberType, ProcessorFacts
 from hillinfer_bench.quality.texts import TextSample, file_samples, standard_library_samples
 from peers.gguf_weights import GGUF_TYPES, write_gguf
 from peers.peer import LLAMA_CPP, PEERS, Peer

@@ -21,16 +21,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hillinfer.devices.scorer import SegmentShadow, total_tokens
 from hillinfer.devices.table import make_scorer
-from hillinfer.machine.processor import ProcessorFacts
+from hillinfer.engine.budget_plan import kernel_spec
+from hillinfer.kv.pool_policies import MOST_HITS, PoolPolicy
 from hillinfer.models.loader import ModelOutline
-from hillinfer.models.model_source import ModelSource
-from hillinfer.models.number_type import NumberType
-from hillinfer.policies.pool_policy import MOST_HITS, PoolPolicy
-from hillinfer.pools.budget_plan import kernel_spec
-from hillinfer.pools.layer_shares import PoolSizes
-from hillinfer.settings import Settings
+from hillinfer.models.sources import ModelSource
+from hillinfer.scoring.scorer import SegmentShadow, total_tokens
+from hillinfer.settings import PoolSizes, Settings
+from hillinfer.system.machine import NumberType, ProcessorFacts
 from hillinfer_bench.quality.forced_reading import Prefix, compute_threads, forced_logits, selecting
 from hillinfer_bench.quality.policies import ContractSelection, LayerQueries
 from hillinfer_bench.quality.texts import file_samples, standard_library_samples

@@ -26,15 +26,14 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
-from hillinfer.cold_dir import prepared_cold_dir
+from hillinfer.drive.directories import prepared_cold_dir
 from hillinfer.errors import BudgetError
-from hillinfer.generation import Generation
+from hillinfer.generate.loop import Generation
 from hillinfer.hf.attach import Attachment
 from hillinfer.hf.cache import HillInferCache
-from hillinfer.machine.processor import ProcessorFacts
 from hillinfer.models.loader import LoadedModel, load_model
-from hillinfer.models.number_type import NumberType
 from hillinfer.settings import Settings
+from hillinfer.system.machine import NumberType, ProcessorFacts
 from hillinfer_bench.report.rows import LARGEST_SPREAD, Timing
 
 GOAL = 1.10

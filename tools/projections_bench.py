@@ -25,13 +25,11 @@ import torch
 from transformers import DynamicCache
 
 from hillinfer.errors import UnsupportedFeatureError
-from hillinfer.hf.projections.layer_group import LayerGroup
-from hillinfer.hf.projections.projection_attachment import ProjectionAttachment
-from hillinfer.hf.projections.table import PROJECTIONS, make_projections
-from hillinfer.machine.processor import ProcessorFacts
 from hillinfer.models.loader import LoadedModel, load_model
-from hillinfer.models.number_type import NumberType
 from hillinfer.models.registry_model import DEFAULT_MODEL
+from hillinfer.projections.attachment import LayerGroup, ProjectionAttachment
+from hillinfer.projections.ways import PROJECTIONS, make_projections
+from hillinfer.system.machine import NumberType, ProcessorFacts
 from hillinfer_bench.quality.table import measure
 from hillinfer_bench.quality.texts import TextSample, standard_library_samples
 from hillinfer_bench.report.rows import LARGEST_SPREAD, Timing

@@ -20,11 +20,10 @@ import torch
 from transformers import DynamicCache
 
 from hillinfer.hf.attach import Attachment
-from hillinfer.machine.processor import ProcessorFacts
 from hillinfer.models.loader import ModelOutline
-from hillinfer.models.model_source import ModelSource
-from hillinfer.models.number_type import NumberType
+from hillinfer.models.sources import ModelSource
 from hillinfer.settings import Settings
+from hillinfer.system.machine import NumberType, ProcessorFacts
 from hillinfer_bench.quality.table import Measures, measure
 from hillinfer_bench.quality.texts import TextSample, standard_library_samples
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import torch
 
-from hillinfer.hie.native_scorer import NativeScorer
+from hillinfer.engine.budget_plan import kernel_spec
+from hillinfer.engine.runtime import Runtime
 from hillinfer.model_shape import ModelShape, StoredType
-from hillinfer.pools.budget_plan import kernel_spec
-from hillinfer.runtime import Runtime
+from hillinfer.scoring.native import NativeScorer
 
 CHUNK = 1024
 # Llama-3.2-3B: 28 layers, 24 query heads, 8 KV heads of 128 channels.

@@ -24,15 +24,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hillinfer.devices.scorer import SegmentShadow
-from hillinfer.hie.native_scorer import NativeScorer
-from hillinfer.hie.probe_shadow import ProbeShadow
-from hillinfer.hie.shadow_layout import ShadowLayout
-from hillinfer.machine.processor import ProcessorFacts
+from hillinfer.drive.files import aligned_buffer
 from hillinfer.native.library import native_library
-from hillinfer.storage.aligned_buffer import aligned_buffer
-from hillinfer.storage.shadow_arena import ShadowArena
-from hillinfer.storage.shadow_store import shadow_bytes
+from hillinfer.scoring.layout import ProbeShadow, ShadowLayout
+from hillinfer.scoring.native import NativeScorer
+from hillinfer.scoring.scorer import SegmentShadow
+from hillinfer.shadow.arena import ShadowArena
+from hillinfer.shadow.store import shadow_bytes
+from hillinfer.system.machine import ProcessorFacts
 from hillinfer_model.channel_statistics import ChannelStatistics
 from hillinfer_model.choices import KeyMode, Scope
 from hillinfer_model.kernel_spec import KernelSpec

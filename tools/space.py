@@ -23,13 +23,13 @@ from typing import Any
 
 import torch
 
-from hillinfer.byte_size import ByteSize, format_bytes
-from hillinfer.cold_dir import prepared_cold_dir
-from hillinfer.machine.processor import ProcessorFacts
+from hillinfer.drive.directories import prepared_cold_dir
+from hillinfer.engine.budget_growth import ShadowChoice
+from hillinfer.engine.runtime import Runtime
 from hillinfer.model_shape import ModelShape
-from hillinfer.pools.shadow_choice import ShadowChoice
-from hillinfer.runtime import Runtime
 from hillinfer.settings import Settings
+from hillinfer.system.machine import ProcessorFacts
+from hillinfer.values import ByteSize, format_bytes
 from random_rows import CHUNK, HEAD_DIM, KV_HEADS, RandomRows, model_shape
 from space_lengths import (
     SLACK_BYTES,

@@ -9,11 +9,11 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from hillinfer.byte_size import format_bytes
-from hillinfer.hie.native_scorer import NativeScorer
-from hillinfer.pools.budget_plan import kernel_spec
-from hillinfer.runtime import Runtime
+from hillinfer.engine.budget_plan import kernel_spec
+from hillinfer.engine.runtime import Runtime
+from hillinfer.scoring.native import NativeScorer
 from hillinfer.settings import Settings
+from hillinfer.values import format_bytes
 from hillinfer_bench.report.rows import Timing
 from hillinfer_model.kernel_spec import KernelSpec
 from random_rows import CHUNK, HEAD_DIM, KV_HEADS, RandomRows, model_shape

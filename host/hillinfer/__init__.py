@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hillinfer.byte_size import ByteSize
 from hillinfer.errors import SettingsError
 from hillinfer.settings import Settings
+from hillinfer.values import ByteSize
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

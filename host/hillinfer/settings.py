@@ -10,15 +10,87 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from hillinfer.app.model_name import ModelName
-from hillinfer.byte_size import ByteSize
-from hillinfer.devices.device_options import DeviceOptions
 from hillinfer.errors import SettingsError
-from hillinfer.pools.layer_shares import PoolSizes
-from hillinfer.query_source import QuerySource
-from hillinfer.setting_values import byte_size, choice, path, real_number, text, whole_number
-from hillinfer.storage.read_engines import IOChoice
+from hillinfer.values import ByteSize, byte_size, choice, path, real_number, text, whole_number
 from hillinfer_model.choices import KeyMode, Rule, Scope
+
+
+class PoolSizes(StrEnum):
+    """Whether all hot pools have the same size, or those with more misses a larger one."""
+
+    EQUAL = "equal"
+    MISSES = "misses"
+
+
+class IOChoice(StrEnum):
+    """How rows and shadows are read; it changes speed alone."""
+
+    AUTO = "auto"
+    URING = "uring"
+    THREADS = "threads"
+
+
+# --- Which query chooses a layer's tokens ---
+
+
+class QuerySource(StrEnum):
+    """The query that tokens are scored with; it changes which tokens are selected.
+
+    `true` is the layer's own, known when its attention begins; `predicted` is made from the input
+    of the layer before it, so that scoring and reading overlap with that layer's computation
+    (HillInfer section 4.3). `auto` takes what a table says for the model's family.
+    """
+
+    AUTO = "auto"
+    TRUE = "true"
+    PREDICTED = "predicted"
+
+
+# --- The choice between exact and sparse reading of a question ---
+
+
+class QuestionReading(StrEnum):
+    """How the tokens after the document are read."""
+
+    CHUNKS = "chunks"
+    SINGLY = "singly"
+
+
+# --- Names of the latency models that β can be solved from ---
+
+
+class ModelName(StrEnum):
+    """What `--beta auto` minimises; it changes speed alone."""
+
+    SCORES_THEN_ROWS = "scores_then_rows"
+    PARALLEL = "parallel"
+    TWO_LINKS = "two_links"
+
+
+# --- What a user can choose about a device ---
+
+
+@dataclass(frozen=True)
+class DeviceOptions:
+    """How a device is opened and what it is given.
+
+    Parameters
+    ----------
+    beta
+        Host-scored to device-scored segments, Mc/Ms (HillInfer equation 4); 0 gives the device
+        every full group. None for what the rates of host and device say.
+    xclbin
+        Image of the kernels; devices `xrt` and `pynq` need one.
+    pynq_python
+        Interpreter of PYNQ's environment; None for the one that `pynq_python` finds.
+    """
+
+    beta: float | None = None
+    xclbin: Path | None = None
+    pynq_python: Path | None = None
+
+
+# --- Everything a user can choose about a cache ---
 
 AUTO = "auto"
 # Far more than helps; what is allocated by a count must not be decided by a slip of the keyboard.

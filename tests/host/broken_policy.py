@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A pool policy that fails when it is told to."""
 
-from hillinfer.policies.pool_policy import PoolPolicy
+from hillinfer.kv.pool_policies import PoolPolicy
 
 
 class BrokenPolicy(PoolPolicy):

@@ -17,8 +17,8 @@ def least_budget():
     """Return a function that gives the least bytes a tiny model can run a context with."""
     from generation_runs import SETTINGS
 
+    from hillinfer.engine.budget_plan import BudgetPlan
     from hillinfer.model_shape import ModelShape
-    from hillinfer.pools.budget_plan import BudgetPlan
     from hillinfer.settings import Settings
 
     def least(tiny, tokens, sequences=1, **changes):

@@ -10,7 +10,7 @@ import time
 import weakref
 
 from hillinfer.errors import PageLockError
-from hillinfer.gpu.host_lane import HostLane
+from hillinfer.gpu.copy_lanes import HostLane
 
 
 class LateLane(HostLane):

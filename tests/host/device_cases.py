@@ -3,11 +3,10 @@
 
 import torch
 
-from hillinfer.app.kept_rates import KeptRates
-from hillinfer.app.rates_key import RatesKey
-from hillinfer.pools.budget_plan import kernel_spec
-from hillinfer.storage.drive_calls import DriveCalls
-from hillinfer.storage.read_engines import open_engine
+from hillinfer.drive.calls import DriveCalls
+from hillinfer.drive.engine_table import open_engine
+from hillinfer.engine.budget_plan import kernel_spec
+from hillinfer.rates.kept_rates import KeptRates, RatesKey
 
 
 def key_of(shape, settings, cold_dir, device=None):

@@ -13,14 +13,14 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 from itertools import combinations, product
 
-from hillinfer.devices.host_devices import HOST_DEVICES
+from hillinfer.devices.device import HOST_DEVICES
+from hillinfer.engine.budget_plan import BudgetPlan, kernel_spec
+from hillinfer.engine.runtime import Runtime
+from hillinfer.kv.pool_policies import POOL_POLICIES
 from hillinfer.model_shape import ModelShape
 from hillinfer.native.library import native_is_here
-from hillinfer.policies.pool_policies import POOL_POLICIES
-from hillinfer.pools.budget_plan import BudgetPlan, kernel_spec
-from hillinfer.runtime import Runtime
 from hillinfer.settings import Settings
-from hillinfer.storage.shadow_store import STREAM_BUFFERS, shadow_bytes
+from hillinfer.shadow.store import STREAM_BUFFERS, shadow_bytes
 
 
 class Budget(StrEnum):

@@ -11,8 +11,8 @@ import threading
 import time
 from types import MappingProxyType
 
-from hillinfer.policies import pool_policies
-from hillinfer.storage.spill_queue import SpillQueue
+from hillinfer.kv import pool_policies
+from hillinfer.kv.rows import SpillQueue
 
 POLL_SECONDS = 0.002
 # Seen at the same place so many times, it is not only about to go on.

@@ -3,7 +3,7 @@
 
 import json
 
-from hillinfer.timeline.lane import Lane
+from hillinfer.trace.recorder import Lane
 
 
 class NotNestedError(AssertionError):

@@ -15,9 +15,9 @@ def record_layer(folder):
     from product_decode import Recorded
 
     from hillinfer.models.loader import ModelOutline
-    from hillinfer.models.model_source import ModelSource
-    from hillinfer.models.number_type import NumberType
+    from hillinfer.models.sources import ModelSource
     from hillinfer.settings import Settings
+    from hillinfer.system.machine import NumberType
     from hillinfer_bench.quality.forced_reading import Prefix, forced_logits, selecting
     from hillinfer_bench.quality.policies import RecentOnly
     from hillinfer_bench.quality.texts import standard_library_samples

@@ -16,9 +16,7 @@ pytest.importorskip("jinja2", reason="rendering needs jinja2: pip install jinja2
 
 from vitis_place import VitisPlace, tool_main
 
-from hillinfer.devices.xrt.errors import XclbinError
-from hillinfer.devices.xrt.spec_record import check_xclbin
-from hillinfer.devices.xrt.xclbin import Xclbin
+from hillinfer.devices.xrt.xclbin import Xclbin, XclbinError, check_xclbin
 from hillinfer_hw.emulation_image import PLATFORM
 from hillinfer_hw.rtl_files import arguments
 from hillinfer_hw.toolchain import MissingToolError

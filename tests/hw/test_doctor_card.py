@@ -7,14 +7,12 @@ from dataclasses import replace
 import pytest
 from emulated_cards import ONE_PROCESS, SMALL, surround
 
-from hillinfer.devices.child_session import processes_in
-from hillinfer.devices.xrt.deadlines import Deadlines
-from hillinfer.devices.xrt.section_kind import SectionKind
-from hillinfer.devices.xrt.spec_record import spec_record
+from hillinfer.devices.xrt.environment import Deadlines
 from hillinfer.devices.xrt.worker_process import WorkerProcess
-from hillinfer.devices.xrt.xclbin import Xclbin
-from hillinfer.machine.finding import Verdict
-from hillinfer.machine.xclbin_findings import xclbin_findings
+from hillinfer.devices.xrt.xclbin import SectionKind, Xclbin, spec_record
+from hillinfer.doctor.finding import Verdict
+from hillinfer.doctor.xclbin_findings import xclbin_findings
+from hillinfer.system.processes import processes_in
 from hillinfer_hw.emulation import Engine
 from hillinfer_hw.emulation_image import PLATFORM
 

@@ -15,11 +15,8 @@ from executions import pynq_execution
 from launch_cases import SCORE_CASES, SHADOW_CASES, random_launch, random_shadow_launch
 from launch_flips import visible_flip
 
-from hillinfer.devices.child_session import processes_in
-from hillinfer.devices.xrt.errors import XclbinError
-from hillinfer.devices.xrt.section_kind import SectionKind
-from hillinfer.devices.xrt.spec_record import spec_record
-from hillinfer.devices.xrt.xclbin import Xclbin
+from hillinfer.devices.xrt.xclbin import SectionKind, Xclbin, XclbinError, spec_record
+from hillinfer.system.processes import processes_in
 from hillinfer_hw.toolchain import MissingToolError, find_pynq_python
 from hillinfer_model.choices import KeyMode, Rule, Scope
 from hillinfer_model.golden_launch import run_score_launch, run_shadow_launch

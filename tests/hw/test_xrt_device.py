@@ -20,24 +20,18 @@ import pytest
 import torch
 from emulated_cards import ONE_PROCESS, SMALL, surround
 
-from hillinfer.devices.child_session import processes_in
-from hillinfer.devices.device_options import DeviceOptions
-from hillinfer.devices.errors import DeviceError
-from hillinfer.devices.golden_scorer import GoldenScorer
-from hillinfer.devices.resident_shadow import ResidentShadow
-from hillinfer.devices.scorer import SegmentShadow
-from hillinfer.devices.scoring_device import StoredShadow
-from hillinfer.devices.xrt.deadlines import Deadlines
-from hillinfer.devices.xrt.errors import XclbinError
-from hillinfer.devices.xrt.open_xrt import open_xrt
-from hillinfer.devices.xrt.section_kind import SectionKind
-from hillinfer.devices.xrt.spec_record import spec_record
+from hillinfer.devices.device import DeviceError, ResidentShadow, StoredShadow
+from hillinfer.devices.launch_devices import GoldenScorer
+from hillinfer.devices.xrt.device import CHUNK_BYTES, open_xrt
+from hillinfer.devices.xrt.environment import Deadlines
 from hillinfer.devices.xrt.worker_process import WorkerProcess
-from hillinfer.devices.xrt.xclbin import Xclbin
-from hillinfer.devices.xrt.xrt_device import CHUNK_BYTES
+from hillinfer.devices.xrt.xclbin import SectionKind, Xclbin, XclbinError, spec_record
+from hillinfer.drive.files import PAGE_BYTES, round_up
 from hillinfer.errors import HillInferWarning, SettingsError
-from hillinfer.storage.aligned_buffer import PAGE_BYTES, round_up
-from hillinfer.user_cache import user_cache_dir
+from hillinfer.scoring.scorer import SegmentShadow
+from hillinfer.settings import DeviceOptions
+from hillinfer.system.files import user_cache_dir
+from hillinfer.system.processes import processes_in
 from hillinfer_hw.emulation import Engine
 from hillinfer_hw.emulation_image import emulation_image
 from hillinfer_model.choices import Scope

@@ -182,10 +182,14 @@ def link_reports(folder):
 def write_xclbin(given, kernels, frequency):
     from uuid import UUID
 
-    from hillinfer.devices.xrt.kernel_instance import KernelInstance, pack_instances
-    from hillinfer.devices.xrt.memory_bank import MemoryBank, MemoryType, pack_banks
-    from hillinfer.devices.xrt.section_kind import SectionKind
-    from hillinfer.devices.xrt.xclbin import HARDWARE, HW_EMU, Xclbin
+    from hillinfer.devices.xrt.card_memory import (
+        KernelInstance,
+        MemoryBank,
+        MemoryType,
+        pack_banks,
+        pack_instances,
+    )
+    from hillinfer.devices.xrt.xclbin import HARDWARE, HW_EMU, SectionKind, Xclbin
 
     clocks = [(frequency, 1, b"DATA_CLK"), (500, 2, b"KERNEL_CLK")]
     instances = [KernelInstance(name, f"{name}_1", 0x1800000) for name in kernels]
@@ -277,8 +281,7 @@ def emconfigutil(arguments):
 def xclbinutil(arguments):
     from dataclasses import replace
 
-    from hillinfer.devices.xrt.section_kind import SectionKind
-    from hillinfer.devices.xrt.xclbin import Xclbin
+    from hillinfer.devices.xrt.xclbin import SectionKind, Xclbin
 
     parser = argparse.ArgumentParser(prog="xclbinutil")
     parser.add_argument("--force", action="store_true")

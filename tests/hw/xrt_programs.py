@@ -14,8 +14,7 @@ import pytest
 import pyxrt
 from launch_cases import random_launch, random_shadow_launch
 
-from hillinfer.devices.xrt.spec_record import recorded_spec
-from hillinfer.devices.xrt.xclbin import Xclbin
+from hillinfer.devices.xrt.xclbin import Xclbin, recorded_spec
 from hillinfer_model.choices import Scope
 from hillinfer_model.golden_launch import run_score_launch, run_shadow_launch
 

@@ -10,8 +10,8 @@ from hillinfer_model.kernel_spec import KernelSpec
 
 torch = pytest.importorskip("torch", reason="torch is missing: pip install 'hillinfer[run]'")
 
-from hillinfer.devices.golden_scorer import GoldenScorer  # noqa: E402
-from hillinfer.devices.scorer import Scorer, SegmentShadow  # noqa: E402
+from hillinfer.devices.launch_devices import GoldenScorer  # noqa: E402
+from hillinfer.scoring.scorer import Scorer, SegmentShadow  # noqa: E402
 
 KEYS = random_keys(1, 1300, 2, 16)
 QUERY = random_query(2, 6, 16)

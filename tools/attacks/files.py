@@ -92,7 +92,7 @@ def flips(ground: Ground, part: Part, rng: random.Random) -> None:
 def _flipped(name: str, places: list[tuple[int, int]], given: Path, other: Path) -> None:
     """Refuse every flip, first as opening a session does, some as a user who answers from it."""
     from hillinfer.errors import HillInferError
-    from hillinfer.sessions.saved_session import SavedSession
+    from hillinfer.sessions.opening import SavedSession
 
     file = given / name
     own = file.read_bytes()

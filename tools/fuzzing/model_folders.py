@@ -60,7 +60,7 @@ def load(place: Path) -> Any:
 
 def prompt_ids(tokenizer: Any) -> tuple[list[int], list[int]]:
     """Return the ids of the document and of the question after it."""
-    from hillinfer.prompt import DocumentPrompt
+    from hillinfer.generate.prompt import DocumentPrompt
 
     prompt = DocumentPrompt(tokenizer, DOCUMENT)
     prompt.alone()
@@ -70,9 +70,8 @@ def prompt_ids(tokenizer: Any) -> tuple[list[int], list[int]]:
 def answer(loaded: Any, cold_dir: Path) -> list[int]:
     """Return the first tokens of an answer, each chosen from logits whose greatest is a number."""
     import hillinfer
-    from hillinfer.generation import Generation
-    from hillinfer.prompt import PromptError
-    from hillinfer.sampling import Sampling, TokenChooser
+    from hillinfer.generate.loop import Generation, Sampling, TokenChooser
+    from hillinfer.generate.prompt import PromptError
 
     document, question = prompt_ids(loaded.tokenizer)
     words = loaded.model.get_input_embeddings().num_embeddings

@@ -142,8 +142,8 @@ class TemplateTarget:
     def try_one(self, given: Path, other: Path) -> None:
         """Make prompts, in which the document must be."""
         from hillinfer.models.loader import ModelOutline
-        from hillinfer.models.model_source import ModelSource
-        from hillinfer.models.number_type import NumberType
+        from hillinfer.models.sources import ModelSource
+        from hillinfer.system.machine import NumberType
 
         source = ModelSource.locate(str(given), quiet)
         tokenizer = ModelOutline.read(source, NumberType.AUTO).tokenizer

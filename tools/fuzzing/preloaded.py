@@ -41,7 +41,7 @@ def preload() -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: F401
 
     import hillinfer
-    import hillinfer.cli.generate_run  # noqa: F401
+    import hillinfer.cli.run  # noqa: F401
     import hillinfer_bench.figures.pool_figures  # noqa: F401
 
     # Bars start a thread that watches them.

@@ -58,7 +58,7 @@ class TimelineTarget:
 
     def seeds(self) -> list[Files]:
         """Return a timeline of two layers and some steps."""
-        from hillinfer.timeline.pool_timeline import COLUMNS
+        from hillinfer.trace.pool_timeline import COLUMNS
 
         lines = [",".join(COLUMNS)]
         for step in range(6):
@@ -103,8 +103,8 @@ class TraceTarget:
 
     def seeds(self) -> list[Files]:
         """Return a trace of three steps."""
-        from hillinfer.timeline.lane import Lane
-        from hillinfer.timeline.trace_file import PROCESS_NAME
+        from hillinfer.trace.recorder import Lane
+        from hillinfer.trace.trace_file import PROCESS_NAME
 
         shared = {"pid": 1, "tid": 1}
         events = [{"name": "process_name", "ph": "M", "ts": 0, "args": {"name": PROCESS_NAME}}]
@@ -152,9 +152,7 @@ class RatesTarget:
 
     def seeds(self) -> list[Files]:
         """Return rates of one machine."""
-        from hillinfer.app.kept_rates import VERSION
-        from hillinfer.app.rates import Rates
-        from hillinfer.app.rates_key import RatesKey
+        from hillinfer.rates.kept_rates import VERSION, Rates, RatesKey
 
         values = {"str": "a", "int": 4, "float": 1.0, "bool": True}
         key = {name: values.get(kind) for name, kind in RatesKey.__annotations__.items()}
@@ -177,9 +175,8 @@ class RatesTarget:
 
     def try_one(self, given: Path, other: Path) -> None:
         """Read them: damaged ones are measured again, which a warning says."""
-        from hillinfer.app.kept_rates import KeptRates
-        from hillinfer.app.rates import Rates
         from hillinfer.errors import HillInferError, HillInferWarning
+        from hillinfer.rates.kept_rates import KeptRates, Rates
 
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")

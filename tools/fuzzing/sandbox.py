@@ -184,7 +184,7 @@ def _child(tries: Iterable[tuple[Write, Try]], folder: Path, writing: int, limit
 
 
 def _limited(write: Write, attempt: Try, place: Path, limits: Limits, stacks: Any) -> Verdict:
-    from hillinfer.machine.memory_peak import peak_rss_bytes, reset_peak_rss
+    from hillinfer.system.machine import peak_rss_bytes, reset_peak_rss
 
     given, other = place / "input", place / "other"
     given.mkdir(parents=True)

@@ -65,8 +65,7 @@ class Verdict:
 
 def of_error(error: BaseException) -> Verdict:
     """Return the verdict for what a target raised."""
-    from hillinfer.errors import HillInferError
-    from hillinfer.failure import Failure
+    from hillinfer.errors import Failure, HillInferError
 
     if out_of_memory(error):
         return Verdict(Kind.MEMORY, _told(error), place_of(error))

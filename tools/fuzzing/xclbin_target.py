@@ -72,12 +72,9 @@ def check_image(image: Path) -> None:
     """
     from made_xclbin import PLATFORM, SPEC
 
+    from hillinfer.devices.xrt.card_memory import unpack_banks, unpack_connections, unpack_instances
     from hillinfer.devices.xrt.environment import environment_of
-    from hillinfer.devices.xrt.kernel_instance import unpack_connections, unpack_instances
-    from hillinfer.devices.xrt.memory_bank import unpack_banks
-    from hillinfer.devices.xrt.section_kind import SectionKind
-    from hillinfer.devices.xrt.spec_record import check_xclbin, recorded_spec
-    from hillinfer.devices.xrt.xclbin import Xclbin
+    from hillinfer.devices.xrt.xclbin import SectionKind, Xclbin, check_xclbin, recorded_spec
 
     name = str(image)
     xclbin = Xclbin.read(image)
@@ -107,8 +104,7 @@ def check_image(image: Path) -> None:
 
 
 def _changed_section(rng: random.Random, data: bytes) -> bytes:
-    from hillinfer.devices.xrt.section_kind import SectionKind
-    from hillinfer.devices.xrt.xclbin import Xclbin
+    from hillinfer.devices.xrt.xclbin import SectionKind, Xclbin
 
     xclbin = Xclbin.unpack(data, "seed")
     sections: dict[int, bytes] = dict(xclbin.sections)

@@ -6,8 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hillinfer.devices.xrt.section_kind import SectionKind
-from hillinfer.devices.xrt.xclbin import Xclbin
+from hillinfer.devices.xrt.xclbin import SectionKind, Xclbin
 from hillinfer_hw.csim_build import HLS
 from hillinfer_hw.hls_report import (
     HlsReport,

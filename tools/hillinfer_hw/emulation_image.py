@@ -9,16 +9,16 @@ import zipfile
 from collections.abc import Mapping
 from uuid import UUID
 
-from hillinfer.devices.xrt.kernel_instance import (
+from hillinfer.devices.xrt.card_memory import (
     Connection,
     KernelInstance,
+    MemoryBank,
+    MemoryType,
+    pack_banks,
     pack_connections,
     pack_instances,
 )
-from hillinfer.devices.xrt.memory_bank import MemoryBank, MemoryType, pack_banks
-from hillinfer.devices.xrt.section_kind import SectionKind
-from hillinfer.devices.xrt.spec_record import spec_record
-from hillinfer.devices.xrt.xclbin import HW_EMU, Xclbin
+from hillinfer.devices.xrt.xclbin import HW_EMU, SectionKind, Xclbin, spec_record
 from hillinfer_hw.kernel_xml import kernel_xml
 from hillinfer_hw.rtl_files import KERNELS, arguments
 from hillinfer_model.choices import KeyMode

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from xml.etree import ElementTree
 
-from hillinfer.devices.xrt.kernel_instance import KernelInstance
+from hillinfer.devices.xrt.card_memory import KernelInstance
 from hillinfer_hw.argument_list import add_arguments
 from hillinfer_hw.kernel_ports import CONTROL_PORT, REGISTER_RANGE
 from hillinfer_hw.rtl_files import BUNDLES

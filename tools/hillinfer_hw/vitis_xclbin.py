@@ -7,8 +7,7 @@ import shutil
 from pathlib import Path
 from typing import TextIO
 
-from hillinfer.devices.xrt.spec_record import check_xclbin, spec_record
-from hillinfer.devices.xrt.xclbin import Xclbin
+from hillinfer.devices.xrt.xclbin import Xclbin, check_xclbin, spec_record
 from hillinfer_hw.bitstream_evidence import collect_evidence
 from hillinfer_hw.bitstream_manifest import manifest, publish
 from hillinfer_hw.vitis_build import KernelSource, Target, VitisBuild

@@ -16,7 +16,7 @@ _LIVED = (
     Mutant(
         "tail-written-while-promoted",
         "The tail of a group that is full is written again while its rows are being promoted.",
-        "host/hillinfer/storage/row_keeper.py",
+        "host/hillinfer/kv/rows.py",
         """            # The next token writes to the tail.
             self._pools.settle(layer)
 """,
@@ -37,7 +37,7 @@ _LIVED = (
     Mutant(
         "hook-of-the-layer-before",
         "A query hook predicts with the weights of the layer that it stands on.",
-        "host/hillinfer/hf/query_hooks.py",
+        "host/hillinfer/hf/hooks.py",
         "_Announce(predictor, number, layers[number])",
         "_Announce(predictor, number, layers[number - 1])",
         (
@@ -47,7 +47,7 @@ _LIVED = (
     Mutant(
         "query-of-the-other-norm",
         "A query is predicted behind the norm of the feed-forward part.",
-        "host/hillinfer/hf/predictors/rotary_predictor.py",
+        "host/hillinfer/hf/predictors.py",
         "layer.input_layernorm(hidden)",
         "layer.post_attention_layernorm(hidden)",
         (
@@ -57,7 +57,7 @@ _LIVED = (
     Mutant(
         "query-of-the-other-norm-opt",
         "A query of OPT is predicted behind the norm of the feed-forward part.",
-        "host/hillinfer/hf/predictors/opt_predictor.py",
+        "host/hillinfer/hf/predictors.py",
         "layer.self_attn_layer_norm(hidden)",
         "layer.final_layer_norm(hidden)",
         (
@@ -67,7 +67,7 @@ _LIVED = (
     Mutant(
         "query-with-the-norm-of-keys",
         "A query of Qwen3 is predicted with the norm of its keys.",
-        "host/hillinfer/hf/predictors/rotary_predictor.py",
+        "host/hillinfer/hf/predictors.py",
         "attention.q_norm(query)",
         "attention.k_norm(query)",
         (
@@ -77,7 +77,7 @@ _LIVED = (
     Mutant(
         "negative-overflow-alone",
         "Values below what FP16 holds are seen only beside others above it.",
-        "host/hillinfer/storage/row_layout.py",
+        "host/hillinfer/kv/row_layout.py",
         "float(least) >= -_FP16_MAX and float(most)",
         "float(most)",
         (
@@ -87,7 +87,7 @@ _LIVED = (
     Mutant(
         "truncate-buffer-not-counted",
         "The rows that a truncate reads back are not counted in M0.",
-        "host/hillinfer/storage/row_keeper.py",
+        "host/hillinfer/kv/rows.py",
         "size = len(reopened) * (length - start) * self._shape.row_bytes",
         "size = 0",
         (f"{_TESTS}/storage/test_runtime_points.py::test_rows_that_a_truncate_reads_back_count",),
@@ -123,7 +123,7 @@ _LIVED = (
     Mutant(
         "fork-shares-hits",
         "A fork counts its hits in its parent's table.",
-        "host/hillinfer/pools/hot_pools.py",
+        "host/hillinfer/kv/hot_pools.py",
         "return hits.copy()",
         "return hits",
         (f"{_TESTS}/storage/test_runtime_points.py::test_a_fork_counts_its_own_hits",),
@@ -131,7 +131,7 @@ _LIVED = (
     Mutant(
         "observed-queries-not-verified",
         "Damage to a session's observed queries is not noticed.",
-        "host/hillinfer/sessions/saved_session.py",
+        "host/hillinfer/sessions/opening.py",
         "if digest != self.manifest.digests[file.name]:",
         "if file.name != 'observed.bin' and digest != self.manifest.digests[file.name]:",
         (f"{_TESTS}/sessions/test_refused.py::test_every_damage_to_observed_queries",),
@@ -139,7 +139,7 @@ _LIVED = (
     Mutant(
         "observed-queries-without-end",
         "Observed queries that are no numbers are taken from a session.",
-        "host/hillinfer/sessions/sequence_parts.py",
+        "host/hillinfer/kv/saved_sequences.py",
         "if not np.isfinite(queries).all():",
         "if False:",
         (f"{_TESTS}/sessions/test_refused.py::test_observed_queries_that_are_no_numbers",),
@@ -147,7 +147,7 @@ _LIVED = (
     Mutant(
         "observed-queries-given-back-twice",
         "The memory of a sequence's observed queries is given back twice.",
-        "host/hillinfer/storage/row_keeper.py",
+        "host/hillinfer/kv/rows.py",
         """        self._accountant.give(Part.OTHER, self._observed_bytes)
         self._pools.give_tail()
 """,
@@ -198,7 +198,7 @@ _CAUGHT = (
     Mutant(
         "values-at-a-wrong-offset",
         "Torch takes values from one KV head too early in a row.",
-        "host/hillinfer/storage/row_layout.py",
+        "host/hillinfer/kv/row_layout.py",
         "return self._part(rows, self._items)",
         "return self._part(rows, self._items - self._head_dim)",
         (f"{_TESTS}/storage/test_row_layout.py::test_every_bit_pattern_survives",),
@@ -215,7 +215,7 @@ _CAUGHT = (
     Mutant(
         "freed-groups-not-forgotten",
         "Rows of groups that are free again stay hot.",
-        "host/hillinfer/storage/row_keeper.py",
+        "host/hillinfer/kv/rows.py",
         "self._pools.forget_group(group)",
         "pass",
         (f"{_TESTS}/hf/test_cache_operations.py::test_cropped_tokens_leave_nothing_behind",),
@@ -223,7 +223,7 @@ _CAUGHT = (
     Mutant(
         "last-row-of-a-freed-group-not-forgotten",
         "The last row of a group that is free again stays hot.",
-        "host/hillinfer/pools/hot_pools.py",
+        "host/hillinfer/kv/hot_pools.py",
         "pool.forget(group * GROUP_TOKENS, (group + 1) * GROUP_TOKENS)",
         "pool.forget(group * GROUP_TOKENS, (group + 1) * GROUP_TOKENS - 1)",
         (
@@ -233,7 +233,7 @@ _CAUGHT = (
     Mutant(
         "last-tail-of-a-fork-not-copied",
         "The open group of a fork's last layer stays empty.",
-        "host/hillinfer/storage/row_keeper.py",
+        "host/hillinfer/kv/rows.py",
         "copy.tails[:] = sequence.tails",
         "copy.tails[:-1] = sequence.tails[:-1]",
         (f"{_TESTS}/hf/test_cache_operations.py::test_forks_go_their_own_ways",),
@@ -241,7 +241,7 @@ _CAUGHT = (
     Mutant(
         "forgotten-while-promoted",
         "Groups are forgotten while rows of theirs are being promoted.",
-        "host/hillinfer/pools/hot_pools.py",
+        "host/hillinfer/kv/hot_pools.py",
         """        self._wait()
         for pool in self.layers:
             pool.forget(""",
@@ -276,7 +276,7 @@ _CAUGHT = (
     Mutant(
         "hits-overflow",
         "Hit counts begin anew where 2 bytes are full.",
-        "host/hillinfer/policies/pool_policy.py",
+        "host/hillinfer/kv/pool_policies.py",
         "np.uint16(MOST_HITS - hit), out=hits",
         "np.uint16(MOST_HITS), out=hits",
         (f"{_TESTS}/policies/test_pool_policies.py::test_a_tally_saturates",),
@@ -284,7 +284,7 @@ _CAUGHT = (
     Mutant(
         "joined-gap-one-page-longer",
         "Reads are joined over a gap of one page more.",
-        "host/hillinfer/storage/read_plan.py",
+        "host/hillinfer/drive/read_plan.py",
         "start[1:] > end[:-1] + JOIN_GAP_BYTES",
         "start[1:] > end[:-1] + JOIN_GAP_BYTES + PAGE_BYTES",
         (
@@ -294,7 +294,7 @@ _CAUGHT = (
     Mutant(
         "reads-overrun-their-buffer",
         "A batch of reads takes one more than the buffer holds.",
-        "host/hillinfer/storage/read_plan.py",
+        "host/hillinfer/drive/read_plan.py",
         "most = buffer_bytes - own + int(used[begin])",
         "most = buffer_bytes + int(used[begin])",
         (f"{_TESTS}/storage/test_read_plan.py",),
@@ -302,7 +302,7 @@ _CAUGHT = (
     Mutant(
         "reads-ahead-do-not-give-way",
         "Reads ahead go on while attention waits for rows.",
-        "host/hillinfer/storage/read_turns.py",
+        "host/hillinfer/kv/cold_store.py",
         "not self._taken and not self._demanded",
         "not self._taken",
         (
@@ -314,7 +314,7 @@ _CAUGHT = (
     Mutant(
         "score-tuples-not-counted",
         "Memory of scores is not counted in M0.",
-        "host/hillinfer/app/token_selection.py",
+        "host/hillinfer/engine/selection.py",
         "self._accountant.take(Part.OTHER, needed - self._score_bytes)",
         "pass",
         (f"{_TESTS}/storage/test_runtime_points.py::test_scores_of_a_step_count",),
@@ -342,7 +342,7 @@ _CAUGHT = (
     Mutant(
         "reads-pass-queued-writes",
         "Rows are read before they are written.",
-        "host/hillinfer/storage/cold_store.py",
+        "host/hillinfer/kv/cold_store.py",
         """        self.settle(wanted.layer, wanted.groups)
         return self._turns""",
         """        return self._turns""",
@@ -353,7 +353,7 @@ _CAUGHT = (
     Mutant(
         "run-over-base-and-own-file",
         "Groups of the base and of the own file are read as one run.",
-        "host/hillinfer/storage/cold_store.py",
+        "host/hillinfer/kv/cold_store.py",
         "(np.diff(numbers) != 1) | (np.diff(which) != 0)",
         "np.diff(numbers) != 1",
         (f"{_TESTS}/storage/test_cold_store.py::test_frozen_groups_are_read_and_never_written",),
@@ -361,7 +361,7 @@ _CAUGHT = (
     Mutant(
         "base-from-the-first-group",
         "Rows of a session are read as if its groups were the first of all.",
-        "host/hillinfer/storage/cold_store.py",
+        "host/hillinfer/kv/cold_store.py",
         "wanted.only(part.chosen, part.first * GROUP_TOKENS)",
         "wanted.only(part.chosen)",
         (
@@ -371,7 +371,7 @@ _CAUGHT = (
     Mutant(
         "base-closed-under-its-forks",
         "The files of a session are closed while a cache has rows in them.",
-        "host/hillinfer/storage/group_table.py",
+        "host/hillinfer/drive/regions.py",
         "if not region.in_use and not region.holds]",
         "if not region.holds]",
         (f"{_TESTS}/sessions/test_several_sessions.py::test_caches_that_are_closed_in_any_order",),
@@ -379,7 +379,7 @@ _CAUGHT = (
     Mutant(
         "sums-of-a-base-at-the-first-group",
         "Checksums of a session's rows are taken for those of the first rows of all.",
-        "host/hillinfer/storage/cold_store.py",
+        "host/hillinfer/kv/cold_store.py",
         "self._sums.adopt(layer, first * GROUP_TOKENS, sums)",
         "self._sums.adopt(layer, 0, sums)",
         (
@@ -389,7 +389,7 @@ _CAUGHT = (
     Mutant(
         "another-file-in-a-sessions-place",
         "A file of a session is opened again whatever has come in its place.",
-        "host/hillinfer/sessions/session_file.py",
+        "host/hillinfer/sessions/opening.py",
         "if found != self.identity:",
         "if False:",
         (
@@ -418,7 +418,7 @@ _CAUGHT = (
     Mutant(
         "last-token-of-a-cut-resume",
         "The last row of a session that is resumed in part is not read.",
-        "host/hillinfer/storage/row_keeper.py",
+        "host/hillinfer/kv/rows.py",
         "open_rows = np.arange(groups * GROUP_TOKENS, tokens)",
         "open_rows = np.arange(groups * GROUP_TOKENS, tokens - 1)",
         (f"{_TESTS}/sessions/test_prefix.py::test_what_is_read_on_equals_an_unbroken_run",),
@@ -439,7 +439,7 @@ _HARD_TO_SEE = (
     Mutant(
         "rows-of-this-step-demoted",
         "Rows that a step selected may be demoted before it has read them.",
-        "host/hillinfer/pools/pool_keeper.py",
+        "host/hillinfer/kv/pool_keeper.py",
         "entry.layer, sequence, positions, source, places, entry.step, entry.step, note",
         "entry.layer, sequence, positions, source, places, entry.step, entry.step + 1, note",
         (
@@ -449,7 +449,7 @@ _HARD_TO_SEE = (
     Mutant(
         "pool-looked-at-too-early",
         "A step looks for hot rows while some are being promoted.",
-        "host/hillinfer/pools/pool_keeper.py",
+        "host/hillinfer/kv/pool_keeper.py",
         """        self._pools.settle(layer)
         self._tally(layer, sequence, selected)
 """,
@@ -460,7 +460,7 @@ _HARD_TO_SEE = (
     Mutant(
         "pool-looked-at-too-early-ahead",
         "What is read ahead is chosen while rows are being promoted.",
-        "host/hillinfer/storage/gather.py",
+        "host/hillinfer/kv/gather.py",
         """        self._pools.wait_for(layer)
         settled = positions[: np.searchsorted(positions, on_drive)]
 """,
@@ -471,7 +471,7 @@ _HARD_TO_SEE = (
     Mutant(
         "statistics-retaken-at-zero-codes",
         "A segment that was cut to no codes takes its statistics anew.",
-        "host/hillinfer/storage/shadow_keeper.py",
+        "host/hillinfer/kv/shadow_keeper.py",
         "            if statistics is None:\n                before",
         "            if statistics is None or not coded:\n                before",
         (
@@ -481,7 +481,7 @@ _HARD_TO_SEE = (
     Mutant(
         "shadows-stay-beside-a-device",
         "DRAM keeps its copy of every shadow that a device holds.",
-        "host/hillinfer/storage/shadow_memory.py",
+        "host/hillinfer/shadow/memory.py",
         "        if end + RECENT_TOKENS <= tokens:",
         "        if end + RECENT_TOKENS <= 0:",
         (

@@ -40,7 +40,7 @@ TRUST: tuple[Mutant, ...] = (
     Mutant(
         "short-context-gets-its-share-alone",
         "A share of a short context is less than what it needs.",
-        f"{_HOST}/pools/shadow_choice.py",
+        f"{_HOST}/engine/budget_growth.py",
         "        works = working_bytes(shape, settings, tokens, wanted, sequences, beside_bytes)",
         "        works = wanted",
         (
@@ -52,7 +52,7 @@ TRUST: tuple[Mutant, ...] = (
     Mutant(
         "special-tokens-obeyed",
         "Special tokens in documents are control tokens.",
-        f"{_HOST}/special_tokens.py",
+        f"{_HOST}/generate/special_tokens.py",
         "        if self._reading is SpecialTokens.CONTROL or not self._may_hold_control(text):",
         "        if self._reading is not None:",
         (f"{_TESTS}/generation/test_special_tokens.py::test_planted_tokens_are_characters",),
@@ -68,7 +68,7 @@ TRUST: tuple[Mutant, ...] = (
     Mutant(
         "reports-open-to-others",
         "Whoever has an account on the machine reads questions and answers.",
-        f"{_HOST}/output_file.py",
+        f"{_HOST}/system/files.py",
         "_FILE_MODE = 0o600",
         "_FILE_MODE = 0o644",
         (f"{_TESTS}/cli/test_places.py",),
@@ -76,7 +76,7 @@ TRUST: tuple[Mutant, ...] = (
     Mutant(
         "cache-open-to-others",
         "Others may enter the folder of models and cold files.",
-        f"{_HOST}/user_cache.py",
+        f"{_HOST}/system/files.py",
         "_OWNER_ONLY = 0o700",
         "_OWNER_ONLY = 0o755",
         (f"{_TESTS}/models/test_user_cache.py",),
@@ -84,7 +84,7 @@ TRUST: tuple[Mutant, ...] = (
     Mutant(
         "changed-rows-pass",
         "Bytes that a drive returns otherwise than they were written are attended to.",
-        f"{_HOST}/storage/row_sums.py",
+        f"{_HOST}/drive/checksums.py",
         "        return int(rows[differs.argmax()]) if differs.any() else None",
         "        return None",
         (f"{_TESTS}/faults/test_changed_rows.py",),
@@ -102,7 +102,7 @@ TRUST: tuple[Mutant, ...] = (
     Mutant(
         "another-attention-passes",
         "An attention implementation that was changed while attached attends to nothing of ours.",
-        f"{_HOST}/hf/forward_hooks.py",
+        f"{_HOST}/hf/hooks.py",
         "    if module.config._attn_implementation != NAME:",
         "    if False:",
         (f"{_TESTS}/hf/test_untold_passes.py::test_another_attention_implementation",),
@@ -110,7 +110,7 @@ TRUST: tuple[Mutant, ...] = (
     Mutant(
         "tokens-of-no-numbers",
         "A token is chosen from logits that are no numbers.",
-        f"{_HOST}/sampling.py",
+        f"{_HOST}/generate/loop.py",
         "        if not math.isfinite(float(logits.max())):",
         "        if False:",
         (f"{_TESTS}/generation/test_token_chooser.py",),
@@ -126,7 +126,7 @@ TRUST: tuple[Mutant, ...] = (
     Mutant(
         "template-joins-tokens",
         "A chat template makes control tokens of what it leaves around a part of the user's text.",
-        f"{_HOST}/prompt.py",
+        f"{_HOST}/generate/prompt.py",
         "            self._encoder.check_same_control(text, other)",
         "            pass",
         (
@@ -137,7 +137,7 @@ TRUST: tuple[Mutant, ...] = (
     Mutant(
         "report-lost-after-the-answer",
         "What strikes while HillInfer is taken off the model costs the report.",
-        f"{_HOST}/cli/generate_run.py",
+        f"{_HOST}/cli/run.py",
         "            attached.close()\n",
         "        attached.close()\n",
         (f"{_TESTS}/cli/test_ending.py::test_what_strikes_after_the_answer_costs_neither",),
@@ -145,7 +145,7 @@ TRUST: tuple[Mutant, ...] = (
     Mutant(
         "report-over-the-weights",
         "An output replaces a file of the model or of a session.",
-        f"{_HOST}/output_file.py",
+        f"{_HOST}/system/files.py",
         "            if other != option and any(one.is_relative_to(whole) for one in written):",
         "            if False:",
         (f"{_TESTS}/cli/test_places.py::test_nothing_is_written_into_what_another_option_names",),
@@ -169,7 +169,7 @@ TRUST: tuple[Mutant, ...] = (
     Mutant(
         "address-space-or-nothing",
         "A cache is refused where address space for the longest context is not there.",
-        f"{_HOST}/pools/hot_pools.py",
+        f"{_HOST}/kv/hot_pools.py",
         "                if most <= least:",
         "                if most > 0:",
         (

@@ -11,8 +11,8 @@ from transformers_worker import TransformersWorker
 from worker_loop import serve
 
 import hillinfer
-from hillinfer.hf.projections.projection_attachment import ProjectionAttachment
-from hillinfer.hf.projections.table import make_projections
+from hillinfer.projections.attachment import ProjectionAttachment
+from hillinfer.projections.ways import make_projections
 
 
 class HillInferWorker(TransformersWorker):

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The `hillinfer` command, one file per subcommand."""
+"""The `hillinfer` command."""

@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How every command ends: its standard streams, signals, the one line and the exit status."""
+"""How every command begins and ends: streams, signals, the one line and the exit status."""
 
 from __future__ import annotations
 
+import functools
 import os
 import select
 import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -18,9 +19,16 @@ from typing import Any, TextIO, cast
 
 import typer
 
-from hillinfer.cli.console import printable
-from hillinfer.errors import BrokenRunError, HillInferError, SettingsError
-from hillinfer.failure import TRACEBACK_VARIABLE, Failure
+from hillinfer.cli.console import printable, shown_warnings
+from hillinfer.errors import (
+    TRACEBACK_VARIABLE,
+    BrokenRunError,
+    Failure,
+    HillInferError,
+    SettingsError,
+)
+
+# --- How every command ends: its standard streams, signals, the one line and the exit status ---
 
 _RUN_MODULES = frozenset({"torch", "transformers", "safetensors", "gguf", "accelerate"})
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -349,3 +357,74 @@ class _Messages(_Guarded):
 
     def _failed(self, error: BaseException, otherwise: Any) -> Any:
         return otherwise
+
+
+# --- A command with subcommands, each of which ends as `cli/ending.py` says ---
+
+
+class Program:
+    """A command of this project.
+
+    Parameters
+    ----------
+    name
+        As it is called.
+    description
+        First line of its help.
+    commands
+        Functions, each a subcommand by its own name.
+    """
+
+    def __init__(
+        self, name: str, description: str, commands: Sequence[Callable[..., None]]
+    ) -> None:
+        self._name = name
+        self._app = typer.Typer(
+            help=description,
+            add_completion=False,
+            pretty_exceptions_enable=False,
+            rich_markup_mode=None,
+        )
+        for command in commands:
+            self._app.command()(_carrying(command))
+        self._app.callback(invoke_without_command=True, help=description)(_show_help)
+
+    def __call__(self, arguments: Sequence[str] | None = None) -> None:
+        """Run the command and end the process.
+
+        What ends a command early becomes one line on standard error and the exit status that
+        `ExitStatus` has for it. A defect shows its traceback where HILLINFER_TRACEBACK is set.
+
+        Parameters
+        ----------
+        arguments
+            Without the program's name; the process's own where None.
+        """
+        # Threads that spin while they wait for each other make a busy machine several times slower,
+        # and an idle one hardly faster. OpenMP reads this when torch is loaded, which is later.
+        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+        given = None if arguments is None else list(arguments)
+
+        def command() -> object:
+            with shown_warnings():
+                return self._app(given, prog_name=self._name, standalone_mode=False)
+
+        sys.exit(run_to_end(command))
+
+
+def _show_help(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+def _carrying(command: Callable[..., None]) -> Callable[..., None]:
+    """Return a command whose exceptions reach the end as they are."""
+
+    @functools.wraps(command)
+    def carrying(*args: object, **kwargs: object) -> None:
+        try:
+            command(*args, **kwargs)
+        except BaseException as error:
+            raise carried(error) from error
+
+    return carrying

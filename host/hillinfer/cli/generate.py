@@ -8,21 +8,23 @@ from typing import Annotated
 
 import typer
 
-from hillinfer.app.model_name import ModelName
-from hillinfer.byte_size import ByteSize
 from hillinfer.cli.console import quiet_transformers
-from hillinfer.cli.generate_request import STOCK, Asking, Compare, GenerateRequest
-from hillinfer.cli.prompt_source import read_document, reads_stdin
-from hillinfer.models.number_type import NumberType
+from hillinfer.cli.request import (
+    STOCK,
+    Asking,
+    Compare,
+    GenerateRequest,
+    read_document,
+    reads_stdin,
+)
+from hillinfer.generate.loop import Sampling
+from hillinfer.generate.prompt import PromptError, PromptStyle, check_text
+from hillinfer.generate.special_tokens import SpecialTokens
+from hillinfer.kv.pool_policies import POOL_POLICIES, make_pool_policy
 from hillinfer.models.registry_model import DEFAULT_MODEL
-from hillinfer.policies.pool_policies import POOL_POLICIES, make_pool_policy
-from hillinfer.prompt import PromptError, PromptStyle
-from hillinfer.question_reading import QuestionReading
-from hillinfer.sampling import Sampling
-from hillinfer.settings import Settings
-from hillinfer.special_tokens import SpecialTokens
-from hillinfer.storage.read_engines import IOChoice
-from hillinfer.text_file import check_text
+from hillinfer.settings import IOChoice, ModelName, QuestionReading, Settings
+from hillinfer.system.machine import NumberType
+from hillinfer.values import ByteSize
 
 _AUTO = "auto"
 _DEFAULTS = Settings()
@@ -229,6 +231,6 @@ def generate(
     )
     # torch and transformers take seconds to import: help and bad options do not wait for them.
     quiet_transformers()
-    from hillinfer.cli.generate_run import run
+    from hillinfer.cli.run import run
 
     run(request)

@@ -7,30 +7,27 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from hillinfer.byte_size import format_bytes
-from hillinfer.cli.generate_request import Asking, Compare, GenerateRequest
-from hillinfer.cli.panics import panics_unsaid
-from hillinfer.cold_dir import prepared_cold_dir
+from hillinfer.cli.console import panics_unsaid
+from hillinfer.cli.request import Asking, Compare, GenerateRequest
 from hillinfer.devices.table import check_device
+from hillinfer.drive.directories import DriveFacts, prepared_cold_dir
+from hillinfer.engine.budget_growth import AUTO_FORMATS
+from hillinfer.engine.budget_plan import DevicePart, hit_bytes, kernel_spec
+from hillinfer.generate.prompt import DocumentPrompt, PromptError, QuestionPrompt
 from hillinfer.hf.features import check_model, check_versions
-from hillinfer.hf.predictors.table import with_named_query
-from hillinfer.hf.projections.packing_bytes import PackingBytes
-from hillinfer.hf.projections.table import make_projections
-from hillinfer.machine.drive import DriveFacts
-from hillinfer.models.capacity import Capacity
-from hillinfer.models.context_needs import ContextNeeds
+from hillinfer.hf.predictors import with_named_query
+from hillinfer.kv.pool_policies import make_pool_policy
+from hillinfer.kv.sequence import observed_bytes
 from hillinfer.models.loader import ModelOutline
-from hillinfer.policies.pool_policies import make_pool_policy
-from hillinfer.pools.budget_plan import hit_bytes, kernel_spec, observed_bytes
-from hillinfer.pools.device_part import DevicePart
-from hillinfer.pools.shadow_choice import AUTO_FORMATS
-from hillinfer.prompt import DocumentPrompt, PromptError, QuestionPrompt
+from hillinfer.models.needs import Capacity, ContextNeeds
+from hillinfer.projections.attachment import PackingBytes
+from hillinfer.projections.ways import make_projections
 from hillinfer.sessions.fingerprint import Fingerprint
-from hillinfer.sessions.prefix import reusable_tokens
-from hillinfer.sessions.saved_session import SavedSession
+from hillinfer.sessions.manifest import reusable_tokens
+from hillinfer.sessions.opening import SavedSession
 from hillinfer.settings import Settings
-from hillinfer.storage.shadow_sizes import statistics_bytes
-from hillinfer.storage.shadow_store import shadow_bytes
+from hillinfer.shadow.store import shadow_bytes, statistics_bytes
+from hillinfer.values import format_bytes
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
 _INTERACTIVE_QUESTION_TOKENS = 512

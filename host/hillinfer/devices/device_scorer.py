@@ -11,20 +11,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from hillinfer.devices.device import DeviceError, DeviceSegment, ResidentShadow, StoredShadow
 from hillinfer.devices.device_shadows import DeviceShadows
-from hillinfer.devices.errors import DeviceError
-from hillinfer.devices.native_part import NativePart, StartedScoring
-from hillinfer.devices.resident_shadow import ResidentShadow
-from hillinfer.devices.scorer import SegmentShadow, total_tokens
-from hillinfer.devices.scoring_device import DeviceSegment, StoredShadow
-from hillinfer.hie.native_scorer import NativeScorer
-from hillinfer.hie.native_top import native_top
-from hillinfer.hie.wanted import Wanted
-from hillinfer.native.variant import Variant
-from hillinfer.storage.streamed_shadow import StreamedShadow
-from hillinfer.timeline.lane import Lane
-from hillinfer.timeline.recorder import Recorder
-from hillinfer.timeline.silent import SILENT
+from hillinfer.devices.host_part import NativePart, StartedScoring
+from hillinfer.native.library import Variant
+from hillinfer.scoring.native import NativeScorer, native_top
+from hillinfer.scoring.scorer import SegmentShadow, StreamedShadow, Wanted, total_tokens
+from hillinfer.trace.recorder import SILENT, Lane, Recorder
 from hillinfer_model.channel_statistics import ChannelStatistics
 from hillinfer_model.choices import Scope
 from hillinfer_model.kernel_spec import KernelSpec

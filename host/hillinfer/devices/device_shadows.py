@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which shadows a device holds."""
+"""Which segments a device holds, and which the host scores."""
 
 from __future__ import annotations
 
@@ -7,23 +7,64 @@ import heapq
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hillinfer.devices.errors import DeviceError
-from hillinfer.devices.host_share import GivenBeta, HostShare
-from hillinfer.devices.scoring_device import (
+from hillinfer.devices.device import (
+    DeviceError,
     DeviceSegment,
     ScoredTokens,
     ScoringDevice,
     StoredShadow,
 )
-from hillinfer.hie.probe_shadow import ProbeShadow
-from hillinfer.hie.shadow_layout import ShadowLayout
+from hillinfer.scoring.layout import ProbeShadow, ShadowLayout
 from hillinfer_model.beats import Beats
 from hillinfer_model.choices import Scope
 from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
+
+# --- How many of a sequence's segments the host scores ---
+
+
+class HostShare(Protocol):
+    """Decides how segments are shared between host and device; asked once per segment."""
+
+    def host_segments(self, segments: int) -> int:
+        """Return how many of the first segments the host is to score."""
+        ...
+
+    def note(
+        self, host_scored: int, host_selected: int, device_scored: int, device_selected: int
+    ) -> None:
+        """Learn, after a selection, how many tokens each side scored and how many were selected."""
+        ...
+
+
+class GivenBeta:
+    """A `HostShare` of one β for good.
+
+    Parameters
+    ----------
+    beta
+        Host-scored to device-scored segments, Mc/Ms (HillInfer equation 4); 0 gives the device
+        every full group.
+    """
+
+    def __init__(self, beta: float) -> None:
+        self._share = beta / (1 + beta)
+
+    def host_segments(self, segments: int) -> int:
+        """Return the share, rounded."""
+        return int(segments * self._share + 0.5)
+
+    def note(
+        self, host_scored: int, host_selected: int, device_scored: int, device_selected: int
+    ) -> None:
+        """Learn nothing."""
+
+
+# --- Which shadows a device holds ---
 
 STAGING_SLOTS = 16
 

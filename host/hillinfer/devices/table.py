@@ -9,17 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib.metadata import entry_points
 
-from hillinfer.devices.core_device import open_core
-from hillinfer.devices.csim_device import open_csim
-from hillinfer.devices.device_options import DeviceOptions
 from hillinfer.devices.device_scorer import DeviceScorer
-from hillinfer.devices.golden_scorer import GoldenScorer
-from hillinfer.devices.scorer import Scorer
-from hillinfer.devices.xrt.open_xrt import open_xrt
+from hillinfer.devices.launch_devices import GoldenScorer, open_core, open_csim
+from hillinfer.devices.xrt.device import open_xrt
 from hillinfer.errors import SettingsError
-from hillinfer.hie.native_scorer import NativeScorer
-from hillinfer.timeline.recorder import Recorder
-from hillinfer.timeline.silent import SILENT
+from hillinfer.scoring.native import NativeScorer
+from hillinfer.scoring.scorer import Scorer
+from hillinfer.settings import DeviceOptions
+from hillinfer.trace.recorder import SILENT, Recorder
 from hillinfer_model.choices import Scope
 from hillinfer_model.kernel_spec import KernelSpec
 

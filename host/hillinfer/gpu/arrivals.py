@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""New tokens' rows on their way from a GPU to the open group."""
+"""New tokens' rows and predicted queries on their way from a GPU."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,9 +12,35 @@ import torch
 from numpy.typing import NDArray
 
 from hillinfer.errors import CacheUseError
-from hillinfer.gpu.copy_lane import CopyLane
-from hillinfer.gpu.staging_ring import StagingRing
-from hillinfer.storage.sequence import Sequence
+from hillinfer.gpu.copy_lanes import CopyLane
+from hillinfer.gpu.staging import StagingRing
+from hillinfer.kv.sequence import Sequence
+
+# --- Rows packed where the model computes ---
+
+
+def packed_rows(keys: torch.Tensor, values: torch.Tensor, row_bytes: int) -> torch.Tensor:
+    """Return what `RowLayout.pack` writes, as a tensor beside the model.
+
+    Parameters
+    ----------
+    keys, values
+        Stored type, (kv_heads, tokens, head_dim).
+    row_bytes
+        Bytes of a row.
+
+    Returns
+    -------
+    uint8 (tokens, row_bytes), contiguous.
+    """
+    tokens = keys.shape[1]
+    parts = [states.transpose(0, 1).reshape(tokens, -1) for states in (keys, values)]
+    filled = 2 * parts[0].shape[1]
+    padding = keys.new_zeros((tokens, row_bytes // keys.element_size() - filled))
+    return torch.cat([*parts, padding], dim=1).view(torch.uint8)
+
+
+# --- New tokens' rows on their way from a GPU to the open group ---
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,3 +130,70 @@ class Arrivals:
             self._failure = error
         self._ring.give(arriving.buffer)
         del self._arriving[key]
+
+
+# --- Predicted queries on their way from a GPU to the thread that scores ---
+
+
+class BroughtQueries:
+    """Lets the thread that drives the model go on; the one that scores waits for the query.
+
+    Parameters
+    ----------
+    lane, ring
+        What copies, and through which buffers, of one query each.
+    """
+
+    def __init__(self, lane: CopyLane, ring: StagingRing) -> None:
+        self._lane = lane
+        self._ring = ring
+        self._under_way: set[int] = set()
+
+    def bring(self, query: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """Begin to bring a query back.
+
+        Parameters
+        ----------
+        query
+            (query_heads, head_dim) beside the model.
+
+        Returns
+        -------
+        What returns it, float32 on the host, once it is there; called once, from any thread.
+        """
+        wide = query.float().contiguous()
+        buffer = self._ring.acquire_free()
+        if buffer is None:
+            # A batch announces as many queries as it has sequences.
+            here = wide.cpu()
+            return lambda: here
+        place = torch.from_numpy(self._ring.buffers[buffer][: wide.numel() * 4])
+        try:
+            copy = self._lane.from_gpu(place.view(torch.float32).view(wide.shape), wide)
+        except BaseException:
+            self._ring.give(buffer)
+            raise
+        self._ring.arrive(buffer, copy)
+        self._under_way.add(buffer)
+        return lambda: self._arrived(buffer, wide.shape)
+
+    def settle(self) -> None:
+        """Free the buffers of queries that nobody asked for; nobody is about to."""
+        while self._under_way:
+            # What went wrong is told to whoever asks for the query.
+            with suppress(Exception):
+                self._arrived(next(iter(self._under_way)), torch.Size([0]))
+
+    def _arrived(self, buffer: int, shape: torch.Size) -> torch.Tensor:
+        # An interrupt leaves the buffer as it is: `settle` frees it.
+        try:
+            items = self._ring.arrived(buffer).view(np.float32)[: shape.numel()].copy()
+        except Exception:
+            self._free(buffer)
+            raise
+        self._free(buffer)
+        return torch.from_numpy(items).view(shape)
+
+    def _free(self, buffer: int) -> None:
+        self._under_way.discard(buffer)
+        self._ring.give(buffer)

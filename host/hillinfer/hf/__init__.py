@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything that touches transformers, and nothing else does."""
+"""Everything that touches transformers caches and models."""

@@ -16,36 +16,34 @@ import torch
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 
-from hillinfer.cold_dir import prepared_cold_dir
-from hillinfer.errors import (
-    SetupWarning,
-    UnsupportedFeatureError,
-)
-from hillinfer.gpu.lane_of import lane_of
+from hillinfer.drive.calls import DriveCalls
+from hillinfer.drive.directories import memory_warning, prepared_cold_dir
+from hillinfer.engine.runtime import Runtime
+from hillinfer.errors import SetupWarning, UnsupportedFeatureError
+from hillinfer.gpu.copy_lanes import lane_of
 from hillinfer.hf import attention
-from hillinfer.hf.attached_name import NAME, AttachedName
 from hillinfer.hf.cache import HillInferCache
-from hillinfer.hf.cache_plan import CachePlan, checked_count
-from hillinfer.hf.engine import Engine, Expectation
-from hillinfer.hf.features import check_model, check_uses_interface, check_versions
-from hillinfer.hf.forward_hooks import ForwardHooks
-from hillinfer.hf.guarded_generate import GuardedGenerate
+from hillinfer.hf.engine import CachePlan, Engine, Expectation, checked_count
+from hillinfer.hf.features import (
+    NAME,
+    AttachedName,
+    ModelInUse,
+    check_model,
+    check_uses_interface,
+    check_versions,
+)
+from hillinfer.hf.hooks import ForwardHooks, GuardedGenerate, QueryHooks
 from hillinfer.hf.joined_cache import JoinedCache
-from hillinfer.hf.model_in_use import ModelInUse
-from hillinfer.hf.predictors.table import predictor_of, with_named_query
-from hillinfer.hf.query_hooks import QueryHooks
-from hillinfer.machine.drive import memory_warning
+from hillinfer.hf.predictors import predictor_of, with_named_query
 from hillinfer.model_shape import ModelShape
 from hillinfer.native.library import native_library
-from hillinfer.runtime import Runtime
-from hillinfer.sessions.errors import SessionError
+from hillinfer.sessions.files import SessionError
+from hillinfer.sessions.fingerprint import ModelIdentity
 from hillinfer.sessions.manifest import Manifest
-from hillinfer.sessions.model_identity import ModelIdentity
-from hillinfer.sessions.saved_session import SavedSession
-from hillinfer.setting_values import path
+from hillinfer.sessions.opening import SavedSession
 from hillinfer.settings import Settings
 from hillinfer.statistics import CacheStatistics
-from hillinfer.storage.drive_calls import DriveCalls
+from hillinfer.values import path
 
 
 class Attachment:

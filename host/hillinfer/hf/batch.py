@@ -5,14 +5,88 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
 
 import torch
 
-from hillinfer.errors import CacheUseError
-from hillinfer.hf.forward_plan import SequenceShare
-from hillinfer.hf.padding import left_padding
-from hillinfer.runtime import Runtime
-from hillinfer.storage.sequence import Sequence
+from hillinfer.engine.runtime import Runtime
+from hillinfer.errors import CacheUseError, UnsupportedFeatureError
+from hillinfer.kv.sequence import Sequence
+
+# --- Reading attention masks ---
+
+
+def left_padding(mask: torch.Tensor) -> list[int]:
+    """Return how many padding tokens each row of a mask starts with.
+
+    Parameters
+    ----------
+    mask
+        (batch, tokens), zero for padding.
+
+    Raises
+    ------
+    UnsupportedFeatureError
+        Where padding stands after a token, or the mask is not two-dimensional.
+    """
+    if mask.ndim != 2:
+        raise UnsupportedFeatureError(
+            f"an attention mask of {mask.ndim} dimensions is not supported: pass the "
+            "two-dimensional mask that the tokenizer gives"
+        )
+    real = mask.to(device="cpu", dtype=torch.bool)
+    if bool((real[:, :-1] & ~real[:, 1:]).any()):
+        raise UnsupportedFeatureError(
+            "padding after tokens is not supported: set tokenizer.padding_side = 'left'"
+        )
+    return [int(count) for count in (~real).sum(dim=1)]
+
+
+# --- Which sequences one forward pass works on ---
+
+
+@dataclass(frozen=True)
+class SequenceShare:
+    """One distinct sequence of a batch.
+
+    Parameters
+    ----------
+    sequence
+        Where its rows go.
+    batch_rows
+        Rows of the batch that hold it; more than one where prompts or beams are identical.
+    tokens
+        Real tokens this forward brings, the last ones of the batch row; padding comes before.
+    """
+
+    sequence: Sequence
+    batch_rows: tuple[int, ...]
+    tokens: int
+
+
+@dataclass(frozen=True)
+class ForwardPlan:
+    """One forward pass.
+
+    Parameters
+    ----------
+    start
+        Index of its first token, padding included.
+    tokens
+        Tokens of each batch row, padding included.
+    batch
+        Rows of the batch.
+    shares
+        The distinct sequences.
+    """
+
+    start: int
+    tokens: int
+    batch: int
+    shares: tuple[SequenceShare, ...]
+
+
+# --- The rows of a batch and the sequences they hold ---
 
 
 class Batch:

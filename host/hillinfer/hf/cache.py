@@ -12,21 +12,18 @@ from typing import Any, Never
 import torch
 
 from hillinfer.errors import CacheUseError, UnsupportedFeatureError
-from hillinfer.hf.attached_cache import AttachedCache
-from hillinfer.hf.batch import Batch
+from hillinfer.generate.prompt import PromptForm
+from hillinfer.hf.batch import Batch, ForwardPlan, SequenceShare
 from hillinfer.hf.engine import CacheFamily, Engine, Expectation
-from hillinfer.hf.forward_plan import ForwardPlan, SequenceShare
-from hillinfer.hf.layer import HillInferLayer
-from hillinfer.hf.model_in_use import ModelInUse
-from hillinfer.hf.pass_checks import check_attended, check_states
+from hillinfer.hf.features import ModelInUse, check_attended, check_states
+from hillinfer.hf.layer import AttachedCache, HillInferLayer
 from hillinfer.hf.turns import Use
-from hillinfer.prompt import PromptForm
-from hillinfer.query_source import QuerySource
-from hillinfer.sessions.model_identity import ModelIdentity
-from hillinfer.sessions.saving import SavedBytes, SessionOrigin
+from hillinfer.kv.saved_sequences import SavedBytes, SessionOrigin
+from hillinfer.kv.sequence import Sequence
+from hillinfer.sessions.fingerprint import ModelIdentity
+from hillinfer.settings import QuerySource
 from hillinfer.statistics import CacheStatistics
-from hillinfer.storage.sequence import Sequence
-from hillinfer.timeline.forward_spans import ForwardSpans
+from hillinfer.trace.trace_file import ForwardSpans
 
 _CLOSED = "this cache is closed: make another with new_cache()"
 

@@ -1,15 +1,121 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Refuses models that would give wrong answers, before anything is computed."""
+"""Which models and forward passes are supported; others are refused before anything is computed."""
 
 from __future__ import annotations
 
 import re
+import sys
+import weakref
+from collections.abc import Collection, Sequence
 from importlib.metadata import version
+from typing import Any
 
+import torch
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from hillinfer.errors import UnsupportedFeatureError
+from hillinfer.errors import CacheUseError, UnsupportedFeatureError
+from hillinfer.hf.batch import ForwardPlan
+from hillinfer.model_shape import ModelShape
+
+# --- The name of HillInfer's attention function in the config of an attached model ---
+
+NAME = "hillinfer"
+
+
+class AttachedName(str):
+    """The name that a config has while its model is attached.
+
+    A copy of the config, also one that is pickled, belongs to a model that is not attached, and
+    gets the name that was there before.
+
+    Parameters
+    ----------
+    previous
+        That name.
+    """
+
+    previous: str
+
+    def __new__(cls, previous: str) -> AttachedName:
+        """Return `NAME`."""
+        name = super().__new__(cls, NAME)
+        name.previous = previous
+        return name
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> str:
+        return self.previous
+
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        return str, (self.previous,)
+
+
+# --- Why a cache was not told about a forward pass ---
+
+
+class ModelInUse:
+    """What a cache knows of the model it was made for.
+
+    Parameters
+    ----------
+    model
+        Is not kept alive.
+
+    Attributes
+    ----------
+    attached
+        Whether HillInfer is still on it.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = weakref.ref(model)
+        self.attached = True
+
+    def untold(self) -> CacheUseError:
+        """Return what to say to whoever stores in a cache that was not told about it."""
+        return CacheUseError(f"this cache was not told about the forward pass: {self._reason()}")
+
+    def _reason(self) -> str:
+        model, called = self._model(), _modules_on_the_stack()
+        parts = set() if model is None else set(map(id, model.modules()))
+        if not any(id(one) in parts for one in called):
+            if model is not None and any(
+                getattr(one, "config", None) is model.config for one in called
+            ):
+                return (
+                    "another model that shares the config of the attached one was called: call the "
+                    "model that was attached, or attach a copy.deepcopy of the other"
+                )
+            return (
+                "a model that HillInfer was never put on was called: hillinfer.attach(model) first"
+            )
+        if not self.attached:
+            return (
+                "HillInfer was taken off the model, by detach() or at the end of a with block: "
+                "hillinfer.attach(model) again and go on with this cache"
+            )
+        if not any(one is model for one in called):
+            return "call the model that was attached, not a part of it"
+        if any(isinstance(one, torch._dynamo.OptimizedModule) for one in called):
+            return (
+                "the model was compiled, and ran, before it was attached: call torch.compile(model)"
+                " again after hillinfer.attach(model)"
+            )
+        return "call the model that was attached itself, not its forward method"
+
+
+def _modules_on_the_stack() -> list[Any]:
+    """Return the modules whose methods are being called."""
+    called, frame = [], sys._getframe(1)
+    while frame.f_back is not None:
+        frame = frame.f_back
+        of = frame.f_locals.get("self")
+        if isinstance(of, torch.nn.Module):
+            called.append(of)
+    return called
+
+
+# --- Refuses models that would give wrong answers, before anything is computed ---
 
 TESTED_FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "opt")
 TRANSFORMERS_WINDOW = ((5, 23), (5, 24))
@@ -81,4 +187,65 @@ def check_uses_interface(model: PreTrainedModel, name: str) -> None:
         raise UnsupportedFeatureError(
             f"{model.config.model_type} models do not use transformers' attention interface (ALiBi "
             "and older architectures): use the ordinary cache"
+        )
+
+
+# --- What a model's layers must do in a forward pass ---
+
+
+def check_states(
+    plan: ForwardPlan, shape: ModelShape, layer: int, keys: torch.Tensor, values: torch.Tensor
+) -> None:
+    """Refuse keys and values that are not what the config promises.
+
+    Raises
+    ------
+    UnsupportedFeatureError
+        Naming what is wrong with them.
+    """
+    if keys.requires_grad:
+        raise UnsupportedFeatureError(
+            "gradients do not pass through a cache on a drive: use torch.no_grad()"
+        )
+    if keys.shape != values.shape:
+        raise UnsupportedFeatureError(
+            f"keys {tuple(keys.shape)} and values {tuple(values.shape)} differ in shape "
+            "(latent attention): this model needs its ordinary cache"
+        )
+    expected = (plan.batch, shape.kv_heads, plan.tokens, shape.head_dim)
+    if tuple(keys.shape) != expected:
+        raise UnsupportedFeatureError(
+            f"layer {layer} has keys of shape {tuple(keys.shape)} where the config says "
+            f"{expected}: layers of different shapes need the ordinary cache"
+        )
+
+
+def check_attended(plan: ForwardPlan, lengths: Sequence[int], stored: Collection[int]) -> None:
+    """Refuse a pass that some layer made without its cache.
+
+    Parameters
+    ----------
+    plan
+        The pass, which is through.
+    lengths
+        Tokens of each layer.
+    stored
+        Layers that stored keys and values and did not attend to them.
+
+    Raises
+    ------
+    CacheUseError
+        Naming the first layer.
+    """
+    for layer, length in enumerate(lengths):
+        if length != plan.start + plan.tokens:
+            raise CacheUseError(
+                f"layer {layer} brought the cache no keys and values: a model that skips layers "
+                "needs its ordinary cache"
+            )
+    if stored:
+        raise CacheUseError(
+            f"layer {min(stored)} attended without the cache that its keys and values are in, so "
+            "its answer is wrong: leave the attention implementation of all layers as "
+            "hillinfer.attach set it, or detach first"
         )

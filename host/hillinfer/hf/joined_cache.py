@@ -11,13 +11,12 @@ from typing import Any, Never
 import torch
 
 from hillinfer.errors import CacheUseError, UnsupportedFeatureError
-from hillinfer.hf.attached_cache import AttachedCache
 from hillinfer.hf.cache import HillInferCache
 from hillinfer.hf.engine import CacheFamily, Expectation
-from hillinfer.hf.layer import HillInferLayer
+from hillinfer.hf.layer import AttachedCache, HillInferLayer
 from hillinfer.hf.turns import Use
 from hillinfer.statistics import CacheStatistics
-from hillinfer.timeline.forward_spans import ForwardSpans
+from hillinfer.trace.trace_file import ForwardSpans
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,123 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hillinfer.models.errors import ModelError
-from hillinfer.models.rotary_check import ROTARY, check_rotary
-from hillinfer.models.setting_range import check_number, check_whole, wrong_setting
+from hillinfer.library_calls import ModelError
+
+# --- Numbers of a config that lie within bounds, and the line that says where one does not ---
+
+_MOST_LETTERS = 60
+
+
+def wrong_setting(name: str, value: Any, where: object, reason: str) -> ModelError:
+    """Return the error of a setting; its value is written only now, since it may be long."""
+    return ModelError(f"{where} has {name}={repr(value)[:_MOST_LETTERS]} in its config{reason}")
+
+
+def check_whole(name: str, value: Any, low: int, high: int, where: object) -> None:
+    """Refuse what is no whole number from `low` to `high`.
+
+    Raises
+    ------
+    ModelError
+        Then.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise wrong_setting(name, value, where, f": it is {low} to {high}")
+
+
+def check_number(name: str, value: Any, low: float, high: float, where: object) -> None:
+    """Refuse what is no number from `low` to `high`.
+
+    Raises
+    ------
+    ModelError
+        Then.
+    """
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not low <= value <= high:
+        raise wrong_setting(name, value, where, f": it is {low:g} to {high:g}")
+
+
+# --- Parameters of rotary positions, of which transformers says no more than a warning ---
+
+ROTARY = ("rope_scaling", "rope_parameters")
+# Far beyond any model: what is larger leaves positions that are all the same.
+_LARGE = 1e6
+# What transformers' rope types read, whichever of them (`transformers.modeling_rope_utils`).
+_ROTARY_RANGES = {
+    "factor": (1.0, _LARGE),
+    "attention_factor": (1e-6, _LARGE),
+    "beta_fast": (0.0, _LARGE),
+    "beta_slow": (0.0, _LARGE),
+    "low_freq_factor": (1e-6, _LARGE),
+    "high_freq_factor": (1e-6, _LARGE),
+    "mscale": (0.0, _LARGE),
+    "mscale_all_dim": (0.0, _LARGE),
+}
+# Of LongRoPE, one number for each pair of a head's dimensions; real ones are a little below 1, too.
+_LISTS = ("short_factor", "long_factor")
+_ELEMENTS = (1e-6, _LARGE)
+# Smaller first; a missing one or 0 is what transformers takes then.
+_ORDERED = (("low_freq_factor", "high_freq_factor", 0.0, _LARGE), ("beta_slow", "beta_fast", 1, 32))
+
+
+def check_rotary(name: str, value: Any, where: object) -> None:
+    """Refuse parameters that no positions can be computed from.
+
+    Parameters
+    ----------
+    name
+        `rope_scaling` or `rope_parameters`.
+    value
+        What is under it: the parameters, or those of each type of layer by its name.
+    where
+        What they are of, for the message.
+
+    Raises
+    ------
+    ModelError
+        For the first that is of the wrong type or out of range.
+    """
+    if not isinstance(value, Mapping):
+        return
+    _check_parameters(name, value, where)
+    for kind, own in value.items():
+        if isinstance(own, Mapping):
+            _check_parameters(f"{name}.{kind!s:.40}", own, where)
+
+
+def _check_parameters(name: str, own: Mapping[str, Any], where: object) -> None:
+    for key, bounds in _ROTARY_RANGES.items():
+        if own.get(key) is not None:
+            check_number(f"{name}.{key}", own[key], *bounds, where)
+    for key in _LISTS:
+        if own.get(key) is not None:
+            _check_list(f"{name}.{key}", own[key], where)
+    if own.get("truncate") is not None and not isinstance(own["truncate"], bool):
+        raise wrong_setting(f"{name}.truncate", own["truncate"], where, ": it is true or false")
+    for low, high, least, most in _ORDERED:
+        smaller, larger = own.get(low) or least, own.get(high) or most
+        if smaller > larger:
+            raise wrong_setting(
+                f"{name}.{low}", smaller, where, f", above its {high}={larger}: they are swapped"
+            )
+    short, long = (own.get(key) for key in _LISTS)
+    if short and long and len(short) != len(long):
+        raise wrong_setting(
+            f"{name}.short_factor", short, where,
+            f": it has {len(short)} numbers, and long_factor {len(long)}",
+        )  # fmt: skip
+
+
+def _check_list(name: str, value: Any, where: object) -> None:
+    # One number alone would be used for every dimension without a word.
+    if not isinstance(value, list) or len(value) < 2:
+        raise wrong_setting(name, value, where, ": it is a list of a number for each frequency")
+    for place, one in enumerate(value):
+        check_number(f"{name}[{place}]", one, *_ELEMENTS, where)
+
+
+# --- A model's settings, looked at before anything is built from them ---
 
 # Far above any model that there is; what is built from more takes minutes or all memory.
 _LAYERS, _HEADS, _WIDTH, _POSITIONS = 1024, 4096, 1 << 20, 1 << 28

@@ -11,16 +11,13 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from hillinfer.machine.processor import ProcessorFacts
+from hillinfer.library_calls import ModelError, one_line
 from hillinfer.model_shape import ModelShape
 from hillinfer.models.config_check import check_settings
-from hillinfer.models.errors import ModelError
-from hillinfer.models.gguf_file import check_gguf, gguf_tensors, load_gguf
-from hillinfer.models.library_calls import one_line
-from hillinfer.models.model_files import check_folder
-from hillinfer.models.model_source import ModelSource
-from hillinfer.models.number_type import NumberType
-from hillinfer.models.weights_fit import check_loaded, check_stored, check_ties
+from hillinfer.models.gguf import check_gguf, gguf_tensors, load_gguf
+from hillinfer.models.sources import ModelSource, check_folder
+from hillinfer.models.weights import check_loaded, check_stored, check_ties
+from hillinfer.system.machine import NumberType, ProcessorFacts
 
 _COMPUTED_IN = (torch.float32, torch.bfloat16, torch.float16)
 _BUILDING_SECONDS = 60

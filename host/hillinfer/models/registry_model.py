@@ -7,20 +7,129 @@ import fcntl
 import hashlib
 import json
 import shutil
+import subprocess
+import sys
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from hillinfer.byte_size import format_bytes
-from hillinfer.devices.session_guard import SessionGuard
-from hillinfer.models.errors import FetchError, ModelError
-from hillinfer.models.folder_digests import changed_file, keep_digests, same_files
-from hillinfer.models.wheel_download import download_wheel
-from hillinfer.storage.drive_calls import DriveCalls
-from hillinfer.storage.leftovers import ScratchPath, sweep
-from hillinfer.user_cache import user_cache_dir
+from hillinfer.drive.calls import DriveCalls
+from hillinfer.drive.leftovers import ScratchPath, sweep
+from hillinfer.library_calls import FetchError, ModelError
+from hillinfer.system.files import user_cache_dir
+from hillinfer.system.processes import SessionGuard, end_session
+from hillinfer.values import format_bytes
+
+# --- What the files of a folder were when they were made, so that a change since then shows ---
+
+# Beside what says where the files came from, which versions before this one read, too.
+_FILE = "digests.json"
+
+
+def keep_digests(folder: Path) -> None:
+    """Write down size and SHA-256 of every file of a folder, in a file of the folder itself."""
+    found = {
+        file.name: {"bytes": file.stat().st_size, "sha256": _sha256(file)}
+        for file in sorted(folder.iterdir())
+        if file.name != _FILE
+    }
+    (folder / _FILE).write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+
+
+def same_files(folder: Path) -> bool:
+    """Whether a folder has the files it was made with, in their sizes; nothing is hashed."""
+    try:
+        found = {file.name: file.lstat().st_size for file in folder.iterdir() if file.name != _FILE}
+        return found == {name: one["bytes"] for name, one in _kept(folder).items()}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return False
+
+
+def changed_file(folder: Path) -> str | None:
+    """Return the first file whose content is not what was made, or None.
+
+    All of it is read and hashed each time: a second per 1.2 GB (measured with SHA instructions,
+    see `docs/models.md`), against seconds of loading. Sizes and times of change are what a
+    fault of the drive or a copied folder leaves as they were.
+
+    Raises
+    ------
+    OSError
+        Where a file cannot be read.
+    """
+    for name, one in _kept(folder).items():
+        if _sha256(folder / name) != one["sha256"]:
+            return name
+    return None
+
+
+def _kept(folder: Path) -> dict[str, dict[str, object]]:
+    content = json.loads((folder / _FILE).read_text(encoding="utf-8"))
+    return dict(content)
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+# --- One wheel of a package index, fetched by pip in a process that ends with this one ---
+
+_SECONDS = 1800
+
+
+def download_wheel(package: str, version: str, folder: Path) -> Path:
+    """Fetch a wheel without its dependencies and return its path in the folder.
+
+    Parameters
+    ----------
+    package, version
+        What to fetch.
+    folder
+        Nobody else's: pip works in it, so that a `SessionGuard` of it ends pip, too. It is removed
+        where pip does not come to an end by itself.
+
+    Raises
+    ------
+    FetchError
+        Where pip is missing, fails or takes too long.
+    """
+    # Isolated: neither the current directory nor a variable says where Python's modules lie.
+    command = [sys.executable, "-I", "-m", "pip", "download", "--quiet", "--no-deps"]
+    command += ["--no-input", "--only-binary", ":all:", "--dest", ".", f"{package}=={version}"]
+    shown = f"python -m pip download --no-deps {package}=={version}"
+    try:
+        status, said = _run(command, folder)
+    except subprocess.TimeoutExpired as error:
+        raise FetchError(f"'{shown}' took longer than {_SECONDS} s: try again") from error
+    except OSError as error:
+        raise FetchError(f"'{shown}' cannot be started: {error.strerror}") from error
+    wheel = next(folder.glob("*.whl"), None)
+    if status or wheel is None:
+        lines = [line for line in said.splitlines() if "ERROR" in line or "No module" in line]
+        reason = (lines or said.splitlines() or ["no wheel came"])[-1].strip()
+        raise FetchError(f"'{shown}' failed: {reason}; check the network and the index, try again")
+    return wheel
+
+
+def _run(command: list[str], folder: Path) -> tuple[int, str]:
+    """Run pip to its end and return its status and what it said on standard error."""
+    process = subprocess.Popen(
+        command, cwd=folder, start_new_session=True, stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        _, said = process.communicate(timeout=_SECONDS)
+    except BaseException:
+        # Whatever ends the waiting ends pip: nobody would take what it brings.
+        end_session(process, folder)
+        raise
+    return process.returncode, said.decode(errors="replace")
+
+
+# --- The one model that HillInfer takes from a package registry by itself ---
 
 _ORIGIN_FILE = "origin.json"
 _CONVERSION = 1
@@ -174,7 +283,7 @@ class RegistryModel:
         return gguf
 
     def _convert(self, gguf: Path, folder: Path) -> None:
-        from hillinfer.models.gguf_file import save_as_folder
+        from hillinfer.models.gguf import save_as_folder
 
         folder.mkdir(mode=0o700)
         save_as_folder(gguf, folder)

@@ -1,26 +1,52 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds and loads the native library, which every host needs; wheels bring it."""
+"""Finds and loads the native library, and declares its functions."""
 
 from __future__ import annotations
 
 import ctypes
+from enum import StrEnum
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hillinfer.native.errors import NOT_FINITE, NativeError
-from hillinfer.native.structures import (
-    Attention,
-    Choice,
-    Places,
-    Quota,
-    Sequence,
-)
-from hillinfer.native.variant import PREFERENCE, Variant
+from hillinfer.errors import HillInferError
+from hillinfer.native.structures import Attention, Choice, Places, Quota, Sequence
 from hillinfer_model.errors import NonFiniteQueryError
 from hillinfer_model.kernel_spec import CONTRACT_VERSION
+
+# --- Why the native library cannot be used ---
+
+NOT_FINITE = "the query holds an infinity or a NaN, or becomes one when scaled"
+
+
+class NativeError(HillInferError):
+    """The native library is missing, is another version's, or refuses a call."""
+
+
+# --- The instruction sets that the native library has code for ---
+
+
+class Variant(StrEnum):
+    """What the native library multiplies with; results are the same bits for each."""
+
+    PORTABLE = "portable"
+    AVX2 = "avx2"
+    AVX512_VNNI = "avx512vnni"
+    NEON = "neon"
+
+    @property
+    def number(self) -> int:
+        """Its number in the library's C interface."""
+        return _NUMBERS[self]
+
+
+_NUMBERS = {variant: number for number, variant in enumerate(Variant)}
+# Fastest first.
+PREFERENCE = (Variant.AVX512_VNNI, Variant.AVX2, Variant.NEON, Variant.PORTABLE)
+
+# --- Finds and loads the native library, which every host needs; wheels bring it ---
 
 LIBRARY = Path(__file__).parent / "libhillinfer_native.so"
 HOW_TO_BUILD = (

@@ -5,14 +5,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from hillinfer.model_shape import ModelShape
-from hillinfer.sessions.errors import SessionError
+from hillinfer.sessions.files import SessionError
 from hillinfer_model.choices import KeyMode
 from hillinfer_model.kernel_spec import CONTRACT_VERSION, KernelSpec
+
+# --- What a session's rows and codes depend on: it is used with the same or not at all ---
 
 # Of a value in a message; a session's may be of any length.
 _MOST_SHOWN = 400
@@ -190,3 +196,66 @@ def _canonical(content: Any) -> str:
 
 def _sha256(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+# --- The digest of a model's weights ---
+
+_MOST_THREADS = 8
+
+
+def weights_digest(model: Any) -> str:
+    """Return the SHA-256 over name, shape, type and bytes of every weight, in name order.
+
+    Weights that share their memory are read once. Works in threads: hashing runs without Python's
+    lock.
+
+    Parameters
+    ----------
+    model
+        A torch module, its weights in memory.
+    """
+    state = sorted(model.state_dict().items())
+    places: dict[tuple[Any, ...], torch.Tensor] = {_place(weight): weight for _, weight in state}
+    with ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1)) as threads:
+        digests = dict(zip(places, threads.map(_bytes_digest, places.values()), strict=True))
+    whole = hashlib.sha256()
+    for name, weight in state:
+        line = f"{name} {tuple(weight.shape)} {weight.dtype} {digests[_place(weight)]}\n"
+        whole.update(line.encode())
+    return whole.hexdigest()
+
+
+def _place(weight: torch.Tensor) -> tuple[Any, ...]:
+    return (weight.device, weight.data_ptr(), weight.shape, weight.stride(), weight.dtype)
+
+
+def _bytes_digest(weight: torch.Tensor) -> str:
+    flat = weight.detach().to("cpu").contiguous().reshape(-1)
+    return hashlib.sha256(flat.view(torch.uint8).numpy().data).hexdigest()
+
+
+# --- What sessions know of the model at hand ---
+
+
+class ModelIdentity:
+    """Fingerprints of one loaded model; its weights are read at most once.
+
+    Parameters
+    ----------
+    model
+        A causal language model of transformers.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._weights: str | None = None
+
+    def without_weights(self, shadow: KeyMode, tokenizer: Any = None) -> Fingerprint:
+        """Return what is known at once; parameters as in `Fingerprint.of`."""
+        return Fingerprint.of(self._model.config, self._model.dtype, shadow, tokenizer)
+
+    def fingerprint(self, shadow: KeyMode, tokenizer: Any = None) -> Fingerprint:
+        """Return the whole fingerprint; parameters as in `Fingerprint.of`."""
+        if self._weights is None:
+            self._weights = weights_digest(self._model)
+        return self.without_weights(shadow, tokenizer).with_weights(self._weights)

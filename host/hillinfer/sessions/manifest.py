@@ -5,17 +5,26 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+from hillinfer.generate.prompt import PromptForm
 from hillinfer.model_shape import ModelShape, StoredType
-from hillinfer.prompt import PromptForm
-from hillinfer.sessions.errors import SessionError, damaged
+from hillinfer.sessions.files import (
+    FORMAT_VERSION,
+    MOST_LAYERS,
+    SessionError,
+    SessionExtent,
+    damaged,
+)
 from hillinfer.sessions.fingerprint import Fingerprint
-from hillinfer.sessions.session_files import FORMAT_VERSION, MOST_LAYERS, SessionExtent
 from hillinfer_model.choices import KeyMode
 from hillinfer_model.kernel_spec import KernelSpec
+
+# --- What a session says about itself, in one small JSON file ---
 
 MOST_BYTES = 4 << 20
 _MOST_TOKENS = 1 << 40
@@ -221,3 +230,37 @@ def _digest(name: str, value: Any) -> str:
     if not isinstance(value, str) or len(value) != _DIGEST_LENGTH:
         raise ValueError(f"{name} has no SHA-256")
     return value
+
+
+# --- How much of a saved document another one can start with ---
+
+
+def reusable_tokens(
+    saved_ids: Sequence[int],
+    ids: Sequence[int],
+    chunk_tokens: int,
+    segment_tokens: int,
+    unread_tokens: int = 0,
+) -> int:
+    """Return how many of a session's first tokens a document is read on from.
+
+    All where the documents are equal, else those of whole segments in common, down to the border of
+    a chunk: the rest is then read in the same chunks as without a session, and every bit is equal.
+
+    Parameters
+    ----------
+    saved_ids, ids
+        Of the saved document and of the new one.
+    chunk_tokens
+        Tokens of one forward pass of reading.
+    segment_tokens
+        Tokens that share channel statistics.
+    unread_tokens
+        Tokens at the end that must be read in any case.
+    """
+    if not unread_tokens and list(saved_ids) == list(ids):
+        return len(ids)
+    pairs = zip(saved_ids, ids[: len(ids) - unread_tokens], strict=False)
+    common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    whole = common // segment_tokens * segment_tokens
+    return whole // chunk_tokens * chunk_tokens

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hillinfer.devices.xrt.spec_record import check_xclbin
-from hillinfer.devices.xrt.xclbin import Xclbin
+from hillinfer.devices.xrt.xclbin import Xclbin, check_xclbin
 from hillinfer_model.beats import Beats
 from hillinfer_model.choices import KeyMode
 from hillinfer_model.kernel_spec import BEAT_BYTES, KernelSpec

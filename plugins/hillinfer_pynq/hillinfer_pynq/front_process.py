@@ -17,8 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hillinfer.devices.child_session import end_session
-from hillinfer.devices.session_guard import SessionGuard
+from hillinfer.system.processes import SessionGuard, end_session
 from hillinfer_model.beats import Beats
 from hillinfer_pynq.errors import PynqError
 

@@ -6,12 +6,8 @@ from __future__ import annotations
 import struct
 from dataclasses import replace
 
-from hillinfer.devices.xrt.errors import XclbinError
-from hillinfer.devices.xrt.kernel_instance import unpack_connections
-from hillinfer.devices.xrt.memory_bank import MemoryType
-from hillinfer.devices.xrt.section_kind import SectionKind
-from hillinfer.devices.xrt.spec_record import spec_record
-from hillinfer.devices.xrt.xclbin import Xclbin
+from hillinfer.devices.xrt.card_memory import MemoryType, unpack_connections
+from hillinfer.devices.xrt.xclbin import SectionKind, Xclbin, XclbinError, spec_record
 from hillinfer_model.kernel_spec import KernelSpec
 
 _COUNT = struct.Struct("<i4x")

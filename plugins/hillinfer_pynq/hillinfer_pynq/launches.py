@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from hillinfer.devices.errors import DeviceError
-from hillinfer.devices.xrt.errors import XclbinError
+from hillinfer.devices.device import DeviceError
+from hillinfer.devices.xrt.xclbin import XclbinError
 from hillinfer_model.kernel_spec import KernelSpec
 from hillinfer_model.launch_result import LaunchResult
 from hillinfer_model.score_launch import ScoreLaunch

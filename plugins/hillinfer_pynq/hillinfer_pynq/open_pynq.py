@@ -5,20 +5,17 @@ from __future__ import annotations
 
 import os
 
-from hillinfer.devices.device_options import DeviceOptions
+from hillinfer.devices.device import warn_of_loss
 from hillinfer.devices.device_scorer import DeviceScorer
 from hillinfer.devices.device_shadows import DeviceShadows, Pace
-from hillinfer.devices.launch_device import MEMORY_BYTES, LaunchDevice
-from hillinfer.devices.loss_warning import warn_of_loss
-from hillinfer.devices.xrt.deadlines import deadlines_of
-from hillinfer.devices.xrt.environment import environment_of
-from hillinfer.devices.xrt.open_xrt import kernels_for
-from hillinfer.devices.xrt.spec_record import recorded_spec
-from hillinfer.devices.xrt.xclbin import HW_EMU, Xclbin
+from hillinfer.devices.launch_devices import MEMORY_BYTES, LaunchDevice
+from hillinfer.devices.xrt.device import kernels_for
+from hillinfer.devices.xrt.environment import deadlines_of, environment_of
+from hillinfer.devices.xrt.xclbin import HW_EMU, Xclbin, recorded_spec
 from hillinfer.errors import SettingsError
-from hillinfer.hie.native_scorer import NativeScorer
-from hillinfer.timeline.recorder import Recorder
-from hillinfer.timeline.silent import SILENT
+from hillinfer.scoring.native import NativeScorer
+from hillinfer.settings import DeviceOptions
+from hillinfer.trace.recorder import SILENT, Recorder
 from hillinfer_model.choices import Scope
 from hillinfer_model.kernel_spec import KernelSpec
 from hillinfer_pynq.card import Card

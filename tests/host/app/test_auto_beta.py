@@ -6,14 +6,11 @@ import math
 import numpy as np
 import pytest
 
-from hillinfer.app.auto_beta import AutoBeta
-from hillinfer.app.parallel_scorers import ParallelScorers
-from hillinfer.app.rates import Rates
-from hillinfer.app.scores_then_rows import ScoresThenRows
-from hillinfer.devices.core_device import CoreDevice
-from hillinfer.devices.device_shadows import DeviceShadows
-from hillinfer.devices.host_share import GivenBeta
+from hillinfer.devices.device_shadows import DeviceShadows, GivenBeta
+from hillinfer.devices.launch_devices import CoreDevice
 from hillinfer.native.library import HOW_TO_BUILD, native_is_here
+from hillinfer.rates.kept_rates import Rates
+from hillinfer.rates.latency import AutoBeta, ParallelScorers, ScoresThenRows
 from hillinfer_model.choices import KeyMode
 from hillinfer_model.kernel_spec import KernelSpec
 

@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import pytest
 from device_cases import plant
 
-from hillinfer.app.rates import Rates
 from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.native.library import HOW_TO_BUILD, native_is_here
+from hillinfer.rates.kept_rates import Rates
 from hillinfer.settings import Settings
 
 pytestmark = pytest.mark.skipif(

@@ -7,11 +7,9 @@ from dataclasses import fields, replace
 
 import pytest
 
-from hillinfer.app.kept_rates import VERSION, KeptRates
-from hillinfer.app.rates import Rates
-from hillinfer.app.rates_findings import rates_findings
-from hillinfer.app.rates_key import RatesKey
+from hillinfer.doctor.profile import rates_findings
 from hillinfer.errors import SetupWarning
+from hillinfer.rates.kept_rates import VERSION, KeptRates, Rates, RatesKey
 from hillinfer_model.choices import KeyMode, Scope
 from hillinfer_model.kernel_spec import KernelSpec
 

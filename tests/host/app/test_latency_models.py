@@ -8,16 +8,19 @@ from itertools import product
 import numpy as np
 import pytest
 
-from hillinfer.app.latency_model import LatencyModel
-from hillinfer.app.latency_models import LATENCY_MODELS
-from hillinfer.app.model_name import ModelName
-from hillinfer.app.parallel_scorers import ParallelScorers
-from hillinfer.app.rates import Rates, seconds_of
-from hillinfer.app.scores_then_rows import ScoresThenRows
-from hillinfer.app.selected_shares import RunningShares, SelectedShares
-from hillinfer.app.shared_scorer import SharedScorer
-from hillinfer.app.two_link_scorers import TwoLinkScorers
 from hillinfer.errors import SettingsError
+from hillinfer.rates.kept_rates import Rates, seconds_of
+from hillinfer.rates.latency import (
+    LATENCY_MODELS,
+    LatencyModel,
+    ParallelScorers,
+    RunningShares,
+    ScoresThenRows,
+    SelectedShares,
+    SharedScorer,
+    TwoLinkScorers,
+)
+from hillinfer.settings import ModelName
 
 EVEN = SelectedShares(0.2, 0.2)
 SKEWED = SelectedShares(0.35, 0.04)

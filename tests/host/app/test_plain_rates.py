@@ -5,14 +5,14 @@ import math
 
 import pytest
 
-from hillinfer.app.kept_rates import KeptRates
-from hillinfer.app.plain_rates import plain_rates
 from hillinfer.devices.table import make_scorer
+from hillinfer.doctor.profile import plain_rates
+from hillinfer.drive.calls import DriveCalls
+from hillinfer.drive.engine_table import open_engine
+from hillinfer.engine.budget_plan import kernel_spec
 from hillinfer.model_shape import ModelShape, StoredType
-from hillinfer.pools.budget_plan import kernel_spec
-from hillinfer.settings import Settings
-from hillinfer.storage.drive_calls import DriveCalls
-from hillinfer.storage.read_engines import IOChoice, open_engine
+from hillinfer.rates.kept_rates import KeptRates
+from hillinfer.settings import IOChoice, Settings
 
 SHAPE = ModelShape(2, 2, 4, 64, StoredType.FLOAT16, 10_000)
 

@@ -3,13 +3,13 @@
 
 import pytest
 
-from hillinfer.app.plain_step import PlainStep
-from hillinfer.app.rates import Rates
-from hillinfer.byte_size import ByteSize, format_bytes
+from hillinfer.doctor.profile import PlainStep
+from hillinfer.engine.budget_plan import BudgetPlan
 from hillinfer.errors import BudgetError
 from hillinfer.model_shape import ModelShape, StoredType
-from hillinfer.pools.budget_plan import BudgetPlan
+from hillinfer.rates.kept_rates import Rates
 from hillinfer.settings import Settings
+from hillinfer.values import ByteSize, format_bytes
 
 SHAPE = ModelShape(4, 8, 32, 64, StoredType.FLOAT16, 1 << 20)
 RATES = Rates(f_c=1e7, f_s=0, b_c=5e6, b_s=1e5)

@@ -12,13 +12,13 @@ import torch
 from placement_matrix import Budget
 from slow_promotions import slow_promotions
 
+from hillinfer.engine.runtime import Runtime
 from hillinfer.errors import CacheUseError, ColdPoolError
-from hillinfer.hie.evaluation import ImportanceEvaluation
+from hillinfer.kv.prefetch_buffer import BlockState
 from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.native.library import native_is_here
-from hillinfer.runtime import Runtime
+from hillinfer.scoring.evaluation import ImportanceEvaluation
 from hillinfer.settings import Settings
-from hillinfer.storage.prefetch_buffer import BlockState
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
 from single_reads import SingleReads

@@ -9,25 +9,22 @@ import pytest
 import torch
 from device_cases import plant, slots_left
 
-from hillinfer.app.auto_beta import AutoBeta
-from hillinfer.app.kept_rates import KeptRates
-from hillinfer.app.latency_models import LATENCY_MODELS
-from hillinfer.app.profiling import Profiling
-from hillinfer.app.rates import Rates
-from hillinfer.devices.core_device import CoreDevice
+from hillinfer.devices.device import DeviceError, warn_of_loss
 from hillinfer.devices.device_scorer import DeviceScorer
 from hillinfer.devices.device_shadows import DeviceShadows, Pace
-from hillinfer.devices.errors import DeviceError
-from hillinfer.devices.loss_warning import warn_of_loss
+from hillinfer.devices.launch_devices import CoreDevice
+from hillinfer.drive.calls import DriveCalls
+from hillinfer.drive.engine_table import open_engine
+from hillinfer.engine.budget_plan import kernel_spec, staging_bytes
+from hillinfer.engine.runtime import Runtime
 from hillinfer.errors import HillInferWarning
-from hillinfer.hie.native_scorer import NativeScorer
 from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.native.library import HOW_TO_BUILD, native_is_here
-from hillinfer.pools.budget_plan import kernel_spec, staging_bytes
-from hillinfer.runtime import Runtime
+from hillinfer.rates.kept_rates import KeptRates, Rates
+from hillinfer.rates.latency import LATENCY_MODELS, AutoBeta
+from hillinfer.rates.profiling import Profiling
+from hillinfer.scoring.native import NativeScorer
 from hillinfer.settings import Settings
-from hillinfer.storage.drive_calls import DriveCalls
-from hillinfer.storage.read_engines import open_engine
 
 pytestmark = pytest.mark.skipif(
     not native_is_here(), reason=f"the native library is not built: {HOW_TO_BUILD}"

@@ -6,13 +6,11 @@ import pytest
 import torch
 from exact_attention import exact_attention
 
-from hillinfer.attention.native_attention import NativeAttention
+from hillinfer.attention.native import NativeAttention
+from hillinfer.kv.row_layout import RowLayout
 from hillinfer.model_shape import ModelShape, StoredType
-from hillinfer.native.addresses import row_addresses
-from hillinfer.native.errors import NativeError
-from hillinfer.native.library import native_library
-from hillinfer.native.variant import Variant
-from hillinfer.storage.row_layout import RowLayout
+from hillinfer.native.library import NativeError, Variant, native_library
+from hillinfer.native.structures import row_addresses
 
 every_variant = pytest.mark.parametrize("variant", Variant)
 every_type = pytest.mark.parametrize("stored_type", StoredType)

@@ -12,12 +12,12 @@ from native_cases import Rows, every_variant, native_attention, same_bits, shape
 from placement_matrix import Budget
 from twins.python_decode import PythonDecode
 
+from hillinfer.engine.runtime import Runtime
+from hillinfer.kv.gather import Gather
 from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.native.library import native_library
 from hillinfer.native.structures import DecodeStep, LayerTable, PoolTable, Shape
-from hillinfer.runtime import Runtime
 from hillinfer.settings import Settings
-from hillinfer.storage.gather import Gather
 
 SHAPE = ModelShape(1, 2, 4, 8, StoredType.FLOAT16, 10_000)
 TOKENS = 300

@@ -16,11 +16,10 @@ from native_cases import (
     shape_of,
 )
 
-from hillinfer.attention.native_attention import MOST_GROUP_SIZE, NativeAttention
+from hillinfer.attention.native import MOST_GROUP_SIZE, NativeAttention
 from hillinfer.model_shape import StoredType
-from hillinfer.native.addresses import row_addresses
-from hillinfer.native.errors import NativeError
-from hillinfer.native.library import native_library
+from hillinfer.native.library import NativeError, native_library
+from hillinfer.native.structures import row_addresses
 
 # KV heads, group size, head_dim; each of the loops' remainders, and real models.
 SHAPES = [

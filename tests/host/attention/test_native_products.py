@@ -7,8 +7,8 @@ import torch
 from native_cases import Rows, shape_of
 
 from hillinfer.model_shape import StoredType
-from hillinfer.native.addresses import row_addresses
 from hillinfer.native.library import native_is_here
+from hillinfer.native.structures import row_addresses
 from hillinfer_bench.rivals.block_attention import NativeProducts, RowProducts, native_products
 
 CASES = [(1, 1, 16, 1), (3, 3, 64, 130), (2, 5, 40, 63), (8, 3, 128, 700), (4, 1, 38, 65)]

@@ -9,10 +9,10 @@ from placement_matrix import Budget
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hillinfer.devices.host_devices import HOST_DEVICES
-from hillinfer.hie.evaluation import ImportanceEvaluation
+from hillinfer.devices.device import HOST_DEVICES
+from hillinfer.engine.runtime import Runtime
 from hillinfer.model_shape import ModelShape, StoredType
-from hillinfer.runtime import Runtime
+from hillinfer.scoring.evaluation import ImportanceEvaluation
 from hillinfer.settings import Settings
 
 SHAPE = ModelShape(

@@ -6,8 +6,7 @@ import sys
 
 import pytest
 
-from hillinfer.native.library import native_is_here, native_library
-from hillinfer.native.variant import Variant
+from hillinfer.native.library import Variant, native_is_here, native_library
 
 _ATTEND = """
 rows = Rows(shape_of(4, 2, 128), count)
@@ -32,10 +31,10 @@ _PROGRAM = """
 import os, sys
 import numpy as np, torch
 from native_cases import Rows, shape_of
-from hillinfer.attention.native_attention import NativeAttention
-from hillinfer.devices.scorer import SegmentShadow
-from hillinfer.hie.native_scorer import NativeScorer
-from hillinfer.hie.wanted import Wanted
+from hillinfer.attention.native import NativeAttention
+from hillinfer.scoring.scorer import SegmentShadow
+from hillinfer.scoring.native import NativeScorer
+from hillinfer.scoring.scorer import Wanted
 from hillinfer_model.choices import Scope
 from hillinfer_model.kernel_spec import KernelSpec
 count, group_size = int(sys.argv[1]), int(sys.argv[2])

@@ -9,13 +9,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from hillinfer.byte_size import format_bytes
+from hillinfer.doctor.profile import PAPER_SHAPES, SHAPES
+from hillinfer.engine.budget_growth import ShadowChoice
+from hillinfer.engine.budget_plan import staging_bytes
 from hillinfer.errors import SettingsError
-from hillinfer.hf.query_hooks import FIRST_PREDICTED
-from hillinfer.machine.model_shapes import PAPER_SHAPES, SHAPES
+from hillinfer.hf.hooks import FIRST_PREDICTED
 from hillinfer.model_shape import ModelShape, StoredType
-from hillinfer.pools.budget_plan import staging_bytes
-from hillinfer.pools.shadow_choice import ShadowChoice
+from hillinfer.values import format_bytes
 from hillinfer_bench.decode.measuring import blank_row
 from hillinfer_bench.decode.plan import PLANS, Chosen, Plan, check_one_traced, make_plan
 from hillinfer_bench.decode.room import SLACK_BYTES, FreeRoom, PlanNeeds, why_left_out, why_no_model

@@ -9,9 +9,9 @@ from cli.command import Command
 from tiny_folder import save_tiny
 from tiny_models import TinyModel
 
-from hillinfer.models.number_type import NumberType
-from hillinfer.storage.cold_file import IOMode, probe_io_mode
-from hillinfer.timeline.lane import Lane
+from hillinfer.drive.files import IOMode, probe_io_mode
+from hillinfer.system.machine import NumberType
+from hillinfer.trace.recorder import Lane
 from hillinfer_bench.decode.plan import Chosen
 from hillinfer_bench.decode.request import BenchRequest
 from hillinfer_bench.decode.run import run

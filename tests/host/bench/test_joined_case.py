@@ -7,9 +7,9 @@ import pytest
 import torch
 from bench_cases import measured_row
 
+from hillinfer.doctor.profile import SHAPES
+from hillinfer.drive.files import IOMode, probe_io_mode
 from hillinfer.errors import BudgetError
-from hillinfer.machine.model_shapes import SHAPES
-from hillinfer.storage.cold_file import IOMode, probe_io_mode
 from hillinfer_bench.decode.joined import joined_tokens, measure_joined
 from hillinfer_bench.decode.measuring import Bed
 from hillinfer_bench.decode.plan import Chosen, make_plan

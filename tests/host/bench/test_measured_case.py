@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hillinfer.machine.model_shapes import SHAPES
-from hillinfer.storage.cold_file import IOMode, probe_io_mode
+from hillinfer.doctor.profile import SHAPES
+from hillinfer.drive.files import IOMode, probe_io_mode
 from hillinfer_bench.decode.measuring import Bed, measure_case
 from hillinfer_bench.decode.room import SLACK_BYTES, FreeRoom
 from hillinfer_bench.decode.run import attached

@@ -7,9 +7,9 @@ import torch
 from bench_cases import local_trace
 from tiny_models import TinyModel
 
+from hillinfer.doctor.profile import SHAPES
+from hillinfer.engine.budget_plan import BudgetPlan
 from hillinfer.errors import SettingsError
-from hillinfer.machine.model_shapes import SHAPES
-from hillinfer.pools.budget_plan import BudgetPlan
 from hillinfer.settings import Settings
 from hillinfer_bench.decode.run import attached
 from hillinfer_bench.quality.forced_reading import Prefix, forced_logits, selecting

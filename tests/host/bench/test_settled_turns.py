@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from hillinfer.machine.model_shapes import SHAPES
+from hillinfer.doctor.profile import SHAPES
 from hillinfer_bench.decode.measuring import take_steps
 from hillinfer_bench.rivals.drive_rows import DriveRows
 from hillinfer_bench.systems.case import BenchSetting, Case

@@ -243,8 +243,6 @@ def _serve(model):
     """Take cases until standard input ends; return the arguments in a child."""
     import torch
 
-    import hillinfer.cli.generate_run
-    import hillinfer.cli.main  # noqa: F401
     from hillinfer.models.loader import load_model
 
     torch.set_num_threads(1)

@@ -9,9 +9,9 @@ import shutil
 import pytest
 
 from hillinfer.cli import preflight
-from hillinfer.machine.drive import DriveFacts
-from hillinfer.models.capacity import Capacity
-from hillinfer.storage.cold_file import IOMode
+from hillinfer.drive.directories import DriveFacts
+from hillinfer.drive.files import IOMode
+from hillinfer.models.needs import Capacity
 
 
 @pytest.fixture

@@ -11,11 +11,9 @@ import torch
 from device_cases import plant
 from made_xclbin import make
 
-from hillinfer.app.kept_rates import KeptRates
-from hillinfer.app.rates import Rates
-from hillinfer.app.rates_key import RatesKey
-from hillinfer.machine.model_shapes import SHAPES
-from hillinfer.machine.xrt_library import find_xrt_library
+from hillinfer.doctor.card import find_xrt_library
+from hillinfer.doctor.profile import SHAPES
+from hillinfer.rates.kept_rates import KeptRates, Rates, RatesKey
 from hillinfer.settings import Settings
 
 WITHOUT_TORCH = """

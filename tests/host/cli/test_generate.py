@@ -6,8 +6,8 @@ import torch
 from tiny_folder import character_tokenizer
 
 import hillinfer
+from hillinfer.generate.prompt import DocumentPrompt
 from hillinfer.models.loader import load_model
-from hillinfer.prompt import DocumentPrompt
 
 REQUIRED_KEYS = {
     *("prompt_tokens", "new_tokens", "kv_bytes", "dram_budget_bytes", "dram_peak_bytes"),

@@ -4,9 +4,9 @@
 import pytest
 from engine_cases import SKIP, kernel_permits_rings
 
-from hillinfer.machine.diagnosis import diagnose
-from hillinfer.storage.drive_calls import DriveCalls
-from hillinfer.storage.read_engines import IOChoice
+from hillinfer.doctor.diagnosis import diagnose
+from hillinfer.drive.calls import DriveCalls
+from hillinfer.settings import IOChoice
 
 LEAST = ("--question", "which cat?", "--dram-budget", "auto", "--shadow", "int4")
 

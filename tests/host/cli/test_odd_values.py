@@ -6,11 +6,11 @@ import os
 
 import pytest
 
-from hillinfer.cli.doctor import doctor
 from hillinfer.cli.ending import one_line
 from hillinfer.cli.generate import generate
+from hillinfer.cli.main import doctor
 from hillinfer.cli.specs import specs
-from hillinfer.text_file import MOST_BYTES
+from hillinfer.generate.prompt import MOST_BYTES
 from hillinfer_bench.cli.decode import decode
 from hillinfer_bench.cli.pools import pools
 from hillinfer_bench.cli.quality import quality

@@ -17,7 +17,7 @@ import hillinfer
 from hillinfer.errors import HillInferError, SettingsError
 from hillinfer.models.loader import load_model
 from hillinfer.models.registry_model import DEFAULT_MODEL
-from hillinfer.output_file import ReportError, make_folders, prepare_report, write_whole
+from hillinfer.system.files import ReportError, make_folders, prepare_report, write_whole
 from hillinfer_bench.figures.canvas import new_figure, save_figure
 from hillinfer_bench.quality.table import write_report as write_quality
 from hillinfer_bench.replay.table import write_report as write_pools
@@ -168,7 +168,7 @@ def generate(command, monkeypatch):
     def located(name, say):
         raise SettingsError("the places are good")
 
-    monkeypatch.setattr("hillinfer.models.model_source.ModelSource.locate", located)
+    monkeypatch.setattr("hillinfer.models.sources.ModelSource.locate", located)
 
     def run(*arguments):
         return command("generate", "--prompt", "text", "--question", "who?", *arguments)
@@ -301,7 +301,7 @@ def test_links_of_the_system_are_not_replaced(tmp_path):
 
 
 def test_links_of_the_system_that_lead_nowhere_are_not_replaced(tmp_path, monkeypatch):
-    monkeypatch.setattr("hillinfer.output_file._SYSTEM_LINKS", (str(tmp_path / "dev"),))
+    monkeypatch.setattr("hillinfer.system.files._SYSTEM_LINKS", (str(tmp_path / "dev"),))
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev" / "stdout").symlink_to("nothing")
     (tmp_path / "link").symlink_to("dev/stdout")

@@ -11,9 +11,9 @@ from tiny_folder import save_tiny
 from tiny_models import TinyModel
 
 import hillinfer
+from hillinfer.generate.prompt import DocumentPrompt, PromptForm, PromptStyle, QuestionPrompt
 from hillinfer.models.loader import load_model
-from hillinfer.prompt import DocumentPrompt, PromptForm, PromptStyle, QuestionPrompt
-from hillinfer.sessions.saved_session import SavedSession
+from hillinfer.sessions.opening import SavedSession
 
 QUESTIONS = ("--question", "which cat?", "--question", "what is on a mat?")
 SHADOW = ("--shadow", "int4")

@@ -79,7 +79,7 @@ def test_picture_as_svg(trace, command, tmp_path):
 
 def test_bars_are_the_spans_of_the_step(trace):
     pytest.importorskip("matplotlib", reason="pip install 'hillinfer[figures]'")
-    from hillinfer.timeline.lane import Lane
+    from hillinfer.trace.recorder import Lane
     from hillinfer_bench.figures.trace_figures import lanes_figure
 
     record = TraceRecord.read(trace[0])

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from hillinfer.devices.device import warn_of_loss
 from hillinfer.devices.device_shadows import DeviceShadows
-from hillinfer.devices.loss_warning import warn_of_loss
-from hillinfer.devices.xrt.deadlines import Deadlines
-from hillinfer.devices.xrt.memory_claims import MemoryClaims
+from hillinfer.devices.xrt.card_memory import MemoryClaims
+from hillinfer.devices.xrt.device import CHUNK_BYTES, XrtDevice
+from hillinfer.devices.xrt.environment import Deadlines
 from hillinfer.devices.xrt.worker_process import WorkerProcess
-from hillinfer.devices.xrt.xrt_device import CHUNK_BYTES, XrtDevice
+from hillinfer.drive.files import PAGE_BYTES, round_up
 from hillinfer.errors import HillInferWarning
-from hillinfer.storage.aligned_buffer import PAGE_BYTES, round_up
 from hillinfer_model.kernel_spec import KernelSpec
 
 SPEC = KernelSpec(64, 2, 1)

@@ -11,22 +11,22 @@ import pytest
 import torch
 from told_runtime import Forgetful, Told, long_story, same
 
-from hillinfer.app.sample_shadows import sample_shadows
-from hillinfer.devices.core_device import CoreDevice
+from hillinfer.devices.device import (
+    DeviceSegment,
+    ResidentShadow,
+    ScoreArrays,
+    pack_query_blocks,
+    unpack_query_blocks,
+    warn_of_loss,
+)
 from hillinfer.devices.device_scorer import DeviceScorer
 from hillinfer.devices.device_shadows import DeviceShadows
-from hillinfer.devices.loss_warning import warn_of_loss
-from hillinfer.devices.query_blocks import pack_query_blocks, unpack_query_blocks
-from hillinfer.devices.resident_shadow import ResidentShadow
-from hillinfer.devices.score_arrays import ScoreArrays
-from hillinfer.devices.scoring_device import DeviceSegment
-from hillinfer.hie.native_pieces import LaunchQueries
-from hillinfer.hie.native_scorer import NativeScorer
-from hillinfer.hie.top_alpha import TopAlpha
-from hillinfer.hie.wanted import Wanted
-from hillinfer.native.errors import NativeError
-from hillinfer.native.launch_thread import LaunchThread
-from hillinfer.native.library import HOW_TO_BUILD, native_is_here
+from hillinfer.devices.launch_devices import CoreDevice
+from hillinfer.native.library import HOW_TO_BUILD, NativeError, native_is_here
+from hillinfer.rates.profiling import sample_shadows
+from hillinfer.scoring.launches import LaunchQueries, LaunchThread
+from hillinfer.scoring.native import NativeScorer
+from hillinfer.scoring.scorer import TopAlpha, Wanted
 from hillinfer_model.choices import KeyMode, Rule, Scope
 from hillinfer_model.errors import NonFiniteQueryError
 from hillinfer_model.golden_launch import run_score_launch

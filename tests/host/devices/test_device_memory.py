@@ -8,16 +8,14 @@ from dataclasses import replace
 import pytest
 from told_runtime import SHAPE, FailingDevice, Told, long_story, same, told_settings
 
-from hillinfer.devices.csim_device import warn_of_loss
+from hillinfer.devices.device import HOST_DEVICES
 from hillinfer.devices.device_scorer import DeviceScorer
 from hillinfer.devices.device_shadows import DeviceShadows
-from hillinfer.devices.host_devices import HOST_DEVICES
-from hillinfer.devices.launch_device import LaunchDevice
+from hillinfer.devices.launch_devices import LaunchDevice, warn_of_loss
 from hillinfer.devices.table import DEVICES, make_scorer
-from hillinfer.hie.probe_shadow import ProbeShadow, probe_bytes
-from hillinfer.hie.shadow_layout import ShadowLayout
-from hillinfer.pools.budget_plan import BudgetPlan, kernel_spec
-from hillinfer.storage.shadow_store import shadow_bytes
+from hillinfer.engine.budget_plan import BudgetPlan, kernel_spec
+from hillinfer.scoring.layout import ProbeShadow, ShadowLayout, probe_bytes
+from hillinfer.shadow.store import shadow_bytes
 
 SETTINGS = {"block_rows": 64, "shadow": "int8"}
 SPEC = kernel_spec(SHAPE, told_settings(**SETTINGS))

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from hillinfer.devices import table
-from hillinfer.devices.golden_scorer import GoldenScorer
+from hillinfer.devices.launch_devices import GoldenScorer
 from hillinfer.devices.table import PLUGIN_GROUP, make_scorer
 from hillinfer.errors import SettingsError
 from hillinfer_model.choices import Scope
@@ -14,7 +14,7 @@ from hillinfer_model.kernel_spec import KernelSpec
 
 SPEC = KernelSpec(16, 1, 1)
 OPENS = """
-from hillinfer.devices.golden_scorer import GoldenScorer
+from hillinfer.devices.launch_devices import GoldenScorer
 
 def open_toy(spec, scope, *_):
     return GoldenScorer(spec, scope)

@@ -18,10 +18,10 @@ from told_runtime import (
     same,
 )
 
-from hillinfer.devices.errors import DeviceError
+from hillinfer.devices.device import DeviceError
 from hillinfer.errors import HillInferWarning
-from hillinfer.hie.probe_shadow import probe_bytes
-from hillinfer.storage.shadow_store import shadow_bytes
+from hillinfer.scoring.layout import probe_bytes
+from hillinfer.shadow.store import shadow_bytes
 from hillinfer_model.choices import Rule, Scope
 
 

@@ -7,8 +7,7 @@ import pytest
 from told_runtime import Told, long_story, same
 from trace_events import check, load, spans
 
-from hillinfer.timeline.lanes import Lanes
-from hillinfer.timeline.trace_file import TraceFile
+from hillinfer.trace.trace_file import Lanes, TraceFile
 
 
 @pytest.mark.parametrize("limit", [100, 0])

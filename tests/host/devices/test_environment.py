@@ -174,7 +174,7 @@ def test_nothing_planted_beside_an_xclbin_runs(xclbin, tmp_path, variable):
     program = (
         "import sys\n"
         "from pathlib import Path\n"
-        "from hillinfer.machine.xclbin_findings import xclbin_findings\n"
+        "from hillinfer.doctor.xclbin_findings import xclbin_findings\n"
         "print([one.fix for one in xclbin_findings(Path(sys.argv[1]), None)])\n"
     )
     said = subprocess.run(

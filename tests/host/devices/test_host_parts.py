@@ -11,13 +11,11 @@ from twins.query_path import scale_query
 from twins.torch_part import TorchPart
 from twins.torch_scorer import TorchScorer
 
-from hillinfer.devices.native_part import NativePart
-from hillinfer.devices.resident_shadow import ResidentShadow
-from hillinfer.devices.scorer import SegmentShadow
-from hillinfer.hie.probe_shadow import ProbeShadow
-from hillinfer.hie.shadow_layout import ShadowLayout
+from hillinfer.devices.device import ResidentShadow
+from hillinfer.devices.host_part import NativePart
 from hillinfer.native.library import HOW_TO_BUILD, native_is_here
-from hillinfer.storage.streamed_shadow import StreamedShadow
+from hillinfer.scoring.layout import ProbeShadow, ShadowLayout
+from hillinfer.scoring.scorer import SegmentShadow, StreamedShadow
 from hillinfer_model.choices import KeyMode, Rule, Scope
 from hillinfer_model.kernel_spec import KernelSpec
 

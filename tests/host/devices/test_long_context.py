@@ -8,14 +8,13 @@ import pytest
 import torch
 from told_runtime import SCORE_BYTE, FailingDevice, GoldenLaunches
 
-from hillinfer.devices.csim_device import warn_of_loss
+from hillinfer.devices.device import ResidentShadow
 from hillinfer.devices.device_scorer import DeviceScorer
 from hillinfer.devices.device_shadows import DeviceShadows
-from hillinfer.devices.launch_device import LaunchDevice
-from hillinfer.devices.resident_shadow import ResidentShadow
-from hillinfer.devices.scorer import SegmentShadow
+from hillinfer.devices.launch_devices import LaunchDevice, warn_of_loss
 from hillinfer.errors import HillInferWarning
-from hillinfer.hie.native_scorer import NativeScorer
+from hillinfer.scoring.native import NativeScorer
+from hillinfer.scoring.scorer import SegmentShadow
 from hillinfer_model.choices import KeyMode, Rule, Scope
 from hillinfer_model.kernel_spec import KernelSpec
 

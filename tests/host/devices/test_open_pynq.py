@@ -8,13 +8,12 @@ import pytest
 from launch_cases import random_launch
 from made_xclbin import SPEC, make
 
-from hillinfer.devices.device_options import DeviceOptions
-from hillinfer.devices.errors import DeviceError
+from hillinfer.devices.device import DeviceError
 from hillinfer.devices.table import make_scorer
 from hillinfer.devices.xrt.environment import ENVIRONMENT_FILE
-from hillinfer.devices.xrt.errors import XclbinError
+from hillinfer.devices.xrt.xclbin import XclbinError
 from hillinfer.errors import SettingsError
-from hillinfer.settings import Settings
+from hillinfer.settings import DeviceOptions, Settings
 from hillinfer_model.choices import Scope
 from hillinfer_pynq.errors import PynqError
 from hillinfer_pynq.interpreter import VARIABLE, pynq_python

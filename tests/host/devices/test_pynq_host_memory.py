@@ -6,12 +6,22 @@ from uuid import UUID
 
 import pytest
 
-from hillinfer.devices.xrt.errors import XclbinError
-from hillinfer.devices.xrt.kernel_instance import Connection, pack_connections
-from hillinfer.devices.xrt.memory_bank import MemoryBank, MemoryType, pack_banks, unpack_banks
-from hillinfer.devices.xrt.section_kind import SectionKind
-from hillinfer.devices.xrt.spec_record import check_xclbin, spec_record
-from hillinfer.devices.xrt.xclbin import HW_EMU, Xclbin
+from hillinfer.devices.xrt.card_memory import (
+    Connection,
+    MemoryBank,
+    MemoryType,
+    pack_banks,
+    pack_connections,
+    unpack_banks,
+)
+from hillinfer.devices.xrt.xclbin import (
+    HW_EMU,
+    SectionKind,
+    Xclbin,
+    XclbinError,
+    check_xclbin,
+    spec_record,
+)
 from hillinfer_model.kernel_spec import KernelSpec
 from hillinfer_pynq.host_memory import without_host_memory
 

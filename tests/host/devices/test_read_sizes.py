@@ -3,7 +3,7 @@
 
 import pytest
 
-from hillinfer.devices.xrt.read_sizes import BLOCKS, ReadSizes
+from hillinfer.devices.xrt.device import BLOCKS, ReadSizes
 
 LOAD = 8 << 20
 

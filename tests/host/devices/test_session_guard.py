@@ -12,14 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from hillinfer.devices.child_session import processes_in
-from hillinfer.devices.session_guard import SessionGuard
+from hillinfer.system.processes import SessionGuard, processes_in
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 HOST = """
 import subprocess, sys, time
 from pathlib import Path
-from hillinfer.devices.session_guard import SessionGuard
+from hillinfer.system.processes import SessionGuard
 folder = Path(sys.argv[1])
 guard = SessionGuard(folder)
 subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], cwd=folder,

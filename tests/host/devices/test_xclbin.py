@@ -8,13 +8,17 @@ from uuid import UUID
 import pytest
 from made_xclbin import BANKS, CONNECTIONS, INSTANCES, PLATFORM, SPEC, make
 
-from hillinfer.devices.xrt.deadlines import Deadlines, deadlines_of
-from hillinfer.devices.xrt.errors import XclbinError
-from hillinfer.devices.xrt.kernel_instance import unpack_connections, unpack_instances
-from hillinfer.devices.xrt.memory_bank import unpack_banks
-from hillinfer.devices.xrt.section_kind import SectionKind
-from hillinfer.devices.xrt.spec_record import check_xclbin, shell_of
-from hillinfer.devices.xrt.xclbin import HARDWARE, HW_EMU, Xclbin
+from hillinfer.devices.xrt.card_memory import unpack_banks, unpack_connections, unpack_instances
+from hillinfer.devices.xrt.environment import Deadlines, deadlines_of
+from hillinfer.devices.xrt.xclbin import (
+    HARDWARE,
+    HW_EMU,
+    SectionKind,
+    Xclbin,
+    XclbinError,
+    check_xclbin,
+    shell_of,
+)
 from hillinfer_model.choices import KeyMode
 
 

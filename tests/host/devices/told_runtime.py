@@ -7,19 +7,17 @@ from dataclasses import dataclass
 
 import torch
 
-from hillinfer.devices.core_device import CoreDevice
+from hillinfer.devices.device import DeviceError, warn_of_loss
 from hillinfer.devices.device_scorer import DeviceScorer
 from hillinfer.devices.device_shadows import DeviceShadows
-from hillinfer.devices.errors import DeviceError
-from hillinfer.devices.launch_device import LaunchDevice
-from hillinfer.devices.loss_warning import warn_of_loss
-from hillinfer.hie.native_scorer import NativeScorer
+from hillinfer.devices.launch_devices import CoreDevice, LaunchDevice
+from hillinfer.engine.budget_plan import kernel_spec, staging_bytes
+from hillinfer.engine.runtime import Runtime
 from hillinfer.model_shape import ModelShape, StoredType
-from hillinfer.pools.budget_plan import kernel_spec, staging_bytes
-from hillinfer.runtime import Runtime
+from hillinfer.scoring.native import NativeScorer
 from hillinfer.settings import Settings
-from hillinfer.storage.shadow_store import shadow_bytes
-from hillinfer.timeline.silent import SILENT
+from hillinfer.shadow.store import shadow_bytes
+from hillinfer.trace.recorder import SILENT
 from hillinfer_model.golden_launch import run_score_launch
 
 SHAPE = ModelShape(

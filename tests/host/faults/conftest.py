@@ -12,6 +12,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 @pytest.fixture
 def without_checksums(monkeypatch):
     """Returns what makes the cold pool believe every row, from when it is called."""
-    from hillinfer.storage.row_sums import RowSums
+    from hillinfer.drive.checksums import RowSums
 
     return lambda: monkeypatch.setattr(RowSums, "wrong_row", lambda *_: None)

@@ -11,16 +11,14 @@ from pathlib import Path
 from going_on import Once, Witness
 from tiny_models import TinyModel
 
+from hillinfer.drive.calls import DriveCalls
+from hillinfer.engine.budget_plan import BudgetPlan, kernel_spec
 from hillinfer.errors import SetupWarning
-from hillinfer.generation import Generation
+from hillinfer.generate.loop import Generation, Sampling
 from hillinfer.hf.attach import Attachment
 from hillinfer.model_shape import ModelShape
-from hillinfer.pools.budget_plan import BudgetPlan, kernel_spec
-from hillinfer.sampling import Sampling
-from hillinfer.settings import Settings
-from hillinfer.storage.drive_calls import DriveCalls
-from hillinfer.storage.read_engines import IOChoice
-from hillinfer.storage.shadow_store import STREAM_BUFFERS, shadow_bytes
+from hillinfer.settings import IOChoice, Settings
+from hillinfer.shadow.store import STREAM_BUFFERS, shadow_bytes
 
 CHUNK = 128
 QUESTIONS = ([3, 17, 40, 8, 51], [9, 30, 2])

@@ -18,7 +18,7 @@ from typing import Any
 
 from single_reads import SingleReads
 
-from hillinfer.storage.drive_calls import DriveCalls
+from hillinfer.drive.calls import DriveCalls
 
 # What came of many reads is asked for each of them.
 KINDS = tuple(

@@ -22,8 +22,8 @@ from faulty_calls import FAULTS, HARMLESS, Fault, FaultyCalls, Injection
 from going_on import GoingOn, Witness
 from lives import DocumentLife, Life, Places
 
+from hillinfer.drive.calls import DriveCalls
 from hillinfer.errors import HillInferError
-from hillinfer.storage.drive_calls import DriveCalls
 
 HANG_SECONDS = 120
 CLEAN_RUNS = 5

@@ -21,9 +21,9 @@ from faulty_calls import FaultyCalls, KillingCalls
 from going_on import Witness
 from lives import Life, Places
 
-from hillinfer.generation import Generation
-from hillinfer.storage.drive_calls import DriveCalls
-from hillinfer.storage.leftovers import ScratchPath, sweep
+from hillinfer.drive.calls import DriveCalls
+from hillinfer.drive.leftovers import ScratchPath, sweep
+from hillinfer.generate.loop import Generation
 
 HANG_SECONDS = 120
 _SIGNALS = (signal.SIGKILL, signal.SIGINT, signal.SIGTERM)

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 from fault_scenarios import CHUNK, Scenario
 from going_on import Witness
 
-from hillinfer.storage.drive_calls import DriveCalls
-from hillinfer.storage.leftovers import sweep
+from hillinfer.drive.calls import DriveCalls
+from hillinfer.drive.leftovers import sweep
 
 
 @dataclass(frozen=True)

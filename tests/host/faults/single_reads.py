@@ -8,8 +8,7 @@ import os
 import numpy as np
 from numpy.typing import NDArray
 
-from hillinfer.storage.drive_calls import DriveCalls
-from hillinfer.storage.reads import Reads
+from hillinfer.drive.calls import DriveCalls, Reads
 
 
 class SingleReads(DriveCalls):

@@ -11,10 +11,10 @@ from tiny_models import TinyModel
 
 import hillinfer
 from hillinfer.cli.console import shown_warnings
+from hillinfer.drive import files as cold_file
+from hillinfer.drive.files import IOMode, probe_io_mode
 from hillinfer.errors import HillInferWarning, SetupWarning
 from hillinfer.hf import attach
-from hillinfer.storage import cold_file
-from hillinfer.storage.cold_file import IOMode, probe_io_mode
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "cli"))
 

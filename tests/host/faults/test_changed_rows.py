@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import TinyModel, prompts
 
-from hillinfer.byte_size import ByteSize
+from hillinfer.drive import checksums as row_sums
+from hillinfer.drive.checksums import sums_of
+from hillinfer.engine.budget_plan import BudgetPlan
 from hillinfer.errors import ColdPoolError, HillInferError
 from hillinfer.model_shape import ModelShape
-from hillinfer.pools.budget_plan import BudgetPlan
 from hillinfer.settings import Settings
-from hillinfer.storage import row_sums
-from hillinfer.storage.row_sums import sums_of
+from hillinfer.values import ByteSize
 
 IDS, _ = prompts([1300], seed=21)
 NEXT, _ = prompts([64], seed=22)

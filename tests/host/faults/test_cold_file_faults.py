@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 from faulty_calls import Fault, FaultyCalls, Injection
 
+from hillinfer.drive.files import PAGE_BYTES, ColdFile, IOMode, aligned_buffer, probe_io_mode
 from hillinfer.errors import ColdPoolError
-from hillinfer.storage.aligned_buffer import PAGE_BYTES, aligned_buffer
-from hillinfer.storage.cold_file import ColdFile, IOMode, probe_io_mode
 
 PAGES = 5
 MOVED = ("pwrite", "preadv")

@@ -17,14 +17,13 @@ from faulty_calls import FAULTS, HARMLESS, KINDS, Fault, Injection, PlainFileSys
 from io_faults import Outcome, injections, is_clear, run_io_faults, totals
 from lives import DocumentLife, Places, SessionLife
 
+from hillinfer.drive import engine_table as read_engines
+from hillinfer.drive.calls import DriveCalls, Reads
+from hillinfer.drive.read_engines import ThreadEngine
 from hillinfer.hf.cache import HillInferCache
+from hillinfer.kv.cold_store import ColdStore
 from hillinfer.native.library import native_is_here
-from hillinfer.storage import read_engines
-from hillinfer.storage.cold_store import ColdStore
-from hillinfer.storage.drive_calls import DriveCalls
-from hillinfer.storage.read_engines import IOChoice
-from hillinfer.storage.reads import Reads
-from hillinfer.storage.thread_engine import ThreadEngine
+from hillinfer.settings import IOChoice
 
 HERE = Path(__file__).parent
 FAULTS_TOOL = HERE.parents[2] / "tools" / "faults.py"

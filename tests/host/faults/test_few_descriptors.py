@@ -13,12 +13,12 @@ import torch
 from generation_runs import attached
 from tiny_models import TinyModel, prompts
 
+from hillinfer.drive.calls import DriveCalls
+from hillinfer.drive.files import ColdFile, IOMode
 from hillinfer.errors import ColdPoolError
-from hillinfer.sessions.errors import SessionError
-from hillinfer.sessions.saved_session import SavedSession
-from hillinfer.sessions.session_writer import SessionWriter
-from hillinfer.storage.cold_file import ColdFile, IOMode
-from hillinfer.storage.drive_calls import DriveCalls
+from hillinfer.sessions.files import SessionError
+from hillinfer.sessions.opening import SavedSession
+from hillinfer.sessions.writing import SessionWriter
 
 IDS, _ = prompts([300], seed=5)
 CAUSE = "Too many open files"

@@ -11,15 +11,12 @@ from tiny_folder import character_tokenizer
 from tiny_models import TinyModel, prompts
 
 import hillinfer
-from hillinfer.answering import Answering, AnswerOptions
-from hillinfer.errors import ColdPoolError
-from hillinfer.failure import Finish
-from hillinfer.generation import Generation
+from hillinfer.errors import ColdPoolError, Finish
+from hillinfer.generate.answering import Answering, AnswerOptions
+from hillinfer.generate.loop import Generation, Sampling
+from hillinfer.generate.prompt import DocumentPrompt, PromptStyle
 from hillinfer.hf.attach import Attachment
-from hillinfer.prompt import DocumentPrompt, PromptStyle
-from hillinfer.question_reading import QuestionReading
-from hillinfer.sampling import Sampling
-from hillinfer.settings import Settings
+from hillinfer.settings import QuestionReading, Settings
 
 SETTINGS = {"alpha": 0.2, "kept_sinks": 2, "kept_recent": 6, "block_rows": 48, "io_threads": 2}
 

@@ -160,7 +160,7 @@ preload()
 from fuzzing.fuzzer import Fuzzer
 from fuzzing.targets import TARGETS
 from hillinfer.models import loader
-from hillinfer.sessions.saved_session import SavedSession
+from hillinfer.sessions.opening import SavedSession
 
 def kinds(name, numbers):
     with tempfile.TemporaryDirectory() as scratch:

@@ -6,8 +6,13 @@ import time
 import pytest
 from tiny_folder import CHAT_TEMPLATE, character_tokenizer
 
-from hillinfer.chat_template import TemplateError, rendered_chats
-from hillinfer.prompt import DocumentPrompt, PromptForm, QuestionPrompt
+from hillinfer.generate.prompt import (
+    DocumentPrompt,
+    PromptForm,
+    QuestionPrompt,
+    TemplateError,
+    rendered_chats,
+)
 
 SECONDS = 60
 CONTENTS = ["a cat", ' lines\n\nand "quotes" <e> {{ 1 }} \u2402 \U0001f600 ', "\ud800", ""]

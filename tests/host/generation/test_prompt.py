@@ -5,7 +5,7 @@ import pytest
 from tiny_folder import character_tokenizer
 from tokenizers import processors
 
-from hillinfer.prompt import DocumentPrompt, PromptError, PromptStyle
+from hillinfer.generate.prompt import DocumentPrompt, PromptError, PromptStyle
 
 TEXT = "a cat sat.\nthe mat was red."
 

@@ -7,11 +7,11 @@ import json
 import pytest
 from rich.console import Console
 
-from hillinfer.cli.report_view import show_report
-from hillinfer.failure import Finish
-from hillinfer.output_file import ReportError
-from hillinfer.run_report import Answer, Comparison, RunReport
+from hillinfer.cli.report import show_report
+from hillinfer.errors import Finish
+from hillinfer.generate.run_report import Answer, Comparison, RunReport
 from hillinfer.statistics import CacheStatistics
+from hillinfer.system.files import ReportError
 
 STATISTICS = CacheStatistics(
     kv_bytes=1000 << 20,

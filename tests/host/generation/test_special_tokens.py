@@ -19,8 +19,14 @@ from tokenizers import (
 )
 from transformers import PreTrainedTokenizerFast
 
-from hillinfer.prompt import DocumentPrompt, PromptError, PromptForm, PromptStyle, QuestionPrompt
-from hillinfer.special_tokens import MaskedText, SpecialTokens, TextEncoder
+from hillinfer.generate.prompt import (
+    DocumentPrompt,
+    PromptError,
+    PromptForm,
+    PromptStyle,
+    QuestionPrompt,
+)
+from hillinfer.generate.special_tokens import MaskedText, SpecialTokens, TextEncoder
 
 ROOT = Path(__file__).parents[3]
 SPECIAL = ("<s>", "</s>", "<|im_start|>", "<|im_end|>")
@@ -383,8 +389,8 @@ def test_added_words_are_words_and_marks_of_the_template_are_control():
 @pytest.mark.model
 def test_the_real_tokenizer(smollm2_folder):
     from hillinfer.models.loader import ModelOutline
-    from hillinfer.models.model_source import ModelSource
-    from hillinfer.models.number_type import NumberType
+    from hillinfer.models.sources import ModelSource
+    from hillinfer.system.machine import NumberType
 
     source = ModelSource.locate("smollm2-135m", print)
     tokenizer = ModelOutline.read(source, NumberType.AUTO).tokenizer

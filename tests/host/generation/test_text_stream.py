@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_folder import byte_tokenizer, character_tokenizer
 
-from hillinfer.text_stream import TextStream
+from hillinfer.generate.loop import TextStream
 
 BYTES = byte_tokenizer()
 

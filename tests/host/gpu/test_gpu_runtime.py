@@ -23,20 +23,18 @@ from copy_lanes import (
     UnwaitedLane,
 )
 
+from hillinfer.engine.budget_plan import BudgetPlan, staging_bytes, widened_bytes
+from hillinfer.engine.runtime import Runtime
 from hillinfer.errors import CacheUseError, SetupWarning
-from hillinfer.gpu.cuda_lane import CudaLane
-from hillinfer.gpu.host_lane import HostLane
-from hillinfer.gpu.lane_of import lane_of
-from hillinfer.gpu.packed_rows import packed_rows
-from hillinfer.hie.evaluation import ImportanceEvaluation
+from hillinfer.gpu.arrivals import packed_rows
+from hillinfer.gpu.copy_lanes import CudaLane, HostLane, lane_of
+from hillinfer.kv.gather import Gather
+from hillinfer.kv.hot_pools import HotPools
+from hillinfer.kv.row_layout import RowLayout
+from hillinfer.memory_budget import Part
 from hillinfer.model_shape import ModelShape, StoredType
-from hillinfer.pools.accountant import Part
-from hillinfer.pools.budget_plan import BudgetPlan, staging_bytes, widened_bytes
-from hillinfer.pools.hot_pools import HotPools
-from hillinfer.runtime import Runtime
+from hillinfer.scoring.evaluation import ImportanceEvaluation
 from hillinfer.settings import Settings
-from hillinfer.storage.gather import Gather
-from hillinfer.storage.row_layout import RowLayout
 
 TOKENS, LAYERS, STEPS = 600, 4, 6
 SHAPE = ModelShape(

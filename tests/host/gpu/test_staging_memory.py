@@ -8,8 +8,13 @@ import pytest
 from copy_lanes import LateLane, UnlockableLane
 
 from hillinfer.errors import SetupWarning
-from hillinfer.gpu.staging_memory import StagingKind, StagingMemory
-from hillinfer.gpu.staging_plan import QUERY_BUFFERS, ROW_BUFFERS, StagingPlan
+from hillinfer.gpu.staging import (
+    QUERY_BUFFERS,
+    ROW_BUFFERS,
+    StagingKind,
+    StagingMemory,
+    StagingPlan,
+)
 from hillinfer.model_shape import ModelShape, StoredType
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from copy_lanes import GatedLane, LateLane
 
-from hillinfer.gpu.staging_ring import BufferState, StagingRing
+from hillinfer.gpu.staging import BufferState, StagingRing
 
 BYTES = 64
 

@@ -17,7 +17,7 @@ import torch
 from generation_runs import attached
 from tiny_models import TinyModel, prompts
 
-from hillinfer.policies.pool_policy import PoolPolicy
+from hillinfer.kv.pool_policies import PoolPolicy
 
 
 class CollectsAtExit(PoolPolicy):

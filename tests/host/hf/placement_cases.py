@@ -6,11 +6,10 @@ from dataclasses import dataclass, field
 from generation_runs import attached, run
 from tiny_models import TinyModel, prompts
 
+from hillinfer.engine.budget_plan import BudgetPlan
+from hillinfer.kv.pool_policies import POOL_POLICIES
 from hillinfer.model_shape import ModelShape
-from hillinfer.policies.pool_policies import POOL_POLICIES
-from hillinfer.pools.budget_plan import BudgetPlan
-from hillinfer.pools.layer_shares import PoolSizes
-from hillinfer.settings import Settings
+from hillinfer.settings import PoolSizes, Settings
 
 ALL_HOT = "32MiB"
 

@@ -9,8 +9,8 @@ from generation_runs import attached, bits, run
 from tiny_models import FAMILIES, TinyModel, prompts
 from transformers import DynamicCache, LlamaForCausalLM, StaticCache
 
+from hillinfer.engine.runtime import Runtime
 from hillinfer.errors import CacheUseError, UnsupportedFeatureError
-from hillinfer.runtime import Runtime
 
 
 def forward_logits(model, ids):

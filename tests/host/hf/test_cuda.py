@@ -13,14 +13,13 @@ import torch
 from generation_runs import LOGIT_TOLERANCE, attached, bits, logits, ordinary, run
 from tiny_models import DTYPES, TinyModel, prompts
 
+from hillinfer.drive.files import aligned_buffer
 from hillinfer.errors import CacheUseError, PageLockError, SetupWarning
-from hillinfer.gpu.copies_ahead import IncomingRows
-from hillinfer.gpu.cuda_lane import CudaLane
-from hillinfer.gpu.packed_rows import packed_rows
-from hillinfer.gpu.staging_memory import StagingKind, StagingMemory
-from hillinfer.gpu.staging_ring import StagingRing
+from hillinfer.gpu.arrivals import packed_rows
+from hillinfer.gpu.copies import IncomingRows
+from hillinfer.gpu.copy_lanes import CudaLane
+from hillinfer.gpu.staging import StagingKind, StagingMemory, StagingRing
 from hillinfer.hf import attach as attach_module
-from hillinfer.storage.aligned_buffer import aligned_buffer
 
 pytestmark = [
     pytest.mark.cuda,
@@ -165,7 +164,7 @@ def test_pages_that_cannot_be_locked_are_told_and_the_gpu_goes_on(lane, monkeypa
     assert int(torch.ones(4, device="cuda").sum()) == 4
     lane.page_unlock(locked)
     monkeypatch.setattr(
-        "hillinfer.gpu.staging_memory.aligned_buffer", lambda byte_count: locked[:byte_count]
+        "hillinfer.gpu.staging.aligned_buffer", lambda byte_count: locked[:byte_count]
     )
     lane.page_lock(locked)
     with pytest.warns(SetupWarning, match="could not be page-locked"):

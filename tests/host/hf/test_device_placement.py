@@ -16,14 +16,14 @@ from test_placement_invariance import BEAMS, beams_and_turns
 from test_shadow_placement import go
 from tiny_models import TinyModel
 
-from hillinfer.app.model_name import ModelName
-from hillinfer.app.profiling import Profiling
-from hillinfer.app.rates import Rates
 from hillinfer.devices.device_shadows import DeviceShadows
-from hillinfer.devices.xrt import open_xrt, xrt_device
+from hillinfer.devices.xrt import device as open_xrt
+from hillinfer.devices.xrt import device as xrt_device
+from hillinfer.engine.budget_plan import kernel_spec
 from hillinfer.model_shape import ModelShape
-from hillinfer.pools.budget_plan import kernel_spec
-from hillinfer.settings import Settings
+from hillinfer.rates.kept_rates import Rates
+from hillinfer.rates.profiling import Profiling
+from hillinfer.settings import ModelName, Settings
 from hillinfer_hw.emulation import Engine
 
 # Heads as wide as kernels are built for, and two KV heads of two query heads each.

@@ -16,7 +16,7 @@ from tiny_models import TinyModel, prompts
 
 from hillinfer.hf.attach import Attachment
 from hillinfer.hf.engine import RUNTIME_THREADS
-from hillinfer.policies.pool_policy import PoolPolicy
+from hillinfer.kv.pool_policies import PoolPolicy
 from hillinfer.settings import Settings
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))

@@ -16,8 +16,8 @@ from test_cache_operations import feed, feed_singly, open_cold_files
 from tiny_models import TinyModel, prompts
 
 import hillinfer
-from hillinfer.counters import Counters
 from hillinfer.errors import BudgetError
+from hillinfer.statistics import Counters
 
 TINY = TinyModel(layers=3)
 COUNTED = [one.name for one in dataclasses.fields(Counters)]

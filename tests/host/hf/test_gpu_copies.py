@@ -22,7 +22,7 @@ def on_lane(monkeypatch):
         monkeypatch.setattr(attach_module, "lane_of", lambda devices: lane)
         if lane is None:
             # Selected rows in one block by torch, as the lane's side computes.
-            monkeypatch.setattr("hillinfer.runtime_opening.host_attention", lambda shape: None)
+            monkeypatch.setattr("hillinfer.engine.opening.host_attention", lambda shape: None)
 
     return use
 

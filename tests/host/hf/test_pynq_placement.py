@@ -13,12 +13,12 @@ from generation_runs import bits
 from placement_cases import ALL_HOT, Case, Placement
 from tiny_models import TinyModel
 
-from hillinfer.devices.child_session import processes_in
-from hillinfer.devices.launch_device import LaunchDevice
+from hillinfer.devices.launch_devices import LaunchDevice
+from hillinfer.engine.budget_plan import kernel_spec
 from hillinfer.errors import HillInferWarning
 from hillinfer.model_shape import ModelShape
-from hillinfer.pools.budget_plan import kernel_spec
 from hillinfer.settings import Settings
+from hillinfer.system.processes import processes_in
 from hillinfer_hw.emulation import Engine
 from hillinfer_hw.toolchain import MissingToolError, find_pynq_python
 from hillinfer_pynq.execution import PynqExecution

@@ -9,10 +9,9 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from hillinfer.errors import SettingsError
-from hillinfer.hf.predictors.table import predictor_of, with_named_query
-from hillinfer.hf.query_hooks import FIRST_PREDICTED
-from hillinfer.query_source import QuerySource
-from hillinfer.settings import Settings
+from hillinfer.hf.hooks import FIRST_PREDICTED
+from hillinfer.hf.predictors import predictor_of, with_named_query
+from hillinfer.settings import QuerySource, Settings
 
 
 def own_queries(model, ids):

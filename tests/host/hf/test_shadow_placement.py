@@ -8,16 +8,16 @@ import torch
 from generation_runs import attached, bits, run
 from tiny_models import TinyModel, prompts
 
-from hillinfer.byte_size import ByteSize
+from hillinfer.engine.budget_plan import BudgetPlan, kernel_spec
+from hillinfer.engine.runtime import Runtime
 from hillinfer.errors import SetupWarning
 from hillinfer.hf.cache import HillInferCache
 from hillinfer.hf.engine import Engine
+from hillinfer.kv.pool_policies import POOL_POLICIES
 from hillinfer.model_shape import ModelShape
-from hillinfer.policies.pool_policies import POOL_POLICIES
-from hillinfer.pools.budget_plan import BudgetPlan, kernel_spec
-from hillinfer.runtime import Runtime
 from hillinfer.settings import Settings
-from hillinfer.storage.shadow_store import shadow_bytes
+from hillinfer.shadow.store import shadow_bytes
+from hillinfer.values import ByteSize
 from hillinfer_model.kernel_spec import BEAT_BYTES
 
 LENGTHS = (2300, 1400)

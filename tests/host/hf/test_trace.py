@@ -10,15 +10,14 @@ from generation_runs import attached, bits, run
 from tiny_models import TinyModel, prompts
 from trace_events import check, ends, load, spans
 
-from hillinfer.app import token_selection
+from hillinfer.engine import selection as token_selection
+from hillinfer.engine.runtime import Runtime
 from hillinfer.hf.cache import HillInferCache
 from hillinfer.hf.engine import Engine
-from hillinfer.hf.query_hooks import FIRST_PREDICTED
+from hillinfer.hf.hooks import FIRST_PREDICTED
 from hillinfer.model_shape import ModelShape
 from hillinfer.native.library import native_is_here
-from hillinfer.runtime import Runtime
-from hillinfer.timeline.lane import Lane
-from hillinfer.timeline.silent import SILENT, Silent
+from hillinfer.trace.recorder import SILENT, Lane, Silent
 from hillinfer_bench.figures.trace_figures import TraceRecord
 
 LENGTH, CHUNKS, NEW, LAYERS = 1300, 3, 6, 4

@@ -22,9 +22,8 @@ from transformers.masking_utils import (
 )
 
 from hillinfer.hf import attention
-from hillinfer.hf.attached_name import NAME
 from hillinfer.hf.cache import HillInferCache
-from hillinfer.hf.features import TRANSFORMERS_WINDOW
+from hillinfer.hf.features import NAME, TRANSFORMERS_WINDOW
 from hillinfer.hf.layer import HillInferLayer
 
 

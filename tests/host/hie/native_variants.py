@@ -3,10 +3,8 @@
 
 import pytest
 
-from hillinfer.hie.native_scorer import NativeScorer
-from hillinfer.native.errors import NativeError
-from hillinfer.native.library import native_library
-from hillinfer.native.variant import Variant
+from hillinfer.native.library import NativeError, Variant, native_library
+from hillinfer.scoring.native import NativeScorer
 
 
 def native_scorer(variant, spec, scope):

@@ -4,7 +4,7 @@
 import numpy as np
 import torch
 
-from hillinfer.devices.scorer import SegmentShadow
+from hillinfer.scoring.scorer import SegmentShadow
 from hillinfer_model.channel_statistics import ChannelStatistics
 
 

@@ -7,15 +7,12 @@ from native_variants import every_variant, native_scorer
 from scorer_cases import plain_keys, plain_query, segments_of
 from twins.torch_scorer import TorchScorer
 
-from hillinfer.devices.core_device import CoreDevice
+from hillinfer.devices.device import ResidentShadow, warn_of_loss
 from hillinfer.devices.device_scorer import DeviceScorer
 from hillinfer.devices.device_shadows import DeviceShadows
-from hillinfer.devices.golden_scorer import GoldenScorer
-from hillinfer.devices.loss_warning import warn_of_loss
-from hillinfer.devices.resident_shadow import ResidentShadow
-from hillinfer.devices.scorer import total_tokens
-from hillinfer.hie.native_scorer import NativeScorer
-from hillinfer.hie.wanted import Wanted
+from hillinfer.devices.launch_devices import CoreDevice, GoldenScorer
+from hillinfer.scoring.native import NativeScorer
+from hillinfer.scoring.scorer import Wanted, total_tokens
 from hillinfer_model.choices import KeyMode, Rule, Scope
 from hillinfer_model.kernel_spec import KernelSpec
 

@@ -10,9 +10,9 @@ from test_native_scorer import streamed, with_copies
 from twins.query_path import offset_tokens
 from twins.torch_scorer import TorchScorer
 
-from hillinfer.devices.golden_scorer import GoldenScorer
-from hillinfer.hie.evaluation import ImportanceEvaluation
-from hillinfer.hie.native_scorer import NativeScorer
+from hillinfer.devices.launch_devices import GoldenScorer
+from hillinfer.scoring.evaluation import ImportanceEvaluation
+from hillinfer.scoring.native import NativeScorer
 from hillinfer.settings import Settings
 from hillinfer_model.choices import KeyMode, Rule, Scope
 from hillinfer_model.kernel_spec import KernelSpec

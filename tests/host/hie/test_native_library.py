@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 import build_native
-from hillinfer.native.addresses import Addresses
-from hillinfer.native.errors import NativeError
-from hillinfer.native.library import HOW_TO_BUILD, NativeLibrary
+from hillinfer.native.library import HOW_TO_BUILD, NativeError, NativeLibrary
+from hillinfer.native.structures import Addresses
 
 
 def test_a_missing_library_says_how_to_build_it(tmp_path):

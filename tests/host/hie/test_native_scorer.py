@@ -22,11 +22,9 @@ from scorer_cases import (
 )
 from twins.torch_scorer import TorchScorer
 
-from hillinfer.devices.golden_scorer import GoldenScorer
-from hillinfer.devices.scorer import SegmentShadow
-from hillinfer.hie.probe_shadow import ProbeShadow
-from hillinfer.hie.shadow_layout import ShadowLayout
-from hillinfer.storage.streamed_shadow import StreamedShadow
+from hillinfer.devices.launch_devices import GoldenScorer
+from hillinfer.scoring.layout import ProbeShadow, ShadowLayout
+from hillinfer.scoring.scorer import SegmentShadow, StreamedShadow
 from hillinfer_model.choices import KeyMode, Rule, Scope
 from hillinfer_model.errors import NonFiniteQueryError
 from hillinfer_model.kernel_spec import KernelSpec

@@ -7,9 +7,9 @@ import pytest
 from scorer_cases import plain_keys, plain_query, segments_of
 from test_native_scorer import streamed
 
-from hillinfer.hie.native_scorer import NativeScorer
-from hillinfer.hie.scratch import score_bytes_per_token, scratch_bytes
-from hillinfer.hie.wanted import Wanted
+from hillinfer.scoring.layout import score_bytes_per_token, scratch_bytes
+from hillinfer.scoring.native import NativeScorer
+from hillinfer.scoring.scorer import Wanted
 from hillinfer_model.choices import KeyMode, Rule, Scope
 from hillinfer_model.kernel_spec import KernelSpec
 

@@ -8,8 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from hillinfer.native.library import native_is_here, native_library
-from hillinfer.native.variant import Variant
+from hillinfer.native.library import Variant, native_is_here, native_library
 
 # A thread's stack is 8 MiB of addresses: with room for some, later ones are refused. Memory that is
 # read is there before the limit.
@@ -17,7 +16,7 @@ CHILD = """
 import json, resource, sys
 import numpy as np
 from hillinfer.native.library import native_library
-from hillinfer.native.variant import Variant
+from hillinfer.native.library import Variant
 
 room, threads = int(sys.argv[1]), int(sys.argv[2])
 library = native_library()

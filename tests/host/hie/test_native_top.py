@@ -7,10 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hillinfer.hie.native_top import native_top
-from hillinfer.hie.top_alpha import TopAlpha
-from hillinfer.hie.wanted import Wanted
 from hillinfer.native.library import native_is_here
+from hillinfer.scoring.native import native_top
+from hillinfer.scoring.scorer import TopAlpha, Wanted
 from hillinfer_model.score_block import ScoreBlock
 from hillinfer_model.selection import kept_positions, select_positions
 

@@ -8,9 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hillinfer.devices.scorer import SegmentShadow
-from hillinfer.hie.segment_words import SegmentWords
-from hillinfer.storage.streamed_shadow import StreamedShadow
+from hillinfer.scoring.arguments import SegmentWords
+from hillinfer.scoring.scorer import SegmentShadow, StreamedShadow
 from hillinfer_model.channel_statistics import ChannelStatistics
 
 SIZE = 1024

@@ -20,9 +20,9 @@ from scorer_cases import (
 from twins.log_weights import KeyBufferPool
 from twins.torch_scorer import TorchScorer
 
-from hillinfer.devices.golden_scorer import GoldenScorer
-from hillinfer.devices.scorer import SegmentShadow
-from hillinfer.hie import scratch
+from hillinfer.devices.launch_devices import GoldenScorer
+from hillinfer.scoring import layout as scratch
+from hillinfer.scoring.scorer import SegmentShadow
 from hillinfer_model.choices import KeyMode, Rule, Scope
 from hillinfer_model.errors import NonFiniteQueryError
 from hillinfer_model.kernel_spec import KernelSpec

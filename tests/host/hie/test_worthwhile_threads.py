@@ -11,7 +11,7 @@ from native_variants import every_variant, native_scorer
 from scorer_cases import plain_keys, plain_query, segments_of
 
 from hillinfer.native.library import native_is_here
-from hillinfer.storage.streamed_shadow import StreamedShadow
+from hillinfer.scoring.scorer import StreamedShadow
 from hillinfer_model.choices import KeyMode, Scope
 from hillinfer_model.kernel_spec import KernelSpec
 
@@ -20,9 +20,9 @@ LARGE = KernelSpec(128, 8, 32, KeyMode.INT8)
 CHILD = """
 import json, os, sys
 import numpy as np, torch
-from hillinfer.attention.native_attention import NativeAttention
+from hillinfer.attention.native import NativeAttention
 from hillinfer.model_shape import ModelShape, StoredType
-from hillinfer.native.addresses import row_addresses
+from hillinfer.native.structures import row_addresses
 
 torch.set_num_threads(4)
 shape = ModelShape(1, 4, 4, 64, StoredType.BFLOAT16, 1 << 20)

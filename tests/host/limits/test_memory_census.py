@@ -11,17 +11,14 @@ import pytest
 import torch
 from resident_memory import run_taken
 
-from hillinfer.gpu.host_lane import HostLane
+from hillinfer.engine.runtime import Runtime
+from hillinfer.gpu.copy_lanes import HostLane
+from hillinfer.kv.hot_pool import SLOT_BYTES, Candidates, HotPool, PoolMoment, SlotTable
+from hillinfer.kv.pool_policies import LeastRecentlyUsed
+from hillinfer.memory_budget import Part
 from hillinfer.model_shape import ModelShape, StoredType
-from hillinfer.policies.least_recently_used import LeastRecentlyUsed
-from hillinfer.pools.accountant import Part
-from hillinfer.pools.candidates import Candidates
-from hillinfer.pools.hot_pool import HotPool
-from hillinfer.pools.pool_moment import PoolMoment
-from hillinfer.pools.slot_table import SLOT_BYTES, SlotTable
-from hillinfer.runtime import Runtime
 from hillinfer.settings import Settings
-from hillinfer.storage.huge_run import HugeRun
+from hillinfer.shadow.arena import HugeRun
 
 SHAPE = ModelShape(
     layers=3,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hillinfer.runtime import Runtime
+from hillinfer.engine.runtime import Runtime
 from hillinfer.settings import Settings
 from random_rows import model_shape
 

@@ -3,9 +3,7 @@
 
 import pytest
 
-from hillinfer.machine.card import find_cards
-from hillinfer.machine.peer_to_peer import P2PState, PeerToPeer
-from hillinfer.machine.translation import Translation
+from hillinfer.doctor.card import P2PState, PeerToPeer, Translation, find_cards
 
 GIB = 1 << 30
 SMALL = 256 << 20

@@ -5,11 +5,15 @@ from dataclasses import replace
 
 import pytest
 
-from hillinfer.machine.card import CardFacts
-from hillinfer.machine.card_findings import card_findings, library_finding
-from hillinfer.machine.finding import Finding, Verdict
-from hillinfer.machine.peer_to_peer import P2PState, PeerToPeer
-from hillinfer.machine.translation import Translation
+from hillinfer.doctor.card import (
+    CardFacts,
+    P2PState,
+    PeerToPeer,
+    Translation,
+    card_findings,
+    library_finding,
+)
+from hillinfer.doctor.finding import Finding, Verdict
 
 GIB = 1 << 30
 GOOD = CardFacts(

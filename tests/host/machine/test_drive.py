@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from hillinfer.drive.directories import DriveFacts, filesystem_of
+from hillinfer.drive.files import IOMode
 from hillinfer.errors import ColdPoolError
-from hillinfer.machine.drive import DriveFacts, filesystem_of
-from hillinfer.storage.cold_file import IOMode
 
 MOUNTS = r"""21 1 8:1 / / rw - ext4 /dev/a rw
 22 21 0:5 / /dev/shm rw shared:2 - tmpfs tmpfs rw

@@ -5,8 +5,7 @@ import mmap
 
 import pytest
 
-from hillinfer.machine.memory import MemoryFacts
-from hillinfer.machine.memory_peak import peak_rss_bytes, reset_peak_rss
+from hillinfer.system.machine import MemoryFacts, peak_rss_bytes, reset_peak_rss
 
 GIB = 1 << 30
 MEMINFO = f"MemTotal: {8 * GIB >> 10} kB\nMemFree: 1 kB\nMemAvailable: {6 * GIB >> 10} kB\n"

@@ -3,7 +3,7 @@
 
 import pytest
 
-from hillinfer.machine.peer_to_peer import P2PState, PeerToPeer
+from hillinfer.doctor.card import P2PState, PeerToPeer
 
 GIB = 1 << 30
 SMALL = 256 << 20

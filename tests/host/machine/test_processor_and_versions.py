@@ -3,8 +3,8 @@
 
 import pytest
 
-from hillinfer.machine.processor import ProcessorFacts
-from hillinfer.machine.versions import PackageFacts, run_packages
+from hillinfer.doctor.finding import PackageFacts, run_packages
+from hillinfer.system.machine import ProcessorFacts
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from hillinfer.machine.tools import optional_tools
+from hillinfer.doctor.finding import optional_tools
 
 
 @pytest.fixture

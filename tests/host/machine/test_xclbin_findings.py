@@ -11,11 +11,9 @@ from pathlib import Path
 import pytest
 from made_xclbin import PLATFORM, SPEC, make
 
-from hillinfer.devices.xrt.section_kind import SectionKind
-from hillinfer.devices.xrt.xclbin import HARDWARE, HW_EMU
-from hillinfer.machine.finding import Verdict
-from hillinfer.machine.read_curve import BLOCKS
-from hillinfer.machine.xclbin_findings import xclbin_findings
+from hillinfer.devices.xrt.xclbin import HARDWARE, HW_EMU, SectionKind
+from hillinfer.doctor.finding import Verdict
+from hillinfer.doctor.xclbin_findings import BLOCKS, xclbin_findings
 from hillinfer_model.choices import KeyMode
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))

@@ -5,14 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from hillinfer.byte_size import ByteSize
+from hillinfer.engine.budget_plan import BudgetPlan
 from hillinfer.errors import BudgetError
+from hillinfer.library_calls import FitError
 from hillinfer.model_shape import ModelShape, StoredType
-from hillinfer.models.capacity import Capacity
-from hillinfer.models.context_needs import ContextNeeds
-from hillinfer.models.errors import FitError
-from hillinfer.pools.budget_plan import BudgetPlan
+from hillinfer.models.needs import Capacity, ContextNeeds
 from hillinfer.settings import Settings
+from hillinfer.values import ByteSize
 
 MIB = 1 << 20
 SHAPE = ModelShape(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hillinfer.devices.child_session import processes_in
+from hillinfer.system.processes import processes_in
 
 HILLINFER = Path(sys.executable).parent / "hillinfer"
 SECONDS = 120

@@ -10,9 +10,9 @@ import torch
 from hostile_folders import CASES, config, scaled, sharded, tokenizer, weights
 from tiny_models import FAMILIES, TinyModel
 
-from hillinfer.models.errors import ModelError
+from hillinfer.library_calls import ModelError
 from hillinfer.models.loader import load_model
-from hillinfer.models.model_files import check_folder
+from hillinfer.models.sources import check_folder
 
 # Of a busy machine; none takes a second by itself.
 SECONDS = 30

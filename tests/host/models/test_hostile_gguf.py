@@ -9,10 +9,10 @@ import torch
 from tiny_gguf import save_gguf
 from tiny_models import TinyModel
 
-from hillinfer.models.errors import ModelError
+from hillinfer.library_calls import ModelError
 from hillinfer.models.loader import ModelOutline, load_model
-from hillinfer.models.model_source import ModelSource
-from hillinfer.models.number_type import NumberType
+from hillinfer.models.sources import ModelSource
+from hillinfer.system.machine import NumberType
 
 SECONDS = 30
 U32, U64 = struct.Struct("<I"), struct.Struct("<Q")

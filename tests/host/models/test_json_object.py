@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from hillinfer.models.errors import ModelError
-from hillinfer.models.json_object import read_json_object
+from hillinfer.library_calls import ModelError
+from hillinfer.models.json_files import read_json_object
 
 # Of a busy machine; each takes less than a second by itself.
 SECONDS = 20

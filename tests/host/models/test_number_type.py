@@ -4,8 +4,7 @@
 import pytest
 import torch
 
-from hillinfer.machine.processor import ProcessorFacts
-from hillinfer.models.number_type import NumberType
+from hillinfer.system.machine import NumberType, ProcessorFacts
 
 PLAIN = ProcessorFacts("plain", 2, frozenset({"avx2"}))
 FAST = ProcessorFacts("fast", 2, frozenset({"avx2", "avx512_bf16"}))

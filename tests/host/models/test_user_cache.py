@@ -7,7 +7,7 @@ import stat
 import pytest
 
 from hillinfer.errors import SettingsError
-from hillinfer.user_cache import user_cache_dir
+from hillinfer.system.files import user_cache_dir
 
 
 @pytest.fixture

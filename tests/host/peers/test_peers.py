@@ -301,8 +301,8 @@ def least_bytes(folder, tokens):
     import torch
     from transformers import AutoConfig
 
+    from hillinfer.engine.budget_plan import BudgetPlan
     from hillinfer.model_shape import ModelShape
-    from hillinfer.pools.budget_plan import BudgetPlan
     from hillinfer.settings import Settings
 
     shape = ModelShape.from_config(AutoConfig.from_pretrained(folder), torch.float32)
@@ -468,7 +468,7 @@ def test_variables_that_are_given_reach_the_worker(tools, tiny_folder, tmp_path)
 
 def sample_of(total):
     """Return what gives a text of so many tokens, and refuses to give more."""
-    from hillinfer.prompt import PromptError
+    from hillinfer.generate.prompt import PromptError
     from hillinfer_bench.quality.texts import TextSample
 
     def sample(tokens):
@@ -480,7 +480,7 @@ def sample_of(total):
 
 
 def test_contexts_that_memory_or_the_text_does_not_hold_are_left_out_and_said(tools):
-    from hillinfer.prompt import PromptError
+    from hillinfer.generate.prompt import PromptError
 
     make = tools("peers.prompts").Prompts.of
     # 100 bytes of weights; twice 12 bytes for each token.

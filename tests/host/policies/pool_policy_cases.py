@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hillinfer.policies.pool_policies import POOL_POLICIES
-from hillinfer.policies.row_history import RowHistory
+from hillinfer.kv.pool_policies import POOL_POLICIES, RowHistory
 
 
 @dataclass(frozen=True)

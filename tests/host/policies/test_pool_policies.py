@@ -10,9 +10,14 @@ from hypothesis import strategies as st
 from pool_policy_cases import CASES, history
 
 from hillinfer.errors import SettingsError
-from hillinfer.policies.decayed_counts import DecayedCounts
-from hillinfer.policies.pool_policies import POOL_POLICIES, make_pool_policy
-from hillinfer.policies.pool_policy import MOST_HITS, PIN, PoolPolicy
+from hillinfer.kv.pool_policies import (
+    MOST_HITS,
+    PIN,
+    POOL_POLICIES,
+    DecayedCounts,
+    PoolPolicy,
+    make_pool_policy,
+)
 
 LONGEST = 1 << 24
 

@@ -3,8 +3,7 @@
 
 import numpy as np
 
-from hillinfer.pools.candidates import Candidates
-from hillinfer.pools.pool_moment import PoolMoment
+from hillinfer.kv.hot_pool import Candidates, PoolMoment
 
 FAR = 1 << 20
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hillinfer.errors import BudgetError
-from hillinfer.pools.accountant import Accountant, Part
+from hillinfer.memory_budget import Accountant, Part
 
 
 @settings(max_examples=80, deadline=None)

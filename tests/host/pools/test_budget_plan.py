@@ -8,23 +8,22 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hillinfer.errors import BudgetError
-from hillinfer.model_shape import ModelShape, StoredType
-from hillinfer.policies.pool_policies import POOL_POLICIES
-from hillinfer.pools.budget_plan import (
+from hillinfer.drive.files import round_up
+from hillinfer.engine.budget_plan import (
     BudgetPlan,
     hit_bytes,
     kernel_spec,
-    observed_bytes,
     score_bytes,
     staging_bytes,
 )
-from hillinfer.pools.layer_shares import PoolSizes
-from hillinfer.pools.slot_table import SLOT_BYTES
-from hillinfer.runtime import Runtime
-from hillinfer.settings import Settings
-from hillinfer.storage.aligned_buffer import round_up
-from hillinfer.storage.shadow_sizes import statistics_bytes
+from hillinfer.engine.runtime import Runtime
+from hillinfer.errors import BudgetError
+from hillinfer.kv.hot_pool import SLOT_BYTES
+from hillinfer.kv.pool_policies import POOL_POLICIES
+from hillinfer.kv.sequence import observed_bytes
+from hillinfer.model_shape import ModelShape, StoredType
+from hillinfer.settings import PoolSizes, Settings
+from hillinfer.shadow.store import statistics_bytes
 
 
 @st.composite

@@ -10,12 +10,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from pool_cases import at, candidates, content
 
-from hillinfer.policies.least_recently_used import LeastRecentlyUsed
-from hillinfer.policies.pool_policies import POOL_POLICIES, make_pool_policy
-from hillinfer.policies.pool_policy import PoolPolicy
-from hillinfer.policies.row_history import RowHistory
-from hillinfer.pools.hot_pool import HotPool
-from hillinfer.pools.ranking import rank
+from hillinfer.kv.hot_pool import HotPool, rank
+from hillinfer.kv.pool_policies import (
+    POOL_POLICIES,
+    LeastRecentlyUsed,
+    PoolPolicy,
+    RowHistory,
+    make_pool_policy,
+)
 
 ROW_BYTES = 64
 ROWS = 60

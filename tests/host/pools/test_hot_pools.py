@@ -8,15 +8,13 @@ import pytest
 from pool_cases import at, candidates, content
 
 from hillinfer.errors import BudgetError
+from hillinfer.kv.hot_pool import SLOT_BYTES, HotPool
+from hillinfer.kv.hot_pools import HotPools, LayerShares
+from hillinfer.kv.pool_policies import LeastRecentlyUsed, PoolPolicy
+from hillinfer.kv.sequence import HitRateTable
+from hillinfer.memory_budget import TABLE_GROWTH_ROWS, Accountant, Part
 from hillinfer.model_shape import ModelShape, StoredType
-from hillinfer.policies.least_recently_used import LeastRecentlyUsed
-from hillinfer.policies.pool_policy import PoolPolicy
-from hillinfer.pools.accountant import Accountant, Part
-from hillinfer.pools.hit_rate_table import HitRateTable
-from hillinfer.pools.hot_pool import HotPool
-from hillinfer.pools.hot_pools import TABLE_GROWTH_ROWS, HotPools
-from hillinfer.pools.layer_shares import LayerShares, PoolSizes
-from hillinfer.pools.slot_table import SLOT_BYTES
+from hillinfer.settings import PoolSizes
 
 SHAPE = ModelShape(
     layers=3,

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hillinfer.pools.layer_shares import LayerShares, PoolSizes
+from hillinfer.kv.hot_pools import LayerShares
+from hillinfer.settings import PoolSizes
 
 
 def shares_of(shares, layers):

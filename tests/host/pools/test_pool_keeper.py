@@ -6,17 +6,16 @@ import pytest
 from broken_policy import BrokenPolicy
 from pool_cases import content
 
-from hillinfer.counters import Counters
+from hillinfer.kv.hot_pool import SLOT_BYTES
+from hillinfer.kv.hot_pools import HotPools, LayerShares
+from hillinfer.kv.pool_keeper import REDISTRIBUTION_STEPS, PoolKeeper
+from hillinfer.kv.pool_policies import make_pool_policy
+from hillinfer.kv.sequence import Sequence
+from hillinfer.memory_budget import Accountant
 from hillinfer.model_shape import ModelShape, StoredType
-from hillinfer.policies.pool_policies import make_pool_policy
-from hillinfer.pools.accountant import Accountant
-from hillinfer.pools.hot_pools import HotPools
-from hillinfer.pools.layer_shares import LayerShares, PoolSizes
-from hillinfer.pools.layer_step import LayerStep
-from hillinfer.pools.pool_keeper import REDISTRIBUTION_STEPS, PoolKeeper
-from hillinfer.pools.slot_table import SLOT_BYTES
-from hillinfer.settings import Settings
-from hillinfer.storage.sequence import Sequence
+from hillinfer.settings import PoolSizes, Settings
+from hillinfer.statistics import Counters
+from hillinfer.trace.pool_timeline import LayerStep
 
 SHAPE = ModelShape(
     layers=2,

@@ -9,9 +9,8 @@ import torch
 from replay_cases import random_trace
 from tiny_models import VOCABULARY, TinyModel
 
-from hillinfer.hie.top_alpha import TopAlpha
-from hillinfer.pools.layer_shares import PoolSizes
-from hillinfer.settings import Settings
+from hillinfer.scoring.scorer import TopAlpha
+from hillinfer.settings import PoolSizes, Settings
 from hillinfer_bench.quality.forced_reading import Prefix, selecting
 from hillinfer_bench.replay.pool_replay import PoolReplay
 from hillinfer_bench.replay.recording import record_selections

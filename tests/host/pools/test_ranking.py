@@ -6,11 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hillinfer.policies.pool_policies import POOL_POLICIES, make_pool_policy
-from hillinfer.policies.pool_policy import MOST_HITS, PIN, PoolPolicy
-from hillinfer.policies.row_history import RowHistory
-from hillinfer.pools.pool_moment import PoolMoment
-from hillinfer.pools.ranking import rank
+from hillinfer.kv.hot_pool import PoolMoment, rank
+from hillinfer.kv.pool_policies import (
+    MOST_HITS,
+    PIN,
+    POOL_POLICIES,
+    PoolPolicy,
+    RowHistory,
+    make_pool_policy,
+)
 
 LENGTH = 131_072
 

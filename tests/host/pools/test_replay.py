@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 from replay_cases import random_trace
 
-from hillinfer.policies.pool_policies import POOL_POLICIES
-from hillinfer.policies.pool_policy import PoolPolicy
-from hillinfer.pools.layer_shares import PoolSizes
+from hillinfer.kv.pool_policies import POOL_POLICIES, PoolPolicy
+from hillinfer.settings import PoolSizes
 from hillinfer_bench.replay.belady import demand_bound, prefetch_bound, shared_demand_bound
 from hillinfer_bench.replay.pool_replay import PoolReplay
 from hillinfer_bench.replay.table import (

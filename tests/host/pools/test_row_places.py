@@ -8,9 +8,9 @@ import pytest
 from pool_cases import at, candidates
 from twins.numpy_hot_pool import NumpyHotPool
 
-from hillinfer.policies.pool_policy import PoolPolicy
-from hillinfer.pools.hot_pool import HotPool
-from hillinfer.storage.sequence import Sequence
+from hillinfer.kv.hot_pool import HotPool
+from hillinfer.kv.pool_policies import PoolPolicy
+from hillinfer.kv.sequence import Sequence
 
 
 @pytest.fixture(params=["numpy", "native"])

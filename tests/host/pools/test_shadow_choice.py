@@ -5,14 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hillinfer.byte_size import ByteSize
+from hillinfer.engine.budget_growth import AUTO_FORMATS, ShadowChoice
+from hillinfer.engine.budget_plan import BudgetPlan, kernel_spec
 from hillinfer.errors import BudgetError, SettingsError
 from hillinfer.model_shape import ModelShape, StoredType
-from hillinfer.pools.budget_plan import BudgetPlan, kernel_spec
-from hillinfer.pools.shadow_choice import AUTO_FORMATS, ShadowChoice
 from hillinfer.settings import Settings
-from hillinfer.storage.shadow_sizes import held_bytes
-from hillinfer.storage.shadow_store import shadow_bytes
+from hillinfer.shadow.store import held_bytes, shadow_bytes
+from hillinfer.values import ByteSize
 from hillinfer_model.choices import KeyMode
 
 # Llama-3.2-3B at 32k tokens: 3.5 GiB of rows.

@@ -5,15 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from hillinfer.byte_size import ByteSize, format_apart
+from hillinfer.engine.budget_growth import BudgetGrowth, FollowingBudget, ShadowChoice
+from hillinfer.engine.budget_plan import BudgetPlan
 from hillinfer.errors import BudgetError
+from hillinfer.memory_budget import Accountant, Part
 from hillinfer.model_shape import ModelShape, StoredType
-from hillinfer.models.context_needs import ContextNeeds
-from hillinfer.pools.accountant import Accountant, Part
-from hillinfer.pools.budget_plan import BudgetPlan
-from hillinfer.pools.following_budget import BudgetGrowth, FollowingBudget
-from hillinfer.pools.shadow_choice import ShadowChoice
+from hillinfer.models.needs import ContextNeeds
 from hillinfer.settings import Settings
+from hillinfer.values import ByteSize, format_apart
 
 SMOLLM2 = ModelShape(30, 3, 9, 64, StoredType.FLOAT16, 8192)
 LLAMA = ModelShape(32, 8, 32, 128, StoredType.BFLOAT16, 131_072)

@@ -7,9 +7,8 @@ from tiny_models import FAMILIES, TinyModel
 from transformers import AutoModelForCausalLM
 
 from hillinfer.errors import UnsupportedFeatureError
-from hillinfer.hf.projections.packing_bytes import PackingBytes
-from hillinfer.hf.projections.projection_attachment import ProjectionAttachment
-from hillinfer.hf.projections.table import PROJECTIONS, make_projections
+from hillinfer.projections.attachment import PackingBytes, ProjectionAttachment
+from hillinfer.projections.ways import PROJECTIONS, make_projections
 
 CHANGING = [name for name in PROJECTIONS if name != "stock"]
 

@@ -12,11 +12,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import hillinfer
 from hillinfer.errors import SettingsError, UnsupportedFeatureError
-from hillinfer.hf.projections.layer_group import LayerGroup
-from hillinfer.hf.projections.prepacked import Prepacked
-from hillinfer.hf.projections.projection_attachment import ProjectionAttachment
-from hillinfer.hf.projections.shared_product import SharedProduct
-from hillinfer.hf.projections.table import PROJECTIONS, make_projections
+from hillinfer.projections.attachment import LayerGroup, ProjectionAttachment, SharedProduct
+from hillinfer.projections.ways import PROJECTIONS, Prepacked, make_projections
 
 # Largest error of logits beside their spread: rounding of sums, of FP16 weights, of INT8 weights.
 CLOSE = {"fused": 1e-5, "prepacked": 1e-5, "fp16": 5e-3, "int8": 0.2}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hillinfer.hf.projections.table import PROJECTIONS
+from hillinfer.projections.ways import PROJECTIONS
 
 TOOL = Path(__file__).parents[3] / "tools/projections_bench.py"
 

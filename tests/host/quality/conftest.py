@@ -7,8 +7,8 @@ import pytest
 @pytest.fixture(scope="session")
 def real_outline(smollm2_folder):
     from hillinfer.models.loader import ModelOutline
-    from hillinfer.models.model_source import ModelSource
-    from hillinfer.models.number_type import NumberType
+    from hillinfer.models.sources import ModelSource
+    from hillinfer.system.machine import NumberType
 
     return ModelOutline.read(ModelSource.locate(str(smollm2_folder), print), NumberType.FLOAT32)
 

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from hillinfer.output_file import ReportError, prepare_report
+from hillinfer.system.files import ReportError, prepare_report
 from hillinfer_bench.quality.table import (
     FULL_CACHE,
     Measures,

@@ -8,11 +8,11 @@ import torch
 from product_decode import only_sequence
 
 import hillinfer
-from hillinfer.byte_size import ByteSize
+from hillinfer.engine.budget_plan import BudgetPlan
 from hillinfer.model_shape import ModelShape
-from hillinfer.pools.budget_plan import BudgetPlan
 from hillinfer.settings import Settings
 from hillinfer.statistics import CacheStatistics
+from hillinfer.values import ByteSize
 
 pytestmark = [pytest.mark.model, pytest.mark.xdist_group("real-model-placement")]
 

@@ -3,8 +3,7 @@
 
 import pytest
 
-from hillinfer.pools.layer_shares import PoolSizes
-from hillinfer.settings import Settings
+from hillinfer.settings import PoolSizes, Settings
 from hillinfer_bench.quality.forced_reading import Prefix, selecting
 from hillinfer_bench.replay.belady import demand_bound
 from hillinfer_bench.replay.recording import record_selections

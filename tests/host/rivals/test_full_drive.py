@@ -8,7 +8,7 @@ from rival_cases import MULTI_HEAD, SHAPE, Run, flip_on_drive, make_setup
 
 from hillinfer.errors import BudgetError
 from hillinfer.model_shape import StoredType
-from hillinfer.storage.read_engines import IOChoice
+from hillinfer.settings import IOChoice
 from hillinfer_bench.rivals import drive_rows
 from hillinfer_bench.rivals.table import make_rival
 

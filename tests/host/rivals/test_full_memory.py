@@ -7,7 +7,7 @@ import pytest
 import torch
 from rival_cases import MULTI_HEAD, SHAPE, Run, make_setup
 
-from hillinfer.attention.host_attention import host_attention
+from hillinfer.attention.native import host_attention
 from hillinfer.model_shape import StoredType
 from hillinfer_bench.rivals import full
 from hillinfer_bench.rivals.full import KERNELS, FullMemory

@@ -13,14 +13,13 @@ from generation_runs import SETTINGS, attached
 from session_runs import IDS, PROMPT, TINY, answer, feed, seal_checksums
 
 from hillinfer.devices import table
-from hillinfer.devices.csim_device import warn_of_loss
 from hillinfer.devices.device_scorer import DeviceScorer
 from hillinfer.devices.device_shadows import DeviceShadows
-from hillinfer.devices.launch_device import LaunchDevice
+from hillinfer.devices.launch_devices import LaunchDevice, warn_of_loss
+from hillinfer.engine.budget_plan import staging_bytes
 from hillinfer.errors import HillInferWarning
-from hillinfer.hie.native_scorer import NativeScorer
 from hillinfer.model_shape import ModelShape
-from hillinfer.pools.budget_plan import staging_bytes
+from hillinfer.scoring.native import NativeScorer
 from hillinfer.settings import Settings
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "devices"))

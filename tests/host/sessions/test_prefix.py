@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from session_runs import IDS, QUESTION, answer, feed
 from tiny_models import prompts
 
-from hillinfer.sessions.prefix import reusable_tokens
-from hillinfer.sessions.saved_session import SavedSession
+from hillinfer.sessions.manifest import reusable_tokens
+from hillinfer.sessions.opening import SavedSession
 
 OTHER, _ = prompts([1500], seed=31)
 

@@ -20,11 +20,10 @@ from tiny_models import TinyModel
 
 import hillinfer
 from hillinfer.errors import ColdPoolError
-from hillinfer.sessions.errors import SessionError
-from hillinfer.sessions.fingerprint import FIXES, Fingerprint, tokenizer_digest
+from hillinfer.sessions.files import SessionError
+from hillinfer.sessions.fingerprint import FIXES, Fingerprint, tokenizer_digest, weights_digest
 from hillinfer.sessions.manifest import Manifest
-from hillinfer.sessions.saved_session import SavedSession
-from hillinfer.sessions.weights import weights_digest
+from hillinfer.sessions.opening import SavedSession
 from hillinfer_model.choices import KeyMode
 
 FILES = (

@@ -14,9 +14,9 @@ from generation_runs import attached, run
 from session_runs import IDS, PROMPT, QUESTION, answer, feed, flip_bit, seal_checksums
 from tiny_models import TinyModel, prompts
 
+from hillinfer.drive.calls import DriveCalls
 from hillinfer.errors import BudgetError, CacheUseError
-from hillinfer.sessions.errors import SessionError
-from hillinfer.storage.drive_calls import DriveCalls
+from hillinfer.sessions.files import SessionError
 
 ROWS = 2 * 2176 * 64
 

@@ -13,11 +13,11 @@ from generation_runs import run
 from session_runs import PROMPT, answer, feed
 from tiny_models import prompts
 
+from hillinfer.drive.leftovers import sweep
 from hillinfer.errors import HillInferError
-from hillinfer.sessions.errors import SessionError
-from hillinfer.sessions.saved_session import SavedSession
-from hillinfer.sessions.session_writer import SessionWriter, prepare_target
-from hillinfer.storage.leftovers import sweep
+from hillinfer.sessions.files import SessionError
+from hillinfer.sessions.opening import SavedSession
+from hillinfer.sessions.writing import SessionWriter, prepare_target
 
 SHORT, _ = prompts([130], seed=4)
 
@@ -163,7 +163,7 @@ import torch
 torch.set_num_threads(1)
 from session_runs import TINY, IDS, feed
 from generation_runs import attached
-from hillinfer.sessions.session_writer import SessionWriter
+from hillinfer.sessions.writing import SessionWriter
 left = {files}
 add = SessionWriter.add
 def slow(self, name, pieces):

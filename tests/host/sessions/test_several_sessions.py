@@ -21,7 +21,7 @@ from session_runs import TINY, feed, flip_bit
 from tiny_models import prompts
 
 from hillinfer.errors import BudgetError, CacheUseError, ColdPoolError
-from hillinfer.sessions.errors import SessionError
+from hillinfer.sessions.files import SessionError
 
 # With full segments and without, with whole groups and without.
 LENGTHS = {"long": 1150, "short": 100, "whole": 192}

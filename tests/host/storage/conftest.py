@@ -5,9 +5,9 @@ import pytest
 from engine_cases import SKIP, kernel_permits_rings
 from read_cases import random_pages
 
-from hillinfer.storage import read_engines
-from hillinfer.storage.read_engines import IOChoice
-from hillinfer.storage.thread_engine import ThreadEngine
+from hillinfer.drive import engine_table as read_engines
+from hillinfer.drive.read_engines import ThreadEngine
+from hillinfer.settings import IOChoice
 
 PYTHON = "threads of Python"
 

@@ -3,7 +3,7 @@
 
 import numpy as np
 
-from hillinfer.storage.aligned_buffer import PAGE_BYTES, aligned_buffer
+from hillinfer.drive.files import PAGE_BYTES, aligned_buffer
 
 PAGES = 300
 

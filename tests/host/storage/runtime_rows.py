@@ -7,11 +7,11 @@
 import numpy as np
 import torch
 
+from hillinfer.kv.cold_store import WantedRows
+from hillinfer.kv.hot_pool import SLOT_BYTES
+from hillinfer.memory_budget import Part
 from hillinfer.model_shape import ModelShape, StoredType
-from hillinfer.pools.accountant import Part
-from hillinfer.pools.slot_table import SLOT_BYTES
 from hillinfer.settings import Settings
-from hillinfer.storage.wanted_rows import WantedRows
 
 SHAPE = ModelShape(
     layers=2,

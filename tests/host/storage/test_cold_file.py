@@ -11,9 +11,8 @@ import textwrap
 
 import pytest
 
+from hillinfer.drive.files import PAGE_BYTES, ColdFile, IOMode, aligned_buffer, probe_io_mode
 from hillinfer.errors import ColdPoolError
-from hillinfer.storage.aligned_buffer import PAGE_BYTES, aligned_buffer
-from hillinfer.storage.cold_file import ColdFile, IOMode, probe_io_mode
 
 
 @pytest.fixture
@@ -80,8 +79,8 @@ def test_nothing_is_left_after_a_killed_process(tmp_path):
         """
         import sys, time
         from pathlib import Path
-        from hillinfer.storage.aligned_buffer import aligned_buffer
-        from hillinfer.storage.cold_file import ColdFile, IOMode
+        from hillinfer.drive.files import aligned_buffer
+        from hillinfer.drive.files import ColdFile, IOMode
         file = ColdFile(Path(sys.argv[1]), IOMode.BUFFERED)
         file.write(aligned_buffer(1 << 20).data, 0)
         print("written", flush=True)
@@ -116,8 +115,8 @@ def test_a_limit_on_file_sizes_is_named(tmp_path):
         import resource, sys
         from pathlib import Path
         from hillinfer.errors import ColdPoolError
-        from hillinfer.storage.aligned_buffer import aligned_buffer
-        from hillinfer.storage.cold_file import ColdFile, IOMode
+        from hillinfer.drive.files import aligned_buffer
+        from hillinfer.drive.files import ColdFile, IOMode
         resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))
         file = ColdFile(Path(sys.argv[1]), IOMode.BUFFERED)
         try:

@@ -9,8 +9,8 @@ import pytest
 from tiny_models import TinyModel
 
 import hillinfer
+from hillinfer.drive.directories import filesystem_of
 from hillinfer.errors import HillInferError, SetupWarning
-from hillinfer.machine.drive import filesystem_of
 
 BUDGET = "24MiB"
 

@@ -9,20 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hillinfer.counters import Counters
+from hillinfer.drive.calls import DriveCalls
+from hillinfer.drive.checksums import RowSums, sums_of
+from hillinfer.drive.engine_table import open_engine
+from hillinfer.drive.files import ColdFile, IOMode, aligned_buffer, probe_io_mode
+from hillinfer.drive.shared_files import RowBase
 from hillinfer.errors import ColdPoolError
+from hillinfer.kv import cold_store
+from hillinfer.kv.cold_store import ColdStore, WantedRows
+from hillinfer.memory_budget import Accountant
 from hillinfer.model_shape import ModelShape, StoredType
-from hillinfer.pools.accountant import Accountant
-from hillinfer.storage import cold_store
-from hillinfer.storage.aligned_buffer import aligned_buffer
-from hillinfer.storage.cold_file import ColdFile, IOMode, probe_io_mode
-from hillinfer.storage.cold_store import ColdStore
-from hillinfer.storage.drive_calls import DriveCalls
-from hillinfer.storage.read_cost import ReadCost
-from hillinfer.storage.read_engines import IOChoice, open_engine
-from hillinfer.storage.row_sums import RowSums, sums_of
-from hillinfer.storage.stored_base import RowBase
-from hillinfer.storage.wanted_rows import WantedRows
+from hillinfer.settings import IOChoice
+from hillinfer.statistics import Counters
+from hillinfer.trace.pool_timeline import ReadCost
 
 
 def shape_of(row_bytes, layers=2):

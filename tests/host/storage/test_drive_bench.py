@@ -20,8 +20,7 @@ from drive_bench import (
     reference_pace,
     summary,
 )
-from hillinfer.storage.aligned_buffer import PAGE_BYTES, aligned_buffer
-from hillinfer.storage.cold_file import ColdFile, IOMode, probe_io_mode
+from hillinfer.drive.files import PAGE_BYTES, ColdFile, IOMode, aligned_buffer, probe_io_mode
 
 FILE_BYTES = 512 * PAGE_BYTES
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import hillinfer.storage
-from hillinfer.storage.drive_calls import DriveCalls
+from hillinfer.drive.calls import DriveCalls
 
 # Calls that reach a drive; storage makes them through DriveCalls only.
 _RAW = frozenset(

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hillinfer.storage.group_table import GroupTable
+from hillinfer.drive.regions import GroupTable
 
 
 @settings(max_examples=80, deadline=None)

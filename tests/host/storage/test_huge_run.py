@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from resident_memory import PAGES, huge, run_huge, run_taken, taken
 
-from hillinfer.storage import huge_run
-from hillinfer.storage.aligned_buffer import PAGE_BYTES
-from hillinfer.storage.huge_run import HUGE_BYTES, HugeRun, huge_pages_allowed
+from hillinfer.drive.files import PAGE_BYTES
+from hillinfer.shadow import arena as huge_run
+from hillinfer.shadow.arena import HUGE_BYTES, HugeRun, huge_pages_allowed
 
 pytestmark = pytest.mark.skipif(
     not hasattr(mmap, "MADV_HUGEPAGE") or not PAGES.exists(), reason="this system has no huge pages"

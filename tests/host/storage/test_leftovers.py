@@ -14,9 +14,9 @@ import time
 
 import pytest
 
-from hillinfer.storage import leftovers
-from hillinfer.storage.drive_calls import DriveCalls
-from hillinfer.storage.leftovers import ScratchPath, sweep
+from hillinfer.drive import leftovers
+from hillinfer.drive.calls import DriveCalls
+from hillinfer.drive.leftovers import ScratchPath, sweep
 
 OURS = ".hillinfer-0123456789abcdef01234567.scratch"
 
@@ -67,8 +67,8 @@ def test_a_killed_process_leaves_what_the_next_sweep_takes_and_a_living_one_keep
         """
         import sys, time
         from pathlib import Path
-        from hillinfer.storage.drive_calls import DriveCalls
-        from hillinfer.storage.leftovers import ScratchPath
+        from hillinfer.drive.calls import DriveCalls
+        from hillinfer.drive.leftovers import ScratchPath
         held = [make(Path(sys.argv[1]), DriveCalls())
                 for make in (ScratchPath.make_file, ScratchPath.make_directory)]
         print(*(one.path for one in held), flush=True)

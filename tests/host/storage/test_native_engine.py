@@ -13,13 +13,12 @@ import numpy as np
 import pytest
 from read_cases import PAGES, brought
 
+from hillinfer.drive.calls import DriveCalls, Reads
+from hillinfer.drive.engine_table import open_engine
+from hillinfer.drive.files import PAGE_BYTES, ColdFile, aligned_buffer, probe_io_mode
+from hillinfer.drive.read_engines import NativeThreadEngine
 from hillinfer.native.library import HOW_TO_BUILD, native_is_here
-from hillinfer.storage.aligned_buffer import PAGE_BYTES, aligned_buffer
-from hillinfer.storage.cold_file import ColdFile, probe_io_mode
-from hillinfer.storage.drive_calls import DriveCalls
-from hillinfer.storage.native_engine import NativeThreadEngine
-from hillinfer.storage.read_engines import IOChoice, open_engine
-from hillinfer.storage.reads import Reads
+from hillinfer.settings import IOChoice
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
 from faulty_calls import FAULTS, FaultyCalls, Injection

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from hillinfer.storage.open_files import OpenFiles, ReopenedFile
+from hillinfer.drive.shared_files import OpenFiles, ReopenedFile
 
 
 class RefusedError(Exception):

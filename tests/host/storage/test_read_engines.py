@@ -18,14 +18,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from read_cases import PAGES, brought
 
+from hillinfer.drive import uring as uring_engine
+from hillinfer.drive.calls import DriveCalls, Reads
+from hillinfer.drive.engine_table import open_engine, why_no_ring
+from hillinfer.drive.files import PAGE_BYTES, ColdFile, IOMode, aligned_buffer, probe_io_mode
+from hillinfer.drive.uring import UringEngine
 from hillinfer.errors import ColdPoolError, SettingsError
-from hillinfer.storage import uring_engine
-from hillinfer.storage.aligned_buffer import PAGE_BYTES, aligned_buffer
-from hillinfer.storage.cold_file import ColdFile, IOMode, probe_io_mode
-from hillinfer.storage.drive_calls import DriveCalls
-from hillinfer.storage.read_engines import IOChoice, open_engine, why_no_ring
-from hillinfer.storage.reads import Reads
-from hillinfer.storage.uring_engine import UringEngine
+from hillinfer.settings import IOChoice
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
 from faulty_calls import FAULTS, Fault, FaultyCalls, Injection

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hillinfer.storage.aligned_buffer import PAGE_BYTES, aligned_buffer, round_up
-from hillinfer.storage.read_plan import (
+from hillinfer.drive.files import PAGE_BYTES, aligned_buffer, round_up
+from hillinfer.drive.read_plan import (
     JOIN_GAP_BYTES,
     MAX_READ_BYTES,
     lie_in_pages,

@@ -7,15 +7,13 @@ import time
 import numpy as np
 import pytest
 
-from hillinfer.counters import Counters
+from hillinfer.drive.calls import DriveCalls
+from hillinfer.drive.engine_table import open_engine
+from hillinfer.drive.files import aligned_buffer
+from hillinfer.kv import cold_store
+from hillinfer.kv.cold_store import ColdStore, ReadTurns, WantedRows
 from hillinfer.model_shape import ModelShape, StoredType
-from hillinfer.storage import cold_store
-from hillinfer.storage.aligned_buffer import aligned_buffer
-from hillinfer.storage.cold_store import ColdStore
-from hillinfer.storage.drive_calls import DriveCalls
-from hillinfer.storage.read_engines import open_engine
-from hillinfer.storage.read_turns import ReadTurns
-from hillinfer.storage.wanted_rows import WantedRows
+from hillinfer.statistics import Counters
 
 ENOUGH = 30
 ROW_BYTES, PIECE_ROWS, LAYERS = 64, 8, 2

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from runtime_rows import SETTINGS, SHAPE, fill, read
 
-from hillinfer.pools.budget_plan import staging_bytes
-from hillinfer.runtime import Runtime
-from hillinfer.storage.gather import tile_runs
+from hillinfer.engine.budget_plan import staging_bytes
+from hillinfer.engine.runtime import Runtime
+from hillinfer.kv.gather import tile_runs
 
 
 def run_by_run(count, rest, tile, most):

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from runtime_rows import SETTINGS, SHAPE
 
-from hillinfer import runtime_opening
 from hillinfer.devices.device_scorer import DeviceScorer
+from hillinfer.engine import opening as runtime_opening
+from hillinfer.engine.budget_plan import kernel_spec, staging_bytes
+from hillinfer.engine.runtime import Runtime
 from hillinfer.errors import ColdPoolError, SettingsError
-from hillinfer.gpu.host_lane import HostLane
-from hillinfer.hie.native_scorer import NativeScorer
-from hillinfer.pools.budget_plan import kernel_spec, staging_bytes
-from hillinfer.runtime import Runtime
+from hillinfer.gpu.copy_lanes import HostLane
+from hillinfer.scoring.native import NativeScorer
 
 
 def opened(cold_dir, settings=SETTINGS, **options):

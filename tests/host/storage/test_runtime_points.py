@@ -22,14 +22,13 @@ from runtime_rows import (
     rows_of,
 )
 
+from hillinfer.drive.checksums import ROW_SUM_BYTES
+from hillinfer.engine.budget_plan import BudgetPlan, kernel_spec, score_bytes, staging_bytes
+from hillinfer.engine.runtime import Runtime
 from hillinfer.errors import BudgetError
-from hillinfer.pools.accountant import Part
-from hillinfer.pools.budget_plan import BudgetPlan, kernel_spec, score_bytes, staging_bytes
-from hillinfer.pools.pool_moment import PoolMoment
-from hillinfer.pools.slot_table import SLOT_BYTES
-from hillinfer.runtime import Runtime
-from hillinfer.storage.cold_store import ColdStore
-from hillinfer.storage.row_sums import ROW_SUM_BYTES
+from hillinfer.kv.cold_store import ColdStore
+from hillinfer.kv.hot_pool import SLOT_BYTES, PoolMoment
+from hillinfer.memory_budget import Part
 
 
 @pytest.fixture

@@ -33,14 +33,15 @@ from runtime_rows import (
     rows_of,
 )
 
+from hillinfer.drive.checksums import ROW_SUM_BYTES
+from hillinfer.engine.budget_plan import hit_bytes, staging_bytes
+from hillinfer.engine.runtime import Runtime
 from hillinfer.errors import ColdPoolError
-from hillinfer.policies.pool_policies import POOL_POLICIES
-from hillinfer.pools.accountant import Part
-from hillinfer.pools.budget_plan import hit_bytes, observed_bytes, staging_bytes
-from hillinfer.pools.layer_shares import PoolSizes
-from hillinfer.pools.slot_table import SLOT_BYTES
-from hillinfer.runtime import Runtime
-from hillinfer.storage.row_sums import ROW_SUM_BYTES
+from hillinfer.kv.hot_pool import SLOT_BYTES
+from hillinfer.kv.pool_policies import POOL_POLICIES
+from hillinfer.kv.sequence import observed_bytes
+from hillinfer.memory_budget import Part
+from hillinfer.settings import PoolSizes
 
 MOST_SEQUENCES = 4
 MOST_TOKENS = 1024

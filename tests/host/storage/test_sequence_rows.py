@@ -4,7 +4,7 @@
 import numpy as np
 import pytest
 
-from hillinfer.storage.sequence import Sequence
+from hillinfer.kv.sequence import Sequence
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
 GROUPS = [7, 2, 900, 0, 31]

@@ -6,9 +6,9 @@ import mmap
 import numpy as np
 import pytest
 
-from hillinfer.storage import shadow_arena
-from hillinfer.storage.aligned_buffer import PAGE_BYTES
-from hillinfer.storage.shadow_arena import RUN_BYTES, ShadowArena
+from hillinfer.drive.files import PAGE_BYTES
+from hillinfer.shadow import arena as shadow_arena
+from hillinfer.shadow.arena import RUN_BYTES, ShadowArena
 
 huge = pytest.mark.skipif(
     not hasattr(mmap, "MADV_HUGEPAGE"), reason="this system has no huge pages"

@@ -9,15 +9,14 @@ import pytest
 import torch
 from resident_memory import run_taken
 
-from hillinfer.devices.golden_scorer import GoldenScorer
+from hillinfer.devices.launch_devices import GoldenScorer
+from hillinfer.engine.budget_plan import kernel_spec, staging_bytes
+from hillinfer.engine.runtime import Runtime
 from hillinfer.errors import BudgetError, ColdPoolError
-from hillinfer.hie.probe_shadow import ProbeShadow, probe_bytes
-from hillinfer.hie.shadow_layout import ShadowLayout
 from hillinfer.model_shape import ModelShape, StoredType
-from hillinfer.pools.budget_plan import kernel_spec, staging_bytes
-from hillinfer.runtime import Runtime
+from hillinfer.scoring.layout import ProbeShadow, ShadowLayout, probe_bytes
 from hillinfer.settings import Settings
-from hillinfer.storage.shadow_store import shadow_bytes
+from hillinfer.shadow.store import shadow_bytes
 from hillinfer_model.choices import Scope
 
 SEGMENT = 1024

@@ -6,16 +6,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hillinfer.counters import Counters
+from hillinfer.drive.calls import DriveCalls
+from hillinfer.drive.files import ColdFile, IOMode
+from hillinfer.drive.read_engines import ThreadEngine
+from hillinfer.drive.read_plan import MAX_READ_BYTES
+from hillinfer.drive.shared_files import ShadowBase
 from hillinfer.errors import ColdPoolError
-from hillinfer.storage import shadow_stream
-from hillinfer.storage.cold_file import ColdFile, IOMode
-from hillinfer.storage.drive_calls import DriveCalls
-from hillinfer.storage.read_plan import MAX_READ_BYTES
-from hillinfer.storage.shadow_store import STREAM_BUFFERS, ShadowStore, shadow_bytes
-from hillinfer.storage.shadow_stream import ShadowStream, together_of
-from hillinfer.storage.stored_base import ShadowBase
-from hillinfer.storage.thread_engine import ThreadEngine
+from hillinfer.shadow import store as shadow_stream
+from hillinfer.shadow.store import (
+    STREAM_BUFFERS,
+    ShadowStore,
+    ShadowStream,
+    shadow_bytes,
+    together_of,
+)
+from hillinfer.statistics import Counters
 from hillinfer_model.kernel_spec import KernelSpec
 
 SPEC = KernelSpec(64, 1, 3)

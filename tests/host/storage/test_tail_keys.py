@@ -6,10 +6,9 @@ import gc
 import pytest
 import torch
 
+from hillinfer.kv.row_layout import RowLayout
+from hillinfer.kv.sequence import Sequence, TailKeys
 from hillinfer.model_shape import ModelShape, StoredType
-from hillinfer.storage.row_layout import RowLayout
-from hillinfer.storage.sequence import Sequence
-from hillinfer.storage.tail_keys import TailKeys
 
 
 def made(stored_type):

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from hillinfer.engine.budget_plan import staging_bytes
+from hillinfer.engine.runtime import Runtime
 from hillinfer.model_shape import ModelShape, StoredType
-from hillinfer.pools.budget_plan import staging_bytes
-from hillinfer.runtime import Runtime
 from hillinfer.settings import Settings
 
 SETTINGS = Settings().changed(block_rows=64, io_threads=2)

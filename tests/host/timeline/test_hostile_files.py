@@ -12,13 +12,10 @@ from pathlib import Path
 import pytest
 from made_xclbin import make
 
-from hillinfer.devices.xrt.errors import XclbinError
-from hillinfer.devices.xrt.section_kind import SectionKind
-from hillinfer.devices.xrt.spec_record import recorded_spec
-from hillinfer.devices.xrt.xclbin import Xclbin
+from hillinfer.devices.xrt.xclbin import SectionKind, Xclbin, XclbinError, recorded_spec
 from hillinfer.errors import HillInferError
-from hillinfer.timeline.pool_timeline import COLUMNS
-from hillinfer.timeline.trace_file import PROCESS_NAME
+from hillinfer.trace.pool_timeline import COLUMNS
+from hillinfer.trace.trace_file import PROCESS_NAME
 from hillinfer_bench.figures.canvas import require_matplotlib
 from hillinfer_bench.figures.pool_figures import TimelineError, TimelineRecord
 from hillinfer_bench.figures.trace_figures import TraceError, TraceRecord

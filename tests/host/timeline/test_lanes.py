@@ -17,19 +17,17 @@ import pytest
 from trace_events import NotNestedError, check, check_nested, ends, load, spans
 
 from hillinfer.errors import HillInferWarning, SettingsError
-from hillinfer.timeline.lane import Lane
-from hillinfer.timeline.lanes import Lanes
-from hillinfer.timeline.silent import SILENT
-from hillinfer.timeline.trace_file import TraceFile
+from hillinfer.trace.recorder import SILENT, Lane
+from hillinfer.trace.trace_file import Lanes, TraceFile
 
 FULL_DRIVE = Path("/dev/full")
 # Records until it is killed; says when a step is in the file.
 ENDLESS = """
 import sys
 from pathlib import Path
-from hillinfer.timeline.lane import Lane
-from hillinfer.timeline.lanes import Lanes
-from hillinfer.timeline.trace_file import TraceFile
+from hillinfer.trace.recorder import Lane
+from hillinfer.trace.trace_file import Lanes
+from hillinfer.trace.trace_file import TraceFile
 lanes, step = Lanes(TraceFile(Path(sys.argv[1]))), 0
 while True:
     step += 1
@@ -44,9 +42,9 @@ while True:
 LIMITED = """
 import resource, sys, warnings
 from pathlib import Path
-from hillinfer.timeline.lane import Lane
-from hillinfer.timeline.lanes import Lanes
-from hillinfer.timeline.trace_file import TraceFile
+from hillinfer.trace.recorder import Lane
+from hillinfer.trace.trace_file import Lanes
+from hillinfer.trace.trace_file import TraceFile
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
 lanes = Lanes(TraceFile(Path(sys.argv[1])))
 with warnings.catch_warnings(record=True) as told:

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from hillinfer.errors import HillInferWarning, SettingsError
-from hillinfer.pools.layer_step import LayerStep
-from hillinfer.timeline.pool_timeline import COLUMNS, PoolTimeline
+from hillinfer.trace.pool_timeline import COLUMNS, LayerStep, PoolTimeline
 from hillinfer_bench.figures.pool_figures import TimelineError, TimelineRecord
 
 HEADER = ",".join(COLUMNS)

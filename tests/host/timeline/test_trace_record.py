@@ -5,9 +5,8 @@ import threading
 
 import pytest
 
-from hillinfer.timeline.lane import Lane
-from hillinfer.timeline.span import Span
-from hillinfer.timeline.trace_file import TraceFile
+from hillinfer.trace.recorder import Lane, Span
+from hillinfer.trace.trace_file import TraceFile
 from hillinfer_bench.figures.trace_figures import StepTrace, TraceError, TraceRecord, step_text
 
 MS = 1_000_000

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hillinfer.hie.scoring_arguments import statistics_tokens
-from hillinfer.hie.shadow_layout import ShadowLayout
+from hillinfer.scoring.arguments import statistics_tokens
+from hillinfer.scoring.layout import ShadowLayout
 from hillinfer_model.channel_statistics import ChannelStatistics
 from hillinfer_model.kernel_spec import KernelSpec
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hillinfer.devices.scorer import SegmentShadow
+from hillinfer.scoring.scorer import SegmentShadow
 from hillinfer_model.channel_statistics import ChannelStatistics
 from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
 from twins.key_path import (

@@ -3,8 +3,8 @@
 
 import numpy as np
 
-from hillinfer.native.addresses import row_addresses
-from hillinfer.pools.hot_pool import HotPool
+from hillinfer.kv.hot_pool import HotPool
+from hillinfer.native.structures import row_addresses
 
 
 class NumpyHotPool(HotPool):

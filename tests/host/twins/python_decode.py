@@ -3,7 +3,7 @@
 
 from contextlib import closing
 
-from hillinfer.app.decode_step import NativeDecode
+from hillinfer.engine.decode_step import NativeDecode
 
 
 class PythonDecode(NativeDecode):

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from hillinfer.hie.scoring_arguments import query_factor
-from hillinfer.native.errors import NOT_FINITE
+from hillinfer.native.library import NOT_FINITE
+from hillinfer.scoring.arguments import query_factor
 from hillinfer_model.channel_statistics import ChannelStatistics
 from hillinfer_model.choices import Rule, Scope
 from hillinfer_model.errors import NonFiniteQueryError

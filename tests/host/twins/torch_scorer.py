@@ -9,10 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hillinfer.devices.scorer import SegmentShadow
-from hillinfer.hie.scoring_arguments import ScoringArguments
-from hillinfer.hie.top_alpha import top_of_blocks
-from hillinfer.hie.wanted import Wanted
+from hillinfer.scoring.arguments import ScoringArguments
+from hillinfer.scoring.scorer import SegmentShadow, Wanted, top_of_blocks
 from hillinfer_model.channel_statistics import ChannelStatistics
 from hillinfer_model.choices import Scope
 from hillinfer_model.kernel_spec import KernelSpec

@@ -8,10 +8,9 @@ from typing import Annotated
 
 import typer
 
-from hillinfer.cli.console import error_console, quiet_transformers
-from hillinfer.cli.progress import reading_view
-from hillinfer.models.number_type import NumberType
+from hillinfer.cli.console import error_console, quiet_transformers, reading_view
 from hillinfer.models.registry_model import DEFAULT_MODEL
+from hillinfer.system.machine import NumberType
 
 
 def decode(

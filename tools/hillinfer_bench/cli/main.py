@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from hillinfer.cli.program import Program
+from hillinfer.cli.ending import Program
 from hillinfer_bench.cli.decode import decode
 from hillinfer_bench.cli.pool_picture import pool_picture
 from hillinfer_bench.cli.pools import pools

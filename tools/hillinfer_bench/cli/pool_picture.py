@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from hillinfer.output_file import check_apart, prepare_report
+from hillinfer.system.files import check_apart, prepare_report
 from hillinfer_bench.figures.canvas import require_matplotlib, save_figure
 from hillinfer_bench.figures.pool_figures import TimelineRecord, timeline_figure
 

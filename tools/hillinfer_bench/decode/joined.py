@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from hillinfer.byte_size import ByteSize
+from hillinfer.engine.budget_plan import kernel_spec
 from hillinfer.hf.attach import Attachment
 from hillinfer.hf.cache import HillInferCache
-from hillinfer.pools.budget_plan import kernel_spec
 from hillinfer.statistics import CacheStatistics
+from hillinfer.values import ByteSize
 from hillinfer_bench.decode.measuring import (
     Bed,
     blank_row,

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from hillinfer.errors import HillInferError
-from hillinfer.hf.predictors.table import predictor_of
-from hillinfer.hf.query_hooks import FIRST_PREDICTED
+from hillinfer.hf.hooks import FIRST_PREDICTED
+from hillinfer.hf.predictors import predictor_of
 from hillinfer_bench.decode.rates import RateSource
 from hillinfer_bench.decode.room import (
     FreeRoom,

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
+from hillinfer.doctor.profile import PAPER_SHAPES
 from hillinfer.errors import SettingsError
-from hillinfer.machine.model_shapes import PAPER_SHAPES
 from hillinfer_bench.rivals.table import RIVALS
 from hillinfer_bench.systems.case import Case
 from hillinfer_bench.systems.table import (

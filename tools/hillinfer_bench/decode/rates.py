@@ -14,14 +14,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hillinfer.machine.memory import MemoryFacts
+from hillinfer.drive.calls import DriveCalls, Reads
+from hillinfer.drive.engine_table import open_engine
+from hillinfer.drive.files import ColdFile, aligned_buffer, probe_io_mode
 from hillinfer.native.library import native_is_here, native_library
 from hillinfer.settings import Settings
-from hillinfer.storage.aligned_buffer import aligned_buffer
-from hillinfer.storage.cold_file import ColdFile, probe_io_mode
-from hillinfer.storage.drive_calls import DriveCalls
-from hillinfer.storage.read_engines import open_engine
-from hillinfer.storage.reads import Reads
+from hillinfer.system.machine import MemoryFacts
 from hillinfer_bench.report.rows import MachineRates
 
 _READ_BYTES = 1 << 20

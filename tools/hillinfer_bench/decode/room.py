@@ -13,10 +13,10 @@ from pathlib import Path
 
 import torch
 
-from hillinfer.byte_size import format_bytes
-from hillinfer.machine.memory import MemoryFacts
-from hillinfer.machine.model_shapes import SHAPES
+from hillinfer.doctor.profile import SHAPES
 from hillinfer.models.loader import ModelOutline
+from hillinfer.system.machine import MemoryFacts
+from hillinfer.values import format_bytes
 from hillinfer_bench.systems.case import BenchSetting, Case, case_setting
 from hillinfer_bench.systems.system import System
 from hillinfer_bench.systems.table import HILLINFER, JOINED, make_system

@@ -11,18 +11,16 @@ from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
-from hillinfer.cold_dir import prepared_cold_dir
+from hillinfer.doctor.finding import python_version, run_packages
+from hillinfer.doctor.profile import SHAPES
+from hillinfer.drive.directories import DriveFacts, prepared_cold_dir
 from hillinfer.errors import HillInferError, SettingsError
 from hillinfer.hf.attach import Attachment
-from hillinfer.machine.drive import DriveFacts
-from hillinfer.machine.model_shapes import SHAPES
-from hillinfer.machine.processor import ProcessorFacts
-from hillinfer.machine.versions import python_version, run_packages
 from hillinfer.models.loader import LoadedModel, ModelOutline
-from hillinfer.models.model_source import ModelSource, local_model
-from hillinfer.output_file import check_outside, prepare_report
-from hillinfer.query_source import QuerySource
-from hillinfer.settings import Settings
+from hillinfer.models.sources import ModelSource, local_model
+from hillinfer.settings import QuerySource, Settings
+from hillinfer.system.files import check_outside, prepare_report
+from hillinfer.system.machine import ProcessorFacts
 from hillinfer_bench.decode.joined import joined_tokens, measure_joined
 from hillinfer_bench.decode.measuring import Bed, blank_row, measure_case
 from hillinfer_bench.decode.plan import check_one_traced, make_plan

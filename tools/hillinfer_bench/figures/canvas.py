@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hillinfer.errors import HillInferError
-from hillinfer.output_file import write_whole
+from hillinfer.system.files import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from hillinfer.errors import HillInferError
-from hillinfer.plain_file import open_plain, plain_lines
-from hillinfer.system_reason import reason_of
-from hillinfer.timeline.pool_timeline import COLUMNS
+from hillinfer.errors import HillInferError, reason_of
+from hillinfer.system.files import open_plain, plain_lines
+from hillinfer.trace.pool_timeline import COLUMNS
 from hillinfer_bench.figures.canvas import new_figure, plain_text
 from hillinfer_bench.replay.table import (
     DEMAND,

@@ -12,13 +12,11 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hillinfer.byte_size import format_bytes
-from hillinfer.errors import HillInferError
-from hillinfer.plain_file import open_plain, plain_lines
-from hillinfer.system_reason import reason_of
-from hillinfer.timeline.lane import Lane
-from hillinfer.timeline.span import Span
-from hillinfer.timeline.trace_file import PROCESS_NAME
+from hillinfer.errors import HillInferError, reason_of
+from hillinfer.system.files import open_plain, plain_lines
+from hillinfer.trace.recorder import Lane, Span
+from hillinfer.trace.trace_file import PROCESS_NAME
+from hillinfer.values import format_bytes
 from hillinfer_bench.figures.canvas import new_figure, plain_text
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hillinfer.devices.scorer import Scorer, SegmentShadow, total_tokens
-from hillinfer.hie.wanted import Wanted
+from hillinfer.scoring.scorer import Scorer, SegmentShadow, Wanted, total_tokens
 from hillinfer.settings import Settings
 from hillinfer_model.choices import Scope
 from hillinfer_model.kernel_spec import BEAT_BYTES

@@ -9,12 +9,12 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
+from hillinfer.doctor.finding import python_version, run_packages
 from hillinfer.errors import SettingsError
-from hillinfer.machine.processor import ProcessorFacts
-from hillinfer.machine.versions import python_version, run_packages
 from hillinfer.models.loader import LoadedModel, ModelOutline
-from hillinfer.models.model_source import ModelSource, local_model
-from hillinfer.output_file import check_outside, prepare_report
+from hillinfer.models.sources import ModelSource, local_model
+from hillinfer.system.files import check_outside, prepare_report
+from hillinfer.system.machine import ProcessorFacts
 from hillinfer_bench.quality.forced_reading import Prefix, compute_threads, forced_logits, selecting
 from hillinfer_bench.quality.request import QualityRequest
 from hillinfer_bench.quality.table import (

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 
 from hillinfer.devices.table import make_scorer
+from hillinfer.engine.budget_plan import kernel_spec
+from hillinfer.generate.run_report import json_bytes
 from hillinfer.model_shape import ModelShape
-from hillinfer.output_file import cannot_write, write_whole
-from hillinfer.pools.budget_plan import kernel_spec
-from hillinfer.run_report import json_bytes
 from hillinfer.settings import Settings
+from hillinfer.system.files import cannot_write, write_whole
 from hillinfer_bench.quality.policies import (
     ContractSelection,
     FloatWeights,

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hillinfer.prompt import PromptError
-from hillinfer.text_file import read_text
+from hillinfer.generate.prompt import PromptError, read_text
 
 DEFAULT_TEXTS = 3
 # More characters than any tokenizer for English puts into one token on average.

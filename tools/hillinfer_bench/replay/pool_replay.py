@@ -8,18 +8,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hillinfer.counters import Counters
+from hillinfer.drive.files import round_up
+from hillinfer.kv.hot_pool import SLOT_BYTES
+from hillinfer.kv.hot_pools import HotPools, LayerShares
+from hillinfer.kv.pool_keeper import PoolKeeper
+from hillinfer.kv.pool_policies import PoolPolicy
+from hillinfer.kv.sequence import HIT_BYTES, Sequence, room_for
+from hillinfer.memory_budget import TABLE_GROWTH_ROWS, Accountant, Part
 from hillinfer.model_shape import ModelShape, StoredType
-from hillinfer.policies.pool_policy import PoolPolicy
-from hillinfer.pools.accountant import Accountant, Part
-from hillinfer.pools.hit_rate_table import HIT_BYTES, room_for
-from hillinfer.pools.hot_pools import TABLE_GROWTH_ROWS, HotPools
-from hillinfer.pools.layer_shares import LayerShares, PoolSizes
-from hillinfer.pools.layer_step import LayerStep
-from hillinfer.pools.pool_keeper import PoolKeeper
-from hillinfer.pools.slot_table import SLOT_BYTES
-from hillinfer.storage.aligned_buffer import round_up
-from hillinfer.storage.sequence import Sequence
+from hillinfer.settings import PoolSizes
+from hillinfer.statistics import Counters
+from hillinfer.trace.pool_timeline import LayerStep
 from hillinfer_bench.replay.recording import SelectionTrace
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 

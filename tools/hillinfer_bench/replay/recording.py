@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hillinfer.devices.table import make_scorer
+from hillinfer.engine.budget_plan import kernel_spec
 from hillinfer.errors import SettingsError
-from hillinfer.pools.budget_plan import kernel_spec
 from hillinfer.settings import Settings
 from hillinfer_bench.quality.forced_reading import Prefix, forced_logits
 from hillinfer_bench.quality.policies import ContractSelection, LayerQueries, SelectionPolicy

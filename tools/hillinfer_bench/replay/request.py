@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hillinfer.errors import SettingsError
-from hillinfer.models.number_type import NumberType
 from hillinfer.settings import Settings
-from hillinfer.thread_count import check_threads
+from hillinfer.system.machine import NumberType
+from hillinfer.values import check_threads
 
 
 @dataclass(frozen=True)

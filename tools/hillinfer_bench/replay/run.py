@@ -11,14 +11,14 @@ from contextlib import AbstractContextManager, contextmanager
 from threading import Lock
 from typing import Any
 
+from hillinfer.doctor.finding import python_version, run_packages
 from hillinfer.errors import SettingsError
-from hillinfer.machine.processor import ProcessorFacts
-from hillinfer.machine.versions import python_version, run_packages
+from hillinfer.kv.pool_policies import POOL_POLICIES, make_pool_policy
 from hillinfer.models.loader import LoadedModel, ModelOutline
-from hillinfer.models.model_source import ModelSource, local_model
-from hillinfer.output_file import check_outside, prepare_report
-from hillinfer.policies.pool_policies import POOL_POLICIES, make_pool_policy
+from hillinfer.models.sources import ModelSource, local_model
 from hillinfer.settings import Settings
+from hillinfer.system.files import check_outside, prepare_report
+from hillinfer.system.machine import ProcessorFacts
 from hillinfer_bench.figures.canvas import require_matplotlib, save_figure
 from hillinfer_bench.figures.pool_figures import pools_figure
 from hillinfer_bench.quality.forced_reading import Prefix, compute_threads, selecting

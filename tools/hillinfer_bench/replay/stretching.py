@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hillinfer.errors import SettingsError
-from hillinfer.pools.layer_shares import PoolSizes
-from hillinfer.settings import Settings
+from hillinfer.settings import PoolSizes, Settings
 from hillinfer_bench.replay.recording import SelectionTrace, Sets
 from hillinfer_bench.replay.table import replay_policy
 from hillinfer_model.selection import kept_positions, selected_count

@@ -10,11 +10,10 @@ from statistics import fmean
 from types import MappingProxyType
 from typing import Any
 
-from hillinfer.output_file import cannot_write, write_whole
-from hillinfer.policies.pool_policies import POOL_POLICIES, make_pool_policy
-from hillinfer.pools.layer_shares import PoolSizes
-from hillinfer.run_report import json_bytes
-from hillinfer.settings import Settings
+from hillinfer.generate.run_report import json_bytes
+from hillinfer.kv.pool_policies import POOL_POLICIES, make_pool_policy
+from hillinfer.settings import PoolSizes, Settings
+from hillinfer.system.files import cannot_write, write_whole
 from hillinfer_bench.replay.belady import demand_bound, prefetch_bound, shared_demand_bound
 from hillinfer_bench.replay.pool_replay import PoolReplay, Replayed
 from hillinfer_bench.replay.recording import SelectionTrace

@@ -10,8 +10,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from hillinfer.byte_size import format_bytes
-from hillinfer.output_file import cannot_write, write_whole
+from hillinfer.system.files import cannot_write, write_whole
+from hillinfer.values import format_bytes
 from hillinfer_bench.replay.stretching import STRETCHING_RULE
 from hillinfer_bench.report import other_reports
 from hillinfer_bench.report.goals import (

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from hillinfer.machine.model_shapes import PAPER_SHAPES, SHAPES
+from hillinfer.doctor.profile import PAPER_SHAPES, SHAPES
 from hillinfer_bench.report.goal_record import (
     AtLeast,
     AtMost,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hillinfer.plain_file import read_plain
+from hillinfer.system.files import read_plain
 from hillinfer_bench.report.goal_record import (
     AtLeast,
     AtMost,

@@ -10,15 +10,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hillinfer.attention.host_attention import host_attention
-from hillinfer.attention.native_attention import MOST_GROUP_SIZE
-from hillinfer.attention.native_softmax import described
+from hillinfer.attention.native import MOST_GROUP_SIZE, described, host_attention
 from hillinfer.attention.softmax_merge import SoftmaxMerge
+from hillinfer.kv.row_layout import RowLayout
 from hillinfer.model_shape import ModelShape
-from hillinfer.native.addresses import row_addresses
-from hillinfer.native.errors import NativeError
-from hillinfer.native.library import native_library
-from hillinfer.storage.row_layout import RowLayout
+from hillinfer.native.library import NativeError, native_library
+from hillinfer.native.structures import row_addresses
 from hillinfer_bench.rivals.rival import RivalSetup
 from hillinfer_model.selection import selected_count
 

@@ -13,13 +13,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hillinfer.storage.aligned_buffer import PAGE_BYTES, round_up
-from hillinfer.storage.cold_file import ColdFile, probe_io_mode
-from hillinfer.storage.drive_calls import DriveCalls
-from hillinfer.storage.read_engine import ReadEngine
-from hillinfer.storage.read_engines import open_engine
-from hillinfer.storage.read_plan import JOIN_GAP_BYTES, plan_reads
-from hillinfer.storage.reads import Reads
+from hillinfer.drive.calls import DriveCalls, Reads
+from hillinfer.drive.engine_table import open_engine
+from hillinfer.drive.files import PAGE_BYTES, ColdFile, probe_io_mode, round_up
+from hillinfer.drive.read_engines import ReadEngine
+from hillinfer.drive.read_plan import JOIN_GAP_BYTES, plan_reads
 from hillinfer_bench.rivals.block_attention import BlockAttention
 from hillinfer_bench.rivals.rival import Meter, Rival, RivalSetup
 from hillinfer_model.kernel_spec import GROUP_TOKENS

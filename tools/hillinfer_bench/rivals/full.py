@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hillinfer.attention.host_attention import host_attention
-from hillinfer.attention.kernels import attend_block
-from hillinfer.machine.memory import MemoryFacts
-from hillinfer.storage.row_layout import RowLayout
+from hillinfer.attention.native import host_attention
+from hillinfer.attention.softmax_merge import attend_block
+from hillinfer.kv.row_layout import RowLayout
+from hillinfer.system.machine import MemoryFacts
 from hillinfer_bench.rivals.block_attention import BlockAttention, Part, whole
 from hillinfer_bench.rivals.drive_rows import BlockStream, DriveRival
 from hillinfer_bench.rivals.rival import Meter, Rival, RivalSetup, Traffic

@@ -16,9 +16,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from hillinfer.drive.files import PAGE_BYTES, ColdFile, IOMode, round_up
 from hillinfer.errors import BudgetError, ColdPoolError
-from hillinfer.storage.aligned_buffer import PAGE_BYTES, round_up
-from hillinfer.storage.cold_file import ColdFile, IOMode
 from hillinfer_bench.rivals.block_attention import BlockAttention, Part, whole
 from hillinfer_bench.rivals.rival import Rival, RivalSetup
 from hillinfer_model.kernel_spec import GROUP_TOKENS

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from hillinfer.drive.files import PAGE_BYTES, round_up
 from hillinfer.errors import CacheUseError
-from hillinfer.storage.aligned_buffer import PAGE_BYTES, round_up
 from hillinfer_bench.rivals.block_attention import (
     RowProducts,
     best_tokens,

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hillinfer.storage.aligned_buffer import round_up
+from hillinfer.drive.files import round_up
 from hillinfer_bench.rivals.block_attention import Part, RowProducts, count, replayed_pages, whole
 from hillinfer_bench.rivals.drive_rows import DriveRival, Landing
 from hillinfer_bench.rivals.pooled_rows import Fetch, Fetched, FetchThread, PooledRows

@@ -16,12 +16,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hillinfer.byte_size import format_bytes
+from hillinfer.drive.files import aligned_buffer
 from hillinfer.errors import BudgetError, CacheUseError, SettingsError
+from hillinfer.kv.row_layout import RowLayout
 from hillinfer.model_shape import ModelShape
-from hillinfer.storage.aligned_buffer import aligned_buffer
-from hillinfer.storage.read_engines import IOChoice
-from hillinfer.storage.row_layout import RowLayout
+from hillinfer.settings import IOChoice
+from hillinfer.values import format_bytes
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,10 @@ from types import MappingProxyType
 import torch
 
 from hillinfer.errors import CacheUseError, SettingsError, UnsupportedFeatureError
-from hillinfer.hf.attached_cache import AttachedCache
-from hillinfer.hf.layer import HillInferLayer
+from hillinfer.hf.layer import AttachedCache, HillInferLayer
 from hillinfer.hf.turns import Use
-from hillinfer.timeline.forward_spans import ForwardSpans
-from hillinfer.timeline.silent import SILENT
+from hillinfer.trace.recorder import SILENT
+from hillinfer.trace.trace_file import ForwardSpans
 from hillinfer_bench.rivals.full import FullDrive, FullMemory
 from hillinfer_bench.rivals.full_swap import FullSwap
 from hillinfer_bench.rivals.h2o import H2OAllKeys, H2ODrop

@@ -8,17 +8,17 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from hillinfer.byte_size import ByteSize
+from hillinfer.engine.budget_growth import ShadowChoice
+from hillinfer.engine.budget_plan import kernel_spec
+from hillinfer.engine.runtime import Runtime
 from hillinfer.errors import SetupWarning
 from hillinfer.hf.cache import HillInferCache
 from hillinfer.hf.engine import Engine
-from hillinfer.hf.predictors.table import with_named_query
+from hillinfer.hf.predictors import with_named_query
 from hillinfer.model_shape import ModelShape
-from hillinfer.pools.budget_plan import kernel_spec
-from hillinfer.pools.shadow_choice import ShadowChoice
-from hillinfer.runtime import Runtime
 from hillinfer.settings import Settings
 from hillinfer.statistics import CacheStatistics
+from hillinfer.values import ByteSize
 from hillinfer_bench.systems.case import BenchSetting
 from hillinfer_bench.systems.kv_source import Chunk
 from hillinfer_bench.systems.replayed_selections import ReplayingRuntime

@@ -13,11 +13,10 @@ import torch
 from transformers import PreTrainedModel
 
 from hillinfer.errors import SettingsError
-from hillinfer.hf.predictors.query_predictor import QueryPredictor
-from hillinfer.hf.predictors.table import predictor_of
+from hillinfer.hf.predictors import QueryPredictor, predictor_of
+from hillinfer.kv.row_layout import RowLayout
 from hillinfer.model_shape import ModelShape
-from hillinfer.query_source import QuerySource
-from hillinfer.storage.row_layout import RowLayout
+from hillinfer.settings import QuerySource
 from hillinfer_bench.quality.forced_reading import Prefix
 
 CHUNK_TOKENS = 1024

@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hillinfer.devices.scorer import Scorer, SegmentShadow
-from hillinfer.hie.evaluation import ImportanceEvaluation
+from hillinfer.engine.runtime import Runtime
+from hillinfer.kv.sequence import Sequence as StoredSequence
 from hillinfer.model_shape import ModelShape
 from hillinfer.models.loader import LoadedModel
-from hillinfer.runtime import Runtime
+from hillinfer.scoring.evaluation import ImportanceEvaluation
+from hillinfer.scoring.scorer import Scorer, SegmentShadow
 from hillinfer.settings import Settings
-from hillinfer.storage.sequence import Sequence as StoredSequence
 from hillinfer_bench.quality.forced_reading import Prefix, selecting
 from hillinfer_bench.quality.texts import TextSample
 from hillinfer_bench.replay.recording import SelectionTrace, record_selections

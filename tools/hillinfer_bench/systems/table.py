@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from hillinfer.drive.files import probe_io_mode
 from hillinfer.errors import SettingsError
-from hillinfer.storage.cold_file import probe_io_mode
 from hillinfer_bench.rivals.rival import Rival, RivalSetup
 from hillinfer_bench.rivals.table import RIVALS, RivalCache, make_rival
 from hillinfer_bench.systems.case import BenchSetting

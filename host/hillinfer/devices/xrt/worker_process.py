@@ -18,9 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hillinfer.devices.child_session import end_session
-from hillinfer.devices.errors import DeviceError
-from hillinfer.devices.session_guard import SessionGuard
+from hillinfer.devices.device import DeviceError
+from hillinfer.system.processes import SessionGuard, end_session
 
 _PROGRAM = Path(__file__).with_name("worker.py")
 # XRT's driver makes its sockets in /tmp/$USER: there, the folder can hold them too.

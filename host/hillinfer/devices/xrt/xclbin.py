@@ -1,18 +1,48 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The container of everything a card is loaded with (`struct axlf` of XRT's xclbin.h)."""
+"""Reads an xclbin: its sections, kernels, memories and the kernel spec it was built for."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import re
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from enum import IntEnum, StrEnum
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
-from hillinfer.devices.xrt.errors import XclbinError
-from hillinfer.devices.xrt.section_kind import SectionKind
-from hillinfer.plain_file import read_plain
-from hillinfer.system_reason import reason_of
+from hillinfer.errors import SettingsError, reason_of
+from hillinfer.system.files import read_plain
+from hillinfer_model.choices import KeyMode, Rule
+from hillinfer_model.kernel_spec import KernelSpec, ProductStyle
+
+# --- What can be wrong with a card or with what is loaded on it ---
+
+
+class XclbinError(SettingsError):
+    """An xclbin that cannot be used; the message names the file and the reason."""
+
+
+# --- The sections of an xclbin that this project writes or reads ---
+
+
+class SectionKind(IntEnum):
+    """Numbers of `axlf_section_kind` in XRT's xclbin.h."""
+
+    BITSTREAM = 0
+    EMBEDDED_METADATA = 2
+    MEM_TOPOLOGY = 6
+    CONNECTIVITY = 7
+    IP_LAYOUT = 8
+    CLOCK_FREQ_TOPOLOGY = 11
+    BUILD_METADATA = 14
+    USER_METADATA = 16
+
+
+# --- The container of everything a card is loaded with (`struct axlf` of XRT's xclbin.h) ---
 
 MAGIC = b"xclbin2\0"
 HARDWARE, HW_EMU = 0, 4
@@ -138,3 +168,139 @@ class Xclbin:
         except OSError as error:
             raise XclbinError(f"cannot read {path}: {reason_of(error)}") from error
         return cls.unpack(content, str(path))
+
+
+# --- What an xclbin says about the kernels in it: their spec, and a sum of every section ---
+
+FORMAT = "hillinfer-kernels-1"
+# Shell, its version, release date and edition of the platform for development.
+_PLATFORM = re.compile(r"(.+)_(\d+)_(\d{6})_\d+")
+_CHOICES: dict[str, type[StrEnum]] = {
+    "key_mode": KeyMode,
+    "rule": Rule,
+    "product_style": ProductStyle,
+}
+
+
+def spec_record(spec: KernelSpec, sections: Mapping[int, bytes]) -> bytes:
+    """Return the USER_METADATA of an xclbin: JSON with the spec and the SHA-256 of the sections."""
+    record = {
+        "format": FORMAT,
+        "spec": asdict(spec),
+        "spec_hash": spec.digest().hex(),
+        "sections": {str(int(kind)): _sum(content) for kind, content in sections.items()},
+    }
+    return json.dumps(record, indent=1, sort_keys=True).encode()
+
+
+def check_xclbin(xclbin: Xclbin, spec: KernelSpec, platform: str, name: str) -> None:
+    """Refuse an xclbin that does not hold the kernels of a spec for a platform.
+
+    Parameters
+    ----------
+    xclbin
+        As read from its file.
+    spec
+        What the host packs shadows and queries for.
+    platform
+        The card's shell, as the card or the platform for development is called.
+    name
+        What error messages call the file.
+
+    Raises
+    ------
+    XclbinError
+        With the reason.
+    """
+    if shell_of(xclbin.platform) != shell_of(platform):
+        raise XclbinError(
+            f"{name} was built for the platform {xclbin.platform!r}, the card has {platform!r}: "
+            "build it again with `make bitstream` for this card"
+        )
+    record = _record(xclbin, name)
+    try:
+        sums = {int(kind): expected for kind, expected in record["sections"].items()}
+        found = record["spec_hash"]
+    except (KeyError, AttributeError, ValueError, TypeError) as error:
+        raise _unreadable(name) from error
+    for kind, expected in sums.items():
+        own = xclbin.sections.get(kind)
+        if own is None or _sum(own) != expected:
+            raise XclbinError(f"{name} is damaged: section {kind} is not what was built")
+    if found != spec.digest().hex():
+        raise XclbinError(
+            f"{name} holds kernels of another spec ({_difference(record.get('spec'), spec)}): "
+            "build one for this model and these settings"
+        )
+
+
+def shell_of(platform: str) -> str:
+    """Return the name of the shell that a card has for a platform.
+
+    An xclbin names the platform that it was built with, `..._gc_2_202110_1`; a card names its
+    shell, `..._gc_base_2`.
+    """
+    named = _PLATFORM.fullmatch(platform)
+    return f"{named[1]}_base_{named[2]}" if named else platform
+
+
+def recorded_spec(xclbin: Xclbin, name: str) -> KernelSpec:
+    """Return the spec that an xclbin's kernels were built from, as it says.
+
+    Parameters
+    ----------
+    xclbin
+        As read from its file.
+    name
+        What error messages call the file.
+
+    Raises
+    ------
+    XclbinError
+        Where it does not say so, or names none that there is.
+    """
+    fields = _record(xclbin, name).get("spec")
+    if not isinstance(fields, dict):
+        raise _unreadable(name)
+    try:
+        values: dict[str, Any] = {
+            key: _CHOICES[key](value) if key in _CHOICES else value for key, value in fields.items()
+        }
+        return KernelSpec(**values)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise XclbinError(f"{name}: its kernels' spec is none: {error!s:.200}") from error
+
+
+def _record(xclbin: Xclbin, name: str) -> dict[str, Any]:
+    content = xclbin.sections.get(SectionKind.USER_METADATA)
+    if content is None:
+        raise XclbinError(f"{name} does not say which kernels it holds: it has no USER_METADATA")
+    try:
+        record = json.loads(content)
+        known = record["format"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise _unreadable(name) from error
+    if known != FORMAT:
+        raise XclbinError(f"{name}: its kernels are of format {known!r:.40}, this is {FORMAT!r}")
+    return dict(record)
+
+
+def _unreadable(name: str) -> XclbinError:
+    return XclbinError(f"{name} is damaged: its USER_METADATA cannot be read")
+
+
+def _sum(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _difference(found: object, spec: KernelSpec) -> str:
+    """Name what differs, the file's value first."""
+    if not isinstance(found, dict):
+        return "which is not given"
+    wanted = json.loads(json.dumps(asdict(spec)))
+    parts = [
+        f"{key}={found.get(key)!r:.40} instead of {value!r}"
+        for key, value in wanted.items()
+        if found.get(key) != value
+    ]
+    return ", ".join(parts) or "with the same values and another hash"

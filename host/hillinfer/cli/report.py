@@ -1,0 +1,378 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run's report: its facts, its view for people, and writing it however the run ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from hillinfer.cli.ending import EndedRunError, OutputError, held_signals
+from hillinfer.cli.preflight import CheckedRun
+from hillinfer.cli.request import GenerateRequest
+from hillinfer.doctor.finding import python_version, run_packages
+from hillinfer.drive.directories import filesystem_of, prepared_cold_dir
+from hillinfer.errors import BrokenRunError, Failure
+from hillinfer.generate.answering import Answering
+from hillinfer.generate.run_report import Comparison, RunReport, SessionFacts
+from hillinfer.model_shape import ModelShape
+from hillinfer.models.loader import LoadedModel
+from hillinfer.statistics import CacheStatistics
+from hillinfer.system.machine import MemoryFacts, ProcessorFacts
+from hillinfer.values import format_bytes
+
+# --- The parts of a report that say what a run was and where it ran ---
+
+
+def model_facts(loaded: LoadedModel, shape: ModelShape) -> dict[str, Any]:
+    """Return name, commit, family, number type and shape."""
+    return {
+        "name": loaded.name,
+        "commit": loaded.commit,
+        "model_type": loaded.config.model_type,
+        "dtype": str(loaded.model.dtype).removeprefix("torch."),
+        "stored_type": shape.stored_type.value,
+        "layers": shape.layers,
+        "query_heads": shape.query_heads,
+        "kv_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "max_positions": shape.max_positions,
+    }
+
+
+def settings_facts(request: GenerateRequest, checked: CheckedRun) -> dict[str, Any]:
+    """Return every setting that a repetition of the run needs."""
+    settings = checked.settings
+    return {
+        "alpha": settings.alpha,
+        "rule": settings.rule.value,
+        "scope": settings.scope.value,
+        "query": settings.query.value,
+        "shadow": settings.key_mode.value,
+        "kept_sinks": settings.kept_sinks,
+        "kept_recent": settings.kept_recent,
+        "max_selected": settings.max_selected,
+        "dram_budget_bytes": settings.dram_budget.byte_count,
+        "pool_policy": settings.pool_policy,
+        "pool_sizes": settings.pool_sizes.value,
+        "device": settings.device,
+        "beta": "auto" if settings.beta is None else settings.beta,
+        "beta_model": settings.beta_model.value,
+        "xclbin": str(settings.xclbin) if settings.xclbin else None,
+        "pynq_python": str(settings.pynq_python) if settings.pynq_python else None,
+        "block_rows": settings.block_rows,
+        "prefetch_blocks": settings.prefetch_blocks,
+        "block_tokens": settings.block_tokens,
+        "io": settings.io.value,
+        "io_threads": settings.io_threads,
+        "prefill_chunk": request.chunk_tokens,
+        "question_reading": request.question_reading.value,
+        "prompt_style": request.prompt_style.value,
+        "special_tokens": request.special_tokens.value,
+        "max_new_tokens": request.max_new_tokens,
+        "projections": request.projections,
+        "threads": torch.get_num_threads(),
+    }
+
+
+def version_facts() -> dict[str, str]:
+    """Return the versions of the interpreter and of everything generation stands on."""
+    packages = {one.name: one.version for one in run_packages() if one.version is not None}
+    return {"python": python_version(), **packages}
+
+
+def machine_facts(cold_dir: Path | None) -> dict[str, Any]:
+    """Return what speed depends on."""
+    processor, memory = ProcessorFacts.read(), MemoryFacts.read()
+    return {
+        "processor": processor.name,
+        "cores": processor.cores,
+        "memory_bytes": memory.total_bytes,
+        "memory_limit_bytes": memory.limit_bytes,
+        "cold_filesystem": filesystem_of(prepared_cold_dir(cold_dir)),
+        "gpu": torch.cuda.get_device_name(0) if torch.cuda.is_available() else None,
+    }
+
+
+# --- A run's report for people, on standard error ---
+
+
+def show_report(report: RunReport, console: Console) -> None:
+    """Print the report as one table, and a second one side by side where there is a comparison."""
+    table = Table(title="HillInfer report", show_header=False, title_justify="left")
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in report_lines(report):
+        table.add_row(name, value)
+    console.print(table)
+    if report.comparison is not None:
+        console.print(_comparison_table(report))
+
+
+def report_lines(report: RunReport) -> list[tuple[str, str]]:
+    """Return the report as pairs of a name and what is to be said."""
+    statistics = report.statistics
+    decode = report.decode_counts
+    settings = report.settings
+    steps = max(1, sum(answer.decode_steps for answer in report.answers))
+    budget_share = statistics.dram_budget_bytes / max(1, statistics.kv_bytes)
+    lines = [
+        (
+            "model",
+            f"{report.model['name']} ({report.model['model_type']}, {report.model['dtype']})",
+        ),
+        (
+            "selection",
+            f"alpha {settings['alpha']}, {settings['rule']}, {settings['scope']}, shadow "
+            f"{settings['shadow']}, device {settings['device']}",
+        ),
+        ("tokens", f"{report.prompt_tokens} prompt, {report.new_tokens} new"),
+        (
+            "prefill",
+            f"{report.prefill_seconds:.1f} s, {report.prefill_tokens_per_second:.1f} tokens/s",
+        ),
+        ("decode", f"{report.decode_tokens_per_second:.2f} tokens/s"),
+        ("KV cache", f"{format_bytes(statistics.kv_bytes)} of rows"),
+        (
+            "DRAM",
+            f"peak {format_bytes(statistics.dram_peak_bytes)} of a budget of "
+            f"{format_bytes(statistics.dram_budget_bytes)} ({budget_share:.0%} of the KV cache)",
+        ),
+        (
+            "  at the peak",
+            f"hot rows {format_bytes(statistics.hot_bytes)}, shadow "
+            f"{format_bytes(statistics.shadow_bytes)}, staging "
+            f"{format_bytes(statistics.staging_bytes)}, other "
+            f"{format_bytes(statistics.other_bytes)}",
+        ),
+        ("process", f"peak {format_bytes(report.peak_rss_bytes)} resident, weights included"),
+        (
+            "selected",
+            f"{statistics.selected_share:.1%} of the context per step; "
+            f"{statistics.hot_hit_rate:.1%} of selected rows were hot",
+        ),
+        ("hot pools", _pools_text(report)),
+        (
+            "drive",
+            f"{format_bytes(statistics.cold_write_bytes)} written, "
+            f"{format_bytes(statistics.cold_read_bytes)} read for "
+            f"{format_bytes(statistics.cold_useful_bytes)} asked for",
+        ),
+        (
+            "  reads",
+            f"{statistics.cold_reads}, {statistics.io_mode} I/O by {statistics.io_engine}, "
+            f"waited {statistics.drive_wait_seconds:.1f} s",
+        ),
+        (
+            "  per new token",
+            f"{format_bytes(decode['cold_read_bytes'] / steps)} read for "
+            f"{format_bytes(decode['cold_useful_bytes'] / steps)} asked for, waited "
+            f"{decode['drive_wait_seconds'] / steps * 1e3:.1f} ms",
+        ),
+    ]
+    if report.session is not None and report.session.path is not None:
+        lines.append(
+            (
+                "session",
+                f"{report.session.reused_tokens} tokens of {report.session.path} reused, opened in "
+                f"{report.session.open_seconds:.1f} s",
+            )
+        )
+    if statistics.kernel_launches or statistics.device_lost:
+        share = statistics.device_scored_tokens / max(statistics.scored_tokens, 1)
+        lines.append(
+            (
+                "device",
+                f"{statistics.kernel_launches} launches scored "
+                f"{statistics.device_scored_tokens} tokens, {share:.1%} of all"
+                + ("; then it was LOST and the host went on" if statistics.device_lost else ""),
+            )
+        )
+    if report.machine["gpu"]:
+        lines.append(
+            (
+                "GPU",
+                f"{format_bytes(statistics.host_to_device_bytes)} to it, "
+                f"{format_bytes(statistics.device_to_host_bytes)} from it, through "
+                f"{format_bytes(statistics.gpu_staging_bytes)} of {statistics.gpu_staging} memory",
+            )
+        )
+    if statistics.fp16_overflows:
+        lines.append(
+            ("FP16", f"{statistics.fp16_overflows} values were too large and became the largest")
+        )
+    return lines
+
+
+def _pools_text(report: RunReport) -> str:
+    statistics, settings = report.statistics, report.settings
+    rates = statistics.layer_hit_rates
+    lowest, highest = rates.index(min(rates)), rates.index(max(rates))
+    return (
+        f"{settings['pool_policy']}, sizes {settings['pool_sizes']}; "
+        f"{statistics.promoted_rows} rows promoted, {statistics.demoted_rows} demoted; hit rate "
+        f"{rates[lowest]:.1%} in layer {lowest} to {rates[highest]:.1%} in layer {highest}"
+    )
+
+
+def _comparison_table(report: RunReport) -> Table:
+    other = report.comparison
+    assert other is not None
+    table = Table(title="Side by side", title_justify="left")
+    for heading in ("", "HillInfer", "ordinary cache"):
+        table.add_column(heading)
+    table.add_row("prefill", f"{report.prefill_seconds:.1f} s", f"{other.prefill_seconds:.1f} s")
+    table.add_row(
+        "decode",
+        f"{report.decode_tokens_per_second:.2f} tokens/s",
+        f"{other.decode_tokens_per_second:.2f} tokens/s",
+    )
+    table.add_row(
+        "cache in memory",
+        format_bytes(report.statistics.dram_peak_bytes),
+        format_bytes(other.kv_bytes),
+    )
+    table.add_row(
+        "peak resident while generating",
+        format_bytes(other.hillinfer_peak_rss_bytes),
+        format_bytes(other.peak_rss_bytes),
+    )
+    for number, (answer, text) in enumerate(zip(report.answers, other.texts, strict=True), start=1):
+        table.add_row(
+            f"answer {number}: first {other.equal_tokens[number - 1]} of "
+            f"{len(answer.token_ids)} tokens equal",
+            answer.text.strip(),
+            text.strip(),
+        )
+    return table
+
+
+# --- What a run owes once its model is loaded: the report, the text and the line, however it
+# ends ---
+
+# Freed before the end, so that there is memory to tell that memory ran out.
+_RESERVE_BYTES = 4 << 20
+
+
+class RunRecord:
+    """Collects what a run did, part by part; a part that fails ends it at `finish`, with all told.
+
+    Parameters
+    ----------
+    request
+        What was asked for.
+    answering
+        Has the document's part and the answers, finished or not.
+    blank
+        The report of a run that did nothing yet, with what it is and where it runs.
+    token_bytes
+        Bytes of one token's rows in all layers.
+
+    Attributes
+    ----------
+    session, statistics, comparison
+        As in `RunReport`, None where nothing is known.
+    peak_rss_bytes
+        Peak of resident memory, to be raised as it grows.
+    """
+
+    def __init__(
+        self, request: GenerateRequest, answering: Answering, blank: RunReport, token_bytes: int
+    ) -> None:
+        self._request = request
+        self._token_bytes = token_bytes
+        self._answering = answering
+        self._blank = blank
+        self._broke: BaseException | None = None
+        self._reserve = bytearray(_RESERVE_BYTES)
+        self.session: SessionFacts | None = blank.session
+        self.statistics: CacheStatistics | None = None
+        self.comparison: Comparison | None = None
+        self.peak_rss_bytes = blank.peak_rss_bytes
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether nothing has ended the run."""
+        return self._broke is None
+
+    @contextmanager
+    def part(self) -> Iterator[None]:
+        """Run a part; what it raises is kept, and what came first counts."""
+        try:
+            yield
+        except BaseException as error:
+            self._reserve.clear()
+            self._broke = self._broke or error
+
+    def report(self) -> RunReport:
+        """Return the report of what was done so far."""
+        answering, blank = self._answering, self._blank
+        reused = 0 if self.session is None else self.session.reused_tokens
+        read = reused + answering.document_tokens
+        answers = answering.answers
+        contexts = [read + answer.question_tokens + answer.decode_steps for answer in answers]
+        statistics = self.statistics or blank.statistics
+        return replace(
+            blank,
+            document_tokens=read,
+            document_seconds=answering.document_seconds,
+            answers=answers,
+            # Forks are closed by now, so the cache no longer holds the longest context.
+            statistics=replace(
+                statistics, kv_bytes=max(contexts, default=read) * self._token_bytes
+            ),
+            peak_rss_bytes=self.peak_rss_bytes,
+            comparison=self.comparison,
+            failure=None if self._broke is None else Failure.of(self._broke),
+            session=self.session,
+        )
+
+    def finish(self, console: Console) -> None:
+        """Write and show the report; then end the command where something broke.
+
+        Raises
+        ------
+        EndedRunError
+            Where something did, the report itself too.
+        """
+        with held_signals():
+            self._finish(console)
+
+    def _finish(self, console: Console) -> None:
+        written, and_then = self._request.report, ""
+        with self.part():
+            report = self.report()
+            try:
+                if written is not None:
+                    report.write(written)
+            except Exception as error:
+                if self._broke is not None:
+                    and_then = f"; and then: {Failure.of(error).message}"
+                written = None
+                raise
+            finally:
+                with suppress(OSError):
+                    show_report(report, console)
+            if written is not None:
+                console.print(f"report: {written}")
+        if self._broke is not None:
+            raise EndedRunError(self._broke, and_then + self._where_the_text_is(written))
+        if self.session is not None and self.session.save_error is not None:
+            raise BrokenRunError(self.session.save_error)
+
+    def _where_the_text_is(self, written: Path | None) -> str:
+        """Say where the answers are, as the end of a line; nothing where there are none."""
+        if not any(answer.text for answer in self._answering.answers):
+            return ""
+        if isinstance(self._broke, OutputError):
+            if written is None:
+                return "; --report keeps the text where standard output does not"
+            return f"; the text so far is in {written}"
+        also = "" if written is None else f" and in {written}"
+        return f"; the text so far is on standard output{also}"

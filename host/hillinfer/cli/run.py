@@ -1,0 +1,448 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One run of `hillinfer generate`, from the prompt to the report."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from rich.console import Console
+
+import hillinfer
+from hillinfer.cli.console import (
+    answering_view,
+    error_console,
+    panics_unsaid,
+    reading_view,
+    setup_warnings_shown,
+)
+from hillinfer.cli.ending import OutputError
+from hillinfer.cli.preflight import CheckedRun, check_run
+from hillinfer.cli.report import (
+    RunRecord,
+    machine_facts,
+    model_facts,
+    settings_facts,
+    version_facts,
+)
+from hillinfer.cli.request import STOCK, Asking, GenerateRequest, typed_questions
+from hillinfer.errors import HillInferError, without_python_names
+from hillinfer.generate.answering import Answering, AnswerOptions, Progress
+from hillinfer.generate.loop import Generation
+from hillinfer.generate.prompt import DocumentPrompt, PromptForm, PromptStyle, QuestionPrompt
+from hillinfer.generate.run_report import Answer, Comparison, RunReport, SessionFacts, decode_rate
+from hillinfer.hf.attach import Attachment
+from hillinfer.hf.cache import HillInferCache
+from hillinfer.models.loader import LoadedModel, ModelOutline
+from hillinfer.models.sources import ModelSource, local_model
+from hillinfer.native.library import native_library
+from hillinfer.projections.attachment import ProjectionAttachment
+from hillinfer.projections.ways import make_projections
+from hillinfer.sessions.files import SessionError
+from hillinfer.sessions.opening import SavedSession
+from hillinfer.sessions.writing import prepare_target
+from hillinfer.statistics import CacheStatistics
+from hillinfer.system.files import check_apart, check_outside, prepare_report
+from hillinfer.system.machine import peak_rss_bytes, reset_peak_rss
+from hillinfer.values import format_bytes
+
+# --- The same prompts with transformers' ordinary cache, for `--compare full` ---
+
+
+def compare_with_ordinary(
+    loaded: LoadedModel,
+    prompt: QuestionPrompt,
+    document_ids: list[int],
+    report: RunReport,
+    options: AnswerOptions,
+    chunk_tokens: int,
+    hillinfer_peak_rss_bytes: int,
+) -> Comparison:
+    """Answer everything again with `DynamicCache`, in the same chunks, on the detached model.
+
+    Parameters
+    ----------
+    loaded, prompt, document_ids, options, chunk_tokens
+        As in the run.
+    report
+        Of the run with HillInfer.
+    hillinfer_peak_rss_bytes
+        Peak of the process while that run generated.
+    """
+    from transformers import DynamicCache
+
+    reset_peak_rss()
+    cache = DynamicCache(config=loaded.config)
+    answering = Answering(
+        Generation(loaded.model, cache, chunk_tokens), loaded.tokenizer, prompt, options
+    )
+    seconds = answering.read(document_ids)
+    *others, last = report.answers
+    answers = (
+        *(answering.ask(str(answer.question), _unshown) for answer in others),
+        answering.go_on(_unshown)
+        if last.question is None
+        else answering.ask_last(last.question, _unshown),
+    )
+    if answering.broke is not None:
+        raise answering.broke
+    longest = len(document_ids) + max(
+        (answer.question_tokens + answer.decode_steps for answer in answers), default=0
+    )
+    shape = loaded.shape
+    states = 2 * shape.layers * shape.kv_heads * shape.head_dim * loaded.model.dtype.itemsize
+    pairs = list(zip(report.answers, answers, strict=True))
+    return Comparison(
+        prefill_seconds=seconds + sum(answer.question_seconds for answer in answers),
+        decode_tokens_per_second=decode_rate(answers),
+        kv_bytes=longest * states,
+        peak_rss_bytes=peak_rss_bytes(),
+        hillinfer_peak_rss_bytes=hillinfer_peak_rss_bytes,
+        texts=tuple(answer.text for answer in answers),
+        equal_tokens=tuple(_agreeing(ours.token_ids, theirs.token_ids) for ours, theirs in pairs),
+        equal_answers=sum(ours.token_ids == theirs.token_ids for ours, theirs in pairs),
+    )
+
+
+def _unshown(piece: str) -> None:
+    """Keep the text for the report only."""
+
+
+def _agreeing(ours: tuple[int, ...], theirs: tuple[int, ...]) -> int:
+    for count, (own, other) in enumerate(zip(ours, theirs, strict=False)):
+        if own != other:
+            return count
+    return min(len(ours), len(theirs))
+
+
+# --- What `hillinfer generate` does with sessions: use one, save one ---
+
+
+def make_prompt(
+    request: GenerateRequest, tokenizer: Any, saved: SavedSession | None
+) -> QuestionPrompt:
+    """Return the prompt of the document, or that of questions about a session's.
+
+    Raises
+    ------
+    SessionError
+        Where the session's document was made a prompt in another style, or nobody knows how.
+    PromptError
+        As `DocumentPrompt` says.
+    """
+    form = saved.manifest.prompt_form if saved else None
+    style = request.prompt_style
+    if request.document is not None:
+        plain = style is PromptStyle.AUTO and form is PromptForm.PLAIN
+        return DocumentPrompt(
+            tokenizer,
+            request.document,
+            PromptStyle.PLAIN if plain else style,
+            request.special_tokens,
+        )
+    assert saved is not None
+    if form is None:
+        raise SessionError(
+            f"the session {saved.directory} was saved from Python and does not say how its "
+            "document became a prompt: go on with load_session in Python, or give the document "
+            "too, --prompt-file"
+        )
+    if style is PromptStyle.PLAIN and form is PromptForm.CHAT:
+        raise SessionError(
+            f"the session {saved.directory} does not fit: prompt style is {form} in the session "
+            f"and {style} here; leave --prompt-style out"
+        )
+    return QuestionPrompt(tokenizer, form, request.special_tokens)
+
+
+def open_cache(
+    attachment: Attachment,
+    request: GenerateRequest,
+    checked: CheckedRun,
+    saved: SavedSession | None,
+    tokenizer: Any,
+) -> tuple[HillInferCache, SessionFacts | None]:
+    """Return the cache to read into, with what a session brings, and what there is to report.
+
+    Raises
+    ------
+    SessionError
+        Where the session was saved with other weights.
+    HillInferError
+        As `Attachment.new_cache` says.
+    """
+    started = time.perf_counter()
+    if saved is not None and checked.reused_tokens:
+        cache = attachment.resume(saved, checked.reused_tokens, checked.context_tokens, tokenizer)
+    else:
+        cache = attachment.new_cache(expected_tokens=checked.context_tokens)
+    if request.session is None and request.save_session is None:
+        return cache, None
+    return cache, SessionFacts(
+        path=str(request.session) if request.session else None,
+        reused_tokens=checked.reused_tokens,
+        open_seconds=checked.session_seconds + time.perf_counter() - started if saved else 0.0,
+        saved_path=str(request.save_session) if request.save_session else None,
+    )
+
+
+def save_cache(
+    cache: HillInferCache,
+    request: GenerateRequest,
+    prompt: QuestionPrompt,
+    tokenizer: Any,
+    facts: SessionFacts,
+    console: Console,
+) -> SessionFacts:
+    """Save what was read and return what there is to report, an error too: answers still come."""
+    assert request.save_session is not None
+    started = time.perf_counter()
+    try:
+        saved = cache.save_session(
+            request.save_session, tokenizer, request.chunk_tokens, prompt.form
+        )
+    except HillInferError as error:
+        console.print(f"hillinfer: warning: {without_python_names(str(error))}")
+        return replace(facts, save_seconds=time.perf_counter() - started, save_error=str(error))
+    facts = replace(
+        facts,
+        saved_bytes=saved.byte_count,
+        copied_row_bytes=saved.copied_row_bytes,
+        save_seconds=time.perf_counter() - started,
+    )
+    console.print(
+        f"session saved: {request.save_session} ({cache.get_seq_length()} tokens, "
+        f"{format_bytes(saved.byte_count)}, {facts.save_seconds:.1f} s)"
+    )
+    return facts
+
+
+# --- One run of `hillinfer generate`, from the prompt to the report ---
+
+
+def run(request: GenerateRequest) -> None:
+    """Check, load, read, answer and report.
+
+    Raises
+    ------
+    HillInferError
+        Whatever a user can act on, before weights are loaded where it can be known before.
+    EndedRunError
+        Where reading or answering ended in the middle, after the report was written.
+    """
+    console = error_console()
+    if request.threads is not None:
+        torch.set_num_threads(request.threads)
+    # Before anything is fetched or read.
+    native_library()
+    _check_places(request)
+    way = make_projections(request.projections)
+    with ExitStack() as opened:
+        saved = opened.enter_context(SavedSession(request.session)) if request.session else None
+        source = ModelSource.locate(request.model, console.print)
+        with panics_unsaid():
+            outline = ModelOutline.read(source, request.number_type)
+            prompt = make_prompt(request, outline.tokenizer, saved)
+        checked = check_run(request, outline, prompt, saved, console.print)
+        loaded = outline.load()
+        # Never taken off: a comparison runs with the same ones.
+        projections = ProjectionAttachment(loaded.model, way)
+        if request.projections != STOCK:
+            console.print(
+                f"projections: {request.projections}, {format_bytes(projections.held_bytes)} of "
+                "packed weights more than the model's own"
+            )
+        _generate(request, checked, loaded, prompt, saved, console)
+
+
+def _check_places(request: GenerateRequest) -> None:
+    """Refuse places for files that cannot be written, are another file's, or change an input."""
+    settings = request.settings
+    outputs = (
+        ("--report", request.report, "the report"),
+        ("--pool-timeline", settings.pool_timeline, "the pool timeline"),
+        ("--trace", settings.trace, "the trace"),
+    )
+    check_apart(
+        (
+            ("--prompt-file", request.prompt_file),
+            ("--xclbin", settings.xclbin),
+            *((option, file) for option, file, _ in outputs),
+            ("--save-session", request.save_session),
+        )
+    )
+    check_outside(
+        (
+            *((option, file) for option, file, _ in outputs),
+            ("--save-session", request.save_session),
+        ),
+        (
+            ("--save-session", request.save_session),
+            ("--session", request.session),
+            ("--model", local_model(request.model)),
+        ),
+    )
+    for option, file, what in outputs:
+        if file is not None:
+            prepare_report(file, option, what)
+    if request.save_session is not None:
+        prepare_target(request.save_session)
+
+
+def _generate(
+    request: GenerateRequest,
+    checked: CheckedRun,
+    loaded: LoadedModel,
+    prompt: QuestionPrompt,
+    saved: SavedSession | None,
+    console: Console,
+) -> None:
+    """Read, answer, compare and report, whatever ends it."""
+    options = _answer_options(request, loaded)
+    loading_peak = peak_rss_bytes()
+    reset_peak_rss()
+    with setup_warnings_shown(), ExitStack() as attached:
+        attachment = attached.enter_context(hillinfer.attach(loaded.model, checked.settings))
+        cache, session = open_cache(attachment, request, checked, saved, loaded.tokenizer)
+        generation = Generation(loaded.model, cache, request.chunk_tokens)
+        answering = Answering(generation, loaded.tokenizer, prompt, options)
+        blank = _blank_report(request, checked, loaded, session, cache.statistics(), loading_peak)
+        record = RunRecord(request, answering, blank, loaded.shape.token_bytes)
+        # The outer part keeps what comes between two others: another Ctrl-C.
+        with record.part():
+            with record.part():
+                _read_and_answer(request, checked, prompt, answering, record, cache, console)
+            with record.part():
+                record.statistics = cache.statistics()
+            with record.part():
+                generation.close()
+            attached.close()
+    with record.part():
+        generating_peak = peak_rss_bytes()
+        record.peak_rss_bytes = max(loading_peak, generating_peak)
+        if request.compare is not None and record.goes_on:
+            console.print("running the same prompts with the ordinary cache")
+            record.comparison = compare_with_ordinary(
+                loaded,
+                prompt,
+                checked.document_ids,
+                record.report(),
+                options,
+                request.chunk_tokens,
+                generating_peak,
+            )
+    record.finish(console)
+
+
+def _read_and_answer(
+    request: GenerateRequest,
+    checked: CheckedRun,
+    prompt: QuestionPrompt,
+    answering: Answering,
+    record: RunRecord,
+    cache: HillInferCache,
+    console: Console,
+) -> None:
+    """Read the document, save it where that is wanted, and answer."""
+    unread = checked.document_ids[checked.reused_tokens :]
+    with reading_view(console).stage("prefill", len(unread)) as advance:
+        answering.read(unread, advance)
+    if record.session is not None and request.save_session is not None:
+        record.session = save_cache(
+            cache, request, prompt, answering.tokenizer, record.session, console
+        )
+    if not request.only_saves:
+        _answer(request, checked, prompt, answering, console)
+
+
+def _blank_report(
+    request: GenerateRequest,
+    checked: CheckedRun,
+    loaded: LoadedModel,
+    session: SessionFacts | None,
+    statistics: CacheStatistics,
+    peak_bytes: int,
+) -> RunReport:
+    """Return the report of a run that did nothing yet; at its end the drive may be gone."""
+    return RunReport(
+        model=model_facts(loaded, loaded.shape),
+        settings=settings_facts(request, checked),
+        sampling=request.sampling.as_json(),
+        versions=version_facts(),
+        machine=machine_facts(checked.settings.cold_dir),
+        document_tokens=0,
+        document_seconds=0.0,
+        answers=(),
+        statistics=statistics,
+        peak_rss_bytes=peak_bytes,
+        session=session,
+    )
+
+
+def _answer(
+    request: GenerateRequest,
+    checked: CheckedRun,
+    prompt: QuestionPrompt,
+    answering: Answering,
+    console: Console,
+) -> None:
+    """Answer whatever was asked, the text on standard output; raise what ends it."""
+    if request.asking is Asking.INTERACTIVE:
+        questions = _fitting(typed_questions(console), checked, prompt, console)
+        asked: Iterator[Callable[[Progress], Answer]] = (
+            partial(answering.ask, question, _show_text) for question in questions
+        )
+    elif request.questions:
+        *others, last = request.questions
+        asked = iter(
+            [
+                *(partial(answering.ask, question, _show_text) for question in others),
+                partial(answering.ask_last, last, _show_text),
+            ]
+        )
+    else:
+        asked = iter([partial(answering.go_on, _show_text)])
+    for number, answer_next in enumerate(asked):
+        if len(request.questions) > 1:
+            console.print(f"question: {request.questions[number]}")
+        with answering_view(console).stage("decode", request.max_new_tokens) as advance:
+            answer_next(advance)
+            if not isinstance(answering.broke, OutputError):
+                _show_text("\n")
+        if answering.broke is not None:
+            raise answering.broke
+
+
+def _fitting(
+    questions: Iterator[str], checked: CheckedRun, prompt: QuestionPrompt, console: Console
+) -> Iterator[str]:
+    """Pass on the questions there is room for, and say which there is not."""
+    for question in questions:
+        count = len(prompt.question_ids(question))
+        if count <= checked.question_tokens:
+            yield question
+        else:
+            console.print(
+                f"hillinfer: this question has {count} tokens and there is room for "
+                f"{checked.question_tokens}: ask a shorter one"
+            )
+
+
+def _show_text(piece: str) -> None:
+    sys.stdout.write(piece)
+    sys.stdout.flush()
+
+
+def _answer_options(request: GenerateRequest, loaded: LoadedModel) -> AnswerOptions:
+    return AnswerOptions(
+        sampling=request.sampling,
+        max_new_tokens=request.max_new_tokens,
+        stop_ids=loaded.stop_ids,
+        question_reading=request.question_reading,
+    )

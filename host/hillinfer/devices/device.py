@@ -1,0 +1,361 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The interface of whatever holds key shadows and scores them where they lie."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hillinfer.errors import HillInferError, HillInferWarning
+from hillinfer.scoring.launches import LaunchQueries
+from hillinfer.scoring.layout import ProbeShadow
+from hillinfer.scoring.scorer import SegmentShadow
+from hillinfer_model.beats import Beats, beat_count
+from hillinfer_model.channel_statistics import ChannelStatistics
+from hillinfer_model.choices import Scope
+from hillinfer_model.descriptor import TUPLE_BYTES, Descriptor
+from hillinfer_model.kernel_spec import BEAT_BYTES, SLICE_CHANNELS, KernelSpec
+from hillinfer_model.launch_shape import query_beats
+from hillinfer_model.score_tuples import WINDOW_TOKENS
+
+# --- What can go wrong with a device while it is used ---
+
+
+class DeviceError(HillInferError):
+    """A device failed, hung or vanished; what it held must be made again on the host."""
+
+
+# --- Which devices are the host itself ---
+
+# They hold no shadow of their own: all of it lies in DRAM or on the drive.
+HOST_DEVICES = frozenset({"nvme", "golden"})
+
+# --- What a user hears when a device is lost ---
+
+
+def warn_of_loss(error: DeviceError) -> None:
+    """Tell the user that scoring goes on without the device."""
+    warnings.warn(
+        f"{error}; the host goes on scoring and codes the lost shadow again: same tokens, slower",
+        HillInferWarning,
+        stacklevel=2,
+    )
+
+
+# --- A segment whose shadow a device holds ---
+
+
+class ResidentShadow(SegmentShadow):
+    """A `SegmentShadow` of which a device holds the first tokens, and the host the probe tokens.
+
+    Parameters
+    ----------
+    base_position, tokens, statistics
+        As there.
+    slot
+        Where it lies on the device.
+    resident_tokens
+        Tokens that the device holds, whole groups.
+    probes
+        What the host keeps of them.
+    held
+        The whole shadow where DRAM holds it, too.
+    bring_back
+        Makes the whole shadow in DRAM again, from the device or from rows; valid until another
+        segment's is asked for.
+    """
+
+    def __init__(
+        self,
+        base_position: int,
+        tokens: int,
+        statistics: ChannelStatistics,
+        slot: int,
+        resident_tokens: int,
+        probes: ProbeShadow,
+        held: NDArray[np.uint8] | None,
+        bring_back: Callable[[], NDArray[np.uint8]],
+    ) -> None:
+        for name, value in (
+            ("base_position", base_position),
+            ("tokens", tokens),
+            ("statistics", statistics),
+            ("slot", slot),
+            ("resident_tokens", resident_tokens),
+            ("_probes", probes),
+            ("_held", held),
+            ("_bring_back", bring_back),
+        ):
+            object.__setattr__(self, name, value)
+
+    slot: int
+    resident_tokens: int
+    _probes: ProbeShadow
+    _held: NDArray[np.uint8] | None
+    _bring_back: Callable[[], NDArray[np.uint8]]
+
+    @property
+    def shadow(self) -> NDArray[np.uint8]:
+        """Return the whole shadow, uint8 of shape (segment_beats, 64)."""
+        return self._bring_back() if self._held is None else self._held
+
+    @property
+    def on_drive(self) -> bool:
+        """Whether looking at `shadow` takes more than a look."""
+        return self._held is None
+
+    @property
+    def device_tokens(self) -> int:
+        """How many of the first tokens the device scores."""
+        return self.resident_tokens
+
+    @property
+    def probes(self) -> ProbeShadow:
+        """The host's copy of the probe tokens among them."""
+        return self._probes
+
+
+# --- The seam between the host and whatever holds key shadows and scores them where they lie ---
+
+
+@dataclass(frozen=True)
+class DeviceSegment:
+    """What one launch scores of one segment.
+
+    Parameters
+    ----------
+    slot
+        Where its shadow lies on the device.
+    base_position
+        Position of its first token.
+    tokens
+        How many of its tokens.
+    """
+
+    slot: int
+    base_position: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class ScoredTokens:
+    """Tuples of consecutive tokens that a device has finished.
+
+    Parameters
+    ----------
+    segment
+        Index among the segments of the call.
+    first_token
+        Index of the first token within the segment.
+    tuples
+        uint32 of shape (sets, tokens): 1 set, or one per KV head.
+    """
+
+    segment: int
+    first_token: int
+    tuples: NDArray[np.uint32]
+
+
+@dataclass(frozen=True)
+class StoredShadow:
+    """The shadow of a whole segment in a file, and where on a device it is to go.
+
+    Parameters
+    ----------
+    slot
+        Where it goes.
+    file
+        Descriptor, readable; direct I/O where the file system allows it.
+    offset
+        Where the shadow starts, a multiple of 4,096 bytes; the file holds whole pages.
+    """
+
+    slot: int
+    file: int
+    offset: int
+
+
+class ScoringDevice(Protocol):
+    """Holds shadows in slots of one segment and scores them (design, section 5).
+
+    Every method may raise `DeviceError`, in bounded time; the device is then lost for good.
+    """
+
+    @property
+    def slots(self) -> int:
+        """Shadows of one segment that it has room for."""
+        ...
+
+    def has_room(self, slot: int) -> bool:
+        """Say whether a slot can be used: memory may be shared with others who came first."""
+        ...
+
+    def write(self, slot: int, first_beat: int, beats: Beats) -> None:
+        """Put beats, uint8 (beats, 64), into a slot's shadow."""
+        ...
+
+    def load(self, shadows: Sequence[StoredShadow]) -> None:
+        """Fill slots with shadows of whole segments from open files, past host memory."""
+        ...
+
+    def read(self, slot: int, into: Beats) -> None:
+        """Fill `into`, uint8 (beats, 64), with the first beats of a slot's shadow."""
+        ...
+
+    def score(
+        self, scope: Scope, queries: Beats, segments: Sequence[DeviceSegment]
+    ) -> Iterator[ScoredTokens]:
+        """Score segments and yield what is finished while the rest is still being scored.
+
+        Parameters
+        ----------
+        scope
+            What shares one selected set.
+        queries
+            A query block per segment, one behind the other (contract, section 6).
+        segments
+            What to score; at least one, each of at least one token.
+
+        Returns
+        -------
+        Iterator[ScoredTokens]
+            Every token once, each segment's in ascending order. The launch goes on while the
+            caller does something else between two of them.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of the device; harmless when done twice."""
+        ...
+
+
+# --- Where the score arrays of a launch lie, and what is in them ---
+
+# The bits of a tuple that hold the token's position in its window.
+_POSITION = np.uint32(WINDOW_TOKENS - 1)
+
+
+class ScoreArrays:
+    """Score arrays and query blocks of a launch's segments, one behind the other (section 6).
+
+    Parameters
+    ----------
+    spec
+        The kernel's.
+    scope
+        What shares one selected set.
+    segments
+        What is scored.
+    """
+
+    def __init__(self, spec: KernelSpec, scope: Scope, segments: Sequence[DeviceSegment]) -> None:
+        self._spec = spec
+        self._segments = segments
+        self._sets = 1 if scope is Scope.LAYER else spec.kv_heads
+        self._scope = scope
+        sizes = [beat_count(one.tokens * TUPLE_BYTES) for one in segments]
+        self._sizes = sizes
+        self.starts = np.concatenate([[0], np.cumsum(sizes) * self._sets]).tolist()
+
+    @property
+    def beats(self) -> int:
+        """Beats of all score arrays."""
+        return int(self.starts[-1])
+
+    def descriptors(self, shadows: Sequence[int]) -> Beats:
+        """Return the launch's descriptors, uint8 of shape (segments, 64).
+
+        Parameters
+        ----------
+        shadows
+            Where each segment's shadow lies, in beats from the start of the buffer.
+        """
+        return np.concatenate(
+            [
+                Descriptor(
+                    shadow=shadow,
+                    query=index * query_beats(self._spec),
+                    score=start,
+                    base_position=one.base_position,
+                    tokens=one.tokens,
+                    score_stride=size if self._scope is Scope.KV_HEAD else 0,
+                ).pack()
+                for index, (one, shadow, start, size) in enumerate(
+                    zip(self._segments, shadows, self.starts, self._sizes, strict=False)
+                )
+            ]
+        )
+
+    def scored(self, index: int, first: int, stop: int, scores: Beats) -> ScoredTokens:
+        """Return the tuples first <= token < stop of a segment out of the score buffer.
+
+        Raises
+        ------
+        DeviceError
+            Where they are not of these tokens: the device has left something else there.
+        """
+        start, size = self.starts[index], self._sizes[index]
+        arrays = scores[start : start + self._sets * size].reshape(self._sets, -1).view("<u4")
+        tuples = arrays[:, first:stop].astype(np.uint32)
+        base = self._segments[index].base_position
+        positions = np.arange(base + first, base + stop, dtype=np.uint32) & _POSITION
+        if ((tuples & _POSITION) != positions).any():
+            raise DeviceError(
+                f"the device left no scores of tokens {base + first} to {base + stop - 1} where "
+                "it counted them complete"
+            )
+        return ScoredTokens(index, first, tuples)
+
+
+# --- Query blocks of many segments at once (contract, section 6) ---
+
+
+def pack_query_blocks(spec: KernelSpec, queries: LaunchQueries) -> Beats:
+    """Return a query block per segment, one behind the other: `QueryBlock.pack` of each."""
+    count = len(queries.exponents)
+    parts = [
+        queries.addends.astype("<i4").view(np.uint8).reshape(count, -1),
+        queries.exponents.astype(np.int8).view(np.uint8),
+        queries.codes.reshape(*_by_head(spec, count)).swapaxes(2, 3).reshape(count, -1),
+    ]
+    sizes = [beat_count(part.shape[1]) * BEAT_BYTES for part in parts]
+    blocks = np.zeros((count, sum(sizes)), dtype=np.uint8)
+    start = 0
+    for part, size in zip(parts, sizes, strict=True):
+        blocks[:, start : start + part.shape[1]] = part.view(np.uint8)
+        start += size
+    return blocks.reshape(-1, BEAT_BYTES)
+
+
+def unpack_query_blocks(spec: KernelSpec, blocks: Beats, count: int) -> LaunchQueries:
+    """Return what `pack_query_blocks` was given, of `count` segments."""
+    heads = spec.scored_heads
+    rows = blocks.reshape(count, -1)
+    exponents_at = beat_count(4 * heads) * BEAT_BYTES
+    codes_at = exponents_at + beat_count(heads) * BEAT_BYTES
+    by_slice = rows[:, codes_at : codes_at + heads * spec.padded_head_dim].view(np.int8)
+    kv_heads, slices, own, channels = _by_slice(spec)
+    return LaunchQueries(
+        np.ascontiguousarray(
+            by_slice.reshape(count, kv_heads, slices, own, channels)
+            .swapaxes(2, 3)
+            .reshape(count, heads, -1)
+        ),
+        rows[:, exponents_at : exponents_at + heads].view(np.int8).astype(np.int32),
+        np.ascontiguousarray(rows[:, : 4 * heads]).view("<i4").astype(np.int32),
+    )
+
+
+def _by_slice(spec: KernelSpec) -> tuple[int, int, int, int]:
+    slices = spec.padded_head_dim // SLICE_CHANNELS
+    return spec.kv_heads, slices, spec.scored_heads // spec.kv_heads, SLICE_CHANNELS
+
+
+def _by_head(spec: KernelSpec, count: int) -> tuple[int, int, int, int, int]:
+    kv_heads, slices, own, channels = _by_slice(spec)
+    return count, kv_heads, own, slices, channels

@@ -1,0 +1,385 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Devices that are executions on this host: `core`, `csim` and the golden model."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hillinfer.devices.device import (
+    DeviceError,
+    DeviceSegment,
+    ScoreArrays,
+    ScoredTokens,
+    StoredShadow,
+    unpack_query_blocks,
+    warn_of_loss,
+)
+from hillinfer.devices.device_scorer import DeviceScorer
+from hillinfer.devices.device_shadows import DeviceShadows, Pace
+from hillinfer.drive.files import PAGE_BYTES, aligned_buffer, round_up
+from hillinfer.errors import SettingsError
+from hillinfer.native.library import Variant
+from hillinfer.scoring.launches import LaunchThread, NativePieces, Piece
+from hillinfer.scoring.native import NativeScorer
+from hillinfer.scoring.scorer import SegmentShadow, Wanted, top_of_blocks
+from hillinfer.settings import DeviceOptions
+from hillinfer.trace.recorder import SILENT, Recorder
+from hillinfer_model.beats import Beats
+from hillinfer_model.channel_statistics import ChannelStatistics
+from hillinfer_model.choices import Scope
+from hillinfer_model.coded_segment import CodedSegment
+from hillinfer_model.golden import GoldenModel
+from hillinfer_model.hardware_spec import HardwareSpecError, check_hardware_spec
+from hillinfer_model.kernel_spec import BEAT_BYTES, KernelSpec
+from hillinfer_model.launch_error import ErrorCode, LaunchError
+from hillinfer_model.launch_result import LaunchResult
+from hillinfer_model.layout import read_codes, write_codes
+from hillinfer_model.score_block import ScoreBlock
+from hillinfer_model.score_launch import SCOPE_NUMBERS, ScoreLaunch
+from hillinfer_model.status_beat import StatusBeat
+
+# --- A `ScoringDevice` over an execution that takes whole launches: memory is an array ---
+
+# As much as a SmartSSD's DRAM; memory that is not written to is not taken.
+MEMORY_BYTES = 4 << 30
+
+
+class LaunchExecution(Protocol):
+    """Runs a launch of `score_tokens` to its end."""
+
+    def score(self, spec: KernelSpec, launch: ScoreLaunch) -> LaunchResult:
+        """Return what the launch leaves in memory."""
+        ...
+
+    def close(self) -> None:
+        """Let go of what runs launches; harmless when done twice."""
+        ...
+
+
+class LaunchDevice:
+    """Shadows in host memory, scored by an execution: csim, and PYNQ, which copies every launch.
+
+    Parameters
+    ----------
+    spec
+        Of the kernel that the execution runs.
+    execution
+        Scores.
+    slots
+        Shadows there is room for.
+    """
+
+    def __init__(self, spec: KernelSpec, execution: LaunchExecution, slots: int) -> None:
+        self._spec = spec
+        self._execution = execution
+        self.slots = slots
+        # Memory that is never written to is never taken.
+        self._memory = np.zeros((slots * spec.segment_beats, BEAT_BYTES), dtype=np.uint8)
+        self._launches = 0
+
+    def has_room(self, slot: int) -> bool:
+        """Say whether there is such a slot; see `ScoringDevice`."""
+        return slot < self.slots
+
+    def write(self, slot: int, first_beat: int, beats: Beats) -> None:
+        """Put beats into a slot's shadow; see `ScoringDevice`."""
+        start = slot * self._spec.segment_beats + first_beat
+        self._memory[start : start + len(beats)] = beats
+
+    def load(self, shadows: Sequence[StoredShadow]) -> None:
+        """Fill slots from files; see `ScoringDevice`."""
+        pages = aligned_buffer(-(-self._spec.segment_bytes // PAGE_BYTES) * PAGE_BYTES)
+        for one in shadows:
+            if os.preadv(one.file, [pages.data], one.offset) < self._spec.segment_bytes:
+                raise DeviceError(
+                    f"the file of shadows ends before byte {one.offset + pages.nbytes}"
+                )
+            self.write(one.slot, 0, pages[: self._spec.segment_bytes].reshape(-1, BEAT_BYTES))
+
+    def read(self, slot: int, into: Beats) -> None:
+        """Read a slot's shadow; see `ScoringDevice`."""
+        start = slot * self._spec.segment_beats
+        into[:] = self._memory[start : start + len(into)]
+
+    def score(
+        self, scope: Scope, queries: Beats, segments: Sequence[DeviceSegment]
+    ) -> Iterator[ScoredTokens]:
+        """Score segments, all before the first are handed out; see `ScoringDevice`."""
+        arrays = ScoreArrays(self._spec, scope, segments)
+        self._launches += 1
+        result = self._execution.score(
+            self._spec,
+            ScoreLaunch(
+                segments=arrays.descriptors(
+                    [one.slot * self._spec.segment_beats for one in segments]
+                ),
+                shadow=self._memory,
+                statistics=np.zeros((0, BEAT_BYTES), dtype=np.uint8),
+                queries=queries,
+                scores=np.zeros((arrays.beats, BEAT_BYTES), dtype=np.uint8),
+                scope=SCOPE_NUMBERS[scope],
+                launch_id=self._launches,
+            ),
+        )
+        for index in range(len(segments)):
+            self._check(index, result)
+        return (
+            arrays.scored(index, 0, one.tokens, result.output) for index, one in enumerate(segments)
+        )
+
+    def close(self) -> None:
+        """Let the execution go; memory goes with the object."""
+        self._execution.close()
+
+    def _check(self, index: int, result: LaunchResult) -> None:
+        try:
+            status = StatusBeat.unpack(result.status[index : index + 1])
+        except (LaunchError, ValueError) as error:
+            raise DeviceError(f"segment {index} of a launch left no status: {error}") from error
+        if status.error is not ErrorCode.NONE:
+            raise DeviceError(f"segment {index} of a launch ended with error {status.error.name}")
+
+
+# --- The device `core`: a processor core that stands for one near the drive ---
+
+
+def open_core(
+    spec: KernelSpec, scope: Scope, options: DeviceOptions, recorder: Recorder = SILENT
+) -> DeviceScorer:
+    """Return a scorer whose device is one more thread of this process.
+
+    Raises
+    ------
+    NativeError
+        The native library is missing.
+    """
+    shadows = DeviceShadows(spec, CoreDevice(spec), options.beta, warn_of_loss, Pace.REAL)
+    return DeviceScorer(NativeScorer(spec, scope), shadows, recorder)
+
+
+class CoreDevice:
+    """A `ScoringDevice` that works in parallel to the host wherever there is a second core.
+
+    It is given bytes in the launch format and answers with score arrays, as a card does, and its
+    memory is as large as a SmartSSD's; but that memory is this machine's, which M0 does not count.
+
+    Parameters
+    ----------
+    spec
+        Fixes sizes.
+    core
+        Runs launches, and is closed with this; a thread of the native library where None.
+
+    Raises
+    ------
+    NativeError
+        The native library is missing.
+    """
+
+    def __init__(self, spec: KernelSpec, core: LaunchThread | None = None) -> None:
+        self._spec = spec
+        self.slots = MEMORY_BYTES // spec.segment_bytes
+        # Memory that is never written to is never taken.
+        memory = aligned_buffer(self.slots * spec.segment_bytes)[: self.slots * spec.segment_bytes]
+        self._memory = memory.reshape(self.slots, spec.segment_beats, BEAT_BYTES)
+        # Kept views, because an address that is known need not be asked for.
+        self._views: dict[int, NDArray[np.uint8]] = {}
+        self._pieces = {scope: NativePieces(spec, scope) for scope in Scope}
+        self._core = LaunchThread() if core is None else core
+
+    def has_room(self, slot: int) -> bool:
+        """Say whether there is such a slot; see `ScoringDevice`."""
+        return slot < self.slots
+
+    def write(self, slot: int, first_beat: int, beats: Beats) -> None:
+        """Put beats into a slot's shadow; see `ScoringDevice`."""
+        self._wait()
+        self._memory[slot, first_beat : first_beat + len(beats)] = beats
+
+    def load(self, shadows: Sequence[StoredShadow]) -> None:
+        """Fill slots from files; see `ScoringDevice`."""
+        self._wait()
+        size = self._spec.segment_bytes
+        pages = aligned_buffer(round_up(size, PAGE_BYTES))
+        for one in shadows:
+            try:
+                came = os.preadv(one.file, [pages.data], one.offset)
+            except OSError as error:
+                raise DeviceError(f"the file of shadows cannot be read: {error}") from error
+            if came < size:
+                raise DeviceError(f"the file of shadows ends before byte {one.offset + size}")
+            self._memory[one.slot] = pages[:size].reshape(-1, BEAT_BYTES)
+
+    def read(self, slot: int, into: Beats) -> None:
+        """Read a slot's shadow; see `ScoringDevice`."""
+        into[:] = self._memory[slot, : len(into)]
+
+    def score(
+        self, scope: Scope, queries: Beats, segments: Sequence[DeviceSegment]
+    ) -> Iterator[ScoredTokens]:
+        """Score segments on the other core, beside what the host does; see `ScoringDevice`."""
+        self._wait()
+        given = unpack_query_blocks(self._spec, queries, len(segments))
+        pieces = [
+            Piece(number, self._view(one.slot), 0, one.tokens, one.base_position)
+            for number, one in enumerate(segments)
+        ]
+        waiting = self._pieces[scope].begin(given, pieces, self._core)
+        return (ScoredTokens(index, 0, tuples) for index, tuples in enumerate(_read(waiting)))
+
+    def close(self) -> None:
+        """Let the core go; memory goes with the object."""
+        self._core.close()
+
+    def _view(self, slot: int) -> NDArray[np.uint8]:
+        if slot not in self._views:
+            self._views[slot] = self._memory[slot]
+        return self._views[slot]
+
+    def _wait(self) -> None:
+        """Wait for a launch that nobody reads any more: its shadows must not change under it."""
+        # Whoever wants its tuples is told what became of it.
+        with suppress(MemoryError):
+            self._core.wait()
+
+
+def _read(
+    waiting: Callable[[], list[NDArray[np.uint32]]],
+) -> Iterator[NDArray[np.uint32]]:
+    """Wait where the first tuples are asked for."""
+    yield from waiting()
+
+
+# --- The device `csim`: the HLS C++ compiled for this machine ---
+
+
+def open_csim(
+    spec: KernelSpec, scope: Scope, options: DeviceOptions, recorder: Recorder = SILENT
+) -> DeviceScorer:
+    """Return a scorer whose device runs the compiled HLS C++.
+
+    Raises
+    ------
+    SettingsError
+        Outside HillInfer's source tree, where the C++ and what builds it are missing, and for a
+        model that no kernel is built for.
+    """
+    try:
+        check_hardware_spec(spec)
+    except HardwareSpecError as error:
+        raise SettingsError(f"device=csim: {error}, or choose nvme") from error
+    execution = cast("LaunchExecution", _execution())
+    device = LaunchDevice(spec, execution, MEMORY_BYTES // spec.segment_bytes)
+    return DeviceScorer(
+        NativeScorer(spec, scope), DeviceShadows(spec, device, options.beta, warn_of_loss), recorder
+    )
+
+
+def _execution() -> object:
+    if importlib.util.find_spec("hillinfer_hw") is None:
+        tools = Path(__file__).resolve().parents[3] / "tools"
+        if not (tools / "hillinfer_hw").is_dir():
+            raise SettingsError(
+                "device=csim compiles the HLS C++ of HillInfer's source tree: run it from there, "
+                "or choose nvme"
+            )
+        sys.path.append(str(tools))
+    return importlib.import_module("hillinfer_hw.csim").CsimExecution()
+
+
+# --- The execution `golden`: the numpy golden model behind the scorer seam ---
+
+
+class GoldenScorer:
+    """A `Scorer` for tests and for people without hardware: right first, not fast.
+
+    Parameters
+    ----------
+    spec
+        Shape, key mode, rule, segment and block length.
+    scope
+        What shares one selected set.
+    """
+
+    def __init__(self, spec: KernelSpec, scope: Scope) -> None:
+        self.spec = spec
+        self.scope = scope
+        self._model = GoldenModel(spec, scope)
+
+    def statistics(
+        self, keys: torch.Tensor, first_position: int, preceding: ChannelStatistics | None
+    ) -> ChannelStatistics:
+        """Take a segment's channel statistics (contract, section 2); see `Scorer`."""
+        return self._model.statistics(_fp16_codes(keys), first_position, preceding)
+
+    def encode(
+        self,
+        keys: torch.Tensor,
+        statistics: ChannelStatistics,
+        shadow: NDArray[np.uint8],
+        first_token: int,
+    ) -> None:
+        """Write codes and exponents into a segment's shadow (contract, section 5); see `Scorer`."""
+        write_codes(
+            shadow, first_token, self._model.encode(_fp16_codes(keys), statistics), self.spec
+        )
+
+    @property
+    def is_fast(self) -> bool:
+        """Say that it is not."""
+        return False
+
+    @property
+    def table_variant(self) -> Variant | None:
+        """None: the library does not choose over its tables as this does."""
+        return None
+
+    def choose(
+        self,
+        query: torch.Tensor,
+        scaling: float,
+        segments: Sequence[SegmentShadow],
+        coming: int,
+        wanted: Wanted,
+    ) -> list[NDArray[np.int64]]:
+        """Select from score blocks, merged as they come; see `Scorer`."""
+        blocks = self.score(query, scaling, segments, coming)
+        return top_of_blocks(blocks, self.spec, self.scope, segments, coming, wanted)
+
+    def score(
+        self,
+        query: torch.Tensor,
+        scaling: float,
+        segments: Sequence[SegmentShadow],
+        coming: int = 0,
+    ) -> Iterator[ScoreBlock]:
+        """Score every token of consecutive segments (contract, sections 3 to 6); see `Scorer`."""
+        if query.dtype != torch.float32:
+            raise TypeError(f"a query is float32, not {query.dtype}; use query.float()")
+        coded = [
+            CodedSegment(
+                segment.base_position,
+                read_codes(segment.shadow, 0, segment.tokens, self.spec),
+                segment.statistics,
+            )
+            for segment in segments
+        ]
+        return self._model.score_blocks(query.detach().numpy(), scaling, coded, coming)
+
+
+def _fp16_codes(keys: torch.Tensor) -> NDArray[np.uint16]:
+    """Return the codes of a float16 tensor on the CPU, without a copy where it is possible."""
+    if keys.dtype != torch.float16:
+        raise TypeError(f"keys are float16, not {keys.dtype}; use keys.to(torch.float16)")
+    return np.asarray(keys.detach().numpy().view(np.uint16))

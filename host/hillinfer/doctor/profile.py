@@ -1,0 +1,345 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `hillinfer doctor --profile` measures, models and says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from hillinfer.devices.table import make_scorer
+from hillinfer.doctor.finding import Finding, Verdict
+from hillinfer.drive.calls import DriveCalls
+from hillinfer.drive.directories import prepared_cold_dir
+from hillinfer.drive.engine_table import open_engine
+from hillinfer.drive.read_engines import ReadEngine
+from hillinfer.engine.budget_plan import BudgetPlan, kernel_spec
+from hillinfer.errors import SettingsError
+from hillinfer.model_shape import ModelShape
+from hillinfer.rates.kept_rates import KeptRates, Rates, RatesKey, seconds_of
+from hillinfer.rates.latency import SelectedShares, SharedScorer
+from hillinfer.rates.profiling import PlainProfiling
+from hillinfer.scoring.scorer import Scorer
+from hillinfer.settings import Settings
+from hillinfer.values import format_bytes
+
+# --- Models of known shapes with random weights ---
+
+# Embeddings and the last projection are no part of what is compared, and made small.
+_VOCABULARY = 256
+
+
+@dataclass(frozen=True)
+class BenchShape:
+    """A model's shape, of which some layers are built.
+
+    Parameters
+    ----------
+    family
+        `llama` or `opt`, as transformers calls it.
+    layers, all_layers
+        Layers that are built, and those of the whole model.
+    hidden, inner
+        Channels between layers and inside the feed-forward part.
+    query_heads, kv_heads
+        Heads.
+    head_dim
+        Channels of a head.
+    """
+
+    family: str
+    layers: int
+    all_layers: int
+    hidden: int
+    inner: int
+    query_heads: int
+    kv_heads: int
+    head_dim: int
+
+    @property
+    def whole(self) -> bool:
+        """Whether all layers are built."""
+        return self.layers == self.all_layers
+
+    @property
+    def layer_weights(self) -> int:
+        """Weights of one layer that each decode step reads."""
+        attention = self.hidden * self.head_dim * 2 * (self.query_heads + self.kv_heads)
+        feed_forward = self.hidden * self.inner * (3 if self.family == "llama" else 2)
+        return attention + feed_forward
+
+    def config(self, positions: int) -> Any:
+        """Return the config for a context of so many positions."""
+        from transformers.models.llama.configuration_llama import LlamaConfig
+        from transformers.models.opt.configuration_opt import OPTConfig
+
+        common = {
+            "vocab_size": _VOCABULARY,
+            "hidden_size": self.hidden,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.query_heads,
+            "max_position_embeddings": positions,
+            "pad_token_id": 0,
+            "bos_token_id": None,
+            "eos_token_id": None,
+            "tie_word_embeddings": False,
+        }
+        if self.family == "opt":
+            return OPTConfig(
+                **common, ffn_dim=self.inner, word_embed_proj_dim=self.hidden, dropout=0.0
+            )
+        return LlamaConfig(
+            **common,
+            intermediate_size=self.inner,
+            num_key_value_heads=self.kv_heads,
+            head_dim=self.head_dim,
+        )
+
+    def kv_shape(self, positions: int, dtype: torch.dtype) -> ModelShape:
+        """Return the shape of the KV cache."""
+        return ModelShape.from_config(self.config(positions), dtype)
+
+    def whole_kv_shape(self, positions: int, dtype: torch.dtype) -> ModelShape:
+        """Return the shape of the KV cache of all layers of the whole model."""
+        return replace(self, layers=self.all_layers).kv_shape(positions, dtype)
+
+    def build(self, positions: int, dtype: torch.dtype) -> Any:
+        """Return a model with random weights, in evaluation mode on the CPU."""
+        from transformers import AutoModelForCausalLM
+
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            model = AutoModelForCausalLM.from_config(
+                self.config(positions), attn_implementation="sdpa"
+            )
+        return model.to(dtype).eval()
+
+
+PAPER_SHAPES = ("opt-6.7b", "llama-13b")
+# The paper's models are built in part: as many layers as memory has room for beside every system's
+# KV of 32k tokens. The first two never have a predicted query, the two others do.
+SHAPES: Mapping[str, BenchShape] = MappingProxyType(
+    {
+        "tiny": BenchShape("llama", 2, 2, 64, 128, 4, 2, 16),
+        "tiny-opt": BenchShape("opt", 2, 24, 64, 128, 4, 4, 16),
+        "llama-3.2-1b": BenchShape("llama", 16, 16, 2048, 8192, 32, 8, 64),
+        "llama-3.2-3b": BenchShape("llama", 28, 28, 3072, 8192, 24, 8, 128),
+        "opt-6.7b": BenchShape("opt", 4, 32, 4096, 16384, 32, 32, 128),
+        "llama-13b": BenchShape("llama", 4, 40, 5120, 13824, 40, 40, 128),
+    }
+)
+
+# --- Rates of a plain drive, measured once per machine ---
+
+DEVICE = "nvme"
+
+
+def plain_rates(
+    scorer: Scorer, row_bytes: int, cold_dir: Path, engine: ReadEngine, kept: KeptRates
+) -> tuple[Rates, float]:
+    """Return kept rates, or measure and keep them, and weights per second of a matrix product.
+
+    Parameters
+    ----------
+    scorer
+        Of device `nvme`.
+    row_bytes
+        Bytes of a row.
+    cold_dir, engine
+        The drive and what reads it.
+    kept
+        Where rates are kept; the product is measured each time.
+    """
+    key = RatesKey.of(
+        scorer.spec,
+        scorer.scope,
+        row_bytes,
+        cold_dir,
+        engine.name,
+        torch.get_num_threads(),
+        DEVICE,
+        None,
+    )
+    profiling = PlainProfiling(scorer, row_bytes, cold_dir, engine)
+    return kept.get(key, profiling.rates), profiling.multiplying()
+
+
+# --- What a decode step on a plain drive costs, by rates and budget ---
+
+
+@dataclass(frozen=True)
+class PlainStep:
+    """One decode step of all layers, modelled.
+
+    As if hot tokens were selected no more often than cold ones: that is the most a step reads.
+
+    Parameters
+    ----------
+    shape, settings
+        Of the model and the cache, with a named shadow.
+    tokens
+        Of context.
+    rates
+        Of this machine, for one layer.
+    layer_weights
+        Weights of one layer's projections.
+    weights_per_second
+        Of a matrix product on this machine.
+    """
+
+    shape: ModelShape
+    settings: Settings
+    tokens: int
+    rates: Rates
+    layer_weights: int
+    weights_per_second: float
+
+    @property
+    def plan(self) -> BudgetPlan:
+        """What M0 holds."""
+        return BudgetPlan.for_context(self.shape, self.settings, self.tokens)
+
+    @property
+    def hosted(self) -> int:
+        """Tokens of each layer whose rows have room in DRAM."""
+        plan = self.plan
+        share = plan.hot_bytes / plan.all_rows_bytes if plan.all_rows_bytes else 1.0
+        return int(self.tokens * min(max(share, 0.0), 1.0))
+
+    @property
+    def selected_share(self) -> float:
+        """Selected over all tokens."""
+        most = self.settings.max_selected
+        return min(self.settings.alpha, most / self.tokens if most else 1.0)
+
+    @property
+    def layer_seconds(self) -> float:
+        """Seconds of one layer's scoring and rows, by the shared scorer's model."""
+        share = self.selected_share
+        model = SharedScorer(self.rates)
+        cold = self.tokens - self.hosted
+        return model.latency(self.hosted, cold, SelectedShares(share, share))
+
+    @property
+    def streaming_seconds(self) -> float:
+        """Seconds of one layer's streamed shadows at most: at the pace of scattered rows."""
+        bytes_of_layer = self.plan.streamed_shadow_bytes / self.shape.layers
+        return seconds_of(bytes_of_layer / self.shape.row_bytes, self.rates.b_s)
+
+    @property
+    def reading_seconds(self) -> float:
+        """Seconds of one layer's cold rows."""
+        cold = self.selected_share * (self.tokens - self.hosted)
+        return seconds_of(cold, self.rates.b_s)
+
+    @property
+    def computing_seconds(self) -> float:
+        """Seconds of one layer's projections in float32."""
+        return seconds_of(self.layer_weights, self.weights_per_second)
+
+    def findings(self, name: str) -> Iterator[Finding]:
+        """Yield what a step takes, and advice on `--query`, which changes nothing by itself.
+
+        Parameters
+        ----------
+        name
+            Of the model's shape.
+
+        Raises
+        ------
+        BudgetError
+            Where the budget does not hold the least there must be.
+        """
+        plan = self.plan
+        plan.check()
+        layers = self.shape.layers
+        total = layers * (self.layer_seconds + self.streaming_seconds)
+        yield Finding(
+            f"decode step of {name}",
+            Verdict.OK,
+            f"at most {_ms(total)} of scoring and rows at {self.tokens} tokens and "
+            f"{format_bytes(plan.budget_bytes)} of DRAM (modelled: costs add, the budget decides): "
+            f"shadow {format_bytes(plan.shadow_bytes)} in DRAM and "
+            f"{format_bytes(plan.streamed_shadow_bytes)} streamed "
+            f"(at most {_ms(layers * self.streaming_seconds)}), "
+            f"rows of {self.tokens - self.hosted} tokens cold "
+            f"({_ms(layers * self.reading_seconds)} at alpha {self.settings.alpha:g})",
+        )
+        yield Finding(
+            "query",
+            Verdict.OK,
+            f"predicted hides up to {_ms(min(self.reading_seconds, self.computing_seconds))} of "
+            f"{_ms(self.reading_seconds)} of reads per layer behind "
+            f"{_ms(self.computing_seconds)} of compute (modelled, projections in float32); it "
+            "changes which tokens are selected, so --query predicted or true is yours to choose",
+        )
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.2f} ms"
+
+
+# --- What `hillinfer doctor` says about rates ---
+
+
+def rates_findings(kept: KeptRates) -> Iterator[Finding]:
+    """Yield a line per kept rates; measure nothing."""
+    for key, rates in kept.all():
+        found = (
+            f"fc {_text(rates.f_c)}, fs {_text(rates.f_s)}, Bc {_text(rates.b_c)}, "
+            f"Bs {_text(rates.b_s)}, sharing {1e6 * rates.sharing:.0f} us a step "
+            f"(measured, one layer; {key.threads} threads, {key.filesystem}, "
+            f"kernel {key.spec_hash[:8]}, scope {key.scope})"
+        )
+        yield Finding(f"rates of {key.device}", Verdict.OK, found)
+
+
+def _text(rate: float) -> str:
+    return f"{rate / 1e6:.2f} M tokens/s" if rate else "none"
+
+
+# --- What `hillinfer doctor --profile` measures and says ---
+
+
+def profile_findings(
+    name: str, tokens: int, dram_budget: str, cold_dir: Path | None
+) -> tuple[Finding, ...]:
+    """Measure and keep the rates of a plain drive, and say what a decode step takes.
+
+    Parameters
+    ----------
+    name
+        Of a model's shape.
+    tokens
+        Of context.
+    dram_budget, cold_dir
+        As in the settings.
+
+    Raises
+    ------
+    SettingsError
+        Where a value is none.
+    BudgetError
+        Where the budget is too small for the context.
+    """
+    if name not in SHAPES:
+        raise SettingsError(f"no shape is named '{name}'; there are {', '.join(SHAPES)}")
+    if tokens < 1:
+        raise SettingsError(f"--context {tokens} is no number of tokens: it must be 1 or more")
+    model = SHAPES[name]
+    settings = Settings().changed(dram_budget=dram_budget, cold_dir=cold_dir)
+    shape = model.whole_kv_shape(2 * tokens, torch.float16)
+    scorer = make_scorer(DEVICE, kernel_spec(shape, settings), settings.scope)
+    engine = open_engine(settings.io, settings.io_threads, DriveCalls())
+    try:
+        rates, weights = plain_rates(
+            scorer, shape.row_bytes, prepared_cold_dir(cold_dir), engine, KeptRates.of_user()
+        )
+    finally:
+        engine.close()
+    step = PlainStep(shape, settings, tokens, rates, model.layer_weights, weights)
+    return tuple(step.findings(name))

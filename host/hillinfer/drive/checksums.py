@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checksums of everything that lies on the drive, kept in memory."""
+
+from __future__ import annotations
+
+import threading
+import zlib
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hillinfer.drive.files import round_up
+from hillinfer.memory_budget import TABLE_GROWTH_ROWS, Accountant, Part
+from hillinfer.native.library import native_is_here, native_library
+
+ROW_SUM_BYTES = 4
+
+
+class RowSums:
+    """A checksum of every row of the cold pool; any thread may use it.
+
+    Parameters
+    ----------
+    layers
+        Layers of the model.
+    accountant
+        Counts the tables.
+    """
+
+    def __init__(self, layers: int, accountant: Accountant) -> None:
+        self._accountant = accountant
+        self._tables: list[NDArray[np.uint32]] = [np.zeros(0, np.uint32) for _ in range(layers)]
+        self._covered_rows = 0
+        # While a table grows nobody writes to the old one.
+        self._changing = threading.Lock()
+
+    def cover(self, rows: int) -> None:
+        """Make room in all tables for row numbers below `rows`.
+
+        Raises
+        ------
+        BudgetError
+            Where the tables do not fit.
+        """
+        if rows <= self._covered_rows:
+            return
+        grown = round_up(rows, TABLE_GROWTH_ROWS)
+        old = self._covered_rows * ROW_SUM_BYTES
+        # While one of them grows the old one is there as well.
+        added = (grown - self._covered_rows) * ROW_SUM_BYTES
+        self._accountant.take(Part.OTHER, added * len(self._tables) + old)
+        for layer, table in enumerate(self._tables):
+            larger = np.zeros(grown, np.uint32)
+            with self._changing:
+                larger[: len(table)] = table
+                self._tables[layer] = larger
+        self._accountant.give(Part.OTHER, old)
+        self._covered_rows = grown
+
+    def note(self, layer: int, rows: NDArray[np.int64], memory: NDArray[np.uint8]) -> None:
+        """Take the sums of rows that are about to be written.
+
+        Parameters
+        ----------
+        layer, rows
+            Whose, and their numbers, int64.
+        memory
+            uint8 of shape (rows, row_bytes), contiguous.
+        """
+        sums = sums_of(memory, np.arange(len(rows)))
+        with self._changing:
+            self._tables[layer][rows] = sums
+
+    def adopt(self, layer: int, first_row: int, sums: NDArray[np.uint32]) -> None:
+        """Take the sums of rows from `first_row` on, which nobody writes, from who has read them.
+
+        There is room for them (`cover`).
+        """
+        with self._changing:
+            self._tables[layer][first_row : first_row + len(sums)] = sums
+
+    def wrong_row(
+        self,
+        layer: int,
+        rows: NDArray[np.int64],
+        memory: NDArray[np.uint8],
+        places: NDArray[np.int64],
+    ) -> int | None:
+        """Return the number of a row that is not as it was written, None where all are.
+
+        Parameters
+        ----------
+        layer, rows
+            Whose, and their numbers, int64.
+        memory
+            uint8 of shape (any, row_bytes), contiguous.
+        places
+            int64: where in it each row was read to.
+        """
+        differs = sums_of(memory, places) != self._tables[layer][rows]
+        return int(rows[differs.argmax()]) if differs.any() else None
+
+
+class RowStream:
+    """Looks at rows that come as one stretch of bytes, in pieces of any size.
+
+    Parameters
+    ----------
+    sums
+        What they should be.
+    layer, first_row
+        Whose, and the number of the first one.
+    row_bytes
+        Bytes of a row.
+    """
+
+    def __init__(self, sums: RowSums, layer: int, first_row: int, row_bytes: int) -> None:
+        self._sums = sums
+        self._layer = layer
+        self._next = first_row
+        self._row_bytes = row_bytes
+        self._begun = np.zeros(0, np.uint8)
+
+    def wrong_row(self, piece: memoryview) -> int | None:
+        """Return the number of a row that ends in a piece and is wrong, None where none is."""
+        data: NDArray[np.uint8] = np.frombuffer(piece, np.uint8)
+        found = None
+        if len(self._begun):
+            missing = self._row_bytes - len(self._begun)
+            self._begun = np.concatenate([self._begun, data[:missing]])
+            data = data[missing:]
+            if len(self._begun) < self._row_bytes:
+                return None
+            found = self._look(self._begun)
+        whole = len(data) // self._row_bytes * self._row_bytes
+        # A copy: the piece is not there any more when the next one comes.
+        self._begun = data[whole:].copy()
+        return self._look(data[:whole]) if found is None else found
+
+    def _look(self, data: NDArray[np.uint8]) -> int | None:
+        memory = data.reshape(-1, self._row_bytes)
+        rows = np.arange(self._next, self._next + len(memory))
+        self._next += len(memory)
+        return self._sums.wrong_row(self._layer, rows, memory, np.arange(len(memory)))
+
+
+def sums_of(memory: NDArray[np.uint8], places: NDArray[np.int64]) -> NDArray[np.uint32]:
+    """Return the checksums of rows, the same ones for the same bytes while this process lives.
+
+    Parameters
+    ----------
+    memory
+        uint8 of shape (any, row_bytes), contiguous, row_bytes a multiple of 64.
+    places
+        int64: which of its rows.
+    """
+    if native_is_here():
+        sums = np.empty(len(places), np.uint32)
+        native_library().row_sums(memory, np.ascontiguousarray(places, np.int64), sums)
+        return sums
+    return np.array([zlib.crc32(memory[place].data) for place in places.tolist()], np.uint32)

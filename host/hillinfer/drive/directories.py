@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the cold pool lies, and what drive lies behind a directory."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from hillinfer.drive.files import IOMode, buffered_warning, probe_io_mode
+from hillinfer.errors import ColdPoolError, reason_of, way_out
+from hillinfer.system.files import user_cache_dir
+
+# --- Where the cold pool lies ---
+
+_ANOTHER = "choose a directory on a drive with --cold-dir"
+_KINDS = (
+    (stat.S_ISREG, "a file"),
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a drive without a file system"),
+)
+
+
+def prepared_cold_dir(chosen: Path | None) -> Path:
+    """Return the directory to use; only the default one is made where it is missing.
+
+    Raises
+    ------
+    ColdPoolError
+        Where a chosen directory does not exist or is none.
+    SettingsError
+        Where the default one cannot be made.
+    """
+    if chosen is None:
+        return user_cache_dir("cold")
+    try:
+        mode = chosen.stat().st_mode
+    except FileNotFoundError as error:
+        raise ColdPoolError(_missing(chosen)) from error
+    except (OSError, ValueError) as error:
+        # A path with a zero byte is a ValueError.
+        reason = reason_of(error) if isinstance(error, OSError) else str(error)
+        fix = way_out(error, _ANOTHER) if isinstance(error, OSError) else _ANOTHER
+        raise ColdPoolError(
+            f"the cold directory {_shown(chosen)} cannot be looked at: {reason}; {fix}"
+        ) from error
+    if not stat.S_ISDIR(mode):
+        kind = next((name for is_one, name in _KINDS if is_one(mode)), "something else")
+        raise ColdPoolError(
+            f"the cold directory {chosen} is no directory but {kind}: {_ANOTHER}, or make one there"
+        )
+    return chosen
+
+
+def _missing(chosen: Path) -> str:
+    if chosen.is_symlink():
+        return (
+            f"the cold directory {chosen} does not exist: it is a link to {chosen.readlink()}, "
+            f"where nothing is; make that directory, or {_ANOTHER}"
+        )
+    return (
+        f"the cold directory {chosen} does not exist or is no directory: create it with "
+        f"mkdir -p, or {_ANOTHER}"
+    )
+
+
+def _shown(path: Path) -> str:
+    """Return a path for a line of text: a name of thousands of letters is cut."""
+    text = str(path)
+    return text if len(text) <= 200 and text.isprintable() else f"{text[:200]!a}..."
+
+
+# --- What lies behind a directory: a drive or memory, how much room, direct I/O or not ---
+
+_IN_MEMORY = frozenset({"tmpfs", "ramfs", "devtmpfs", "hugetlbfs"})
+_NETWORK = frozenset({"nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs", "ceph", "glusterfs"})
+
+
+@dataclass(frozen=True)
+class DriveFacts:
+    """What the cold pool's directory stands on.
+
+    Parameters
+    ----------
+    directory
+        The directory asked about.
+    filesystem
+        Type of the file system as the kernel calls it.
+    free_bytes
+        Room that an ordinary user may take.
+    io_mode
+        Result of writing and reading one 4 KiB block: direct or buffered.
+    """
+
+    directory: Path
+    filesystem: str
+    free_bytes: int
+    io_mode: IOMode
+
+    @classmethod
+    def probe(cls, directory: Path) -> DriveFacts:
+        """Look at an existing directory and try one block in it.
+
+        Raises
+        ------
+        ColdPoolError
+            Where the directory cannot hold a file.
+        """
+        room = os.statvfs(directory)
+        return cls(
+            directory=directory,
+            filesystem=filesystem_of(directory),
+            free_bytes=room.f_bavail * room.f_frsize,
+            io_mode=probe_io_mode(directory),
+        )
+
+    @property
+    def warning(self) -> str | None:
+        """Why rows kept here do not do what a drive is for; None where all is well."""
+        if self.filesystem in _IN_MEMORY:
+            return _memory_warning(self.directory, self.filesystem)
+        if self.filesystem in _NETWORK:
+            return (
+                f"{self.directory} is on {self.filesystem}, a network: reads will be slow; choose "
+                "a local drive with --cold-dir"
+            )
+        if self.io_mode is IOMode.BUFFERED:
+            return f"{self.filesystem}: {buffered_warning(self.directory)}"
+        return None
+
+
+def memory_warning(directory: Path) -> str | None:
+    """Return that a directory is memory and no drive; None where it is none."""
+    kind = filesystem_of(directory)
+    return _memory_warning(directory, kind) if kind in _IN_MEMORY else None
+
+
+def _memory_warning(directory: Path, filesystem: str) -> str:
+    return (
+        f"{directory} is {filesystem}, which is memory and not a drive: the cold pool saves "
+        "nothing there; choose another with --cold-dir"
+    )
+
+
+def filesystem_of(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> str:
+    """Return the type of the file system that `path` lies on, `unknown` where that is not told."""
+    resolved = path.resolve()
+    best, kind = Path(), "unknown"
+    try:
+        lines = mounts.read_text().splitlines()
+    except OSError:
+        return kind
+    for line in lines:
+        before, _, after = line.partition(" - ")
+        point = Path(_unescape(before.split()[4]))
+        # The last mount on a point hides the earlier ones, hence >=.
+        if point in (resolved, *resolved.parents) and len(point.parts) >= len(best.parts):
+            best, kind = point, after.split()[0]
+    return kind
+
+
+def _unescape(text: str) -> str:
+    return re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal.group(1), 8)), text)

@@ -1,0 +1,328 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the DRAM budget must hold for a context, before anything is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from hillinfer.devices.device import HOST_DEVICES
+from hillinfer.drive.checksums import ROW_SUM_BYTES
+from hillinfer.drive.files import PAGE_BYTES, round_up
+from hillinfer.errors import BudgetError
+from hillinfer.kv.hot_pool import SLOT_BYTES
+from hillinfer.kv.pool_policies import make_pool_policy
+from hillinfer.kv.sequence import HIT_BYTES, observed_bytes, room_for
+from hillinfer.memory_budget import TABLE_GROWTH_ROWS
+from hillinfer.model_shape import ModelShape
+from hillinfer.scoring.layout import probe_bytes, score_bytes_per_token, scratch_bytes
+from hillinfer.settings import Settings
+from hillinfer.shadow.store import (
+    LEAVING_SHADOWS,
+    STREAM_BUFFERS,
+    held_bytes,
+    shadow_bytes,
+    statistics_bytes,
+)
+from hillinfer.values import format_apart, format_bytes
+from hillinfer_model.choices import KeyMode, Scope
+from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
+
+# --- What DRAM holds because a device scores ---
+
+# The newest 256 tokens lie in two segments at most.
+_NEWEST_SHADOWS = 2
+
+
+@dataclass(frozen=True)
+class DevicePart:
+    """Bytes beyond those that the host needs to score by itself.
+
+    Parameters
+    ----------
+    probe_bytes
+        The probe tokens of all segments, wherever their shadows lie.
+    staging_bytes
+        The buffer that shadows are brought back into, and copies of those of the newest tokens.
+    """
+
+    probe_bytes: int = 0
+    staging_bytes: int = 0
+
+    @classmethod
+    def of(
+        cls, device: str, spec: KernelSpec, layers: int, tokens: int, sequences: int
+    ) -> DevicePart:
+        """Return the part of a device of the host's table for `sequences` of `tokens` each.
+
+        How much room a card has is not known before it is opened: its room lowers nothing here.
+        """
+        if device in HOST_DEVICES:
+            return cls()
+        segments = -(-tokens // spec.segment_tokens)
+        return cls(
+            probe_bytes=layers
+            * sequences
+            * sum(probe_bytes(spec, number) for number in range(segments)),
+            staging_bytes=(1 + _NEWEST_SHADOWS) * shadow_bytes(spec),
+        )
+
+
+# --- What the DRAM budget must hold for a context, before anything is loaded ---
+
+SPILL_BUFFERS = 2
+GATHER_BUFFERS = 2
+_WIDENED_ITEM_BYTES = 4
+_KEY_ITEM_BYTES = 2
+_SLOT_TABLE_BYTES = 4
+_SCORE_GROWTH_TOKENS = 1024
+
+
+def kernel_spec(shape: ModelShape, settings: Settings) -> KernelSpec:
+    """Return the kernel spec of a model's shape under some settings.
+
+    Raises
+    ------
+    SettingsError
+        Where the shadow's format is still to be chosen.
+    """
+    return KernelSpec(
+        head_dim=shape.head_dim,
+        kv_heads=shape.kv_heads,
+        group_size=shape.group_size,
+        key_mode=settings.key_mode,
+        rule=settings.rule,
+        block_tokens=settings.block_tokens,
+    )
+
+
+def _narrower_than(mode: KeyMode) -> tuple[str, ...]:
+    by_width = [KeyMode.INT8, KeyMode.INT4, KeyMode.INT2]
+    return tuple(one.value for one in by_width[by_width.index(mode) + 1 :])
+
+
+@dataclass(frozen=True)
+class BudgetPlan:
+    """The parts of M0 for one context length (design, section 2), all in bytes.
+
+    Parameters
+    ----------
+    budget_bytes
+        M0.
+    kv_bytes
+        Rows of the whole context, for comparison.
+    shadow_bytes
+        Key shadow in DRAM, with the copies of its probe tokens.
+    streamed_shadow_bytes
+        Key shadow on the drive, read for every new token.
+    kept_bytes
+        The least hot rows that make sense: the kept tokens, as far as the context has so many, and
+        the open group of every layer.
+    all_rows_bytes
+        Hot rows if none were cold.
+    staging_bytes
+        Every I/O, gather, spill and prefill buffer, and scoring scratch.
+    other_bytes
+        Statistics, slot tables, checksums of rows, hit-rate tables, observed queries, scores.
+    device
+        Of these, what is there because a device scores; the probe tokens are no part of
+        `shadow_bytes`.
+    narrower_shadows
+        Formats of the key shadow that take less than this one.
+    """
+
+    budget_bytes: int
+    kv_bytes: int
+    shadow_bytes: int
+    streamed_shadow_bytes: int
+    kept_bytes: int
+    all_rows_bytes: int
+    staging_bytes: int
+    other_bytes: int
+    device: DevicePart
+    narrower_shadows: tuple[str, ...] = ()
+
+    @classmethod
+    def for_context(
+        cls, shape: ModelShape, settings: Settings, tokens: int, sequences: int = 1
+    ) -> BudgetPlan:
+        """Plan for `tokens` positions in each of `sequences` sequences of their own rows.
+
+        The whole shadow stays in DRAM where the budget allows. Where it does not, half the budget
+        is left for rows and the rest of the shadow is streamed.
+        """
+        whole = cls.with_whole_shadow(shape, settings, tokens, sequences)
+        if whole.budget_bytes >= whole.required_bytes:
+            return whole
+        streamed = whole.streamed(kernel_spec(shape, settings), shape.layers, sequences)
+        # The buffers of streaming may be more than a small shadow.
+        return streamed if streamed.required_bytes < whole.required_bytes else whole
+
+    @classmethod
+    def with_whole_shadow(
+        cls, shape: ModelShape, settings: Settings, tokens: int, sequences: int = 1
+    ) -> BudgetPlan:
+        """Plan with the whole shadow in DRAM, whatever the budget."""
+        spec = kernel_spec(shape, settings)
+        segments = -(-tokens // spec.segment_tokens) * sequences
+        kv_bytes = tokens * sequences * shape.token_bytes
+        rows = round_up(round_up(tokens, GROUP_TOKENS) * sequences, TABLE_GROWTH_ROWS)
+        row = shape.layers * (shape.row_bytes + SLOT_BYTES)
+        tails = GROUP_TOKENS * shape.token_bytes * sequences
+        observed = make_pool_policy(settings.pool_policy).observed_queries
+        device = DevicePart.of(settings.device, spec, shape.layers, tokens, sequences)
+        return cls(
+            budget_bytes=settings.dram_budget.resolve(kv_bytes),
+            kv_bytes=kv_bytes,
+            shadow_bytes=segments * shape.layers * held_bytes(spec),
+            streamed_shadow_bytes=0,
+            narrower_shadows=_narrower_than(spec.key_mode),
+            kept_bytes=min(settings.kept_tokens, tokens) * row * sequences + tails,
+            all_rows_bytes=tokens * row * sequences + tails,
+            staging_bytes=staging_bytes(shape, settings) + device.staging_bytes,
+            other_bytes=segments * shape.layers * statistics_bytes(spec)
+            # One slot table is there twice while it grows.
+            + (rows * shape.layers + rows - TABLE_GROWTH_ROWS) * _SLOT_TABLE_BYTES
+            + rows * shape.layers * ROW_SUM_BYTES
+            + (hit_bytes(shape, tokens) + observed_bytes(shape, observed)) * sequences
+            + score_bytes(spec, settings.scope, tokens),
+            device=device,
+        )
+
+    def streamed(self, spec: KernelSpec, layers: int, sequences: int) -> BudgetPlan:
+        """Return the plan with so much of the shadow on the drive that half is left for rows."""
+        one, held = shadow_bytes(spec), held_bytes(spec)
+        staging = self.staging_bytes + STREAM_BUFFERS * one
+        rows = max(self.kept_bytes, self.budget_bytes // 2)
+        fixed = rows + staging + self.other_bytes + self.device.probe_bytes
+        room = (self.budget_bytes - fixed) // held
+        shadows = self.shadow_bytes // held
+        resident = min(max(room, _moving_shadows(layers, sequences)), shadows)
+        return replace(
+            self,
+            shadow_bytes=resident * held,
+            streamed_shadow_bytes=(shadows - resident) * one,
+            staging_bytes=staging,
+        )
+
+    def shadow_limit(self, spec: KernelSpec, layers: int, sequences: int) -> int:
+        """Return the most bytes of full shadows in DRAM that this plan has room for.
+
+        The copies of their probe tokens come on top.
+        """
+        shadows = self.shadow_bytes // held_bytes(spec)
+        if self.streamed_shadow_bytes:
+            shadows = max(0, shadows - _moving_shadows(layers, sequences))
+        return shadows * shadow_bytes(spec)
+
+    @property
+    def required_bytes(self) -> int:
+        """The smallest budget this plan can run with."""
+        return self._fixed_bytes + self.kept_bytes
+
+    @property
+    def comfortable_bytes(self) -> int:
+        """The smallest budget of which half, or room for all rows, is left for hot rows.
+
+        At least what is required: the kept rows may be more than half.
+        """
+        rows = min(self._fixed_bytes, self.all_rows_bytes)
+        return self._fixed_bytes + max(self.kept_bytes, rows)
+
+    @property
+    def hot_bytes(self) -> int:
+        """Bytes left for hot rows, the kept ones included."""
+        return self.budget_bytes - self.required_bytes + self.kept_bytes
+
+    @property
+    def leaves_half_for_rows(self) -> bool:
+        """Whether half the budget, or room for all rows there are, is left for hot rows."""
+        return self.hot_bytes >= min(self.budget_bytes / 2, self.all_rows_bytes)
+
+    def check(self) -> None:
+        """Raise BudgetError where the budget is too small, naming the parts and the least."""
+        if self.budget_bytes < self.required_bytes:
+            budget, needs = format_apart(self.budget_bytes, self.required_bytes)
+            if self.streamed_shadow_bytes:
+                needs += " even with the key shadow on the drive"
+            raise BudgetError(
+                f"the DRAM budget of {budget} is too small: this context "
+                f"needs {needs} (shadow "
+                f"{format_bytes(self.shadow_bytes + self.device.probe_bytes)}, kept rows "
+                f"{format_bytes(self.kept_bytes)}, staging {format_bytes(self.staging_bytes)}, "
+                f"other {format_bytes(self.other_bytes)}); raise --dram-budget{self._narrower}, or "
+                "lower --block-rows, which sets most of the staging"
+            )
+
+    @property
+    def _narrower(self) -> str:
+        """Return the advice to take a smaller shadow, where there is one."""
+        if not self.narrower_shadows:
+            return ""
+        return f", shrink the shadow with --shadow {' or '.join(self.narrower_shadows)}"
+
+    @property
+    def _fixed_bytes(self) -> int:
+        """What is there whatever the rows take."""
+        shadow = self.shadow_bytes + self.device.probe_bytes
+        return shadow + self.staging_bytes + self.other_bytes
+
+
+def open_ended_shadow_limit(shape: ModelShape, settings: Settings, budget_bytes: int) -> int:
+    """Return the most bytes of full shadows in DRAM where nobody knows how long contexts get.
+
+    Half of the budget is left for rows then, however long they get.
+    """
+    return max(0, budget_bytes // 2 - staging_bytes(shape, settings))
+
+
+def _moving_shadows(layers: int, sequences: int) -> int:
+    """Return how many shadows DRAM must hold that are no full ones at rest.
+
+    For each sequence and layer, the open segment and a full one: it is open again while the
+    sequence is cut, or a device holds it, too, and its tokens are among the newest. Then those on
+    their way to the drive.
+    """
+    return 2 * layers * sequences + LEAVING_SHADOWS
+
+
+def score_bytes(spec: KernelSpec, scope: Scope, tokens: int) -> int:
+    """Return the bytes of the scores of one call over `tokens`, in steps of 1,024 tokens."""
+    return round_up(tokens, _SCORE_GROWTH_TOKENS) * score_bytes_per_token(spec, scope)
+
+
+def hit_bytes(shape: ModelShape, tokens: int) -> int:
+    """Return the bytes of one sequence's hit-rate table, one layer of it twice while it grows."""
+    return (shape.layers + 1) * HIT_BYTES * room_for(tokens)
+
+
+def widened_bytes(shape: ModelShape, settings: Settings) -> int:
+    """Return the bytes of a block's keys and values in float32, as a processor attends to them.
+
+    A GPU widens in its own memory; copies to and from it are staged in as many bytes instead.
+    """
+    channels = shape.kv_heads * shape.head_dim
+    return settings.block_rows * 2 * channels * _WIDENED_ITEM_BYTES
+
+
+def staging_bytes(shape: ModelShape, settings: Settings) -> int:
+    """Return the bytes of all buffers, which follow from the block size and never the budget."""
+    spec = kernel_spec(shape, settings)
+    block = round_up(settings.block_rows * shape.row_bytes, PAGE_BYTES)
+    gathered = round_up(max(settings.block_rows, GROUP_TOKENS) * shape.row_bytes, PAGE_BYTES)
+    landing = round_up(settings.prefetch_blocks * settings.block_rows * shape.row_bytes, PAGE_BYTES)
+    channels = shape.kv_heads * shape.head_dim
+    read = round_up(max(block, shape.row_bytes + 2 * PAGE_BYTES), PAGE_BYTES)
+    spill = round_up(settings.block_rows, GROUP_TOKENS) * shape.row_bytes
+    keys = spec.segment_tokens * channels * _KEY_ITEM_BYTES
+    return (
+        # Each buffer, what is on its way into it from slots or from the read buffer, and out of it
+        # into slots.
+        (2 * GATHER_BUFFERS + 1) * gathered
+        # Where rows are read ahead; they go into slots a few at a time.
+        + landing
+        + read
+        + SPILL_BUFFERS * round_up(spill, PAGE_BYTES)
+        + widened_bytes(shape, settings)
+        + keys
+        + scratch_bytes(spec)
+    )

@@ -1,0 +1,451 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A decode step of one layer in one native call, over tables that are kept between steps."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import time
+from collections.abc import Generator, Iterable
+from itertools import chain
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hillinfer.attention.native import NativeAttention
+from hillinfer.engine.selection import TokenSelection, explained
+from hillinfer.kv.gather import Gather
+from hillinfer.kv.hot_pools import HotPools
+from hillinfer.kv.pool_keeper import LayerStepLog
+from hillinfer.kv.pool_policies import PoolPolicy
+from hillinfer.kv.prefetch_buffer import LandedRows
+from hillinfer.kv.sequence import Sequence
+from hillinfer.kv.shadow_keeper import ShadowKeeper
+from hillinfer.model_shape import StoredType
+from hillinfer.native.library import native_library
+from hillinfer.native.structures import NUMBER_TYPES, DecodeStep, Shape
+from hillinfer.scoring.arguments import query_factor
+from hillinfer.scoring.evaluation import ImportanceEvaluation
+from hillinfer.statistics import Counters
+from hillinfer.trace.recorder import SILENT, Lane, Recorder
+from hillinfer_model.choices import Scope
+from hillinfer_model.errors import NonFiniteQueryError
+from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
+
+# Hits are counted in Python.
+_NOT_COUNTED = -1
+Fetched = Generator[NDArray[np.uint64], None, None]
+
+
+class _Asked:
+    """What layers of one step are asked for alike.
+
+    Parameters
+    ----------
+    step
+        What the library is told.
+
+    Attributes
+    ----------
+    address
+        Where that lies.
+    of
+        The tokens that are stored and the scaling that it is filled in for, or None.
+    count
+        How many tokens are chosen.
+    """
+
+    def __init__(self, step: DecodeStep) -> None:
+        self.step = step
+        self.address = ctypes.addressof(step)
+        self.of: tuple[int, float] | None = None
+        self.count = 0
+
+
+class NativeDecode:
+    """Chooses tokens, finds their rows and attends to them, for one new token on the processor.
+
+    Where all rows are hot nothing of it happens in Python. Rows that are cold are read run by run,
+    and attended to as they come.
+
+    Parameters
+    ----------
+    attention
+        Says what is in a row, and attends to rows that come run by run.
+    spec, scope
+        Of the scoring contract.
+    evaluation, selection, shadow
+        Who chooses, codes and knows where shadows lie.
+    pools, gather
+        Where rows lie, and who brings those that are cold.
+    policy
+        Tallies hits.
+    log
+        Takes what was read in each layer and step.
+    counters
+        Where tokens are counted.
+    recorder
+        Notes how long the parts take.
+    """
+
+    def __init__(
+        self,
+        attention: NativeAttention,
+        spec: KernelSpec,
+        scope: Scope,
+        evaluation: ImportanceEvaluation,
+        selection: TokenSelection,
+        shadow: ShadowKeeper,
+        pools: HotPools,
+        gather: Gather,
+        policy: PoolPolicy,
+        log: LayerStepLog,
+        counters: Counters,
+        recorder: Recorder,
+    ) -> None:
+        self._library = native_library()
+        self._attention = attention
+        self._evaluation = evaluation
+        self._selection = selection
+        self._shadow = shadow
+        self._pools = pools
+        self._gather = gather
+        self._policy = policy
+        self._counters = counters
+        self._log = log
+        self._recorder = recorder
+        self._is_recorded = recorder is not SILENT
+        shape = attention.shape
+        self._query_shape = shape.query_heads, 1, shape.head_dim
+        # A policy that counts in a way of its own does it in Python.
+        is_common = type(policy).tally is PoolPolicy.tally
+        self._shift = policy.fade_shift if is_common else _NOT_COUNTED
+        choosing = evaluation.table_variant if scope is Scope.LAYER else None
+        self._number = attention.variant.number
+        self._choosing_number = None if choosing is None else choosing.number
+
+        def described() -> DecodeStep:
+            return DecodeStep(
+                shape=Shape.of(spec, scope),
+                group_size=shape.group_size,
+                stored_type=0 if shape.stored_type is StoredType.BFLOAT16 else 1,
+                fade_shift=self._shift,
+            )
+
+        # One for each kind of call: another thread may choose for a layer that comes while this one
+        # attends, and what all layers of a step have in common is told once.
+        self._both, self._ahead, self._rows = _Asked(described()), _Asked(described()), described()
+        self._rows_address = ctypes.addressof(self._rows)
+        self._positions = np.zeros(0, np.int64)
+        self._addresses = np.zeros(0, np.uint64)
+        self._places = 0, 0
+
+    @property
+    def chosen(self) -> NDArray[np.int64]:
+        """What the last `step` chose, int64, valid until the next."""
+        return self._positions[: self._both.step.count]
+
+    def step(
+        self, layer: int, sequence: Sequence, query: torch.Tensor, scaling: float, step: int
+    ) -> torch.Tensor | None:
+        """Choose for a token that was just appended, and attend to what is chosen.
+
+        Parameters
+        ----------
+        layer, sequence
+            Where.
+        query
+            (query_heads, 1, head_dim).
+        scaling
+            Factor on inner products.
+        step
+            The current step.
+
+        Returns
+        -------
+        (query_heads, 1, head_dim) in the query's type; None, and nothing is done, where the choice
+        is not one that the native library makes over its tables.
+
+        Raises
+        ------
+        CacheUseError
+            Where the query is not finite.
+        """
+        length, both = sequence.lengths[layer], self._both
+        if both.of != (length, scaling) and not self._prepare(length, scaling):
+            return None
+        if sequence.observed[layer] is not None or not self._tell_query(both.step, query):
+            return None
+        out, count = torch.empty(self._query_shape), both.count
+        fetched: Fetched | None = None
+        try:
+            with self._selection.scoring:
+                own = self._shadow.described(layer, sequence, length)
+                if own is None:
+                    return None
+                both.step.step = step
+                with self._pools.attending:
+                    self._settle(layer, sequence, length)
+                    held, started = sequence.tell(layer), time.perf_counter_ns()
+                    is_hot = self._library.decode(
+                        "hillinfer_decode_step",
+                        self._number,
+                        sequence.table_addresses[layer],
+                        self._pools.layers[layer].table_address,
+                        both.address,
+                        *self._places,
+                        out.data_ptr(),
+                    )
+                    del held
+                    own.coded_tokens = sequence.described[layer][1][-1]
+                    self._pools.hits.note(layer, sequence, length & -GROUP_TOKENS, length)
+                    if self._shift == _NOT_COUNTED or not is_hot:
+                        positions, addresses = self._positions[:count], self._addresses[:count]
+                        if self._shift == _NOT_COUNTED:
+                            self._policy.tally(sequence.hits.counts[layer], positions)
+                        if not is_hot:
+                            fetched, first = self._fetch(
+                                layer, sequence, positions, step, None, addresses
+                            )
+            self._counters.scored_tokens += length
+            self._counters.selected_tokens += count
+            if self._is_recorded:
+                started = self._note_chosen(both.step, layer, length, started)
+            if fetched is not None:
+                return self._run_by_run(layer, query, scaling, chain(first, fetched))
+        except NonFiniteQueryError as error:
+            raise explained(layer, error) from error
+        finally:
+            if fetched is not None:
+                # Here and now: what it holds must not wait for a traceback to go.
+                fetched.close()
+        if self._is_recorded:
+            self._note_attended(layer, started)
+        self._log.end_hot(step, layer, length, count)
+        return out if query.dtype is torch.float32 else out.to(query.dtype)
+
+    def attend(
+        self,
+        layer: int,
+        sequence: Sequence,
+        query: torch.Tensor,
+        positions: NDArray[np.int64],
+        scaling: float,
+        step: int,
+        landed: LandedRows | None,
+    ) -> torch.Tensor | None:
+        """Attend to selected rows and let those that were cold become hot.
+
+        Parameters
+        ----------
+        layer, sequence, query, scaling, step
+            As in `step`.
+        positions
+            int64, ascending, contiguous.
+        landed
+            What of their cold rows was read ahead, or None.
+
+        Returns
+        -------
+        (query_heads, 1, head_dim) in the query's type; None, and nothing is done, where this is
+        not for the native library: it attends to a part of all tokens and on the processor.
+        """
+        count, length, asked = len(positions), sequence.lengths[layer], self._rows
+        if not 0 < count < length or not math.isfinite(scaling):
+            return None
+        if not self._tell_query(asked, query):
+            return None
+        out, addresses = torch.empty(self._query_shape), np.empty(count, np.uint64)
+        fetched: Fetched | None = None
+        try:
+            with self._pools.attending:
+                asked.scaling, asked.threads = scaling, torch.get_num_threads()
+                asked.step = step
+                self._settle(layer, sequence, length)
+                held, started = sequence.tell(layer), time.perf_counter_ns()
+                is_hot = self._library.decode(
+                    "hillinfer_attend_tokens",
+                    self._number,
+                    sequence.table_addresses[layer],
+                    self._pools.layers[layer].table_address,
+                    self._rows_address,
+                    positions.ctypes.data,
+                    count,
+                    addresses.ctypes.data,
+                    out.data_ptr(),
+                )
+                del held
+                self._pools.hits.note(layer, sequence, length & -GROUP_TOKENS, length)
+                if self._shift == _NOT_COUNTED:
+                    self._policy.tally(sequence.hits.counts[layer], positions)
+                # What was read ahead is to be given back also where it is not wanted any more.
+                if not is_hot or landed is not None:
+                    fetched, first = self._fetch(
+                        layer, sequence, positions, step, landed, addresses
+                    )
+            if fetched is not None:
+                return self._run_by_run(layer, query, scaling, chain(first, fetched))
+        finally:
+            if fetched is not None:
+                # Here and now: what it holds must not wait for a traceback to go.
+                fetched.close()
+        if self._is_recorded:
+            self._note_attended(layer, started)
+        self._log.end_hot(step, layer, length, count)
+        return out if query.dtype is torch.float32 else out.to(query.dtype)
+
+    def choose_next(
+        self, layer: int, sequence: Sequence, query: torch.Tensor, scaling: float
+    ) -> tuple[NDArray[np.int64], LandedRows | None] | None:
+        """Choose for the token that is about to come to a layer, and begin to read what is cold.
+
+        Parameters
+        ----------
+        layer, sequence
+            Where one token more is coming; all others are stored.
+        query, scaling
+            As in `step`; the query is a predicted one.
+
+        Returns
+        -------
+        int64 positions, ascending, the coming token's the last, and what lands of them; None, and
+        nothing is done, where the choice is not one that the native library makes over its tables.
+
+        Raises
+        ------
+        CacheUseError
+            Where the query is not finite.
+        """
+        past, ahead = sequence.lengths[layer], self._ahead
+        if self._choosing_number is None or sequence.observed[layer] is not None:
+            return None
+        if ahead.of != (past, scaling):
+            self._selection.make_room(past)
+            if not self._ask(ahead, past + 1, scaling, 1):
+                return None
+            ahead.of = past, scaling
+        if not self._tell_query(ahead.step, query):
+            return None
+        positions = np.empty(ahead.count, np.int64)
+        try:
+            with self._selection.scoring:
+                own = self._shadow.described(layer, sequence, past)
+                if own is None:
+                    return None
+                held, started = sequence.tell(layer), time.perf_counter_ns()
+                # While rows of the layer move nobody may look where they are.
+                is_still = self._pools.is_still(layer)
+                is_hot = self._library.decode(
+                    "hillinfer_choose_tokens",
+                    self._choosing_number,
+                    sequence.table_addresses[layer],
+                    self._pools.layers[layer].table_address if is_still else None,
+                    ahead.address,
+                    positions.ctypes.data,
+                )
+                del held
+                own.coded_tokens = sequence.described[layer][1][-1]
+        except NonFiniteQueryError as error:
+            raise explained(layer, error) from error
+        if self._is_recorded:
+            self._note_chosen(ahead.step, layer, past, started)
+        if is_hot and is_still:
+            return positions, None
+        # When attention looks, the tail holds what it holds now, or what follows a full group.
+        return positions, self._gather.land(layer, sequence, positions[:-1], past & -GROUP_TOKENS)
+
+    # --- inside ----------------------------------------------------------------------------
+
+    def _prepare(self, length: int, scaling: float) -> bool:
+        """Ask for the step of a token in all layers; False where one call is not to choose it."""
+        # Where both compute alike one call does both.
+        if self._choosing_number != self._number or self._evaluation.selects_all(length):
+            return False
+        self._selection.make_room(length)
+        both = self._both
+        if not self._ask(both, length, scaling, 0):
+            return False
+        if both.count > len(self._positions):
+            self._positions = np.empty(2 * both.count, np.int64)
+            self._addresses = np.empty(2 * both.count, np.uint64)
+            self._places = self._positions.ctypes.data, self._addresses.ctypes.data
+        both.of = length, scaling
+        return True
+
+    def _ask(self, asked: _Asked, length: int, scaling: float, coming: int) -> bool:
+        """Say how much of so many tokens is to be chosen; False where the scaling is no number."""
+        asked.of = None
+        if not math.isfinite(scaling):
+            return False
+        wanted, step = self._evaluation.wanted(length), asked.step
+        wanted.check(length, coming)
+        step.scaling, step.factor, step.coming = scaling, query_factor(scaling), coming
+        step.sinks, step.recent, step.count = wanted.sinks, wanted.recent, wanted.count
+        step.threads = torch.get_num_threads()
+        asked.count = wanted.count
+        return True
+
+    def _tell_query(self, step: DecodeStep, query: torch.Tensor) -> bool:
+        """Say where a query lies; False where the library cannot read it, or others refuse it."""
+        number_type, strides = NUMBER_TYPES.get(query.dtype), query.stride()
+        if number_type is None or query.shape != self._query_shape or not query.is_cpu:
+            return False
+        if strides[2] != 1:
+            return False
+        step.query, step.head_stride, step.query_type = query.data_ptr(), strides[0], number_type
+        return True
+
+    def _settle(self, layer: int, sequence: Sequence, length: int) -> None:
+        """Wait until no row of a layer moves, and have room to count hits."""
+        self._pools.settle(layer)
+        if length > len(sequence.hits.counts[layer]):
+            self._pools.cover_hits(sequence.hits, layer, length)
+
+    def _note_chosen(self, step: DecodeStep, layer: int, tokens: int, started: int) -> int:
+        """Note how long coding and choosing took; return when the latter ended."""
+        coded, chosen = int(step.coded_at), int(step.chosen_at)
+        self._recorder.note(Lane.HOST_SCORING, "code", started, coded, layer=layer)
+        self._recorder.note(Lane.HOST_SCORING, "score", coded, chosen, layer=layer, tokens=tokens)
+        return chosen
+
+    def _note_attended(self, layer: int, started: int) -> None:
+        stop = time.perf_counter_ns()
+        self._recorder.note(Lane.COMPUTE, "attention", started, stop, layer=layer)
+
+    def _fetch(
+        self,
+        layer: int,
+        sequence: Sequence,
+        positions: NDArray[np.int64],
+        step: int,
+        landed: LandedRows | None,
+        addresses: NDArray[np.uint64],
+    ) -> tuple[Fetched, list[NDArray[np.uint64]]]:
+        """Begin to fetch rows some of which are cold; return the runs, and the first of them.
+
+        Called while `attending` is held, and it is held from then on: until all rows were attended
+        to none may move.
+        """
+        fetched = self._gather.in_place(
+            layer, sequence, positions, step, landed, self._library.tile_rows, addresses
+        )
+        try:
+            return fetched, [next(fetched)]
+        except BaseException:
+            fetched.close()
+            raise
+
+    def _run_by_run(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        scaling: float,
+        runs: Iterable[NDArray[np.uint64]],
+    ) -> torch.Tensor:
+        """Attend to runs of rows as they come."""
+        softmax = self._attention.begin(query[:, 0], scaling)
+        for run in runs:
+            with self._recorder.span(Lane.COMPUTE, "attention", layer=layer):
+                softmax.add([run])
+        return softmax.result()[:, None].to(query.dtype)

@@ -1,0 +1,370 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Opens the parts that an engine ties together, and ends them in order."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from hillinfer.attention.native import host_attention
+from hillinfer.attention.softmax_merge import RowStates
+from hillinfer.attention.stored_rows import DenseAttention, RowAttention
+from hillinfer.devices.device_scorer import DeviceScorer
+from hillinfer.devices.device_shadows import DeviceShadows
+from hillinfer.devices.table import make_scorer
+from hillinfer.drive.calls import DriveCalls
+from hillinfer.drive.checksums import RowSums
+from hillinfer.drive.engine_table import open_engine
+from hillinfer.drive.files import IOMode, buffered_warning, round_up
+from hillinfer.drive.leftovers import sweep
+from hillinfer.drive.read_engines import ReadEngine
+from hillinfer.drive.regions import GroupTable
+from hillinfer.drive.shared_files import OpenFiles
+from hillinfer.engine.budget_growth import BudgetGrowth, FollowingBudget
+from hillinfer.engine.budget_plan import kernel_spec, staging_bytes, widened_bytes
+from hillinfer.engine.decode_step import NativeDecode
+from hillinfer.engine.prefetch import PrefetchPipeline
+from hillinfer.engine.selection import TokenSelection
+from hillinfer.errors import SetupWarning
+from hillinfer.gpu.attention import GpuSide
+from hillinfer.gpu.copy_lanes import CopyLane
+from hillinfer.gpu.staging import StagingPlan
+from hillinfer.kv.cold_store import ColdStore
+from hillinfer.kv.gather import Gather, RowBuffers
+from hillinfer.kv.hot_pools import HotPools, LayerShares
+from hillinfer.kv.pool_keeper import LayerHits, LayerStepLog, PoolKeeper
+from hillinfer.kv.pool_policies import make_pool_policy
+from hillinfer.kv.prefetch_buffer import LandingArea, PrefetchBuffer
+from hillinfer.kv.row_layout import RowLayout
+from hillinfer.kv.rows import RowKeeper, SpillQueue
+from hillinfer.kv.shadow_keeper import ShadowKeeper
+from hillinfer.memory_budget import Accountant, Part
+from hillinfer.model_shape import ModelShape
+from hillinfer.rates.profiling import share_by_rates
+from hillinfer.scoring.evaluation import ImportanceEvaluation
+from hillinfer.scoring.scorer import Scorer
+from hillinfer.settings import Settings
+from hillinfer.shadow.memory import ShadowMemory
+from hillinfer.shadow.store import ShadowStore
+from hillinfer.statistics import Counters
+from hillinfer.trace.pool_timeline import LayerStep, PoolTimeline
+from hillinfer.trace.recorder import SILENT, Recorder
+from hillinfer.trace.trace_file import Lanes, TraceFile
+from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
+
+# --- The parts that a runtime ties together, and the order in which they end ---
+
+
+@dataclass(frozen=True)
+class RuntimeParts:
+    """What `open_parts` opened.
+
+    Parameters
+    ----------
+    counters, layer_hits, accountant
+        What is counted.
+    timeline, recorder
+        What is written down; the timeline is None where nobody asked for one.
+    calls, engine, store, shadow_store
+        The drive, and what is on it.
+    layout, spec
+        How a row and a shadow are laid out.
+    device
+        What holds segments of its own, or None.
+    pools, keeper
+        Hot rows.
+    following
+        Raises the budget with the context; None where it is fixed.
+    prefetch, buffers, gather
+        Rows on their way from the drive.
+    groups, rows, shadow, shadow_memory
+        What sequences own.
+    selection, dense, attention, decode, pipeline
+        Choosing tokens and attending to them; `decode` is None where the model computes on a GPU.
+    gpu
+        What there is only because the model computes on a GPU, or None.
+    """
+
+    counters: Counters
+    layer_hits: LayerHits
+    accountant: Accountant
+    timeline: PoolTimeline | None
+    recorder: Recorder
+    calls: DriveCalls
+    engine: ReadEngine
+    store: ColdStore
+    shadow_store: ShadowStore
+    layout: RowLayout
+    spec: KernelSpec
+    device: DeviceShadows | None
+    pools: HotPools
+    keeper: PoolKeeper
+    following: FollowingBudget | None
+    prefetch: PrefetchBuffer
+    buffers: RowBuffers
+    gather: Gather
+    groups: GroupTable
+    rows: RowKeeper
+    shadow: ShadowKeeper
+    shadow_memory: ShadowMemory
+    selection: TokenSelection
+    dense: DenseAttention
+    attention: RowAttention
+    decode: NativeDecode | None
+    pipeline: PrefetchPipeline
+    gpu: GpuSide | None
+
+    def close(self) -> None:
+        """Stop all threads and give the drive's space back."""
+        # The last that is named is the first that ends; each ends whatever became of another.
+        with ExitStack() as ends:
+            if self.gpu is not None:
+                ends.callback(self.gpu.close)
+            ends.callback(self.recorder.close)
+            if self.timeline is not None:
+                ends.callback(self.timeline.close)
+            if self.device is not None:
+                ends.callback(self.device.close)
+            ends.callback(self.engine.close)
+            ends.callback(self.shadow_store.close)
+            ends.callback(self.store.close)
+            ends.callback(self.pools.close)
+            ends.callback(self.buffers.close)
+            ends.callback(self.prefetch.close)
+            if self.gpu is not None:
+                ends.callback(self.gpu.stop)
+            ends.callback(self.pipeline.close)
+
+
+# --- Opens everything behind a cache ---
+
+
+def open_parts(
+    shape: ModelShape,
+    settings: Settings,
+    budget_bytes: int,
+    cold_dir: Path,
+    observe: Callable[[LayerStep], None] | None,
+    calls: DriveCalls | None,
+    shadow_limit_bytes: int,
+    announce_streaming: Callable[[], None],
+    scorer: Scorer | None,
+    evaluate: Callable[[Scorer, Settings], ImportanceEvaluation],
+    lane: CopyLane | None,
+    growth: BudgetGrowth | None,
+) -> RuntimeParts:
+    """Open the parts of a `Runtime`; parameters and errors are its.
+
+    What holds files, a device or locked memory is closed where something behind it cannot be
+    opened.
+    """
+    counters = Counters()
+    layer_hits = LayerHits(shape.layers)
+    layout = RowLayout(shape)
+    accountant = Accountant(budget_bytes)
+    accountant.take(Part.STAGING, staging_bytes(shape, settings))
+    spec = kernel_spec(shape, settings)
+    with ExitStack() as undone:
+        timeline = PoolTimeline(settings.pool_timeline) if settings.pool_timeline else None
+        if timeline is not None:
+            undone.callback(timeline.close)
+        recorder: Recorder = Lanes(TraceFile(settings.trace)) if settings.trace else SILENT
+        undone.callback(recorder.close)
+        if scorer is None:
+            scorer = make_scorer(
+                settings.device, spec, settings.scope, settings.device_options, recorder
+            )
+            if isinstance(scorer, DeviceScorer):
+                undone.callback(scorer.shadows.close)
+        device = scorer.shadows if isinstance(scorer, DeviceScorer) else None
+        policy = make_pool_policy(settings.pool_policy)
+        pools = HotPools(
+            shape,
+            accountant,
+            policy,
+            LayerShares(shape.layers, settings.pool_sizes),
+            recorder,
+            growth.most_bytes if growth else 0,
+        )
+        if growth is not None:
+            accountant.let_grow(partial(pools.least_bytes, settings.kept_tokens))
+        keeper = PoolKeeper(pools, policy, settings, counters)
+        calls = calls or DriveCalls()
+        sweep(cold_dir, calls)
+        engine = open_engine(settings.io, settings.io_threads, calls)
+        undone.callback(engine.close)
+        if isinstance(scorer, DeviceScorer):
+            share_by_rates(scorer, shape, settings, cold_dir, engine, shadow_limit_bytes)
+        store = ColdStore(
+            cold_dir,
+            shape,
+            settings.block_rows * shape.row_bytes,
+            engine,
+            counters,
+            calls,
+            recorder,
+            RowSums(shape.layers, accountant),
+        )
+        undone.callback(store.close)
+        if store.own_io_mode is IOMode.BUFFERED:
+            warnings.warn(buffered_warning(cold_dir), SetupWarning, stacklevel=3)
+        landing = LandingArea(settings.prefetch_blocks, settings.block_rows, shape.row_bytes)
+        prefetch = PrefetchBuffer(store, landing)
+        # At least a group, so that a tile of attention never waits for two buffers.
+        buffers = RowBuffers(max(settings.block_rows, GROUP_TOKENS), shape.row_bytes)
+        log = LayerStepLog(pools, counters, layer_hits, _told(observe, timeline))
+        gather = Gather(
+            store,
+            pools,
+            keeper,
+            prefetch,
+            buffers,
+            settings.block_rows,
+            counters,
+            log,
+        )
+        spill = SpillQueue(
+            store,
+            round_up(settings.block_rows, GROUP_TOKENS),
+            shape.row_bytes,
+            counters,
+        )
+        groups = GroupTable()
+        shadow_store = ShadowStore(
+            cold_dir,
+            store.own_io_mode,
+            spec,
+            engine,
+            calls,
+            recorder,
+        )
+        undone.callback(shadow_store.close)
+        shadow_memory = ShadowMemory(
+            shadow_store,
+            spec,
+            shadow_limit_bytes,
+            accountant,
+            counters,
+            announce_streaming,
+            device,
+        )
+        following = (
+            FollowingBudget(growth, accountant, shadow_memory.raise_limit) if growth else None
+        )
+        shadow = ShadowKeeper(scorer, shape.layers, gather, layout, shadow_memory)
+        rows = RowKeeper(
+            shape,
+            layout,
+            store,
+            groups,
+            spill,
+            gather,
+            pools,
+            keeper,
+            shadow,
+            accountant,
+            OpenFiles.of_process(),
+        )
+        evaluation = evaluate(scorer, settings)
+        selection = TokenSelection(
+            evaluation,
+            shadow,
+            keeper,
+            spec,
+            settings.scope,
+            accountant,
+            recorder,
+        )
+        # Behind almost everything that may fail: its memory is to be unlocked before it goes.
+        gpu = None
+        if lane is not None:
+            plan = _staging_plan(shape, settings, accountant)
+            gpu = GpuSide(lane, plan, gather, layout, counters, recorder)
+            undone.callback(gpu.close)
+            undone.callback(gpu.stop)
+        states = RowStates(layout, counters) if gpu is None else gpu.states
+        dense = DenseAttention(gather, states, settings.block_rows, recorder)
+        attention = RowAttention(gather, states, recorder)
+        native = host_attention(shape) if gpu is None else None
+        decode = None
+        if native is not None:
+            decode = NativeDecode(
+                native,
+                spec,
+                settings.scope,
+                evaluation,
+                selection,
+                shadow,
+                pools,
+                gather,
+                policy,
+                log,
+                counters,
+                recorder,
+            )
+        pipeline = PrefetchPipeline(
+            gather,
+            torch.get_num_threads(),
+            None if gpu is None else gpu.ahead,
+        )
+        undone.pop_all()
+    return RuntimeParts(
+        counters=counters,
+        layer_hits=layer_hits,
+        accountant=accountant,
+        timeline=timeline,
+        recorder=recorder,
+        calls=calls,
+        engine=engine,
+        store=store,
+        shadow_store=shadow_store,
+        layout=layout,
+        spec=spec,
+        device=device,
+        pools=pools,
+        keeper=keeper,
+        following=following,
+        prefetch=prefetch,
+        buffers=buffers,
+        gather=gather,
+        groups=groups,
+        rows=rows,
+        shadow=shadow,
+        shadow_memory=shadow_memory,
+        selection=selection,
+        dense=dense,
+        attention=attention,
+        decode=decode,
+        pipeline=pipeline,
+        gpu=gpu,
+    )
+
+
+def _told(
+    observe: Callable[[LayerStep], None] | None, timeline: PoolTimeline | None
+) -> Callable[[LayerStep], None] | None:
+    """Return what is called with every entry: the timeline first, where there is one."""
+    if timeline is None:
+        return observe
+    if observe is None:
+        return timeline.observe
+
+    def note(entry: LayerStep) -> None:
+        timeline.observe(entry)
+        observe(entry)
+
+    return note
+
+
+def _staging_plan(shape: ModelShape, settings: Settings, accountant: Accountant) -> StagingPlan:
+    room = widened_bytes(shape, settings)
+    plan = StagingPlan.of(shape, room)
+    # Only blocks of a few rows have no room for one in each buffer.
+    accountant.take(Part.STAGING, max(0, plan.byte_count - room))
+    return plan

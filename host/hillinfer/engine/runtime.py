@@ -1,0 +1,477 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everything behind a cache: rows, shadow, pools, drive and attention over them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import torch
+
+from hillinfer.drive.calls import DriveCalls
+from hillinfer.engine.budget_growth import BudgetGrowth
+from hillinfer.engine.opening import open_parts
+from hillinfer.engine.selection import Sets
+from hillinfer.gpu.arrivals import packed_rows
+from hillinfer.gpu.copies import CopiedRows
+from hillinfer.gpu.copy_lanes import CopyLane
+from hillinfer.gpu.staging import StagingKind
+from hillinfer.kv.pool_keeper import LayerHits
+from hillinfer.kv.prefetch_buffer import LandedRows
+from hillinfer.kv.saved_sequences import (
+    RowOwner,
+    SavedBytes,
+    SessionOrigin,
+    parts_of,
+    save_sequence,
+)
+from hillinfer.kv.sequence import Sequence
+from hillinfer.memory_budget import Part
+from hillinfer.model_shape import ModelShape
+from hillinfer.scoring.evaluation import ImportanceEvaluation
+from hillinfer.scoring.scorer import Scorer
+from hillinfer.sessions.opening import SavedSession
+from hillinfer.settings import Settings
+from hillinfer.statistics import CacheStatistics, Counters
+from hillinfer.trace.pool_timeline import LayerStep
+
+
+def _unannounced() -> None:
+    """Say nothing, because whoever made the plan did."""
+
+
+class Runtime:
+    """Stores the rows of sequences and attends to them (design, sections 1 and 6).
+
+    Parameters
+    ----------
+    shape
+        The model's.
+    settings
+        How tokens are selected and where rows lie.
+    budget_bytes
+        M0.
+    cold_dir
+        Directory of the cold pool.
+    observe
+        Called with what happened to the pools of each layer and step, from any thread.
+    calls
+        How the drive is reached; the operating system itself where None.
+    shadow_limit_bytes
+        Most bytes of full shadows in DRAM; the others are on the drive.
+    announce_streaming
+        Called once, before the first shadow goes to the drive.
+    scorer
+        Executes the scoring contract; that of the settings' device where None.
+    evaluate
+        Makes what selects tokens with that scorer; benchmarks give one that replays selections.
+    lane
+        Copies to and from the model's GPU, and is closed with this; None where the model computes
+        on the processor, and rows are attended to where they lie.
+    growth
+        How the budget follows the context; None where it is fixed.
+
+    Attributes
+    ----------
+    parts
+        What it ties together, for what measures or examines one of them; the runtime ends them.
+
+    Raises
+    ------
+    BudgetError
+        Where the budget does not even hold the buffers.
+    ColdPoolError
+        Where the directory cannot hold the cold pool.
+    """
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        settings: Settings,
+        budget_bytes: int,
+        cold_dir: Path,
+        observe: Callable[[LayerStep], None] | None = None,
+        calls: DriveCalls | None = None,
+        shadow_limit_bytes: int = sys.maxsize,
+        announce_streaming: Callable[[], None] = _unannounced,
+        scorer: Scorer | None = None,
+        evaluate: Callable[[Scorer, Settings], ImportanceEvaluation] = ImportanceEvaluation,
+        lane: CopyLane | None = None,
+        growth: BudgetGrowth | None = None,
+    ) -> None:
+        self.shape = shape
+        self.settings = settings
+        self.parts = parts = open_parts(
+            shape,
+            settings,
+            budget_bytes,
+            cold_dir,
+            observe,
+            calls,
+            shadow_limit_bytes,
+            announce_streaming,
+            scorer,
+            evaluate,
+            lane,
+            growth,
+        )
+        self.counters, self.recorder = parts.counters, parts.recorder
+        self.layout, self.calls = parts.layout, parts.calls
+        self._layer_hits, self._accountant = parts.layer_hits, parts.accountant
+        self._engine, self._store = parts.engine, parts.store
+        self._shadow_store = parts.shadow_store
+        self._spec, self._device = parts.spec, parts.device
+        self._pools, self._keeper = parts.pools, parts.keeper
+        self._following = parts.following
+        self._buffers, self.gather = parts.buffers, parts.gather
+        self.prefetch = parts.prefetch
+        self._groups, self._rows, self._shadow = parts.groups, parts.rows, parts.shadow
+        self._selection, self._pipeline = parts.selection, parts.pipeline
+        self._dense, self._attention, self._gpu = parts.dense, parts.attention, parts.gpu
+        self.decode = parts.decode
+        # Called with layer, length and sets of every selection that is attended to; for tests.
+        self.watch_selected: Callable[[int, int, Sets], None] | None = None
+        self._step = 0
+        self._closed = False
+
+    # --- sequences and their rows ----------------------------------------------------------
+
+    def open_sequence(self) -> Sequence:
+        """Return a new, empty sequence."""
+        return self._rows.open()
+
+    def expect(self, tokens: int) -> None:
+        """Learn how long sequences get, of which a device gets its share; only speed changes."""
+        if self._device is not None:
+            self._device.expect(-(-tokens // self._spec.segment_tokens))
+
+    @property
+    def budget_bytes(self) -> int:
+        """M0 now."""
+        return self._accountant.budget_bytes
+
+    @property
+    def follows_context(self) -> bool:
+        """Whether the budget is a share of what is stored, and grows with it."""
+        return self._following is not None
+
+    def cover(self, tokens: int) -> None:
+        """Make a budget that follows the context that of so many distinct tokens."""
+        assert self._following is not None
+        self._following.cover(tokens)
+
+    def limit_shadows(self, limit_bytes: int) -> None:
+        """Hold no more full shadows than that in DRAM from here on."""
+        self.parts.shadow_memory.limit_to(limit_bytes)
+
+    def fork(self, sequence: Sequence) -> Sequence:
+        """Return a sequence with the same tokens; full groups and segments are shared."""
+        self._settle_arrivals()
+        return self._rows.fork(sequence)
+
+    def release(self, sequence: Sequence) -> None:
+        """Free whatever only this sequence owned."""
+        self._forget_ahead()
+        self._rows.release(sequence)
+
+    def truncate(self, sequence: Sequence, length: int) -> None:
+        """Forget the tokens from position `length` on, in every layer."""
+        self._settle()
+        self._rows.truncate(sequence, length)
+
+    def resume(self, saved: SavedSession, tokens: int) -> Sequence:
+        """Return a sequence of the first tokens of a saved session; see `RowKeeper.resume`."""
+        self._settle()
+        if self._following is not None:
+            self._following.cover(self._rows.tokens + tokens)
+        return self._rows.resume(saved, tokens)
+
+    def save(self, sequence: Sequence, target: Path, origin: SessionOrigin) -> SavedBytes:
+        """Save a sequence of whole tokens; see `save_sequence`."""
+        self._settle()
+        self._buffers.settle()
+        self._store.check()
+        return save_sequence(
+            sequence,
+            RowOwner(self._store, self._groups),
+            parts_of(sequence, self.shape, self._shadow),
+            self.shape,
+            target,
+            origin,
+            self.calls,
+        )
+
+    def begin_step(self) -> None:
+        """Note that a forward pass begins, and raise what went wrong while writing before it."""
+        self._settle()
+        self._step += 1
+        self.recorder.begin_step(self._step)
+        self._keeper.begin_step(self._step)
+        self._store.check()
+
+    def append(
+        self, layer: int, sequence: Sequence, keys: torch.Tensor, values: torch.Tensor
+    ) -> None:
+        """Store the rows of new tokens, wherever the model computed them; see `RowKeeper.append`.
+
+        Where the model has a GPU, the row of a single token comes back while it computes on.
+        """
+        if self._following is not None and layer == 0:
+            self._following.cover(self._rows.tokens + keys.shape[1])
+        if keys.device.type != "cpu":
+            self.counters.device_to_host_bytes += 2 * keys.numel() * keys.element_size()
+        if self._gpu is not None:
+            if self._gpu.arrivals.newest(layer, sequence) is not None:
+                self._gpu.arrivals.settle()
+            place = self._rows.reserve(layer, sequence) if keys.shape[1] == 1 else None
+            if place is not None:
+                row = packed_rows(keys, values, self.shape.row_bytes)
+                self._gpu.arrivals.begin(layer, sequence, row, place)
+                return
+            # What is in the open group goes on to the drive with it.
+            self._gpu.arrivals.settle()
+        self._rows.append(layer, sequence, keys.cpu(), values.cpu(), self._step)
+
+    def append_token(
+        self,
+        layer: int,
+        sequence: Sequence,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        batch_row: int,
+    ) -> bool:
+        """Store the row of one token as the model made it; False where `append` must do it.
+
+        Parameters as in `RowKeeper.append_token`.
+        """
+        if self._gpu is not None:
+            return False
+        if self._following is not None and layer == 0:
+            self._following.cover(self._rows.tokens + 1)
+        overflows = self._rows.append_token(layer, sequence, keys, values, batch_row)
+        if overflows is None:
+            return False
+        self.counters.fp16_overflows += overflows
+        return True
+
+    def code_full_segments(self, layer: int, sequence: Sequence, keys: torch.Tensor) -> None:
+        """Code the key shadow of new rows that nothing attends to; attention does it too.
+
+        Parameters as in `TokenSelection.code_full_segments`.
+        """
+        self._selection.code_full_segments(layer, sequence, keys)
+
+    # --- attention -------------------------------------------------------------------------
+
+    def attend_dense(
+        self,
+        layer: int,
+        sequence: Sequence,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        scaling: float,
+    ) -> torch.Tensor:
+        """Attend to everything: past rows block by block, then the new tokens causally.
+
+        Parameters
+        ----------
+        layer, sequence
+            Where the new tokens were just appended.
+        query
+            (query_heads, tokens, head_dim) on the model's device.
+        keys, values
+            The new tokens', stored type, (kv_heads, tokens, head_dim), on the model's device.
+        scaling
+            Factor on inner products.
+
+        Returns
+        -------
+        (query_heads, tokens, head_dim) in the query's type.
+        """
+        # First, while rows that were just appended are promoted: attention waits for that.
+        self.code_full_segments(layer, sequence, keys)
+        out = self._dense.attend(layer, sequence, query, keys, values, scaling)
+        if self._keeper.observed_queries:
+            last = query[:, -self._keeper.observed_queries :]
+            sequence.observed[layer] = last.transpose(0, 1).float().cpu().contiguous()
+        return out
+
+    def announce(self, layer: int, sequence: Sequence, query: torch.Tensor, scaling: float) -> None:
+        """Begin to select, and to read, for the token that is about to come to a layer.
+
+        What is announced is what `attend_selected` then attends to, whatever query it is given: the
+        same tokens wherever rows lie and however fast they come.
+
+        Parameters
+        ----------
+        layer, sequence
+            Where one token more is coming; all others are stored.
+        query
+            Predicted, (query_heads, 1, head_dim) on the model's device.
+        scaling
+            Factor on inner products.
+        """
+        past = sequence.lengths[layer]
+        if self._selection.selects_all(past + 1):
+            return
+        is_quick = (
+            self._gpu is None
+            and self._selection.is_quick(layer, sequence)
+            and self._pipeline.is_idle
+        )
+        if is_quick and self.decode is not None:
+            chosen = self.decode.choose_next(layer, sequence, query, scaling)
+            if chosen is not None:
+                self._pipeline.keep(layer, sequence, *chosen)
+                return
+        bring = self._on_host(query[:, 0])
+        select = self._selection.announced(layer, sequence, scaling, bring)
+        if is_quick:
+            self._pipeline.select_now(layer, sequence, past, select)
+        else:
+            self._pipeline.announce(layer, sequence, past, select)
+
+    def attend_selected(
+        self,
+        layer: int,
+        sequence: Sequence,
+        query: torch.Tensor,
+        keys: torch.Tensor | None,
+        scaling: float,
+    ) -> torch.Tensor:
+        """Attend to the top α of all tokens, this step's own included.
+
+        Parameters
+        ----------
+        layer, sequence
+            Where the new token was just appended.
+        query
+            (query_heads, 1, head_dim) on the model's device.
+        keys
+            The new token's, stored type, (kv_heads, 1, head_dim); None where the tail has its row.
+        scaling
+            Factor on inner products.
+
+        Returns
+        -------
+        (query_heads, 1, head_dim) in the query's type.
+        """
+        length = sequence.lengths[layer]
+        landed: LandedRows | None = None
+        copied: Future[CopiedRows] | None = None
+        ahead = self._pipeline.take(layer, sequence)
+        decode = self.decode
+        if ahead is None and decode is not None:
+            attended = decode.step(layer, sequence, query, scaling, self._step)
+            if attended is not None:
+                if self.watch_selected is not None:
+                    self.watch_selected(layer, length, [decode.chosen.copy()])
+                self._rows.offer_filled(layer, sequence, self._step)
+                return attended
+        if ahead is None:
+            self._settle_arrivals()
+            if keys is None:
+                keys = self._rows.newest_keys(layer, sequence)
+        if ahead is not None:
+            selected, landed, copied = ahead.sets, ahead.landed, ahead.copied
+        elif self._selection.selects_all(length):
+            assert keys is not None
+            selected = self._selection.everything(layer, sequence, keys)
+        else:
+            assert keys is not None
+            selected = self._selection.select(layer, sequence, query, keys, scaling)
+        if self.watch_selected is not None:
+            self.watch_selected(layer, length, selected)
+        self.counters.scored_tokens += length * len(selected)
+        self.counters.selected_tokens += sum(len(positions) for positions in selected)
+        given = (layer, sequence, query, selected, scaling, self._step, landed)
+        out: torch.Tensor | None = None
+        if decode is not None and len(selected) == 1:
+            out = decode.attend(layer, sequence, query, selected[0], scaling, self._step, landed)
+        if out is not None:
+            pass
+        elif self._gpu is None:
+            out = self._attention.selected(*given)
+        else:
+            newest = self._gpu.arrivals.newest(layer, sequence)
+            if newest is None:
+                # It may have come by now, or not have come at all.
+                self._settle_arrivals()
+            out = self._gpu.attention.selected(*given, copied, newest)
+        self._rows.offer_filled(layer, sequence, self._step)
+        return out
+
+    # --- the rest --------------------------------------------------------------------------
+
+    def statistics(self) -> CacheStatistics:
+        """Return memory and traffic so far, promotions that are under way included."""
+        self._count()
+        peak = self._accountant.peak()
+        return CacheStatistics(
+            kv_bytes=self._rows.kv_bytes(self._rows.sequences),
+            dram_budget_bytes=self._accountant.budget_bytes,
+            dram_peak_bytes=sum(peak.values()),
+            hot_bytes=peak[Part.HOT],
+            shadow_bytes=peak[Part.SHADOW],
+            staging_bytes=peak[Part.STAGING],
+            other_bytes=peak[Part.OTHER],
+            io_mode=self._store.io_mode.value,
+            io_engine=self._engine.name,
+            layer_hit_rates=self._layer_hits.rates(),
+            device_lost=self._device is not None and self._device.lost,
+            gpu_staging=(self._gpu.staging_kind if self._gpu else StagingKind.NONE).value,
+            gpu_staging_bytes=self._gpu.staging_bytes if self._gpu else 0,
+            **asdict(self.counters),
+        )
+
+    def memory_held(self) -> dict[Part, int]:
+        """Return the bytes that each part of the DRAM budget takes now."""
+        return self._accountant.held()
+
+    def kv_bytes(self, sequences: list[Sequence]) -> int:
+        """Return the bytes of all distinct rows of some sequences."""
+        return self._rows.kv_bytes(sequences)
+
+    def counted(self) -> tuple[Counters, LayerHits]:
+        """Return what is counted so far, promotions that are under way included."""
+        self._count()
+        return replace(self.counters), self._layer_hits.copy()
+
+    def _count(self) -> None:
+        self._pools.wait()
+        if self._device is not None:
+            self.counters.kernel_launches = self._device.launches
+            self.counters.device_scored_tokens = self._device.scored_tokens
+
+    def close(self) -> None:
+        """Stop all threads and give the drive's space back; harmless when done twice."""
+        if not self._closed:
+            self._closed = True
+            self.parts.close()
+
+    def _forget_ahead(self) -> None:
+        """Forget what was announced, and wait until nothing is on its way from a GPU."""
+        self._pipeline.drop()
+        if self._gpu is not None:
+            self._gpu.queries.settle()
+            self._gpu.arrivals.wait()
+
+    def _settle(self) -> None:
+        """Forget what was announced, and have every row that is stored in its place."""
+        self._forget_ahead()
+        self._settle_arrivals()
+
+    def _settle_arrivals(self) -> None:
+        if self._gpu is not None:
+            self._gpu.arrivals.settle()
+
+    def _on_host(self, query: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """Return what returns a query as the host scores with it, at once or once it came."""
+        if self._gpu is not None:
+            return self._gpu.queries.bring(query)
+        on_host = query.float().cpu()
+        return lambda: on_host

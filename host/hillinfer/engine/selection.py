@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which tokens a layer of a stored sequence attends to."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import TracebackType
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hillinfer.engine.budget_plan import score_bytes
+from hillinfer.errors import CacheUseError
+from hillinfer.kv.pool_keeper import PoolKeeper
+from hillinfer.kv.sequence import Sequence
+from hillinfer.kv.shadow_keeper import ShadowKeeper
+from hillinfer.memory_budget import Accountant, Part
+from hillinfer.scoring.evaluation import ImportanceEvaluation
+from hillinfer.scoring.scorer import SegmentShadow
+from hillinfer.trace.recorder import Lane, Recorder
+from hillinfer_model.choices import Scope
+from hillinfer_model.errors import NonFiniteQueryError
+from hillinfer_model.kernel_spec import KernelSpec
+
+Sets = list[NDArray[np.int64]]
+# Scoring of one layer, as the native library counts it in bytes (`Shape::work_bytes`), that is done
+# while another thread would still be waking, and taking Python's lock and the caches from the one
+# that computes.
+QUICK_BYTES = 4 << 20
+
+
+class TokenSelection:
+    """Codes what the shadow lacks, scores it and takes the top α (HillInfer section 4.1, HIE).
+
+    Any thread may ask; shadows are coded and scored by one at a time.
+
+    Parameters
+    ----------
+    evaluation
+        Scores and selects.
+    shadow
+        Codes keys.
+    keeper
+        Learns what the last queries of a prompt would select.
+    spec, scope
+        Fix the memory that scores take.
+    accountant
+        Counts it.
+    recorder
+        Notes how long coding and scoring take.
+
+    Attributes
+    ----------
+    scoring
+        Held by whoever codes or scores.
+    """
+
+    def __init__(
+        self,
+        evaluation: ImportanceEvaluation,
+        shadow: ShadowKeeper,
+        keeper: PoolKeeper,
+        spec: KernelSpec,
+        scope: Scope,
+        accountant: Accountant,
+        recorder: Recorder,
+    ) -> None:
+        self._evaluation = evaluation
+        self._shadow = shadow
+        self._keeper = keeper
+        self._spec = spec
+        heads = spec.scored_heads // spec.kv_heads
+        token_bytes = spec.segment_bytes / spec.segment_tokens
+        self._token_work = token_bytes * heads / spec.key_mode.code_bits
+        self._scope = scope
+        self._accountant = accountant
+        self._recorder = recorder
+        self._score_bytes = self._room_tokens = 0
+        self.scoring = threading.Lock()
+
+    def selects_all(self, length: int) -> bool:
+        """Say whether a sequence of this length is selected whole, so that nothing is scored."""
+        return self._evaluation.selects_all(length)
+
+    def everything(self, layer: int, sequence: Sequence, keys: torch.Tensor) -> Sets:
+        """Return the sets of a sequence that is selected whole.
+
+        A segment takes its statistics when it is full or first scored, so the shadow waits here.
+
+        Parameters
+        ----------
+        layer, sequence, keys
+            As in `code_full_segments`.
+        """
+        self.code_full_segments(layer, sequence, keys)
+        return self._evaluation.everything(sequence.lengths[layer])
+
+    def code_full_segments(self, layer: int, sequence: Sequence, keys: torch.Tensor) -> None:
+        """Code the key shadow of segments that the newest tokens made full.
+
+        Parameters
+        ----------
+        layer, sequence
+            Where the tokens were just appended.
+        keys
+            Theirs, stored type, (kv_heads, tokens, head_dim).
+        """
+        with self.scoring, self._recorder.span(Lane.HOST_SCORING, "code", layer=layer):
+            self._shadow.code_full_segments(layer, sequence, _shadow_keys(keys))
+
+    def select(
+        self,
+        layer: int,
+        sequence: Sequence,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        scaling: float,
+    ) -> Sets:
+        """Select for a token that was just appended.
+
+        Parameters
+        ----------
+        layer, sequence
+            Where.
+        query
+            (query_heads, 1, head_dim) on the model's device.
+        keys
+            The new token's, stored type, (kv_heads, 1, head_dim).
+        scaling
+            Factor on inner products.
+
+        Raises
+        ------
+        CacheUseError
+            Where the query is not finite.
+        """
+        length = sequence.lengths[layer]
+        self.make_room(length)
+        with self.scoring, _Explained(layer):
+            with self._recorder.span(Lane.HOST_SCORING, "code", layer=layer):
+                shadows = self._shadow.code_all(layer, sequence, _shadow_keys(keys))
+            with self._recorder.span(Lane.HOST_SCORING, "score", layer=layer, tokens=length):
+                self._count_observed(layer, sequence, scaling, shadows)
+                return self._evaluation.select(_host_query(query), scaling, shadows)
+
+    def is_quick(self, layer: int, sequence: Sequence) -> bool:
+        """Say whether scoring a layer takes no longer than having another thread do it.
+
+        It does where the processor scores little, and waits for neither a device nor a drive.
+        """
+        return (
+            self._evaluation.is_fast
+            and sequence.lengths[layer] * self._token_work <= QUICK_BYTES
+            and not any(segment.layers[layer].slot is not None for segment in sequence.segments)
+        )
+
+    def announced(
+        self,
+        layer: int,
+        sequence: Sequence,
+        scaling: float,
+        bring: Callable[[], torch.Tensor],
+    ) -> Callable[[], Sets]:
+        """Return what selects for the token that is about to come, for another thread to call.
+
+        What takes memory or looks at the open group is done here.
+
+        Parameters
+        ----------
+        layer, sequence
+            Where one token more is coming; all others are stored.
+        scaling
+            Factor on inner products.
+        bring
+            Returns the predicted query, float32 (query_heads, head_dim) on the CPU; may wait.
+        """
+        past = sequence.lengths[layer]
+        self.make_room(past)
+        if sequence.observed[layer] is not None or not self._shadow.codes_from_tail(
+            layer, sequence
+        ):
+            with self.scoring, _Explained(layer):
+                shadows = self._past(layer, sequence, past)
+                self._count_observed(layer, sequence, scaling, shadows)
+
+        def select() -> Sets:
+            query = bring()
+            with self.scoring, _Explained(layer):
+                shadows = self._past(layer, sequence, past)
+                with self._recorder.span(Lane.HOST_SCORING, "score", layer=layer, tokens=past):
+                    return self._evaluation.select_next(query, scaling, shadows)
+
+        return select
+
+    def _past(self, layer: int, sequence: Sequence, past: int) -> list[SegmentShadow]:
+        with self._recorder.span(Lane.HOST_SCORING, "code", layer=layer):
+            return self._shadow.code_past(layer, sequence, past)
+
+    def _count_observed(
+        self, layer: int, sequence: Sequence, scaling: float, shadows: list[SegmentShadow]
+    ) -> None:
+        """Count what the last prefill queries would select as the first hits, once."""
+        observed, sequence.observed[layer] = sequence.observed[layer], None
+        for query in () if observed is None else observed:
+            sets = self._evaluation.select(query, scaling, shadows)
+            self._keeper.tally(layer, sequence, np.unique(np.concatenate(sets)))
+
+    def make_room(self, tokens: int) -> None:
+        """Count what scoring so many tokens takes of memory."""
+        # All layers of a step ask for the same.
+        if tokens <= self._room_tokens:
+            return
+        needed = score_bytes(self._spec, self._scope, tokens)
+        if needed > self._score_bytes:
+            self._accountant.take(Part.OTHER, needed - self._score_bytes)
+            self._score_bytes = needed
+        self._room_tokens = tokens
+
+
+class _Explained:
+    """Says what to do about a query that cannot be scored.
+
+    A class, because a generator takes several times as long at every layer and step.
+    """
+
+    def __init__(self, layer: int) -> None:
+        self._layer = layer
+
+    def __enter__(self) -> None:
+        """Do nothing yet."""
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Put the reason in words that help."""
+        if isinstance(error, NonFiniteQueryError):
+            raise explained(self._layer, error) from error
+
+
+def explained(layer: int, error: NonFiniteQueryError) -> CacheUseError:
+    """Return an error that says what to do about a query that cannot be scored."""
+    return CacheUseError(
+        f"layer {layer} made a query that is not finite ({error}): the model's weights or its "
+        "number type are at fault; try --dtype float32 (the rows that the drive returned are "
+        "those that were written)"
+    )
+
+
+def _shadow_keys(keys: torch.Tensor) -> torch.Tensor:
+    moved = keys.transpose(0, 1)
+    if moved.dtype is torch.float16 and moved.is_cpu:
+        return moved
+    return moved.to(device="cpu", dtype=torch.float16)
+
+
+def _host_query(query: torch.Tensor) -> torch.Tensor:
+    own = query[:, 0]
+    return own if own.dtype is torch.float32 and own.is_cpu else own.float().cpu()

@@ -1,0 +1,290 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tells caches what an attached model does: passes, layers and `generate` that begin and end."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from transformers import PreTrainedModel
+
+from hillinfer.errors import CacheUseError, ColdPoolError, UnsupportedFeatureError
+from hillinfer.hf import attention
+from hillinfer.hf.features import NAME
+from hillinfer.hf.layer import AttachedCache
+from hillinfer.hf.predictors import QueryPredictor
+from hillinfer.hf.turns import Use, forward_frame
+
+# --- A hook of an attached model that copies of the model do not have ---
+
+
+class ModelHook(ABC):
+    """Something that torch calls before or after a module's forward pass.
+
+    A function would be copied with its model and go on to know the model that it was made for. A
+    copy of this hook, also one that is pickled, does nothing.
+    """
+
+    @abstractmethod
+    def __call__(self, *args: Any) -> Any:
+        """Do what torch asks for; arguments as torch gives them."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return nothing
+
+    def __reduce__(self) -> Any:
+        return _no_hook, ()
+
+
+def nothing(*args: Any) -> None:
+    """Do nothing, in the place of a hook."""
+
+
+def _no_hook() -> Any:
+    return nothing
+
+
+# --- Tells caches that a forward pass of an attached model begins and ends ---
+
+
+class ForwardHooks:
+    """The hooks of a whole model.
+
+    Parameters
+    ----------
+    model
+        A decoder-only transformers model.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._hooks = [
+            model.register_forward_pre_hook(_Before(), with_kwargs=True),
+            model.register_forward_hook(_After(), with_kwargs=True, always_call=True),
+        ]
+
+    def remove(self) -> None:
+        """Take the hooks off."""
+        for hook in self._hooks:
+            hook.remove()
+
+
+class _Before(ModelHook):
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def __call__(
+        self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        arguments = _named(module, args, kwargs)
+        cache = arguments.get("past_key_values")
+        if not isinstance(cache, AttachedCache):
+            return
+        _check_arguments(module, arguments)
+        cache.check_dtype(cast(PreTrainedModel, module).dtype)
+        use = Use(forward_frame())
+        cache.begin_forward(arguments["input_ids"], arguments.get("attention_mask"), use)
+        attention.begin_own(use)
+        cache.check_positions(arguments.get("position_ids"))
+
+
+class _After(ModelHook):
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def __call__(
+        self,
+        module: torch.nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        output: Any,
+    ) -> None:
+        cache = _named(module, args, kwargs).get("past_key_values")
+        if not isinstance(cache, AttachedCache):
+            return
+        # Nothing comes out of a forward pass that raised; the cache then forgets what it brought.
+        if output is not None:
+            attention.end_own()
+            cache.end_forward()
+            return
+        use = attention.own_use()
+        # This hook is called for a pass that was refused at its beginning, too.
+        if use is not None and use.is_of(forward_frame()):
+            use.end()
+
+
+def _check_arguments(module: Any, arguments: dict[str, Any]) -> None:
+    """Refuse arguments, and states of a model, that a pass with a cache of ours cannot have."""
+    if module.training:
+        raise UnsupportedFeatureError(
+            "the model is in training mode, which drops or changes its cache: call model.eval()"
+        )
+    if module.config._attn_implementation != NAME:
+        raise CacheUseError(
+            f"the model's attention was set to {module.config._attn_implementation!r} while "
+            f"HillInfer is attached, which then attends to nothing: call "
+            f"model.set_attn_implementation({NAME!r}), or detach, set it, and attach again"
+        )
+    wanted = arguments.get("output_attentions")
+    if getattr(module.config, "output_attentions", False) if wanted is None else wanted:
+        attention.refuse_arguments({"output_attentions": True})
+    if arguments.get("use_cache") is False:
+        raise UnsupportedFeatureError(
+            "use_cache=False: all tokens would come again at every step and be stored again; leave "
+            "it out, or leave past_key_values out"
+        )
+    if arguments.get("input_ids") is None:
+        raise UnsupportedFeatureError(
+            "inputs_embeds: the cache keeps token ids to tell prompts apart; pass input_ids"
+        )
+    check_ids(arguments["input_ids"])
+
+
+def check_ids(ids: Any) -> None:
+    """Refuse what are no token ids (batch, tokens), and none at all."""
+    if not isinstance(ids, torch.Tensor) or ids.ndim != 2:
+        found = f"shape {tuple(ids.shape)}" if isinstance(ids, torch.Tensor) else type(ids).__name__
+        raise CacheUseError(
+            f"input_ids must be a tensor of (batch, tokens), not {found}: take what "
+            "tokenizer(texts, return_tensors='pt') gives"
+        )
+    if not ids.numel():
+        raise CacheUseError(
+            f"the prompt is empty (input_ids of shape {tuple(ids.shape)}): pass at least one token"
+        )
+
+
+def _named(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Any]:
+    """Return all arguments of a forward pass by name."""
+    if not args:
+        return kwargs
+    return dict(zip(inspect.signature(module.forward).parameters, args, strict=False)) | kwargs
+
+
+# --- Tells caches what the next layer will ask for, while a layer begins ---
+
+# Layer 0's input is nothing like layer 1's, so layer 1 takes its true query like layer 0.
+FIRST_PREDICTED = 2
+
+
+class QueryHooks:
+    """Hooks on decoder layers that predict the query of the layer behind each (APP).
+
+    Parameters
+    ----------
+    model
+        A decoder-only transformers model.
+    predictor
+        Of its family.
+    """
+
+    def __init__(self, model: PreTrainedModel, predictor: QueryPredictor) -> None:
+        layers = list(model.get_decoder().layers)
+        self._hooks = [
+            layers[number - 1].register_forward_pre_hook(
+                _Announce(predictor, number, layers[number]), with_kwargs=True
+            )
+            for number in range(FIRST_PREDICTED, len(layers))
+        ]
+
+    def remove(self) -> None:
+        """Take the hooks off."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+
+class _Announce(ModelHook):
+    def __init__(self, predictor: QueryPredictor, number: int, following: Any) -> None:
+        self._predictor = predictor
+        self._number = number
+        self._following = following
+
+    def __call__(
+        self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        # As in the attention function, which says why.
+        if torch.compiler.is_dynamo_compiling():
+            self._left_out(module, args, kwargs)
+            return
+        cache = kwargs.get("past_key_values")
+        hidden = args[0] if args else kwargs["hidden_states"]
+        # Only a forward of a single token selects.
+        if not isinstance(cache, AttachedCache) or hidden.shape[1] != 1:
+            return
+        if not cache.takes_predictions:
+            return
+        following, predictor = self._following, self._predictor
+        query = predictor.predict(following, hidden, kwargs.get("position_embeddings"))
+        with cache.spans.announce():
+            cache.announce(self._number, query, predictor.scaling(following))
+
+    _left_out = torch.compiler.disable(__call__)  # type: ignore[no-untyped-call]
+
+
+# --- An attached model's `generate` ---
+
+
+class GuardedGenerate:
+    """Wraps `generate`, which slices ids before any forward pass could compare them.
+
+    It lies in the model's own attributes. A copy of the model is not attached, and gets what it
+    would have without: its own `generate`, with its own weights.
+
+    Parameters
+    ----------
+    model
+        What is attached.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = model
+        self._replaced = model.__dict__.get("generate")
+        self._generate: Callable[..., Any] = model.generate
+        functools.update_wrapper(self, self._generate)
+        model.generate = self
+
+    def remove(self) -> None:
+        """Give the model back what it had."""
+        del self._model.generate
+        if self._replaced is not None:
+            self._model.generate = self._replaced
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Generate; a cache is refused first where the ids do not continue it."""
+        cache = kwargs.get("past_key_values")
+        if not isinstance(cache, AttachedCache):
+            return self._generate(*args, **kwargs)
+        with Use(sys._getframe()) as use:
+            around = cache.begin_generate(use)
+            try:
+                ids = kwargs.get("input_ids", kwargs.get("inputs", args[0] if args else None))
+                if ids is not None:
+                    check_ids(ids)
+                    cache.check_continues(ids, kwargs.get("attention_mask"))
+                return self._generate(*args, **kwargs)
+            except ColdPoolError as error:
+                raise ColdPoolError(
+                    f"{error}; the tokens generated until then are in the cache's token_ids"
+                ) from error
+            finally:
+                cache.end_generate(around)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        if self._replaced is not None:
+            return copy.deepcopy(self._replaced, memo)
+        # The copy is there already, and has no attributes yet: this is its class's.
+        copied = memo.get(id(self._model))
+        return self if copied is None else copied.generate
+
+    def __reduce__(self) -> Any:
+        if self._replaced is not None:
+            return _itself, (self._replaced,)
+        return getattr, (self._model, "generate")
+
+
+def _itself(generate: Callable[..., Any]) -> Callable[..., Any]:
+    return generate

@@ -1,2 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-"""The next layer's query, by family of models."""

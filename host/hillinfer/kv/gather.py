@@ -1,0 +1,543 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gets rows by position, wherever they lie: the one way from a selection to its bytes.
+
+Every set of rows has one life. It is *located*: each row has an address in the open group or in a
+hot pool's slots, or is cold. Cold rows that were read ahead have *landed* in the prefetch buffer
+and get their addresses there. The rest is *planned* as runs of consecutive positions, each *read*
+on demand while the caller looks at the run before. Rows of a run that were cold are *promoted* from
+where they landed, and their memory is *released* after that.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hillinfer.drive.files import aligned_buffer
+from hillinfer.kv.cold_store import ColdStore, WantedRows
+from hillinfer.kv.hot_pools import HotPools
+from hillinfer.kv.pool_keeper import LayerStepLog, PoolKeeper
+from hillinfer.kv.prefetch_buffer import LandedRows, PrefetchBuffer
+from hillinfer.kv.sequence import Sequence
+from hillinfer.native.library import native_library
+from hillinfer.native.structures import row_addresses
+from hillinfer.statistics import Counters
+from hillinfer.trace.pool_timeline import LayerStep, ReadCost
+from hillinfer_model.kernel_spec import GROUP_TOKENS
+
+T = TypeVar("T")
+_NO_ROWS = np.zeros(0, np.int64)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Consecutive positions of a set, and what of them is read on demand, and where to.
+
+    Parameters
+    ----------
+    start
+        Number of the first position in the set.
+    addresses
+        uint64, where each row lies; those that are read get theirs then.
+    wanted
+        int64, which of the addresses are of rows to be read.
+    rows
+        int64, their row numbers.
+    places
+        int64, which rows of a buffer they become.
+    used
+        Rows of a buffer that it takes; with none it needs no buffer.
+    """
+
+    start: int
+    addresses: NDArray[np.uint64]
+    wanted: NDArray[np.int64]
+    rows: NDArray[np.int64]
+    places: NDArray[np.int64]
+    used: int
+
+
+@dataclass(frozen=True)
+class _Filled:
+    """A buffer with the rows of a run, and what reading them took."""
+
+    buffer: NDArray[np.uint8]
+    cost: ReadCost
+
+
+class Gather:
+    """Brings selected rows together, in place or as copies, and streams rows to whoever asks.
+
+    Parameters
+    ----------
+    store, pools
+        Where full groups lie.
+    keeper
+        Counts hits, and promotes rows that were read.
+    prefetch
+        Reads rows ahead.
+    buffers
+        Where rows go that are read on demand, and copies.
+    block_rows
+        Most rows of a block of copies.
+    counters
+        Where waits are counted.
+    log
+        Takes the entry of each layer and step.
+    """
+
+    def __init__(
+        self,
+        store: ColdStore,
+        pools: HotPools,
+        keeper: PoolKeeper,
+        prefetch: PrefetchBuffer,
+        buffers: RowBuffers,
+        block_rows: int,
+        counters: Counters,
+        log: LayerStepLog,
+    ) -> None:
+        self._store = store
+        self._pools = pools
+        self._keeper = keeper
+        self._prefetch = prefetch
+        self._buffers = buffers
+        self._block_rows = block_rows
+        self._counters = counters
+        self._log = log
+
+    # --- rows of a selection ---------------------------------------------------------------
+
+    def in_place(
+        self,
+        layer: int,
+        sequence: Sequence,
+        positions: NDArray[np.int64],
+        step: int,
+        landed: LandedRows | None,
+        tile_rows: int,
+        addresses: NDArray[np.uint64] | None = None,
+    ) -> Generator[NDArray[np.uint64], None, None]:
+        """Yield the addresses of selected rows where they lie, and promote those that were cold.
+
+        Parameters
+        ----------
+        layer, sequence
+            Whose rows.
+        positions
+            int64 logical positions, ascending.
+        step
+            The decode step, which hot rows are stamped with.
+        landed
+            What of them `land` has read ahead; given up here.
+        tile_rows
+            All runs but the last are multiples of it; at most 64.
+        addresses
+            Where rows lie, 0 for cold ones, where that is known and counted, and the pools'
+            `attending` is held since.
+
+        Yields
+        ------
+        uint64 addresses of consecutive runs of the positions, valid until the next.
+        """
+
+        def cut(found: NDArray[np.uint64], rest: NDArray[np.int64]) -> Iterator[_Run]:
+            for start, stop, own in tile_runs(len(positions), rest, tile_rows, self._buffers.rows):
+                rows = sequence.rows(positions[own])
+                places = np.arange(len(own))
+                yield _Run(start, found[start:stop], own - start, rows, places, len(own))
+
+        for run, _ in self._selected(layer, sequence, positions, step, landed, addresses, cut):
+            yield run.addresses
+
+    def copied(
+        self,
+        layer: int,
+        sequence: Sequence,
+        positions: NDArray[np.int64],
+        step: int,
+        landed: LandedRows | None = None,
+    ) -> Generator[tuple[NDArray[np.int64], NDArray[np.uint8]], None, None]:
+        """Yield blocks of selected positions and copies of their rows, valid until the next.
+
+        Parameters as in `in_place`; rows that were cold are promoted likewise.
+        """
+
+        def cut(found: NDArray[np.uint64], rest: NDArray[np.int64]) -> Iterator[_Run]:
+            for block in self._blocks(len(positions)):
+                first, last = rest.searchsorted((block.start, block.stop))
+                own = rest[first:last] - block.start
+                rows = sequence.rows(positions[rest[first:last]])
+                yield _Run(block.start, found[block], own, rows, own, len(found[block]))
+
+        for run, buffer in self._selected(layer, sequence, positions, step, landed, None, cut):
+            assert buffer is not None
+            yield positions[run.start : run.start + len(run.addresses)], _together(run, buffer)
+
+    # --- rows that nobody selected ---------------------------------------------------------
+
+    def stream(
+        self, layer: int, sequence: Sequence, positions: NDArray[np.int64]
+    ) -> Iterator[NDArray[np.uint8]]:
+        """Yield blocks of copies of rows, uint8 (at most block_rows, row_bytes).
+
+        Each is valid until the next. Nothing is promoted and no hit is counted.
+
+        Parameters
+        ----------
+        layer, sequence
+            Whose rows.
+        positions
+            int64 logical positions, ascending.
+        """
+        self._pools.settle(layer)
+
+        def runs() -> Iterator[_Run]:
+            # Looked for block by block: the addresses of a long context would take memory.
+            for block in self._blocks(len(positions)):
+                own = positions[block]
+                found = self._pools.layers[layer].find(layer, sequence, own)
+                (cold,) = (found == 0).nonzero()
+                rows = sequence.rows(own[cold])
+                yield _Run(block.start, found, cold, rows, cold, len(own))
+
+        started = time.perf_counter()
+        for run, filled, _ in self._read_in_turn(layer, runs()):
+            assert filled is not None
+            rows = _together(run, filled.buffer)
+            self._counters.drive_wait_seconds += time.perf_counter() - started
+            yield rows
+            started = time.perf_counter()
+
+    def from_drive(
+        self, layer: int, sequence: Sequence, start: int, stop: int
+    ) -> Iterator[NDArray[np.uint8]]:
+        """Yield rows of full groups as the drive has them, valid until the next; any thread may.
+
+        Parameters
+        ----------
+        layer, sequence
+            Whose rows.
+        start, stop
+            Positions of the first one and behind the last one.
+        """
+        rows = np.empty((GROUP_TOKENS, self._buffers.row_bytes), np.uint8)
+        for first in range(start, stop, GROUP_TOKENS):
+            positions = np.arange(first, min(first + GROUP_TOKENS, stop))
+            own, places = rows[: len(positions)], np.arange(len(positions))
+            self._store.read_rows(WantedRows(layer, sequence.rows(positions), own, places))
+            yield own
+
+    # --- rows that a layer will want -------------------------------------------------------
+
+    def land(
+        self, layer: int, sequence: Sequence, positions: NDArray[np.int64], on_drive: int
+    ) -> LandedRows | None:
+        """Begin to read the cold rows of a selection, in blocks as they become free.
+
+        Called from the thread that scores, while the one that attends is at an earlier layer: what
+        is hot may have changed when `in_place` looks again, so nothing depends on it but time.
+
+        Parameters
+        ----------
+        layer, sequence
+            Whose rows.
+        positions
+            int64, ascending.
+        on_drive
+            Rows from this position on are not to be read: they are in the tail.
+
+        Returns
+        -------
+        What lands where, or None where nothing does.
+        """
+        self._pools.wait_for(layer)
+        settled = positions[: np.searchsorted(positions, on_drive)]
+        rows = sequence.rows(settled)
+        cold = np.flatnonzero(self._pools.layers[layer].slots(rows) < 0)
+        return self._prefetch.begin(layer, settled[cold], rows[cold])
+
+    def copy_held(
+        self,
+        layer: int,
+        sequence: Sequence,
+        positions: NDArray[np.int64],
+        on_drive: int,
+        landed: LandedRows | None,
+        out: NDArray[np.uint8],
+    ) -> NDArray[np.int64]:
+        """Copy those rows that are in memory, for whoever sends them on before attention asks.
+
+        Called while the thread that attends is at an earlier layer.
+
+        Parameters
+        ----------
+        layer, sequence, positions, on_drive
+            As in `land`.
+        landed
+            What it returned, read by now, or None.
+        out
+            uint8 (at least as many rows, row_bytes).
+
+        Returns
+        -------
+        Which of the positions were copied, int64, ascending, as the first rows of `out`.
+        """
+        settled = int(np.searchsorted(positions, on_drive))
+        addresses = np.zeros(len(positions), np.uint64)
+        # Nothing gives hot rows up meanwhile: what the attention of another sequence has offered is
+        # promoted by then, and nobody offers more.
+        with self._pools.attending:
+            self._pools.wait_for(layer)
+            pool = self._pools.layers[layer]
+            slots = pool.slots(sequence.rows(positions[:settled]))
+            (hot,) = (slots >= 0).nonzero()
+            addresses[hot] = pool.addresses(slots[hot])
+            tail = sequence.tails[layer]
+            addresses[settled:] = row_addresses(tail, positions[settled:] - on_drive)
+            self._add_landed(positions, addresses, landed)
+            held = addresses.nonzero()[0]
+            copy_rows(addresses[held], out)
+        return held
+
+    def want(self, landed: LandedRows | None) -> None:
+        """Let what `land` began end with what it has room for: its attention is about to begin."""
+        self._prefetch.want(landed)
+
+    def abandon_unclaimed(self) -> None:
+        """Free what landed for attention that did not come; nothing is being announced."""
+        self._prefetch.abandon_unclaimed()
+
+    # --- inside ----------------------------------------------------------------------------
+
+    def _selected(
+        self,
+        layer: int,
+        sequence: Sequence,
+        positions: NDArray[np.int64],
+        step: int,
+        landed: LandedRows | None,
+        addresses: NDArray[np.uint64] | None,
+        cut: Callable[[NDArray[np.uint64], NDArray[np.int64]], Iterable[_Run]],
+    ) -> Iterator[tuple[_Run, NDArray[np.uint8] | None]]:
+        """Live the life of a selected set; yield its runs with all addresses, and their buffers.
+
+        Parameters
+        ----------
+        layer, sequence, positions, step, landed, addresses
+            As in `in_place`.
+        cut
+            Returns runs, given all addresses and which positions are to be read on demand.
+        """
+        promoting: Future[tuple[int, int]] | None = None
+        with self._pools.attending:
+            if addresses is None:
+                addresses = self._keeper.begin_in_place(layer, sequence, positions, step)
+            entry = LayerStep(step, layer, sequence.lengths[layer])
+            started = time.perf_counter()
+            try:
+                self._prefetch.claim(landed)
+                entry.note_reads(self._prefetch.arrive(landed))
+                arrived, places = self._add_landed(positions, addresses, landed)
+                (rest,) = (addresses == 0).nonzero()
+                entry.cold_rows = len(arrived) + len(rest)
+                entry.hot_rows = len(positions) - entry.cold_rows
+                if len(arrived):
+                    promoting = self._keeper.offer_read(
+                        entry, sequence, positions[arrived], self._prefetch.rows, places
+                    )
+                for run, filled, which in self._read_in_turn(layer, cut(addresses, rest)):
+                    if filled is not None:
+                        entry.note_reads(filled.cost)
+                        if len(run.wanted):
+                            offered = self._keeper.offer_read(
+                                entry,
+                                sequence,
+                                positions[run.start + run.wanted],
+                                filled.buffer,
+                                run.places,
+                            )
+                            self._buffers.lend(which, offered)
+                    entry.wait_seconds += time.perf_counter() - started
+                    yield run, None if filled is None else filled.buffer
+                    started = time.perf_counter()
+            except GeneratorExit:
+                raise
+            except BaseException:
+                # An interrupt may have come before a promotion that has begun was noted.
+                self._pools.finish()
+                raise
+            finally:
+                self._prefetch.let_go(landed, promoting)
+        self._log.end(entry)
+
+    def _add_landed(
+        self,
+        positions: NDArray[np.int64],
+        addresses: NDArray[np.uint64],
+        landed: LandedRows | None,
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Give rows that landed their addresses; return which of the positions, and their places.
+
+        Those that were hot already stay where they are.
+        """
+        if landed is None:
+            return _NO_ROWS, _NO_ROWS
+        (cold,) = (addresses == 0).nonzero()
+        arrived = cold[landed.among(positions[cold])]
+        places = landed.places_of(positions[arrived])
+        addresses[arrived] = row_addresses(self._prefetch.rows, places)
+        return arrived, places
+
+    def _blocks(self, count: int) -> Iterator[slice]:
+        for start in range(0, count, self._block_rows):
+            yield slice(start, min(start + self._block_rows, count))
+
+    def _read_in_turn(
+        self, layer: int, runs: Iterable[_Run]
+    ) -> Iterator[tuple[_Run, _Filled | None, int]]:
+        """Yield each run with its addresses, its buffer or None, and which buffer that is.
+
+        While the caller looks at a run the next one that wants rows of the drive is read.
+        """
+        self._buffers.settle()
+        coming = iter(runs)
+        waiting = [next(coming, None)]
+        # Between the reads of one set nothing is read ahead.
+        is_demanding = False
+        turn = 0
+        reading: Future[_Filled] | None = None
+        try:
+            while (run := waiting.pop()) is not None:
+                filled, which = None, turn % 2
+                if len(run.rows):
+                    if not is_demanding:
+                        self._store.demand()
+                        is_demanding = True
+                    # Nobody computes beside the first one, so no other thread need wake for it.
+                    read = self._reader(layer, run, which) if reading is None else reading.result
+                    filled, reading = read(), None
+                    run.addresses[run.wanted] = row_addresses(filled.buffer, run.places)
+                elif run.used:
+                    filled = _Filled(self._buffers.take(which, run.used), ReadCost())
+                turn += filled is not None
+                following = next(coming, None)
+                if following is not None and len(following.rows):
+                    reading = self._buffers.begin(self._reader(layer, following, turn % 2))
+                waiting.append(following)
+                yield run, filled, which
+        finally:
+            if is_demanding:
+                self._store.satisfy()
+
+    def _reader(self, layer: int, run: _Run, which: int) -> Callable[[], _Filled]:
+        def read() -> _Filled:
+            buffer = self._buffers.take(which, run.used)
+            return _Filled(
+                buffer, self._store.read_rows(WantedRows(layer, run.rows, buffer, run.places))
+            )
+
+        return read
+
+
+class RowBuffers:
+    """Two buffers of rows that all reads of a runtime take turns with.
+
+    One is filled while the caller computes on the other.
+
+    Parameters
+    ----------
+    rows, row_bytes
+        Size of each.
+
+    Attributes
+    ----------
+    rows, row_bytes
+        As given.
+    """
+
+    def __init__(self, rows: int, row_bytes: int) -> None:
+        self.rows, self.row_bytes = rows, row_bytes
+        size = rows * row_bytes
+        self._buffers = [aligned_buffer(size)[:size].reshape(-1, row_bytes) for _ in range(2)]
+        self._promoting: list[Future[tuple[int, int]] | None] = [None, None]
+        self._ahead = ThreadPoolExecutor(1, thread_name_prefix="hillinfer-gather")
+        self._upcoming: Future[Any] | None = None
+
+    def begin(self, fill: Callable[[], T]) -> Future[T]:
+        """Let the thread of these buffers call what fills one that it takes."""
+        upcoming = self._upcoming = self._ahead.submit(fill)
+        return upcoming
+
+    def take(self, which: int, rows: int) -> NDArray[np.uint8]:
+        """Return the first rows of a buffer, once nothing is promoted from it any more.
+
+        Parameters
+        ----------
+        which
+            0 or 1.
+        rows
+            How many.
+
+        Returns
+        -------
+        uint8 (rows, row_bytes).
+        """
+        promoting, self._promoting[which] = self._promoting[which], None
+        if promoting is not None:
+            wait([promoting])
+        return self._buffers[which][:rows]
+
+    def lend(self, which: int, promoting: Future[tuple[int, int]]) -> None:
+        """Leave a buffer alone until a promotion from it has ended."""
+        self._promoting[which] = promoting
+
+    def settle(self) -> None:
+        """Wait for a stream that was left in the middle: all reads share these buffers."""
+        if self._upcoming is not None:
+            wait([self._upcoming])
+
+    def close(self) -> None:
+        """Stop the thread."""
+        self._ahead.shutdown(cancel_futures=True)
+
+
+def tile_runs(
+    count: int, rest: NDArray[np.int64], tile_rows: int, most: int
+) -> list[tuple[int, int, NDArray[np.int64]]]:
+    """Cut so many rows at multiples of a tile, so that no run wants more than `most` of `rest`.
+
+    Returns the start and stop of each run, and what it wants.
+    """
+    if count and len(rest) <= most:
+        return [(0, count, rest)]
+    ends = np.append(np.arange(tile_rows, count, tile_rows), count)
+    wanted = np.searchsorted(rest, ends)
+    runs, start, taken = [], 0, 0
+    while start < count:
+        last = int(np.searchsorted(wanted, taken + most, side="right")) - 1
+        stop, upto = int(ends[last]), int(wanted[last])
+        runs.append((start, stop, rest[taken:upto]))
+        start, taken = stop, upto
+    return runs
+
+
+def copy_rows(addresses: NDArray[np.uint64], out: NDArray[np.uint8]) -> int:
+    """Copy rows from uint64 addresses to the first ones of `out`, uint8 (rows, row_bytes).
+
+    A row whose address is its own place in `out` stays. Returns how many there are.
+    """
+    native_library().copy_rows(addresses, out)
+    return len(addresses)
+
+
+def _together(run: _Run, buffer: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Return a buffer with all rows of a run, of which it has those that were read."""
+    copy_rows(run.addresses, buffer)
+    return buffer

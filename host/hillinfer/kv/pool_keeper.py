@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bidirectional KV pools: which rows are promoted and demoted, and when (HillInfer section 4.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hillinfer.kv.hot_pool import Candidates, PoolMoment
+from hillinfer.kv.hot_pools import HotPools
+from hillinfer.kv.pool_policies import PoolPolicy
+from hillinfer.settings import Settings
+from hillinfer.statistics import Counters
+from hillinfer.trace.pool_timeline import LayerStep
+
+if TYPE_CHECKING:
+    from hillinfer.kv.sequence import Sequence
+
+# --- Hits and misses of each layer so far ---
+
+
+class LayerHits:
+    """Adds up the timeline, a layer each.
+
+    Parameters
+    ----------
+    layers
+        Layers of the model.
+
+    Attributes
+    ----------
+    hot, cold
+        By layer, selected rows found in DRAM and on the drive.
+    """
+
+    def __init__(self, layers: int) -> None:
+        self.hot = [0] * layers
+        self.cold = [0] * layers
+
+    def add(self, entry: LayerStep) -> None:
+        """Count one entry; entries of a layer come one at a time."""
+        self.hot[entry.layer] += entry.hot_rows
+        self.cold[entry.layer] += entry.cold_rows
+
+    def copy(self) -> LayerHits:
+        """Return what is counted now."""
+        copy = LayerHits(len(self.hot))
+        copy.hot, copy.cold = list(self.hot), list(self.cold)
+        return copy
+
+    def add_since(self, now: LayerHits, before: LayerHits) -> None:
+        """Add what came between two moments of another count."""
+        for own, new, old in (
+            (self.hot, now.hot, before.hot),
+            (self.cold, now.cold, before.cold),
+        ):
+            for layer, count in enumerate(new):
+                own[layer] += count - old[layer]
+
+    def rates(self) -> tuple[float, ...]:
+        """Return each layer's share of selected rows found in DRAM; 1.0 where none was wanted."""
+        return tuple(
+            hot / (hot + cold) if hot + cold else 1.0
+            for hot, cold in zip(self.hot, self.cold, strict=True)
+        )
+
+
+# --- Where the timeline's entries go when their attention has ended ---
+
+
+class LayerStepLog:
+    """Counts entries, and hands each on once what it promoted has been.
+
+    Parameters
+    ----------
+    pools
+        Know when promotions have ended.
+    counters
+        Where hot and cold rows are counted.
+    layer_hits
+        Where they are counted by layer.
+    observe
+        Called with the entry of each layer and step, from any thread; None where nobody is.
+    """
+
+    def __init__(
+        self,
+        pools: HotPools,
+        counters: Counters,
+        layer_hits: LayerHits,
+        observe: Callable[[LayerStep], None] | None,
+    ) -> None:
+        self._pools = pools
+        self._counters = counters
+        self._layer_hits = layer_hits
+        self._observe = observe
+
+    def end(self, entry: LayerStep) -> None:
+        """Take an entry over whose rows have all been looked at."""
+        self._counters.hot_rows_read += entry.hot_rows
+        self._counters.cold_rows_read += entry.cold_rows
+        self._counters.drive_wait_seconds += entry.wait_seconds
+        self._layer_hits.add(entry)
+        if self._observe is not None:
+            self._pools.when_settled(entry.layer, partial(self._observe, entry))
+
+    def end_hot(self, step: int, layer: int, length: int, rows: int) -> None:
+        """Take over that so many rows of a layer were looked at in a step, all of them hot."""
+        if self._observe is not None:
+            self.end(LayerStep(step, layer, length, rows))
+            return
+        self._counters.hot_rows_read += rows
+        self._layer_hits.hot[layer] += rows
+
+
+# --- Bidirectional KV pools: what is promoted, what is demoted, and when ---
+
+REDISTRIBUTION_STEPS = 16
+
+
+class PoolKeeper:
+    """Keeps hit-rate tables and moves rows between the pools (HillInfer section 4.2, BKP).
+
+    Every row in a full group is on the drive, so a cold row is promoted by keeping the copy that
+    attention has just read, and a hot one demoted by forgetting its copy.
+
+    Parameters
+    ----------
+    pools
+        The hot pools.
+    policy
+        Tallies hits and ranks rows.
+    settings
+        α and the kept tokens.
+    counters
+        Where moves are counted.
+    """
+
+    def __init__(
+        self, pools: HotPools, policy: PoolPolicy, settings: Settings, counters: Counters
+    ) -> None:
+        self._pools = pools
+        self._policy = policy
+        self._settings = settings
+        self._counters = counters
+        self._misses = np.zeros(len(pools.layers), np.int64)
+        self._redistributed_in = 0
+
+    @property
+    def observed_queries(self) -> int:
+        """How many of the last prefill queries the policy wants to see selections of."""
+        return self._policy.observed_queries
+
+    def begin_step(self, step: int) -> None:
+        """Divide the memory among layers anew, every 16 steps."""
+        if step - self._redistributed_in >= REDISTRIBUTION_STEPS:
+            self._pools.redistribute(self._misses)
+            self._misses[:] = 0
+            self._redistributed_in = step
+
+    def tally(self, layer: int, sequence: Sequence, selected: NDArray[np.int64]) -> None:
+        """Bring the hit-rate table up to date with a selected set, int64 positions."""
+        self._pools.hits.tell_of(layer, sequence)
+        self._tally(layer, sequence, selected)
+
+    def begin_in_place(
+        self, layer: int, sequence: Sequence, selected: NDArray[np.int64], step: int
+    ) -> NDArray[np.uint64]:
+        """Count a selected set as hits, and keep its hot rows where they are until they are read.
+
+        Parameters
+        ----------
+        layer, sequence
+            Whose rows.
+        selected
+            int64 positions, ascending.
+        step
+            The current step.
+
+        Returns
+        -------
+        Where rows lie, 0 where one is cold; see `HotPool.locate`.
+        """
+        self._count(layer, sequence, selected)
+        return self._pools.layers[layer].locate(layer, sequence, selected, step)
+
+    def offer_read(
+        self,
+        entry: LayerStep,
+        sequence: Sequence,
+        positions: NDArray[np.int64],
+        source: NDArray[np.uint8],
+        places: NDArray[np.int64],
+    ) -> Future[tuple[int, int]]:
+        """Let rows that were cold become hot, in the background.
+
+        Parameters
+        ----------
+        entry
+            Of the timeline; learns how many rows were moved.
+        sequence
+            Whose rows.
+        positions
+            int64, in full groups.
+        source, places
+            uint8 of shape (any, row_bytes), and where in it each row lies; to be left alone until
+            the returned future is done.
+        """
+
+        def note(moved: tuple[int, int]) -> None:
+            entry.promoted += moved[0]
+            entry.demoted += moved[1]
+            self._counters.promoted_rows += moved[0]
+            self._counters.demoted_rows += moved[1]
+
+        self._misses[entry.layer] += len(positions)
+        return self._offer(
+            entry.layer, sequence, positions, source, places, entry.step, entry.step, note
+        )
+
+    def offer_written(
+        self,
+        layer: int,
+        sequence: Sequence,
+        positions: NDArray[np.int64],
+        source: NDArray[np.uint8],
+        step: int,
+    ) -> Future[tuple[int, int]]:
+        """Let rows of groups that have just become full be hot, in the background.
+
+        Consecutive steps mostly select recent tokens, so these are worth offering. They were in
+        DRAM all the time and are not counted as promoted.
+
+        Parameters as in `offer_read`.
+        """
+        places = np.arange(len(positions))
+        length = int(positions[-1]) + 1
+        self._pools.settle(layer)
+        self._pools.cover_hits(sequence.hits, layer, length)
+        self._pools.hits.note(layer, sequence, length, length)
+        # Nobody reads now, so rows of this very step may give way too.
+        return self._offer(layer, sequence, positions, source, places, step, step + 1, _ignore)
+
+    def _count(self, layer: int, sequence: Sequence, selected: NDArray[np.int64]) -> None:
+        self._pools.settle(layer)
+        self._tally(layer, sequence, selected)
+        settled, length = sequence.tail_start(layer), sequence.lengths[layer]
+        self._pools.hits.note(layer, sequence, settled, length)
+
+    def _tally(self, layer: int, sequence: Sequence, selected: NDArray[np.int64]) -> None:
+        self._pools.cover_hits(sequence.hits, layer, sequence.lengths[layer])
+        self._policy.tally(sequence.hits.counts[layer], selected)
+
+    def _offer(
+        self,
+        layer: int,
+        sequence: Sequence,
+        positions: NDArray[np.int64],
+        source: NDArray[np.uint8],
+        places: NDArray[np.int64],
+        step: int,
+        settled_before: int,
+        done: Callable[[tuple[int, int]], None],
+    ) -> Future[tuple[int, int]]:
+        settings = self._settings
+        candidates = Candidates(
+            rows=sequence.rows(positions),
+            positions=positions.astype(np.int32),
+            counts=sequence.hits.counts[layer][positions],
+            source=source,
+            places=places,
+        )
+        moment = PoolMoment(
+            step=step,
+            length=max(sequence.lengths[layer], int(positions[-1]) + 1),
+            alpha=settings.alpha,
+            kept_sinks=settings.kept_sinks,
+            kept_recent=settings.kept_recent,
+        )
+        return self._pools.promote(layer, candidates, moment, settled_before, done)
+
+
+def _ignore(moved: tuple[int, int]) -> None:
+    """Count nothing."""

@@ -1,0 +1,378 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads the cold rows of a selection before the layer that wants them begins."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from enum import Enum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hillinfer.drive.files import aligned_buffer
+from hillinfer.kv.cold_store import ColdStore, WantedRows
+from hillinfer.trace.pool_timeline import ReadCost
+
+
+class BlockState(Enum):
+    """Where a block is in its life: free, filling, ready, in use, and free again."""
+
+    FREE = "free"
+    FILLING = "filling"
+    READY = "ready"
+    IN_USE = "in use"
+
+
+_BEFORE = {
+    BlockState.FILLING: BlockState.FREE,
+    BlockState.READY: BlockState.FILLING,
+    BlockState.IN_USE: BlockState.READY,
+}
+
+
+class LandingArea:
+    """Blocks of rows, each handed from the thread that reads to the one that attends.
+
+    Any thread may call; a step of a block's life that does not follow from the one before is
+    refused, because two users would then see each other's rows.
+
+    Parameters
+    ----------
+    blocks
+        How many.
+    block_rows, row_bytes
+        Size of each.
+
+    Attributes
+    ----------
+    blocks, block_rows
+        As given.
+    rows
+        uint8 of shape (blocks · block_rows, row_bytes): all blocks, one behind the other.
+    """
+
+    def __init__(self, blocks: int, block_rows: int, row_bytes: int) -> None:
+        self.blocks = blocks
+        self.block_rows = block_rows
+        size = blocks * block_rows * row_bytes
+        self.rows: NDArray[np.uint8] = aligned_buffer(size)[:size].reshape(-1, row_bytes)
+        self._states = [BlockState.FREE] * blocks
+        self._changed = threading.Condition()
+
+    def take(self, rows: int) -> list[int]:
+        """Return blocks to fill for so many rows: fewer where not enough are free."""
+        wanted = -(-rows // self.block_rows)
+        with self._changed:
+            free = [i for i, state in enumerate(self._states) if state is BlockState.FREE]
+            taken = free[:wanted]
+            for block in taken:
+                self._states[block] = BlockState.FILLING
+        return taken
+
+    def wait_for_room(self, stop: Callable[[], bool]) -> None:
+        """Wait until a block is free or `stop` returns True, which is asked after every `wake`."""
+        with self._changed:
+            self._changed.wait_for(lambda: stop() or BlockState.FREE in self._states)
+
+    def wake(self) -> None:
+        """Let those who wait for room look again."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def places(self, blocks: list[int], rows: int) -> NDArray[np.int64]:
+        """Return where so many rows go in `rows`, int64, the blocks filled in the given order."""
+        inside = np.arange(self.block_rows)
+        every = (np.asarray(blocks, np.int64)[:, None] * self.block_rows + inside).reshape(-1)
+        return every[:rows]
+
+    def ready(self, block: int) -> None:
+        """Note that a block is filled."""
+        self._advance(block, BlockState.READY)
+
+    def use(self, block: int) -> None:
+        """Note that attention or promotion begins to look at a block."""
+        self._advance(block, BlockState.IN_USE)
+
+    def give(self, block: int) -> None:
+        """Free a block, in use or not.
+
+        Raises
+        ------
+        RuntimeError
+            Where it is free, or still being filled.
+        """
+        with self._changed:
+            if self._states[block] in (BlockState.FREE, BlockState.FILLING):
+                raise RuntimeError(f"block {block} is {self._states[block].value}: not to be freed")
+            self._states[block] = BlockState.FREE
+            self._changed.notify_all()
+
+    def abandon(self, block: int) -> None:
+        """Free a block whose filling failed.
+
+        Raises
+        ------
+        RuntimeError
+            Where it was not being filled.
+        """
+        with self._changed:
+            if self._states[block] is not BlockState.FILLING:
+                raise RuntimeError(f"block {block} is {self._states[block].value}: not filling")
+            self._states[block] = BlockState.FREE
+            self._changed.notify_all()
+
+    def states(self) -> list[BlockState]:
+        """Return every block's state."""
+        with self._changed:
+            return list(self._states)
+
+    def _advance(self, block: int, state: BlockState) -> None:
+        with self._changed:
+            if self._states[block] is not _BEFORE[state]:
+                raise RuntimeError(
+                    f"block {block} is {self._states[block].value}: it cannot become {state.value}"
+                )
+            self._states[block] = state
+
+
+class LandedRows:
+    """Which rows land where; grows in the order of positions while they are read.
+
+    Parameters
+    ----------
+    reading
+        What reading them took, once no more is read ahead, or what went wrong. The others may look
+        at rows then; the one that reads adds them before.
+
+    Attributes
+    ----------
+    blocks
+        Blocks of the landing area that hold them.
+    is_wanted
+        Attention waits: what has no room yet is not waited for.
+    """
+
+    def __init__(self, reading: Future[ReadCost]) -> None:
+        self.reading = reading
+        self.blocks: list[int] = []
+        self.is_wanted = False
+        self._positions = self._places = np.zeros(0, np.int64)
+
+    @property
+    def positions(self) -> NDArray[np.int64]:
+        """Positions of the rows, int64, ascending: a part of the selection."""
+        return self._positions
+
+    @property
+    def places(self) -> NDArray[np.int64]:
+        """Where each of them lies, int64: rows of the landing area."""
+        return self._places
+
+    def add(
+        self, blocks: list[int], positions: NDArray[np.int64], places: NDArray[np.int64]
+    ) -> None:
+        """Take over blocks that are filled.
+
+        Parameters
+        ----------
+        blocks
+            Of the landing area.
+        positions
+            int64, ascending, behind all that were added before.
+        places
+            int64, of the same length.
+        """
+        self.blocks += blocks
+        self._positions = np.concatenate([self._positions, positions])
+        self._places = np.concatenate([self._places, places])
+
+    def among(self, positions: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return for each of some positions, int64, each once, whether its row landed."""
+        return np.isin(positions, self._positions, assume_unique=True)
+
+    def places_of(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the places of rows that landed, by position."""
+        return self._places[np.searchsorted(self._positions, positions)]
+
+
+class PrefetchBuffer:
+    """Rows read ahead, from the first read to the last look at them.
+
+    A block of the landing area is freed when nobody looks at it any more.
+
+    Parameters
+    ----------
+    store
+        Where rows are read.
+    landing
+        Where they land.
+    """
+
+    def __init__(self, store: ColdStore, landing: LandingArea) -> None:
+        self._store = store
+        self.landing = landing
+        # One of its own: reads on demand must not wait in line behind it.
+        self._reading = ThreadPoolExecutor(1, thread_name_prefix="hillinfer-land")
+        self._is_closed = False
+        # What landed and no attention has taken over, in the order in which it is read.
+        self._unclaimed: list[LandedRows] = []
+        self._beginning = threading.Lock()
+
+    @property
+    def rows(self) -> NDArray[np.uint8]:
+        """All that landed, uint8 of shape (any, row_bytes), by the places that `LandedRows` has."""
+        return self.landing.rows
+
+    def begin(
+        self, layer: int, positions: NDArray[np.int64], rows: NDArray[np.int64]
+    ) -> LandedRows | None:
+        """Begin to read cold rows, and go on as blocks become free until attention wants them.
+
+        Parameters
+        ----------
+        layer
+            Whose.
+        positions, rows
+            int64 positions, ascending, and their row numbers.
+
+        Returns
+        -------
+        What lands where, or None where nothing does.
+        """
+        if not len(rows) or not self.landing.blocks:
+            return None
+        landed = LandedRows(Future())
+        # Noted first: an interrupt must not leave a reading that nobody knows of.
+        with self._beginning:
+            self._unclaimed.append(landed)
+            try:
+                self._reading.submit(self._land, landed, layer, positions, rows)
+            except RuntimeError:
+                # The system starts no thread. Should one come later, it is not to read this.
+                landed.reading.cancel()
+                self._unclaimed.remove(landed)
+                raise
+        return landed
+
+    def want(self, landed: LandedRows | None) -> None:
+        """Let nothing wait for room any more that was begun no later than this.
+
+        What stands before it in line must not wait either: blocks may become free only when
+        attention goes on.
+        """
+        if landed is None or landed.is_wanted:
+            return
+        for earlier in self._unclaimed[: self._unclaimed.index(landed) + 1]:
+            earlier.is_wanted = True
+        self.landing.wake()
+
+    def claim(self, landed: LandedRows | None) -> None:
+        """Take over what landed; `let_go` must follow."""
+        self.want(landed)
+        if landed is not None:
+            self._unclaimed.remove(landed)
+
+    def arrive(self, landed: LandedRows | None) -> ReadCost:
+        """Wait until it is there, and begin to look at it.
+
+        Raises
+        ------
+        ColdPoolError
+            What went wrong while reading.
+        """
+        if landed is None:
+            return ReadCost()
+        cost = landed.reading.result()
+        for block in landed.blocks:
+            self.landing.use(block)
+        return cost
+
+    def let_go(
+        self, landed: LandedRows | None, promoting: Future[tuple[int, int]] | None = None
+    ) -> None:
+        """Free what landed, once it is there and a promotion looks at it no more."""
+        if landed is None:
+            return
+        # Blocks that something went wrong with are free already.
+        wait([landed.reading])
+        if promoting is None:
+            self._give(landed)
+        else:
+            # Also called where it is cancelled.
+            promoting.add_done_callback(lambda _: self._give(landed))
+
+    def abandon_unclaimed(self) -> None:
+        """Free what landed for attention that did not come; nothing is being announced."""
+        while self._unclaimed:
+            landed = self._unclaimed[-1]
+            # Its turn may never come: an interrupt may have come before it stood in line.
+            if not landed.reading.cancel():
+                self.want(landed)
+                # An interrupt may have come between a note that it is wanted and the call.
+                self.landing.wake()
+                self.let_go(landed)
+            self._unclaimed.remove(landed)
+
+    def close(self) -> None:
+        """Stop the thread that reads; what it has begun ends with what it has read."""
+        self._is_closed = True
+        self.landing.wake()
+        self._reading.shutdown()
+
+    def _land(
+        self,
+        landed: LandedRows,
+        layer: int,
+        positions: NDArray[np.int64],
+        rows: NDArray[np.int64],
+    ) -> None:
+        if not landed.reading.set_running_or_notify_cancel():
+            return
+        cost, done = ReadCost(), 0
+        try:
+            while done < len(rows) and not self._is_closed:
+                blocks = self.landing.take(len(rows) - done)
+                if blocks:
+                    part = slice(done, done + len(blocks) * self.landing.block_rows)
+                    cost += self._fill(landed, layer, blocks, positions[part], rows[part])
+                    done = part.stop
+                elif self._is_wanted(landed):
+                    break
+                else:
+                    self.landing.wait_for_room(lambda: self._is_wanted(landed))
+        except BaseException as error:
+            # Whoever attends is told.
+            landed.reading.set_exception(error)
+            return
+        landed.reading.set_result(cost)
+
+    def _is_wanted(self, landed: LandedRows) -> bool:
+        return landed.is_wanted or self._is_closed
+
+    def _fill(
+        self,
+        landed: LandedRows,
+        layer: int,
+        blocks: list[int],
+        positions: NDArray[np.int64],
+        rows: NDArray[np.int64],
+    ) -> ReadCost:
+        try:
+            places = self.landing.places(blocks, len(rows))
+            wanted = WantedRows(layer, rows, self.landing.rows, places)
+            cost = self._store.read_rows_ahead(wanted)
+        except BaseException:
+            for block in blocks:
+                self.landing.abandon(block)
+            raise
+        for block in blocks:
+            self.landing.ready(block)
+        landed.add(blocks, positions, places)
+        return cost
+
+    def _give(self, landed: LandedRows) -> None:
+        # Each once, wherever an interrupt comes.
+        while landed.blocks:
+            self.landing.give(landed.blocks.pop())

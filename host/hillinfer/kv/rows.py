@@ -1,0 +1,501 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sequences of an engine and the life of their rows, from append to write-back."""
+
+from __future__ import annotations
+
+import ctypes
+import queue
+import time
+from collections.abc import Iterable
+from concurrent.futures import Future
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hillinfer.drive.files import aligned_buffer
+from hillinfer.drive.regions import GroupTable
+from hillinfer.drive.shared_files import OpenFiles, RowBase, ShadowBase
+from hillinfer.kv.cold_store import ColdStore, WantedRows
+from hillinfer.kv.gather import Gather
+from hillinfer.kv.hot_pools import HotPools
+from hillinfer.kv.pool_keeper import PoolKeeper
+from hillinfer.kv.row_layout import RowLayout
+from hillinfer.kv.saved_sequences import SavedShadow, fill_sequence
+from hillinfer.kv.sequence import HitRateTable, Sequence, observed_bytes
+from hillinfer.kv.shadow_keeper import ShadowKeeper
+from hillinfer.memory_budget import Accountant, Part
+from hillinfer.model_shape import ModelShape
+from hillinfer.native.library import native_library
+from hillinfer.native.structures import NUMBER_TYPES, Shape
+from hillinfer.sessions.opening import SavedSession
+from hillinfer.statistics import Counters
+from hillinfer_model.kernel_spec import GROUP_TOKENS
+
+# --- Collects new rows into full groups and sends them to the drive while computation goes on
+# ---
+
+
+class SpillQueue:
+    """Two buffers of whole groups: one is filled while the other is written.
+
+    Parameters
+    ----------
+    store
+        Writes the groups.
+    buffer_rows
+        Rows of one buffer, a multiple of 64.
+    row_bytes
+        Bytes of a row.
+    counters
+        Where waiting is counted.
+    """
+
+    def __init__(
+        self, store: ColdStore, buffer_rows: int, row_bytes: int, counters: Counters
+    ) -> None:
+        self._store = store
+        self._counters = counters
+        self.buffer_groups = buffer_rows // GROUP_TOKENS
+        self._free: queue.SimpleQueue[NDArray[np.uint8]] = queue.SimpleQueue()
+        for _ in range(2):
+            buffer = aligned_buffer(buffer_rows * row_bytes)[: buffer_rows * row_bytes]
+            self._free.put(buffer.reshape(buffer_rows, row_bytes))
+
+    def buffer(self) -> NDArray[np.uint8]:
+        """Return a buffer to fill, uint8 (buffer_rows, row_bytes), waiting until one is free."""
+        started = time.perf_counter()
+        buffer = self._free.get()
+        self._counters.drive_wait_seconds += time.perf_counter() - started
+        return buffer
+
+    def put_back(self, buffer: NDArray[np.uint8]) -> None:
+        """Give back a buffer that will not be sent, because filling it went wrong."""
+        self._free.put(buffer)
+
+    def send(
+        self,
+        layer: int,
+        groups: NDArray[np.int64],
+        buffer: NDArray[np.uint8],
+        promoting: Future[tuple[int, int]] | None,
+    ) -> None:
+        """Queue the first rows of a buffer to be written.
+
+        Parameters
+        ----------
+        layer, groups
+            Where to: int64 group numbers, one per 64 rows.
+        buffer
+            From `buffer`.
+        promoting
+            Who else looks at it, until it is done.
+        """
+        rows = buffer[: len(groups) * GROUP_TOKENS]
+
+        def written() -> None:
+            if promoting is None:
+                self._free.put(buffer)
+            else:
+                # Also called where it is done already, or cancelled.
+                promoting.add_done_callback(lambda _: self._free.put(buffer))
+
+        self._store.write_groups(layer, groups, rows, written)
+
+
+# --- The sequences of a runtime and the life of their rows ---
+
+
+class RowKeeper:
+    """Opens, forks, cuts and frees sequences and takes their new rows in.
+
+    Parameters
+    ----------
+    shape, layout
+        The model's, and that of its rows.
+    store, groups, spill, gather
+        The drive's side.
+    pools, keeper
+        The hot pools.
+    shadow
+        Gives way to what happens to rows.
+    accountant
+        Counts what each sequence holds.
+    open_files
+        Has descriptors for the files of sessions.
+    """
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        layout: RowLayout,
+        store: ColdStore,
+        groups: GroupTable,
+        spill: SpillQueue,
+        gather: Gather,
+        pools: HotPools,
+        keeper: PoolKeeper,
+        shadow: ShadowKeeper,
+        accountant: Accountant,
+        open_files: OpenFiles,
+    ) -> None:
+        self._shape = shape
+        self._layout = layout
+        self._store = store
+        self._groups = groups
+        self._spill = spill
+        self._gather = gather
+        self._pools = pools
+        self._keeper = keeper
+        self._shadow = shadow
+        self._accountant = accountant
+        self._open_files = open_files
+        self.sequences: list[Sequence] = []
+        self._library = native_library()
+        self._states = Shape(kv_heads=shape.kv_heads, head_dim=shape.head_dim)
+        self._states_address = ctypes.addressof(self._states)
+        # What becomes a row by itself: numbers of the stored type, and float32 that becomes FP16.
+        stored = layout.stored_type
+        self._number_types = {stored: NUMBER_TYPES[stored]}
+        if stored is torch.float16:
+            self._number_types[torch.float32] = NUMBER_TYPES[torch.float32]
+
+    def kv_bytes(self, sequences: Iterable[Sequence]) -> int:
+        """Return the bytes of all distinct rows of some sequences."""
+        groups: set[int] = set()
+        open_rows = 0
+        for sequence in sequences:
+            groups.update(sequence.groups)
+            open_rows += sum(length % GROUP_TOKENS for length in sequence.lengths)
+        settled = len(groups) * GROUP_TOKENS * self._shape.layers
+        return (settled + open_rows) * self._shape.row_bytes
+
+    @property
+    def tokens(self) -> int:
+        """Number of all distinct tokens, by the first layer: it has a forward pass's first."""
+        open_rows = sum(sequence.lengths[0] % GROUP_TOKENS for sequence in self.sequences)
+        return self._groups.groups_in_use * GROUP_TOKENS + open_rows
+
+    def open(self) -> Sequence:
+        """Return a new, empty sequence."""
+        self._pools.take_tail()
+        self._take_observed()
+        sequence = Sequence(self._shape.layers, self._shape.row_bytes)
+        self.sequences.append(sequence)
+        return sequence
+
+    def fork(self, sequence: Sequence) -> Sequence:
+        """Return a sequence with the same tokens; full groups and segments are shared."""
+        hits = self._pools.copy_hits(sequence.hits)
+        try:
+            copy = self.open()
+        except BaseException:
+            self._pools.give_hits(hits)
+            raise
+        copy.token_ids = sequence.token_ids[:]
+        copy.lengths = list(sequence.lengths)
+        copy.groups = list(sequence.groups)
+        for group in copy.groups:
+            self._groups.share(group)
+        copy.tails[:] = sequence.tails
+        copy.held_starts = list(sequence.held_starts)
+        copy.segments = self._shadow.share(sequence)
+        copy.hits = hits
+        copy.observed = list(sequence.observed)
+        return copy
+
+    def release(self, sequence: Sequence) -> None:
+        """Free whatever only this sequence owned."""
+        self._tell_hits(sequence)
+        self._shadow.truncate(sequence, 0)
+        self._give_groups(sequence, 0)
+        sequence.lengths = [0] * self._shape.layers
+        del sequence.token_ids[:]
+        self.sequences.remove(sequence)
+        self._pools.give_hits(sequence.hits)
+        sequence.hits = HitRateTable(self._shape.layers)
+        self._accountant.give(Part.OTHER, self._observed_bytes)
+        self._pools.give_tail()
+
+    def resume(self, saved: SavedSession, tokens: int) -> Sequence:
+        """Return a sequence of the first tokens of a saved session, whose rows become a base.
+
+        Parameters
+        ----------
+        saved
+            Verified.
+        tokens
+            How many to take: all of them, with everything as it was, or fewer, with whole segments
+            as they were and nothing else but rows.
+        """
+        sequence = self.open()
+        try:
+            base = saved.take_base(-(-tokens // GROUP_TOKENS), self._open_files)
+            try:
+                first = self._open_base(base.rows)
+                try:
+                    self._fill(sequence, saved, tokens, first, base.shadow)
+                finally:
+                    self._groups.let_go(first)
+                    self._close_bases()
+            except BaseException:
+                base.close()
+                raise
+        except BaseException:
+            self.release(sequence)
+            raise
+        return sequence
+
+    def _open_base(self, base: RowBase) -> int:
+        """Return the first group of a base, which is held; that of the same files if one is open.
+
+        Rows that two sequences read from the same files are the same rows: hot once, for both.
+        """
+        first = self._store.base_like(base)
+        if first is not None:
+            base.close()
+            self._groups.hold(first)
+            return first
+        first = self._groups.open_region(base.count)
+        try:
+            self._pools.cover(self._groups.groups * GROUP_TOKENS)
+            self._store.cover(self._groups.groups)
+            self._store.add_base(first, base)
+        except BaseException:
+            self._groups.let_go(first)
+            self._close_bases()
+            raise
+        return first
+
+    def _fill(
+        self, sequence: Sequence, saved: SavedSession, tokens: int, first: int, shadow: ShadowBase
+    ) -> None:
+        """Give an empty sequence the first tokens of a session whose groups begin with `first`."""
+        groups, whole = tokens // GROUP_TOKENS, tokens == saved.tokens
+        sequence.token_ids.extend(saved.token_ids()[:tokens])
+        for group in range(first, first + groups):
+            self._groups.share(group)
+            sequence.groups.append(group)
+        open_rows = np.arange(groups * GROUP_TOKENS, tokens)
+        for layer, tail in enumerate(sequence.tails):
+            if not whole:
+                places = open_rows % GROUP_TOKENS
+                rows = first * GROUP_TOKENS + open_rows
+                self._store.read_rows(WantedRows(layer, rows, tail, places))
+            self._pools.cover_hits(sequence.hits, layer, tokens)
+        segments = (
+            saved.manifest.extent.segments if whole else tokens // self._shadow.spec.segment_tokens
+        )
+        self._shadow.adopt(sequence, SavedShadow(saved), segments, tokens, shadow)
+        fill_sequence(saved, sequence, tokens, self._keeper.observed_queries)
+        sequence.lengths = [tokens] * self._shape.layers
+        sequence.held_starts = [groups * GROUP_TOKENS] * self._shape.layers
+
+    def truncate(self, sequence: Sequence, length: int) -> None:
+        """Forget the tokens from position `length` on, in every layer."""
+        # Whatever may fail, reading rows back and copying a shared segment, comes before anything
+        # of the sequence changes.
+        start = length // GROUP_TOKENS * GROUP_TOKENS
+        reopened = [
+            layer
+            for layer, old in enumerate(sequence.lengths)
+            if old > length and sequence.tail_start(layer) != start
+        ]
+        size = len(reopened) * (length - start) * self._shape.row_bytes
+        self._accountant.take(Part.STAGING, size)
+        try:
+            tails = np.empty((len(reopened), length - start, self._shape.row_bytes), np.uint8)
+            for tail, layer in zip(tails, reopened, strict=True):
+                done = 0
+                for rows in self._gather.stream(layer, sequence, np.arange(start, length)):
+                    tail[done : done + len(rows)] = rows
+                    done += len(rows)
+            self._shadow.truncate(sequence, length)
+            sequence.tails[reopened, : length - start] = tails
+        finally:
+            self._accountant.give(Part.STAGING, size)
+        self._tell_hits(sequence)
+        if max(sequence.lengths) > length:
+            sequence.observed = [None] * self._shape.layers
+        for layer, old in enumerate(sequence.lengths):
+            if old > length:
+                sequence.lengths[layer], sequence.held_starts[layer] = length, start
+        self._give_groups(sequence, start // GROUP_TOKENS)
+        sequence.hits.forget(length)
+        del sequence.token_ids[length:]
+
+    def append(
+        self,
+        layer: int,
+        sequence: Sequence,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        step: int,
+    ) -> None:
+        """Store the rows of new tokens.
+
+        Full groups go to the drive in the background, the rest stays in the open group.
+
+        Parameters
+        ----------
+        layer, sequence
+            Where they belong.
+        keys, values
+            Stored type, (kv_heads, tokens, head_dim), on the CPU.
+        step
+            The current step.
+        """
+        tail = sequence.tails[layer]
+        tokens = keys.shape[1]
+        done = 0
+        while done < tokens:
+            filled = sequence.lengths[layer] % GROUP_TOKENS
+            if filled + tokens - done < GROUP_TOKENS:
+                end = filled + tokens - done
+                own = (keys[:, done:], values[:, done:]) if done else (keys, values)
+                self._layout.pack(*own, tail[filled:end])
+                sequence.held_starts[layer] = sequence.tail_start(layer)
+                sequence.lengths[layer] += tokens - done
+                break
+            groups = min((filled + tokens - done) // GROUP_TOKENS, self._spill.buffer_groups)
+            taken = groups * GROUP_TOKENS - filled
+            first = sequence.lengths[layer] // GROUP_TOKENS
+            numbers = self._group_numbers(sequence, first, groups)
+            positions = np.arange(first * GROUP_TOKENS, (first + groups) * GROUP_TOKENS)
+            buffer = self._spill.buffer()
+            promoting = None
+            try:
+                buffer[:filled] = tail[:filled]
+                self._layout.pack(
+                    keys[:, done : done + taken],
+                    values[:, done : done + taken],
+                    buffer[filled : groups * GROUP_TOKENS],
+                )
+                if done + taken == tokens:
+                    tail[:] = buffer[taken + filled - GROUP_TOKENS : taken + filled]
+                    sequence.held_starts[layer] = int(positions[-GROUP_TOKENS])
+                # A single token is attended to before its group may push out what it attends to.
+                if tokens > 1:
+                    promoting = self._keeper.offer_written(layer, sequence, positions, buffer, step)
+            except BaseException:
+                self._spill.put_back(buffer)
+                raise
+            self._spill.send(layer, numbers, buffer, promoting)
+            sequence.lengths[layer] += taken
+            done += taken
+
+    def append_token(
+        self,
+        layer: int,
+        sequence: Sequence,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        batch_row: int,
+    ) -> int | None:
+        """Store the row of one token as the model made it, in one native call.
+
+        Parameters
+        ----------
+        layer, sequence
+            Where it belongs.
+        keys, values
+            (batch, kv_heads, 1, head_dim) of the model's type.
+        batch_row
+            Whose token.
+
+        Returns
+        -------
+        How many finite values did not fit FP16; None, and nothing is taken in, where `append` must
+        do it: the token fills its group, or the numbers are not where the library finds them.
+        """
+        length = sequence.lengths[layer]
+        number_type = self._number_types.get(keys.dtype)
+        if (length + 1) % GROUP_TOKENS == 0 or number_type is None or values.dtype != keys.dtype:
+            return None
+        strides, value_strides = keys.stride(), values.stride()
+        if not (keys.is_cpu and strides[3] == value_strides[3] == 1):
+            return None
+        sequence.tables[layer].length = length
+        size = keys.itemsize
+        overflows = self._library.store_token(
+            sequence.table_addresses[layer],
+            self._states_address,
+            number_type,
+            keys.data_ptr() + batch_row * strides[0] * size,
+            strides[1],
+            values.data_ptr() + batch_row * value_strides[0] * size,
+            value_strides[1],
+        )
+        sequence.held_starts[layer] = length // GROUP_TOKENS * GROUP_TOKENS
+        sequence.lengths[layer] = length + 1
+        return overflows
+
+    def newest_keys(self, layer: int, sequence: Sequence) -> torch.Tensor:
+        """Return the keys of the newest token, stored type, (kv_heads, 1, head_dim), a view."""
+        place = sequence.lengths[layer] - 1 - sequence.held_starts[layer]
+        row = torch.from_numpy(sequence.tails[layer, place : place + 1])
+        return self._layout.keys(row).transpose(0, 1)
+
+    def reserve(self, layer: int, sequence: Sequence) -> NDArray[np.uint8] | None:
+        """Take one token in whose row comes later.
+
+        Parameters
+        ----------
+        layer, sequence
+            Where it belongs.
+
+        Returns
+        -------
+        uint8 (row_bytes,), to be filled before anyone looks; None, and nothing is taken in, where
+        the token would fill its group, which goes to the drive at once.
+        """
+        filled = sequence.lengths[layer] % GROUP_TOKENS
+        if filled + 1 == GROUP_TOKENS:
+            return None
+        sequence.held_starts[layer] = sequence.tail_start(layer)
+        sequence.lengths[layer] += 1
+        place: NDArray[np.uint8] = sequence.tails[layer, filled]
+        return place
+
+    def offer_filled(self, layer: int, sequence: Sequence, step: int) -> None:
+        """Let the rows of a group that a single token filled be hot, once it was attended to."""
+        start, length = sequence.held_starts[layer], sequence.lengths[layer]
+        if length - start == GROUP_TOKENS:
+            positions = np.arange(start, length)
+            self._keeper.offer_written(layer, sequence, positions, sequence.tails[layer], step)
+            # The next token writes to the tail.
+            self._pools.settle(layer)
+
+    def _tell_hits(self, sequence: Sequence) -> None:
+        for layer in range(self._shape.layers):
+            self._pools.hits.tell_of(layer, sequence)
+
+    @property
+    def _observed_bytes(self) -> int:
+        return observed_bytes(self._shape, self._keeper.observed_queries)
+
+    def _take_observed(self) -> None:
+        try:
+            self._accountant.take(Part.OTHER, self._observed_bytes)
+        except BaseException:
+            self._pools.give_tail()
+            raise
+
+    def _group_numbers(self, sequence: Sequence, first: int, count: int) -> NDArray[np.int64]:
+        while len(sequence.groups) < first + count:
+            sequence.groups.append(self._groups.take())
+        self._pools.cover(self._groups.groups * GROUP_TOKENS)
+        self._store.cover(self._groups.groups)
+        return np.asarray(sequence.groups[first : first + count], np.int64)
+
+    def _give_groups(self, sequence: Sequence, keep: int) -> None:
+        for group in sequence.groups[keep:]:
+            if self._groups.give(group):
+                self._pools.forget_group(group)
+        sequence.drop_groups(keep)
+        self._close_bases()
+
+    def _close_bases(self) -> None:
+        """Close the files of sessions whose rows nobody has any more."""
+        for first in self._groups.close_idle_regions():
+            self._store.drop_base(first)

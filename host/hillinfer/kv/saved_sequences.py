@@ -1,0 +1,373 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Saves a sequence as a session, and takes one up again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hillinfer.drive.calls import DriveCalls
+from hillinfer.drive.files import ColdFile, aligned_buffer
+from hillinfer.drive.regions import GroupTable
+from hillinfer.errors import ColdPoolError
+from hillinfer.generate.prompt import PromptForm
+from hillinfer.kv.cold_store import ColdStore
+from hillinfer.kv.sequence import Sequence
+from hillinfer.model_shape import ModelShape
+from hillinfer.sessions.files import (
+    CHANNEL_BYTES,
+    HIT_BYTES,
+    Part,
+    SessionError,
+    SessionExtent,
+    damaged,
+    rows_file,
+    slot_bytes,
+)
+from hillinfer.sessions.fingerprint import Fingerprint
+from hillinfer.sessions.manifest import Manifest
+from hillinfer.sessions.opening import SavedSession
+from hillinfer.sessions.writing import SessionWriter
+from hillinfer_model.channel_statistics import ChannelStatistics
+from hillinfer_model.kernel_spec import GROUP_TOKENS
+
+if TYPE_CHECKING:
+    from hillinfer.kv.shadow_keeper import ShadowKeeper
+
+# --- The key shadow of a saved session, segment by segment ---
+
+_EXPONENTS = (-14, 16)
+_MEAN_LIMIT = (1 << 23) - 1
+
+
+class SavedShadow:
+    """Codes and statistics of a session's segments in all layers.
+
+    Parameters
+    ----------
+    session
+        Whose.
+
+    Attributes
+    ----------
+    coded
+        int32 (segments, layers): tokens coded, -1 where no statistics were taken.
+    """
+
+    def __init__(self, session: SavedSession) -> None:
+        self._session = session
+        # Direct I/O reads whole slots, into aligned memory.
+        self._staging: NDArray[np.uint8] | None = None
+        manifest = session.manifest
+        self._spec = manifest.spec
+        shape = (manifest.extent.segments, manifest.shape.layers)
+        self.coded: NDArray[np.int32] = session.array(Part.CODED, "<i4", shape)
+        begun = np.arange(shape[0])[:, None] * self._spec.segment_tokens
+        room = np.minimum(session.tokens - begun, self._spec.segment_tokens)
+        if ((self.coded < UNCODED) | (self.coded > room)).any():
+            raise damaged(session.directory, f"{Part.CODED.value} counts tokens that are not there")
+
+    def statistics(self, segment: int, layer: int) -> ChannelStatistics | None:
+        """Return the statistics of one segment and layer, None where none were taken."""
+        if self.coded[segment, layer] == UNCODED:
+            return None
+        shape = (self._spec.kv_heads, self._spec.head_dim)
+        channels = shape[0] * shape[1]
+        packed = np.empty(channels * CHANNEL_BYTES, np.uint8)
+        place = segment * self.coded.shape[1] + layer
+        self._session.read_into(Part.STATISTICS, packed, place * len(packed))
+        exponents = packed[:channels].view(np.int8).reshape(shape).copy()
+        means = packed[channels:].copy().view("<i4").astype(np.int32).reshape(shape)
+        low, high = _EXPONENTS
+        if (
+            exponents.min() < low
+            or exponents.max() > high
+            or max(-int(means.min()), int(means.max())) > _MEAN_LIMIT
+        ):
+            raise damaged(
+                self._session.directory,
+                f"{Part.STATISTICS.value} holds numbers outside the scoring contract",
+            )
+        return ChannelStatistics(exponents, means)
+
+    def read_codes(self, segment: int, layer: int, into: NDArray[np.uint8]) -> None:
+        """Fill a segment's shadow of one layer, uint8 (segment_beats, 64)."""
+        size = slot_bytes(self._spec)
+        if self._staging is None:
+            self._staging = aligned_buffer(size)[:size]
+        self._session.read_into(Part.SHADOW, self._staging, self.slot(segment, layer) * size)
+        into.reshape(-1)[:] = self._staging[: into.size]
+
+    def slot(self, segment: int, layer: int) -> int:
+        """Return the slot of a segment in a layer: a layer's segments lie one behind the other."""
+        return layer * self._session.manifest.extent.segments + segment
+
+
+# --- A sequence taken apart into what a session's files hold, its rows left out ---
+
+# Stands for a segment of a layer that has taken no statistics yet.
+UNCODED = -1
+
+
+def extent_of(sequence: Sequence) -> SessionExtent:
+    """Return how much a session of this sequence holds."""
+    queries = {0 if one is None else len(one) for one in sequence.observed}
+    return SessionExtent(
+        tokens=len(sequence.token_ids),
+        segments=len(sequence.segments),
+        # Queries count once, in all layers of a step; without those of one layer none matter.
+        observed_queries=queries.pop() if len(queries) == 1 else 0,
+    )
+
+
+def parts_of(
+    sequence: Sequence, shape: ModelShape, shadow: ShadowKeeper
+) -> Iterator[tuple[Part, Iterator[memoryview]]]:
+    """Yield every part and its bytes, in pieces, each valid until the next.
+
+    Parameters
+    ----------
+    sequence
+        What to save.
+    shape
+        The model's.
+    shadow
+        Keeps the sequence's shadow.
+    """
+    extent = extent_of(sequence)
+    # A copy: an array that others look into cannot grow, and a held error looks into it.
+    yield Part.TOKENS, iter([_bytes(np.array(sequence.token_ids, "<i4"))])
+    yield Part.TAILS, (_bytes(tail[: extent.open_rows]) for tail in sequence.tails)
+    yield Part.CODED, iter([_bytes(_coded(sequence))])
+    yield Part.STATISTICS, _statistics(sequence, shape.kv_heads * shape.head_dim)
+    yield Part.SHADOW, _shadow(sequence, shape, shadow)
+    yield Part.HITS, _hits(sequence, extent.tokens)
+    yield Part.OBSERVED, _observed(sequence) if extent.observed_queries else iter(())
+
+
+def fill_sequence(saved: SavedSession, sequence: Sequence, tokens: int, most_queries: int) -> None:
+    """Put back what a sequence kept beside rows and shadow.
+
+    Parameters
+    ----------
+    saved
+        Verified.
+    sequence
+        With room for the hits of `tokens`.
+    tokens
+        How many of the session's tokens it takes; the open group and the queries come back only
+        with all of them.
+    most_queries
+        Last prefill queries of a layer that there is room for.
+    """
+    extent, shape = saved.manifest.extent, saved.manifest.shape
+    for layer, counts in enumerate(sequence.hits.counts):
+        own = np.empty(tokens, "<u2")
+        saved.read_into(Part.HITS, own.view(np.uint8), layer * extent.tokens * HIT_BYTES)
+        counts[:tokens] = own
+    if tokens < extent.tokens:
+        return
+    for layer, tail in enumerate(sequence.tails):
+        open_rows = tail[: extent.open_rows]
+        saved.read_into(Part.TAILS, open_rows, layer * open_rows.nbytes)
+    if extent.observed_queries and most_queries:
+        size = (shape.layers, extent.observed_queries, shape.query_heads, shape.head_dim)
+        queries = saved.array(Part.OBSERVED, "<f4", size)
+        if not np.isfinite(queries).all():
+            raise damaged(saved.directory, f"{Part.OBSERVED.value} holds queries without end")
+        sequence.observed = [torch.from_numpy(own[-most_queries:].copy()) for own in queries]
+
+
+def _coded(sequence: Sequence) -> NDArray[np.int32]:
+    return np.array(
+        [
+            [UNCODED if own.statistics is None else own.coded_tokens for own in segment.layers]
+            for segment in sequence.segments
+        ],
+        "<i4",
+    )
+
+
+def _statistics(sequence: Sequence, channels: int) -> Iterator[memoryview]:
+    for segment in sequence.segments:
+        for statistics in (own.statistics for own in segment.layers):
+            if statistics is None:
+                yield memoryview(bytes(channels * CHANNEL_BYTES))
+            else:
+                yield _bytes(statistics.exponents)
+                yield _bytes(statistics.means.astype("<i4"))
+
+
+def _shadow(sequence: Sequence, shape: ModelShape, shadow: ShadowKeeper) -> Iterator[memoryview]:
+    for layer in range(shape.layers):
+        made = shadow.shadows(layer, sequence)
+        padding = slot_bytes(shadow.spec) - shadow.spec.segment_bytes
+        for segment in made:
+            yield _bytes(segment.shadow)
+            yield memoryview(bytes(padding))
+        for _ in range(len(sequence.segments) - len(made)):
+            yield memoryview(bytes(slot_bytes(shadow.spec)))
+
+
+def _hits(sequence: Sequence, tokens: int) -> Iterator[memoryview]:
+    for counts in sequence.hits.counts:
+        own = np.zeros(tokens, "<u2")
+        own[: len(counts)] = counts[:tokens]
+        yield _bytes(own)
+
+
+def _observed(sequence: Sequence) -> Iterator[memoryview]:
+    for queries in sequence.observed:
+        assert isinstance(queries, torch.Tensor)
+        yield _bytes(queries.contiguous().numpy().astype("<f4"))
+
+
+def _bytes(array: NDArray[Any]) -> memoryview:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+
+# --- Saves a sequence: its rows are given a name or copied, everything else is written ---
+
+
+@dataclass(frozen=True)
+class SessionOrigin:
+    """Where a session comes from, as its manifest keeps it.
+
+    Parameters
+    ----------
+    fingerprint
+        Of the model and the settings, weights included.
+    chunk_tokens, prompt_form
+        As in `Manifest`.
+    """
+
+    fingerprint: Fingerprint
+    chunk_tokens: int | None = None
+    prompt_form: PromptForm | None = None
+
+
+@dataclass(frozen=True)
+class SavedBytes:
+    """What saving a session took.
+
+    Parameters
+    ----------
+    byte_count
+        Size of all files.
+    copied_row_bytes
+        Bytes of rows that were written again, because the files of the cold pool lie on another
+        file system or hold something else too.
+    """
+
+    byte_count: int
+    copied_row_bytes: int
+
+
+@dataclass(frozen=True)
+class RowOwner:
+    """Where rows lie and who owns them.
+
+    Parameters
+    ----------
+    store, groups
+        The cold pool.
+    """
+
+    store: ColdStore
+    groups: GroupTable
+
+    def holds_only(self, sequence: Sequence) -> bool:
+        """Whether the files hold this sequence's groups in order, none before, none after."""
+        in_order = sequence.groups == list(range(self.groups.groups))
+        return in_order and not self.store.has_bases and bool(sequence.groups)
+
+
+def save_sequence(
+    sequence: Sequence,
+    rows: RowOwner,
+    parts: Iterable[tuple[Part, Iterable[memoryview]]],
+    shape: ModelShape,
+    target: Path,
+    origin: SessionOrigin,
+    calls: DriveCalls | None = None,
+) -> SavedBytes:
+    """Save a sequence of whole tokens.
+
+    The cold pool goes on as before, but never writes again to files that the session has.
+
+    Parameters
+    ----------
+    sequence
+        What to save.
+    rows
+        Where its rows lie.
+    parts
+        What it holds beside them.
+    shape
+        The model's.
+    target
+        The session's directory, which must not exist.
+    origin
+        What the manifest says about it.
+    calls
+        How the drive is reached; the operating system itself where None.
+
+    Raises
+    ------
+    SessionError
+        Where it cannot be saved; nothing is left then, and the sequence is as before.
+    ColdPoolError
+        Where its rows cannot be read back.
+    """
+    if not sequence.token_ids:
+        raise SessionError(
+            f"cannot save the session {target}: the cache holds no tokens; read a document first"
+        )
+    with SessionWriter(target, calls) as writer, ExitStack() as undo:
+        fresh: list[ColdFile] = []
+        if rows.holds_only(sequence):
+            fresh = _fresh_files(rows.store, target)
+            for file in fresh:
+                undo.callback(file.close)
+        copied = 0
+        for layer in range(shape.layers):
+            byte_count = len(sequence.groups) * GROUP_TOKENS * shape.row_bytes
+            rows.store.settle_all(layer)
+            content = partial(rows.store.groups_in_order, layer, sequence.groups)
+            name = rows_file(layer)
+            publish = partial(rows.store.publish, layer)
+            if not (fresh and writer.link(name, publish, byte_count, content)):
+                writer.add(name, content())
+                copied += byte_count
+        if fresh:
+            # Whatever comes now, a file that once had a name is not written to again.
+            undo.pop_all()
+            rows.store.freeze(len(sequence.groups), fresh)
+            rows.groups.seal(len(sequence.groups))
+        for part, pieces in parts:
+            writer.add(part.value, pieces)
+        writer.finish(
+            Manifest(
+                fingerprint=origin.fingerprint,
+                extent=extent_of(sequence),
+                chunk_tokens=origin.chunk_tokens,
+                prompt_form=origin.prompt_form,
+                digests=dict(writer.digests),
+            )
+        )
+        return SavedBytes(writer.byte_count, copied)
+
+
+def _fresh_files(store: ColdStore, target: Path) -> list[ColdFile]:
+    try:
+        return store.fresh_files()
+    except ColdPoolError as error:
+        raise SessionError(f"cannot save the session {target}: {error}") from error

@@ -1,0 +1,312 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keeps every sequence's key shadow up to date with its rows."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hillinfer.drive.shared_files import ShadowBase
+from hillinfer.kv.gather import Gather
+from hillinfer.kv.row_layout import RowLayout
+from hillinfer.kv.saved_sequences import SavedShadow
+from hillinfer.kv.sequence import Sequence, TailKeys
+from hillinfer.scoring.scorer import Scorer, SegmentShadow
+from hillinfer.shadow.memory import ShadowMemory
+from hillinfer.shadow.segments import Segment, SegmentLayer
+from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
+
+
+class ShadowKeeper:
+    """Codes keys segment by segment, each segment's statistics taken once (contract, section 2).
+
+    Parameters
+    ----------
+    scorer
+        Takes statistics and codes keys.
+    layers
+        Layers of the model.
+    gather, layout
+        Bring back the keys of rows that were stored before.
+    memory
+        Holds shadows, in DRAM or on the drive.
+    """
+
+    def __init__(
+        self,
+        scorer: Scorer,
+        layers: int,
+        gather: Gather,
+        layout: RowLayout,
+        memory: ShadowMemory,
+    ) -> None:
+        self._scorer = scorer
+        self.spec: KernelSpec = scorer.spec
+        self._layers = layers
+        self._gather = gather
+        self._layout = layout
+        self._memory = memory
+        self._tails = TailKeys(layout)
+        self._no_keys = torch.empty((0, self.spec.kv_heads, self.spec.head_dim)).half()
+
+    def code_full_segments(self, layer: int, sequence: Sequence, fresh: torch.Tensor) -> None:
+        """Code every segment that is full and not yet coded.
+
+        Parameters
+        ----------
+        layer, sequence
+            Whose shadow.
+        fresh
+            Keys of the newest tokens, float16 (tokens, kv_heads, head_dim) on the CPU; saves
+            reading them back.
+        """
+        full = sequence.lengths[layer] // self.spec.segment_tokens
+        self._code(layer, sequence, fresh, full * self.spec.segment_tokens)
+
+    def code_all(self, layer: int, sequence: Sequence, fresh: torch.Tensor) -> list[SegmentShadow]:
+        """Code every token, because scoring follows, and return the shadow of all segments."""
+        self._code(layer, sequence, fresh, sequence.lengths[layer])
+        return self.shadows(layer, sequence)
+
+    def code_past(self, layer: int, sequence: Sequence, past: int) -> list[SegmentShadow]:
+        """Code the first `past` tokens and return their shadow.
+
+        Unlike `code_all`, whatever is stored meanwhile: one token more may be, by another thread.
+        """
+        self._code(layer, sequence, self._no_keys, past)
+        return self.shadows(layer, sequence)
+
+    def codes_from_tail(self, layer: int, sequence: Sequence) -> bool:
+        """Say whether coding what is left of a layer takes no memory and reads nothing back.
+
+        Another thread may code it then, while this one takes memory or reads rows.
+        """
+        size, tokens = self.spec.segment_tokens, sequence.lengths[layer]
+        number = (tokens - 1) // size
+        # A full group leaves the tail when the next token comes.
+        if number >= len(sequence.segments) or tokens % GROUP_TOKENS == 0:
+            return False
+        segment = sequence.segments[number]
+        own = segment.layers[layer]
+        coded = number * size + own.coded_tokens
+        return (
+            segment.owners == 1 and own.shadow is not None and coded >= sequence.held_starts[layer]
+        )
+
+    def described(self, layer: int, sequence: Sequence, stop: int) -> SegmentLayer | None:
+        """Describe the shadow of the first `stop` tokens to the native library, where it may code.
+
+        It may where all of it lies in DRAM, and what is not coded yet lies in the tail and in a
+        segment that has statistics, belongs to this sequence alone and does not become full.
+
+        Returns
+        -------
+        The last segment, whose table has its coded tokens; None where it may not.
+        """
+        size, segments = self.spec.segment_tokens, sequence.segments
+        last = (stop - 1) // size
+        if self._memory.has_device or last != len(segments) - 1 or stop == (last + 1) * size:
+            return None
+        own = segments[last].layers[layer]
+        if segments[last].owners != 1 or own.statistics is None or own.shadow is None:
+            return None
+        if not sequence.held_starts[layer] <= last * size + own.coded_tokens <= stop:
+            return None
+        moment, words = sequence.described[layer]
+        if moment != self._memory.changes:
+            described = self._memory.words(layer, segments)
+            if described is None:
+                return None
+            words = described
+            sequence.described[layer] = self._memory.changes, words
+            table = sequence.tables[layer]
+            table.segments = words.buffer_info()[0]
+            table.segment_count = len(segments)
+        words[-1] = own.coded_tokens
+        return own
+
+    def share(self, sequence: Sequence) -> list[Segment]:
+        """Return the sequence's segments, owned once more each, for a fork of it."""
+        for segment in sequence.segments:
+            segment.owners += 1
+        return list(sequence.segments)
+
+    def adopt(
+        self,
+        sequence: Sequence,
+        saved: SavedShadow,
+        segments: int,
+        tokens: int,
+        base: ShadowBase,
+    ) -> None:
+        """Give an empty sequence the first segments of a saved shadow, as they were.
+
+        Parameters
+        ----------
+        sequence
+            Of no tokens yet.
+        saved, segments
+            Whose, and how many of them.
+        tokens
+            That the sequence is about to have.
+        base
+            The saved shadow's file, which is closed once nobody reads it.
+        """
+        with self._memory.base(base) as first:
+            self._adopt(sequence, saved, segments, tokens, first)
+
+    def _adopt(
+        self,
+        sequence: Sequence,
+        saved: SavedShadow,
+        segments: int,
+        tokens: int,
+        first: int | None,
+    ) -> None:
+        size = self.spec.segment_tokens
+        for number in range(segments):
+            segment = self._own(sequence, number)
+            for layer, own in enumerate(segment.layers):
+                statistics = saved.statistics(number, layer)
+                if statistics is not None:
+                    self._memory.adopt(
+                        own,
+                        number,
+                        statistics,
+                        int(saved.coded[number, layer]),
+                        None if first is None else first + saved.slot(number, layer),
+                        partial(saved.read_codes, number, layer),
+                    )
+                    self._memory.leave_to_device(own, (number + 1) * size, tokens)
+
+    def shadows(self, layer: int, sequence: Sequence) -> list[SegmentShadow]:
+        """Return what is coded of a layer already, to be read in this order."""
+        remake = partial(self._remake, layer, sequence)
+        return self._memory.shadows(layer, sequence.segments, remake)
+
+    def truncate(self, sequence: Sequence, length: int) -> None:
+        """Drop codes from position `length` on; a cut segment keeps its statistics."""
+        size = self.spec.segment_tokens
+        kept = -(-length // size)
+        if length % size and kept <= len(sequence.segments):
+            left = length - (kept - 1) * size
+            for later in sequence.segments[kept:]:
+                self._memory.leave_all_to_device(later)
+            if any(one.coded_tokens > left for one in sequence.segments[kept - 1].layers):
+                self._memory.cut(self._own(sequence, kept - 1), left)
+        while len(sequence.segments) > kept:
+            self._memory.release(sequence.segments.pop())
+
+    def _code(self, layer: int, sequence: Sequence, fresh: torch.Tensor, stop: int) -> None:
+        size, tokens = self.spec.segment_tokens, sequence.lengths[layer]
+        count = -(-stop // size)
+        first = 0
+        if self._memory.has_device:
+            for number, segment in enumerate(sequence.segments):
+                self._recode_lost(layer, sequence, number)
+                # Now, lest the shadows of a long prompt pile up until the first step scores.
+                self._memory.leave_to_device(segment.layers[layer], (number + 1) * size, tokens)
+        else:
+            # Nothing is lost in the middle: what is to be coded lies at the end, and passing over
+            # all segments would cost every step what grows with the context.
+            first = count
+            while first and self._coded_tokens(layer, sequence, first - 1) < size:
+                first -= 1
+        for number in range(first, count):
+            base, end = number * size, min((number + 1) * size, stop)
+            if self._coded_tokens(layer, sequence, number) >= end - base:
+                continue
+            own = self._own(sequence, number).layers[layer]
+            coded = own.coded_tokens
+            # Whatever may fail comes before anything of the segment changes.
+            keys = self._keys(layer, sequence, fresh, base + coded, end)
+            statistics = own.statistics
+            if statistics is None:
+                before = sequence.segments[number - 1].layers[layer] if number else None
+                statistics = self._scorer.statistics(
+                    keys, base, before.statistics if before else None
+                )
+            shadow = self._memory.writable(own)
+            own.statistics = statistics
+            self._scorer.encode(keys, statistics, shadow, coded)
+            own.coded_tokens = end - base
+            self._memory.note_coded(own, number)
+            self._memory.leave_to_device(own, (number + 1) * size, tokens)
+
+    @staticmethod
+    def _coded_tokens(layer: int, sequence: Sequence, number: int) -> int:
+        """Return the coded tokens of a segment, which may not be there yet."""
+        if number >= len(sequence.segments):
+            return 0
+        return sequence.segments[number].layers[layer].coded_tokens
+
+    def _recode_lost(self, layer: int, sequence: Sequence, number: int) -> None:
+        """Code a segment again that was lost with its device, with the statistics it has.
+
+        Whoever else owns it gets the same codes.
+        """
+        own = sequence.segments[number].layers[layer]
+        lost = self._memory.forget_lost(own, number)
+        if lost:
+            assert own.statistics is not None
+            base = number * self.spec.segment_tokens
+            keys = self._stored_keys(layer, sequence, base, base + lost)
+            self._scorer.encode(keys, own.statistics, self._memory.writable(own), 0)
+            own.coded_tokens = lost
+            self._memory.note_coded(own, number)
+
+    def _remake(self, layer: int, sequence: Sequence, number: int) -> NDArray[np.uint8]:
+        """Return the shadow of a segment whose device was just lost."""
+        own = sequence.segments[number].layers[layer]
+        self._recode_lost(layer, sequence, number)
+        return self._memory.whole(own)
+
+    def _keys(
+        self, layer: int, sequence: Sequence, fresh: torch.Tensor, start: int, end: int
+    ) -> torch.Tensor:
+        """Return the keys of start <= position < end as FP16, from `fresh` where it has them."""
+        fresh_start = sequence.lengths[layer] - len(fresh)
+        if start == fresh_start and end - start == len(fresh):
+            return fresh
+        if start >= fresh_start:
+            return fresh[start - fresh_start : end - fresh_start]
+        held = sequence.held_starts[layer]
+        if start >= held and end <= fresh_start:
+            return self._tails.of(layer, sequence, start - held, end - held)
+        keys = torch.empty((end - start, *fresh.shape[1:]), dtype=torch.float16)
+        at = 0
+        stored = np.arange(start, min(end, fresh_start))
+        for rows in self._gather.stream(layer, sequence, stored):
+            keys[at : at + len(rows)] = self._layout.keys(torch.from_numpy(rows))
+            at += len(rows)
+        keys[at:] = fresh[: end - start - at]
+        return keys
+
+    def _stored_keys(self, layer: int, sequence: Sequence, start: int, end: int) -> torch.Tensor:
+        """Return the keys of full groups as FP16, in whatever thread.
+
+        The device held full groups, and the thread that scores learns that it is lost while
+        another attends to rows.
+        """
+        keys = torch.empty(
+            (end - start, self.spec.kv_heads, self.spec.head_dim), dtype=torch.float16
+        )
+        at = 0
+        for rows in self._gather.from_drive(layer, sequence, start, end):
+            keys[at : at + len(rows)] = self._layout.keys(torch.from_numpy(rows))
+            at += len(rows)
+        return keys
+
+    def _own(self, sequence: Sequence, number: int) -> Segment:
+        """Return a segment that nobody else sees, made or copied as needed."""
+        if number == len(sequence.segments):
+            sequence.segments.append(self._memory.segment(self._layers, sequence.segments))
+        segment = sequence.segments[number]
+        if segment.owners > 1:
+            own = self._memory.clone(segment)
+            segment.owners -= 1
+            segment = sequence.segments[number] = own
+        return segment

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The accountant of the DRAM budget M0: who holds how many of its bytes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from enum import StrEnum
+
+from hillinfer.errors import BudgetError
+from hillinfer.values import format_apart, format_bytes
+
+TABLE_GROWTH_ROWS = 4096
+
+
+class Part(StrEnum):
+    """The four parts a report shows M0 in."""
+
+    HOT = "hot"
+    SHADOW = "shadow"
+    STAGING = "staging"
+    OTHER = "other"
+
+
+class Accountant:
+    """Knows every byte of M0 and never lets their sum pass the budget (design, section 2).
+
+    Parameters
+    ----------
+    budget_bytes
+        M0.
+    """
+
+    def __init__(self, budget_bytes: int) -> None:
+        self.budget_bytes = budget_bytes
+        self._held = dict.fromkeys(Part, 0)
+        self._peak = dict(self._held)
+        self._changing = threading.Lock()
+        self._make_room: Callable[[], None] | None = None
+        self._least_hot: Callable[[], int] | None = None
+
+    def on_shortage(self, make_room: Callable[[], None]) -> None:
+        """Name who gives hot rows up when something else needs their memory.
+
+        `make_room` reads `bytes_for_hot_rows` and shrinks to it.
+        """
+        self._make_room = make_room
+
+    def let_grow(self, least_hot: Callable[[], int]) -> None:
+        """Let the budget rise to what must be held, of hot rows no more than `least_hot()` bytes.
+
+        For a budget that is a share of a context nobody knows the length of.
+        """
+        self._least_hot = least_hot
+
+    def raise_to(self, budget_bytes: int) -> None:
+        """Raise the budget; it never falls."""
+        self.budget_bytes = max(self.budget_bytes, budget_bytes)
+
+    @property
+    def bytes_for_hot_rows(self) -> int:
+        """What is left for hot rows, those already held included."""
+        return self.budget_bytes - sum(self._held.values()) + self._held[Part.HOT]
+
+    def take(self, part: Part, byte_count: int) -> None:
+        """Count bytes that are about to be allocated.
+
+        Raises
+        ------
+        BudgetError
+            Where they do not fit even after hot rows were given up; nothing is counted then.
+        """
+        self._change(part, byte_count)
+        if self._total() > self.budget_bytes and self._least_hot is not None:
+            others = self._total() - self._held[Part.HOT]
+            self.raise_to(others + self._least_hot())
+        if self._total() > self.budget_bytes and self._make_room is not None:
+            try:
+                self._make_room()
+            except BaseException:
+                self._change(part, -byte_count)
+                raise
+        if self._total() > self.budget_bytes:
+            budget, needed = format_apart(self.budget_bytes, self._total())
+            self._change(part, -byte_count)
+            raise BudgetError(
+                f"the DRAM budget of {budget} is too small: "
+                f"{needed} are needed now ({self._describe()}, and "
+                f"{format_bytes(byte_count)} more for {part}); raise --dram-budget"
+            )
+        if self._total() > sum(self._peak.values()):
+            self._peak = dict(self._held)
+
+    def take_spare(self, part: Part, byte_count: int) -> bool:
+        """Count bytes if they fit as things are; nothing gives way for them."""
+        with self._changing:
+            if self._total() + byte_count > self.budget_bytes:
+                return False
+            self._held[part] += byte_count
+            if self._total() > sum(self._peak.values()):
+                self._peak = dict(self._held)
+        return True
+
+    def give(self, part: Part, byte_count: int) -> None:
+        """Count bytes that were freed."""
+        self._change(part, -byte_count)
+
+    def peak(self) -> dict[Part, int]:
+        """Return the parts at the moment their sum was largest."""
+        return dict(self._peak)
+
+    def held(self) -> dict[Part, int]:
+        """Return the parts now."""
+        return dict(self._held)
+
+    def _change(self, part: Part, byte_count: int) -> None:
+        # Any thread may; not held while room is made, which waits for others.
+        with self._changing:
+            self._held[part] += byte_count
+
+    def _total(self) -> int:
+        return sum(self._held.values())
+
+    def _describe(self) -> str:
+        return ", ".join(f"{part} {format_bytes(count)}" for part, count in self._held.items())

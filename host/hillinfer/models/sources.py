@@ -1,0 +1,320 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From what a user types after `--model` to checked files on this machine."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hillinfer.library_calls import ModelError, one_line
+from hillinfer.models.config_check import check_settings
+from hillinfer.models.json_files import check_size, check_tokenizer, read_json_object
+from hillinfer.models.registry_model import REGISTRY_MODELS
+from hillinfer.models.weights import StoredTensor, stored_tensors
+
+# --- Models of the hub, each of one commit ---
+
+# No code and no pickles: nothing else is read.
+_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+@dataclass(frozen=True)
+class HubModel:
+    """Files of a model of the hub.
+
+    Parameters
+    ----------
+    folder
+        Where they lie.
+    commit
+        Of which they are.
+    """
+
+    folder: Path
+    commit: str
+
+
+def hub_model(name: str, say: Callable[[str], None]) -> HubModel:
+    """Return a model of the hub, from the hub's cache on this machine where it is there.
+
+    Parameters
+    ----------
+    name
+        `organisation/name`, with `@` and a commit, branch or tag where it is not to be `main`.
+    say
+        Called with a line before a step that takes time, and where the name says no commit.
+
+    Raises
+    ------
+    ModelError
+        Where there is no such model or revision, or it cannot be fetched.
+    """
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    repository, at, revision = name.partition("@")
+    if at and not revision:
+        raise ModelError(f"'{name}' names no revision: write a commit after the @")
+    wanted = revision or "main"
+
+    def snapshot(*, local: bool) -> Path:
+        return Path(
+            snapshot_download(
+                repository, revision=wanted, allow_patterns=_FILES, local_files_only=local
+            )
+        )
+
+    with one_line(f"fetch {name} from the hub", "check the network, try again"):
+        try:
+            folder = snapshot(local=True)
+            if not any(folder.glob("*.safetensors")):
+                # Another program wanted the tokenizer alone, say.
+                raise LocalEntryNotFoundError(f"{folder} has no weights")
+        except (LocalEntryNotFoundError, HFValidationError):
+            say(f"looking for {name} on the hub")
+            try:
+                folder = snapshot(local=False)
+            except LocalEntryNotFoundError as error:
+                raise ModelError(
+                    f"'{name}' is neither a path nor in the local cache of the hub, and the hub "
+                    "cannot be reached: fetch it on a machine with a network and give its folder "
+                    "to --model"
+                ) from error
+            except (HFValidationError, HfHubHTTPError) as error:
+                raise ModelError(
+                    f"'{name}' is neither a path nor a model that the hub gives out"
+                ) from error
+    commit = folder.name
+    if not _COMMIT.fullmatch(commit):
+        raise ModelError(f"the hub's cache gives {folder} for {name}, which is of no commit")
+    if revision != commit:
+        say(f"model: {name} is commit {commit} now; --model {repository}@{commit} keeps to it")
+    return HubModel(folder, commit)
+
+
+# --- The files of a model folder, looked at before a library reads them ---
+
+CONFIG = "config.json"
+_MIB = 1 << 20
+_OBJECTS = {
+    "generation_config.json": _MIB,
+    # 65,536 tokens of sound, say, take 12 MiB here, and 2 MiB of added_tokens.json.
+    "tokenizer_config.json": 16 * _MIB,
+    "special_tokens_map.json": _MIB,
+    "added_tokens.json": 4 * _MIB,
+}
+_CONFIG_BYTES, _CONFIG_VALUES = 4 * _MIB, 1 << 16
+# transformers looks through all special tokens for each of them.
+_MOST_SPECIAL = 1 << 14
+_SPECIAL = (
+    "extra_special_tokens",
+    "additional_special_tokens",
+    "model_specific_special_tokens",
+)
+# Read by libraries in native code, in seconds at these sizes; the largest of today has 33 MiB.
+_OTHERS = {
+    "vocab.json": 32 * _MIB,
+    "vocab.txt": 32 * _MIB,
+    "merges.txt": 32 * _MIB,
+    "tokenizer.model": 32 * _MIB,
+    "spiece.model": 32 * _MIB,
+    "chat_template.jinja": _MIB,
+}
+_TOKENIZER = "tokenizer.json"
+_ADAPTER = "adapter_config.json"
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Return a model folder's `config.json`, its settings checked.
+
+    Raises
+    ------
+    ModelError
+        As `read_json_object` and `check_settings` say.
+    """
+    settings = read_json_object(folder / CONFIG, _CONFIG_BYTES, _CONFIG_VALUES)
+    check_settings(settings, folder)
+    return settings
+
+
+def check_folder(folder: Path) -> dict[str, StoredTensor]:
+    """Check the files that transformers will read and return what the weights' headers say.
+
+    Raises
+    ------
+    ModelError
+        For the first file that is not what it should be, or too few weights for the layers.
+    """
+    settings = read_config(folder)
+    if (folder / _ADAPTER).exists():
+        raise ModelError(
+            f"{folder} holds an adapter beside the model ({_ADAPTER}): merge them into one model, "
+            "or remove the adapter's files"
+        )
+    for name, most in _OBJECTS.items():
+        if (folder / name).exists():
+            _check_special(folder / name, read_json_object(folder / name, most))
+    for name, most in _OTHERS.items():
+        if (folder / name).exists():
+            check_size(folder / name, most)
+    if (folder / _TOKENIZER).exists():
+        check_tokenizer(folder / _TOKENIZER)
+    templates = folder / "additional_chat_templates"
+    for file in sorted(templates.iterdir()) if templates.is_dir() else ():
+        check_size(file, _MIB)
+    tensors = stored_tensors(folder)
+    layers = settings.get("num_hidden_layers")
+    if layers is not None and layers > len(tensors):
+        raise ModelError(
+            f"{folder} has num_hidden_layers={layers} in its config and {len(tensors)} tensors in "
+            "its weights: they are not of one model, get it anew"
+        )
+    return tensors
+
+
+def _check_special(file: Path, settings: dict[str, Any]) -> None:
+    listed = [one for name in _SPECIAL if isinstance(one := settings.get(name), list | dict)]
+    found = sum(map(len, listed)) + sum(name.endswith("_token") for name in settings)
+    if found > _MOST_SPECIAL:
+        raise ModelError(
+            f"{file} has {found} special tokens, and a model has {_MOST_SPECIAL} at most: it is "
+            "not what it should be, get the model anew"
+        )
+
+
+# --- From what a user types after `--model` to files on this machine ---
+
+_GGUF = ".gguf"
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """Files of one model.
+
+    Parameters
+    ----------
+    name
+        As the user named it.
+    folder
+        Folder with config, tokenizer and weights, or the one that the GGUF file lies in.
+    gguf_file
+        Name of the GGUF file in `folder`; None for an ordinary folder.
+    commit
+        Of a model of the hub; None for any other.
+    """
+
+    name: str
+    folder: Path
+    gguf_file: str | None = None
+    commit: str | None = None
+
+    @classmethod
+    def locate(cls, name: str, say: Callable[[str], None]) -> ModelSource:
+        """Find a registry model, a folder, a GGUF file or a model of the hub, in this order.
+
+        Registry and hub models are fetched where they are not on this machine yet.
+
+        Parameters
+        ----------
+        name
+            Registry name, path, or `organisation/name` on the hub, with `@` and a commit, branch
+            or tag where it is not to be the newest.
+        say
+            Called with one line before each step that takes time.
+
+        Raises
+        ------
+        ModelError
+            Where nothing of that name is found, or what is found is no model.
+        FetchError
+            Where the registry model cannot be fetched.
+        """
+        if name in REGISTRY_MODELS:
+            if Path(name).exists():
+                say(f"model: {name} is the registry model; ./{name} is the folder here")
+            return cls(name, REGISTRY_MODELS[name].fetch(say))
+        path, is_folder, is_file = _place(name)
+        if is_folder:
+            _said_where(name, path, say)
+            return cls._from_folder(name, path)
+        if is_file:
+            if path.suffix != _GGUF:
+                raise ModelError(f"{name} is not a model: give a folder or a {_GGUF} file")
+            return cls(name, path.parent, path.name)
+        if _looks_like_a_path(name.partition("@")[0]):
+            raise ModelError(f"there is no model at {name}: check the path after --model")
+        if "/" not in name:
+            raise ModelError(
+                f"'{name}' is neither a folder, a {_GGUF} file nor a registry model "
+                f"({', '.join(REGISTRY_MODELS)}); models of the hub are named organisation/name"
+            )
+        found = hub_model(name, say)
+        _check_model_type(found.folder)
+        return cls(name, found.folder, commit=found.commit)
+
+    @classmethod
+    def _from_folder(cls, name: str, folder: Path) -> ModelSource:
+        if (folder / CONFIG).exists():
+            _check_model_type(folder)
+            return cls(name, folder)
+        files = sorted(file.name for file in folder.glob(f"*{_GGUF}"))
+        if len(files) == 1:
+            return cls(name, folder, files[0])
+        if files:
+            raise ModelError(f"{name} holds {len(files)} {_GGUF} files: name one of them")
+        raise ModelError(f"{name} is not a model folder: it has no config.json")
+
+    @property
+    def path(self) -> Path:
+        """The folder, or the GGUF file."""
+        return self.folder / self.gguf_file if self.gguf_file else self.folder
+
+
+def _place(name: str) -> tuple[Path, bool, bool]:
+    """Return a name as a path, and whether a folder or a file is there."""
+    try:
+        # RuntimeError: the home of a user that is not there.
+        path = Path(name).expanduser()
+        return path, path.is_dir(), path.is_file()
+    except (OSError, RuntimeError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ModelError(f"cannot look at the model {name}: {reason}; check --model") from error
+
+
+def _check_model_type(folder: Path) -> None:
+    from transformers import CONFIG_MAPPING
+
+    model_type = read_config(folder).get("model_type")
+    if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
+        raise ModelError(
+            f"{folder} has the model type '{model_type!s:.60}', which transformers does not know: "
+            "use a Llama, Mistral, Qwen2, Qwen3 or OPT model"
+        )
+
+
+def _looks_like_a_path(name: str) -> bool:
+    return name.startswith((".", "/", "~")) or name.endswith(_GGUF) or name.count("/") > 1
+
+
+def _said_where(name: str, folder: Path, say: Callable[[str], None]) -> None:
+    """Say that a folder is used where its name could be a model's of the hub."""
+    if _HUB_NAME.fullmatch(name):
+        say(
+            f"model: {name} is the folder {folder.absolute()}; the hub's model of that name is "
+            f"{name}@main"
+        )
+
+
+def local_model(name: str) -> Path | None:
+    """Return the folder or the file that holds a model, None for one that is fetched."""
+    try:
+        path = Path(name).expanduser()
+        return path if name not in REGISTRY_MODELS and path.exists() else None
+    except (OSError, RuntimeError, ValueError):
+        # Whoever looks for the model says so.
+        return None

@@ -1,0 +1,459 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Opens and checks a saved session; its files are read and never written."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import math
+import os
+import stat
+from collections.abc import Callable, Hashable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hillinfer.drive.calls import DriveCalls
+from hillinfer.drive.checksums import sums_of
+from hillinfer.drive.files import CHANGED, PAGE_BYTES, IOMode, aligned_buffer, round_up
+from hillinfer.drive.shared_files import OpenFiles, ReopenedFile, RowBase, ShadowBase, StoredBase
+from hillinfer.errors import ColdPoolError, reason_of, way_out
+from hillinfer.sessions.files import (
+    MANIFEST_FILE,
+    Part,
+    SessionError,
+    cannot_open,
+    changed_in_use,
+    damaged,
+    rows_file,
+    slot_bytes,
+)
+from hillinfer.sessions.manifest import MOST_BYTES, Manifest
+
+# --- One file of a saved session, read and never written ---
+
+Result = TypeVar("Result")
+
+# A link is not followed, and a pipe does not wait for its other end.
+_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+_HASH_BYTES = 1 << 20
+# Numbers that a model computed do not shrink to this by any compression of a file system.
+_LEAST_SHARE = 64
+_MOST_UNLOOKED = 1 << 26
+
+
+class SessionFile:
+    """A regular file of a known size, open for reading.
+
+    It stays open until it shares descriptors with others; from then on it may be closed while
+    nobody reads it, and is opened again by its name, and only if it is the same file still.
+
+    Parameters
+    ----------
+    directory, name
+        Where it lies.
+    descriptor
+        Of the file; this object closes it.
+    status
+        Of the file.
+    calls
+        How the drive is reached.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        name: str,
+        descriptor: int,
+        status: os.stat_result,
+        calls: DriveCalls,
+    ) -> None:
+        self.name = name
+        self.byte_count = status.st_size
+        self.io_mode = IOMode.BUFFERED
+        # What tells it from any other file, and from itself once somebody has written to it.
+        self.identity = _identity(status)
+        self._directory = directory
+        # Whatever directory the process is in when it is opened again.
+        self._path = directory.absolute() / name
+        self._calls = calls
+        self._file = ReopenedFile(descriptor, self._opened_again, self._not_opened, self._closed)
+
+    @classmethod
+    def open(
+        cls, directory: Path, name: str, byte_count: int | None, calls: DriveCalls
+    ) -> SessionFile:
+        """Open a file that must be regular and of the given size, where one is given.
+
+        Raises
+        ------
+        SessionError
+            With the reason.
+        """
+        try:
+            descriptor = calls.open(directory / name, _FLAGS)
+        except FileNotFoundError as error:
+            raise damaged(directory, f"{name} is missing") from error
+        except OSError as error:
+            raise cannot_open(directory, f"{name} cannot be opened", error) from error
+        try:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise damaged(directory, f"{name} is no regular file")
+            if byte_count is not None and status.st_size != byte_count:
+                change = "cut short" if status.st_size < byte_count else "extended"
+                raise damaged(
+                    directory,
+                    f"{name} has {status.st_size} bytes and should have {byte_count}: it was "
+                    f"{change}",
+                )
+            if _is_nearly_empty(descriptor, status):
+                raise damaged(directory, f"{name} was never written: nearly all of it is holes")
+            return cls(directory, name, descriptor, status, calls)
+        except BaseException:
+            with suppress(OSError):
+                calls.close(descriptor)
+            raise
+
+    @property
+    def descriptor(self) -> int:
+        """Number of the open file, for who reads it by itself; it stays open until `close`."""
+        return self._file.pin()
+
+    def share(self, files: OpenFiles) -> None:
+        """Share descriptors with other files from here on; nobody reads it now."""
+        self._file.share(files)
+
+    def lend(self, use: Callable[[int], Result]) -> Result:
+        """Call `use` with a descriptor that stays open meanwhile, and return what it returns.
+
+        Raises
+        ------
+        SessionError
+            Where it was closed meanwhile and cannot be opened again, or is another file.
+        """
+        return self._file.lend(use)
+
+    def read(self, into: memoryview, offset: int) -> None:
+        """Fill all of `into` from `offset`, or raise SessionError naming what failed."""
+        self.lend(lambda descriptor: self._fill(descriptor, into, offset))
+
+    def _fill(self, descriptor: int, into: memoryview, offset: int) -> None:
+        unit = PAGE_BYTES if self.io_mode is IOMode.DIRECT else 1
+        done = reached = 0
+        while done < len(into):
+            try:
+                count = self._calls.preadv(descriptor, into[done:], offset + done)
+            except InterruptedError:
+                continue
+            except OSError as error:
+                raise self._failure(len(into), offset, error) from error
+            if done + count <= reached:
+                stuck = OSError(errno.EIO, "no more bytes come")
+                raise self._failure(len(into), offset, stuck)
+            reached = done + count
+            # Direct I/O may stop anywhere but must go on at a multiple of 4,096.
+            done = reached if reached == len(into) else reached // unit * unit
+
+    def changed(self, byte_count: int, offset: int) -> ColdPoolError:
+        """Return the error that says that bytes are not those that were verified."""
+        return ColdPoolError(
+            f"{byte_count} bytes at {offset} of {self.name} of the session {self._directory} are "
+            f"not what was read there before: {CHANGED}, and read the document again with "
+            "--save-session"
+        )
+
+    def digest(self) -> str:
+        """Return the SHA-256 of the whole file, read past the page cache where that is possible."""
+        return self.digest_and_sums(PAGE_BYTES)[0]
+
+    def digest_and_sums(self, row_bytes: int) -> tuple[str, NDArray[np.uint32]]:
+        """Return the SHA-256 of the whole file, and checksums of its rows from the same bytes.
+
+        Parameters
+        ----------
+        row_bytes
+            Bytes of a row, a multiple of 64; what is left behind the last one has no sum.
+        """
+        sha256 = hashlib.sha256()
+        # Whole rows, that begin at pages.
+        unit = math.lcm(row_bytes, PAGE_BYTES)
+        most = min(max(1, _HASH_BYTES // unit) * unit, round_up(self.byte_count, PAGE_BYTES))
+        buffer = aligned_buffer(most)
+        sums = np.zeros(self.byte_count // row_bytes, np.uint32)
+        for offset in range(0, self.byte_count, most or 1):
+            piece = buffer[: min(most, self.byte_count - offset)]
+            self.read(piece.data, offset)
+            sha256.update(piece.data)
+            rows = piece[: len(piece) // row_bytes * row_bytes].reshape(-1, row_bytes)
+            first = offset // row_bytes
+            sums[first : first + len(rows)] = sums_of(rows, np.arange(len(rows)))
+        return sha256.hexdigest(), sums
+
+    def content(self) -> bytes:
+        """Return the whole file, which is small."""
+        data = bytearray(self.byte_count)
+        self.read(memoryview(data), 0)
+        return bytes(data)
+
+    def go_direct(self) -> None:
+        """Read past the page cache from now on, where file system and size allow it."""
+        if self.byte_count % PAGE_BYTES or not self.byte_count:
+            return
+        if self.lend(self._reads_direct):
+            self.io_mode = IOMode.DIRECT
+
+    def close(self) -> None:
+        """Close the file, once nobody reads it any more; harmless when done twice."""
+        self._file.close()
+
+    def _reads_direct(self, descriptor: int) -> bool:
+        flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+        try:
+            fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | os.O_DIRECT)
+            self._calls.preadv(descriptor, aligned_buffer(PAGE_BYTES).data, 0)
+        except OSError:
+            with suppress(OSError):
+                fcntl.fcntl(descriptor, fcntl.F_SETFL, flags)
+            return False
+        return True
+
+    def _opened_again(self) -> int:
+        direct = os.O_DIRECT if self.io_mode is IOMode.DIRECT else 0
+        descriptor = self._calls.open(self._path, _FLAGS | direct)
+        try:
+            found = _identity(os.fstat(descriptor))
+        except BaseException:
+            self._closed(descriptor)
+            raise
+        if found != self.identity:
+            self._closed(descriptor)
+            replaced = found[:2] != self.identity[:2]
+            what = "is another file now" if replaced else "was written to"
+            raise changed_in_use(self._directory, f"{self.name} {what}")
+        return descriptor
+
+    def _not_opened(self, error: OSError) -> SessionError:
+        if error.errno == errno.ENOENT:
+            return changed_in_use(self._directory, f"{self.name} is not there any more")
+        return cannot_open(self._directory, f"{self.name} cannot be opened again", error)
+
+    def _closed(self, descriptor: int) -> None:
+        # The descriptor is gone even where closing fails.
+        with suppress(OSError):
+            self._calls.close(descriptor)
+
+    def _failure(self, count: int, offset: int, error: OSError) -> SessionError:
+        return SessionError(
+            f"could not read {count} bytes at {offset} of {self.name} of the session "
+            f"{self._directory}: {reason_of(error)}; {way_out(error, 'read the document again')}"
+        )
+
+
+def _identity(status: os.stat_result) -> tuple[int, int, int, int]:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _is_nearly_empty(descriptor: int, status: os.stat_result) -> bool:
+    """Say whether a large file has nearly no content, so that reading it would only take time."""
+    written = status.st_blocks * 512
+    if status.st_size <= _MOST_UNLOOKED or written >= status.st_size // _LEAST_SHARE:
+        return False
+    try:
+        # File systems that do not count blocks do not tell of holes either.
+        return os.lseek(descriptor, 0, os.SEEK_HOLE) < status.st_size
+    except OSError:
+        return False
+
+
+# --- A session in its directory, opened and checked ---
+
+_MOST_THREADS = 8
+
+
+class SavedSession:
+    """The files of a session, open for reading; a context manager that closes them.
+
+    Opening reads the manifest and looks at names and sizes; `verify` reads everything. What is
+    used afterwards comes from the same open files.
+
+    Parameters
+    ----------
+    directory
+        The session's.
+    calls
+        How the drive is reached; the operating system itself where None.
+
+    Raises
+    ------
+    SessionError
+        Where this is no session, or one whose files are missing, foreign, or of another size.
+    """
+
+    def __init__(self, directory: Path, calls: DriveCalls | None = None) -> None:
+        self.directory = directory
+        reached = calls or DriveCalls()
+        with ExitStack() as opened:
+            self.manifest = _manifest(directory, reached)
+            sizes = self.manifest.file_bytes
+            _check_names(directory, {MANIFEST_FILE, *sizes})
+            self._files: dict[str, SessionFile] = {}
+            self._taken: set[str] = set()
+            self._sums: dict[str, NDArray[np.uint32]] = {}
+            for name, byte_count in sizes.items():
+                file = SessionFile.open(directory, name, byte_count, reached)
+                opened.callback(file.close)
+                self._files[name] = file
+            opened.pop_all()
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that the session holds."""
+        return self.manifest.extent.tokens
+
+    @property
+    def byte_count(self) -> int:
+        """Bytes of all files but the manifest."""
+        return sum(file.byte_count for file in self._files.values())
+
+    def verify(self) -> None:
+        """Read every file and compare its checksum.
+
+        Raises
+        ------
+        SessionError
+            For the first file that was changed or cannot be read.
+        """
+        for layer in range(self.manifest.shape.layers):
+            self._files[rows_file(layer)].go_direct()
+        self._files[Part.SHADOW.value].go_direct()
+        files = list(self._files.values())
+        row_bytes = [self._sum_bytes.get(file.name, PAGE_BYTES) for file in files]
+        with ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1)) as threads:
+            found = list(threads.map(SessionFile.digest_and_sums, files, row_bytes))
+        for file, (digest, sums) in zip(files, found, strict=True):
+            if digest != self.manifest.digests[file.name]:
+                raise damaged(self.directory, f"{file.name} was changed: its checksum does not fit")
+            if file.name in self._sum_bytes:
+                self._sums[file.name] = sums
+
+    @property
+    def _sum_bytes(self) -> dict[str, int]:
+        """What is read piece by piece while the session is used: bytes of a piece by file."""
+        shape = self.manifest.shape
+        rows = {rows_file(layer): shape.row_bytes for layer in range(shape.layers)}
+        return {**rows, Part.SHADOW.value: slot_bytes(self.manifest.spec)}
+
+    def token_ids(self) -> list[int]:
+        """Return the ids of all tokens."""
+        ids = self.array(Part.TOKENS, "<i4", (self.tokens,))
+        if ids.min() < 0:
+            raise damaged(self.directory, f"{Part.TOKENS.value} holds numbers that are no tokens")
+        listed: list[int] = ids.tolist()
+        return listed
+
+    def array(self, part: Part, item_type: str, shape: tuple[int, ...]) -> NDArray[Any]:
+        """Return a part that is small enough to be read whole."""
+        content = bytearray(self._files[part.value].content())
+        return np.frombuffer(content, item_type).reshape(shape)
+
+    def read_into(self, part: Part, into: NDArray[np.uint8], offset: int) -> None:
+        """Fill contiguous memory from a place of a part."""
+        self._files[part.value].read(into.reshape(-1).data, offset)
+
+    def take_base(self, groups: int, open_files: OpenFiles) -> StoredBase:
+        """Hand the files of rows and shadow over, to be closed by whoever reads them from now on.
+
+        Verifies the session where that was not done; its checksums go with the files.
+
+        Parameters
+        ----------
+        groups
+            How many of the session's groups will be read.
+        open_files
+            Has descriptors for them.
+        """
+        manifest = self.manifest
+        if not self._sums:
+            self.verify()
+        names = [rows_file(layer) for layer in range(manifest.shape.layers)]
+        files = [self._files[name] for name in names]
+        shadow = self._files[Part.SHADOW.value]
+        self._taken = {*names, shadow.name}
+        for file in (*files, shadow):
+            file.share(open_files)
+        direct = all(file.io_mode is IOMode.DIRECT for file in files if file.byte_count)
+        return StoredBase(
+            RowBase(
+                files,
+                groups,
+                IOMode.DIRECT if direct else IOMode.BUFFERED,
+                [self._sums.pop(name) for name in names],
+                tuple(self._key(file) for file in files),
+            ),
+            ShadowBase(
+                shadow,
+                manifest.extent.segments * manifest.shape.layers,
+                slot_bytes(manifest.spec),
+                self._sums.pop(shadow.name),
+                self._key(shadow),
+            ),
+        )
+
+    def _key(self, file: SessionFile) -> Hashable:
+        """Return what a file has in common with itself alone, while nobody writes to it."""
+        return file.identity, self.manifest.digests[file.name]
+
+    def close(self) -> None:
+        """Close all files that were not handed over; harmless when done twice."""
+        for name, file in self._files.items():
+            if name not in self._taken:
+                file.close()
+
+    def __enter__(self) -> SavedSession:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _manifest(directory: Path, calls: DriveCalls) -> Manifest:
+    try:
+        is_there = stat.S_ISDIR(directory.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        is_there = False
+    except OSError as error:
+        raise cannot_open(directory, "it cannot be looked at", error) from error
+    if not is_there:
+        raise SessionError(
+            f"there is no session {directory}: save one with --save-session, or check the path"
+        )
+    file = SessionFile.open(directory, MANIFEST_FILE, None, calls)
+    try:
+        if file.byte_count > MOST_BYTES:
+            raise damaged(directory, f"its manifest of {file.byte_count} bytes is too large")
+        return Manifest.parse(file.content(), directory)
+    finally:
+        file.close()
+
+
+def _check_names(directory: Path, expected: set[str]) -> None:
+    try:
+        found = set(os.listdir(directory))  # noqa: PTH208  (names as they are, no paths)
+    except OSError as error:
+        raise cannot_open(directory, "it cannot be listed", error) from error
+    if found - expected:
+        raise damaged(directory, f"it holds a file that is not its own, {min(found - expected)!a}")
+    if expected - found:
+        raise damaged(directory, f"{min(expected - found)} is missing")

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes a session's directory, whole or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+from hillinfer.drive.calls import DriveCalls
+from hillinfer.drive.leftovers import ScratchPath, sweep
+from hillinfer.sessions.files import MANIFEST_FILE, SessionError, cannot_save
+from hillinfer.sessions.manifest import Manifest
+from hillinfer.system.files import make_folders
+
+
+class SessionWriter:
+    """Collects files in a scratch directory beside the target and renames it at the end.
+
+    A context manager that removes the scratch directory unless `finish` was reached; that of a
+    process that was killed goes with the next writer there.
+
+    Parameters
+    ----------
+    target
+        Directory to be; must not exist, or be empty.
+    calls
+        How the drive is reached; the operating system itself where None.
+
+    Raises
+    ------
+    SessionError
+        Where a session cannot be put there.
+    """
+
+    def __init__(self, target: Path, calls: DriveCalls | None = None) -> None:
+        self._target = target
+        self._calls = calls or DriveCalls()
+        self.digests: dict[str, str] = {}
+        self.byte_count = 0
+        self._made: list[Path] = []
+        check_target(target)
+        sweep(target.absolute().parent, self._calls)
+        try:
+            make_folders(target.absolute().parent, self._calls.mkdir)
+            self._scratch = ScratchPath.make_directory(target.absolute().parent, self._calls)
+        except OSError as error:
+            raise cannot_save(target, f"cannot write to {target.parent}", error) from error
+
+    def add(self, name: str, pieces: Iterable[memoryview]) -> None:
+        """Write a file, piece behind piece, and wait until it is on the drive."""
+        path = self._scratch.path / name
+        self._made.append(path)
+        try:
+            descriptor = self._calls.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        except OSError as error:
+            raise cannot_save(self._target, f"cannot make {name}", error) from error
+        try:
+            sha256, offset = hashlib.sha256(), 0
+            for piece in pieces:
+                self._write(name, descriptor, piece, offset)
+                sha256.update(piece)
+                offset += len(piece)
+            try:
+                self._sync(descriptor)
+            except OSError as error:
+                raise cannot_save(self._target, f"cannot write {name}", error) from error
+        finally:
+            with suppress(OSError):
+                self._calls.close(descriptor)
+        self.digests[name] = sha256.hexdigest()
+        self.byte_count += offset
+
+    def link(
+        self,
+        name: str,
+        publish: Callable[[Path], None],
+        byte_count: int,
+        content: Callable[[], Iterable[memoryview]],
+    ) -> bool:
+        """Let a file that is on the drive already have this name too, and say whether it has.
+
+        Parameters
+        ----------
+        name
+            Its name here.
+        publish
+            Gives the file a name; raises OSError where it cannot.
+        byte_count
+            How long the file must be.
+        content
+            Reads it, for its checksum.
+        """
+        path = self._scratch.path / name
+        self._made.append(path)
+        try:
+            publish(path)
+            if path.stat().st_size != byte_count:
+                path.unlink()
+                return False
+        except OSError:
+            # Another file system, or one without such names: the rows are written again.
+            with suppress(OSError):
+                path.unlink()
+            return False
+        sha256 = hashlib.sha256()
+        for piece in content():
+            sha256.update(piece)
+        self.digests[name] = sha256.hexdigest()
+        self.byte_count += byte_count
+        return True
+
+    def finish(self, manifest: Manifest) -> None:
+        """Write the manifest and move everything to its place, at one moment."""
+        self.add(MANIFEST_FILE, [memoryview(manifest.as_bytes())])
+        try:
+            self._sync(self._scratch.descriptor)
+            self._calls.rename(self._scratch.path, self._target.absolute())
+        except OSError as error:
+            raise cannot_save(self._target, "cannot move it to its place", error) from error
+        self._scratch.release()
+        self._sync_parent()
+
+    def __enter__(self) -> SessionWriter:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        # One by one, which works without any descriptor left; after `finish` none has this name.
+        for path in self._made:
+            with suppress(OSError):
+                path.unlink()
+        self._scratch.remove()
+
+    def _write(self, name: str, descriptor: int, piece: memoryview, offset: int) -> None:
+        done = 0
+        while done < len(piece):
+            try:
+                count = self._calls.pwrite(descriptor, piece[done:], offset + done)
+            except InterruptedError:
+                continue
+            except OSError as error:
+                raise cannot_save(
+                    self._target, f"cannot write {len(piece)} bytes at {offset} of {name}", error
+                ) from error
+            if count == 0:
+                raise SessionError(
+                    f"cannot save the session {self._target}: cannot write {len(piece)} bytes at "
+                    f"{offset} of {name} ({done} bytes done): no progress; check the drive, or "
+                    "choose another directory with --save-session"
+                )
+            done += count
+
+    def _sync(self, descriptor: int) -> None:
+        while True:
+            try:
+                return self._calls.fsync(descriptor)
+            except InterruptedError:
+                continue
+
+    def _sync_parent(self) -> None:
+        try:
+            descriptor = self._calls.open(
+                self._target.absolute().parent, os.O_RDONLY | os.O_DIRECTORY
+            )
+            try:
+                self._sync(descriptor)
+            finally:
+                with suppress(OSError):
+                    self._calls.close(descriptor)
+        except OSError as error:
+            raise cannot_save(
+                self._target, "it is whole but may not outlast a power failure", error
+            ) from error
+
+
+def check_target(target: Path) -> None:
+    """Refuse a place that holds something already.
+
+    Raises
+    ------
+    SessionError
+        Where it is no directory, is not empty, or cannot be looked at.
+    """
+    try:
+        if target.is_symlink() or (target.exists() and not target.is_dir()):
+            taken = "it is no directory"
+        elif target.is_dir() and any(target.iterdir()):
+            taken = "it is not empty, and nothing is overwritten"
+        else:
+            return
+    except OSError as error:
+        raise cannot_save(target, "cannot look at it", error) from error
+    raise SessionError(
+        f"cannot save the session {target}: {taken}; choose another directory with --save-session"
+    )
+
+
+def prepare_target(target: Path) -> None:
+    """Refuse at once a place where a session cannot be saved later.
+
+    Raises
+    ------
+    SessionError
+        Where something is there, or its parent takes no directory.
+    """
+    with SessionWriter(target):
+        pass

@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory for the shadows of one layer, side by side and in huge pages as far as they cover them."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import threading
+import weakref
+from collections import deque
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hillinfer.drive.files import PAGE_BYTES, aligned_buffer, private_memory, round_up
+
+# --- Places of one size side by side, in huge pages as far as they cover them ---
+
+HUGE_BYTES = 2 << 20
+# Of Linux 6.1, which Python has no name for: makes a huge page now, of what is there already.
+_MADV_COLLAPSE = 25
+_SWITCH = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+# While one is made, its memory is there twice: this process never has that of two.
+_COLLAPSING = threading.Lock()
+
+
+class _Holder(weakref.ref[NDArray[np.uint8]]):
+    """The array over a place."""
+
+    place = -1
+
+
+class HugeRun:
+    """Address space for places, which are memory only while somebody holds them.
+
+    A huge page is memory as a whole. So one is asked for only once taken places cover all of it:
+    what a run takes is the places' bytes and no more, whatever pages it is made of. A place comes
+    back when the last array over it goes, or, while a huge page is made, some milliseconds later.
+
+    Parameters
+    ----------
+    place_bytes
+        Of each place, whole pages.
+    places
+        How many.
+
+    Raises
+    ------
+    OSError
+        Where the system has no address space left, or refuses what is asked of it.
+    """
+
+    def __init__(self, place_bytes: int, places: int) -> None:
+        if place_bytes < 1 or place_bytes % PAGE_BYTES or places < 1:
+            raise ValueError(
+                f"a run has at least one place of whole pages, not {places} of {place_bytes} bytes"
+            )
+        self._place_bytes = place_bytes
+        # One more huge page, so that the first place can begin at one.
+        size = round_up(places * place_bytes, HUGE_BYTES) + HUGE_BYTES
+        self._mapping = private_memory(size)
+        address = int(np.frombuffer(self._mapping, np.uint8).ctypes.data)
+        self._start = -address % HUGE_BYTES
+        self._address = address + self._start
+        # Where huge pages come unasked, they would be memory that nobody counted. What is asked
+        # for later is tried here, where nothing is lost by it.
+        for advice in (mmap.MADV_NOHUGEPAGE, mmap.MADV_DONTNEED):
+            self._mapping.madvise(advice)
+        self._collapses = huge_pages_allowed()
+        self._taken = bytearray(places)
+        self._joined = bytearray(size // HUGE_BYTES)
+        # Of each place the last; what an interrupted `take` left behind is none of them.
+        self._holders: dict[int, _Holder] = {}
+        self._returned: deque[_Holder] = deque()
+        self._changing = threading.RLock()
+
+    def take(self) -> NDArray[np.uint8] | None:
+        """Return the first free place, page-aligned zeros, or None where all are taken."""
+        try:
+            with self._changing:
+                self._clear_returned()
+                place = self._taken.find(0)
+                return None if place < 0 else self._memory_of(place)
+        finally:
+            self._settle()
+
+    @property
+    def taken_bytes(self) -> int:
+        """Bytes of the places that are taken."""
+        return sum(self._taken) * self._place_bytes
+
+    @property
+    def addresses(self) -> range:
+        """The address space of all places, memory or not."""
+        first = self._address - self._start
+        return range(first, first + len(self._mapping))
+
+    def _memory_of(self, place: int) -> NDArray[np.uint8]:
+        """Take a place; interrupted anywhere, it is free, or soon will be."""
+        memory: NDArray[np.uint8] = np.frombuffer(
+            self._mapping, np.uint8, self._place_bytes, self._offset(place)
+        )
+        # Called after the holder's callback, which was made last.
+        weakref.finalize(memory, self._settle).atexit = False
+        # No line of Python, which Ctrl-C could come before.
+        holder = self._holders[place] = _Holder(memory, self._returned.append)
+        holder.place = place
+        self._taken[place] = 1
+        for page in self._pages(place):
+            if self._is_covered(page):
+                self._join(page)
+        return memory
+
+    def _settle(self) -> None:
+        """Clear what came back, in whatever thread and in the middle of whatever it does."""
+        # Whoever is changing the run looks again afterwards, this very thread further up perhaps.
+        while self._returned and not self._changing._is_owned():  # type: ignore[attr-defined]
+            # Ctrl-C may come between any two calls, so there is none between `try` and what it
+            # is for, and none before the release.
+            try:
+                if not self._changing.acquire(blocking=False):
+                    return
+                self._clear_returned()
+            finally:
+                try:  # noqa: SIM105
+                    self._changing.release()
+                except RuntimeError:
+                    # Somebody else has it.
+                    pass
+
+    def _clear_returned(self) -> None:
+        # Each stays in line until all is done: interrupted, all is done once more.
+        while self._returned:
+            holder = self._returned[0]
+            if self._holders.get(holder.place) is holder and self._taken[holder.place]:
+                self._clear(holder.place)
+            self._returned.popleft()
+
+    def _clear(self, place: int) -> None:
+        for page in self._pages(place):
+            if self._joined[page]:
+                with suppress(OSError):
+                    self._advise(mmap.MADV_NOHUGEPAGE, page)
+                self._joined[page] = 0
+        start = self._offset(place)
+        try:
+            self._mapping.madvise(mmap.MADV_DONTNEED, start, self._place_bytes)
+        except OSError:
+            # Somebody locked the process's memory since. The next to take it expects zeros.
+            self._mapping[start : start + self._place_bytes] = bytes(self._place_bytes)
+        self._taken[place] = 0
+
+    def _join(self, page: int) -> None:
+        """Make a huge page of one that is covered, which most of its places were written to."""
+        self._joined[page] = 1
+        if not self._collapses:
+            return
+        with suppress(OSError, RuntimeError):
+            self._advise(mmap.MADV_HUGEPAGE, page)
+            # It waits for every processor's turn, and whoever takes a place is in the middle of a
+            # step. At most one for each huge page there will ever be, and soon gone.
+            threading.Thread(
+                target=self._collapse, args=(page,), name="hillinfer-huge-page", daemon=True
+            ).start()
+
+    def _collapse(self, page: int) -> None:
+        """Make a huge page now, unless a place of it went meanwhile."""
+        with _COLLAPSING, self._changing:
+            # Were a place free, its part would be memory that nobody counted.
+            if self._joined[page]:
+                # Refused for want of whole huge pages, while a drive reads one, or before 6.1: the
+                # system then makes one when it gets to it.
+                _madvise(self._address + page * HUGE_BYTES, HUGE_BYTES, _MADV_COLLAPSE)
+        self._settle()
+
+    def _advise(self, advice: int, page: int) -> None:
+        self._mapping.madvise(advice, self._start + page * HUGE_BYTES, HUGE_BYTES)
+
+    def _offset(self, place: int) -> int:
+        return self._start + place * self._place_bytes
+
+    def _pages(self, place: int) -> range:
+        """Return the huge pages that a place lies in."""
+        start = place * self._place_bytes
+        return range(start // HUGE_BYTES, (start + self._place_bytes - 1) // HUGE_BYTES + 1)
+
+    def _is_covered(self, page: int) -> bool:
+        """Say whether taken places cover all of a huge page."""
+        start, stop = page * HUGE_BYTES, (page + 1) * HUGE_BYTES
+        if stop > len(self._taken) * self._place_bytes:
+            return False
+        own = self._taken[start // self._place_bytes : (stop - 1) // self._place_bytes + 1]
+        return all(own)
+
+
+def huge_pages_allowed(switch: Path = _SWITCH) -> bool:
+    """Say whether this machine makes huge pages for those who ask."""
+    try:
+        return "[never]" not in switch.read_text()
+    except OSError:
+        return False
+
+
+def _madvise(address: int, byte_count: int, advice: int) -> None:
+    """Advise without Python's lock, which `mmap.madvise` holds on to."""
+    call = ctypes.CDLL(None).madvise
+    call(ctypes.c_void_p(address), ctypes.c_size_t(byte_count), ctypes.c_int(advice))
+
+
+# --- Room for the shadows of one layer, side by side in memory ---
+
+# Address space is taken in runs of at least so many bytes; memory only with each place.
+RUN_BYTES = 32 << 20
+
+
+class ShadowArena:
+    """Gives every shadow the first free place, so that a sequence's lie next to each other.
+
+    A processor reads on from one segment into the next without waiting, and huge pages spare it
+    translations. Where the system cannot do it each shadow is memory of its own.
+
+    Parameters
+    ----------
+    place_bytes
+        Of a shadow, whole pages.
+    """
+
+    def __init__(self, place_bytes: int) -> None:
+        self._place_bytes = place_bytes
+        self._runs: list[HugeRun] = []
+        self._refused = not hasattr(mmap, "MADV_HUGEPAGE")
+        self._growing = threading.Lock()
+
+    def take(self) -> NDArray[np.uint8]:
+        """Return page-aligned zeros, uint8 (place_bytes,), which are free again once forgotten."""
+        with self._growing:
+            for run in self._runs:
+                memory = run.take()
+                if memory is not None:
+                    return memory
+            memory = None if self._refused else self._from_new_run()
+        return aligned_buffer(self._place_bytes) if memory is None else memory
+
+    @property
+    def runs(self) -> tuple[HugeRun, ...]:
+        """What shadows lie in; those that are memory of their own lie in none."""
+        return tuple(self._runs)
+
+    def _from_new_run(self) -> NDArray[np.uint8] | None:
+        try:
+            run = HugeRun(self._place_bytes, -(-RUN_BYTES // self._place_bytes))
+        except OSError:
+            self._refused = True
+            return None
+        self._runs.append(run)
+        return run.take()

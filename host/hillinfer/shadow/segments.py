@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The shadow of one segment in all layers: what it takes, and who holds it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hillinfer.devices.device import ResidentShadow
+from hillinfer.devices.device_shadows import DeviceShadows, Resident
+from hillinfer.memory_budget import Accountant, Part
+from hillinfer.scoring.layout import ProbeShadow
+from hillinfer.scoring.scorer import SegmentShadow
+from hillinfer.shadow.arena import ShadowArena
+from hillinfer_model.channel_statistics import ChannelStatistics
+from hillinfer_model.kernel_spec import GROUP_TOKENS
+
+# --- The shadow of one segment in all layers, shared by the sequences that have it in common ---
+
+
+@dataclass(slots=True)
+class SegmentLayer:
+    """Codes and statistics of one segment in one layer (contract, section 1).
+
+    Parameters
+    ----------
+    arena
+        Where its shadow lies in DRAM, beside those of the layer's other segments.
+    shadow
+        uint8 of shape (segment_beats, 64) in DRAM; None where it is on the drive or not made yet.
+    slot
+        Where it lies in the `ShadowStore`; None where it was not written.
+    resident
+        What a device holds of it; None where it holds nothing.
+    probes
+        The probe tokens where it is full and at rest in DRAM, or lies on the drive and a device is
+        to score it; else None.
+    statistics
+        None until it is full or first scored.
+    coded_tokens
+        Tokens coded so far.
+    told
+        What scorers are told of a full shadow at rest in DRAM: the same object at every step, so
+        that they need to look at it only once.
+    """
+
+    arena: ShadowArena
+    shadow: NDArray[np.uint8] | None = None
+    slot: int | None = None
+    resident: Resident | None = None
+    probes: ProbeShadow | None = None
+    statistics: ChannelStatistics | None = None
+    coded_tokens: int = 0
+    told: SegmentShadow | None = None
+
+    def drop_shadow(self) -> None:
+        """Forget what DRAM holds of it."""
+        self.shadow, self.told = None, None
+
+
+class Segment:
+    """1,024 positions in every layer.
+
+    Parameters
+    ----------
+    arenas
+        Of each layer of the model.
+    """
+
+    def __init__(self, arenas: Iterable[ShadowArena]) -> None:
+        self.layers = [SegmentLayer(arena) for arena in arenas]
+        self.owners = 1
+
+    def clone(self) -> Segment:
+        """Return a segment that one sequence owns alone; its shadows are still the same arrays."""
+        copy = Segment(())
+        copy.layers = [replace(layer) for layer in self.layers]
+        return copy
+
+
+# --- What a device holds of segments, and what DRAM counts for it ---
+
+
+class ResidentShadows:
+    """Takes and gives back a device's room for segments, one by one.
+
+    Parameters
+    ----------
+    device
+        Holds shadows that the host need not; None where there is none, and nothing is done then.
+    accountant
+        Counts the copies of probe tokens.
+    staging
+        Returns memory for one shadow, the same at each call.
+    """
+
+    def __init__(
+        self,
+        device: DeviceShadows | None,
+        accountant: Accountant,
+        staging: Callable[[], NDArray[np.uint8]],
+    ) -> None:
+        self._device = device
+        self._accountant = accountant
+        self._staging = staging
+
+    def claim(self, own: SegmentLayer, number: int) -> None:
+        """Take room on the device for a segment of some number, and for its probes here."""
+        if self._device is None or own.resident is not None or own.slot is not None:
+            return
+        resident = self._device.take(number)
+        if resident is not None:
+            try:
+                self._accountant.take(Part.SHADOW, resident.probes.shadow.nbytes)
+            except BaseException:
+                self._device.give(resident)
+                raise
+        own.resident = resident
+
+    def update(self, own: SegmentLayer) -> bool:
+        """Send the device its full groups; return whether the segment is one of the device's."""
+        if self._device is None or own.resident is None:
+            return False
+        assert own.shadow is not None
+        self._device.update(own.resident, own.shadow, own.coded_tokens)
+        return True
+
+    def is_lost(self, own: SegmentLayer) -> bool:
+        """Return whether a device held it that is no longer there."""
+        return self._device is not None and own.resident is not None and self._device.lost
+
+    def cut(self, own: SegmentLayer, tokens: int) -> None:
+        """Keep full groups below `tokens` only."""
+        if own.resident is not None:
+            whole = tokens // GROUP_TOKENS * GROUP_TOKENS
+            own.resident.tokens = min(own.resident.tokens, whole)
+
+    def read(self, own: SegmentLayer, into: NDArray[np.uint8]) -> bool:
+        """Bring a shadow back; return False where no device holds it, or one that was lost."""
+        if own.resident is None or self._device is None:
+            return False
+        return self._device.read(own.resident, into)
+
+    def free(self, own: SegmentLayer) -> None:
+        """Give the device's room back."""
+        assert own.resident is not None
+        assert self._device is not None
+        self._device.give(own.resident)
+        self._accountant.give(Part.SHADOW, own.resident.probes.shadow.nbytes)
+        own.resident = None
+
+    def told(
+        self, base: int, own: SegmentLayer, remake: Callable[[], NDArray[np.uint8]]
+    ) -> ResidentShadow:
+        """Return what scorers are told of a segment that a device holds.
+
+        Parameters
+        ----------
+        base
+            Position of its first token.
+        own
+            The segment.
+        remake
+            Codes it again after the device was lost.
+        """
+        assert own.resident is not None
+        assert own.statistics is not None
+        return ResidentShadow(
+            base,
+            own.coded_tokens,
+            own.statistics,
+            own.resident.slot,
+            own.resident.tokens,
+            own.resident.probes,
+            own.shadow,
+            partial(self._brought_back, own, remake),
+        )
+
+    def _brought_back(
+        self, own: SegmentLayer, remake: Callable[[], NDArray[np.uint8]]
+    ) -> NDArray[np.uint8]:
+        """Return a shadow that DRAM does not hold, valid until another is brought back."""
+        if own.shadow is not None:
+            return own.shadow
+        staging = self._staging()
+        return staging if self.read(own, staging) else remake()

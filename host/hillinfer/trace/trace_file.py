@@ -1,0 +1,344 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes a run's spans in the trace event format, which trace viewers open."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import threading
+import time
+import warnings
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from io import FileIO
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from hillinfer.errors import HillInferWarning, SettingsError
+from hillinfer.system.files import make_folders
+from hillinfer.trace.recorder import Detail, Lane, Recorder, Span
+
+# --- Files about a run, for nobody but who ran it ---
+
+
+def private_file(file: Path, what: str, option: str) -> FileIO:
+    """Open a file or a link's name anew for writing, readable by its owner only.
+
+    Whoever still writes to a file that was there before writes to that one, not into this.
+
+    Parameters
+    ----------
+    file
+        Where.
+    what, option
+        What it is and the option that names it, for the error.
+
+    Raises
+    ------
+    SettingsError
+        Where it cannot be made.
+    """
+    try:
+        make_folders(file.parent)
+        if file.is_symlink() or file.is_file():
+            # A link is replaced, and what it leads to stays. Where a file cannot be taken away it
+            # is emptied instead.
+            with suppress(OSError):
+                file.unlink()
+        return FileIO(file, "w", opener=_private)
+    except OSError as error:
+        raise SettingsError(
+            f"cannot write {what} to {file}: {error.strerror}; choose another {option}"
+        ) from error
+
+
+def _private(file: str, flags: int) -> int:
+    descriptor = os.open(file, flags, 0o600)
+    # A file that was there before keeps its mode otherwise.
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.fchmod(descriptor, 0o600)
+    return descriptor
+
+
+# --- Writes spans in the trace event format, which trace viewers open ---
+
+PROCESS_NAME = "hillinfer"
+_END = b"\n]\n"
+_ORDER = {lane: place for place, lane in enumerate(Lane)}
+
+
+class TraceFile:
+    """A JSON array of trace events, an event on each line.
+
+    Every write ends with the closing bracket, which the next one overwrites, so a process that is
+    killed leaves a whole file. Viewers want events of one thread to nest, so each thread has a
+    number of its own in each lane. Where the file cannot be written any more, a warning says so
+    once and the trace ends: generation goes on. Not for several threads at once.
+
+    Parameters
+    ----------
+    file
+        Where to; replaced, and readable by its owner only.
+
+    Attributes
+    ----------
+    origin
+        What its times count from, in nanoseconds of `time.perf_counter_ns`.
+
+    Raises
+    ------
+    SettingsError
+        Where the file cannot be made.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self.origin = time.perf_counter_ns()
+        self._process = os.getpid()
+        self._threads: dict[tuple[Lane, int], int] = {}
+        self._end = 0
+        self._out: FileIO | None = private_file(file, "the trace", "--trace")
+        self._write(b"[\n" + _line(self._metadata("process_name", 0, {"name": PROCESS_NAME})))
+
+    def append(self, spans: Sequence[Span]) -> None:
+        """Write spans; harmless after `close`."""
+        if self._out is None or not spans:
+            return
+        lines = [b""]
+        for span in spans:
+            key = span.lane, span.thread
+            if key not in self._threads:
+                number = self._threads[key] = len(self._threads) + 1
+                name = f"{span.lane} ({_thread_name(span.thread)})"
+                lines.append(_line(self._metadata("thread_name", number, {"name": name})))
+                place = _ORDER[span.lane]
+                sorted_at = self._metadata("thread_sort_index", number, {"sort_index": place})
+                lines.append(_line(sorted_at))
+            lines.append(_line(self._complete(span, self._threads[key])))
+        self._write(b",\n".join(lines))
+
+    def close(self) -> None:
+        """Close the file; harmless when done twice."""
+        out, self._out = self._out, None
+        if out is not None:
+            try:
+                out.close()
+            except OSError as error:
+                self._warn(error)
+
+    def _complete(self, span: Span, thread: int) -> dict[str, Any]:
+        return {
+            "name": span.name,
+            "cat": span.lane.value,
+            "ph": "X",
+            # Microseconds, with nanoseconds behind the point.
+            "ts": (span.start - self.origin) / 1000,
+            "dur": (span.stop - span.start) / 1000,
+            "pid": self._process,
+            "tid": thread,
+            "args": {"step": span.step, **span.details},
+        }
+
+    def _metadata(self, name: str, thread: int, values: dict[str, str | int]) -> dict[str, Any]:
+        return {
+            "name": name,
+            "ph": "M",
+            "ts": 0,
+            "pid": self._process,
+            "tid": thread,
+            "args": values,
+        }
+
+    def _write(self, lines: bytes) -> None:
+        out = self._out
+        assert out is not None
+        at = self._end
+        left = lines + _END
+        try:
+            while left:
+                written = os.pwrite(out.fileno(), left, at)
+                at, left = at + written, left[written:]
+            self._end = at - len(_END)
+        except OSError as error:
+            self._out = None
+            # What was whole before becomes whole again; its place is still there.
+            with suppress(OSError):
+                os.ftruncate(out.fileno(), self._end)
+                os.pwrite(out.fileno(), _END, self._end)
+            with suppress(OSError):
+                out.close()
+            self._warn(error)
+
+    def _warn(self, error: OSError) -> None:
+        warnings.warn(
+            f"the trace {self._file} ends early: {error.strerror}; generation goes on",
+            HillInferWarning,
+            stacklevel=4,
+        )
+
+
+def _line(event: dict[str, Any]) -> bytes:
+    return json.dumps(event, separators=(",", ":")).encode()
+
+
+def _thread_name(ident: int) -> str:
+    for thread in threading.enumerate():
+        if thread.ident == ident:
+            return thread.name
+    return f"thread {ident}"
+
+
+# --- Notes spans of all lanes while a run goes on ---
+
+# A step of a large model makes fewer; prefill may make more.
+MOST_WAITING = 1 << 13
+
+
+class Lanes:
+    """A `Recorder` that brings spans into a trace file between steps.
+
+    Writing a step's spans takes about as long as they are many, so it waits for the next step to
+    begin; only so many that memory stays bounded are written before.
+
+    Parameters
+    ----------
+    file
+        Where to; closed with the recorder.
+    most_waiting
+        Spans that are held at most while no step begins.
+    """
+
+    def __init__(self, file: TraceFile, most_waiting: int = MOST_WAITING) -> None:
+        self._file = file
+        self._most_waiting = most_waiting
+        self._step = 0
+        # Threads append at any time; no lock is needed for that.
+        self._waiting: deque[Span] = deque()
+        self._writing = threading.Lock()
+
+    def begin_step(self, step: int) -> None:
+        """Write what has been noted and begin a step; see `Recorder`."""
+        self._flush()
+        self._step = step
+
+    def span(self, lane: Lane, name: str, **details: Detail) -> AbstractContextManager[None]:
+        """Note how long a block takes; see `Recorder`."""
+        return _Block(self, lane, name, details)
+
+    def note(self, lane: Lane, name: str, start: int, stop: int, **details: Detail) -> None:
+        """Note what took from `start` to `stop`; see `Recorder`."""
+        self._add(Span(lane, name, start, stop, threading.get_ident(), self._step, details))
+
+    def close(self) -> None:
+        """Write what has been noted and close the file; harmless when done twice."""
+        self._flush()
+        with self._writing:
+            self._file.close()
+
+    def _add(self, span: Span) -> None:
+        self._waiting.append(span)
+        if len(self._waiting) >= self._most_waiting:
+            self._flush()
+
+    def _flush(self) -> None:
+        with self._writing:
+            # Others may append meanwhile; what they add comes with the next.
+            count = len(self._waiting)
+            self._file.append([self._waiting.popleft() for _ in range(count)])
+
+
+class _Block:
+    """Measures one `with` block."""
+
+    __slots__ = ("_details", "_lane", "_lanes", "_name", "_start", "_step")
+
+    def __init__(self, lanes: Lanes, lane: Lane, name: str, details: dict[str, Detail]) -> None:
+        self._lanes = lanes
+        self._lane = lane
+        self._name = name
+        self._details = details
+
+    def __enter__(self) -> None:
+        self._step = self._lanes._step
+        self._start = time.perf_counter_ns()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        stop = time.perf_counter_ns()
+        self._lanes._add(
+            Span(
+                self._lane,
+                self._name,
+                self._start,
+                stop,
+                threading.get_ident(),
+                self._step,
+                self._details,
+            )
+        )
+
+
+# --- Tells the model's own compute from the cache's part of a forward pass ---
+
+
+class ForwardSpans:
+    """Notes the model's time between the cache's calls, layer by layer, and whole steps.
+
+    A layer's model span goes from the end of its attention to the next call of the cache: its own
+    output projection and MLP, and the next layer's projections. The one before layer 0 has no
+    layer: the embedding, and the projections of layer 0.
+
+    Parameters
+    ----------
+    recorder
+        Notes.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._details: dict[str, Detail] = {}
+        self._started = self._resumed = self._tokens = 0
+
+    def begin(self, tokens: int) -> None:
+        """Begin a forward pass of so many tokens a row."""
+        self._details = {}
+        self._tokens = tokens
+        self._started = self._resumed = time.perf_counter_ns()
+
+    @contextmanager
+    def announce(self) -> Iterator[None]:
+        """Enclose what a predicted query sets going, in the middle of the model's time."""
+        self._leave_model()
+        yield
+        self._resumed = time.perf_counter_ns()
+
+    def store(self, layer: int) -> AbstractContextManager[None]:
+        """Leave the model, and return what encloses the storing of a layer's rows."""
+        self._leave_model()
+        return self._recorder.span(Lane.COPIES, "store", layer=layer)
+
+    def attend(self, layer: int) -> AbstractContextManager[None]:
+        """Return what encloses a layer's attention; `resume` follows."""
+        return self._recorder.span(Lane.STEPS, "attend", layer=layer)
+
+    def resume(self, layer: int) -> None:
+        """Note that the model goes on after a layer's attention."""
+        self._details = {"layer": layer}
+        self._resumed = time.perf_counter_ns()
+
+    def end(self) -> None:
+        """End the forward pass; one that breaks off leaves no step behind."""
+        self._leave_model()
+        stop = time.perf_counter_ns()
+        self._recorder.note(Lane.STEPS, "step", self._started, stop, tokens=self._tokens)
+
+    def _leave_model(self) -> None:
+        stop = time.perf_counter_ns()
+        self._recorder.note(Lane.COMPUTE, "model", self._resumed, stop, **self._details)
