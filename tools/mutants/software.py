@@ -30,7 +30,7 @@ _LIVED = (
         "return (7 - bits) << 8;",
         "return (8 - bits) << 8;",
         (
-            f"{_TESTS}/hie/test_near_scores.py::test_weights_that_fill_31_bits_together_go_the_long_way",
+            f"{_TESTS}/scoring/test_near_scores.py::test_weights_that_fill_31_bits_together_go_the_long_way",
         ),
         Built.NATIVE,
     ),
@@ -81,7 +81,7 @@ _LIVED = (
         "float(least) >= -_FP16_MAX and float(most)",
         "float(most)",
         (
-            f"{_TESTS}/storage/test_row_layout.py::test_overflow_to_one_side_alone_saturates_and_counts",
+            f"{_TESTS}/kv/test_row_layout.py::test_overflow_to_one_side_alone_saturates_and_counts",
         ),
     ),
     Mutant(
@@ -90,7 +90,7 @@ _LIVED = (
         "host/hillinfer/kv/rows.py",
         "size = len(reopened) * (length - start) * self._shape.row_bytes",
         "size = 0",
-        (f"{_TESTS}/storage/test_runtime_points.py::test_rows_that_a_truncate_reads_back_count",),
+        (f"{_TESTS}/engine/test_runtime_points.py::test_rows_that_a_truncate_reads_back_count",),
     ),
     Mutant(
         "pads-not-cut",
@@ -126,7 +126,7 @@ _LIVED = (
         "host/hillinfer/kv/hot_pools.py",
         "return hits.copy()",
         "return hits",
-        (f"{_TESTS}/storage/test_runtime_points.py::test_a_fork_counts_its_own_hits",),
+        (f"{_TESTS}/engine/test_runtime_points.py::test_a_fork_counts_its_own_hits",),
     ),
     Mutant(
         "observed-queries-not-verified",
@@ -155,7 +155,7 @@ _LIVED = (
         self._pools.give_tail()
 """,
         (
-            f"{_TESTS}/storage/test_runtime_points.py::test_as_many_sequences_fit_after_others_came_and_went",
+            f"{_TESTS}/engine/test_runtime_points.py::test_as_many_sequences_fit_after_others_came_and_went",
         ),
     ),
 )
@@ -183,7 +183,7 @@ _CAUGHT = (
         "host/native/choice.cpp",
         "std::max(length - quota.recent, head)",
         "std::max(length - quota.recent + 1, head)",
-        (f"{_TESTS}/hie/test_native_choice.py",),
+        (f"{_TESTS}/scoring/test_native_choice.py",),
         Built.NATIVE,
     ),
     Mutant(
@@ -192,7 +192,7 @@ _CAUGHT = (
         "host/native/choice.cpp",
         "std::min<int64_t>(quota.sinks, length)",
         "std::min<int64_t>(quota.sinks + 1, length)",
-        (f"{_TESTS}/hie/test_native_choice.py",),
+        (f"{_TESTS}/scoring/test_native_choice.py",),
         Built.NATIVE,
     ),
     Mutant(
@@ -201,7 +201,7 @@ _CAUGHT = (
         "host/hillinfer/kv/row_layout.py",
         "return self._part(rows, self._items)",
         "return self._part(rows, self._items - self._head_dim)",
-        (f"{_TESTS}/storage/test_row_layout.py::test_every_bit_pattern_survives",),
+        (f"{_TESTS}/kv/test_row_layout.py::test_every_bit_pattern_survives",),
     ),
     Mutant(
         "native-values-at-a-wrong-offset",
@@ -227,7 +227,7 @@ _CAUGHT = (
         "pool.forget(group * GROUP_TOKENS, (group + 1) * GROUP_TOKENS)",
         "pool.forget(group * GROUP_TOKENS, (group + 1) * GROUP_TOKENS - 1)",
         (
-            f"{_TESTS}/pools/test_hot_pools.py::test_forgetting_a_group_empties_its_slots_in_all_layers",
+            f"{_TESTS}/kv/test_hot_pools.py::test_forgetting_a_group_empties_its_slots_in_all_layers",
         ),
     ),
     Mutant(
@@ -279,7 +279,7 @@ _CAUGHT = (
         "host/hillinfer/kv/pool_policies.py",
         "np.uint16(MOST_HITS - hit), out=hits",
         "np.uint16(MOST_HITS), out=hits",
-        (f"{_TESTS}/policies/test_pool_policies.py::test_a_tally_saturates",),
+        (f"{_TESTS}/kv/test_pool_policies.py::test_a_tally_saturates",),
     ),
     Mutant(
         "joined-gap-one-page-longer",
@@ -288,7 +288,7 @@ _CAUGHT = (
         "start[1:] > end[:-1] + JOIN_GAP_BYTES",
         "start[1:] > end[:-1] + JOIN_GAP_BYTES + PAGE_BYTES",
         (
-            f"{_TESTS}/storage/test_read_plan.py::test_small_gaps_are_read_through_and_large_ones_left_out",
+            f"{_TESTS}/drive/test_read_plan.py::test_small_gaps_are_read_through_and_large_ones_left_out",
         ),
     ),
     Mutant(
@@ -297,7 +297,7 @@ _CAUGHT = (
         "host/hillinfer/drive/read_plan.py",
         "most = buffer_bytes - own + int(used[begin])",
         "most = buffer_bytes + int(used[begin])",
-        (f"{_TESTS}/storage/test_read_plan.py",),
+        (f"{_TESTS}/drive/test_read_plan.py",),
     ),
     Mutant(
         "reads-ahead-do-not-give-way",
@@ -306,8 +306,8 @@ _CAUGHT = (
         "not self._taken and not self._demanded",
         "not self._taken",
         (
-            f"{_TESTS}/storage/test_read_turns.py::test_whoever_demands_has_the_next_turn",
-            f"{_TESTS}/storage/test_read_turns.py"
+            f"{_TESTS}/drive/test_read_turns.py::test_whoever_demands_has_the_next_turn",
+            f"{_TESTS}/drive/test_read_turns.py"
             "::test_between_demands_of_one_reader_nobody_reads_ahead",
         ),
     ),
@@ -317,7 +317,7 @@ _CAUGHT = (
         "host/hillinfer/engine/selection.py",
         "self._accountant.take(Part.OTHER, needed - self._score_bytes)",
         "pass",
-        (f"{_TESTS}/storage/test_runtime_points.py::test_scores_of_a_step_count",),
+        (f"{_TESTS}/engine/test_runtime_points.py::test_scores_of_a_step_count",),
     ),
     Mutant(
         "overflow-of-values-not-counted",
@@ -347,7 +347,7 @@ _CAUGHT = (
         return self._turns""",
         """        return self._turns""",
         (
-            f"{_TESTS}/storage/test_cold_store.py::test_rows_that_are_still_being_written_are_waited_for",
+            f"{_TESTS}/kv/test_cold_store.py::test_rows_that_are_still_being_written_are_waited_for",
         ),
     ),
     Mutant(
@@ -356,7 +356,7 @@ _CAUGHT = (
         "host/hillinfer/kv/cold_store.py",
         "(np.diff(numbers) != 1) | (np.diff(which) != 0)",
         "np.diff(numbers) != 1",
-        (f"{_TESTS}/storage/test_cold_store.py::test_frozen_groups_are_read_and_never_written",),
+        (f"{_TESTS}/kv/test_cold_store.py::test_frozen_groups_are_read_and_never_written",),
     ),
     Mutant(
         "base-from-the-first-group",
@@ -365,7 +365,7 @@ _CAUGHT = (
         "wanted.only(part.chosen, part.first * GROUP_TOKENS)",
         "wanted.only(part.chosen)",
         (
-            f"{_TESTS}/storage/test_cold_store.py::test_rows_of_several_bases_and_of_the_own_files_come_together",
+            f"{_TESTS}/kv/test_cold_store.py::test_rows_of_several_bases_and_of_the_own_files_come_together",
         ),
     ),
     Mutant(
@@ -412,7 +412,7 @@ _CAUGHT = (
         "host/native/row_places.cpp",
         "position / kGroupTokens;",
         "(position - 1) / kGroupTokens;",
-        (f"{_TESTS}/pools/test_row_places.py::test_rows_are_where_pool_and_tail_have_them",),
+        (f"{_TESTS}/kv/test_row_places.py::test_rows_are_where_pool_and_tail_have_them",),
         Built.NATIVE,
     ),
     Mutant(
@@ -443,7 +443,7 @@ _HARD_TO_SEE = (
         "entry.layer, sequence, positions, source, places, entry.step, entry.step, note",
         "entry.layer, sequence, positions, source, places, entry.step, entry.step + 1, note",
         (
-            f"{_TESTS}/pools/test_pool_keeper.py::test_what_a_step_selected_gives_way_in_the_next_at_the_earliest",
+            f"{_TESTS}/kv/test_pool_keeper.py::test_what_a_step_selected_gives_way_in_the_next_at_the_earliest",
         ),
     ),
     Mutant(

@@ -44,7 +44,7 @@ TRUST: tuple[Mutant, ...] = (
         "        works = working_bytes(shape, settings, tokens, wanted, sequences, beside_bytes)",
         "        works = wanted",
         (
-            f"{_TESTS}/pools/test_small_plans.py",
+            f"{_TESTS}/engine/test_small_plans.py",
             f"{_TESTS}/hf/test_small_contexts.py"
             "::test_the_defaults_work_and_the_length_says_nothing_about_the_answer",
         ),
@@ -55,7 +55,7 @@ TRUST: tuple[Mutant, ...] = (
         f"{_HOST}/generate/special_tokens.py",
         "        if self._reading is SpecialTokens.CONTROL or not self._may_hold_control(text):",
         "        if self._reading is not None:",
-        (f"{_TESTS}/generation/test_special_tokens.py::test_planted_tokens_are_characters",),
+        (f"{_TESTS}/generate/test_special_tokens.py::test_planted_tokens_are_characters",),
     ),
     Mutant(
         "dead-reader-is-success",
@@ -79,7 +79,7 @@ TRUST: tuple[Mutant, ...] = (
         f"{_HOST}/system/files.py",
         "_OWNER_ONLY = 0o700",
         "_OWNER_ONLY = 0o755",
-        (f"{_TESTS}/models/test_user_cache.py",),
+        (f"{_TESTS}/system/test_user_cache.py",),
     ),
     Mutant(
         "changed-rows-pass",
@@ -113,7 +113,7 @@ TRUST: tuple[Mutant, ...] = (
         f"{_HOST}/generate/loop.py",
         "        if not math.isfinite(float(logits.max())):",
         "        if False:",
-        (f"{_TESTS}/generation/test_token_chooser.py",),
+        (f"{_TESTS}/generate/test_token_chooser.py",),
     ),
     Mutant(
         "interrupted-pass-goes-on",
@@ -130,7 +130,7 @@ TRUST: tuple[Mutant, ...] = (
         "            self._encoder.check_same_control(text, other)",
         "            pass",
         (
-            f"{_TESTS}/generation/test_special_tokens.py"
+            f"{_TESTS}/generate/test_special_tokens.py"
             "::test_a_template_that_makes_tokens_of_the_text_is_refused",
         ),
     ),
@@ -173,7 +173,7 @@ TRUST: tuple[Mutant, ...] = (
         "                if most <= least:",
         "                if most > 0:",
         (
-            f"{_TESTS}/pools/test_hot_pools.py"
+            f"{_TESTS}/kv/test_hot_pools.py"
             "::test_address_space_for_growth_is_taken_as_far_as_it_goes",
         ),
     ),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All ways of reading a drive, for all tests of storage."""
+"""All ways of reading a drive, as fixtures for tests of the drive and of the store."""
 
 import pytest
 from engine_cases import SKIP, kernel_permits_rings
