@@ -77,7 +77,7 @@ _LIVED = (
     Mutant(
         "negative-overflow-alone",
         "Values below what FP16 holds are seen only beside others above it.",
-        "host/hillinfer/kv/row_layout.py",
+        "host/hillinfer/kv/sequence.py",
         "float(least) >= -_FP16_MAX and float(most)",
         "float(most)",
         (
@@ -198,7 +198,7 @@ _CAUGHT = (
     Mutant(
         "values-at-a-wrong-offset",
         "Torch takes values from one KV head too early in a row.",
-        "host/hillinfer/kv/row_layout.py",
+        "host/hillinfer/kv/sequence.py",
         "return self._part(rows, self._items)",
         "return self._part(rows, self._items - self._head_dim)",
         (f"{_TESTS}/storage/test_row_layout.py::test_every_bit_pattern_survives",),
@@ -280,6 +280,17 @@ _CAUGHT = (
         "np.uint16(MOST_HITS - hit), out=hits",
         "np.uint16(MOST_HITS), out=hits",
         (f"{_TESTS}/policies/test_pool_policies.py::test_a_tally_saturates",),
+    ),
+    Mutant(
+        "native-hits-overflow",
+        "Hit counts of the native step begin anew where 2 bytes are full.",
+        "host/native/decode_step.cpp",
+        "std::min<uint32_t>(own, kMost - hit) + hit",
+        "own + hit",
+        (
+            f"{_TESTS}/attention/test_hot_attention.py::test_hits_are_counted_as_the_policy_counts_them",
+        ),
+        Built.NATIVE,
     ),
     Mutant(
         "joined-gap-one-page-longer",
