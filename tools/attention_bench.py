@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from hillinfer.attention.native import NativeAttention
 from hillinfer.attention.softmax_merge import SoftmaxMerge
 from hillinfer.drive.files import aligned_buffer
-from hillinfer.kv.row_layout import RowLayout
+from hillinfer.kv.sequence import RowLayout
 from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.native.library import native_library
 from hillinfer.native.structures import row_addresses

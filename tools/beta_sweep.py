@@ -33,7 +33,7 @@ from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.rates.kept_rates import KeptRates, Rates, RatesKey, seconds_of
 from hillinfer.rates.latency import LATENCY_MODELS, ScoresThenRows, SelectedShares
 from hillinfer.settings import ModelName, Settings
-from hillinfer.system.machine import ProcessorFacts
+from hillinfer_bench.report.kinds import MachineKind
 from hillinfer_bench.report.rows import LARGEST_SPREAD, Timing
 
 GOAL = 0.05
@@ -350,7 +350,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     made = {
         "label": f"measured: device {chosen.device}"
         + (", a core of this processor that stands for a card" if chosen.device == "core" else ""),
-        "processor": ProcessorFacts.read().name,
+        **MachineKind.here(shape.stored_type.value).as_record(),
         "threads": torch.get_num_threads(),
         "shape": chosen.shape,
         "layers": chosen.layers,

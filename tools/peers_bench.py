@@ -23,8 +23,9 @@ from hillinfer.generate.prompt import PromptError
 from hillinfer.models.loader import ModelOutline
 from hillinfer.models.registry_model import DEFAULT_MODEL
 from hillinfer.models.sources import ModelSource
-from hillinfer.system.machine import MemoryFacts, NumberType, ProcessorFacts
+from hillinfer.system.machine import MemoryFacts, NumberType
 from hillinfer_bench.quality.texts import TextSample, file_samples, standard_library_samples
+from hillinfer_bench.report.kinds import MachineKind
 from peers.gguf_weights import GGUF_TYPES, write_gguf
 from peers.peer import LLAMA_CPP, PEERS, Peer
 from peers.peer_environment import PeerSkippedError
@@ -181,7 +182,7 @@ def main(arguments: Sequence[str] | None = None, peers: Sequence[Peer] = PEERS) 
     facts = {
         "model": options.model,
         "dtype": options.dtype,
-        "processor": ProcessorFacts.read().name,
+        **MachineKind.here(options.dtype).as_record(),
         "threads": options.threads,
         "rounds": options.rounds,
         "variables": dict(options.variables),

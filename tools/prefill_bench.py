@@ -33,7 +33,8 @@ from hillinfer.hf.attach import Attachment
 from hillinfer.hf.cache import HillInferCache
 from hillinfer.models.loader import LoadedModel, load_model
 from hillinfer.settings import Settings
-from hillinfer.system.machine import NumberType, ProcessorFacts
+from hillinfer.system.machine import NumberType
+from hillinfer_bench.report.kinds import MachineKind
 from hillinfer_bench.report.rows import LARGEST_SPREAD, Timing
 
 GOAL = 1.10
@@ -276,7 +277,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     goals = goal_records(chosen.budgets, rows, refused)
     report = {
         "label": "measured",
-        "processor": ProcessorFacts.read().name,
+        **MachineKind.here(loaded.model.dtype).as_record(),
         "threads": chosen.threads,
         "model": loaded.name,
         "dtype": chosen.dtype,

@@ -28,8 +28,8 @@ from hillinfer.engine.budget_growth import ShadowChoice
 from hillinfer.engine.runtime import Runtime
 from hillinfer.model_shape import ModelShape
 from hillinfer.settings import Settings
-from hillinfer.system.machine import ProcessorFacts
 from hillinfer.values import ByteSize, format_bytes
+from hillinfer_bench.report.kinds import MachineKind
 from random_rows import CHUNK, HEAD_DIM, KV_HEADS, RandomRows, model_shape
 from space_lengths import (
     SLACK_BYTES,
@@ -216,7 +216,7 @@ def write(chosen: argparse.Namespace, result: dict[str, Any]) -> None:
     """Write the report: what was chosen, then what was measured."""
     report = {
         "label": LABEL,
-        "processor": ProcessorFacts.read().name,
+        **MachineKind.here(shape_of(chosen).stored_type.value).as_record(),
         "shape": {"layers": chosen.layers, "kv_heads": KV_HEADS, "head_dim": HEAD_DIM},
         "tokens": chosen.tokens,
         "alpha": chosen.alpha,

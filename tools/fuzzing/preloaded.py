@@ -42,7 +42,7 @@ def preload() -> None:
 
     import hillinfer
     import hillinfer.cli.run  # noqa: F401
-    import hillinfer_bench.figures.pool_figures  # noqa: F401
+    import hillinfer_bench.figures.timeline_figures  # noqa: F401
 
     # Bars start a thread that watches them.
     tqdm.monitor_interval = 0

@@ -77,12 +77,10 @@ _LIVED = (
     Mutant(
         "negative-overflow-alone",
         "Values below what FP16 holds are seen only beside others above it.",
-        "host/hillinfer/kv/row_layout.py",
+        "host/hillinfer/kv/sequence.py",
         "float(least) >= -_FP16_MAX and float(most)",
         "float(most)",
-        (
-            f"{_TESTS}/kv/test_row_layout.py::test_overflow_to_one_side_alone_saturates_and_counts",
-        ),
+        (f"{_TESTS}/kv/test_row_layout.py::test_overflow_to_one_side_alone_saturates_and_counts",),
     ),
     Mutant(
         "truncate-buffer-not-counted",
@@ -198,7 +196,7 @@ _CAUGHT = (
     Mutant(
         "values-at-a-wrong-offset",
         "Torch takes values from one KV head too early in a row.",
-        "host/hillinfer/kv/row_layout.py",
+        "host/hillinfer/kv/sequence.py",
         "return self._part(rows, self._items)",
         "return self._part(rows, self._items - self._head_dim)",
         (f"{_TESTS}/kv/test_row_layout.py::test_every_bit_pattern_survives",),
@@ -282,6 +280,17 @@ _CAUGHT = (
         (f"{_TESTS}/kv/test_pool_policies.py::test_a_tally_saturates",),
     ),
     Mutant(
+        "native-hits-overflow",
+        "Hit counts of the native step begin anew where 2 bytes are full.",
+        "host/native/decode_step.cpp",
+        "std::min<uint32_t>(own, kMost - hit) + hit",
+        "own + hit",
+        (
+            f"{_TESTS}/attention/test_hot_attention.py::test_hits_are_counted_as_the_policy_counts_them",
+        ),
+        Built.NATIVE,
+    ),
+    Mutant(
         "joined-gap-one-page-longer",
         "Reads are joined over a gap of one page more.",
         "host/hillinfer/drive/read_plan.py",
@@ -346,9 +355,7 @@ _CAUGHT = (
         """        self.settle(wanted.layer, wanted.groups)
         return self._turns""",
         """        return self._turns""",
-        (
-            f"{_TESTS}/kv/test_cold_store.py::test_rows_that_are_still_being_written_are_waited_for",
-        ),
+        (f"{_TESTS}/kv/test_cold_store.py::test_rows_that_are_still_being_written_are_waited_for",),
     ),
     Mutant(
         "run-over-base-and-own-file",

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hillinfer.kv.row_layout import RowLayout
+from hillinfer.kv.sequence import RowLayout
 from hillinfer.statistics import Counters
 
 # --- Attention of some queries to one block of rows, with the log of its denominator ---

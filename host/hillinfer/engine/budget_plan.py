@@ -9,9 +9,10 @@ from hillinfer.devices.device import HOST_DEVICES
 from hillinfer.drive.checksums import ROW_SUM_BYTES
 from hillinfer.drive.files import PAGE_BYTES, round_up
 from hillinfer.errors import BudgetError
+from hillinfer.kv.hits import HIT_BYTES, room_for
 from hillinfer.kv.hot_pool import SLOT_BYTES
 from hillinfer.kv.pool_policies import make_pool_policy
-from hillinfer.kv.sequence import HIT_BYTES, observed_bytes, room_for
+from hillinfer.kv.sequence import observed_bytes
 from hillinfer.memory_budget import TABLE_GROWTH_ROWS
 from hillinfer.model_shape import ModelShape
 from hillinfer.scoring.layout import probe_bytes, score_bytes_per_token, scratch_bytes

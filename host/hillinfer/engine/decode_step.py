@@ -27,6 +27,7 @@ from hillinfer.native.library import native_library
 from hillinfer.native.structures import NUMBER_TYPES, DecodeStep, Shape
 from hillinfer.scoring.arguments import query_factor
 from hillinfer.scoring.evaluation import ImportanceEvaluation
+from hillinfer.scoring.scorer import Wanted
 from hillinfer.statistics import Counters
 from hillinfer.trace.recorder import SILENT, Lane, Recorder
 from hillinfer_model.choices import Scope
@@ -61,6 +62,14 @@ class _Asked:
         self.address = ctypes.addressof(step)
         self.of: tuple[int, float] | None = None
         self.count = 0
+
+    def tell(self, stored: int, scaling: float, factor: float, coming: int, wanted: Wanted) -> None:
+        """Fill in how much is to be chosen, and with which factors."""
+        step = self.step
+        step.scaling, step.factor, step.coming = scaling, factor, coming
+        step.sinks, step.recent, step.count = wanted.sinks, wanted.recent, wanted.count
+        step.threads = torch.get_num_threads()
+        self.of, self.count = (stored, scaling), wanted.count
 
 
 class NativeDecode:
@@ -321,10 +330,12 @@ class NativeDecode:
         if self._choosing_number is None or sequence.observed[layer] is not None:
             return None
         if ahead.of != (past, scaling):
-            self._selection.make_room(past)
-            if not self._ask(ahead, past + 1, scaling, 1):
+            if not math.isfinite(scaling):
                 return None
-            ahead.of = past, scaling
+            self._selection.make_room(past)
+            wanted = self._evaluation.wanted(past + 1)
+            wanted.check(past + 1, 1)
+            ahead.tell(past, scaling, query_factor(scaling), 1, wanted)
         if not self._tell_query(ahead.step, query):
             return None
         positions = np.empty(ahead.count, np.int64)
@@ -360,30 +371,18 @@ class NativeDecode:
     def _prepare(self, length: int, scaling: float) -> bool:
         """Ask for the step of a token in all layers; False where one call is not to choose it."""
         # Where both compute alike one call does both.
-        if self._choosing_number != self._number or self._evaluation.selects_all(length):
+        if self._choosing_number != self._number or not math.isfinite(scaling):
             return False
+        wanted, both = self._evaluation.wanted(length), self._both
+        if wanted.count == length:
+            return False
+        wanted.check(length, 0)
         self._selection.make_room(length)
-        both = self._both
-        if not self._ask(both, length, scaling, 0):
-            return False
+        both.tell(length, scaling, query_factor(scaling), 0, wanted)
         if both.count > len(self._positions):
             self._positions = np.empty(2 * both.count, np.int64)
             self._addresses = np.empty(2 * both.count, np.uint64)
             self._places = self._positions.ctypes.data, self._addresses.ctypes.data
-        both.of = length, scaling
-        return True
-
-    def _ask(self, asked: _Asked, length: int, scaling: float, coming: int) -> bool:
-        """Say how much of so many tokens is to be chosen; False where the scaling is no number."""
-        asked.of = None
-        if not math.isfinite(scaling):
-            return False
-        wanted, step = self._evaluation.wanted(length), asked.step
-        wanted.check(length, coming)
-        step.scaling, step.factor, step.coming = scaling, query_factor(scaling), coming
-        step.sinks, step.recent, step.count = wanted.sinks, wanted.recent, wanted.count
-        step.threads = torch.get_num_threads()
-        asked.count = wanted.count
         return True
 
     def _tell_query(self, step: DecodeStep, query: torch.Tensor) -> bool:

@@ -37,12 +37,13 @@ from hillinfer.gpu.copy_lanes import CopyLane
 from hillinfer.gpu.staging import StagingPlan
 from hillinfer.kv.cold_store import ColdStore
 from hillinfer.kv.gather import Gather, RowBuffers
+from hillinfer.kv.hits import LayerHits
 from hillinfer.kv.hot_pools import HotPools, LayerShares
-from hillinfer.kv.pool_keeper import LayerHits, LayerStepLog, PoolKeeper
+from hillinfer.kv.pool_keeper import LayerStepLog, PoolKeeper
 from hillinfer.kv.pool_policies import make_pool_policy
 from hillinfer.kv.prefetch_buffer import LandingArea, PrefetchBuffer
-from hillinfer.kv.row_layout import RowLayout
 from hillinfer.kv.rows import RowKeeper, SpillQueue
+from hillinfer.kv.sequence import RowLayout
 from hillinfer.kv.shadow_keeper import ShadowKeeper
 from hillinfer.memory_budget import Accountant, Part
 from hillinfer.model_shape import ModelShape

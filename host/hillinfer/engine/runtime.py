@@ -19,7 +19,7 @@ from hillinfer.gpu.arrivals import packed_rows
 from hillinfer.gpu.copies import CopiedRows
 from hillinfer.gpu.copy_lanes import CopyLane
 from hillinfer.gpu.staging import StagingKind
-from hillinfer.kv.pool_keeper import LayerHits
+from hillinfer.kv.hits import LayerHits
 from hillinfer.kv.prefetch_buffer import LandedRows
 from hillinfer.kv.saved_sequences import (
     RowOwner,
@@ -255,6 +255,8 @@ class Runtime:
         if overflows is None:
             return False
         self.counters.fp16_overflows += overflows
+        if layer == 0:
+            self._selection.expect(sequence.lengths[0])
         return True
 
     def code_full_segments(self, layer: int, sequence: Sequence, keys: torch.Tensor) -> None:

@@ -207,6 +207,11 @@ class TokenSelection:
             sets = self._evaluation.select(query, scaling, shadows)
             self._keeper.tally(layer, sequence, np.unique(np.concatenate(sets)))
 
+    def expect(self, tokens: int) -> None:
+        """Learn that layers are about to choose from so many tokens, before the first asks."""
+        if not self._evaluation.selects_all(tokens):
+            self.make_room(tokens)
+
     def make_room(self, tokens: int) -> None:
         """Count what scoring so many tokens takes of memory."""
         # All layers of a step ask for the same.

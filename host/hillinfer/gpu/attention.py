@@ -24,8 +24,7 @@ from hillinfer.gpu.staging import (
 )
 from hillinfer.kv.gather import Gather, copy_rows
 from hillinfer.kv.prefetch_buffer import LandedRows
-from hillinfer.kv.row_layout import RowLayout
-from hillinfer.kv.sequence import Sequence
+from hillinfer.kv.sequence import RowLayout, Sequence
 from hillinfer.statistics import Counters
 from hillinfer.trace.recorder import SILENT, Lane, Recorder
 from hillinfer_model.kernel_spec import GROUP_TOKENS

@@ -17,8 +17,7 @@ from hillinfer.gpu.copy_lanes import Copy, CopyLane
 from hillinfer.gpu.staging import StagingRing
 from hillinfer.kv.gather import Gather
 from hillinfer.kv.prefetch_buffer import LandedRows
-from hillinfer.kv.row_layout import RowLayout
-from hillinfer.kv.sequence import Sequence
+from hillinfer.kv.sequence import RowLayout, Sequence
 from hillinfer.statistics import Counters
 from hillinfer.trace.recorder import SILENT, Lane, Recorder
 

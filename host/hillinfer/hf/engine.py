@@ -20,7 +20,7 @@ from hillinfer.engine.runtime import Runtime
 from hillinfer.errors import BudgetError, SettingsError, SetupWarning
 from hillinfer.hf.batch import Batch
 from hillinfer.hf.turns import Turns, Use
-from hillinfer.kv.pool_keeper import LayerHits
+from hillinfer.kv.hits import LayerHits
 from hillinfer.kv.sequence import Sequence
 from hillinfer.model_shape import ModelShape
 from hillinfer.sessions.opening import SavedSession

@@ -20,38 +20,7 @@ from hillinfer.native.structures import Places, PoolTable, row_addresses
 if TYPE_CHECKING:
     from hillinfer.kv.sequence import Sequence
 
-# --- Rows that might become hot ---
-
-
-@dataclass(frozen=True)
-class Candidates:
-    """Rows that are in memory at the moment and not in the hot pool.
-
-    Parameters
-    ----------
-    rows
-        int64 row numbers, each once.
-    positions
-        int32, their logical positions.
-    counts
-        uint16, their hits.
-    source
-        uint8 of shape (any, row_bytes), where their bytes lie.
-    places
-        int64, which rows of `source` they are.
-    """
-
-    rows: NDArray[np.int64]
-    positions: NDArray[np.int32]
-    counts: NDArray[np.uint16]
-    source: NDArray[np.uint8]
-    places: NDArray[np.int64]
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-
-# --- When, and for whom, rows are ranked ---
+# --- The order in which rows deserve DRAM, at one moment ---
 
 
 @dataclass(frozen=True)
@@ -77,8 +46,6 @@ class PoolMoment:
     kept_recent: int
 
 
-# --- The order in which rows deserve DRAM ---
-
 # Rows of the same worth are told apart by so many steps, then by so many positions; with 33 bits
 # of worth that fills an int64.
 _STEPS = 1 << 10
@@ -102,7 +69,7 @@ def rank(policy: PoolPolicy, rows: RowHistory, moment: PoolMoment) -> NDArray[np
     return keys
 
 
-# --- What is known of the row in each slot of a hot pool ---
+# --- The hot pool of one layer: copies of rows in DRAM, and the table of its slots ---
 
 NOWHERE = -1
 # Row number, position, step of the last selection, length of its sequence, hits.
@@ -160,7 +127,33 @@ class SlotTable:
                 arena.madvise(mmap.MADV_DONTNEED, first_page, len(arena) - first_page)
 
 
-# --- Copies of rows in DRAM, for one layer ---
+@dataclass(frozen=True)
+class Candidates:
+    """Rows that are in memory at the moment and not in the hot pool.
+
+    Parameters
+    ----------
+    rows
+        int64 row numbers, each once.
+    positions
+        int32, their logical positions.
+    counts
+        uint16, their hits.
+    source
+        uint8 of shape (any, row_bytes), where their bytes lie.
+    places
+        int64, which rows of `source` they are.
+    """
+
+    rows: NDArray[np.int64]
+    positions: NDArray[np.int32]
+    counts: NDArray[np.uint16]
+    source: NDArray[np.uint8]
+    places: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
 
 COPIED_AT_ONCE = 64
 

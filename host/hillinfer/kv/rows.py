@@ -18,11 +18,11 @@ from hillinfer.drive.regions import GroupTable
 from hillinfer.drive.shared_files import OpenFiles, RowBase, ShadowBase
 from hillinfer.kv.cold_store import ColdStore, WantedRows
 from hillinfer.kv.gather import Gather
+from hillinfer.kv.hits import HitRateTable
 from hillinfer.kv.hot_pools import HotPools
 from hillinfer.kv.pool_keeper import PoolKeeper
-from hillinfer.kv.row_layout import RowLayout
 from hillinfer.kv.saved_sequences import SavedShadow, fill_sequence
-from hillinfer.kv.sequence import HitRateTable, Sequence, observed_bytes
+from hillinfer.kv.sequence import RowLayout, Sequence, observed_bytes
 from hillinfer.kv.shadow_keeper import ShadowKeeper
 from hillinfer.memory_budget import Accountant, Part
 from hillinfer.model_shape import ModelShape

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One sequence's tokens, its block table, and where its rows and shadow lie."""
+"""How a token becomes a row, and where the rows of one sequence lie: its block table."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hillinfer.kv.row_layout import RowLayout
-from hillinfer.model_shape import ModelShape
+from hillinfer.kv.hits import HitRateTable
+from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.native.structures import LayerTable
 from hillinfer.shadow.segments import Segment
 from hillinfer_model.kernel_spec import GROUP_TOKENS
@@ -25,62 +25,89 @@ def observed_bytes(shape: ModelShape, queries: int) -> int:
     return shape.layers * queries * shape.query_heads * shape.head_dim * _QUERY_ITEM_BYTES
 
 
-# --- How often each token was selected ---
+# --- How keys and values of one token become one row ---
 
-HIT_BYTES = 2
-GROWTH_TOKENS = 1024
+_FP16_MAX = 65504.0
+_ITEM_BYTES = 2
 
 
-class HitRateTable:
-    """2 bytes per token and layer of one sequence (HillInfer section 5.4).
-
-    What they mean is the pool policy's matter; none lets them overflow.
+class RowLayout:
+    """Packs and views rows: K of all KV heads, then V, in the stored type (design, section 2).
 
     Parameters
     ----------
-    layers
-        Layers of the model.
+    shape
+        The model's.
     """
 
-    def __init__(self, layers: int) -> None:
-        # One array per layer: growing one never needs a second copy of all.
-        self.counts: list[NDArray[np.uint16]] = [np.zeros(0, np.uint16) for _ in range(layers)]
-        # Asking numpy takes long, and every layer would at every step.
-        self.addresses = [0] * layers
+    def __init__(self, shape: ModelShape) -> None:
+        self._kv_heads = shape.kv_heads
+        self._head_dim = shape.head_dim
+        self._items = shape.kv_heads * shape.head_dim
+        self.row_bytes = shape.row_bytes
+        self._padded = shape.row_bytes > 2 * self._items * _ITEM_BYTES
+        self.stored_type = (
+            torch.bfloat16 if shape.stored_type is StoredType.BFLOAT16 else torch.float16
+        )
 
-    @property
-    def byte_count(self) -> int:
-        """Memory of the table."""
-        return sum(counts.nbytes for counts in self.counts)
+    def round(self, states: torch.Tensor) -> tuple[torch.Tensor, int]:
+        """Round keys or values to the stored type.
 
-    def growth_bytes(self, layer: int, tokens: int) -> int:
-        """Return by how much `cover` would grow the table."""
-        return max(0, room_for(tokens) - len(self.counts[layer])) * HIT_BYTES
+        Parameters
+        ----------
+        states
+            Keys or values of any shape in the model's type.
 
-    def cover(self, layer: int, tokens: int) -> None:
-        """Make room for a layer's positions below `tokens`, with no hits yet."""
-        counts = self.counts[layer]
-        if tokens > len(counts):
-            grown = np.zeros(room_for(tokens), np.uint16)
-            grown[: len(counts)] = counts
-            self.counts[layer], self.addresses[layer] = grown, grown.ctypes.data
+        Returns
+        -------
+        The rounded tensor in the stored type, and how many finite values did not fit FP16 (they
+        become ±65504).
+        """
+        if states.dtype == self.stored_type:
+            return states, 0
+        rounded = states.to(self.stored_type)
+        if self.stored_type is torch.bfloat16:
+            return rounded, 0
+        # One pass where nothing overflows, as in all models that suit the type; NaN goes on below.
+        least, most = states.aminmax() if states.numel() else (states.new_zeros(()),) * 2
+        if float(least) >= -_FP16_MAX and float(most) <= _FP16_MAX:
+            return rounded, 0
+        overflowed = int((rounded.isinf() & states.isfinite()).sum())
+        if overflowed:
+            rounded = torch.where(
+                states.isfinite(), states.clamp(-_FP16_MAX, _FP16_MAX), states
+            ).to(self.stored_type)
+        return rounded, overflowed
 
-    def forget(self, length: int) -> None:
-        """Drop the hits of positions from `length` on."""
-        for counts in self.counts:
-            counts[length:] = 0
+    def pack(self, keys: torch.Tensor, values: torch.Tensor, out: NDArray[np.uint8]) -> None:
+        """Write rows.
 
-    def copy(self) -> HitRateTable:
-        """Return a table with the same hits that goes on by itself."""
-        copy = HitRateTable(0)
-        copy.counts = [counts.copy() for counts in self.counts]
-        copy.addresses = [counts.ctypes.data for counts in copy.counts]
-        return copy
+        Parameters
+        ----------
+        keys, values
+            Stored type, shape (kv_heads, tokens, head_dim), on the CPU.
+        out
+            uint8 of shape (tokens, row_bytes).
+        """
+        # Through numpy: the views of a single token cost torch thrice as much.
+        codes, used = out.view(np.int16), 2 * self._items
+        both = codes[:, :used].reshape(len(out), 2, self._kv_heads, self._head_dim)
+        for part, states in enumerate((keys, values)):
+            both[:, part] = states.detach().view(torch.int16).numpy().transpose(1, 0, 2)
+        if self._padded:
+            codes[:, used:] = 0
 
+    def keys(self, rows: torch.Tensor) -> torch.Tensor:
+        """View the keys of uint8 rows (tokens, row_bytes) as (tokens, kv_heads, head_dim)."""
+        return self._part(rows, 0)
 
-def room_for(tokens: int) -> int:
-    """Return the entries that a layer's table has for so many tokens."""
-    return -(-tokens // GROWTH_TOKENS) * GROWTH_TOKENS
+    def values(self, rows: torch.Tensor) -> torch.Tensor:
+        """View the values of uint8 rows (tokens, row_bytes) as (tokens, kv_heads, head_dim)."""
+        return self._part(rows, self._items)
+
+    def _part(self, rows: torch.Tensor, start: int) -> torch.Tensor:
+        items = rows.view(self.stored_type)[:, start : start + self._items]
+        return items.view(len(rows), self._kv_heads, self._head_dim)
 
 
 # --- One sequence's tokens and where its rows and shadow lie ---

@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 
 from hillinfer.drive.shared_files import ShadowBase
 from hillinfer.kv.gather import Gather
-from hillinfer.kv.row_layout import RowLayout
 from hillinfer.kv.saved_sequences import SavedShadow
-from hillinfer.kv.sequence import Sequence, TailKeys
+from hillinfer.kv.sequence import RowLayout, Sequence, TailKeys
 from hillinfer.scoring.scorer import Scorer, SegmentShadow
 from hillinfer.shadow.memory import ShadowMemory
 from hillinfer.shadow.segments import Segment, SegmentLayer

@@ -13,28 +13,6 @@ from pathlib import Path
 from hillinfer.errors import HillInferWarning
 from hillinfer.trace.trace_file import private_file
 
-# --- What some rows took to read ---
-
-
-@dataclass(frozen=True)
-class ReadCost:
-    """Calls to the drive, and the bytes they brought.
-
-    Parameters
-    ----------
-    reads, byte_count
-        How many.
-    """
-
-    reads: int = 0
-    byte_count: int = 0
-
-    def __add__(self, other: ReadCost) -> ReadCost:
-        return ReadCost(self.reads + other.reads, self.byte_count + other.byte_count)
-
-
-# --- What happened to the pools of one layer in one decode step ---
-
 
 @dataclass
 class LayerStep:
@@ -69,6 +47,26 @@ class LayerStep:
         """Add what some rows took to read."""
         self.reads += cost.reads
         self.read_bytes += cost.byte_count
+
+
+# --- What some rows took to read ---
+
+
+@dataclass(frozen=True)
+class ReadCost:
+    """Calls to the drive, and the bytes they brought.
+
+    Parameters
+    ----------
+    reads, byte_count
+        How many.
+    """
+
+    reads: int = 0
+    byte_count: int = 0
+
+    def __add__(self, other: ReadCost) -> ReadCost:
+        return ReadCost(self.reads + other.reads, self.byte_count + other.byte_count)
 
 
 # --- Writes the timeline of the pools as it happens ---

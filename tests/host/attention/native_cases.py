@@ -7,7 +7,7 @@ import torch
 from exact_attention import exact_attention
 
 from hillinfer.attention.native import NativeAttention
-from hillinfer.kv.row_layout import RowLayout
+from hillinfer.kv.sequence import RowLayout
 from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.native.library import NativeError, Variant, native_library
 from hillinfer.native.structures import row_addresses

@@ -14,6 +14,7 @@ from twins.python_decode import PythonDecode
 
 from hillinfer.engine.runtime import Runtime
 from hillinfer.kv.gather import Gather
+from hillinfer.kv.pool_policies import DecayedCounts, PoolPolicy
 from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.native.library import native_library
 from hillinfer.native.structures import DecodeStep, LayerTable, PoolTable, Shape
@@ -45,7 +46,7 @@ class Scene:
             slots.ctypes.data, len(slots), self.stamps.ctypes.data, rows.memory.ctypes.data
         )
 
-    def attend(self, variant, rows, scaling):
+    def attend(self, variant, rows, scaling, fade_shift=-1):
         """Return what the library makes of all positions, or None, and their addresses."""
         shape, query = rows.shape, rows.query.float().contiguous()
         asked = DecodeStep(
@@ -57,8 +58,8 @@ class Scene:
             scaling=scaling,
             threads=1,
             step=7,
-            # No hits are there to be counted.
-            fade_shift=-1,
+            # Below 0 no hits are counted.
+            fade_shift=fade_shift,
         )
         addresses = np.empty(len(self.positions), np.uint64)
         out = torch.empty(shape.query_heads, shape.head_dim)
@@ -100,6 +101,26 @@ def test_a_cold_row_is_told_and_nothing_is_attended_to():
     assert out is None
     assert np.flatnonzero(addresses == 0).tolist() == [40]
     assert np.delete(addresses, 40).tolist() == np.delete(rows.addresses, 40).tolist()
+
+
+@pytest.mark.parametrize("policy", [PoolPolicy(), DecayedCounts()], ids=["counts", "fading"])
+def test_hits_are_counted_as_the_policy_counts_them(policy):
+    rows = Rows(shape_of(2, 2, 32), 200)
+    scene = Scene(rows, 200)
+    random = np.random.default_rng(3)
+    hits = random.integers(0, 1 << 16, 256).astype(np.uint16)
+    # What is full already, and almost.
+    hits[:5] = 65535, 65534, 65533, 49151, 49152
+    expected = hits.copy()
+    scene.table.hits, scene.table.hit_count = hits.ctypes.data, len(hits)
+    for _ in range(12):
+        scene.positions = np.flatnonzero(random.random(200) < 0.5)
+        scene.attend(_best(), rows, 1.0, policy.fade_shift)
+        before = expected.copy()
+        policy.tally(expected, scene.positions)
+        np.testing.assert_array_equal(hits, expected)
+        # The twin: a step whose hits are not counted leaves another table.
+        assert (hits != before).any()
 
 
 @pytest.mark.parametrize("positions", [[63], [-1], [0, 200]])

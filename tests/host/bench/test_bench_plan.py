@@ -17,7 +17,8 @@ from hillinfer.hf.hooks import FIRST_PREDICTED
 from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.values import format_bytes
 from hillinfer_bench.decode.measuring import blank_row
-from hillinfer_bench.decode.plan import PLANS, Chosen, Plan, check_one_traced, make_plan
+from hillinfer_bench.decode.plan import PLANS, Plan, check_one_traced, make_plan
+from hillinfer_bench.decode.request import Chosen
 from hillinfer_bench.decode.room import SLACK_BYTES, FreeRoom, PlanNeeds, why_left_out, why_no_model
 from hillinfer_bench.systems.case import BenchSetting, Case, budget_bytes
 from hillinfer_bench.systems.table import (
@@ -372,7 +373,7 @@ def test_weights_are_needed_twice_while_they_are_made(cold_dir):
 @pytest.mark.parametrize("name", PLANS)
 def test_the_page_says_what_the_plans_need(name, cold_dir):
     page = (Path(__file__).parents[3] / "docs" / "bench.md").read_text(encoding="utf-8")
-    found = needs(make_plan(name, REAL_MODEL).cases, cold_dir)
+    found = needs(make_plan(name, REAL_MODEL).every, cold_dir)
     (line,) = [line for line in page.splitlines() if line.startswith(f"| `{name}` |")]
     assert line.split("|")[3:5] == [
         f" {format_bytes(found.memory)} ",

@@ -12,8 +12,7 @@ from tiny_models import TinyModel
 from hillinfer.drive.files import IOMode, probe_io_mode
 from hillinfer.system.machine import NumberType
 from hillinfer.trace.recorder import Lane
-from hillinfer_bench.decode.plan import Chosen
-from hillinfer_bench.decode.request import BenchRequest
+from hillinfer_bench.decode.request import BenchRequest, Chosen
 from hillinfer_bench.decode.run import run
 from hillinfer_bench.figures.trace_figures import TraceRecord
 from hillinfer_bench.report.report_check import report_faults

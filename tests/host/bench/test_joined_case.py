@@ -12,7 +12,8 @@ from hillinfer.drive.files import IOMode, probe_io_mode
 from hillinfer.errors import BudgetError
 from hillinfer_bench.decode.joined import joined_tokens, measure_joined
 from hillinfer_bench.decode.measuring import Bed
-from hillinfer_bench.decode.plan import Chosen, make_plan
+from hillinfer_bench.decode.plan import make_plan
+from hillinfer_bench.decode.request import Chosen
 from hillinfer_bench.decode.room import FreeRoom
 from hillinfer_bench.report.bench_report import bench_report, table_text
 from hillinfer_bench.report.goals import joined_goal_names, joined_goal_records, joined_ratios

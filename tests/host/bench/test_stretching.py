@@ -11,7 +11,6 @@ from hillinfer.errors import SettingsError
 from hillinfer.models.loader import load_model
 from hillinfer_bench.quality.texts import standard_library_samples
 from hillinfer_bench.replay.stretching import Locality, Stretch, recording_settings, stretched_trace
-from hillinfer_bench.systems import replayed_selections
 from hillinfer_bench.systems.replayed_selections import SelectionRecorder
 from hillinfer_bench.systems.system import BenchError
 from hillinfer_model.selection import kept_positions, selected_count
@@ -87,8 +86,8 @@ def test_recordings_that_cannot_be_stretched_are_refused(recorded, context):
         Stretch(recorded, context, SETTINGS)
 
 
-def recorder_of(monkeypatch, bad=None):
-    """Return a recorder of twelve made layers; of one of them stretching makes random sets."""
+def checked(layers, batch, bad=None):
+    """Stretch twelve made layers, one perhaps at random; return what was checked and the error."""
     recorded = local_trace(
         RECORDED, STEPS, layers=12, settings=recording_settings(SETTINGS, RECORDED, 4096, STEPS)
     )
@@ -109,18 +108,19 @@ def recorder_of(monkeypatch, bad=None):
             ),
         )
 
-    monkeypatch.setattr(replayed_selections, "stretched_trace", spoiled)
-    monkeypatch.setattr(SelectionRecorder, "_record", lambda self, settings, steps: recorded)
-    return SelectionRecorder(None, None, RECORDED)
+    recorder = SelectionRecorder(None, None, RECORDED)
+    try:
+        recorder.stretched(recorded, SETTINGS, 4096, layers, batch, spoiled)
+    except BenchError as error:
+        return recorder.checks, str(error)
+    return recorder.checks, None
 
 
 @pytest.mark.parametrize("bad", [1, 10, 11])
-def test_one_bad_layer_among_good_ones_is_found(monkeypatch, bad):
+def test_one_bad_layer_among_good_ones_is_found(bad):
     """Six layers of two sequences replay all twelve; the last is the second sequence's alone."""
-    recorder = recorder_of(monkeypatch, bad)
-    with pytest.raises(BenchError, match=f"not as local as recorded: recorded layer {bad}: "):
-        recorder.selections(SETTINGS, 4096, STEPS, layers=6, batch=2)
-    (check,) = recorder.checks
+    (check,), error = checked(6, 2, bad)
+    assert f"not as local as recorded: recorded layer {bad}: " in error
     differing = [
         one["layer"]
         for one in check["layers"]
@@ -129,15 +129,12 @@ def test_one_bad_layer_among_good_ones_is_found(monkeypatch, bad):
     assert differing == [bad]
 
 
-def test_a_layer_that_is_not_replayed_is_not_checked(monkeypatch):
-    recorder = recorder_of(monkeypatch, bad=0)
-    recorder.selections(SETTINGS, 4096, STEPS, layers=6, batch=1)
+def test_a_layer_that_is_not_replayed_is_not_checked():
+    assert checked(6, 1, bad=0)[1] is None
 
 
-def test_the_check_says_what_it_looked_at(monkeypatch):
-    recorder = recorder_of(monkeypatch)
-    recorder.selections(SETTINGS, 4096, STEPS, layers=6, batch=3)
-    (check,) = recorder.checks
+def test_the_check_says_what_it_looked_at():
+    (check,), _ = checked(6, 3)
     assert [one["layer"] for one in check["layers"]] == list(range(12))
     assert check["checked"] == (
         "each of the 12 recorded layers that 18 layers of all sequences replay, by itself, in all "

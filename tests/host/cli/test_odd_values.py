@@ -11,9 +11,7 @@ from hillinfer.cli.generate import generate
 from hillinfer.cli.main import doctor
 from hillinfer.cli.specs import specs
 from hillinfer.generate.prompt import MOST_BYTES
-from hillinfer_bench.cli.decode import decode
-from hillinfer_bench.cli.pools import pools
-from hillinfer_bench.cli.quality import quality
+from hillinfer_bench.cli.main import decode, pools, quality
 
 ODD = {
     "empty": "",

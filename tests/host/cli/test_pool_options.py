@@ -5,7 +5,7 @@ import struct
 
 import pytest
 
-from hillinfer_bench.figures.pool_figures import TimelineRecord
+from hillinfer_bench.figures.timeline_figures import TimelineRecord
 
 LAYERS = 2
 LEAST = ("--question", "which cat?", "--dram-budget", "auto", "--shadow", "int4")

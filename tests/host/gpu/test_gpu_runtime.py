@@ -30,7 +30,7 @@ from hillinfer.gpu.arrivals import packed_rows
 from hillinfer.gpu.copy_lanes import CudaLane, HostLane, lane_of
 from hillinfer.kv.gather import Gather
 from hillinfer.kv.hot_pools import HotPools
-from hillinfer.kv.row_layout import RowLayout
+from hillinfer.kv.sequence import RowLayout
 from hillinfer.memory_budget import Part
 from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.scoring.evaluation import ImportanceEvaluation

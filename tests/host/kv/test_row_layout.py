@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hillinfer.kv.row_layout import RowLayout
+from hillinfer.kv.sequence import RowLayout
 from hillinfer.model_shape import ModelShape, StoredType
 
 TYPES = {StoredType.FLOAT16: torch.float16, StoredType.BFLOAT16: torch.bfloat16}

@@ -6,8 +6,7 @@ import gc
 import pytest
 import torch
 
-from hillinfer.kv.row_layout import RowLayout
-from hillinfer.kv.sequence import Sequence, TailKeys
+from hillinfer.kv.sequence import RowLayout, Sequence, TailKeys
 from hillinfer.model_shape import ModelShape, StoredType
 
 

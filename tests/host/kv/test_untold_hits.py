@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 from pool_cases import content
 
+from hillinfer.kv.hits import UntoldHits
 from hillinfer.kv.hot_pool import SLOT_BYTES
-from hillinfer.kv.hot_pools import HotPools, LayerShares, UntoldHits
+from hillinfer.kv.hot_pools import HotPools, LayerShares
 from hillinfer.kv.pool_keeper import PoolKeeper
 from hillinfer.kv.pool_policies import POOL_POLICIES, make_pool_policy
 from hillinfer.kv.sequence import Sequence

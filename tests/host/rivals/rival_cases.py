@@ -30,8 +30,12 @@ PAPER = replace(SHAPE, kv_heads=32, query_heads=32, head_dim=128, layers=1)
 SCALING = 0.3
 
 
+# Of one group each, so that a short context has several.
+SMALL = {"block_bytes": 1, "window_bytes": 1}
+
+
 def make_setup(cold_dir, shape=SHAPE, **changes):
-    given = {"batch": 2, "context": 1000, "budget_bytes": 64 << 20, "alpha": 0.2}
+    given = {"batch": 2, "context": 1000, "budget_bytes": 64 << 20, "alpha": 0.2, **SMALL}
     return RivalSetup(shape=shape, cold_dir=cold_dir, **(given | changes))
 
 

@@ -10,12 +10,19 @@ from hillinfer_bench.rivals.rival import Meter
 
 ROW_BYTES = 4096
 PIECE_ROWS = 1024
+PIECE_BYTES = PIECE_ROWS * ROW_BYTES
 NOTHING = np.zeros((0, ROW_BYTES), np.uint8)
 
 
 def landing(ahead_pieces, meter=None):
     return Landing(
-        meter or Meter(None), ahead_pieces * PIECE_ROWS, 2, 10 * PIECE_ROWS, 1, ROW_BYTES
+        meter or Meter(None),
+        ahead_pieces * PIECE_ROWS,
+        2,
+        10 * PIECE_ROWS,
+        1,
+        ROW_BYTES,
+        PIECE_BYTES,
     )
 
 
@@ -114,18 +121,18 @@ def test_what_goes_wrong_while_reading_is_raised_where_it_is_attended_to(thread)
 @pytest.mark.parametrize(("row_bytes", "piece", "ahead"), [(16384, 256, 8), (20480, 192, 11)])
 def test_as_many_rows_land_ahead_as_in_hillinfers_area(row_bytes, piece, ahead):
     # OPT-6.7B's rows and LLaMA-13B's, a tenth of 32,768 tokens, areas of 2,048 rows.
-    assert piece_units(3277, 1, row_bytes) == piece
-    assert piece_counts(2048, 2, 3277, 1, row_bytes) == (2, ahead)
+    assert piece_units(3277, 1, row_bytes, PIECE_BYTES) == piece
+    assert piece_counts(2048, 2, 3277, 1, row_bytes, PIECE_BYTES) == (2, ahead)
     assert 2048 <= ahead * piece < 2048 + piece
     # Pages of 16 tokens.
-    assert piece_units(205, 16, row_bytes) == piece // 16
-    assert piece_counts(2048, 2, 205, 16, row_bytes) == (2, ahead)
+    assert piece_units(205, 16, row_bytes, PIECE_BYTES) == piece // 16
+    assert piece_counts(2048, 2, 205, 16, row_bytes, PIECE_BYTES) == (2, ahead)
 
 
 def test_no_more_lands_than_is_selected_and_nothing_ahead_without_predictions():
-    assert piece_counts(2048, 2, 200, 1, 768) == (1, 2)
-    assert piece_units(200, 1, 768) == 256
-    assert piece_counts(2048, 0, 3277, 1, 16384) == (2, 0)
+    assert piece_counts(2048, 2, 200, 1, 768, PIECE_BYTES) == (1, 2)
+    assert piece_units(200, 1, 768, PIECE_BYTES) == 256
+    assert piece_counts(2048, 0, 3277, 1, 16384, PIECE_BYTES) == (2, 0)
     meter = Meter(None)
     landing(3, meter)
     assert meter.traffic().dram_bytes == (2 + 3) * PIECE_ROWS * ROW_BYTES

@@ -9,7 +9,6 @@ from rival_cases import MULTI_HEAD, SHAPE, Run, flip_on_drive, make_setup
 from hillinfer.errors import BudgetError
 from hillinfer.model_shape import StoredType
 from hillinfer.settings import IOChoice
-from hillinfer_bench.rivals import drive_rows
 from hillinfer_bench.rivals.table import make_rival
 
 GROUP = 64
@@ -20,11 +19,6 @@ def least_budget(setup, share_groups, block_groups=1):
     row, pages = setup.shape.row_bytes, 4096
     tail = -(-(GROUP + setup.kept_recent) * row // pages) * pages
     return setup.units * (tail + share_groups * GROUP * row) + 2 * block_groups * GROUP * row
-
-
-@pytest.fixture(autouse=True)
-def _blocks_of_one_group(monkeypatch):
-    monkeypatch.setattr(drive_rows, "BLOCK_BYTES", 1)
 
 
 def make_run(cold_dir, shape=SHAPE, share=2, prompt=734, **changes):
@@ -112,9 +106,9 @@ def test_a_budget_too_small_is_refused(cold_dir):
     make_rival("full-drive", replace(setup, budget_bytes=needed)).close()
 
 
-def test_blocks_grow_with_the_budget(cold_dir, monkeypatch):
-    monkeypatch.undo()
-    run = Run("full-drive", make_setup(cold_dir, context=6400, budget_bytes=3 << 20), 6000)
+def test_blocks_grow_with_the_budget(cold_dir):
+    setup = make_setup(cold_dir, context=6400, budget_bytes=3 << 20, block_bytes=4 << 20)
+    run = Run("full-drive", setup, 6000)
     with run.rival as rival:
         assert rival.stream.block_tokens == (3 << 20) // 16 // (GROUP * 128) * GROUP
         for _ in range(3):

@@ -10,7 +10,6 @@ from rival_cases import MULTI_HEAD, SHAPE, Run, make_setup
 
 from hillinfer.errors import BudgetError, ColdPoolError
 from hillinfer.model_shape import StoredType
-from hillinfer_bench.rivals import full_swap
 from hillinfer_bench.rivals.full_swap import pages_in_memory
 from hillinfer_bench.rivals.table import make_rival
 
@@ -18,8 +17,7 @@ NAME, PAGE = "full-swap", 4096
 
 
 @pytest.fixture(autouse=True)
-def _windows_of_one_group(monkeypatch, cold_dir):
-    monkeypatch.setattr(full_swap, "_WINDOW_BYTES", 1)
+def _pages_can_be_given_back(cold_dir):
     try:
         make_rival(NAME, make_setup(cold_dir)).close()
     except ColdPoolError as error:

@@ -11,17 +11,11 @@ from rival_cases import MULTI_HEAD, PAPER, SCALING, SHAPE, WIDE, Run, flip_on_dr
 
 from hillinfer.errors import BudgetError
 from hillinfer.model_shape import StoredType
-from hillinfer_bench.rivals import drive_rows
 from hillinfer_bench.rivals.drive_rows import piece_counts, piece_units
 from hillinfer_bench.rivals.table import make_rival
 from hillinfer_model.selection import selected_count
 
 NAME = "h2o-all-keys"
-
-
-@pytest.fixture(autouse=True)
-def _blocks_of_one_group(monkeypatch):
-    monkeypatch.setattr(drive_rows, "BLOCK_BYTES", 1)
 
 
 def half_bytes(shape):
@@ -35,12 +29,13 @@ def fixed_bytes(setup):
     tails = setup.units * pages((64 + setup.kept_recent) * shape.row_bytes)
     scatter = scatter_bytes(half, region * half)
     most = selected_count(setup.context, setup.alpha, setup.kept_tokens, None)
+    sizes = (most, 1, half, setup.piece_bytes)
     return (
         tails
         + 64 * half
         + 2 * 64 * half
         + scatter
-        + piece_units(most, 1, half) * sum(piece_counts(0, 0, most, 1, half)) * half
+        + piece_units(*sizes) * sum(piece_counts(0, 0, *sizes)) * half
         + (4 * shape.query_heads * setup.context)
     )
 
@@ -69,9 +64,8 @@ def visible(run, positions):
 @pytest.mark.parametrize("piece_bytes", [1, 8 << 20])
 @pytest.mark.parametrize("shape", [SHAPE, replace(MULTI_HEAD, stored_type=StoredType.BFLOAT16)])
 @pytest.mark.parametrize("extra", [0, 100_000, 32 << 20])
-def test_everything_selected_is_full_attention(cold_dir, shape, extra, monkeypatch, piece_bytes):
-    monkeypatch.setattr(drive_rows, "_PIECE_BYTES", piece_bytes)
-    setup = make_setup(cold_dir, shape, alpha=1.0, block_rows=50)
+def test_everything_selected_is_full_attention(cold_dir, shape, extra, piece_bytes):
+    setup = make_setup(cold_dir, shape, alpha=1.0, block_rows=50, piece_bytes=piece_bytes)
     run = Run(NAME, replace(setup, budget_bytes=fixed_bytes(setup) + extra), 734)
     with run.rival:
         for _ in range(5):

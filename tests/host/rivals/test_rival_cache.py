@@ -10,7 +10,6 @@ from transformers import DynamicCache
 import hillinfer
 from hillinfer.errors import CacheUseError, UnsupportedFeatureError
 from hillinfer.model_shape import ModelShape
-from hillinfer_bench.rivals.full import FullMemory
 from hillinfer_bench.rivals.table import RIVALS, RivalCache, make_rival
 
 PROMPT, STEPS = 150, 8
@@ -62,10 +61,9 @@ def test_everything_selected_decodes_as_the_ordinary_cache(name, prefilled, cold
 
 
 @torch.no_grad()
-def test_another_token_changes_the_logits(prefilled, cold_dir, monkeypatch):
-    monkeypatch.setattr(FullMemory, "_fastest", lambda self, makers: "sdpa over float32")
+def test_another_token_changes_the_logits(prefilled, cold_dir):
     model, _, first, (_, logits) = prefilled
-    cache = filled("full-memory", prefilled, cold_dir)
+    cache = filled("full-memory", prefilled, cold_dir, form="sdpa over float32")
     cache.rival.cache.values[0, 0, 0, 7] += 40
     with hillinfer.attach(model):
         _, found = decode(model, cache, first)
@@ -104,11 +102,11 @@ def test_a_broken_forward_pass_ends_the_cache(prefilled, cold_dir, monkeypatch):
             model(first, past_key_values=cache)
 
 
-def test_a_rival_of_another_type_rounds_what_it_is_given(prefilled, cold_dir, monkeypatch):
+def test_a_rival_of_another_type_rounds_what_it_is_given(prefilled, cold_dir):
     model, states, *_ = prefilled
-    monkeypatch.setattr(FullMemory, "_fastest", lambda self, makers: "sdpa over float16")
     shape = ModelShape.from_config(model.config, model.dtype)
-    cache = RivalCache(make_rival("full-memory", make_setup(cold_dir, shape, context=400)))
+    setup = make_setup(cold_dir, shape, context=400, form="sdpa over float16")
+    cache = RivalCache(make_rival("full-memory", setup))
     keys, values = (part[0] for part in states[0])
     cache.fill(0, 0, keys, values)
     assert keys.dtype == torch.float32

@@ -34,7 +34,7 @@ print(json.dumps([found, int(memory.sum()), int(status["Threads"])]))
 """
 
 needs_library = pytest.mark.skipif(
-    not native_is_here(), reason="the native scorer is not built: python tools/build_native.py"
+    not native_is_here(), reason="the native library is not built: python tools/build_native.py"
 )
 needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="/proc says how many threads run")
 

@@ -14,7 +14,7 @@ from hillinfer_model.score_block import ScoreBlock
 from hillinfer_model.selection import kept_positions, select_positions
 
 pytestmark = pytest.mark.skipif(
-    not native_is_here(), reason="the native scorer is not built: python tools/build_native.py"
+    not native_is_here(), reason="the native library is not built: python tools/build_native.py"
 )
 
 

@@ -17,7 +17,7 @@ from hillinfer.errors import HillInferError
 from hillinfer.trace.pool_timeline import COLUMNS
 from hillinfer.trace.trace_file import PROCESS_NAME
 from hillinfer_bench.figures.canvas import require_matplotlib
-from hillinfer_bench.figures.pool_figures import TimelineError, TimelineRecord
+from hillinfer_bench.figures.timeline_figures import TimelineError, TimelineRecord
 from hillinfer_bench.figures.trace_figures import TraceError, TraceRecord
 
 HUGE = "9" * 400
@@ -170,7 +170,7 @@ def test_a_formula_in_the_name_of_a_file_is_a_name(tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
     require_matplotlib()
     from hillinfer_bench.figures.canvas import save_figure
-    from hillinfer_bench.figures.pool_figures import timeline_figure
+    from hillinfer_bench.figures.timeline_figures import timeline_figure
 
     file = tmp_path / "$\\frac$.csv"
     file.write_text(",".join(COLUMNS) + "\n" + cells(layer=0) + "\n")

@@ -11,7 +11,7 @@ import pytest
 
 from hillinfer.errors import HillInferWarning, SettingsError
 from hillinfer.trace.pool_timeline import COLUMNS, LayerStep, PoolTimeline
-from hillinfer_bench.figures.pool_figures import TimelineError, TimelineRecord
+from hillinfer_bench.figures.timeline_figures import TimelineError, TimelineRecord
 
 HEADER = ",".join(COLUMNS)
 FULL_DRIVE = Path("/dev/full")

@@ -1,17 +1,209 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The `hillinfer-bench` command, which measures HillInfer: its subcommands."""
+"""The `hillinfer-bench` command, which measures HillInfer: its subcommands and their options."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hillinfer.cli.console import error_console, quiet_transformers, reading_view
 from hillinfer.cli.ending import Program
-from hillinfer_bench.cli.decode import decode
-from hillinfer_bench.cli.pool_picture import pool_picture
-from hillinfer_bench.cli.pools import pools
-from hillinfer_bench.cli.quality import quality
-from hillinfer_bench.cli.trace_picture import trace_picture
+from hillinfer.models.registry_model import DEFAULT_MODEL
+from hillinfer.system.files import check_apart, prepare_report
+from hillinfer.system.machine import NumberType
+from hillinfer_bench.decode.request import BenchRequest, Chosen
+from hillinfer_bench.figures.canvas import require_matplotlib, save_figure
+from hillinfer_bench.figures.timeline_figures import TimelineRecord, timeline_figure
+from hillinfer_bench.figures.trace_figures import TraceRecord, lanes_figure, step_text
+from hillinfer_bench.quality.texts import TextsRequest
+from hillinfer_bench.replay.request import PoolsRequest
+from hillinfer_bench.report.kinds import kinds_table, read_reports
+
+# Options that several subcommands have.
+Model = Annotated[
+    str, typer.Option(help="Registry name, folder, GGUF file, or organisation/name on the hub.")
+]
+Texts = Annotated[
+    list[Path] | None,
+    typer.Option(
+        help="UTF-8 text whose beginning is read; give it again for more. By default parts of the "
+        "Python reference."
+    ),
+]
+Context = Annotated[int, typer.Option(help="Tokens of each text.")]
+Last = Annotated[int, typer.Option(help="Tokens of it that are read sparsely, as decode steps.")]
+Alphas = Annotated[
+    list[float] | None, typer.Option(help="Importance rate; give it again for more.")
+]
+Dtype = Annotated[
+    NumberType, typer.Option(help="auto: the model's own, float32 where a CPU is slow at it.")
+]
+Threads = Annotated[int | None, typer.Option(help="Compute threads; by default one per core.")]
+JsonOut = Annotated[
+    Path | None, typer.Option(help="Where the figures go as JSON; a picture lies beside it.")
+]
+_QUALITY_ALPHAS, _POOLS_ALPHAS = (0.05, 0.1, 0.2), (0.1, 0.2)
+
+
+def _only(what: str) -> typer.models.OptionInfo:
+    option: typer.models.OptionInfo = typer.Option(
+        help=f"Only this {what}; give it again for more."
+    )
+    return option
+
+
+def decode(
+    plan: Annotated[
+        str,
+        typer.Option(
+            help="quick, goals or full; estimated: a minute, ten minutes, hours of 2 cores."
+        ),
+    ] = "quick",
+    model: Annotated[
+        str,
+        typer.Option(help="Real model: it is measured, and its selections are replayed by others."),
+    ] = DEFAULT_MODEL,
+    systems: Annotated[list[str] | None, _only("system")] = None,
+    contexts: Annotated[list[int] | None, _only("context")] = None,
+    alphas: Annotated[list[float] | None, _only("α")] = None,
+    models: Annotated[list[str] | None, _only("model or shape")] = None,
+    batches: Annotated[list[int] | None, _only("batch")] = None,
+    budgets: Annotated[list[float] | None, _only("DRAM budget, such as 0.2 of the KV")] = None,
+    shadows: Annotated[list[str] | None, _only("shadow")] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="Measured steps of every case, in place of the plan's.")
+    ] = None,
+    dtype: Dtype = NumberType.AUTO,
+    threads: Threads = None,
+    cold_dir: Annotated[
+        Path | None, typer.Option(help="Directory on the drive, for everybody's rows.")
+    ] = None,
+    out: Annotated[
+        Path, typer.Option(help="Where the figures go as JSON; pictures lie beside it.")
+    ] = Path("build/reports/bench.json"),
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            help="Trace of the one HillInfer system of the one case left; see trace-picture."
+        ),
+    ] = None,
+) -> None:
+    """Let HillInfer, its rivals and transformers' caches decode in turns and compare them."""
+    chosen = Chosen(
+        systems=tuple(systems or ()),
+        contexts=tuple(contexts or ()),
+        alphas=tuple(alphas or ()),
+        models=tuple(models or ()),
+        batches=tuple(batches or ()),
+        budgets=tuple(budgets or ()),
+        shadows=tuple(shadows or ()),
+        steps=steps,
+    )
+    request = BenchRequest(plan, model, dtype, chosen, threads, cold_dir, out, trace)
+    quiet_transformers()
+    # torch and transformers take seconds to import: help and bad options do not wait for them.
+    from hillinfer_bench.decode.run import run
+
+    console = error_console()
+    print(run(request, console.print, reading_view(console).stage))
+
+
+def quality(
+    model: Model = DEFAULT_MODEL,
+    texts: Texts = None,
+    context: Context = 4096,
+    last: Last = 128,
+    alpha: Alphas = None,
+    dtype: Dtype = NumberType.AUTO,
+    threads: Threads = None,
+    out: JsonOut = None,
+) -> None:
+    """Compare rules, shadows and other ways to select with the full cache, on real text."""
+    alphas = tuple(alpha or _QUALITY_ALPHAS)
+    request = TextsRequest(model, dtype, tuple(texts or ()), context, last, alphas, threads, out)
+    quiet_transformers()
+    from hillinfer_bench.quality.run import run
+
+    console = error_console()
+    print(run(request, console.print, reading_view(console).stage))
+
+
+def pools(
+    model: Model = DEFAULT_MODEL,
+    texts: Texts = None,
+    context: Context = 4096,
+    last: Last = 256,
+    alpha: Alphas = None,
+    dtype: Dtype = NumberType.AUTO,
+    threads: Threads = None,
+    out: JsonOut = None,
+) -> None:
+    """Record what a model selects and replay it with every pool policy, next to Belady's bound."""
+    alphas = tuple(alpha or _POOLS_ALPHAS)
+    request = PoolsRequest(model, dtype, tuple(texts or ()), context, last, alphas, threads, out)
+    quiet_transformers()
+    from hillinfer_bench.replay.run import run
+
+    console = error_console()
+    print(run(request, console.print, reading_view(console).stage))
+
+
+def compare(
+    files: Annotated[
+        list[Path], typer.Argument(help="Reports of `decode`, as of two kinds of machine.")
+    ],
+) -> None:
+    """Lay reports of several machines side by side, each figure with its kind of machine."""
+    print(kinds_table(read_reports(files)))
+
+
+def pool_picture(
+    file: Annotated[
+        Path, typer.Argument(help="Timeline that `hillinfer generate --pool-timeline` wrote.")
+    ],
+    *,
+    out: Annotated[Path, typer.Option(help="Where the PNG goes.")],
+) -> None:
+    """Draw hits, promotions, demotions, reads and waits per layer and step."""
+    require_matplotlib()
+    check_apart((("FILE", file), ("--out", out)))
+    prepare_report(out, "--out", "the picture")
+    record = TimelineRecord.read(file)
+    save_figure(timeline_figure(record, file.name), out)
+    print(out)
+
+
+def trace_picture(
+    file: Annotated[Path, typer.Argument(help="Trace that generate or bench wrote.")],
+    *,
+    step: Annotated[
+        int | None, typer.Option(help="Which step; by default the decode step of median time.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Where the picture goes: SVG by its name, else PNG.")
+    ] = None,
+) -> None:
+    """Say how busy each lane was in one step and how much compute hid, and draw it."""
+    if out is not None:
+        require_matplotlib()
+        check_apart((("FILE", file), ("--out", out)))
+        prepare_report(out, "--out", "the picture")
+    record = TraceRecord.read(file)
+    trace = record.step(record.median_step if step is None else step)
+    if out is not None:
+        save_figure(lanes_figure(trace, file.name), out)
+    kind = "decode steps" if record.decode_steps else "steps"
+    count = len(record.decode_steps or record.steps)
+    chosen = f"the median of {count} {kind}" if step is None else f"one of {len(record.steps)}"
+    print(step_text(trace, chosen))
+    if out is not None:
+        print(out)
+
 
 main = Program(
     "hillinfer-bench",
     "Measures of HillInfer: decode beside rivals, selection quality, pool policies, pictures.",
-    (decode, quality, pools, pool_picture, trace_picture),
+    (decode, quality, pools, compare, pool_picture, trace_picture),
 )

@@ -10,6 +10,7 @@ from typing import Any
 
 from hillinfer.doctor.profile import PAPER_SHAPES
 from hillinfer.errors import SettingsError
+from hillinfer_bench.decode.request import CASE_FIELDS, Chosen
 from hillinfer_bench.rivals.table import RIVALS
 from hillinfer_bench.systems.case import Case
 from hillinfer_bench.systems.table import (
@@ -24,63 +25,6 @@ from hillinfer_bench.systems.table import (
 
 # Of a model with room for both of the latter.
 _OWN = (HILLINFER, IN_MEMORY, IN_MEMORY_TRUE)
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """What a user leaves of a plan; an empty tuple leaves all.
-
-    Parameters
-    ----------
-    systems, contexts, alphas, models, batches, budgets, shadows
-        Values of `Case`.
-    steps
-        Measured steps of every case; None for those of the plan.
-
-    Raises
-    ------
-    SettingsError
-        Where there would be no steps.
-    """
-
-    systems: tuple[str, ...] = ()
-    contexts: tuple[int, ...] = ()
-    alphas: tuple[float, ...] = ()
-    models: tuple[str, ...] = ()
-    batches: tuple[int, ...] = ()
-    budgets: tuple[float, ...] = ()
-    shadows: tuple[str, ...] = ()
-    steps: int | None = None
-
-    def __post_init__(self) -> None:
-        """Refuse less than a step."""
-        if self.steps is not None and self.steps < 1:
-            raise SettingsError(f"steps={self.steps} must be at least 1")
-
-    def of(self, case: Case) -> Case | None:
-        """Return a case with the chosen systems and steps; None where none of it is left."""
-        for field, name in _FIELDS.items():
-            wanted = getattr(self, name)
-            if wanted and name != "systems" and getattr(case, field) not in wanted:
-                return None
-        left = tuple(one for one in case.systems if not self.systems or one in self.systems)
-        if not left:
-            return None
-        return replace(case, systems=left, steps=self.steps or case.steps)
-
-
-# Fields of a case, and what they are called where several are chosen.
-_FIELDS: Mapping[str, str] = MappingProxyType(
-    {
-        "systems": "systems",
-        "context": "contexts",
-        "batch": "batches",
-        "alpha": "alphas",
-        "budget_share": "budgets",
-        "shadow": "shadows",
-        "model": "models",
-    }
-)
 
 
 @dataclass(frozen=True)
@@ -137,11 +81,11 @@ class Plan:
     def _values(self) -> dict[str, list[Any]]:
         values = {
             name: {getattr(case, field) for case in self.every}
-            for field, name in _FIELDS.items()
+            for field, name in CASE_FIELDS.items()
             if field != "systems"
         }
         values["systems"] = {name for case in self.every for name in case.systems}
-        return {name: sorted(values[name]) for name in _FIELDS.values()}
+        return {name: sorted(values[name]) for name in CASE_FIELDS.values()}
 
 
 def _listed(there: Mapping[str, list[Any]], *names: str) -> str:

@@ -11,6 +11,8 @@ from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from hillinfer.doctor.finding import python_version, run_packages
 from hillinfer.doctor.profile import SHAPES
 from hillinfer.drive.directories import DriveFacts, prepared_cold_dir
@@ -32,6 +34,7 @@ from hillinfer_bench.figures.canvas import require_matplotlib, save_figure
 from hillinfer_bench.quality.forced_reading import Prefix, compute_threads
 from hillinfer_bench.quality.texts import TextSample, standard_library_samples
 from hillinfer_bench.report.bench_report import bench_report, table_text, write_bench_report
+from hillinfer_bench.report.kinds import MachineKind
 from hillinfer_bench.report.report_check import report_faults
 from hillinfer_bench.report.rows import BenchRow
 from hillinfer_bench.systems.case import (
@@ -94,7 +97,7 @@ def run(request: BenchRequest, say: Callable[[str], None], stage: Stage) -> str:
     lengths = [case.context + case.all_steps for case in real]
     lengths += [joined_tokens(case) for case in plan.joined if case.model == request.model]
     recorded = plan.recorded + max((case.all_steps for case in plan.cases), default=0)
-    needed = max(recorded, *lengths)
+    needed = max([recorded, *lengths])
     if needed > outline.shape.max_positions:
         raise SettingsError(
             f"{needed} tokens are longer than the {outline.shape.max_positions} positions of "
@@ -110,7 +113,7 @@ def run(request: BenchRequest, say: Callable[[str], None], stage: Stage) -> str:
         with RateProbe(cold_dir) as rates:
             parts = (outline.load(), sample, plan.recorded, cold_dir, rates, stage)
             bench = _Bench(request, *parts)
-            facts = _facts(request, cold_dir, threads)
+            facts = _facts(request, cold_dir, threads, outline.dtype)
             rows: list[BenchRow] = []
             try:
                 for row in chain(bench.rows(plan.cases, say), bench.rows(plan.joined, say)):
@@ -273,7 +276,9 @@ def attached(model: Any) -> Attachment:
         return Attachment(model, Settings())
 
 
-def _facts(request: BenchRequest, cold_dir: Path, threads: int) -> dict[str, Any]:
+def _facts(
+    request: BenchRequest, cold_dir: Path, threads: int, number_type: torch.dtype
+) -> dict[str, Any]:
     """Return what a repetition of the run needs."""
     packages = {one.name: one.version for one in run_packages() if one.version is not None}
     drive = DriveFacts.probe(cold_dir)
@@ -281,7 +286,7 @@ def _facts(request: BenchRequest, cold_dir: Path, threads: int) -> dict[str, Any
         "plan": request.plan,
         "real_model": request.model,
         "threads": threads,
-        "processor": ProcessorFacts.read().name,
+        **MachineKind.here(number_type).as_record(),
         "filesystem": drive.filesystem,
         "io_mode": drive.io_mode.value,
         "versions": {"python": python_version(), **packages},

@@ -15,7 +15,7 @@ from transformers.masking_utils import AttentionMaskInterface
 
 from hillinfer.hf.attention import refuse_arguments
 from hillinfer.hf.features import check_model, check_uses_interface, check_versions
-from hillinfer.kv.row_layout import RowLayout
+from hillinfer.kv.sequence import RowLayout
 from hillinfer.model_shape import ModelShape
 from hillinfer_bench.quality.policies import LayerQueries, SelectionPolicy, causal_mask
 

@@ -16,7 +16,6 @@ from hillinfer.models.sources import ModelSource, local_model
 from hillinfer.system.files import check_outside, prepare_report
 from hillinfer.system.machine import ProcessorFacts
 from hillinfer_bench.quality.forced_reading import Prefix, compute_threads, forced_logits, selecting
-from hillinfer_bench.quality.request import QualityRequest
 from hillinfer_bench.quality.table import (
     FULL_CACHE,
     Configuration,
@@ -27,7 +26,8 @@ from hillinfer_bench.quality.table import (
     table_text,
     write_report,
 )
-from hillinfer_bench.quality.texts import TextSample, file_samples, standard_library_samples
+from hillinfer_bench.quality.texts import TextSample, TextsRequest
+from hillinfer_bench.report.kinds import MachineKind
 
 
 def evaluate_text(
@@ -93,7 +93,7 @@ def evaluate_text(
 Stage = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 
 
-def run(request: QualityRequest, say: Callable[[str], None], stage: Stage) -> str:
+def run(request: TextsRequest, say: Callable[[str], None], stage: Stage) -> str:
     """Measure every configuration on every text and return the table.
 
     Parameters
@@ -115,16 +115,7 @@ def run(request: QualityRequest, say: Callable[[str], None], stage: Stage) -> st
     if request.out is not None:
         prepare_report(request.out, "--out")
     outline = ModelOutline.read(ModelSource.locate(request.model, say), request.number_type)
-    if request.context > outline.shape.max_positions:
-        raise SettingsError(
-            f"context={request.context} is longer than the {outline.shape.max_positions} positions "
-            f"of {request.model}: give a smaller --context"
-        )
-    samples = (
-        file_samples(outline.tokenizer, request.texts, request.context)
-        if request.texts
-        else standard_library_samples(outline.tokenizer, request.context)
-    )
+    samples = request.samples(outline.tokenizer, outline.shape.max_positions)
     loaded = outline.load()
     threads = request.threads or ProcessorFacts.read().cores
     configurations = table_configurations(request.alphas)
@@ -144,7 +135,7 @@ def run(request: QualityRequest, say: Callable[[str], None], stage: Stage) -> st
         for configuration, measures in zip(configurations, others, strict=True)
     ]
     if request.out is not None:
-        write_report(request.out, rows, _facts(request, loaded, samples, threads))
+        write_report(request.out, rows, run_facts(request, loaded, samples, threads))
     return table_text(rows)
 
 
@@ -152,19 +143,20 @@ def _advance_by(advance: Callable[[int], None], tokens: int, passes: int) -> Non
     advance(passes * tokens)
 
 
-def _facts(
-    request: QualityRequest, loaded: LoadedModel, samples: list[TextSample], threads: int
+def run_facts(
+    request: TextsRequest, loaded: LoadedModel, samples: Sequence[TextSample], threads: int
 ) -> dict[str, Any]:
-    """Return what a repetition of the run needs."""
+    """Return what a repetition of a run over texts needs."""
     packages = {one.name: one.version for one in run_packages() if one.version is not None}
+    kind = MachineKind.here(loaded.model.dtype)
     return {
         "model": loaded.name,
-        "dtype": str(loaded.model.dtype).removeprefix("torch."),
+        "dtype": kind.number_type,
         "stored_type": loaded.shape.stored_type.value,
         "texts": [sample.name for sample in samples],
         "context": request.context,
         "last": request.last,
         "threads": threads,
-        "processor": ProcessorFacts.read().name,
+        **kind.as_record(),
         "versions": {"python": python_version(), **packages},
     }

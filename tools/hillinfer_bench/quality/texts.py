@@ -8,11 +8,79 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hillinfer.errors import SettingsError
 from hillinfer.generate.prompt import PromptError, read_text
+from hillinfer.settings import Settings
+from hillinfer.system.machine import NumberType
+from hillinfer.values import check_threads
 
 DEFAULT_TEXTS = 3
 # More characters than any tokenizer for English puts into one token on average.
 _CHARACTERS_PER_TOKEN = 8
+
+
+@dataclass(frozen=True)
+class TextsRequest:
+    """Options of one run over the beginnings of texts.
+
+    Parameters
+    ----------
+    model, number_type
+        What to load, and the type it computes in.
+    texts
+        Files; parts of the Python reference where empty.
+    context, last
+        Tokens of each text, and how many of them are read sparsely, a decode step each.
+    alphas
+        Importance rates.
+    threads
+        Compute threads, or what is done at once; None for one per core.
+    out
+        Where the JSON goes; None for nowhere.
+
+    Raises
+    ------
+    SettingsError
+        Where a value is outside its range; the message names it.
+    """
+
+    model: str
+    number_type: NumberType
+    texts: tuple[Path, ...]
+    context: int
+    last: int
+    alphas: tuple[float, ...]
+    threads: int | None
+    out: Path | None
+
+    def __post_init__(self) -> None:
+        """Refuse values that mean nothing, before a model is loaded."""
+        if not 0 < self.last < self.context:
+            raise SettingsError(
+                f"last={self.last} must be at least 1 and below context={self.context}"
+            )
+        check_threads(self.threads)
+        for alpha in self.alphas:
+            Settings().changed(alpha=alpha)
+
+    def samples(
+        self, tokenizer: Any, max_positions: int, parts: int = DEFAULT_TEXTS
+    ) -> list[TextSample]:
+        """Return the texts, by default so many of the parts of the Python reference.
+
+        Raises
+        ------
+        SettingsError, PromptError
+            Where the model has fewer positions, or a text fewer tokens, than the context.
+        """
+        if self.context > max_positions:
+            raise SettingsError(
+                f"context={self.context} is longer than the {max_positions} positions of "
+                f"{self.model}: give a smaller --context"
+            )
+        if self.texts:
+            return file_samples(tokenizer, self.texts, self.context)
+        return standard_library_samples(tokenizer, self.context)[:parts]
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hillinfer.drive.files import round_up
+from hillinfer.kv.hits import HIT_BYTES, room_for
 from hillinfer.kv.hot_pool import SLOT_BYTES
 from hillinfer.kv.hot_pools import HotPools, LayerShares
 from hillinfer.kv.pool_keeper import PoolKeeper
 from hillinfer.kv.pool_policies import PoolPolicy
-from hillinfer.kv.sequence import HIT_BYTES, Sequence, room_for
+from hillinfer.kv.sequence import Sequence
 from hillinfer.memory_budget import TABLE_GROWTH_ROWS, Accountant, Part
 from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.settings import PoolSizes

@@ -9,10 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from threading import Lock
-from typing import Any
 
-from hillinfer.doctor.finding import python_version, run_packages
-from hillinfer.errors import SettingsError
 from hillinfer.kv.pool_policies import POOL_POLICIES, make_pool_policy
 from hillinfer.models.loader import LoadedModel, ModelOutline
 from hillinfer.models.sources import ModelSource, local_model
@@ -20,9 +17,10 @@ from hillinfer.settings import Settings
 from hillinfer.system.files import check_outside, prepare_report
 from hillinfer.system.machine import ProcessorFacts
 from hillinfer_bench.figures.canvas import require_matplotlib, save_figure
-from hillinfer_bench.figures.pool_figures import pools_figure
+from hillinfer_bench.figures.pools_figure import pools_figure
 from hillinfer_bench.quality.forced_reading import Prefix, compute_threads, selecting
-from hillinfer_bench.quality.texts import TextSample, file_samples, standard_library_samples
+from hillinfer_bench.quality.run import run_facts
+from hillinfer_bench.quality.texts import TextSample
 from hillinfer_bench.replay.recording import SelectionTrace, record_selections
 from hillinfer_bench.replay.request import PoolsRequest
 from hillinfer_bench.replay.table import PoolRow, pool_rows, table_text, write_report
@@ -82,16 +80,7 @@ def run(request: PoolsRequest, say: Callable[[str], None], stage: Stage) -> str:
         prepare_report(request.out, "--out")
         prepare_report(request.out.with_suffix(".png"), "--out", "the picture")
     outline = ModelOutline.read(ModelSource.locate(request.model, say), request.number_type)
-    if request.context > outline.shape.max_positions:
-        raise SettingsError(
-            f"context={request.context} is longer than the {outline.shape.max_positions} positions "
-            f"of {request.model}: give a smaller --context"
-        )
-    samples = (
-        file_samples(outline.tokenizer, request.texts, request.context)
-        if request.texts
-        else standard_library_samples(outline.tokenizer, request.context)[:_DEFAULT_TEXTS]
-    )
+    samples = request.samples(outline.tokenizer, outline.shape.max_positions, _DEFAULT_TEXTS)
     loaded = outline.load()
     threads = request.threads or ProcessorFacts.read().cores
     traces = [
@@ -99,7 +88,8 @@ def run(request: PoolsRequest, say: Callable[[str], None], stage: Stage) -> str:
     ]
     rows = _replay(traces, threads, stage)
     if request.out is not None:
-        write_report(request.out, rows, _facts(request, loaded, samples, threads))
+        facts = run_facts(request, loaded, samples, threads)
+        write_report(request.out, rows, {**facts, "default_policy": Settings().pool_policy})
         picture = request.out.with_suffix(".png")
         save_figure(pools_figure(rows), picture)
         say(f"report: {request.out}, picture: {picture}")
@@ -157,22 +147,3 @@ def _replay(traces: list[SelectionTrace], processes: int, stage: Stage) -> list[
             done += trace.steps
             advance(done)
     return rows
-
-
-def _facts(
-    request: PoolsRequest, loaded: LoadedModel, samples: list[TextSample], threads: int
-) -> dict[str, Any]:
-    """Return what a repetition of the run needs."""
-    packages = {one.name: one.version for one in run_packages() if one.version is not None}
-    return {
-        "model": loaded.name,
-        "dtype": str(loaded.model.dtype).removeprefix("torch."),
-        "stored_type": loaded.shape.stored_type.value,
-        "texts": [sample.name for sample in samples],
-        "context": request.context,
-        "last": request.last,
-        "default_policy": Settings().pool_policy,
-        "threads": threads,
-        "processor": ProcessorFacts.read().name,
-        "versions": {"python": python_version(), **packages},
-    }

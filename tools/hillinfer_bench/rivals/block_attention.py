@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from hillinfer.attention.native import MOST_GROUP_SIZE, described, host_attention
 from hillinfer.attention.softmax_merge import SoftmaxMerge
-from hillinfer.kv.row_layout import RowLayout
+from hillinfer.kv.sequence import RowLayout
 from hillinfer.model_shape import ModelShape
 from hillinfer.native.library import NativeError, native_library
 from hillinfer.native.structures import row_addresses

@@ -22,20 +22,18 @@ from hillinfer_bench.rivals.block_attention import BlockAttention
 from hillinfer_bench.rivals.rival import Meter, Rival, RivalSetup
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
-# Enough scattered reads that the drive's queue is empty for a small part of the time only.
-_PIECE_BYTES = 4 * 1024 * 1024
 # One piece is attended to while the next one comes.
 _ATTENDED = 2
 
 
-def piece_units(most: int, unit_rows: int, row_bytes: int) -> int:
-    """Return how many units a piece takes: 4 MiB or `most`, in multiples of 64 rows."""
-    rows = min(_PIECE_BYTES // row_bytes, round_up(most * unit_rows, GROUP_TOKENS))
+def piece_units(most: int, unit_rows: int, row_bytes: int, piece_bytes: int) -> int:
+    """Return how many units a piece takes: its bytes or `most`, in multiples of 64 rows."""
+    rows = min(piece_bytes // row_bytes, round_up(most * unit_rows, GROUP_TOKENS))
     return max(GROUP_TOKENS, rows // GROUP_TOKENS * GROUP_TOKENS) // unit_rows
 
 
 def piece_counts(
-    ahead_rows: int, fetches: int, most: int, unit_rows: int, row_bytes: int
+    ahead_rows: int, fetches: int, most: int, unit_rows: int, row_bytes: int, piece_bytes: int
 ) -> tuple[int, int]:
     """Return how many pieces only a layer that attends may take, and how many any may.
 
@@ -49,8 +47,10 @@ def piece_counts(
         The most units of one fetch.
     unit_rows, row_bytes
         Rows of a unit, and bytes of a row.
+    piece_bytes
+        As in `RivalSetup`.
     """
-    units = piece_units(most, unit_rows, row_bytes)
+    units = piece_units(most, unit_rows, row_bytes, piece_bytes)
     needed = -(-most // units)
     ahead = min(fetches * needed, -(-ahead_rows // (units * unit_rows)))
     return min(_ATTENDED, needed), ahead
@@ -63,7 +63,7 @@ class Landing:
     ----------
     meter
         Counts them.
-    ahead_rows, fetches, most, unit_rows, row_bytes
+    ahead_rows, fetches, most, unit_rows, row_bytes, piece_bytes
         As in `piece_counts`.
     """
 
@@ -75,9 +75,11 @@ class Landing:
         most: int,
         unit_rows: int,
         row_bytes: int,
+        piece_bytes: int,
     ) -> None:
-        self._kept, ahead = piece_counts(ahead_rows, fetches, most, unit_rows, row_bytes)
-        units = piece_units(most, unit_rows, row_bytes)
+        sizes = (most, unit_rows, row_bytes, piece_bytes)
+        self._kept, ahead = piece_counts(ahead_rows, fetches, *sizes)
+        units = piece_units(*sizes)
         size = self._kept + ahead, units, unit_rows * row_bytes
         self._memory = meter.buffer(int(np.prod(size))).reshape(size)
         self._free = list(range(len(self._memory)))
@@ -219,9 +221,6 @@ def _lands_alone(unit_bytes: int) -> bool:
     return unit_bytes % PAGE_BYTES == 0 and unit_bytes > JOIN_GAP_BYTES
 
 
-BLOCK_BYTES = 4 * 1024 * 1024
-
-
 @dataclass(frozen=True)
 class _Ahead:
     """A block of tokens of one layer and sequence that is being read into a buffer."""
@@ -260,7 +259,7 @@ class BlockStream:
         self._rows = rows
         self._spilled = spilled
         self.first_token = 0
-        wanted = min(BLOCK_BYTES, setup.budget_bytes // 16) // (GROUP_TOKENS * rows.row_bytes)
+        wanted = min(setup.block_bytes, setup.budget_bytes // 16) // (GROUP_TOKENS * rows.row_bytes)
         most = rows.region_rows // GROUP_TOKENS
         self.block_tokens = max(1, min(wanted, most)) * GROUP_TOKENS
         size = self.block_tokens * rows.row_bytes

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from hillinfer.attention.native import host_attention
 from hillinfer.attention.softmax_merge import attend_block
-from hillinfer.kv.row_layout import RowLayout
+from hillinfer.errors import SettingsError
+from hillinfer.kv.sequence import RowLayout
 from hillinfer.system.machine import MemoryFacts
 from hillinfer_bench.rivals.block_attention import BlockAttention, Part, whole
 from hillinfer_bench.rivals.drive_rows import BlockStream, DriveRival
@@ -176,7 +177,9 @@ class FullMemory(Rival):
     def __init__(self, setup: RivalSetup) -> None:
         super().__init__(setup)
         makers = self._makers()
-        self._chosen = self._fastest(makers)
+        if setup.form not in (None, *makers):
+            raise SettingsError(f"form={setup.form!r}: choose one of {', '.join(makers)}")
+        self._chosen = setup.form or self._fastest(makers)
         self.cache: MemoryCache | None = makers[self._chosen](setup, self.meter)
 
     def attended_token_bytes(self) -> float:

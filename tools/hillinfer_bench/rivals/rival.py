@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from hillinfer.drive.files import aligned_buffer
 from hillinfer.errors import BudgetError, CacheUseError, SettingsError
-from hillinfer.kv.row_layout import RowLayout
+from hillinfer.kv.sequence import RowLayout
 from hillinfer.model_shape import ModelShape
 from hillinfer.settings import IOChoice
 from hillinfer.values import format_bytes
@@ -77,6 +77,13 @@ class RivalSetup:
         For benchmarks on random weights: which positions a rival that selects attends to, int64
         ascending, by layer, row and length. It ranks as ever and then takes these in place of its
         own. None where it selects by itself.
+    block_bytes, piece_bytes, window_bytes
+        Most bytes of a large sequential read, of a piece of scattered reads (enough that the
+        drive's queue is empty for a small part of the time only), and of what `full-swap` maps at
+        once; each is rounded to whole groups, at least one.
+    form
+        How `full-memory` holds and attends to its cache, such as `sdpa over float32`; None for the
+        fastest in a trial.
 
     Raises
     ------
@@ -97,6 +104,10 @@ class RivalSetup:
     kept_sinks: int = 4
     kept_recent: int = 32
     selections: Callable[[int, int, int], NDArray[np.int64]] | None = None
+    block_bytes: int = 4 << 20
+    piece_bytes: int = 4 << 20
+    window_bytes: int = 1 << 20
+    form: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("batch", "context", "block_rows", "threads", "kept_recent"):

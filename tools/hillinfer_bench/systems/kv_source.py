@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from hillinfer.errors import SettingsError
 from hillinfer.hf.predictors import QueryPredictor, predictor_of
-from hillinfer.kv.row_layout import RowLayout
+from hillinfer.kv.sequence import RowLayout
 from hillinfer.model_shape import ModelShape
 from hillinfer.settings import QuerySource
 from hillinfer_bench.quality.forced_reading import Prefix

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -104,6 +104,9 @@ def _mean(layers: Sequence[Locality]) -> Locality:
     )
 
 
+Stretch = Callable[[SelectionTrace, int, Settings, Sequence[int]], SelectionTrace]
+
+
 class SelectionRecorder:
     """Records what a model selects after one text, and stretches it to longer contexts.
 
@@ -153,19 +156,46 @@ class SelectionRecorder:
             the text has.
         """
         settings = replace(settings, shadow=settings.shadow or KeyMode.INT4)
-        recorded = self._record(recording_settings(settings, self._context, context, steps), steps)
+        wanted = recording_settings(settings, self._context, context, steps)
+        return self.stretched(self._record(wanted, steps), settings, context, layers, batch)
+
+    def stretched(
+        self,
+        recorded: SelectionTrace,
+        settings: Settings,
+        context: int,
+        layers: int,
+        batch: int,
+        stretch: Stretch = stretched_trace,
+    ) -> Selections:
+        """Return a recording laid out over another context, once it was found to be as local.
+
+        Parameters
+        ----------
+        recorded
+            Of the real model.
+        settings, context, layers, batch
+            As in `selections`.
+        stretch
+            Lays it out.
+
+        Raises
+        ------
+        BenchError
+            As in `selections`.
+        """
         deep = len(recorded.layers)
         first = [int((layer + 0.5) * deep / layers) for layer in range(layers)]
         sources = [(one + row) % deep for row in range(batch) for one in first]
-        stretched = stretched_trace(recorded, context, settings, sources)
-        check = LocalityCheck.of(recorded, stretched, sources)
+        made = stretch(recorded, context, settings, sources)
+        check = LocalityCheck.of(recorded, made, sources)
         self.checks.append(check.record)
         if check.fault is not None:
             raise BenchError(
-                f"selections stretched from {recorded.prefix} to {stretched.prefix} tokens are not "
+                f"selections stretched from {recorded.prefix} to {made.prefix} tokens are not "
                 f"as local as recorded: {check.fault}"
             )
-        return Selections(stretched, layers)
+        return Selections(made, layers)
 
     def _record(self, settings: Settings, steps: int) -> SelectionTrace:
         end = self._context + steps
