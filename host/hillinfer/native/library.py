@@ -54,7 +54,7 @@ HOW_TO_BUILD = (
     "tree or install HillInfer again"
 )
 
-_INTERFACE_VERSION = 9
+_INTERFACE_VERSION = 10
 _POINTER = ctypes.c_void_p
 _INT = ctypes.c_int32
 _LONG = ctypes.c_int64
