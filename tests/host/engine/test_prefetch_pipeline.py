@@ -258,9 +258,12 @@ def test_little_is_not_scored_beside_the_scoring_thread(cold_dir):
     made.attend(1, made.append(1, 0), seed=1)
     made.runtime.begin_step()
     assert main not in threads
+    asked = len(threads)
     made.announce(2, seed=2)
-    assert threads[-1] is main
+    # At once: by this thread, or in the native library, which asks nobody.
+    assert threads[asked:] in ([], [main])
     assert made.runtime.parts.pipeline.is_idle
+    assert made.announced(2) is not None
     made.runtime.close()
 
 
