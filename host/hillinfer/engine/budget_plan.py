@@ -70,7 +70,7 @@ class DevicePart:
 
 # --- What the DRAM budget must hold for a context, before anything is loaded ---
 
-SPILL_BUFFERS = 2
+WRITE_BACK_BUFFERS = 2
 GATHER_BUFFERS = 2
 _WIDENED_ITEM_BYTES = 4
 _KEY_ITEM_BYTES = 2
@@ -121,7 +121,7 @@ class BudgetPlan:
     all_rows_bytes
         Hot rows if none were cold.
     staging_bytes
-        Every I/O, gather, spill and prefill buffer, and scoring scratch.
+        Every I/O, gather, write-back and prefill buffer, and scoring scratch.
     other_bytes
         Statistics, slot tables, checksums of rows, hit-rate tables, observed queries, scores.
     device
@@ -313,7 +313,7 @@ def staging_bytes(shape: ModelShape, settings: Settings) -> int:
     landing = round_up(settings.prefetch_blocks * settings.block_rows * shape.row_bytes, PAGE_BYTES)
     channels = shape.kv_heads * shape.head_dim
     read = round_up(max(block, shape.row_bytes + 2 * PAGE_BYTES), PAGE_BYTES)
-    spill = round_up(settings.block_rows, GROUP_TOKENS) * shape.row_bytes
+    write_back = round_up(settings.block_rows, GROUP_TOKENS) * shape.row_bytes
     keys = spec.segment_tokens * channels * _KEY_ITEM_BYTES
     return (
         # Each buffer, what is on its way into it from slots or from the read buffer, and out of it
@@ -322,7 +322,7 @@ def staging_bytes(shape: ModelShape, settings: Settings) -> int:
         # Where rows are read ahead; they go into slots a few at a time.
         + landing
         + read
-        + SPILL_BUFFERS * round_up(spill, PAGE_BYTES)
+        + WRITE_BACK_BUFFERS * round_up(write_back, PAGE_BYTES)
         + widened_bytes(shape, settings)
         + keys
         + scratch_bytes(spec)

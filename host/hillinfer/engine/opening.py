@@ -36,13 +36,13 @@ from hillinfer.gpu.attention import GpuSide
 from hillinfer.gpu.copy_lanes import CopyLane
 from hillinfer.gpu.staging import StagingPlan
 from hillinfer.kv.cold_store import ColdStore
-from hillinfer.kv.gather import Gather, RowBuffers
+from hillinfer.kv.gather import Gather
 from hillinfer.kv.hits import LayerHits
 from hillinfer.kv.hot_pools import HotPools, LayerShares
 from hillinfer.kv.pool_keeper import LayerStepLog, PoolKeeper
 from hillinfer.kv.pool_policies import make_pool_policy
-from hillinfer.kv.prefetch_buffer import LandingArea, PrefetchBuffer
-from hillinfer.kv.rows import RowKeeper, SpillQueue
+from hillinfer.kv.prefetch_buffer import LandingArea, PrefetchBuffer, RowBuffers
+from hillinfer.kv.rows import RowKeeper, WriteBack
 from hillinfer.kv.sequence import RowLayout
 from hillinfer.kv.shadow_keeper import ShadowKeeper
 from hillinfer.memory_budget import Accountant, Part
@@ -230,7 +230,7 @@ def open_parts(
             counters,
             log,
         )
-        spill = SpillQueue(
+        write_back = WriteBack(
             store,
             round_up(settings.block_rows, GROUP_TOKENS),
             shape.row_bytes,
@@ -264,7 +264,7 @@ def open_parts(
             layout,
             store,
             groups,
-            spill,
+            write_back,
             gather,
             pools,
             keeper,

@@ -3,15 +3,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +18,7 @@ from hillinfer.drive.calls import DriveCalls, Reads
 from hillinfer.drive.checksums import RowStream, RowSums
 from hillinfer.drive.files import PAGE_BYTES, ColdFile, IOMode, aligned_buffer, probe_io_mode
 from hillinfer.drive.read_engines import ReadEngine
-from hillinfer.drive.read_plan import lie_in_pages, plan_in_place, plan_reads
+from hillinfer.drive.read_plan import ReadTurns, lie_in_pages, plan_in_place, plan_reads
 from hillinfer.drive.shared_files import BaseMap, ReadFile, RowBase
 from hillinfer.errors import ColdPoolError, HillInferError
 from hillinfer.model_shape import ModelShape
@@ -28,81 +26,6 @@ from hillinfer.statistics import Counters
 from hillinfer.trace.pool_timeline import ReadCost
 from hillinfer.trace.recorder import SILENT, Lane, Recorder
 from hillinfer_model.kernel_spec import GROUP_TOKENS
-
-# --- Who reads next, where only one may at a time ---
-
-_Read = TypeVar("_Read")
-
-
-class ReadTurns:
-    """A lock that reads on demand get before reads ahead.
-
-    Attention waits for what it demands, while what is read ahead has until the next layer. No read
-    is broken off: who reads ahead takes a turn for each of many pieces.
-
-    Who reads on demand may be interrupted by Ctrl-C anywhere; a turn ends, and others are told, all
-    the same. So these are no context managers: between the frames of one, an interrupt would leave
-    the turn taken for as long as its traceback lives. Reads ahead are another thread's.
-    """
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._taken = False
-        self._demanded = 0
-
-    def demand(self) -> None:
-        """Let nobody read ahead until `satisfy`, between the turns of one who has several."""
-        noted = 0
-        try:
-            with self._changed:
-                self._demanded += 1
-                noted = 1
-        except BaseException:
-            self._demanded -= noted
-            self.wake()
-            raise
-
-    def satisfy(self) -> None:
-        """Take a demand back."""
-        with self._changed:
-            self._demanded -= 1
-            self._changed.notify_all()
-
-    def on_demand(self, read: Callable[[], _Read]) -> _Read:
-        """Wait for the end of the turn under way, at most, and read in the next one."""
-        is_mine = False
-        try:
-            with self._changed:
-                self._demanded += 1
-                try:
-                    self._changed.wait_for(lambda: not self._taken)
-                    self._taken = is_mine = True
-                finally:
-                    self._demanded -= 1
-            return read()
-        finally:
-            if is_mine:
-                self._taken = False
-            # Also where it never came: who reads ahead may have looked while it was wanted.
-            self.wake()
-
-    @contextmanager
-    def ahead(self) -> Iterator[None]:
-        """Wait until nobody reads or wants to read on demand, and have a turn."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self._taken and not self._demanded)
-            self._taken = True
-        try:
-            yield
-        finally:
-            self._taken = False
-            self.wake()
-
-    def wake(self) -> None:
-        """Let all who wait look again."""
-        with self._changed:
-            self._changed.notify_all()
-
 
 # --- Rows of a layer that are to be read ---
 
@@ -349,7 +272,7 @@ class ColdStore:
     def settle(self, layer: int, groups: NDArray[np.int64]) -> None:
         """Wait until what is queued of some groups is on the drive; raise what went wrong.
 
-        Writes of other groups go on, so that spilling a chunk overlaps attending to those before.
+        Writes of other groups go on, so that writing a chunk back overlaps attending to those before.
         """
         for pending in self._pending[layer]:
             if not pending.written.done() and np.isin(groups, pending.groups).any():

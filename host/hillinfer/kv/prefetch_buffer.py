@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the cold rows of a selection before the layer that wants them begins."""
+"""Memory that cold rows land in: ahead of the layer that wants them, and on demand."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from enum import Enum
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -376,3 +377,68 @@ class PrefetchBuffer:
         # Each once, wherever an interrupt comes.
         while landed.blocks:
             self.landing.give(landed.blocks.pop())
+
+
+T = TypeVar("T")
+
+
+class RowBuffers:
+    """Two buffers of rows that all reads of a runtime take turns with.
+
+    One is filled while the caller computes on the other.
+
+    Parameters
+    ----------
+    rows, row_bytes
+        Size of each.
+
+    Attributes
+    ----------
+    rows, row_bytes
+        As given.
+    """
+
+    def __init__(self, rows: int, row_bytes: int) -> None:
+        self.rows, self.row_bytes = rows, row_bytes
+        size = rows * row_bytes
+        self._buffers = [aligned_buffer(size)[:size].reshape(-1, row_bytes) for _ in range(2)]
+        self._promoting: list[Future[tuple[int, int]] | None] = [None, None]
+        self._ahead = ThreadPoolExecutor(1, thread_name_prefix="hillinfer-gather")
+        self._upcoming: Future[Any] | None = None
+
+    def begin(self, fill: Callable[[], T]) -> Future[T]:
+        """Let the thread of these buffers call what fills one that it takes."""
+        upcoming = self._upcoming = self._ahead.submit(fill)
+        return upcoming
+
+    def take(self, which: int, rows: int) -> NDArray[np.uint8]:
+        """Return the first rows of a buffer, once nothing is promoted from it any more.
+
+        Parameters
+        ----------
+        which
+            0 or 1.
+        rows
+            How many.
+
+        Returns
+        -------
+        uint8 (rows, row_bytes).
+        """
+        promoting, self._promoting[which] = self._promoting[which], None
+        if promoting is not None:
+            wait([promoting])
+        return self._buffers[which][:rows]
+
+    def lend(self, which: int, promoting: Future[tuple[int, int]]) -> None:
+        """Leave a buffer alone until a promotion from it has ended."""
+        self._promoting[which] = promoting
+
+    def settle(self) -> None:
+        """Wait for a stream that was left in the middle: all reads share these buffers."""
+        if self._upcoming is not None:
+            wait([self._upcoming])
+
+    def close(self) -> None:
+        """Stop the thread."""
+        self._ahead.shutdown(cancel_futures=True)

@@ -32,11 +32,8 @@ from hillinfer.sessions.opening import SavedSession
 from hillinfer.statistics import Counters
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
-# --- Collects new rows into full groups and sends them to the drive while computation goes on
-# ---
 
-
-class SpillQueue:
+class WriteBack:
     """Two buffers of whole groups: one is filled while the other is written.
 
     Parameters
@@ -103,9 +100,6 @@ class SpillQueue:
         self._store.write_groups(layer, groups, rows, written)
 
 
-# --- The sequences of a runtime and the life of their rows ---
-
-
 class RowKeeper:
     """Opens, forks, cuts and frees sequences and takes their new rows in.
 
@@ -113,7 +107,7 @@ class RowKeeper:
     ----------
     shape, layout
         The model's, and that of its rows.
-    store, groups, spill, gather
+    store, groups, write_back, gather
         The drive's side.
     pools, keeper
         The hot pools.
@@ -131,7 +125,7 @@ class RowKeeper:
         layout: RowLayout,
         store: ColdStore,
         groups: GroupTable,
-        spill: SpillQueue,
+        write_back: WriteBack,
         gather: Gather,
         pools: HotPools,
         keeper: PoolKeeper,
@@ -143,7 +137,7 @@ class RowKeeper:
         self._layout = layout
         self._store = store
         self._groups = groups
-        self._spill = spill
+        self._write_back = write_back
         self._gather = gather
         self._pools = pools
         self._keeper = keeper
@@ -357,12 +351,12 @@ class RowKeeper:
                 sequence.held_starts[layer] = sequence.tail_start(layer)
                 sequence.lengths[layer] += tokens - done
                 break
-            groups = min((filled + tokens - done) // GROUP_TOKENS, self._spill.buffer_groups)
+            groups = min((filled + tokens - done) // GROUP_TOKENS, self._write_back.buffer_groups)
             taken = groups * GROUP_TOKENS - filled
             first = sequence.lengths[layer] // GROUP_TOKENS
             numbers = self._group_numbers(sequence, first, groups)
             positions = np.arange(first * GROUP_TOKENS, (first + groups) * GROUP_TOKENS)
-            buffer = self._spill.buffer()
+            buffer = self._write_back.buffer()
             promoting = None
             try:
                 buffer[:filled] = tail[:filled]
@@ -378,9 +372,9 @@ class RowKeeper:
                 if tokens > 1:
                     promoting = self._keeper.offer_written(layer, sequence, positions, buffer, step)
             except BaseException:
-                self._spill.put_back(buffer)
+                self._write_back.put_back(buffer)
                 raise
-            self._spill.send(layer, numbers, buffer, promoting)
+            self._write_back.send(layer, numbers, buffer, promoting)
             sequence.lengths[layer] += taken
             done += taken
 

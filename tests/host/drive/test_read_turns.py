@@ -10,8 +10,9 @@ import pytest
 from hillinfer.drive.calls import DriveCalls
 from hillinfer.drive.engine_table import open_engine
 from hillinfer.drive.files import aligned_buffer
+from hillinfer.drive.read_plan import ReadTurns
 from hillinfer.kv import cold_store
-from hillinfer.kv.cold_store import ColdStore, ReadTurns, WantedRows
+from hillinfer.kv.cold_store import ColdStore, WantedRows
 from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.statistics import Counters
 

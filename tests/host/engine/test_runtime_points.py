@@ -101,7 +101,7 @@ def breakable(runtime):
 
 
 def test_errors_while_rows_are_taken_in_use_no_buffer_up(runtime, breakable):
-    """There are two spill buffers; a third error must not wait for one for ever."""
+    """There are two write-back buffers; a third error must not wait for one for ever."""
     sequence = runtime.open_sequence()
 
     def take_in():
