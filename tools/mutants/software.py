@@ -311,7 +311,7 @@ _CAUGHT = (
     Mutant(
         "reads-ahead-do-not-give-way",
         "Reads ahead go on while attention waits for rows.",
-        "host/hillinfer/kv/cold_store.py",
+        "host/hillinfer/drive/read_plan.py",
         "not self._taken and not self._demanded",
         "not self._taken",
         (
@@ -331,7 +331,7 @@ _CAUGHT = (
     Mutant(
         "overflow-of-values-not-counted",
         "Values too large for FP16 are not counted, only keys.",
-        "host/hillinfer/hf/cache.py",
+        "host/hillinfer/hf/cache_pass.py",
         "runtime.counters.fp16_overflows += overflows",
         "runtime.counters.fp16_overflows += overflows if states is keys else 0",
         (

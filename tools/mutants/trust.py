@@ -118,7 +118,7 @@ TRUST: tuple[Mutant, ...] = (
     Mutant(
         "interrupted-pass-goes-on",
         "A pass that Ctrl-C broke off keeps what its caller has alive.",
-        f"{_HOST}/hf/cache.py",
+        f"{_HOST}/hf/cache_pass.py",
         "            self._pass.end()",
         "            pass",
         (f"{_TESTS}/hf/test_broken_forward.py::test_an_interrupted_generate_keeps_nothing_alive",),

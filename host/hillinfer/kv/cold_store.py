@@ -272,7 +272,7 @@ class ColdStore:
     def settle(self, layer: int, groups: NDArray[np.int64]) -> None:
         """Wait until what is queued of some groups is on the drive; raise what went wrong.
 
-        Writes of other groups go on, so that writing a chunk back overlaps attending to those before.
+        Writes of other groups go on: a chunk is written back while those before are attended to.
         """
         for pending in self._pending[layer]:
             if not pending.written.done() and np.isin(groups, pending.groups).any():

@@ -1,0 +1,403 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A cache's side of a forward pass: its tokens come, are stored, and layers attend to them."""
+
+from __future__ import annotations
+
+import os
+import sys
+import weakref
+
+import torch
+
+from hillinfer.errors import CacheUseError
+from hillinfer.hf.batch import Batch, ForwardPlan, SequenceShare
+from hillinfer.hf.engine import CacheFamily, Engine, Expectation
+from hillinfer.hf.features import ModelInUse, check_attended, check_states
+from hillinfer.hf.layer import AttachedCache, HillInferLayer
+from hillinfer.hf.turns import Use
+from hillinfer.sessions.fingerprint import ModelIdentity
+from hillinfer.settings import QuerySource
+from hillinfer.trace.trace_file import ForwardSpans
+
+_CLOSED = "this cache is closed: make another with new_cache()"
+
+
+class PassingCache(AttachedCache):
+    """What hooks, layers and the attention function of an attached model call of a cache.
+
+    Parameters
+    ----------
+    engine
+        Where rows and shadow live, with those of other caches.
+    family
+        The cache that this is a fork of and its other forks; None for a cache of its own.
+    batch
+        The rows to start with, None for an empty cache.
+    identity
+        Of the model, for saving sessions; without one none can be saved.
+    model
+        The model that was attached, for messages.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        family: CacheFamily | None = None,
+        batch: Batch | None = None,
+        identity: ModelIdentity | None = None,
+        model: ModelInUse | None = None,
+    ) -> None:
+        runtime = engine.runtime
+        super().__init__(
+            layers=[HillInferLayer(self, layer) for layer in range(runtime.shape.layers)]
+        )
+        self._engine, self._runtime = engine, runtime
+        self._batch = Batch(runtime) if batch is None else batch
+        self._index_lengths = [0] * runtime.shape.layers
+        self._identity = identity
+        self._model = model
+        self.spans = ForwardSpans(runtime.recorder)
+        self._plan: ForwardPlan | None = None
+        self._pass: Use | None = None
+        self._generate: Use | None = None
+        # Of tokens that were stored and not attended to; None where the open group alone has them.
+        self._fresh: dict[int, list[tuple[torch.Tensor, torch.Tensor] | None]] = {}
+        self._family = family or engine.open_family(Expectation())
+        self._family.add(self._batch)
+        engine.join()
+        self._closer = weakref.finalize(self, engine.drop, self._family, self._batch)
+
+    # --- what the hooks and the attention function call -------------------------------------
+
+    # Which thread asks is none of what a compiler could trace.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def index_length(self, layer: int) -> int:
+        """Return the tokens of a layer, padding included.
+
+        In the middle of a forward pass they include those that the layer has been brought by it;
+        anywhere else, those of passes that got through.
+        """
+        plan, under_way = self._plan, self._pass
+        if plan is None or (under_way is not None and under_way.is_own):
+            return self._index_lengths[layer]
+        return plan.start
+
+    def check_continues(self, ids: torch.Tensor, mask: torch.Tensor | None) -> None:
+        """Refuse full ids that do not start with what this cache holds.
+
+        Parameters
+        ----------
+        ids
+            What `generate` was given, (batch, tokens).
+        mask
+            Its attention mask, (batch, tokens) or longer, or None.
+
+        Raises
+        ------
+        CacheUseError
+            Where another prompt is given on a used cache.
+        """
+        with self._alone(Use(sys._getframe())):
+            past = self.get_seq_length()
+            if past:
+                self._batch.check_continues(ids, mask, past)
+
+    def check_dtype(self, dtype: torch.dtype) -> None:
+        """Refuse a model whose number type is not the one that rows are stored for."""
+        bfloat16 = self._runtime.layout.stored_type is torch.bfloat16
+        if bfloat16 is not (dtype is torch.bfloat16):
+            made_for = "bfloat16" if bfloat16 else "float16 or float32"
+            raise CacheUseError(
+                f"this cache was made while the model computed in {made_for}, and it computes in "
+                f"{str(dtype).removeprefix('torch.')} now: make another with new_cache()"
+            )
+
+    def begin_generate(self, use: Use) -> Use | None:
+        """Learn that a call of `generate` brings tokens until the use is over.
+
+        Returns
+        -------
+        The call of this thread that this one is made in, for `end_generate`.
+
+        Raises
+        ------
+        CacheUseError
+            Where another thread's call is under way.
+        """
+        self._check_generate()
+        around, self._generate = self._generate, use
+        return around
+
+    def end_generate(self, around: Use | None) -> None:
+        """Learn that the call is over, also one that Ctrl-C broke off in a forward pass."""
+        self._generate = around
+        # No hook told of that, and the pass would keep what the call refers to, this cache too.
+        if self._pass is not None and not self._pass.is_under_way:
+            self._pass.end()
+
+    def begin_forward(self, ids: torch.Tensor, mask: torch.Tensor | None, use: Use) -> None:
+        """Learn which tokens a forward pass brings.
+
+        Parameters
+        ----------
+        ids
+            (batch, tokens), left-padded.
+        mask
+            (batch, past + tokens) of zeros for padding, or None.
+        use
+            Is over when the pass is.
+        """
+        self._check_generate()
+        self._take_turn(use)
+        try:
+            self._begin(ids, mask, use)
+        except BaseException:
+            use.end()
+            raise
+
+    def end_forward(self) -> None:
+        """Learn that the forward pass got through, and its tokens count.
+
+        Raises
+        ------
+        CacheUseError
+            Where a layer left the cache out; the pass is then forgotten.
+        """
+        self.spans.end()
+        use = self._pass
+        try:
+            self.end_joined()
+        finally:
+            # Last, because another thread that waits for its turn may fork this cache at once.
+            if use is not None:
+                use.end()
+
+    def store(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Store a layer's new keys and values, (batch, kv_heads, tokens, head_dim)."""
+        plan = self._planned(layer, keys, values)
+        layout, runtime = self._runtime.layout, self._runtime
+        fresh: list[tuple[torch.Tensor, torch.Tensor] | None] = []
+        for share in plan.shares:
+            if plan.tokens == share.tokens == 1 and runtime.append_token(
+                layer, share.sequence, keys, values, share.batch_rows[0]
+            ):
+                fresh.append(None)
+                continue
+            rounded = []
+            for states in (keys, values):
+                own = _newest(states[share.batch_rows[0]], share.tokens)
+                stored, overflows = layout.round(own)
+                runtime.counters.fp16_overflows += overflows
+                rounded.append(stored)
+            if share.tokens:
+                runtime.append(layer, share.sequence, rounded[0], rounded[1])
+            fresh.append((rounded[0], rounded[1]))
+        self._fresh[layer] = fresh
+        self._index_lengths[layer] += plan.tokens
+
+    @property
+    def takes_predictions(self) -> bool:
+        """Whether the settings leave it open that queries are predicted."""
+        return self._runtime.settings.query is not QuerySource.TRUE
+
+    def announce(self, layer: int, query: torch.Tensor, scaling: float) -> None:
+        """Let every sequence select for a layer before the layer's own turn.
+
+        Parameters
+        ----------
+        layer
+            Index of the decoder layer; its new keys and values are not stored yet.
+        query
+            Predicted, (batch, query_heads, 1, head_dim).
+        scaling
+            Factor on inner products.
+        """
+        assert self._plan is not None
+        for share in self._plan.shares:
+            if share.tokens:
+                own = query[share.batch_rows[0]]
+                self._runtime.announce(layer, share.sequence, own, scaling)
+
+    def attend(self, layer: int, query: torch.Tensor, scaling: float) -> torch.Tensor:
+        """Attend to what `store` just completed.
+
+        Parameters
+        ----------
+        layer
+            Index of the decoder layer.
+        query
+            (batch, query_heads, tokens, head_dim).
+        scaling
+            Factor on inner products.
+
+        Returns
+        -------
+        (batch, tokens, query_heads, head_dim), contiguous; zeros for padding.
+        """
+        assert self._plan is not None
+        batch, heads, tokens, head_dim = query.shape
+        shares, fresh = self._plan.shares, self._fresh.pop(layer)
+        if batch == tokens == 1 and fresh[0] is None:
+            attended = self._runtime.attend_selected(
+                layer, shares[0].sequence, query[0], None, scaling
+            )
+            return attended.view(1, 1, heads, head_dim)
+        if batch == 1 and shares[0].tokens == tokens:
+            return self._attended(layer, shares[0], query, scaling, fresh[0]).contiguous()[None]
+        out = query.new_zeros((batch, tokens, heads, head_dim))
+        for share, new in zip(shares, fresh, strict=True):
+            if share.tokens:
+                attended = self._attended(layer, share, query, scaling, new)
+                for row in share.batch_rows:
+                    out[row, tokens - share.tokens :] = attended
+        return out
+
+    # --- what a joined batch calls ---------------------------------------------------------
+
+    @property
+    def engine(self) -> Engine:
+        """What this cache shares with others."""
+        return self._engine
+
+    @property
+    def row_lengths(self) -> list[int]:
+        """The tokens that each batch row holds, padding left out, of passes that got through."""
+        if not self._closer.alive:
+            raise CacheUseError(_CLOSED)
+        length = self.get_seq_length()
+        return [length - pad for pad in self._batch.pads]
+
+    def begin_joined(self, ids: torch.Tensor, mask: torch.Tensor | None, use: Use) -> None:
+        """Begin this cache's part of a pass of several, whose turn it is; as `begin_forward`."""
+        self._check_generate()
+        self._check_process()
+        self._recover()
+        self._take_tokens(ids, mask, use)
+
+    def end_joined(self) -> None:
+        """Learn that a pass got through, whose turn others end; as `end_forward`."""
+        plan = self._plan
+        if plan is not None:
+            check_attended(plan, self._index_lengths, self._fresh)
+        self._forget_forward()
+
+    # --- inside ----------------------------------------------------------------------------
+
+    def _attended(
+        self,
+        layer: int,
+        share: SequenceShare,
+        query: torch.Tensor,
+        scaling: float,
+        fresh: tuple[torch.Tensor, torch.Tensor] | None,
+    ) -> torch.Tensor:
+        """Return what one sequence's new tokens see, (tokens, query_heads, head_dim)."""
+        own, sequence, runtime = query[share.batch_rows[0]], share.sequence, self._runtime
+        # Only a forward of a single token selects; longer ones attend to everything.
+        if query.shape[2] == 1:
+            keys = None if fresh is None else fresh[0]
+            attended = runtime.attend_selected(layer, sequence, own, keys, scaling)
+        else:
+            assert fresh is not None
+            own = _newest(own, share.tokens)
+            attended = runtime.attend_dense(layer, sequence, own, *fresh, scaling)
+        return attended.transpose(0, 1)
+
+    def _planned(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> ForwardPlan:
+        plan = self._plan
+        if plan is None or self._pass is None or not self._pass.is_own:
+            raise self._untold()
+        if self._index_lengths[layer] != plan.start:
+            raise CacheUseError(
+                f"layer {layer} brings keys and values twice in one forward pass: each layer needs "
+                "a number (layer_idx) of its own"
+            )
+        check_states(plan, self._runtime.shape, layer, keys, values)
+        return plan
+
+    def _alone(self, use: Use) -> Use:
+        """Return a use that has its turn; the cache holds whole tokens."""
+        self._take_turn(use)
+        return use
+
+    def _take_turn(self, use: Use) -> None:
+        self._check_process()
+        self._engine.turns.take(use)
+        try:
+            self._recover()
+            self._engine.serve(self._family)
+        except BaseException:
+            use.end()
+            raise
+
+    def _begin(self, ids: torch.Tensor, mask: torch.Tensor | None, use: Use) -> ForwardPlan:
+        """Begin a forward pass whose turn it is."""
+        plan = self._take_tokens(ids, mask, use)
+        # Last, so that the ids are kept even where the drive failed since the step before.
+        self._runtime.begin_step()
+        self.spans.begin(ids.shape[1])
+        return plan
+
+    def _take_tokens(self, ids: torch.Tensor, mask: torch.Tensor | None, use: Use) -> ForwardPlan:
+        start = self.get_seq_length()
+        shares = self._batch.begin_forward(ids, start, mask)
+        plan = ForwardPlan(start=start, tokens=ids.shape[1], batch=ids.shape[0], shares=shares)
+        self._plan, self._pass, self._fresh = plan, use, {}
+        return plan
+
+    def _recover(self) -> None:
+        """Free dropped caches and forget a forward pass that broke off.
+
+        The cache holds whole tokens again afterwards.
+        """
+        if not self._closer.alive:
+            raise CacheUseError(_CLOSED)
+        self._engine.free_dropped()
+        if self._plan is None:
+            return
+        start = self._plan.start
+        if start == 0:
+            self._forget_tokens()
+            return
+        self._batch.truncate(start)
+        self._index_lengths = [start] * len(self._index_lengths)
+        self._forget_forward()
+
+    def _forget_tokens(self) -> None:
+        self._batch.clear()
+        self._index_lengths = [0] * len(self._index_lengths)
+        self._forget_forward()
+
+    def _forget_forward(self) -> None:
+        self._plan = self._pass = None
+        self._fresh = {}
+
+    def _check_process(self) -> None:
+        if self._engine.is_inherited:
+            raise CacheUseError(
+                f"this cache belongs to the process that made it, and this is a fork of it (process"
+                f" {os.getpid()}): save_session there and load_session in a process that was "
+                "spawned, not forked (multiprocessing.get_context('spawn'))"
+            )
+
+    def _check_generate(self) -> None:
+        if self._generate is not None and self._generate.is_elsewhere:
+            raise CacheUseError(
+                "another thread is generating with this cache: give each thread a fork() of it"
+            )
+
+    def _untold(self) -> CacheUseError:
+        """Return why nobody announced what is being stored."""
+        if not self._closer.alive:
+            return CacheUseError(_CLOSED)
+        self._check_process()
+        if self._model is None:
+            return CacheUseError(
+                "this cache was not told about the forward pass: call the model that was attached"
+            )
+        return self._model.untold()
+
+
+def _newest(states: torch.Tensor, tokens: int) -> torch.Tensor:
+    """Return the last tokens of (heads, tokens, head_dim), as a view."""
+    return states if tokens == states.shape[1] else states[:, states.shape[1] - tokens :]
