@@ -207,7 +207,8 @@ class UringEngine:
     def __init__(self, threads: int, calls: DriveCalls, depth: int = DEPTH) -> None:
         self._calls = calls
         self._depth = depth
-        self._local = threading.local()
+        # None once it is closed.
+        self._local: threading.local | None = threading.local()
         # Rings of threads that ended are gone from here.
         self._rings: weakref.WeakSet[IORing] = weakref.WeakSet()
         self._changing = threading.Lock()
@@ -232,9 +233,13 @@ class UringEngine:
         with self._changing:
             for ring in self._rings:
                 ring.close()
+        # Never left to the garbage collector: CPython 3.11 frees such an object under a lock that
+        # `sys._current_frames` holds while it may collect, and would wait for itself.
+        self._local = None
         self._plain.close()
 
     def _ring(self) -> IORing:
+        assert self._local is not None
         ring: IORing | None = getattr(self._local, "ring", None)
         # A child of a fork that used its parent's ring would take away the parent's reads.
         if ring is None or ring.is_inherited:
