@@ -279,20 +279,7 @@ class Runtime:
     ) -> torch.Tensor:
         """Attend to everything: past rows block by block, then the new tokens causally.
 
-        Parameters
-        ----------
-        layer, sequence
-            Where the new tokens were just appended.
-        query
-            (query_heads, tokens, head_dim) on the model's device.
-        keys, values
-            The new tokens', stored type, (kv_heads, tokens, head_dim), on the model's device.
-        scaling
-            Factor on inner products.
-
-        Returns
-        -------
-        (query_heads, tokens, head_dim) in the query's type.
+        Parameters and result as in `DenseAttention.attend`.
         """
         # First, while rows that were just appended are promoted: attention waits for that.
         self.code_full_segments(layer, sequence, keys)

@@ -29,18 +29,7 @@ class HillInferCache(PassingCache):
     own. Identical rows of a batch (beams, `num_return_sequences`) are stored once and part when
     their tokens do.
 
-    Parameters
-    ----------
-    engine
-        Where rows and shadow live, with those of other caches.
-    family
-        The cache that this is a fork of and its other forks; None for a cache of its own.
-    batch
-        The rows to start with, None for an empty cache.
-    identity
-        Of the model, for saving sessions; without one none can be saved.
-    model
-        The model that was attached, for messages.
+    Made by `Attachment.new_cache` and `load_session`; parameters as in `PassingCache`.
 
     Notes
     -----
