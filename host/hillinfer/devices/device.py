@@ -217,7 +217,7 @@ class ScoringDevice(Protocol):
         scope
             What shares one selected set.
         queries
-            A query block per segment, one behind the other (contract, section 6).
+            A query block per segment, one behind the other (contract, section 10).
         segments
             What to score; at least one, each of at least one token.
 
@@ -241,7 +241,7 @@ _POSITION = np.uint32(WINDOW_TOKENS - 1)
 
 
 class ScoreArrays:
-    """Score arrays and query blocks of a launch's segments, one behind the other (section 6).
+    """Score arrays and query blocks of a launch's segments, one behind the other (section 10).
 
     Parameters
     ----------
@@ -312,7 +312,7 @@ class ScoreArrays:
         return ScoredTokens(index, first, tuples)
 
 
-# --- Query blocks of many segments at once (contract, section 6) ---
+# --- Query blocks of many segments at once (contract, section 10) ---
 
 
 def pack_query_blocks(spec: KernelSpec, queries: LaunchQueries) -> Beats:

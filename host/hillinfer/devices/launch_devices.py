@@ -320,7 +320,7 @@ class GoldenScorer:
     def statistics(
         self, keys: torch.Tensor, first_position: int, preceding: ChannelStatistics | None
     ) -> ChannelStatistics:
-        """Take a segment's channel statistics (contract, section 2); see `Scorer`."""
+        """Take a segment's channel statistics (contract, section 3); see `Scorer`."""
         return self._model.statistics(_fp16_codes(keys), first_position, preceding)
 
     def encode(
@@ -330,7 +330,7 @@ class GoldenScorer:
         shadow: NDArray[np.uint8],
         first_token: int,
     ) -> None:
-        """Write codes and exponents into a segment's shadow (contract, section 5); see `Scorer`."""
+        """Write codes and exponents into a segment's shadow (contract, section 9); see `Scorer`."""
         write_codes(
             shadow, first_token, self._model.encode(_fp16_codes(keys), statistics), self.spec
         )
@@ -364,7 +364,7 @@ class GoldenScorer:
         segments: Sequence[SegmentShadow],
         coming: int = 0,
     ) -> Iterator[ScoreBlock]:
-        """Score every token of consecutive segments (contract, sections 3 to 6); see `Scorer`."""
+        """Score every token of consecutive segments (contract, sections 4 to 11); see `Scorer`."""
         if query.dtype != torch.float32:
             raise TypeError(f"a query is float32, not {query.dtype}; use query.float()")
         coded = [

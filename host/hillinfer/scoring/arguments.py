@@ -131,7 +131,7 @@ def statistics_tokens(
     Returns
     -------
     float16 of shape (tokens, kv_heads, head_dim) without the sinks, or where they are too few
-    `preceding` itself or the contract's default (contract, section 2).
+    `preceding` itself or the contract's default (contract, section 3).
 
     Raises
     ------
