@@ -30,7 +30,7 @@ class IOChoice(StrEnum):
     THREADS = "threads"
 
 
-# --- Which query chooses a layer's tokens ---
+# --- Names of choices ---
 
 
 class QuerySource(StrEnum):
@@ -46,17 +46,11 @@ class QuerySource(StrEnum):
     PREDICTED = "predicted"
 
 
-# --- The choice between exact and sparse reading of a question ---
-
-
 class QuestionReading(StrEnum):
     """How the tokens after the document are read."""
 
     CHUNKS = "chunks"
     SINGLY = "singly"
-
-
-# --- Names of the latency models that β can be solved from ---
 
 
 class ModelName(StrEnum):
@@ -65,9 +59,6 @@ class ModelName(StrEnum):
     SCORES_THEN_ROWS = "scores_then_rows"
     PARALLEL = "parallel"
     TWO_LINKS = "two_links"
-
-
-# --- What a user can choose about a device ---
 
 
 @dataclass(frozen=True)
@@ -90,7 +81,7 @@ class DeviceOptions:
     pynq_python: Path | None = None
 
 
-# --- Everything a user can choose about a cache ---
+# --- Settings ---
 
 AUTO = "auto"
 # Far more than helps; what is allocated by a count must not be decided by a slip of the keyboard.

@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from hillinfer.errors import HillInferWarning, SetupWarning, without_python_names
 
-# --- Standard error for people: plain text, never styled by what it happens to contain ---
+# --- Lines for people ---
 
 _FILE_COLUMNS = 100
 
@@ -93,7 +93,7 @@ def quiet_transformers() -> None:
         logging.disable_progress_bar()
 
 
-# --- What native libraries write to standard error before they raise ---
+# --- Messages of native libraries ---
 
 _STANDARD_ERROR = 2
 
@@ -127,7 +127,7 @@ def panics_unsaid() -> Iterator[None]:
             os.write(_STANDARD_ERROR, kept.read())
 
 
-# --- Progress of prefill and decode on standard error: a bar on a terminal, lines elsewhere ---
+# --- Progress ---
 
 _LINE_SHARE = 0.1
 _REDRAW_SECONDS = 0.1

@@ -28,7 +28,7 @@ from hillinfer.errors import (
     SettingsError,
 )
 
-# --- How every command ends: its standard streams, signals, the one line and the exit status ---
+# --- How a command ends ---
 
 _RUN_MODULES = frozenset({"torch", "transformers", "safetensors", "gguf", "accelerate"})
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -359,7 +359,7 @@ class _Messages(_Guarded):
         return otherwise
 
 
-# --- A command with subcommands, each of which ends as `cli/ending.py` says ---
+# --- Commands with subcommands ---
 
 
 class Program:

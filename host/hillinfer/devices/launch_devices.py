@@ -49,7 +49,7 @@ from hillinfer_model.score_block import ScoreBlock
 from hillinfer_model.score_launch import SCOPE_NUMBERS, ScoreLaunch
 from hillinfer_model.status_beat import StatusBeat
 
-# --- A `ScoringDevice` over an execution that takes whole launches: memory is an array ---
+# --- Devices that take whole launches ---
 
 # As much as a SmartSSD's DRAM; memory that is not written to is not taken.
 MEMORY_BYTES = 4 << 30
@@ -151,7 +151,7 @@ class LaunchDevice:
             raise DeviceError(f"segment {index} of a launch ended with error {status.error.name}")
 
 
-# --- The device `core`: a processor core that stands for one near the drive ---
+# --- The device `core` ---
 
 
 def open_core(
@@ -261,7 +261,7 @@ def _read(
     yield from waiting()
 
 
-# --- The device `csim`: the HLS C++ compiled for this machine ---
+# --- The device `csim` ---
 
 
 def open_csim(
@@ -298,7 +298,7 @@ def _execution() -> object:
     return importlib.import_module("hillinfer_hw.csim").CsimExecution()
 
 
-# --- The execution `golden`: the numpy golden model behind the scorer seam ---
+# --- The execution `golden` ---
 
 
 class GoldenScorer:

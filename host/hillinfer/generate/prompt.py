@@ -19,7 +19,7 @@ from hillinfer.generate import chat_template_child
 from hillinfer.generate.special_tokens import MaskedText, PromptError, SpecialTokens, TextEncoder
 from hillinfer.values import format_bytes
 
-# --- Rendering a model's chat template in bounded time and memory ---
+# --- Chat templates ---
 #
 # A template is a program that comes with the model. Loops in loops, a repeated text or a power of
 # numbers run for ever or take all memory, some of them in one step that nothing inside the
@@ -101,7 +101,7 @@ def _unusable(reason: str) -> TemplateError:
     )
 
 
-# --- Token ids of a document and of questions about it, so that the document's come first ---
+# --- Documents and questions ---
 
 __all__ = [
     "DocumentPrompt",
@@ -268,7 +268,7 @@ class DocumentPrompt(QuestionPrompt):
         return self._encoder.ids(text, add_special_tokens=self.form is PromptForm.PLAIN)
 
 
-# --- Texts from files and pipes, in bounded time and memory whatever a path leads to ---
+# --- Texts from files and pipes ---
 
 # Fifty million tokens of English and more than any model has positions for.
 MOST_BYTES = 256 << 20

@@ -10,7 +10,7 @@ from typing import Any
 from hillinfer.library_calls import ModelError
 from hillinfer.values import format_bytes
 
-# --- JSON files of models, read in bounded time and memory ---
+# --- JSON files ---
 
 # Libraries copy what they read, a microsecond or a few for each value and each copy.
 _MOST_VALUES = 1 << 20
@@ -114,7 +114,7 @@ def _finite(text: str) -> float:
     return value
 
 
-# --- A model's `tokenizer.json`, looked at before a library reads it ---
+# --- `tokenizer.json` ---
 #
 # Its normalizer and its decoder are small programs. Eight replacements of a letter by fifty, one
 # after the other, make more text of one letter than any memory holds, in native code that then ends

@@ -14,7 +14,7 @@ from hillinfer.library_calls import ModelError, one_line
 from hillinfer.models.json_files import check_size, read_json_object
 from hillinfer.values import format_bytes
 
-# --- What a file says of one of its tensors ---
+# --- Tensors ---
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,7 @@ class StoredTensor:
         return prod(self.shape)
 
 
-# --- Which weight of a model each stored tensor becomes, by the names that transformers gives
-# them ---
+# --- Names ---
 
 _LETTERS = 100
 
@@ -102,7 +101,7 @@ def _renamed(skeleton: Any, names: Iterable[str]) -> list[tuple[str, str]]:
     return found
 
 
-# --- The safetensors files of a model folder: which there are, and what they say they hold ---
+# --- Safetensors files ---
 
 _ONE_FILE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -211,8 +210,7 @@ def some(names: list[str]) -> str:
     return f"{shown} and {len(names) - 3} more" if len(names) > 3 else shown
 
 
-# --- Whether a model's weights are those that its settings describe: all of them, and nothing
-# else ---
+# --- Weights against settings ---
 
 _FIX = "config and weights are not of one model, or a file is incomplete: get the model anew"
 _SHOWN = 3

@@ -21,7 +21,7 @@ from hillinfer_model.choices import Rule, Scope
 from hillinfer_model.kernel_spec import BEAT_BYTES, GROUP_TOKENS, KernelSpec
 from hillinfer_model.scores import offset_count
 
-# --- A thread of the native library that scores launches ---
+# --- The scoring thread ---
 
 
 class LaunchThread:
@@ -98,8 +98,7 @@ def _close(library: NativeLibrary, thread: ctypes.c_void_p, held: list[object]) 
     held.clear()
 
 
-# --- A query's way to a launch, and launches themselves, in C++ (contract, sections 4, 6 and 10)
-# ---
+# --- Queries and launches ---
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
 from hillinfer_model.score_block import ScoreBlock
 from hillinfer_model.score_tuples import WINDOW_TOKENS
 
-# --- The exact top of selected sets whose tuples are there as a whole, in C++ ---
+# --- The exact top of tuples ---
 
 
 def native_top(
@@ -74,7 +74,7 @@ def native_top(
     return list(chosen)
 
 
-# --- The scoring contract on the host CPU, in C++ ---
+# --- The scorer ---
 
 _NOTHING = Wanted(0, 0, 0)
 

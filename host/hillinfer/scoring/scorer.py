@@ -19,7 +19,7 @@ from hillinfer_model.kernel_spec import KernelSpec
 from hillinfer_model.score_block import ScoreBlock
 from hillinfer_model.selection import kept_positions
 
-# --- How much is selected of a sequence ---
+# --- How many tokens to select ---
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Wanted:
             raise ValueError(f"count={self.count} is outside {kept}..{length}")
 
 
-# --- The interface of whatever executes the scoring contract ---
+# --- The scorer's interface ---
 
 
 @dataclass(frozen=True)
@@ -217,7 +217,7 @@ class Scorer(Protocol):
         ...
 
 
-# --- A segment whose shadow comes from the drive when it is scored ---
+# --- Shadows that are read while they are scored ---
 
 
 class StreamedShadow(SegmentShadow):
@@ -280,7 +280,7 @@ class StreamedShadow(SegmentShadow):
         return self._probes
 
 
-# --- The exact top α of score blocks, merged as they come ---
+# --- The exact top of score blocks ---
 
 
 class TopAlpha:

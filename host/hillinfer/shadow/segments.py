@@ -19,7 +19,7 @@ from hillinfer.shadow.arena import ShadowArena
 from hillinfer_model.channel_statistics import ChannelStatistics
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
-# --- The shadow of one segment in all layers, shared by the sequences that have it in common ---
+# --- Segments ---
 
 
 @dataclass(slots=True)
@@ -82,7 +82,7 @@ class Segment:
         return copy
 
 
-# --- What a device holds of segments, and what DRAM counts for it ---
+# --- Segments on a device ---
 
 
 class ResidentShadows:

@@ -14,7 +14,7 @@ from typing import TextIO
 
 from hillinfer.errors import HillInferError, SettingsError
 
-# --- Reads files that somebody else may have made: regular ones alone, of a sensible size ---
+# --- Reading files of others ---
 
 _MOST_LINE = 1 << 20
 
@@ -73,8 +73,7 @@ def _checked(file: Path, descriptor: int, most_bytes: int) -> int:
     return facts.st_size
 
 
-# --- Files that a run leaves: checked before it begins, written whole, for nobody but their
-# owner ---
+# --- Writing files of a run ---
 
 _FOLDER_MODE = 0o700
 _FILE_MODE = 0o600
@@ -317,7 +316,7 @@ def _scratch(folder: Path, data: bytes) -> Path:
     return path
 
 
-# --- Where HillInfer keeps files between runs ---
+# --- The user's cache directory ---
 
 _OWNER_ONLY = 0o700
 

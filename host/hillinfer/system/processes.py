@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-# --- Processes in a session of their own, ended with everything they have started ---
+# --- Sessions of processes ---
 #
 # Also a program that uses nothing but Python itself, `child_session.py FOLDER LIFE`: see
 # `SessionGuard`.
@@ -83,7 +83,7 @@ def main() -> None:
 if __name__ == "__main__":
     main()
 
-# --- A process that ends a session where its host was killed ---
+# --- The guard of a session ---
 
 
 class SessionGuard:

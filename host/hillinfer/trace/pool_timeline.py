@@ -13,7 +13,7 @@ from pathlib import Path
 from hillinfer.errors import HillInferWarning
 from hillinfer.trace.trace_file import private_file
 
-# --- What some rows took to read ---
+# --- What is written of a layer and step ---
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,6 @@ class ReadCost:
 
     def __add__(self, other: ReadCost) -> ReadCost:
         return ReadCost(self.reads + other.reads, self.byte_count + other.byte_count)
-
-
-# --- What happened to the pools of one layer in one decode step ---
 
 
 @dataclass
@@ -71,7 +68,7 @@ class LayerStep:
         self.read_bytes += cost.byte_count
 
 
-# --- Writes the timeline of the pools as it happens ---
+# --- The file ---
 
 COLUMNS = tuple(field.name for field in fields(LayerStep))
 _BUFFER_BYTES = 1 << 14

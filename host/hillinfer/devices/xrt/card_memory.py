@@ -16,7 +16,7 @@ from pathlib import Path
 
 from hillinfer.devices.xrt.xclbin import XclbinError
 
-# --- The kernels on a card, as an xclbin's IP_LAYOUT and CONNECTIVITY list them ---
+# --- Kernels ---
 
 _COUNT8, _COUNT4 = struct.Struct("<i4x"), struct.Struct("<i")
 # Type, properties, base address, name.
@@ -107,7 +107,7 @@ def unpack_connections(content: bytes, name: str) -> list[Connection]:
     ]
 
 
-# --- The memories of a card, as an xclbin's MEM_TOPOLOGY lists them ---
+# --- Memory banks ---
 
 _COUNT = struct.Struct("<i4x")
 # Type, used, size in KiB, base address, tag.
@@ -174,7 +174,7 @@ def unpack_banks(content: bytes, name: str) -> list[MemoryBank]:
     return banks
 
 
-# --- Who has taken how much of a card's memory: processes share a card by it ---
+# --- Memory taken by processes ---
 
 
 class MemoryClaims:
