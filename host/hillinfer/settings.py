@@ -14,6 +14,8 @@ from hillinfer.errors import SettingsError
 from hillinfer.values import ByteSize, byte_size, choice, path, real_number, text, whole_number
 from hillinfer_model.choices import KeyMode, Rule, Scope
 
+# --- Choices ---
+
 
 class PoolSizes(StrEnum):
     """Whether all hot pools have the same size, or those with more misses a larger one."""
@@ -28,9 +30,6 @@ class IOChoice(StrEnum):
     AUTO = "auto"
     URING = "uring"
     THREADS = "threads"
-
-
-# --- Names of choices ---
 
 
 class QuerySource(StrEnum):

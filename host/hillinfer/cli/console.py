@@ -100,7 +100,7 @@ _STANDARD_ERROR = 2
 
 @contextmanager
 def panics_unsaid() -> Iterator[None]:
-    """Leave out what the system's standard error is written in a block that fails.
+    """Leave out what native libraries write to standard error in a block that raises.
 
     A library in Rust that panics, as a tokenizer does over a hostile pattern, writes where in its
     sources that was and then raises what the command makes its one line of. What is written in a

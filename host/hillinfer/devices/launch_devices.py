@@ -169,7 +169,9 @@ def open_core(
 
 
 class CoreDevice:
-    """A `ScoringDevice` that works in parallel to the host wherever there is a second core.
+    """A `ScoringDevice` on a processor core of this machine, which stands for one near the drive.
+
+    It works in parallel to the host wherever there is a second core.
 
     It is given bytes in the launch format and answers with score arrays, as a card does, and its
     memory is as large as a SmartSSD's; but that memory is this machine's, which M0 does not count.
@@ -302,7 +304,7 @@ def _execution() -> object:
 
 
 class GoldenScorer:
-    """A `Scorer` for tests and for people without hardware: right first, not fast.
+    """The numpy golden model as a `Scorer`, for tests: right first, not fast.
 
     Parameters
     ----------

@@ -21,6 +21,7 @@ from hillinfer.errors import SHORTAGE, ColdPoolError, reason_of, way_out
 
 # --- Page-aligned memory ---
 
+# What direct I/O reads into and writes from.
 PAGE_BYTES = mmap.PAGESIZE
 
 

@@ -42,7 +42,7 @@ _ENTRIES, _FLAGS, _FEATURES, _SQ, _CQ, _WORDS = 0, 2, 5, 10, 20, 30
 
 
 class IORing:
-    """Reads of one thread, the one that made the ring.
+    """One ring: the thread that made it hands reads over and takes them back in any order.
 
     Parameters
     ----------

@@ -67,7 +67,7 @@ _ORDERED = (("low_freq_factor", "high_freq_factor", 0.0, _LARGE), ("beta_slow", 
 
 
 def check_rotary(name: str, value: Any, where: object) -> None:
-    """Refuse parameters that no positions can be computed from.
+    """Refuse rotary parameters that no positions can be computed from.
 
     Parameters
     ----------

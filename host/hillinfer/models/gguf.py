@@ -37,7 +37,7 @@ _ALIGNMENT = 32
 
 
 class GgufHeader:
-    """What a GGUF file says of itself.
+    """What a GGUF file says of itself, read once before a library believes its counts.
 
     Parameters
     ----------

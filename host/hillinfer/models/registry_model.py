@@ -81,7 +81,7 @@ _SECONDS = 1800
 
 
 def download_wheel(package: str, version: str, folder: Path) -> Path:
-    """Fetch a wheel without its dependencies and return its path in the folder.
+    """Fetch a wheel with pip, without its dependencies, and return its path in the folder.
 
     Parameters
     ----------

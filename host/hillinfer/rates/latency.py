@@ -68,7 +68,7 @@ class RunningShares:
 
 
 class LatencyModel(ABC):
-    """A model of one decode step of one layer; subclasses override `latency`.
+    """How long one layer's decode step takes to score and to read; subclasses override `latency`.
 
     Parameters
     ----------
@@ -221,7 +221,7 @@ class ScoresThenRows(ParallelScorers):
 
 
 class TwoLinkScorers(ParallelScorers):
-    """As `ParallelScorers`, but the device's rows pass two links, one after the other.
+    """As `ParallelScorers`, but the device's rows pass two links (HillInfer, figure 16b).
 
     Section 5.4 prints β = fc·(Bs·Bc + α·Bc·fs + α·Bs·fs) / (Bs·fs·(Bc + α·fc)) without a model.
     Divided by Bc·Bs·fs and by Bc·fc it reads (1/fs + α/Bs + α/Bc) / (1/fc + α/Bc): what balances

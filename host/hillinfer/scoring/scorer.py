@@ -221,7 +221,7 @@ class Scorer(Protocol):
 
 
 class StreamedShadow(SegmentShadow):
-    """A `SegmentShadow` that is read when it is asked for.
+    """A `SegmentShadow` that is read from the drive when it is scored.
 
     Parameters
     ----------

@@ -63,7 +63,7 @@ class SegmentLayer:
 
 
 class Segment:
-    """1,024 positions in every layer.
+    """One segment in every layer, shared by the sequences that have it in common.
 
     Parameters
     ----------

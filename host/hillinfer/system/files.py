@@ -318,8 +318,6 @@ def _scratch(folder: Path, data: bytes) -> Path:
 
 # --- The user's cache directory ---
 
-_OWNER_ONLY = 0o700
-
 
 def user_cache_dir(*parts: str) -> Path:
     """Return a folder below the user's cache directory, which only the user can enter.
@@ -359,4 +357,4 @@ def _keep_for_owner(folder: Path) -> None:
             "remove it, or set XDG_CACHE_HOME to a folder of yours"
         )
     if stat.S_IMODE(found.st_mode) & 0o077:
-        folder.chmod(_OWNER_ONLY)
+        folder.chmod(_FOLDER_MODE)

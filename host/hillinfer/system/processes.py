@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Child processes that end together with everything they have started."""
+"""Child processes that end together with everything they have started.
+
+Run by its path with `FOLDER LIFE`, this file is the guard of a session (`SessionGuard`): it uses
+nothing but Python itself.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +18,6 @@ from contextlib import suppress
 from pathlib import Path
 
 # --- Sessions of processes ---
-#
-# Also a program that uses nothing but Python itself, `child_session.py FOLDER LIFE`: see
-# `SessionGuard`.
 
 _KILL_S = 10.0
 
@@ -73,16 +74,6 @@ def _kill(kill: Callable[[int, int], None], number: int) -> None:
         kill(number, signal.SIGKILL)
 
 
-def main() -> None:
-    """Wait until the process that holds the pipe's other end has ended, then end a folder."""
-    folder, life = Path(sys.argv[1]), int(sys.argv[2])
-    os.read(life, 1)
-    end_folder(folder)
-
-
-if __name__ == "__main__":
-    main()
-
 # --- The guard of a session ---
 
 
@@ -127,3 +118,14 @@ class SessionGuard:
             os.write(self._life, b"\0")
         os.close(self._life)
         self._process.wait()
+
+
+def main() -> None:
+    """Wait until the process that holds the pipe's other end has ended, then end a folder."""
+    folder, life = Path(sys.argv[1]), int(sys.argv[2])
+    os.read(life, 1)
+    end_folder(folder)
+
+
+if __name__ == "__main__":
+    main()

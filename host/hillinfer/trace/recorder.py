@@ -69,7 +69,7 @@ class Recorder(Protocol):
         ...
 
 
-# Without state, so that everybody can have the same one.
+# Without state, so that all callers can have the same one.
 _NOTHING = nullcontext()
 
 

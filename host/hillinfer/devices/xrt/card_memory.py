@@ -29,7 +29,7 @@ _PROTOCOL_SHIFT, _AP_CTRL_CHAIN = 8, 1
 
 @dataclass(frozen=True)
 class KernelInstance:
-    """One kernel on a card.
+    """One kernel on a card, as an xclbin's IP_LAYOUT lists it.
 
     Parameters
     ----------
@@ -123,7 +123,7 @@ class MemoryType(IntEnum):
 
 @dataclass(frozen=True)
 class MemoryBank:
-    """One memory.
+    """One memory of a card, as an xclbin's MEM_TOPOLOGY lists it.
 
     Parameters
     ----------

@@ -59,7 +59,7 @@ _MOST_BYTES = 1 << 30
 
 @dataclass(frozen=True)
 class Xclbin:
-    """What an xclbin holds.
+    """What an xclbin holds, the container that a card is loaded with (XRT's `struct axlf`).
 
     Parameters
     ----------
