@@ -43,8 +43,8 @@ class SegmentLayer:
         None until it is full or first scored.
     coded_tokens
         Tokens coded so far.
-    told
-        What scorers are told of a full shadow at rest in DRAM: the same object at every step, so
+    view
+        What scorers take of a full shadow at rest in DRAM: the same object at every step, so
         that they need to look at it only once.
     """
 
@@ -55,11 +55,11 @@ class SegmentLayer:
     probes: ProbeShadow | None = None
     statistics: ChannelStatistics | None = None
     coded_tokens: int = 0
-    told: SegmentShadow | None = None
+    view: SegmentShadow | None = None
 
     def drop_shadow(self) -> None:
         """Forget what DRAM holds of it."""
-        self.shadow, self.told = None, None
+        self.shadow, self.view = None, None
 
 
 class Segment:
@@ -153,10 +153,10 @@ class ResidentShadows:
         self._accountant.give(Part.SHADOW, own.resident.probes.shadow.nbytes)
         own.resident = None
 
-    def told(
+    def view(
         self, base: int, own: SegmentLayer, remake: Callable[[], NDArray[np.uint8]]
     ) -> ResidentShadow:
-        """Return what scorers are told of a segment that a device holds.
+        """Return what scorers take of a segment that a device holds.
 
         Parameters
         ----------
