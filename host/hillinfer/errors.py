@@ -11,7 +11,7 @@ import traceback
 from dataclasses import dataclass
 from enum import StrEnum
 
-# --- What the command's options are called in Python ---
+# --- Options by their names in Python ---
 
 # Options that are settings of the same name, but for the hyphens.
 _SETTINGS = (
@@ -43,7 +43,7 @@ def without_python_names(message: str) -> str:
     return _IN_PYTHON.sub("", message)
 
 
-# --- Errors and warnings a user can act on: each names the value and the fix ---
+# --- Errors and warnings ---
 
 
 class HillInferError(Exception):
@@ -96,7 +96,7 @@ class SetupWarning(HillInferWarning):
     """Drive and budget allow less than they should; the command says so before it starts."""
 
 
-# --- Why the system refused something, and what its user can do about it, in words ---
+# --- What the operating system refused ---
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 # What says something about this process and not about the file that was asked for.
@@ -141,7 +141,7 @@ def way_out(error: OSError, otherwise: str) -> str:
     return f"check the drive or {otherwise}"
 
 
-# --- What ended a run, in words that say how to go on ---
+# --- What ended a run ---
 
 # Variable that lets a defect show its traceback on standard error.
 TRACEBACK_VARIABLE = "HILLINFER_TRACEBACK"

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from hillinfer.errors import HillInferError
 
-# --- Errors about models that a user can act on ---
+# --- Errors about models ---
 
 
 class ModelError(HillInferError):
@@ -23,8 +23,7 @@ class FitError(HillInferError):
     """Weights, activations, DRAM budget or cold pool do not fit this machine."""
 
 
-# --- The one place where what transformers and its parts raise over a model's files becomes a
-# line ---
+# --- Libraries' exceptions as one line ---
 
 _MOST_LETTERS = 300
 _NOT_OURS = (KeyboardInterrupt, SystemExit, GeneratorExit, HillInferError)

@@ -14,6 +14,8 @@ from hillinfer.errors import SettingsError
 from hillinfer.values import ByteSize, byte_size, choice, path, real_number, text, whole_number
 from hillinfer_model.choices import KeyMode, Rule, Scope
 
+# --- Choices ---
+
 
 class PoolSizes(StrEnum):
     """Whether all hot pools have the same size, or those with more misses a larger one."""
@@ -30,9 +32,6 @@ class IOChoice(StrEnum):
     THREADS = "threads"
 
 
-# --- Which query chooses a layer's tokens ---
-
-
 class QuerySource(StrEnum):
     """The query that tokens are scored with; it changes which tokens are selected.
 
@@ -46,17 +45,11 @@ class QuerySource(StrEnum):
     PREDICTED = "predicted"
 
 
-# --- The choice between exact and sparse reading of a question ---
-
-
 class QuestionReading(StrEnum):
     """How the tokens after the document are read."""
 
     CHUNKS = "chunks"
     SINGLY = "singly"
-
-
-# --- Names of the latency models that β can be solved from ---
 
 
 class ModelName(StrEnum):
@@ -65,9 +58,6 @@ class ModelName(StrEnum):
     SCORES_THEN_ROWS = "scores_then_rows"
     PARALLEL = "parallel"
     TWO_LINKS = "two_links"
-
-
-# --- What a user can choose about a device ---
 
 
 @dataclass(frozen=True)
@@ -90,7 +80,7 @@ class DeviceOptions:
     pynq_python: Path | None = None
 
 
-# --- Everything a user can choose about a cache ---
+# --- Settings ---
 
 AUTO = "auto"
 # Far more than helps; what is allocated by a count must not be decided by a slip of the keyboard.

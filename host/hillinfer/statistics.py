@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 
-# --- What a runtime counts while it works ---
+# --- Counters ---
 
 
 @dataclass
@@ -40,7 +40,7 @@ class Counters:
     fp16_overflows: int = 0
 
 
-# --- What a cache did and what it took, as one frozen record ---
+# --- Statistics ---
 
 _COUNTING = frozenset(field.name for field in fields(Counters))
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from hillinfer.errors import SettingsError
 
-# --- Amounts of memory as people write them ---
+# --- Amounts of memory ---
 
 _UNITS = {
     "": 1,
@@ -112,7 +112,7 @@ def format_apart(one: int, other: int) -> tuple[str, str]:
     return f"{one} B", f"{other} B"
 
 
-# --- Single values that a user gives, as a person or a program writes them ---
+# --- Numbers, choices, paths and texts ---
 
 Choice = TypeVar("Choice", bound=StrEnum)
 
@@ -213,7 +213,7 @@ def _shown(value: Any) -> str:
         return f"(a number of {abs(operator.index(value)).bit_length()} bits)"
 
 
-# --- How many threads a user may ask for ---
+# --- Threads ---
 
 # OpenMP ends the process where it cannot have the threads that it was told to start.
 MOST_THREADS = 1024

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Channel statistics from FP16 keys (scoring contract, section 2).
+// Channel statistics from FP16 keys (scoring contract, section 3).
 //
 // X, a key in units of 2^-24, has 11 significant bits and is exact in float32; |X| < 2^40 and
 // |X - mean| < 2^41, so a double adds 2,048 of them without rounding, and int64 adds those sums.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From a query as the model made it to the selected sets (scoring contract, sections 3, 4 and 6).
+// From a query as the model made it to the selected sets (scoring contract, sections 4 to 8).
 #pragma once
 #include "sequence.h"
 
@@ -10,7 +10,7 @@ struct Choice {
     const float* query;   // Query heads * head_dim.
     int64_t head_stride;  // From one head to the next, in numbers.
     int64_t group_size;   // Query heads of a KV head.
-    float factor;         // Scaling in units of log2, of section 3.
+    float factor;         // Scaling in units of log2, of section 4.
     int32_t sinks;        // How many of the first tokens are kept, whatever their score,
     int64_t recent;       // and how many of the newest, a coming one among them.
     int64_t count;        // Selected tokens of a set, the kept ones included.
@@ -24,7 +24,7 @@ struct Quota {
     int64_t count;   // of all, the coming one among them.
 };
 
-// Writes the scaled query of section 3, rows * head_dim; false where it is not finite.
+// Writes the scaled query of section 4, rows * head_dim; false where it is not finite.
 bool scale_query(const Shape& shape, const Choice& choice, float* out);
 
 // Writes the sets of `sets` times `tokens` tuples, one behind the other, as `choose` does.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The contract's arithmetic, one number at a time (scoring contract, sections 2 to 4).
+// The contract's arithmetic, one number at a time (scoring contract, sections 2 to 7).
 //
 // Everything has internal linkage: each instruction set's file compiles its own copy, and the
 // linker must not mix them.
@@ -46,7 +46,7 @@ inline float clamp_float(float value, float low, float high) {
     return value > high ? high : value;
 }
 
-// 2^nu of the alignment, nu = s_h + t - 6 limited to +-24 (section 4).
+// 2^nu of the alignment, nu = s_h + t - 6 limited to +-24 (section 5).
 inline float alignment(int32_t query_exponent, int32_t token_exponent) {
     return float_of_bits((clamp_int(query_exponent + token_exponent - 6, -24, 24) + 127) << 23);
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// From a group of 64 tokens to L' and to tuples, for one instruction set (contract, section 4).
+// From a group of 64 tokens to L' and to tuples, for one instruction set (contract, sections 5, 7
+// and 11).
 //
 // `Products` makes inner products; the loops over 64 tokens here are plain so that the compiler
 // makes vector code of them for the flags this file is compiled with.

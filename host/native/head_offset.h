@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The offset B of one head (scoring contract, section 3).
+// The offset B of one head (scoring contract, section 6).
 #pragma once
 #include "contract.h"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Key codes and token exponents from FP16 keys, into a shadow (scoring contract, sections 2, 5).
+// Key codes and token exponents from FP16 keys, into a shadow (contract, sections 2, 3 and 9).
 #pragma once
 #include "contract.h"
 #include "kernels.h"

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Scores of a group where no number is large: the contract's results in fewer steps.
 //
-// No limit of section 4 is reached when 2^nu moves no product past 2^23 - 1 and no weight is near
-// 2^31. Real keys and queries are like that almost always; `tuples` says where they are not, and
-// the caller then goes the long way.
+// No limit of sections 5 and 7 is reached when 2^nu moves no product past 2^23 - 1 and no weight is
+// near 2^31. Real keys and queries are like that almost always; `tuples` says where they are not,
+// and the caller then goes the long way.
 #pragma once
 #include "contract.h"
 #include "shape.h"

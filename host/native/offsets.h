@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Offsets B and A from L' of the tokens that every execution looks at (contract, section 3).
+// Offsets B and A from L' of the tokens that every execution looks at (contract, section 6).
 #pragma once
 #include <cstdint>
 #include <vector>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Query codes and mean correction of one segment (scoring contract, section 3).
+// Query codes and mean correction of one segment (scoring contract, section 4).
 #pragma once
 #include "contract.h"
 #include "shape.h"

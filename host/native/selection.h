@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The exact top of one selected set (scoring contract, section 4: code descending, position
+// The exact top of one selected set (scoring contract, section 8: code descending, position
 // ascending).
 #pragma once
 #include <cstdint>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Scores a whole sequence in one pass over its shadows (scoring contract, sections 3 and 4).
+// Scores a whole sequence in one pass over its shadows (scoring contract, sections 5 to 7).
 #pragma once
 #include "kernels.h"
 

@@ -21,10 +21,8 @@ from hillinfer_hw.toolchain import MissingToolError, find_pynq_python
 from hillinfer_model.choices import KeyMode, Rule, Scope
 from hillinfer_model.golden_launch import run_score_launch, run_shadow_launch
 from hillinfer_model.kernel_spec import KernelSpec, ProductStyle
-from hillinfer_pynq.card import Card
-from hillinfer_pynq.errors import PynqError
-from hillinfer_pynq.execution import PATIENCE_S, PynqExecution
-from hillinfer_pynq.front_process import FrontProcess
+from hillinfer_pynq.execution import PATIENCE_S, Card, PynqExecution
+from hillinfer_pynq.front_process import FrontProcess, PynqError
 
 # Two KV heads of one query head: nothing smaller has both.
 SMALL = KernelSpec(
@@ -297,8 +295,7 @@ import sys
 from pathlib import Path
 from emulated_cards import SMALL
 from launch_cases import random_launch
-from hillinfer_pynq.card import Card
-from hillinfer_pynq.execution import PynqExecution
+from hillinfer_pynq.execution import Card, PynqExecution
 from hillinfer_model.choices import Scope
 python, xclbin, platform = sys.argv[1:]
 execution = PynqExecution(Path(python), lambda spec: Card(Path(xclbin), platform, {}))

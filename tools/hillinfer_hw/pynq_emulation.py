@@ -14,8 +14,7 @@ from hillinfer_hw.emulation_image import PLATFORM
 from hillinfer_hw.toolchain import find_pynq_python
 from hillinfer_hw.xrt_installation import debian_xrt
 from hillinfer_model.kernel_spec import KernelSpec
-from hillinfer_pynq.card import Card
-from hillinfer_pynq.execution import PynqExecution
+from hillinfer_pynq.execution import Card, PynqExecution
 
 
 def emulated_pynq(engine: Engine) -> PynqExecution:

@@ -77,8 +77,8 @@ TRUST: tuple[Mutant, ...] = (
         "cache-open-to-others",
         "Others may enter the folder of models and cold files.",
         f"{_HOST}/system/files.py",
-        "_OWNER_ONLY = 0o700",
-        "_OWNER_ONLY = 0o755",
+        "_FOLDER_MODE = 0o700",
+        "_FOLDER_MODE = 0o755",
         (f"{_TESTS}/system/test_user_cache.py",),
     ),
     Mutant(

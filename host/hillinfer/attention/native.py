@@ -16,7 +16,7 @@ from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.native.library import NativeError, Variant, native_library
 from hillinfer.native.structures import Attention
 
-# --- Softmax over rows that come in batches, in C++ ---
+# --- Softmax over batches of rows ---
 
 _LINE_BYTES = 64
 
@@ -172,7 +172,7 @@ def _check(rows: NDArray[np.uint64]) -> None:
         raise ValueError(f"row {int(np.argmin(rows))} of {len(rows)} has the address 0")
 
 
-# --- Attention of one token over rows where they lie, in C++ ---
+# --- Attention over rows in place ---
 
 MOST_GROUP_SIZE = 128
 
@@ -257,7 +257,7 @@ class NativeAttention:
         return softmax.result()
 
 
-# --- Whether rows are attended to in place ---
+# --- Choosing the kernel ---
 
 
 def host_attention(shape: ModelShape) -> NativeAttention | None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from hillinfer.kv.sequence import RowLayout
 from hillinfer.statistics import Counters
 
-# --- Attention of some queries to one block of rows, with the log of its denominator ---
+# --- One block ---
 
 _CPU_FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
@@ -112,7 +112,7 @@ def attend_explicitly(
     return torch.matmul(torch.exp(scores - log_sum[..., None]), values.float()), log_sum
 
 
-# --- Exact softmax attention, one block of rows after the other ---
+# --- Blocks merged ---
 
 BlockKernel = Callable[
     [torch.Tensor, torch.Tensor, torch.Tensor, float], tuple[torch.Tensor, torch.Tensor]
@@ -189,7 +189,7 @@ class SoftmaxMerge:
         self._log_sum[:, part] = torch.logaddexp(old, log_sum)
 
 
-# --- Keys and values of rows, as attention computes with them ---
+# --- Keys and values of rows ---
 
 
 class RowStates:

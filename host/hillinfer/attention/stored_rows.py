@@ -15,7 +15,7 @@ from hillinfer.kv.prefetch_buffer import LandedRows
 from hillinfer.kv.sequence import Sequence
 from hillinfer.trace.recorder import SILENT, Lane, Recorder
 
-# --- Attention of a chunk of a prompt to everything up to it ---
+# --- A prompt's chunk ---
 
 
 class DenseAttention:
@@ -94,7 +94,7 @@ class DenseAttention:
             return merge.result().to(query.dtype)
 
 
-# --- Attention in torch over copies of rows, one block after the other ---
+# --- One token ---
 
 
 class RowAttention:

@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from hillinfer.errors import HillInferWarning, SetupWarning, without_python_names
 
-# --- Standard error for people: plain text, never styled by what it happens to contain ---
+# --- Lines for people ---
 
 _FILE_COLUMNS = 100
 
@@ -93,14 +93,14 @@ def quiet_transformers() -> None:
         logging.disable_progress_bar()
 
 
-# --- What native libraries write to standard error before they raise ---
+# --- Messages of native libraries ---
 
 _STANDARD_ERROR = 2
 
 
 @contextmanager
 def panics_unsaid() -> Iterator[None]:
-    """Leave out what the system's standard error is written in a block that fails.
+    """Leave out what native libraries write to standard error in a block that raises.
 
     A library in Rust that panics, as a tokenizer does over a hostile pattern, writes where in its
     sources that was and then raises what the command makes its one line of. What is written in a
@@ -127,7 +127,7 @@ def panics_unsaid() -> Iterator[None]:
             os.write(_STANDARD_ERROR, kept.read())
 
 
-# --- Progress of prefill and decode on standard error: a bar on a terminal, lines elsewhere ---
+# --- Progress ---
 
 _LINE_SHARE = 0.1
 _REDRAW_SECONDS = 0.1

@@ -28,7 +28,7 @@ from hillinfer.errors import (
     SettingsError,
 )
 
-# --- How every command ends: its standard streams, signals, the one line and the exit status ---
+# --- How a command ends ---
 
 _RUN_MODULES = frozenset({"torch", "transformers", "safetensors", "gguf", "accelerate"})
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -68,14 +68,14 @@ class EndedRunError(Exception):
     ----------
     cause
         What broke it.
-    told
+    addition
         What the line says after the cause: where the text is.
     """
 
-    def __init__(self, cause: BaseException, told: str = "") -> None:
+    def __init__(self, cause: BaseException, addition: str = "") -> None:
         super().__init__(str(cause))
         self.cause = cause
-        self.told = told
+        self.addition = addition
 
 
 class _Carried(Exception):  # noqa: N818 - never seen outside this module
@@ -107,7 +107,7 @@ def run_to_end(command: Callable[[], object]) -> int:
         except SignalledError as error:
             # It came in the moment in which handlers change.
             with held_signals():
-                return _told(error)
+                return _say_end(error)
 
 
 def _status(
@@ -128,7 +128,7 @@ def _status(
         return int(status) if isinstance(status, int) else ExitStatus.DONE
     except BaseException as error:
         with held_signals():
-            return _told(error)
+            return _say_end(error)
     finally:
         with held_signals():
             output.let_go()
@@ -142,18 +142,18 @@ def held_signals() -> Iterator[None]:
         yield
 
 
-def _told(error: BaseException) -> ExitStatus:
+def _say_end(error: BaseException) -> ExitStatus:
     """Say in one line what ended the command and return its status."""
     if isinstance(error, _Carried):
         error = error.error
-    told, within = "", ExitStatus.REFUSED
+    addition, within = "", ExitStatus.REFUSED
     if isinstance(error, EndedRunError):
-        told, within = error.told, ExitStatus.BROKEN
+        addition, within = error.addition, ExitStatus.BROKEN
         error = error.cause
     if isinstance(error, SystemExit):
         return ExitStatus(error.code) if error.code in tuple(ExitStatus) else ExitStatus.BROKEN
     if isinstance(error, KeyboardInterrupt):
-        _say(f"hillinfer: {Failure.of(error).message}{told}")
+        _say(f"hillinfer: {Failure.of(error).message}{addition}")
         return _signal_status(str(error))
     if isinstance(error, typer.TyperException):
         _say(f"hillinfer: error: {error.format_message()}")
@@ -163,7 +163,7 @@ def _told(error: BaseException) -> ExitStatus:
         return ExitStatus.REFUSED
     if os.environ.get(TRACEBACK_VARIABLE):
         traceback.print_exception(error)
-    _say(f"hillinfer: error: {Failure.of(error).message}{told}")
+    _say(f"hillinfer: error: {Failure.of(error).message}{addition}")
     if isinstance(error, NoReaderError):
         return ExitStatus.NO_READER
     if isinstance(error, HillInferError) and not isinstance(error, BrokenRunError):
@@ -359,7 +359,7 @@ class _Messages(_Guarded):
         return otherwise
 
 
-# --- A command with subcommands, each of which ends as `cli/ending.py` says ---
+# --- Commands with subcommands ---
 
 
 class Program:

@@ -18,7 +18,7 @@ from hillinfer.doctor.diagnosis import diagnose
 from hillinfer.doctor.finding import Finding, Verdict
 from hillinfer.models.registry_model import DEFAULT_MODEL, REGISTRY_MODELS, registry_model
 
-# --- `hillinfer fetch`: put a registry model on this machine ---
+# --- `hillinfer fetch` ---
 
 
 def fetch(
@@ -31,7 +31,7 @@ def fetch(
     print(model.fetch(error_console().print))
 
 
-# --- `hillinfer models`: the registry models by name ---
+# --- `hillinfer models` ---
 
 
 def models() -> None:
@@ -41,7 +41,7 @@ def models() -> None:
         print(f"{model.name}: {model.description}; {model.license}; {place}")
 
 
-# --- `hillinfer doctor`: what this machine can do and what is missing ---
+# --- `hillinfer doctor` ---
 
 
 def doctor(
@@ -91,7 +91,7 @@ def _line(finding: Finding) -> str:
     return f"{finding.verdict.value:>9}  {finding.name}: {finding.found}{fix}"
 
 
-# --- The `hillinfer` command: its subcommands ---
+# --- `hillinfer` ---
 
 main = Program(
     "hillinfer",

@@ -27,7 +27,7 @@ from hillinfer.statistics import CacheStatistics
 from hillinfer.system.machine import MemoryFacts, ProcessorFacts
 from hillinfer.values import format_bytes
 
-# --- The parts of a report that say what a run was and where it ran ---
+# --- Facts of a run ---
 
 
 def model_facts(loaded: LoadedModel, shape: ModelShape) -> dict[str, Any]:
@@ -100,7 +100,7 @@ def machine_facts(cold_dir: Path | None) -> dict[str, Any]:
     }
 
 
-# --- A run's report for people, on standard error ---
+# --- The view for people ---
 
 
 def show_report(report: RunReport, console: Console) -> None:
@@ -253,8 +253,7 @@ def _comparison_table(report: RunReport) -> Table:
     return table
 
 
-# --- What a run owes once its model is loaded: the report, the text and the line, however it
-# ends ---
+# --- Writing it ---
 
 # Freed before the end, so that there is memory to tell that memory ran out.
 _RESERVE_BYTES = 4 << 20

@@ -27,7 +27,7 @@ from hillinfer.settings import QuestionReading, Settings
 from hillinfer.system.machine import NumberType
 from hillinfer.values import ByteSize, check_threads
 
-# --- Where the document comes from: a file, an argument or standard input ---
+# --- The document ---
 
 _STDIN = Path("-")
 
@@ -80,7 +80,7 @@ def _from_stdin() -> str:
         ) from error
 
 
-# --- Questions typed one by one, a line each ---
+# --- Typed questions ---
 
 _END_WORDS = frozenset({"exit", "quit"})
 # No model has room for a question as long; a line without an end must not fill memory.
@@ -136,7 +136,7 @@ def _line(lines: BinaryIO) -> bytes | None:
         ) from error
 
 
-# --- What `hillinfer generate` was asked for, validated ---
+# --- The request ---
 
 STOCK = "stock"
 

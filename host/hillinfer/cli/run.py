@@ -52,7 +52,7 @@ from hillinfer.system.files import check_apart, check_outside, prepare_report
 from hillinfer.system.machine import peak_rss_bytes, reset_peak_rss
 from hillinfer.values import format_bytes
 
-# --- The same prompts with transformers' ordinary cache, for `--compare full` ---
+# --- The ordinary cache, for `--compare full` ---
 
 
 def compare_with_ordinary(
@@ -121,7 +121,7 @@ def _agreeing(ours: tuple[int, ...], theirs: tuple[int, ...]) -> int:
     return min(len(ours), len(theirs))
 
 
-# --- What `hillinfer generate` does with sessions: use one, save one ---
+# --- Sessions ---
 
 
 def make_prompt(
@@ -223,7 +223,7 @@ def save_cache(
     return facts
 
 
-# --- One run of `hillinfer generate`, from the prompt to the report ---
+# --- One run ---
 
 
 def run(request: GenerateRequest) -> None:

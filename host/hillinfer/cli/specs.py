@@ -26,7 +26,7 @@ from hillinfer_model.kernel_figures import (
 from hillinfer_model.kernel_spec import BEAT_BYTES, KernelSpec
 from hillinfer_model.presets import PRESETS, preset_spec
 
-# --- The figures of a model's scoring kernels for people, a column per key mode ---
+# --- Figures for people ---
 
 Column = tuple[KernelSpec, KernelFigures]
 # A table in a file or a pipe is as wide as it needs to be.
@@ -100,7 +100,7 @@ def _million(rate: float) -> str:
     return f"{rate / 1e6:.2f} M"
 
 
-# --- `hillinfer specs`: what a model's scoring kernel would do, before anything is built ---
+# --- The command ---
 
 _MOST_TOKENS = 2**20
 

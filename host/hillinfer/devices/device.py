@@ -23,19 +23,15 @@ from hillinfer_model.kernel_spec import BEAT_BYTES, SLICE_CHANNELS, KernelSpec
 from hillinfer_model.launch_shape import query_beats
 from hillinfer_model.score_tuples import WINDOW_TOKENS
 
-# --- What can go wrong with a device while it is used ---
+# --- Errors and the host's own devices ---
 
 
 class DeviceError(HillInferError):
     """A device failed, hung or vanished; what it held must be made again on the host."""
 
 
-# --- Which devices are the host itself ---
-
 # They hold no shadow of their own: all of it lies in DRAM or on the drive.
 HOST_DEVICES = frozenset({"nvme", "golden"})
-
-# --- What a user hears when a device is lost ---
 
 
 def warn_of_loss(error: DeviceError) -> None:
@@ -47,7 +43,7 @@ def warn_of_loss(error: DeviceError) -> None:
     )
 
 
-# --- A segment whose shadow a device holds ---
+# --- Segments on a device ---
 
 
 class ResidentShadow(SegmentShadow):
@@ -120,7 +116,7 @@ class ResidentShadow(SegmentShadow):
         return self._probes
 
 
-# --- The seam between the host and whatever holds key shadows and scores them where they lie ---
+# --- The device's interface ---
 
 
 @dataclass(frozen=True)
@@ -217,7 +213,7 @@ class ScoringDevice(Protocol):
         scope
             What shares one selected set.
         queries
-            A query block per segment, one behind the other (contract, section 6).
+            A query block per segment, one behind the other (contract, section 10).
         segments
             What to score; at least one, each of at least one token.
 
@@ -234,14 +230,14 @@ class ScoringDevice(Protocol):
         ...
 
 
-# --- Where the score arrays of a launch lie, and what is in them ---
+# --- Score arrays ---
 
 # The bits of a tuple that hold the token's position in its window.
 _POSITION = np.uint32(WINDOW_TOKENS - 1)
 
 
 class ScoreArrays:
-    """Score arrays and query blocks of a launch's segments, one behind the other (section 6).
+    """Score arrays and query blocks of a launch's segments, one behind the other (section 10).
 
     Parameters
     ----------
@@ -312,7 +308,7 @@ class ScoreArrays:
         return ScoredTokens(index, first, tuples)
 
 
-# --- Query blocks of many segments at once (contract, section 6) ---
+# --- Query blocks ---
 
 
 def pack_query_blocks(spec: KernelSpec, queries: LaunchQueries) -> Beats:

@@ -28,7 +28,7 @@ from hillinfer_model.score_tuples import WINDOW_TOKENS
 class DeviceScorer:
     """A `Scorer` whose segments lie partly on a device.
 
-    The host scores R ∪ Φ first, because the offsets come from them (contract, section 3); the
+    The host scores R ∪ Φ first, because the offsets come from them (contract, section 6); the
     device is launched with the offsets and scores while the host goes on with its own tokens.
     Where the device fails, the host scores what is missing with the same offsets.
 
@@ -157,7 +157,7 @@ class DeviceScorer:
     def _note_selected(
         self, segments: Sequence[SegmentShadow], selected: Sequence[NDArray[np.int64]]
     ) -> None:
-        """Learn what was selected of what host and device scored (section 4.3, skewness)."""
+        """Learn what was selected of what host and device scored (HillInfer section 4.3)."""
         bounds = [
             (one.base_position, one.base_position + one.device_tokens)
             for one in segments

@@ -24,7 +24,7 @@ from hillinfer_model.beats import Beats
 from hillinfer_model.choices import Scope
 from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
 
-# --- How many of a sequence's segments the host scores ---
+# --- The host's share ---
 
 
 class HostShare(Protocol):
@@ -64,7 +64,7 @@ class GivenBeta:
         """Learn nothing."""
 
 
-# --- Which shadows a device holds ---
+# --- Segments that a device holds ---
 
 STAGING_SLOTS = 16
 

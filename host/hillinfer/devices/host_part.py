@@ -46,7 +46,7 @@ class NativePart:
     def start(
         self, scaled: torch.Tensor, segments: Sequence[SegmentShadow], coming: int = 0
     ) -> StartedScoring:
-        """Look at R ∪ Φ, so that the device can be launched (contract, section 3).
+        """Look at R ∪ Φ, so that the device can be launched (contract, section 6).
 
         A shadow on the drive that the host looks at is read once, in the order of `segments`: of
         one that the host scores L' stays, and of one with recent tokens a copy.
@@ -136,7 +136,7 @@ class StartedScoring:
 
         Returns
         -------
-        Of each in turn, uint32 of shape (sets, tokens) (contract, section 6).
+        Of each in turn, uint32 of shape (sets, tokens) (contract, section 11).
         """
         if all(self._addresses[number] for number, _ in wanted):
             yield from self._scored(wanted)

@@ -49,7 +49,7 @@ from hillinfer_model.score_block import ScoreBlock
 from hillinfer_model.score_launch import SCOPE_NUMBERS, ScoreLaunch
 from hillinfer_model.status_beat import StatusBeat
 
-# --- A `ScoringDevice` over an execution that takes whole launches: memory is an array ---
+# --- Devices that take whole launches ---
 
 # As much as a SmartSSD's DRAM; memory that is not written to is not taken.
 MEMORY_BYTES = 4 << 30
@@ -151,7 +151,7 @@ class LaunchDevice:
             raise DeviceError(f"segment {index} of a launch ended with error {status.error.name}")
 
 
-# --- The device `core`: a processor core that stands for one near the drive ---
+# --- The device `core` ---
 
 
 def open_core(
@@ -169,7 +169,9 @@ def open_core(
 
 
 class CoreDevice:
-    """A `ScoringDevice` that works in parallel to the host wherever there is a second core.
+    """A `ScoringDevice` on a processor core of this machine, which stands for one near the drive.
+
+    It works in parallel to the host wherever there is a second core.
 
     It is given bytes in the launch format and answers with score arrays, as a card does, and its
     memory is as large as a SmartSSD's; but that memory is this machine's, which M0 does not count.
@@ -261,7 +263,7 @@ def _read(
     yield from waiting()
 
 
-# --- The device `csim`: the HLS C++ compiled for this machine ---
+# --- The device `csim` ---
 
 
 def open_csim(
@@ -298,11 +300,11 @@ def _execution() -> object:
     return importlib.import_module("hillinfer_hw.csim").CsimExecution()
 
 
-# --- The execution `golden`: the numpy golden model behind the scorer seam ---
+# --- The execution `golden` ---
 
 
 class GoldenScorer:
-    """A `Scorer` for tests and for people without hardware: right first, not fast.
+    """The numpy golden model as a `Scorer`, for tests: right first, not fast.
 
     Parameters
     ----------
@@ -320,7 +322,7 @@ class GoldenScorer:
     def statistics(
         self, keys: torch.Tensor, first_position: int, preceding: ChannelStatistics | None
     ) -> ChannelStatistics:
-        """Take a segment's channel statistics (contract, section 2); see `Scorer`."""
+        """Take a segment's channel statistics (contract, section 3); see `Scorer`."""
         return self._model.statistics(_fp16_codes(keys), first_position, preceding)
 
     def encode(
@@ -330,7 +332,7 @@ class GoldenScorer:
         shadow: NDArray[np.uint8],
         first_token: int,
     ) -> None:
-        """Write codes and exponents into a segment's shadow (contract, section 5); see `Scorer`."""
+        """Write codes and exponents into a segment's shadow (contract, section 9); see `Scorer`."""
         write_codes(
             shadow, first_token, self._model.encode(_fp16_codes(keys), statistics), self.spec
         )
@@ -364,7 +366,7 @@ class GoldenScorer:
         segments: Sequence[SegmentShadow],
         coming: int = 0,
     ) -> Iterator[ScoreBlock]:
-        """Score every token of consecutive segments (contract, sections 3 to 6); see `Scorer`."""
+        """Score every token of consecutive segments (contract, sections 4 to 11); see `Scorer`."""
         if query.dtype != torch.float32:
             raise TypeError(f"a query is float32, not {query.dtype}; use query.float()")
         coded = [

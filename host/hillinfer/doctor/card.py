@@ -14,7 +14,7 @@ from pathlib import Path
 from hillinfer.doctor.finding import Finding, Verdict
 from hillinfer.values import format_bytes
 
-# --- What XRT's driver says about peer-to-peer transfers ---
+# --- Peer-to-peer transfers ---
 
 
 class P2PState(StrEnum):
@@ -72,7 +72,7 @@ class PeerToPeer:
         return cls(P2PState.ENABLED if needed == window else P2PState.DISABLED, needed)
 
 
-# --- What an IOMMU does with the addresses of a device ---
+# --- The IOMMU ---
 
 
 class Translation(StrEnum):
@@ -97,7 +97,7 @@ class Translation(StrEnum):
         return cls.TRANSLATED if kind in ("DMA", "DMA-FQ") else cls.UNKNOWN
 
 
-# --- The XRT library of this machine ---
+# --- The XRT library ---
 
 _FOLDERS = ("/opt/xilinx/xrt/lib", "/usr/lib/*-linux-gnu", "/usr/lib64")
 _LIBRARY = "libxrt_coreutil.so.2"
@@ -132,7 +132,7 @@ def _version(place: Path, library: Path) -> str:
         return library.resolve().name.removeprefix("libxrt_coreutil.so.")
 
 
-# --- Cards as Linux and XRT's driver show them ---
+# --- Cards ---
 
 PCI_DEVICES = Path("/sys/bus/pci/devices")
 XRT_DRIVER = "xocl"
@@ -256,7 +256,7 @@ def _text(path: Path) -> str:
         return ""
 
 
-# --- What `hillinfer doctor` says about XRT and cards ---
+# --- Findings ---
 
 _P2P_FIXES = {
     P2PState.DISABLED: (

@@ -12,7 +12,7 @@ from enum import StrEnum
 from importlib import metadata
 from pathlib import Path
 
-# --- One thing that `hillinfer doctor` has looked at ---
+# --- Findings ---
 
 
 class Verdict(StrEnum):
@@ -46,7 +46,7 @@ class Finding:
     fix: str | None = None
 
 
-# --- Programs outside Python that the hardware rooms use ---
+# --- Programs ---
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def _in_package(program: str) -> str | None:
     return None
 
 
-# --- Versions of what generation stands on, against the window that was tried ---
+# --- Versions of packages ---
 
 RUN_EXTRA = "run"
 

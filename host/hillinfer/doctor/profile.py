@@ -27,7 +27,7 @@ from hillinfer.scoring.scorer import Scorer
 from hillinfer.settings import Settings
 from hillinfer.values import format_bytes
 
-# --- Models of known shapes with random weights ---
+# --- Model shapes ---
 
 # Embeddings and the last projection are no part of what is compared, and made small.
 _VOCABULARY = 256
@@ -133,7 +133,7 @@ SHAPES: Mapping[str, BenchShape] = MappingProxyType(
     }
 )
 
-# --- Rates of a plain drive, measured once per machine ---
+# --- Rates of a plain drive ---
 
 DEVICE = "nvme"
 
@@ -168,7 +168,7 @@ def plain_rates(
     return kept.get(key, profiling.rates), profiling.multiplying()
 
 
-# --- What a decode step on a plain drive costs, by rates and budget ---
+# --- Modelled decode steps ---
 
 
 @dataclass(frozen=True)
@@ -283,7 +283,7 @@ def _ms(seconds: float) -> str:
     return f"{1e3 * seconds:.2f} ms"
 
 
-# --- What `hillinfer doctor` says about rates ---
+# --- Findings ---
 
 
 def rates_findings(kept: KeptRates) -> Iterator[Finding]:
@@ -300,9 +300,6 @@ def rates_findings(kept: KeptRates) -> Iterator[Finding]:
 
 def _text(rate: float) -> str:
     return f"{rate / 1e6:.2f} M tokens/s" if rate else "none"
-
-
-# --- What `hillinfer doctor --profile` measures and says ---
 
 
 def profile_findings(

@@ -24,7 +24,7 @@ from hillinfer.errors import HillInferError
 from hillinfer.values import format_bytes
 from hillinfer_model.kernel_spec import KernelSpec
 
-# --- How fast a drive's file comes into a card's memory, by the size of reads ---
+# --- P2P reads by their size ---
 
 BLOCKS = (4 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20)
 # Small reads are slow, and a few of them tell as much.
@@ -98,7 +98,7 @@ def _load(worker: WorkerProcess, file: ColdFile, seconds: float, size: int, bloc
     )  # fmt: skip
 
 
-# --- What `hillinfer doctor` says about an xclbin and the card that it is for ---
+# --- Findings ---
 
 _WINDOW_BYTES = 1 << 20
 Starter = Callable[[Mapping[str, str], int, float], WorkerProcess]

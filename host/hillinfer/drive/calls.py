@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from hillinfer.native.library import native_library
 
-# --- Several reads of one file into one buffer ---
+# --- Reads ---
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Reads:
         )
 
 
-# --- The system calls that storage makes, in one place ---
+# --- The system calls ---
 
 # The same numbers on every kind of processor.
 _IO_URING_SETUP, _IO_URING_ENTER = 425, 426

@@ -13,7 +13,7 @@ from hillinfer.drive.files import IOMode, buffered_warning, probe_io_mode
 from hillinfer.errors import ColdPoolError, reason_of, way_out
 from hillinfer.system.files import user_cache_dir
 
-# --- Where the cold pool lies ---
+# --- The cold pool's directory ---
 
 _ANOTHER = "choose a directory on a drive with --cold-dir"
 _KINDS = (
@@ -74,7 +74,7 @@ def _shown(path: Path) -> str:
     return text if len(text) <= 200 and text.isprintable() else f"{text[:200]!a}..."
 
 
-# --- What lies behind a directory: a drive or memory, how much room, direct I/O or not ---
+# --- Drives and file systems ---
 
 _IN_MEMORY = frozenset({"tmpfs", "ramfs", "devtmpfs", "hugetlbfs"})
 _NETWORK = frozenset({"nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs", "ceph", "glusterfs"})

@@ -19,8 +19,9 @@ from hillinfer.drive.calls import DriveCalls
 from hillinfer.drive.leftovers import ScratchPath
 from hillinfer.errors import SHORTAGE, ColdPoolError, reason_of, way_out
 
-# --- Page-aligned memory, which direct I/O needs ---
+# --- Page-aligned memory ---
 
+# What direct I/O reads into and writes from.
 PAGE_BYTES = mmap.PAGESIZE
 
 
@@ -50,7 +51,7 @@ def private_memory(byte_count: int) -> mmap.mmap:
     )
 
 
-# --- One nameless file on the drive ---
+# --- Nameless files ---
 
 Result = TypeVar("Result")
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from hillinfer.drive.calls import DriveCalls, Reads
 from hillinfer.drive.shared_files import ReadFile
 
-# --- What brings many pieces of a file into memory at once ---
+# --- The interface ---
 
 
 class ReadEngine(Protocol):
@@ -44,7 +44,7 @@ class ReadEngine(Protocol):
         ...
 
 
-# --- Who reads through an engine, and whether it is closed ---
+# --- Open and closed ---
 
 
 class EngineGate:
@@ -87,7 +87,7 @@ class EngineGate:
             self._changing.wait_for(lambda: not self._reading)
 
 
-# --- Reads shared out among threads ---
+# --- Threads of Python ---
 
 
 class ThreadEngine:
@@ -134,7 +134,7 @@ class ThreadEngine:
         self._pool.shutdown(cancel_futures=True)
 
 
-# --- Reads shared out among threads of the native library ---
+# --- Threads of the native library ---
 
 
 class NativeThreadEngine:

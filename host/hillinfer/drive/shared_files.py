@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from hillinfer.drive.files import IOMode
 from hillinfer.errors import HillInferError
 
-# --- Files that are opened again when they are read, so that many of them need few descriptors
-# ---
+# --- Files that share descriptors ---
 
 Result = TypeVar("Result")
 
@@ -187,7 +186,7 @@ class ReopenedFile:
         return self._reopen()
 
 
-# --- Files that are read where they lie and never written: what saved sessions hold ---
+# --- Files of saved sessions ---
 
 Base = TypeVar("Base", "RowBase", "ShadowBase")
 

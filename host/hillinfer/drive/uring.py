@@ -19,7 +19,7 @@ from hillinfer.drive.read_engines import EngineGate, ThreadEngine
 from hillinfer.drive.shared_files import ReadFile
 from hillinfer.errors import ColdPoolError
 
-# --- A ring of io_uring: reads go in and come back in any order, many by one system call ---
+# --- io_uring's queues ---
 
 _SUBMISSION = np.dtype(
     {
@@ -42,7 +42,7 @@ _ENTRIES, _FLAGS, _FEATURES, _SQ, _CQ, _WORDS = 0, 2, 5, 10, 20, 30
 
 
 class IORing:
-    """Reads of one thread, the one that made the ring.
+    """One ring: the thread that made it hands reads over and takes them back in any order.
 
     Parameters
     ----------
@@ -174,7 +174,7 @@ def _close(calls: DriveCalls, descriptor: int) -> None:
         calls.close(descriptor)
 
 
-# --- Reads through io_uring, many in flight from one thread ---
+# --- The read engine ---
 
 DEPTH = 64
 # How often, and how far apart in seconds, a ring is asked again for reads that it does not return.

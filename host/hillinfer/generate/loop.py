@@ -14,7 +14,7 @@ import torch
 from hillinfer.errors import CacheUseError, SettingsError
 from hillinfer.statistics import CacheStatistics
 
-# --- How the next token is chosen from logits ---
+# --- Sampling ---
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class TokenChooser:
         return int(scores.softmax(-1).multinomial(1, generator=self._random))
 
 
-# --- Text from tokens as they come, without ever showing half a character ---
+# --- Text from tokens ---
 
 _REPLACEMENT = "\ufffd"
 
@@ -164,8 +164,7 @@ class TextStream:
         )
 
 
-# --- A loop of forward calls over one cache: read a prompt in chunks, then decode token by token
-# ---
+# --- The loop ---
 
 
 class Generation:

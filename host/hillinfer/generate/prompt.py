@@ -19,11 +19,16 @@ from hillinfer.generate import chat_template_child
 from hillinfer.generate.special_tokens import MaskedText, PromptError, SpecialTokens, TextEncoder
 from hillinfer.values import format_bytes
 
-# --- Rendering a model's chat template in bounded time and memory ---
-#
-# A template is a program that comes with the model. Loops in loops, a repeated text or a power of
-# numbers run for ever or take all memory, some of them in one step that nothing inside the
-# interpreter ends. So it is rendered in a process of its own with limits.
+__all__ = [
+    "DocumentPrompt",
+    "PromptError",
+    "PromptForm",
+    "PromptStyle",
+    "QuestionPrompt",
+    "SpecialTokens",
+]
+
+# --- Chat templates ---
 
 _SECONDS = 60
 _SPARE_LETTERS, _TIMES = 1 << 20, 4
@@ -36,7 +41,10 @@ class TemplateError(HillInferError):
 def rendered_chats(tokenizer: Any, contents: Sequence[str]) -> list[str]:
     """Return the chat of one user turn for each content, up to where the answer begins.
 
-    The same as `apply_chat_template(..., tokenize=False, add_generation_prompt=True)` for each.
+    The same as `apply_chat_template(..., tokenize=False, add_generation_prompt=True)` for each, but
+    in a process of its own with limits. A template is a program that comes with the model: loops in
+    loops, a repeated text or a power of numbers run for ever or take all memory, some of them in
+    one step that nothing inside the interpreter ends.
 
     Parameters
     ----------
@@ -101,16 +109,7 @@ def _unusable(reason: str) -> TemplateError:
     )
 
 
-# --- Token ids of a document and of questions about it, so that the document's come first ---
-
-__all__ = [
-    "DocumentPrompt",
-    "PromptError",
-    "PromptForm",
-    "PromptStyle",
-    "QuestionPrompt",
-    "SpecialTokens",
-]
+# --- Documents and questions ---
 
 _SEPARATOR = "\n\n"
 _HARMLESS_BYTES = 16
@@ -268,7 +267,7 @@ class DocumentPrompt(QuestionPrompt):
         return self._encoder.ids(text, add_special_tokens=self.form is PromptForm.PLAIN)
 
 
-# --- Texts from files and pipes, in bounded time and memory whatever a path leads to ---
+# --- Texts from files and pipes ---
 
 # Fifty million tokens of English and more than any model has positions for.
 MOST_BYTES = 256 << 20

@@ -16,7 +16,7 @@ from hillinfer.gpu.copy_lanes import CopyLane
 from hillinfer.gpu.staging import StagingRing
 from hillinfer.kv.sequence import Sequence
 
-# --- Rows packed where the model computes ---
+# --- Packed rows ---
 
 
 def packed_rows(keys: torch.Tensor, values: torch.Tensor, row_bytes: int) -> torch.Tensor:
@@ -40,7 +40,7 @@ def packed_rows(keys: torch.Tensor, values: torch.Tensor, row_bytes: int) -> tor
     return torch.cat([*parts, padding], dim=1).view(torch.uint8)
 
 
-# --- New tokens' rows on their way from a GPU to the open group ---
+# --- New tokens' rows ---
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,7 +132,7 @@ class Arrivals:
         del self._arriving[key]
 
 
-# --- Predicted queries on their way from a GPU to the thread that scores ---
+# --- Predicted queries ---
 
 
 class BroughtQueries:

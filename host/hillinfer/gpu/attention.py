@@ -29,7 +29,7 @@ from hillinfer.statistics import Counters
 from hillinfer.trace.recorder import SILENT, Lane, Recorder
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
-# --- Attention over selected rows that were gathered in a GPU's memory ---
+# --- Attention over gathered rows ---
 
 # Bounds what widening takes of the GPU. Never derived from budget or placement: it changes bits.
 TILE_ROWS = 4096
@@ -167,7 +167,7 @@ def _on(rows: torch.Tensor, index: NDArray[np.int64]) -> torch.Tensor:
     return torch.from_numpy(index).to(rows.device, non_blocking=True)
 
 
-# --- Everything a runtime has only because the model computes on a GPU ---
+# --- All that a model on a GPU needs ---
 
 
 class GpuSide:

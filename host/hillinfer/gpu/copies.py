@@ -21,7 +21,7 @@ from hillinfer.kv.sequence import RowLayout, Sequence
 from hillinfer.statistics import Counters
 from hillinfer.trace.recorder import SILENT, Lane, Recorder
 
-# --- Keys and values of rows that come to a GPU through staging buffers ---
+# --- Rows in staging memory ---
 
 
 class StagedStates(RowStates):
@@ -55,7 +55,7 @@ class StagedStates(RowStates):
         return rows
 
 
-# --- Sends the rows of a predicted selection to a GPU while the layer before computes ---
+# --- Rows of predicted selections ---
 
 
 class IncomingRows:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from hillinfer.errors import PageLockError
 
-# --- Where copies between host memory and a model's GPU run, beside everything else ---
+# --- The interface ---
 
 
 class Copy(Protocol):
@@ -76,7 +76,7 @@ class CopyLane(Protocol):
         ...
 
 
-# --- Copies by a CUDA GPU's own copy engines ---
+# --- CUDA's copy engines ---
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,7 +188,7 @@ def _said(code: int) -> str:
     return f"{_runtime().cudaGetErrorString(_runtime().cudaError(code))!r} (error {code})"
 
 
-# --- Copies by threads of the host, in the order and the manner a GPU would do them ---
+# --- Threads of the host ---
 
 
 @dataclass(frozen=True, eq=False)
@@ -255,7 +255,7 @@ class HostLane:
             target.copy_(source)
 
 
-# --- Which copies a model needs, by where it lies ---
+# --- Choosing a lane ---
 
 
 def lane_of(devices: Collection[torch.device]) -> CopyLane | None:

@@ -17,7 +17,7 @@ from hillinfer.gpu.copy_lanes import Copy, CopyLane
 from hillinfer.model_shape import ModelShape
 from hillinfer.values import format_bytes
 
-# --- Host memory that a GPU copies from and to by itself ---
+# --- Page-locked memory ---
 
 
 class StagingKind(StrEnum):
@@ -77,7 +77,7 @@ class StagingMemory:
             self.kind = StagingKind.NONE
 
 
-# --- How the memory is divided that copies to and from a GPU go through ---
+# --- How it is divided ---
 
 # One is filled while another is copied, for the layer at hand and for the one ahead.
 ROW_BUFFERS = 4
@@ -130,7 +130,7 @@ class StagingPlan:
         return round_up(rows * self.row_bytes + QUERY_BUFFERS * self.query_bytes, PAGE_BYTES)
 
 
-# --- The life of the buffers that copies to and from a GPU go through ---
+# --- Its buffers in use ---
 
 
 class BufferState(Enum):

@@ -20,7 +20,7 @@ from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
 
 
 class ShadowKeeper:
-    """Codes keys segment by segment, each segment's statistics taken once (contract, section 2).
+    """Codes keys segment by segment, each segment's statistics taken once (contract, section 3).
 
     Parameters
     ----------

@@ -8,7 +8,7 @@ from typing import Any
 
 from hillinfer.library_calls import ModelError
 
-# --- Numbers of a config that lie within bounds, and the line that says where one does not ---
+# --- Numbers within bounds ---
 
 _MOST_LETTERS = 60
 
@@ -43,7 +43,7 @@ def check_number(name: str, value: Any, low: float, high: float, where: object) 
         raise wrong_setting(name, value, where, f": it is {low:g} to {high:g}")
 
 
-# --- Parameters of rotary positions, of which transformers says no more than a warning ---
+# --- Rotary positions ---
 
 ROTARY = ("rope_scaling", "rope_parameters")
 # Far beyond any model: what is larger leaves positions that are all the same.
@@ -67,7 +67,7 @@ _ORDERED = (("low_freq_factor", "high_freq_factor", 0.0, _LARGE), ("beta_slow", 
 
 
 def check_rotary(name: str, value: Any, where: object) -> None:
-    """Refuse parameters that no positions can be computed from.
+    """Refuse rotary parameters that no positions can be computed from.
 
     Parameters
     ----------
@@ -122,7 +122,7 @@ def _check_list(name: str, value: Any, where: object) -> None:
         check_number(f"{name}[{place}]", one, *_ELEMENTS, where)
 
 
-# --- A model's settings, looked at before anything is built from them ---
+# --- A model's settings ---
 
 # Far above any model that there is; what is built from more takes minutes or all memory.
 _LAYERS, _HEADS, _WIDTH, _POSITIONS = 1024, 4096, 1 << 20, 1 << 28

@@ -18,7 +18,7 @@ from hillinfer.models.config_check import check_settings
 from hillinfer.models.json_files import check_size
 from hillinfer.models.weights import StoredTensor, check_loaded, check_stored, unused_weights
 
-# --- The header of a GGUF file, walked once before a library believes its counts ---
+# --- The header ---
 
 _MAGIC, _VERSIONS = 0x46554747, (2, 3)
 _FILE_BYTES = 1 << 50
@@ -37,7 +37,7 @@ _ALIGNMENT = 32
 
 
 class GgufHeader:
-    """What a GGUF file says of itself.
+    """What a GGUF file says of itself, read once before a library believes its counts.
 
     Parameters
     ----------
@@ -164,8 +164,7 @@ class GgufHeader:
         return ModelError(f"cannot read the model in {self._file}: {what}")
 
 
-# --- GGUF files: whether they can be used, their weights as floats, and the way to safetensors
-# ---
+# --- Weights and settings ---
 
 _ARCHITECTURE = "general.architecture"
 # What transformers calls a setting, by the name that GGUF gives it after the architecture's.

@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from hillinfer.library_calls import ModelError
 from hillinfer.values import format_bytes
 
-# --- JSON files of models, read in bounded time and memory ---
+# --- JSON files ---
 
 # Libraries copy what they read, a microsecond or a few for each value and each copy.
 _MOST_VALUES = 1 << 20
@@ -36,25 +37,7 @@ def read_json_object(
         Where it cannot be read, is too large, has too many values, is no UTF-8, no JSON or no
         object, is nested too deeply, names a key twice, or holds a number that is not finite.
     """
-    check_size(file, most_bytes)
-    try:
-        text = file.read_text(encoding="utf-8")
-        check_values(file, text, most_values)
-        content = json.loads(
-            text,
-            object_pairs_hook=_once,
-            parse_constant=_refused,
-            parse_float=_finite,
-        )
-    except OSError as error:
-        raise ModelError(f"cannot read {file}: {error.strerror}") from error
-    except RecursionError as error:
-        raise ModelError(f"cannot read {file}: it is nested too deeply") from error
-    except ValueError as error:
-        raise ModelError(f"cannot read {file}: it is not JSON in UTF-8 ({error})") from error
-    if not isinstance(content, dict):
-        raise ModelError(f"cannot read {file}: it is not a JSON object of settings")
-    return content
+    return _read_object(file, most_bytes, most_values, _strict)
 
 
 def check_size(file: Path, most_bytes: int) -> None:
@@ -94,6 +77,30 @@ def check_values(file: Path, text: str, most: int) -> None:
         )
 
 
+def _read_object(
+    file: Path, most_bytes: int, most_values: int, parse: Callable[[str], Any]
+) -> dict[str, Any]:
+    """Read an object in bounded time; `parse` raises ValueError where a text is no JSON."""
+    check_size(file, most_bytes)
+    try:
+        text = file.read_text(encoding="utf-8")
+        check_values(file, text, most_values)
+        content = parse(text)
+    except OSError as error:
+        raise ModelError(f"cannot read {file}: {error.strerror}") from error
+    except RecursionError as error:
+        raise ModelError(f"cannot read {file}: it is nested too deeply") from error
+    except ValueError as error:
+        raise ModelError(f"cannot read {file}: it is not JSON in UTF-8 ({error})") from error
+    if not isinstance(content, dict):
+        raise ModelError(f"cannot read {file}: it is not a JSON object")
+    return content
+
+
+def _strict(text: str) -> Any:
+    return json.loads(text, object_pairs_hook=_once, parse_constant=_refused, parse_float=_finite)
+
+
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     content: dict[str, Any] = {}
     for name, value in pairs:
@@ -114,11 +121,7 @@ def _finite(text: str) -> float:
     return value
 
 
-# --- A model's `tokenizer.json`, looked at before a library reads it ---
-#
-# Its normalizer and its decoder are small programs. Eight replacements of a letter by fifty, one
-# after the other, make more text of one letter than any memory holds, in native code that then ends
-# the process.
+# --- `tokenizer.json` ---
 
 _MOST_BYTES = 64 << 20
 # Four times those of the largest of today, with 262,144 tokens and 514,906 merges.
@@ -132,26 +135,18 @@ _PARTS = ("normalizer", "decoder")
 
 
 def check_tokenizer(file: Path) -> None:
-    """Refuse a tokenizer that makes far more text than it is given.
+    """Refuse a `tokenizer.json` that makes far more text than it is given.
+
+    Its normalizer and its decoder are small programs. Eight replacements of a letter by fifty, one
+    after the other, make more text of one letter than any memory holds, in native code that then
+    ends the process.
 
     Raises
     ------
     ModelError
         Then, and where the file is no JSON object or has too many values.
     """
-    check_size(file, _MOST_BYTES)
-    try:
-        text = file.read_text(encoding="utf-8")
-        check_values(file, text, _MOST_TOKENIZER_VALUES)
-        content = json.loads(text)
-    except OSError as error:
-        raise ModelError(f"cannot read {file}: {error.strerror}") from error
-    except RecursionError as error:
-        raise ModelError(f"cannot read {file}: it is nested too deeply") from error
-    except ValueError as error:
-        raise ModelError(f"cannot read {file}: it is not JSON in UTF-8 ({error})") from error
-    if not isinstance(content, dict):
-        raise ModelError(f"cannot read {file}: it is not a JSON object")
+    content = _read_object(file, _MOST_BYTES, _MOST_TOKENIZER_VALUES, json.loads)
     for part in _PARTS:
         growth = _growth(content.get(part))
         if growth > _MOST_GROWTH:

@@ -17,7 +17,7 @@ from hillinfer.settings import Settings
 from hillinfer.system.machine import MemoryFacts, visible_gpus
 from hillinfer.values import ByteSize, format_apart, format_bytes
 
-# --- An estimate of what activations take ---
+# --- Activations ---
 
 _FLOAT32_BYTES = 4
 _LOGIT_COPIES = 4
@@ -49,7 +49,7 @@ def activation_bytes(
     return _ALLOCATOR_SLACK * (chunk_tokens * (per_token + merging) + logits)
 
 
-# --- What is free on this machine now ---
+# --- Free memory and drive ---
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Capacity:
         )
 
 
-# --- What one context takes of memory and drive ---
+# --- One context ---
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,7 @@ def _need(needed: int, what: str, free: int) -> str:
     return f"{format_bytes(needed)} {what} but {format_bytes(free)} is free"
 
 
-# --- What contexts of one model take, known before any weight is loaded ---
+# --- Contexts of a model ---
 
 DEFAULT_BUDGET_SHARE = 0.25
 

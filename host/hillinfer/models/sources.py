@@ -15,7 +15,7 @@ from hillinfer.models.json_files import check_size, check_tokenizer, read_json_o
 from hillinfer.models.registry_model import REGISTRY_MODELS
 from hillinfer.models.weights import StoredTensor, stored_tensors
 
-# --- Models of the hub, each of one commit ---
+# --- Models of the hub ---
 
 # No code and no pickles: nothing else is read.
 _FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
@@ -96,7 +96,7 @@ def hub_model(name: str, say: Callable[[str], None]) -> HubModel:
     return HubModel(folder, commit)
 
 
-# --- The files of a model folder, looked at before a library reads them ---
+# --- Model folders ---
 
 CONFIG = "config.json"
 _MIB = 1 << 20
@@ -186,7 +186,7 @@ def _check_special(file: Path, settings: dict[str, Any]) -> None:
         )
 
 
-# --- From what a user types after `--model` to files on this machine ---
+# --- What `--model` names ---
 
 _GGUF = ".gguf"
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")

@@ -14,7 +14,7 @@ from hillinfer.library_calls import ModelError, one_line
 from hillinfer.models.json_files import check_size, read_json_object
 from hillinfer.values import format_bytes
 
-# --- What a file says of one of its tensors ---
+# --- Tensors ---
 
 
 @dataclass(frozen=True)
@@ -38,14 +38,13 @@ class StoredTensor:
         return prod(self.shape)
 
 
-# --- Which weight of a model each stored tensor becomes, by the names that transformers gives
-# them ---
+# --- Names ---
 
 _LETTERS = 100
 
 
 def check_names(skeleton: Any, names: Iterable[str], where: object) -> None:
-    """Refuse two tensors that become one weight: one of them would be left out without a word.
+    """Refuse two tensors that become one weight, of which transformers would leave one out.
 
     transformers adds and removes the prefix of the model without its head, and renames what older
     models call otherwise. Tensors that it joins into one weight are not meant.
@@ -102,7 +101,7 @@ def _renamed(skeleton: Any, names: Iterable[str]) -> list[tuple[str, str]]:
     return found
 
 
-# --- The safetensors files of a model folder: which there are, and what they say they hold ---
+# --- Safetensors files ---
 
 _ONE_FILE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -112,6 +111,8 @@ _HEADER_BYTES = 32 << 20
 _FILE_BYTES = 1 << 50
 _NAME_LETTERS = 255
 _FLOATS = ("F32", "BF16", "F16")
+# Of names in a message.
+_SHOWN, _NAME_SHOWN = 3, 100
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
@@ -170,8 +171,7 @@ def _tensors_of_shards(folder: Path) -> dict[str, StoredTensor]:
         own = _tensors_of(folder / name)
         if own.keys() != keys:
             raise ModelError(
-                f"{folder / name} and {_INDEX} do not fit: {some(list(own.keys() ^ keys))}; get "
-                "both anew"
+                f"{folder / name} and {_INDEX} do not fit: {some(own.keys() ^ keys)}; get both anew"
             )
         found |= own
     return found
@@ -205,17 +205,15 @@ def _tensors_of(file: Path) -> dict[str, StoredTensor]:
     return tensors
 
 
-def some(names: list[str]) -> str:
-    """Return a few names and how many there are."""
-    shown = ", ".join(name[:80] for name in sorted(names)[:3])
-    return f"{shown} and {len(names) - 3} more" if len(names) > 3 else shown
+def some(names: Collection[str]) -> str:
+    """Return a few names and how many more there are."""
+    shown = ", ".join(name[:_NAME_SHOWN] for name in sorted(names)[:_SHOWN])
+    return f"{shown} and {len(names) - _SHOWN} more" if len(names) > _SHOWN else shown
 
 
-# --- Whether a model's weights are those that its settings describe: all of them, and nothing
-# else ---
+# --- Weights against settings ---
 
 _FIX = "config and weights are not of one model, or a file is incomplete: get the model anew"
-_SHOWN = 3
 
 
 def check_stored(skeleton: Any, tensors: Mapping[str, StoredTensor], where: object) -> None:
@@ -248,7 +246,7 @@ def check_stored(skeleton: Any, tensors: Mapping[str, StoredTensor], where: obje
     missing = _without_ties(skeleton, own.keys() - tensors.keys())
     unused = tensors.keys() - own.keys()
     if misshapen:
-        raise ModelError(f"the weights in {where} have other shapes: {_some(misshapen)}; {_FIX}")
+        raise ModelError(f"the weights in {where} have other shapes: {some(misshapen)}; {_FIX}")
     # Of the same names but for a few: those few are all there is to say.
     if missing and not unused and not skeleton._keys_to_ignore_on_load_missing:
         raise _missing(where, missing)
@@ -257,7 +255,7 @@ def check_stored(skeleton: Any, tensors: Mapping[str, StoredTensor], where: obje
     if numbers > held and not skeleton._keys_to_ignore_on_load_missing:
         raise ModelError(
             f"the weights in {where} are too few: its config describes {numbers} numbers and its "
-            f"files hold {held}, without {_some(missing)}; {_FIX}"
+            f"files hold {held}, without {some(missing)}; {_FIX}"
         )
     check_names(skeleton, tensors, where)
 
@@ -284,7 +282,7 @@ def check_loaded(info: Mapping[str, Any], where: object) -> None:
         raise unused_weights(where, info["unexpected_keys"])
     others = [*(one[0] for one in info["mismatched_keys"]), *map(str, info["error_msgs"])]
     if others:
-        raise ModelError(f"the weights in {where} do not fit: {_some(others)}; {_FIX}")
+        raise ModelError(f"the weights in {where} do not fit: {some(others)}; {_FIX}")
 
 
 def check_ties(skeleton: Any, model: Any, where: object) -> None:
@@ -318,13 +316,13 @@ def unused_weights(where: object, names: Collection[str]) -> ModelError:
     """Return the error of weights that the model has no place for."""
     return ModelError(
         f"the weights in {where} have {len(names)} tensors that its config has no place for, "
-        f"{_some(names)}; {_FIX}"
+        f"{some(names)}; {_FIX}"
     )
 
 
 def _missing(where: object, names: Collection[str]) -> ModelError:
     return ModelError(
-        f"the weights in {where} lack {len(names)} tensors of its config, {_some(names)}; {_FIX}"
+        f"the weights in {where} lack {len(names)} tensors of its config, {some(names)}; {_FIX}"
     )
 
 
@@ -332,8 +330,3 @@ def _without_ties(skeleton: Any, names: Collection[str]) -> set[str]:
     """Leave out what is another weight under a second name."""
     tied: Mapping[str, str] = getattr(skeleton, "all_tied_weights_keys", {})
     return {name for name in names if name not in tied and name not in tied.values()}
-
-
-def _some(names: Collection[str]) -> str:
-    shown = ", ".join(name[:100] for name in sorted(names)[:_SHOWN])
-    return f"{shown} and {len(names) - _SHOWN} more" if len(names) > _SHOWN else shown

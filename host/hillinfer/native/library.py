@@ -16,7 +16,7 @@ from hillinfer.native.structures import Attention, Choice, Places, Quota, Sequen
 from hillinfer_model.errors import NonFiniteQueryError
 from hillinfer_model.kernel_spec import CONTRACT_VERSION
 
-# --- Why the native library cannot be used ---
+# --- Errors ---
 
 NOT_FINITE = "the query holds an infinity or a NaN, or becomes one when scaled"
 
@@ -25,7 +25,7 @@ class NativeError(HillInferError):
     """The native library is missing, is another version's, or refuses a call."""
 
 
-# --- The instruction sets that the native library has code for ---
+# --- Instruction sets ---
 
 
 class Variant(StrEnum):
@@ -46,7 +46,7 @@ _NUMBERS = {variant: number for number, variant in enumerate(Variant)}
 # Fastest first.
 PREFERENCE = (Variant.AVX512_VNNI, Variant.AVX2, Variant.NEON, Variant.PORTABLE)
 
-# --- Finds and loads the native library, which every host needs; wheels bring it ---
+# --- The library ---
 
 LIBRARY = Path(__file__).parent / "libhillinfer_native.so"
 HOW_TO_BUILD = (

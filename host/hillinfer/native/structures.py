@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from hillinfer_model.choices import Rule, Scope
 from hillinfer_model.kernel_spec import KernelSpec
 
-# --- Where arrays lie in memory ---
+# --- Addresses of arrays ---
 
 
 def row_addresses(memory: NDArray[np.uint8], rows: NDArray[np.integer[Any]]) -> NDArray[np.uint64]:
@@ -75,7 +75,7 @@ class Addresses:
         return address
 
 
-# --- The structures of the native library's C interface; host/native has the other side ---
+# --- Structures ---
 
 _INT = ctypes.c_int32
 # Of a tensor that the library reads where the model made it.

@@ -16,7 +16,7 @@ from hillinfer.errors import UnsupportedFeatureError
 from hillinfer.hf.features import TESTED_FAMILIES
 from hillinfer.projections.ways import PackedLinear, ProjectionWay, Restores
 
-# --- Which linear layers of a model share an input ---
+# --- Layers that share an input ---
 
 # Called in this order by the modeling code of every family that is supported, on one tensor.
 _SHARING = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -121,7 +121,7 @@ def _check(name: str, layer: Any) -> None:
         )
 
 
-# --- What packed projections will take, known before weights are loaded ---
+# --- Memory of packed weights ---
 
 _FLOAT32_BYTES = 4
 
@@ -186,7 +186,7 @@ class PackingBytes:
         return cls(held, max(most, held + widened))
 
 
-# --- One product for several layers that are called one after the other ---
+# --- One product for several layers ---
 
 Forward = Callable[[torch.Tensor], torch.Tensor]
 
@@ -253,7 +253,7 @@ class SharedProduct:
         return self.packed(states)
 
 
-# --- Puts a way of computing linear layers on a model and takes it off ---
+# --- Attaching ---
 
 
 class ProjectionAttachment:

@@ -14,7 +14,7 @@ from torch.nn.functional import linear
 
 from hillinfer.errors import SettingsError, UnsupportedFeatureError
 
-# --- The seam between a model's linear layers and what computes them instead ---
+# --- The interface ---
 
 
 class Restores(Enum):
@@ -97,7 +97,7 @@ class ProjectionWay:
         return 0
 
 
-# --- Weights as packed FP16, computed with in float32 ---
+# --- FP16 ---
 
 _LARGEST = torch.finfo(torch.float16).max
 
@@ -151,7 +151,7 @@ class _Fp16Linear:
         raise NotImplementedError("rounded weights give nothing back")
 
 
-# --- Weights as INT8 codes with a scale per output ---
+# --- INT8 ---
 
 _LARGEST_CODE = 127
 # From here on widening the codes once costs less than torch's kernel, which is made for few rows.
@@ -214,7 +214,7 @@ class _Int8Linear:
         raise NotImplementedError("rounded weights give nothing back")
 
 
-# --- Layers that share an input as one matrix product, with the model's own numbers ---
+# --- Fused layers ---
 
 
 class Fused(ProjectionWay):
@@ -255,8 +255,7 @@ class _FusedLinear:
         return self.weight
 
 
-# --- Weights in the order of memory that oneDNN's kernels read fastest, with the same numbers
-# ---
+# --- Prepacked weights ---
 
 
 class Prepacked(ProjectionWay):
@@ -307,7 +306,7 @@ class _PrepackedLinear:
         return self.packed.to_dense()
 
 
-# --- The table of projections: which class for which `--projections` ---
+# --- The table of ways ---
 
 PROJECTIONS: Mapping[str, type[ProjectionWay]] = MappingProxyType(
     {

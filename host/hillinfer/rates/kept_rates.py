@@ -19,7 +19,7 @@ from hillinfer.system.machine import ProcessorFacts
 from hillinfer_model.choices import Scope
 from hillinfer_model.kernel_spec import KernelSpec
 
-# --- How fast tokens are scored and their rows transferred, and what sharing costs ---
+# --- Rates ---
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def seconds_of(tokens: float, rate: float) -> float:
     return math.inf if rate == 0 else tokens / rate
 
 
-# --- What rates depend on: they hold for nothing else ---
+# --- What rates depend on ---
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ def _sum(file: Path) -> str:
         return hashlib.file_digest(content, "sha256").hexdigest()
 
 
-# --- Keeps rates between runs ---
+# --- The file of rates ---
 
 VERSION = 2
 # Models and devices that one user tries; the oldest go first.

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from hillinfer.rates.kept_rates import Rates, seconds_of
 from hillinfer.settings import ModelName
 
-# --- How large a share of each side's tokens is selected (HillInfer section 4.3, skewness) ---
+# --- Selected shares of host and device ---
 
 
 @dataclass(frozen=True)
@@ -64,11 +64,11 @@ class RunningShares:
         return selected / scored if scored else self._alpha
 
 
-# --- How long the tokens of one layer take to be scored and their selected rows to arrive ---
+# --- The interface ---
 
 
 class LatencyModel(ABC):
-    """A model of one decode step of one layer; subclasses override `latency`.
+    """How long one layer's decode step takes to score and to read; subclasses override `latency`.
 
     Parameters
     ----------
@@ -127,7 +127,7 @@ class LatencyModel(ABC):
         return candidates[-1] if math.isinf(seconds(best)) else best
 
 
-# --- Host and device score side by side, each with its own rows (HillInfer equations 2 to 4) ---
+# --- The models ---
 
 
 class ParallelScorers(LatencyModel):
@@ -177,9 +177,6 @@ class ParallelScorers(LatencyModel):
         return self._best(range(below, min(below + 1, limit) + 1), segments, segment_tokens, shares)
 
 
-# --- Host and device score side by side, and rows come when all scores are there ---
-
-
 class ScoresThenRows(ParallelScorers):
     """T = max(Mc/fc, Ms/fs) + sharing where Ms > 0 + rows, as this runtime does it.
 
@@ -223,11 +220,8 @@ class ScoresThenRows(ParallelScorers):
         return self._best((balanced, most_there_is), segments, segment_tokens, shares)
 
 
-# --- The variant of equation 4 that the paper's section 5.4 gives for figure 16b ---
-
-
 class TwoLinkScorers(ParallelScorers):
-    """As `ParallelScorers`, but the device's rows pass two links, one after the other.
+    """As `ParallelScorers`, but the device's rows pass two links (HillInfer, figure 16b).
 
     Section 5.4 prints β = fc·(Bs·Bc + α·Bc·fs + α·Bs·fs) / (Bs·fs·(Bc + α·fc)) without a model.
     Divided by Bc·Bs·fs and by Bc·fc it reads (1/fs + α/Bs + α/Bc) / (1/fc + α/Bc): what balances
@@ -244,9 +238,6 @@ class TwoLinkScorers(ParallelScorers):
         """Return the seconds of one token on each side; see `ParallelScorers`."""
         host, device = super().token_seconds(shares)
         return host, device + seconds_of(shares.alpha_s, self.rates.b_c)
-
-
-# --- One processor scores everything: a plain NVMe drive ---
 
 
 class SharedScorer(LatencyModel):
@@ -270,7 +261,7 @@ class SharedScorer(LatencyModel):
         )
 
 
-# --- β as a latency model has it, corrected while a run goes on ---
+# --- β during a run ---
 
 
 class AutoBeta:
@@ -309,7 +300,7 @@ class AutoBeta:
         self._running.note(host_scored, host_selected, device_scored, device_selected)
 
 
-# --- The table of latency models ---
+# --- The table of models ---
 
 LATENCY_MODELS: Mapping[ModelName, Callable[[Rates], LatencyModel]] = MappingProxyType(
     {

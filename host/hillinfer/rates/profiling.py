@@ -33,7 +33,7 @@ from hillinfer.system.machine import largest_cache_bytes
 from hillinfer_model.channel_statistics import ChannelStatistics
 from hillinfer_model.kernel_spec import BEAT_BYTES, KernelSpec
 
-# --- Shadows to measure with ---
+# --- Sample shadows ---
 
 
 def sample_shadows(spec: KernelSpec, count: int) -> list[SegmentShadow]:
@@ -72,7 +72,7 @@ def _codes(spec: KernelSpec, generator: np.random.Generator) -> NDArray[np.uint8
     return shadow
 
 
-# --- Measures the rates of a plain drive with the parts that do the work, in seconds ---
+# --- Plain drives ---
 
 SCALING = 0.02
 # Caches of servers are larger than what fits into seconds.
@@ -204,7 +204,7 @@ def sample_query(heads: int, head_dim: int) -> np.ndarray[tuple[int, int], np.dt
     return np.random.default_rng(1).normal(0, 1, (heads, head_dim)).astype(np.float32)
 
 
-# --- Measures rates with the parts that do the work, a device among them, in seconds ---
+# --- Devices ---
 
 
 @dataclass(frozen=True)
@@ -381,7 +381,7 @@ def _queries(spec: KernelSpec, segments: int) -> LaunchQueries:
     return LaunchQueries(codes, np.full(heads, -7, dtype=np.int32), np.zeros(heads, dtype=np.int32))
 
 
-# --- Gives a device the share that its rates speak for ---
+# --- β by measured rates ---
 
 
 def share_by_rates(

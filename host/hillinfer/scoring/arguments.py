@@ -20,7 +20,7 @@ from hillinfer_model.kernel_spec import KernelSpec
 from hillinfer_model.query_codes import LOG2_E
 from hillinfer_model.statistics import DEFAULT_EXPONENT, LEAST_TOKENS, SINK_TOKENS
 
-# --- What scoring and coding can be given: keys, queries, segments and their shadows ---
+# --- Checks of arguments ---
 
 
 class ScoringArguments:
@@ -131,7 +131,7 @@ def statistics_tokens(
     Returns
     -------
     float16 of shape (tokens, kv_heads, head_dim) without the sinks, or where they are too few
-    `preceding` itself or the contract's default (contract, section 2).
+    `preceding` itself or the contract's default (contract, section 3).
 
     Raises
     ------
@@ -177,7 +177,7 @@ def query_factor(scaling: float) -> float:
     return scaling * LOG2_E
 
 
-# --- What the native library is told of segments, remembered for those that stay as they are ---
+# --- Descriptions of segments for the native library ---
 
 # The addresses of shadow, c, M and probe groups (or 0), and the tokens.
 _WORDS = struct.Struct("=5q")

@@ -21,7 +21,7 @@ from hillinfer_model.choices import Rule, Scope
 from hillinfer_model.kernel_spec import BEAT_BYTES, GROUP_TOKENS, KernelSpec
 from hillinfer_model.scores import offset_count
 
-# --- A thread of the native library that scores launches ---
+# --- The scoring thread ---
 
 
 class LaunchThread:
@@ -98,8 +98,7 @@ def _close(library: NativeLibrary, thread: ctypes.c_void_p, held: list[object]) 
     held.clear()
 
 
-# --- A query's way to a launch, and launches themselves, in C++ (contract, sections 3, 4 and 6)
-# ---
+# --- Queries and launches ---
 
 
 @dataclass(frozen=True)
@@ -113,7 +112,7 @@ class LaunchQueries:
     exponents
         int32 of shape (segments, H').
     addends
-        int32 of shape (segments, H'): the mean corrections less the offsets (contract, section 6).
+        int32 of shape (segments, H'): the mean corrections less the offsets (contract, section 10).
     """
 
     codes: NDArray[np.int8]
@@ -224,7 +223,7 @@ class NativePieces:
     def log_weights(
         self, scaled: torch.Tensor, described: array[int], threads: int
     ) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
-        """Return L' of a segment whose shadow is here for now (contract, section 4).
+        """Return L' of a segment whose shadow is here for now (contract, section 5).
 
         Parameters
         ----------

@@ -13,7 +13,7 @@ from hillinfer_model.kernel_spec import BEAT_BYTES, GROUP_TOKENS, SLICE_CHANNELS
 from hillinfer_model.offsets import PROBE_STRIDE, RECENT_TOKENS
 from hillinfer_model.statistics import SINK_TOKENS
 
-# --- The memory that one call of the native scorer works in ---
+# --- Memory that one call works in ---
 
 # A plan must not depend on the machine that makes it.
 _THREADS = 64
@@ -57,14 +57,14 @@ def _query_bytes(spec: KernelSpec) -> int:
     return spec.scored_heads * (3 * spec.padded_head_dim + 32)
 
 
-# --- Where codes and exponents lie in a segment's shadow (scoring contract, section 5) ---
+# --- A segment's shadow ---
 
 # One token's 16 codes of one slice are 16, 8 or 4 bytes and move as one element.
 _SLICE_TYPES: dict[int, type[np.generic]] = {8: np.complex128, 4: np.int64, 2: np.int32}
 
 
 class ShadowLayout:
-    """Views of a segment's shadow by group, tile, KV head, slice and token (contract, section 5).
+    """Views of a segment's shadow by group, tile, KV head, slice and token (contract, section 9).
 
     Parameters
     ----------
@@ -143,14 +143,13 @@ class ShadowLayout:
         return group, in_group // self._tile_tokens, in_group % self._tile_tokens, in_group
 
 
-# --- The part of a segment's shadow that is looked at first, kept apart from the rest (section
-# 3) ---
+# --- Probe tokens ---
 
 
 class ProbeShadow:
     """Codes and exponents of a segment's probe tokens, and of the sinks where it has them.
 
-    They lie in whole groups of their own, laid out as the segment's (contract, section 5): first
+    They lie in whole groups of their own, laid out as the segment's (contract, section 9): first
     every 16th token, then sinks 1 to 3.
 
     Parameters

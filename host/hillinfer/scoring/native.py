@@ -29,13 +29,13 @@ from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
 from hillinfer_model.score_block import ScoreBlock
 from hillinfer_model.score_tuples import WINDOW_TOKENS
 
-# --- The exact top of selected sets whose tuples are there as a whole, in C++ ---
+# --- The exact top of tuples ---
 
 
 def native_top(
     tuples: NDArray[np.uint32], wanted: Wanted, coming: int = 0
 ) -> list[NDArray[np.int64]]:
-    """Return the selected sets: the kept positions and the best others (contract, section 4).
+    """Return the selected sets: the kept positions and the best others (contract, section 8).
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ def native_top(
     return list(chosen)
 
 
-# --- The scoring contract on the host CPU, in C++ ---
+# --- The scorer ---
 
 _NOTHING = Wanted(0, 0, 0)
 
@@ -94,7 +94,7 @@ class _Prepared:
 
 
 class NativeScorer:
-    """Makes and scores key shadows in host memory with the native library (contract, 2 to 6).
+    """Makes and scores key shadows in host memory with the native library (contract, 2 to 11).
 
     A shadow is read where it lies, once, and only tuples are written; the offset tokens are scored
     first. A shadow on the drive is there for a moment only, so its L' waits in memory instead.
@@ -144,7 +144,7 @@ class NativeScorer:
     def statistics(
         self, keys: torch.Tensor, first_position: int, preceding: ChannelStatistics | None
     ) -> ChannelStatistics:
-        """Take a segment's channel statistics (contract, section 2); see `Scorer`."""
+        """Take a segment's channel statistics (contract, section 3); see `Scorer`."""
         self._arguments.check_keys(keys)
         own = statistics_tokens(self.spec, keys.detach(), first_position, preceding)
         if isinstance(own, ChannelStatistics):
@@ -170,7 +170,7 @@ class NativeScorer:
         shadow: NDArray[np.uint8],
         first_token: int,
     ) -> None:
-        """Write codes and exponents into a shadow (contract, sections 2, 5); see `Scorer`."""
+        """Write codes and exponents into a shadow (contract, sections 3, 9); see `Scorer`."""
         self._arguments.check_encoding(keys, statistics, shadow, first_token)
         kept: list[NDArray[Any]] = []
         address, words = self._words.coded(shadow, statistics, kept)
@@ -196,7 +196,7 @@ class NativeScorer:
         segments: Sequence[SegmentShadow],
         coming: int = 0,
     ) -> Iterator[ScoreBlock]:
-        """Score every token of consecutive segments (sections 3 to 6); see `Scorer`.
+        """Score every token of consecutive segments (sections 4 to 11); see `Scorer`.
 
         All tokens are scored before the first block; blocks come in position order, for each of
         them one per KV head in scope `kv_head`.
@@ -216,7 +216,7 @@ class NativeScorer:
         segments: Sequence[SegmentShadow],
         coming: int = 0,
     ) -> NDArray[np.uint32]:
-        """Return the tuples of every token at once (contract, section 6).
+        """Return the tuples of every token at once (contract, section 11).
 
         Parameters
         ----------
@@ -231,7 +231,7 @@ class NativeScorer:
         return self._scored(prepared, self._scale(prepared), segments)
 
     def scaled(self, query: torch.Tensor, scaling: float) -> torch.Tensor:
-        """Bring a query to units of log2 of the weight (contract, section 3).
+        """Bring a query to units of log2 of the weight (contract, section 4).
 
         Parameters
         ----------
@@ -317,7 +317,7 @@ class NativeScorer:
         )
 
     def _scale(self, prepared: _Prepared) -> torch.Tensor:
-        """Bring the query to units of log2 of the weight (contract, section 3)."""
+        """Bring the query to units of log2 of the weight (contract, section 4)."""
         spec = self.spec
         scaled = torch.empty(spec.kv_heads, spec.scored_heads // spec.kv_heads, spec.head_dim)
         choice = self._choice(prepared, _NOTHING)

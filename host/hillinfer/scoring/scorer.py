@@ -19,7 +19,7 @@ from hillinfer_model.kernel_spec import KernelSpec
 from hillinfer_model.score_block import ScoreBlock
 from hillinfer_model.selection import kept_positions
 
-# --- How much is selected of a sequence ---
+# --- How many tokens to select ---
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Wanted:
             raise ValueError(f"count={self.count} is outside {kept}..{length}")
 
 
-# --- The interface of whatever executes the scoring contract ---
+# --- The scorer's interface ---
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class SegmentShadow:
         Tokens coded so far; the segments of one call are consecutive, start at position 0, and
         only the last one may be short.
     shadow
-        uint8 of shape (segment_beats, 64), in the layout of contract section 5. Groups lie at
+        uint8 of shape (segment_beats, 64), in the layout of contract section 9. Groups lie at
         fixed places, so a short segment is the prefix of a full one, its last group included.
     statistics
         The segment's channel statistics.
@@ -123,7 +123,7 @@ class Scorer(Protocol):
     def statistics(
         self, keys: torch.Tensor, first_position: int, preceding: ChannelStatistics | None
     ) -> ChannelStatistics:
-        """Take a segment's channel statistics, once (contract, section 2).
+        """Take a segment's channel statistics, once (contract, section 3).
 
         Parameters
         ----------
@@ -166,7 +166,7 @@ class Scorer(Protocol):
         coming: int,
         wanted: Wanted,
     ) -> list[NDArray[np.int64]]:
-        """Select tokens for a query: the kept ones and the best others (contract, section 4).
+        """Select tokens for a query: the kept ones and the best others (contract, section 8).
 
         Parameters
         ----------
@@ -206,7 +206,7 @@ class Scorer(Protocol):
             All segments of the sequence; their tokens together are N, this step's own included.
             Shadows on the drive are to be asked for in this order and copied from at once.
         coming
-            Tokens that N counts and that have no key yet (contract, section 3): 1 where the query
+            Tokens that N counts and that have no key yet (contract, section 6): 1 where the query
             is a predicted one.
 
         Raises
@@ -217,11 +217,11 @@ class Scorer(Protocol):
         ...
 
 
-# --- A segment whose shadow comes from the drive when it is scored ---
+# --- Shadows that are read while they are scored ---
 
 
 class StreamedShadow(SegmentShadow):
-    """A `SegmentShadow` that is read when it is asked for.
+    """A `SegmentShadow` that is read from the drive when it is scored.
 
     Parameters
     ----------
@@ -280,7 +280,7 @@ class StreamedShadow(SegmentShadow):
         return self._probes
 
 
-# --- The exact top α of score blocks, merged as they come ---
+# --- The exact top of score blocks ---
 
 
 class TopAlpha:

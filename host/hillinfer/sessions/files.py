@@ -11,7 +11,7 @@ from hillinfer.errors import SHORTAGE, HillInferError, reason_of, way_out
 from hillinfer.model_shape import ModelShape
 from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
 
-# --- What can go wrong with a saved session ---
+# --- Errors of saved sessions ---
 
 
 class SessionError(HillInferError):
@@ -53,7 +53,7 @@ def changed_in_use(directory: Path, what: str) -> SessionError:
     )
 
 
-# --- Names and sizes of everything in a session's directory ---
+# --- Files and their sizes ---
 
 FORMAT_VERSION = 1
 MANIFEST_FILE = "session.json"

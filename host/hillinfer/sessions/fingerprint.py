@@ -18,7 +18,7 @@ from hillinfer.sessions.files import SessionError
 from hillinfer_model.choices import KeyMode
 from hillinfer_model.kernel_spec import CONTRACT_VERSION, KernelSpec
 
-# --- What a session's rows and codes depend on: it is used with the same or not at all ---
+# --- The fingerprint ---
 
 # Of a value in a message; a session's may be of any length.
 _MOST_SHOWN = 400
@@ -198,7 +198,7 @@ def _sha256(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-# --- The digest of a model's weights ---
+# --- The digest of weights ---
 
 _MOST_THREADS = 8
 
@@ -234,7 +234,7 @@ def _bytes_digest(weight: torch.Tensor) -> str:
     return hashlib.sha256(flat.view(torch.uint8).numpy().data).hexdigest()
 
 
-# --- What sessions know of the model at hand ---
+# --- The model at hand ---
 
 
 class ModelIdentity:

@@ -24,7 +24,7 @@ from hillinfer.sessions.fingerprint import Fingerprint
 from hillinfer_model.choices import KeyMode
 from hillinfer_model.kernel_spec import KernelSpec
 
-# --- What a session says about itself, in one small JSON file ---
+# --- The manifest ---
 
 MOST_BYTES = 4 << 20
 _MOST_TOKENS = 1 << 40
@@ -232,7 +232,7 @@ def _digest(name: str, value: Any) -> str:
     return value
 
 
-# --- How much of a saved document another one can start with ---
+# --- Reusable tokens ---
 
 
 def reusable_tokens(

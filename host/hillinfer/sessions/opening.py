@@ -36,7 +36,7 @@ from hillinfer.sessions.files import (
 )
 from hillinfer.sessions.manifest import MOST_BYTES, Manifest
 
-# --- One file of a saved session, read and never written ---
+# --- One file ---
 
 Result = TypeVar("Result")
 
@@ -272,7 +272,7 @@ def _is_nearly_empty(descriptor: int, status: os.stat_result) -> bool:
         return False
 
 
-# --- A session in its directory, opened and checked ---
+# --- The session ---
 
 _MOST_THREADS = 8
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from hillinfer.drive.files import PAGE_BYTES, aligned_buffer, private_memory, round_up
 
-# --- Places of one size side by side, in huge pages as far as they cover them ---
+# --- Huge pages ---
 
 HUGE_BYTES = 2 << 20
 # Of Linux 6.1, which Python has no name for: makes a huge page now, of what is there already.
@@ -209,7 +209,7 @@ def _madvise(address: int, byte_count: int, advice: int) -> None:
     call(ctypes.c_void_p(address), ctypes.c_size_t(byte_count), ctypes.c_int(advice))
 
 
-# --- Room for the shadows of one layer, side by side in memory ---
+# --- Shadows of one layer ---
 
 # Address space is taken in runs of at least so many bytes; memory only with each place.
 RUN_BYTES = 32 << 20

@@ -131,14 +131,14 @@ class ShadowMemory:
                 break
             if own.resident is not None:
                 self.leave_to_device(own, base + self._size, tokens)
-                made.append(self._residents.told(base, own, partial(remake, number)))
+                made.append(self._residents.view(base, own, partial(remake, number)))
                 continue
             # Looked at once: the thread that attends may drop it once the drive has it.
-            told, shadow = own.told, own.shadow
-            if told is None and shadow is not None:
-                told = self._told(base, own, shadow)
-            if told is not None:
-                made.append(told)
+            view, shadow = own.view, own.shadow
+            if view is None and shadow is not None:
+                view = self._view(base, own, shadow)
+            if view is not None:
+                made.append(view)
                 continue
             assert own.slot is not None
             place = None
@@ -192,13 +192,13 @@ class ShadowMemory:
             words.append(own.coded_tokens)
         return words
 
-    def _told(self, base: int, own: SegmentLayer, shadow: NDArray[np.uint8]) -> SegmentShadow:
-        """Return a shadow in DRAM, and remember what is told of it where it is at rest there."""
+    def _view(self, base: int, own: SegmentLayer, shadow: NDArray[np.uint8]) -> SegmentShadow:
+        """Return a shadow in DRAM, and remember the view where the shadow is at rest there."""
         assert own.statistics is not None
-        told = SegmentShadow(base, own.coded_tokens, shadow, own.statistics, own.probes)
-        if told.probe_copy is not None and own.slot is None:
-            own.told = told
-        return told
+        view = SegmentShadow(base, own.coded_tokens, shadow, own.statistics, own.probes)
+        if view.probe_copy is not None and own.slot is None:
+            own.view = view
+        return view
 
     @property
     def has_device(self) -> bool:
@@ -398,7 +398,7 @@ class ShadowMemory:
                 own.shadow = self._copied(own)
                 self.forget_lost(own, 0)
         for own in segment.layers:
-            own.told = None
+            own.view = None
             self._drop_probes(own)
             if self._counts_as_full(own) and tokens < self._size:
                 self.full_bytes -= self._store.slot_bytes

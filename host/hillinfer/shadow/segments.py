@@ -19,7 +19,7 @@ from hillinfer.shadow.arena import ShadowArena
 from hillinfer_model.channel_statistics import ChannelStatistics
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
-# --- The shadow of one segment in all layers, shared by the sequences that have it in common ---
+# --- Segments ---
 
 
 @dataclass(slots=True)
@@ -43,8 +43,8 @@ class SegmentLayer:
         None until it is full or first scored.
     coded_tokens
         Tokens coded so far.
-    told
-        What scorers are told of a full shadow at rest in DRAM: the same object at every step, so
+    view
+        What scorers take of a full shadow at rest in DRAM: the same object at every step, so
         that they need to look at it only once.
     """
 
@@ -55,15 +55,15 @@ class SegmentLayer:
     probes: ProbeShadow | None = None
     statistics: ChannelStatistics | None = None
     coded_tokens: int = 0
-    told: SegmentShadow | None = None
+    view: SegmentShadow | None = None
 
     def drop_shadow(self) -> None:
         """Forget what DRAM holds of it."""
-        self.shadow, self.told = None, None
+        self.shadow, self.view = None, None
 
 
 class Segment:
-    """1,024 positions in every layer.
+    """One segment in every layer, shared by the sequences that have it in common.
 
     Parameters
     ----------
@@ -82,7 +82,7 @@ class Segment:
         return copy
 
 
-# --- What a device holds of segments, and what DRAM counts for it ---
+# --- Segments on a device ---
 
 
 class ResidentShadows:
@@ -153,10 +153,10 @@ class ResidentShadows:
         self._accountant.give(Part.SHADOW, own.resident.probes.shadow.nbytes)
         own.resident = None
 
-    def told(
+    def view(
         self, base: int, own: SegmentLayer, remake: Callable[[], NDArray[np.uint8]]
     ) -> ResidentShadow:
-        """Return what scorers are told of a segment that a device holds.
+        """Return what scorers take of a segment that a device holds.
 
         Parameters
         ----------

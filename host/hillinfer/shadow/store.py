@@ -29,7 +29,7 @@ from hillinfer.statistics import Counters
 from hillinfer.trace.recorder import SILENT, Lane, Recorder
 from hillinfer_model.kernel_spec import BEAT_BYTES, KernelSpec
 
-# --- Key shadows that do not fit in DRAM, on the drive ---
+# --- Shadows on the drive ---
 
 # Shadows that are read ahead of scoring.
 STREAM_BUFFERS = 4
@@ -252,7 +252,7 @@ def _memory(shadow: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return memory
 
 
-# --- What a segment of one layer takes in DRAM besides its rows ---
+# --- Bytes that a segment takes in DRAM ---
 
 # A shadow in DRAM has the sinks beside it, so its copy is that of a segment without.
 NO_SINKS = 1
@@ -270,7 +270,7 @@ def statistics_bytes(spec: KernelSpec) -> int:
     return spec.kv_heads * spec.head_dim * _STATISTICS_ITEM_BYTES + _SUM_BYTES
 
 
-# --- Shadows read from the drive just ahead of scoring ---
+# --- Shadows that are read back ---
 
 
 @dataclass(frozen=True)
@@ -371,7 +371,7 @@ def together_of(slot_bytes: int) -> int:
     return together
 
 
-# --- Full shadows on their way to the drive ---
+# --- Shadows that are being written ---
 
 # DRAM still holds them.
 LEAVING_SHADOWS = 4

@@ -14,7 +14,7 @@ from typing import TextIO
 
 from hillinfer.errors import HillInferError, SettingsError
 
-# --- Reads files that somebody else may have made: regular ones alone, of a sensible size ---
+# --- Reading files of others ---
 
 _MOST_LINE = 1 << 20
 
@@ -73,8 +73,7 @@ def _checked(file: Path, descriptor: int, most_bytes: int) -> int:
     return facts.st_size
 
 
-# --- Files that a run leaves: checked before it begins, written whole, for nobody but their
-# owner ---
+# --- Writing files of a run ---
 
 _FOLDER_MODE = 0o700
 _FILE_MODE = 0o600
@@ -317,9 +316,7 @@ def _scratch(folder: Path, data: bytes) -> Path:
     return path
 
 
-# --- Where HillInfer keeps files between runs ---
-
-_OWNER_ONLY = 0o700
+# --- The user's cache directory ---
 
 
 def user_cache_dir(*parts: str) -> Path:
@@ -360,4 +357,4 @@ def _keep_for_owner(folder: Path) -> None:
             "remove it, or set XDG_CACHE_HOME to a folder of yours"
         )
     if stat.S_IMODE(found.st_mode) & 0o077:
-        folder.chmod(_OWNER_ONLY)
+        folder.chmod(_FOLDER_MODE)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-# --- The most memory this process has held at once ---
+# --- Peak memory of this process ---
 
 _STATUS = Path("/proc/self/status")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
@@ -41,8 +41,7 @@ def reset_peak_rss() -> None:
         return
 
 
-# --- How much memory this process may still take, whatever limits it: machine, groups, `ulimit`
-# ---
+# --- Available memory ---
 
 _UNLIMITED = 1 << 60
 
@@ -145,7 +144,7 @@ def _text(file: Path) -> str:
         return ""
 
 
-# --- What the processor is good at, as far as speed depends on it ---
+# --- The processor ---
 
 _FAST_BFLOAT16 = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 
@@ -202,7 +201,7 @@ def largest_cache_bytes(cache: Path = Path("/sys/devices/system/cpu/cpu0/cache")
     return max(sizes)
 
 
-# --- CUDA GPUs as torch sees them ---
+# --- GPUs ---
 
 
 @dataclass(frozen=True)
@@ -236,7 +235,7 @@ def visible_gpus() -> tuple[GpuFacts, ...] | None:
     )
 
 
-# --- Which floating-point type a model computes in ---
+# --- Number types ---
 
 
 class NumberType(StrEnum):

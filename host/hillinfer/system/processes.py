@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Child processes that end together with everything they have started."""
+"""Child processes that end together with everything they have started.
+
+Run by its path with `FOLDER LIFE`, this file is the guard of a session (`SessionGuard`): it uses
+nothing but Python itself.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +17,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-# --- Processes in a session of their own, ended with everything they have started ---
-#
-# Also a program that uses nothing but Python itself, `child_session.py FOLDER LIFE`: see
-# `SessionGuard`.
+# --- Sessions of processes ---
 
 _KILL_S = 10.0
 
@@ -73,17 +74,7 @@ def _kill(kill: Callable[[int, int], None], number: int) -> None:
         kill(number, signal.SIGKILL)
 
 
-def main() -> None:
-    """Wait until the process that holds the pipe's other end has ended, then end a folder."""
-    folder, life = Path(sys.argv[1]), int(sys.argv[2])
-    os.read(life, 1)
-    end_folder(folder)
-
-
-if __name__ == "__main__":
-    main()
-
-# --- A process that ends a session where its host was killed ---
+# --- The guard of a session ---
 
 
 class SessionGuard:
@@ -127,3 +118,14 @@ class SessionGuard:
             os.write(self._life, b"\0")
         os.close(self._life)
         self._process.wait()
+
+
+def main() -> None:
+    """Wait until the process that holds the pipe's other end has ended, then end a folder."""
+    folder, life = Path(sys.argv[1]), int(sys.argv[2])
+    os.read(life, 1)
+    end_folder(folder)
+
+
+if __name__ == "__main__":
+    main()

@@ -13,6 +13,25 @@ from pathlib import Path
 from hillinfer.errors import HillInferWarning
 from hillinfer.trace.trace_file import private_file
 
+# --- What is written of a layer and step ---
+
+
+@dataclass(frozen=True)
+class ReadCost:
+    """Calls to the drive, and the bytes they brought.
+
+    Parameters
+    ----------
+    reads, byte_count
+        How many.
+    """
+
+    reads: int = 0
+    byte_count: int = 0
+
+    def __add__(self, other: ReadCost) -> ReadCost:
+        return ReadCost(self.reads + other.reads, self.byte_count + other.byte_count)
+
 
 @dataclass
 class LayerStep:
@@ -49,27 +68,7 @@ class LayerStep:
         self.read_bytes += cost.byte_count
 
 
-# --- What some rows took to read ---
-
-
-@dataclass(frozen=True)
-class ReadCost:
-    """Calls to the drive, and the bytes they brought.
-
-    Parameters
-    ----------
-    reads, byte_count
-        How many.
-    """
-
-    reads: int = 0
-    byte_count: int = 0
-
-    def __add__(self, other: ReadCost) -> ReadCost:
-        return ReadCost(self.reads + other.reads, self.byte_count + other.byte_count)
-
-
-# --- Writes the timeline of the pools as it happens ---
+# --- The file ---
 
 COLUMNS = tuple(field.name for field in fields(LayerStep))
 _BUFFER_BYTES = 1 << 14

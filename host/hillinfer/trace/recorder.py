@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
-# --- The lanes of a trace: what may go on at the same time ---
+# --- Lanes ---
 
 
 class Lane(StrEnum):
@@ -30,7 +30,7 @@ class Lane(StrEnum):
     """Groups of rows and shadows written to the drive."""
 
 
-# --- What notes how long things took, and in which lane ---
+# --- Recorders ---
 
 Detail = int | str
 
@@ -69,9 +69,7 @@ class Recorder(Protocol):
         ...
 
 
-# --- The recorder of runs that nobody asked a trace of ---
-
-# Without state, so that everybody can have the same one.
+# Without state, so that all callers can have the same one.
 _NOTHING = nullcontext()
 
 
@@ -94,7 +92,7 @@ class Silent:
 
 SILENT = Silent()
 
-# --- One span of time in one lane ---
+# --- Spans ---
 
 
 class Span(NamedTuple):

@@ -21,7 +21,7 @@ from hillinfer.errors import HillInferWarning, SettingsError
 from hillinfer.system.files import make_folders
 from hillinfer.trace.recorder import Detail, Lane, Recorder, Span
 
-# --- Files about a run, for nobody but who ran it ---
+# --- Files readable by their owner alone ---
 
 
 def private_file(file: Path, what: str, option: str) -> FileIO:
@@ -63,7 +63,7 @@ def _private(file: str, flags: int) -> int:
     return descriptor
 
 
-# --- Writes spans in the trace event format, which trace viewers open ---
+# --- The trace event format ---
 
 PROCESS_NAME = "hillinfer"
 _END = b"\n]\n"
@@ -191,7 +191,7 @@ def _thread_name(ident: int) -> str:
     return f"thread {ident}"
 
 
-# --- Notes spans of all lanes while a run goes on ---
+# --- The recorder that writes it ---
 
 # A step of a large model makes fewer; prefill may make more.
 MOST_WAITING = 1 << 13
@@ -285,7 +285,7 @@ class _Block:
         )
 
 
-# --- Tells the model's own compute from the cache's part of a forward pass ---
+# --- Spans of a forward pass ---
 
 
 class ForwardSpans:

@@ -1,14 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PYNQ as an execution: launches in, buffers out."""
+"""PYNQ as an execution: loads the kernels of a card, runs launches, returns buffers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from hillinfer.devices.xrt.xclbin import Xclbin, check_xclbin
+from hillinfer.devices.xrt.card_memory import MemoryType, unpack_connections
+from hillinfer.devices.xrt.xclbin import (
+    SectionKind,
+    Xclbin,
+    XclbinError,
+    check_xclbin,
+    spec_record,
+)
 from hillinfer_model.beats import Beats
 from hillinfer_model.choices import KeyMode
 from hillinfer_model.kernel_spec import BEAT_BYTES, KernelSpec
@@ -16,11 +25,32 @@ from hillinfer_model.launch_result import STATUS_FILL, LaunchResult
 from hillinfer_model.score_launch import ScoreLaunch
 from hillinfer_model.shadow_launch import ShadowLaunch
 from hillinfer_model.status_beat import HASH_BYTES
-from hillinfer_pynq.card import Card
 from hillinfer_pynq.front_process import FrontProcess
-from hillinfer_pynq.host_memory import without_host_memory
 
 PATIENCE_S = 120.0
+_COUNT = struct.Struct("<i4x")
+_BANK_BYTES = 40
+# `MEM_DRAM` of XRT's xclbin.h, a type that PYNQ knows; not used, so nobody asks what it is.
+_DRAM, _UNUSED = 2, 0
+
+
+@dataclass(frozen=True)
+class Card:
+    """A card, or its emulation.
+
+    Parameters
+    ----------
+    xclbin
+        Holds the kernels; the front gets a copy.
+    platform
+        Name of the card's shell, which must be the xclbin's.
+    environment
+        Variables that lead to XRT: `XILINX_XRT` at least.
+    """
+
+    xclbin: Path
+    platform: str
+    environment: Mapping[str, str]
 
 
 class PynqExecution:
@@ -129,3 +159,42 @@ class PynqExecution:
         )
         self._spec = spec
         return self.front
+
+
+def without_host_memory(xclbin: Xclbin, spec: KernelSpec, name: str) -> Xclbin:
+    """Return the xclbin with its banks of host memory marked as not used.
+
+    PYNQ 3.0.1 knows types of memory up to 9, and host memory is 10. Banks keep their numbers, which
+    connections name.
+
+    Parameters
+    ----------
+    xclbin
+        Checked against the spec.
+    spec
+        Its kernels'.
+    name
+        What error messages call it.
+
+    Raises
+    ------
+    XclbinError
+        Where its list of memories is missing or cut short, or a kernel reaches host memory.
+    """
+    topology = bytearray(xclbin.sections.get(SectionKind.MEM_TOPOLOGY, b""))
+    count = _COUNT.unpack_from(topology)[0] if len(topology) >= _COUNT.size else -1
+    if count < 0 or len(topology) < _COUNT.size + count * _BANK_BYTES:
+        raise XclbinError(f"{name} is damaged: its list of memories is missing or cut short")
+    places = {index: _COUNT.size + index * _BANK_BYTES for index in range(count)}
+    hidden = {index for index, place in places.items() if topology[place] == MemoryType.HOST}
+    if not hidden:
+        return xclbin
+    connections = unpack_connections(xclbin.sections.get(SectionKind.CONNECTIVITY, b""), name)
+    if any(connection.bank in hidden for connection in connections):
+        raise XclbinError(f"{name}: a kernel reaches host memory, which PYNQ 3.0.1 does not know")
+    for index in hidden:
+        topology[places[index] : places[index] + 2] = bytes((_DRAM, _UNUSED))
+    sections = {**xclbin.sections, SectionKind.MEM_TOPOLOGY: bytes(topology)}
+    del sections[SectionKind.USER_METADATA]
+    sections[SectionKind.USER_METADATA] = spec_record(spec, sections)
+    return replace(xclbin, sections=sections)

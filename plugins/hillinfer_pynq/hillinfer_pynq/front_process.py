@@ -17,9 +17,9 @@ from pathlib import Path
 
 import numpy as np
 
+from hillinfer.errors import HillInferError
 from hillinfer.system.processes import SessionGuard, end_session
 from hillinfer_model.beats import Beats
-from hillinfer_pynq.errors import PynqError
 
 _PROGRAM = Path(__file__).with_name("front.py")
 # XRT's driver makes its sockets in /tmp/$USER: there, the folder can hold them too.
@@ -27,6 +27,10 @@ _PARENT = Path("/tmp")
 # The front's own deadline comes first, because it can say more.
 _GRACE_S, _CLOSE_S = 3.0, 10.0
 _TAIL = 2000
+
+
+class PynqError(HillInferError):
+    """A front that does not start, fails, answers wrongly or hangs; nothing of it is left."""
 
 
 class FrontProcess:

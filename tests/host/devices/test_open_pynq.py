@@ -15,9 +15,8 @@ from hillinfer.devices.xrt.xclbin import XclbinError
 from hillinfer.errors import SettingsError
 from hillinfer.settings import DeviceOptions, Settings
 from hillinfer_model.choices import Scope
-from hillinfer_pynq.errors import PynqError
-from hillinfer_pynq.interpreter import VARIABLE, pynq_python
-from hillinfer_pynq.launches import PynqLaunches
+from hillinfer_pynq.front_process import PynqError
+from hillinfer_pynq.open_pynq import VARIABLE, PynqLaunches, pynq_python
 
 
 def program(path, script="exit 3"):

@@ -12,7 +12,7 @@ from hillinfer_model.descriptor import Descriptor
 from hillinfer_model.golden_launch import run_score_launch
 from hillinfer_model.kernel_spec import KernelSpec
 from hillinfer_model.layout import shadow_beats
-from hillinfer_pynq.packed_launch import packed_launch
+from hillinfer_pynq.open_pynq import packed_launch
 
 SPEC = KernelSpec(64, 2, 1, key_mode=KeyMode.INT4, segment_tokens=512)
 TOKENS = [512, 130, 1, 64]

@@ -23,7 +23,7 @@ from hillinfer.devices.xrt.xclbin import (
     spec_record,
 )
 from hillinfer_model.kernel_spec import KernelSpec
-from hillinfer_pynq.host_memory import without_host_memory
+from hillinfer_pynq.execution import without_host_memory
 
 SPEC = KernelSpec(64, 3, 3)
 DDR = MemoryBank("bank0", MemoryType.DDR4, 4 << 30, 0)

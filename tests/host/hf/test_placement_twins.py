@@ -87,7 +87,7 @@ def test_one_flipped_bit_of_a_shadow_changes_the_logits(device, cold_dir):
 
     def flip(position):
         def disturb(runtime):
-            # Contract, section 5: a group is a beat of exponents per KV head, then codes.
+            # Contract, section 9: a group is a beat of exponents per KV head, then codes.
             group, token = divmod(position, 64)
             at = group * runtime._spec.group_beats
             runtime._rows.sequences[0].segments[0].layers[1].shadow[at, token] ^= 16

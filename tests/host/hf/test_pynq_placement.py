@@ -94,7 +94,7 @@ def test_a_bit_of_some_exponents_flipped_on_the_way_to_the_card_changes_them(
 
     def flipped(self, scope, queries, segments):
         group = self._spec.group_beats
-        # Contract, section 5: a group is a beat of exponents per KV head, then codes.
+        # Contract, section 9: a group is a beat of exponents per KV head, then codes.
         self._memory[segments[0].slot * self._spec.segment_beats + group, 6:14] ^= 8
         return score(self, scope, queries, segments)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A predicted query: N counts the token that comes, whose key nobody has (contract, section 3)."""
+"""A predicted query: N counts the token that comes, whose key nobody has (contract, section 6)."""
 
 import numpy as np
 import pytest

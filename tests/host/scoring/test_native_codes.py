@@ -10,7 +10,7 @@ from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
 
 
 def magnitude(value):
-    """mag(v) of the contract's section 4, in Python's integers."""
+    """mag(v) of the contract's section 7, in Python's integers."""
     length = value.bit_length()
     return value if value < 1024 else ((length - 10) << 10) | ((value >> (length - 11)) & 1023)
 

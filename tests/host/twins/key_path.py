@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From FP16 keys to a shadow, in torch (scoring contract, sections 2 and 5)."""
+"""From FP16 keys to a shadow, in torch (scoring contract, sections 3 and 9)."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def take_statistics(
     preceding: ChannelStatistics | None,
     chunk_tokens: int,
 ) -> ChannelStatistics:
-    """Take a segment's channel statistics (contract, section 2).
+    """Take a segment's channel statistics (contract, section 3).
 
     Parameters
     ----------
@@ -154,7 +154,7 @@ CODING_BYTES_PER_CHANNEL = 4 + 4 + 1
 def code_keys(
     keys: torch.Tensor, statistics: ChannelStatistics, code_bits: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantise keys against their segment's channel statistics (contract, section 2).
+    """Quantise keys against their segment's channel statistics (contract, section 3).
 
     Every number on the way is an integer below 2^24 times a power of two, so float32 holds each
     of them exactly and rounds nowhere but where the contract does.

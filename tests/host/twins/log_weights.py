@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""L' of every token of a sequence, a bounded piece at a time, in torch (contract, section 4)."""
+"""L' of every token of a sequence, a bounded piece at a time, in torch (contract, section 5)."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def query_rows(layout: TwinLayout, queries: QueryCodes) -> QueryRows:
 def log_weights(
     layout: TwinLayout, queries: QueryRows, exponents: torch.Tensor, buffers: KeyBuffers
 ) -> torch.Tensor:
-    """Return L' of equally many tokens of some segments (contract, section 4).
+    """Return L' of equally many tokens of some segments (contract, section 5).
 
     All of it runs in float32 without rounding where the contract does not round: codes and
     products are integers below 2^24, and a power of two only moves the exponent.
@@ -274,7 +274,7 @@ def sequence_log_weights(
     segments: Sequence[SegmentShadow],
     buffers: KeyBuffers,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return L' of all N tokens of consecutive segments (contract, section 4).
+    """Return L' of all N tokens of consecutive segments (contract, section 5).
 
     Parameters
     ----------
@@ -317,7 +317,7 @@ def group_log_weights(
     groups: range,
     buffers: KeyBuffers,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return L' of consecutive groups of one segment (contract, section 4).
+    """Return L' of consecutive groups of one segment (contract, section 5).
 
     Parameters
     ----------

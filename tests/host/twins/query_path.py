@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Query codes, and offsets from the tokens that every host holds, in torch (section 3)."""
+"""Query codes, and offsets from the tokens that every host holds, in torch (sections 4 and 6)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ QUERY_BYTES_PER_CHANNEL = 8 + 8 + 8 + 8 + 8 + 4
 
 @dataclass(frozen=True)
 class QueryCodes:
-    """One layer's queries, coded for each of some segments (contract, section 3).
+    """One layer's queries, coded for each of some segments (contract, section 4).
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ class QueryCodes:
 
 
 def scale_query(spec: KernelSpec, query: torch.Tensor, scaling: float) -> torch.Tensor:
-    """Bring a query to units of log2 of the weight, before any segment (contract, section 3).
+    """Bring a query to units of log2 of the weight, before any segment (contract, section 4).
 
     Parameters
     ----------
@@ -84,7 +84,7 @@ def scale_query(spec: KernelSpec, query: torch.Tensor, scaling: float) -> torch.
 
 
 def code_query(scaled: torch.Tensor, statistics: Sequence[ChannelStatistics]) -> QueryCodes:
-    """Quantise a scaled query against each of some segments' channels (contract, section 3).
+    """Quantise a scaled query against each of some segments' channels (contract, section 4).
 
     Parameters
     ----------
@@ -123,7 +123,7 @@ def sequence_offsets(
     invalid: torch.Tensor,
     coming: int = 0,
 ) -> torch.Tensor:
-    """Return B of each head or A of each selected set (contract, section 3).
+    """Return B of each head or A of each selected set (contract, section 6).
 
     Parameters
     ----------
@@ -152,7 +152,7 @@ def sequence_offsets(
 
 
 def offset_tokens(values: torch.Tensor, coming: int = 0) -> torch.Tensor:
-    """Take the columns of R ∪ Φ out of values of all N tokens (contract, section 3).
+    """Take the columns of R ∪ Φ out of values of all N tokens (contract, section 6).
 
     Parameters
     ----------
@@ -181,7 +181,7 @@ def offset_tokens(values: torch.Tensor, coming: int = 0) -> torch.Tensor:
 def weight_sum_offsets(
     sample: torch.Tensor, invalid: torch.Tensor, all_tokens: int, coming: int = 0
 ) -> torch.Tensor:
-    """Return B: log2 of the estimated sum of a head's weights (contract, section 3).
+    """Return B: log2 of the estimated sum of a head's weights (contract, section 6).
 
     Parameters
     ----------
@@ -214,7 +214,7 @@ def weight_sum_offsets(
 
 
 def raw_sum_offsets(sample: torch.Tensor, invalid: torch.Tensor) -> torch.Tensor:
-    """Return A: the floor of the mean of the sums of L' over R ∪ Φ (contract, section 3).
+    """Return A: the floor of the mean of the sums of L' over R ∪ Φ (contract, section 6).
 
     Parameters
     ----------

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights and 16-bit score codes, in torch (scoring contract, section 4)."""
+"""Weights and 16-bit score codes, in torch (scoring contract, section 7)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _RAW_ZERO = 32768
 
 
 def weights_in_place(exponents: torch.Tensor) -> torch.Tensor:
-    """Turn Z, log2 with 8 fraction bits, into w, 2^Z in units of 2^-24 (contract, section 4).
+    """Turn Z, log2 with 8 fraction bits, into w, 2^Z in units of 2^-24 (contract, section 7).
 
     (256 + f) << (I + 16) has the bits of Z = 256·I + f right behind a float32's sign, so one
     addition and one shift make it, and the floor is the contract's right shift.
@@ -39,7 +39,7 @@ def weights_in_place(exponents: torch.Tensor) -> torch.Tensor:
 
 
 def weight_sum_codes(sums: torch.Tensor) -> torch.Tensor:
-    """Return the score codes of sums of weights, 1..65,535 (contract, section 4).
+    """Return the score codes of sums of weights, 1..65,535 (contract, section 7).
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ def weight_sum_codes(sums: torch.Tensor) -> torch.Tensor:
 
 
 def raw_sum_codes(values: torch.Tensor) -> torch.Tensor:
-    """Return the score codes of V, sums of L' less their offset (contract, section 4).
+    """Return the score codes of V, sums of L' less their offset (contract, section 7).
 
     Parameters
     ----------

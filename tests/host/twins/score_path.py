@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From L' to tuples and score blocks, in torch (scoring contract, sections 4 and 6)."""
+"""From L' to tuples and score blocks, in torch (scoring contract, sections 7 and 11)."""
 
 from __future__ import annotations
 

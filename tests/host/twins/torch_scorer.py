@@ -47,7 +47,7 @@ class TorchScorer:
     def statistics(
         self, keys: torch.Tensor, first_position: int, preceding: ChannelStatistics | None
     ) -> ChannelStatistics:
-        """Take a segment's channel statistics, once (contract, section 2).
+        """Take a segment's channel statistics, once (contract, section 3).
 
         Parameters
         ----------
@@ -123,7 +123,7 @@ class TorchScorer:
         segments
             All segments of the sequence; their tokens together are N, this step's own included.
         coming
-            Tokens that N counts and that have no key yet (contract, section 3): 1 where the query
+            Tokens that N counts and that have no key yet (contract, section 6): 1 where the query
             is a predicted one.
 
         Returns

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from hillinfer.devices.xrt.xclbin import XclbinError
 
-# --- The kernels on a card, as an xclbin's IP_LAYOUT and CONNECTIVITY list them ---
+# --- Kernels ---
 
 _COUNT8, _COUNT4 = struct.Struct("<i4x"), struct.Struct("<i")
 # Type, properties, base address, name.
@@ -29,7 +29,7 @@ _PROTOCOL_SHIFT, _AP_CTRL_CHAIN = 8, 1
 
 @dataclass(frozen=True)
 class KernelInstance:
-    """One kernel on a card.
+    """One kernel on a card, as an xclbin's IP_LAYOUT lists it.
 
     Parameters
     ----------
@@ -107,7 +107,7 @@ def unpack_connections(content: bytes, name: str) -> list[Connection]:
     ]
 
 
-# --- The memories of a card, as an xclbin's MEM_TOPOLOGY lists them ---
+# --- Memory banks ---
 
 _COUNT = struct.Struct("<i4x")
 # Type, used, size in KiB, base address, tag.
@@ -123,7 +123,7 @@ class MemoryType(IntEnum):
 
 @dataclass(frozen=True)
 class MemoryBank:
-    """One memory.
+    """One memory of a card, as an xclbin's MEM_TOPOLOGY lists it.
 
     Parameters
     ----------
@@ -174,7 +174,7 @@ def unpack_banks(content: bytes, name: str) -> list[MemoryBank]:
     return banks
 
 
-# --- Who has taken how much of a card's memory: processes share a card by it ---
+# --- Memory taken by processes ---
 
 
 class MemoryClaims:

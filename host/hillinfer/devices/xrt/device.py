@@ -38,7 +38,7 @@ from hillinfer_model.launch_error import ErrorCode, LaunchError
 from hillinfer_model.score_launch import SCOPE_NUMBERS
 from hillinfer_model.status_beat import HASH_BYTES, StatusBeat
 
-# --- How many bytes a P2P read should have, from the rates of the reads that were made ---
+# --- Sizes of P2P reads ---
 
 BLOCKS = (64 << 10, 256 << 10, 1 << 20, 4 << 20)
 # Loads that each size is tried for, and the share of the best rate that is good enough: between
@@ -90,7 +90,7 @@ class ReadSizes:
             self._seconds[block_bytes].append(max(seconds, 1e-9))
 
 
-# --- The device `xrt`: a card, or its emulation, behind the genuine XRT library ---
+# --- The device ---
 
 # Shadows are taken room for in pieces, as they come.
 CHUNK_BYTES = 64 << 20
@@ -366,7 +366,7 @@ class _Scoring:
             raise DeviceError("the card ended a launch before all of its tokens were scored")
 
 
-# --- Opens a card for the host's table of devices ---
+# --- Opening a card ---
 
 # What the buffers of launches may take of the card's memory.
 _RESERVED_BYTES = 256 << 20

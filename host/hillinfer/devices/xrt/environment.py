@@ -15,7 +15,7 @@ from typing import Any
 from hillinfer.devices.xrt.xclbin import HW_EMU, Xclbin
 from hillinfer.errors import SettingsError
 
-# --- How long the host waits for a card before it gives it up ---
+# --- Deadlines ---
 
 _VITIS = "XILINX_VITIS"
 
@@ -58,7 +58,7 @@ def deadlines_of(xclbin: Xclbin, environment: Mapping[str, str]) -> Deadlines:
     return _SIMULATOR if xclbin.mode == HW_EMU and _VITIS in environment else _CARD
 
 
-# --- Variables that lead to the emulated card of an xclbin ---
+# --- Variables of an emulated card ---
 
 # Beside an xclbin for an emulated card.
 ENVIRONMENT_FILE = "environment.json"

@@ -19,14 +19,11 @@ from hillinfer.system.files import read_plain
 from hillinfer_model.choices import KeyMode, Rule
 from hillinfer_model.kernel_spec import KernelSpec, ProductStyle
 
-# --- What can be wrong with a card or with what is loaded on it ---
+# --- Errors and sections ---
 
 
 class XclbinError(SettingsError):
     """An xclbin that cannot be used; the message names the file and the reason."""
-
-
-# --- The sections of an xclbin that this project writes or reads ---
 
 
 class SectionKind(IntEnum):
@@ -42,7 +39,7 @@ class SectionKind(IntEnum):
     USER_METADATA = 16
 
 
-# --- The container of everything a card is loaded with (`struct axlf` of XRT's xclbin.h) ---
+# --- The container ---
 
 MAGIC = b"xclbin2\0"
 HARDWARE, HW_EMU = 0, 4
@@ -62,7 +59,7 @@ _MOST_BYTES = 1 << 30
 
 @dataclass(frozen=True)
 class Xclbin:
-    """What an xclbin holds.
+    """What an xclbin holds, the container that a card is loaded with (XRT's `struct axlf`).
 
     Parameters
     ----------
@@ -170,7 +167,7 @@ class Xclbin:
         return cls.unpack(content, str(path))
 
 
-# --- What an xclbin says about the kernels in it: their spec, and a sum of every section ---
+# --- The kernel spec of an xclbin ---
 
 FORMAT = "hillinfer-kernels-1"
 # Shell, its version, release date and edition of the platform for development.
