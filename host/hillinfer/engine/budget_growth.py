@@ -15,7 +15,7 @@ from hillinfer.settings import Settings
 from hillinfer.values import ByteSize, format_bytes
 from hillinfer_model.choices import KeyMode
 
-# --- Which number format the key shadow takes, and whether it fits in DRAM ---
+# --- the shadow's format ---
 
 # INT8 selects no better than INT4 by perplexity and agreement, and a step reads twice the bytes
 # (docs/quality.md); it is taken where it is named.

@@ -68,7 +68,7 @@ class DevicePart:
         )
 
 
-# --- What the DRAM budget must hold for a context, before anything is loaded ---
+# --- the plan ---
 
 WRITE_BACK_BUFFERS = 2
 GATHER_BUFFERS = 2

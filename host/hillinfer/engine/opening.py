@@ -59,7 +59,7 @@ from hillinfer.trace.recorder import SILENT, Recorder
 from hillinfer.trace.trace_file import Lanes, TraceFile
 from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
 
-# --- The parts that a runtime ties together, and the order in which they end ---
+# --- parts, and the order in which they end ---
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from hillinfer.statistics import CacheStatistics, Counters
 from hillinfer.system.machine import MemoryFacts
 from hillinfer.values import format_bytes, whole_number
 
-# --- What a new cache is made with: budget, shadow, and how both follow the context ---
+# --- what a new cache is made with ---
 
 # Of the longest: as many as budgets grow for; address space is reserved for all of them.
 _MOST_CONTEXTS = 32
@@ -144,7 +144,7 @@ def _warn_of_streaming(segment_bytes: int) -> None:
     )
 
 
-# --- What all caches of one attached model share, and who of them did what ---
+# --- the engine ---
 
 # How the names of all threads begin that runtimes start.
 RUNTIME_THREADS = "hillinfer-"

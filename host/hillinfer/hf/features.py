@@ -18,7 +18,7 @@ from hillinfer.errors import CacheUseError, UnsupportedFeatureError
 from hillinfer.hf.batch import ForwardPlan
 from hillinfer.model_shape import ModelShape
 
-# --- The name of HillInfer's attention function in the config of an attached model ---
+# --- the attention function's name ---
 
 NAME = "hillinfer"
 
@@ -115,7 +115,7 @@ def _modules_on_the_stack() -> list[Any]:
     return called
 
 
-# --- Refuses models that would give wrong answers, before anything is computed ---
+# --- models ---
 
 TESTED_FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "opt")
 TRANSFORMERS_WINDOW = ((5, 23), (5, 24))

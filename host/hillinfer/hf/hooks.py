@@ -21,7 +21,7 @@ from hillinfer.hf.layer import AttachedCache
 from hillinfer.hf.predictors import QueryPredictor
 from hillinfer.hf.turns import Use, forward_frame
 
-# --- A hook of an attached model that copies of the model do not have ---
+# --- hooks ---
 
 
 class ModelHook(ABC):
@@ -50,7 +50,7 @@ def _no_hook() -> Any:
     return nothing
 
 
-# --- Tells caches that a forward pass of an attached model begins and ends ---
+# --- forward passes ---
 
 
 class ForwardHooks:
@@ -164,7 +164,7 @@ def _named(
     return dict(zip(inspect.signature(module.forward).parameters, args, strict=False)) | kwargs
 
 
-# --- Tells caches what the next layer will ask for, while a layer begins ---
+# --- predicted queries ---
 
 # Layer 0's input is nothing like layer 1's, so layer 1 takes its true query like layer 0.
 FIRST_PREDICTED = 2

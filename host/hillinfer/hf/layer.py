@@ -13,7 +13,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from hillinfer.hf.turns import Use
 from hillinfer.trace.trace_file import ForwardSpans
 
-# --- What an attached model and its attention function ask of a cache ---
+# --- a cache ---
 
 
 class AttachedCache(Cache):  # type: ignore[misc]
@@ -83,7 +83,7 @@ class AttachedCache(Cache):  # type: ignore[misc]
         """Learn a layer's predicted queries, (batch, query_heads, 1, head_dim), before its turn."""
 
 
-# --- One decoder layer's side of the cache, as transformers sees it ---
+# --- a layer ---
 
 
 class HillInferLayer(CacheLayerMixin):  # type: ignore[misc]

@@ -13,7 +13,7 @@ from transformers.models.llama.modeling_llama import rotate_half
 from hillinfer.errors import SettingsError
 from hillinfer.settings import QuerySource, Settings
 
-# --- What a family of models needs to say how a layer's query is made ---
+# --- families of models ---
 
 Rotary = tuple[torch.Tensor, torch.Tensor]
 
@@ -92,7 +92,7 @@ class RotaryPredictor(QueryPredictor):
         return float(layer.self_attn.scaling)
 
 
-# --- Which family's query is predicted, how, and whether it is by default ---
+# --- the table ---
 
 
 @dataclass(frozen=True)

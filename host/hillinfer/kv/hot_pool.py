@@ -69,7 +69,7 @@ def rank(policy: PoolPolicy, rows: RowHistory, moment: PoolMoment) -> NDArray[np
     return keys
 
 
-# --- The hot pool of one layer: copies of rows in DRAM, and the table of its slots ---
+# --- the pool ---
 
 NOWHERE = -1
 # Row number, position, step of the last selection, length of its sequence, hits.

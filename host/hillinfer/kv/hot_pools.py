@@ -74,7 +74,7 @@ class LayerShares:
         self._shares = shares + room * (left / float(room.sum()) if left > 0 else 0)
 
 
-# --- The hot pools of all layers, inside what the budget leaves ---
+# --- the pools of all layers ---
 
 # Pools that must shrink give up this part of their slots beyond what is wanted.
 _SPARE_PART = 64

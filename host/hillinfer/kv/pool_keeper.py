@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hillinfer.kv.hits import LayerHits
     from hillinfer.kv.sequence import Sequence
 
-# --- What happened to the pools of one layer in one decode step, and who is told of it ---
+# --- steps of a layer ---
 
 
 class LayerStepLog:
@@ -70,7 +70,7 @@ class LayerStepLog:
         self._layer_hits.hot[layer] += rows
 
 
-# --- Bidirectional KV pools: what is promoted, what is demoted, and when ---
+# --- promotion and demotion ---
 
 REDISTRIBUTION_STEPS = 16
 

@@ -111,7 +111,7 @@ class SavedShadow:
         return layer * self._session.manifest.extent.segments + segment
 
 
-# --- A sequence taken apart into what a session's files hold, its rows left out ---
+# --- what a session's files hold ---
 
 # Stands for a segment of a layer that has taken no statistics yet.
 UNCODED = -1
@@ -234,7 +234,7 @@ def _bytes(array: NDArray[Any]) -> memoryview:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
-# --- Saves a sequence: its rows are given a name or copied, everything else is written ---
+# --- saving ---
 
 
 @dataclass(frozen=True)
