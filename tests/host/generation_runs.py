@@ -86,7 +86,7 @@ class SelectionLog:
     def __init__(self, cache):
         self.sets = []
         self.lengths = []
-        cache._runtime.watch_selected = self.note
+        cache.engine.runtime.watch_selected = self.note
 
     def note(self, layer, length, sets):
         """Take the sets of a layer that attention is about to see, or has just seen."""

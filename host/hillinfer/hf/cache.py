@@ -470,6 +470,11 @@ class HillInferCache(AttachedCache):
         return self._engine
 
     @property
+    def sequences(self) -> list[Sequence]:
+        """What the batch rows hold, each sequence of the engine's runtime once."""
+        return self._batch.sequences()
+
+    @property
     def row_lengths(self) -> list[int]:
         """The tokens that each batch row holds, padding left out, of passes that got through."""
         if not self._closer.alive:

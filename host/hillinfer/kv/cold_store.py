@@ -223,6 +223,11 @@ class ColdStore:
         return IOMode.BUFFERED if IOMode.BUFFERED in modes else IOMode.DIRECT
 
     @property
+    def files(self) -> tuple[ColdFile, ...]:
+        """The store's own files, one per layer; those of bases are none of them."""
+        return tuple(self._files)
+
+    @property
     def has_bases(self) -> bool:
         """Whether any groups lie in a base."""
         return bool(self._bases)

@@ -79,9 +79,9 @@ def test_all_that_a_sequence_keeps_comes_back(attachment, tmp_path):
     feed(attachment.model, cache, IDS)
     run(attachment.model, cache, PROMPT, new_tokens=40)
     cache.save_session(tmp_path / "session")
-    ours = cache._batch.only_sequence()
+    ours = cache.sequences[0]
     resumed = attachment.load_session(tmp_path / "session")
-    theirs = resumed._batch.only_sequence()
+    theirs = resumed.sequences[0]
     assert theirs.token_ids == ours.token_ids
     assert theirs.lengths == ours.lengths
     filled = ours.lengths[0] % 64
@@ -104,11 +104,11 @@ def test_prefill_queries_that_were_not_counted_yet_come_back(cold_dir, tmp_path)
     with attached(model, cold_dir, pool_policy="paper") as hill:
         cache = hill.new_cache()
         feed(model, cache, IDS)
-        ours = cache._batch.only_sequence().observed
+        ours = cache.sequences[0].observed
         assert all(queries is not None for queries in ours)
         cache.save_session(tmp_path / "session")
         resumed = hill.load_session(tmp_path / "session")
-        theirs = resumed._batch.only_sequence().observed
+        theirs = resumed.sequences[0].observed
         for mine, own in zip(theirs, ours, strict=True):
             assert torch.equal(mine, own)
 
@@ -128,10 +128,10 @@ def test_an_open_segment_that_was_scored_goes_on_with_its_statistics(attachment,
     for cache in caches:
         feed(attachment.model, cache, later[:, -500:])
     whole = torch.cat([both, later[:, -500:], QUESTION], dim=1)
-    ours, theirs = (cache._batch.only_sequence().segments[1].layers[0] for cache in caches[:2])
+    ours, theirs = (cache.sequences[0].segments[1].layers[0] for cache in caches[:2])
     assert ours.statistics is not None
     np.testing.assert_array_equal(ours.statistics.means, theirs.statistics.means)
-    assert len(caches[2]._batch.only_sequence().segments) == 1
+    assert len(caches[2].sequences[0].segments) == 1
     expected = answer(attachment.model, caches[0], whole)
     assert torch.equal(answer(attachment.model, caches[1], whole), expected)
 
@@ -174,7 +174,7 @@ def test_saved_again_after_answers(attachment, saved, tmp_path):
 def test_rows_are_given_a_name_and_not_written_again(attachment, tmp_path):
     cache = attachment.new_cache()
     feed(attachment.model, cache, IDS)
-    files = [os.fstat(file._descriptor) for file in cache._runtime._store._files]
+    files = [os.fstat(file.descriptor) for file in cache.engine.runtime.parts.store.files]
     written = cache.statistics().cold_write_bytes
     result = cache.save_session(tmp_path / "session")
     assert result.copied_row_bytes == 0
@@ -193,7 +193,7 @@ def test_rows_are_given_a_name_and_not_written_again(attachment, tmp_path):
 def test_loading_reads_rows_where_they_lie(attachment, saved):
     cache = attachment.load_session(saved)
     assert cache.statistics().cold_write_bytes == 0
-    own = {os.fstat(file._descriptor).st_size for file in cache._runtime._store._files}
+    own = {os.fstat(file.descriptor).st_size for file in cache.engine.runtime.parts.store.files}
     assert own == {0}
     run(attachment.model, cache, PROMPT)
     statistics = cache.statistics()
@@ -211,7 +211,7 @@ def test_linked_and_copied_sessions_hold_the_same(attachment, tmp_path, monkeypa
     for name, cache in zip(("linked", "copied"), caches, strict=True):
         feed(attachment.model, cache, IDS)
         if name == "copied":
-            for file in cache._runtime._store._files:
+            for file in cache.engine.runtime.parts.store.files:
                 file._calls = NoLinks()
         result = cache.save_session(tmp_path / name)
         assert result.copied_row_bytes == (ROWS if name == "copied" else 0)

@@ -34,7 +34,7 @@ def test_another_run_follows_a_full_one(monkeypatch):
     monkeypatch.setattr(shadow_arena, "RUN_BYTES", 2 * PLACE)
     arena = ShadowArena(PLACE)
     held = [arena.take() for _ in range(5)]
-    assert [len(run._taken) for run in arena._runs] == [2, 2, 2]
+    assert [len(run._taken) for run in arena.runs] == [2, 2, 2]
     assert len({one.ctypes.data for one in held}) == 5
     first = held.pop(0).ctypes.data
     assert arena.take().ctypes.data == first
@@ -63,7 +63,7 @@ def test_plain_memory_where_the_system_refuses(monkeypatch, without):
     without(monkeypatch)
     arena = ShadowArena(PLACE)
     held = [arena.take() for _ in range(3)]
-    assert arena._runs == []
+    assert arena.runs == []
     for one in held:
         assert one.nbytes == PLACE
         assert one.dtype == np.uint8
