@@ -8,6 +8,8 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 import hillinfer
+from hillinfer.hf.attach import Attachment
+from hillinfer.settings import Settings
 
 CHUNK = 64
 # Few kept tokens and small blocks, so that short contexts already select, evict and read twice.
@@ -47,6 +49,12 @@ def _stored(states):
 def attached(model, cold_dir, **changes):
     """Attach with the settings of these tests, changed as given."""
     return hillinfer.attach(model, cold_dir=cold_dir, **(SETTINGS | changes))
+
+
+def attached_with(model, cold_dir, given, **changes):
+    """Attach so with something in the place of the drive, the plan or the lane, by its name."""
+    settings = Settings().changed(cold_dir=cold_dir, **(SETTINGS | changes))
+    return Attachment(model, settings, **given)
 
 
 @torch.no_grad()

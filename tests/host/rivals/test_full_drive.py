@@ -2,17 +2,20 @@
 """The whole cache with a share in DRAM: right, within the budget, and counted to the byte."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
-from rival_cases import MULTI_HEAD, SHAPE, Run, flip_on_drive, make_setup
+import rival_cases
+from rival_cases import MULTI_HEAD, SHAPE, Run, flip_on_drive
 
 from hillinfer.errors import BudgetError
 from hillinfer.model_shape import StoredType
 from hillinfer.settings import IOChoice
-from hillinfer_bench.rivals import drive_rows
 from hillinfer_bench.rivals.table import make_rival
 
 GROUP = 64
+# Blocks of one group.
+make_setup = partial(rival_cases.make_setup, block_bytes=1)
 
 
 def least_budget(setup, share_groups, block_groups=1):
@@ -20,11 +23,6 @@ def least_budget(setup, share_groups, block_groups=1):
     row, pages = setup.shape.row_bytes, 4096
     tail = -(-(GROUP + setup.kept_recent) * row // pages) * pages
     return setup.units * (tail + share_groups * GROUP * row) + 2 * block_groups * GROUP * row
-
-
-@pytest.fixture(autouse=True)
-def _blocks_of_one_group(monkeypatch):
-    monkeypatch.setattr(drive_rows, "BLOCK_BYTES", 1)
 
 
 def make_run(cold_dir, shape=SHAPE, share=2, prompt=734, **changes):
@@ -44,10 +42,9 @@ def test_attends_to_everything_while_groups_spill(cold_dir, io, share, shape):
         assert run.rival.spilled[0][0] == before + GROUP
 
 
-def test_without_the_native_library_torch_attends(cold_dir, monkeypatch):
-    run = make_run(cold_dir, block_rows=50)
-    with run.rival as rival:
-        monkeypatch.setattr(rival.attention, "_native", None)
+def test_without_the_native_library_torch_attends(cold_dir):
+    run = make_run(cold_dir, block_rows=50, make_native=lambda shape: None)
+    with run.rival:
         for _ in range(3):
             assert run.error(run.step()) < 1e-4
 
@@ -112,9 +109,9 @@ def test_a_budget_too_small_is_refused(cold_dir):
     make_rival("full-drive", replace(setup, budget_bytes=needed)).close()
 
 
-def test_blocks_grow_with_the_budget(cold_dir, monkeypatch):
-    monkeypatch.undo()
-    run = Run("full-drive", make_setup(cold_dir, context=6400, budget_bytes=3 << 20), 6000)
+def test_blocks_grow_with_the_budget(cold_dir):
+    setup = rival_cases.make_setup(cold_dir, context=6400, budget_bytes=3 << 20)
+    run = Run("full-drive", setup, 6000)
     with run.rival as rival:
         assert rival.stream.block_tokens == (3 << 20) // 16 // (GROUP * 128) * GROUP
         for _ in range(3):

@@ -5,13 +5,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from rival_cases import MULTI_HEAD, SHAPE, Run, make_setup
+from rival_cases import MULTI_HEAD, SHAPE, Run, full_memory, make_setup
 
 from hillinfer.attention.native import host_attention
 from hillinfer.model_shape import StoredType
-from hillinfer_bench.rivals import full
 from hillinfer_bench.rivals.full import KERNELS, FullMemory
-from hillinfer_bench.rivals.table import make_rival
 
 FORMS = [
     *(f"{kernel} over {kind}" for kernel in KERNELS for kind in ("float32", "float16", "bfloat16")),
@@ -20,32 +18,30 @@ FORMS = [
 LIMITS = {"float32": 1e-5, "float16": 1e-2, "bfloat16": 5e-2, "rows": 1e-5}
 
 
-def choose(monkeypatch, form):
-    monkeypatch.setattr(FullMemory, "_fastest", lambda self, makers: form)
-
-
 @pytest.fixture(params=FORMS)
-def form(request, monkeypatch):
+def form(request):
     if request.param.startswith("native") and host_attention(SHAPE) is None:
         pytest.skip("no native library: build it with `python tools/build_native.py`")
-    choose(monkeypatch, request.param)
     return request.param
 
 
 @pytest.mark.parametrize("shape", [SHAPE, MULTI_HEAD])
 def test_every_kernel_attends_to_everything(cold_dir, form, shape):
     stored = StoredType.BFLOAT16 if form.endswith("bfloat16") else StoredType.FLOAT16
-    run = Run("full-memory", make_setup(cold_dir, replace(shape, stored_type=stored)), 200)
+    setup = make_setup(cold_dir, replace(shape, stored_type=stored))
+    run = Run("full-memory", setup, 200, rival=full_memory(setup, form))
+    assert run.rival.describe() == form
     for _ in range(3):
         assert run.error(run.step()) < LIMITS[form.split()[-1]]
 
 
 @pytest.mark.parametrize("where", ["planes", "rows"])
-def test_a_changed_value_is_seen(cold_dir, monkeypatch, where):
+def test_a_changed_value_is_seen(cold_dir, where):
     if where == "rows" and host_attention(SHAPE) is None:
         pytest.skip("no native library: build it with `python tools/build_native.py`")
-    choose(monkeypatch, "native over rows" if where == "rows" else "sdpa over float32")
-    run = Run("full-memory", make_setup(cold_dir), 200)
+    setup = make_setup(cold_dir)
+    rival = full_memory(setup, "native over rows" if where == "rows" else "sdpa over float32")
+    run = Run("full-memory", setup, 200, rival=rival)
     if where == "rows":
         run.rival.cache.rows[0, 0, 150, SHAPE.row_bytes // 2 + 1] ^= 0x40
     else:
@@ -56,11 +52,10 @@ def test_a_changed_value_is_seen(cold_dir, monkeypatch, where):
 
 
 @pytest.mark.parametrize(("context", "batch"), [(300, 1), (1000, 3)])
-def test_bytes_held_are_the_cache(cold_dir, monkeypatch, context, batch):
+def test_bytes_held_are_the_cache(cold_dir, context, batch):
     items = 2 * SHAPE.layers * batch * SHAPE.kv_heads * context * SHAPE.head_dim
     for form, item_bytes in (("sdpa over float32", 4), ("eager over float16", 2)):
-        choose(monkeypatch, form)
-        rival = make_rival("full-memory", make_setup(cold_dir, context=context, batch=batch))
+        rival = full_memory(make_setup(cold_dir, context=context, batch=batch), form)
         assert rival.traffic().dram_bytes == items * item_bytes
         assert rival.traffic().dram_bytes == rival.traffic().dram_peak_bytes
         assert rival.traffic().drive_read_bytes == rival.traffic().drive_write_bytes == 0
@@ -68,31 +63,28 @@ def test_bytes_held_are_the_cache(cold_dir, monkeypatch, context, batch):
         assert rival.traffic().dram_bytes == 0
 
 
-def test_bytes_read_are_those_of_the_form_that_won(cold_dir, monkeypatch):
+def test_bytes_read_are_those_of_the_form_that_won(cold_dir):
     token = 2 * SHAPE.layers * SHAPE.kv_heads * SHAPE.head_dim
     forms = {"sdpa over float32": 4, "eager over float16": 2, "native over rows": 2}
     if host_attention(SHAPE) is None:
         del forms["native over rows"]
     for form, item_bytes in forms.items():
-        choose(monkeypatch, form)
-        with make_rival("full-memory", make_setup(cold_dir)) as rival:
+        with full_memory(make_setup(cold_dir), form) as rival:
             assert rival.attended_token_bytes() == token * item_bytes
 
 
-def test_the_trial_takes_the_fastest(cold_dir, monkeypatch):
-    made = list(make_rival("full-memory", make_setup(cold_dir))._makers())
-    for number, form in enumerate(made):
-        seconds = iter([1.0 if i == number else 2.0 for i in range(len(made))])
-        monkeypatch.setattr(full, "_least_seconds", lambda attend, s=seconds: next(s))
-        assert make_rival("full-memory", make_setup(cold_dir)).describe() == form
+def test_the_trial_takes_the_fastest(cold_dir):
+    tried = []
+    FullMemory(make_setup(cold_dir), lambda form, attend: tried.append(form) or 1.0)
+    assert len(tried) == len(set(tried)) >= 2 * len(KERNELS)
+    for form in tried:
+        assert full_memory(make_setup(cold_dir), form).describe() == form
 
 
-def test_the_trial_really_attends(cold_dir, monkeypatch):
+def test_the_trial_really_attends(cold_dir):
     found = []
-    monkeypatch.setattr(
-        full, "_least_seconds", lambda attend: found.append(attend().float()) or 1.0
-    )
-    make_rival("full-memory", make_setup(cold_dir, context=100))
+    setup = make_setup(cold_dir, context=100)
+    FullMemory(setup, lambda form, attend: found.append(attend().float()) or 1.0)
     assert len(found) >= 2 * len(KERNELS)
     for one in found:
         assert torch.allclose(one, found[0], atol=2e-2)

@@ -3,23 +3,25 @@
 
 from collections import OrderedDict
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
-from rival_cases import MULTI_HEAD, SHAPE, Run, make_setup
+import rival_cases
+from rival_cases import MULTI_HEAD, SHAPE, Run
 
 from hillinfer.errors import BudgetError, ColdPoolError
 from hillinfer.model_shape import StoredType
-from hillinfer_bench.rivals import full_swap
 from hillinfer_bench.rivals.full_swap import pages_in_memory
 from hillinfer_bench.rivals.table import make_rival
 
 NAME, PAGE = "full-swap", 4096
+# Windows of one group.
+make_setup = partial(rival_cases.make_setup, window_bytes=1)
 
 
 @pytest.fixture(autouse=True)
-def _windows_of_one_group(monkeypatch, cold_dir):
-    monkeypatch.setattr(full_swap, "_WINDOW_BYTES", 1)
+def _needs_a_drive(cold_dir):
     try:
         make_rival(NAME, make_setup(cold_dir)).close()
     except ColdPoolError as error:

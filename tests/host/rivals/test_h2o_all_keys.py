@@ -2,26 +2,24 @@
 """Selection by all keys: right, within the budget, and counted to the byte."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
+import rival_cases
 import torch
 from reference_pool import ReferencePool, pages, scatter_bytes, spilled, wire_bytes
-from rival_cases import MULTI_HEAD, PAPER, SCALING, SHAPE, WIDE, Run, flip_on_drive, make_setup
+from rival_cases import MULTI_HEAD, PAPER, SCALING, SHAPE, WIDE, Run, flip_on_drive
 
 from hillinfer.errors import BudgetError
 from hillinfer.model_shape import StoredType
-from hillinfer_bench.rivals import drive_rows
 from hillinfer_bench.rivals.drive_rows import piece_counts, piece_units
 from hillinfer_bench.rivals.table import make_rival
 from hillinfer_model.selection import selected_count
 
 NAME = "h2o-all-keys"
-
-
-@pytest.fixture(autouse=True)
-def _blocks_of_one_group(monkeypatch):
-    monkeypatch.setattr(drive_rows, "BLOCK_BYTES", 1)
+# Blocks of one group.
+make_setup = partial(rival_cases.make_setup, block_bytes=1)
 
 
 def half_bytes(shape):
@@ -40,7 +38,9 @@ def fixed_bytes(setup):
         + 64 * half
         + 2 * 64 * half
         + scatter
-        + piece_units(most, 1, half) * sum(piece_counts(0, 0, most, 1, half)) * half
+        + piece_units(most, 1, half, setup.landing_bytes)
+        * sum(piece_counts(0, 0, most, 1, half, setup.landing_bytes))
+        * half
         + (4 * shape.query_heads * setup.context)
     )
 
@@ -66,12 +66,11 @@ def visible(run, positions):
     return seen
 
 
-@pytest.mark.parametrize("piece_bytes", [1, 8 << 20])
+@pytest.mark.parametrize("landing_bytes", [1, 8 << 20])
 @pytest.mark.parametrize("shape", [SHAPE, replace(MULTI_HEAD, stored_type=StoredType.BFLOAT16)])
 @pytest.mark.parametrize("extra", [0, 100_000, 32 << 20])
-def test_everything_selected_is_full_attention(cold_dir, shape, extra, monkeypatch, piece_bytes):
-    monkeypatch.setattr(drive_rows, "_PIECE_BYTES", piece_bytes)
-    setup = make_setup(cold_dir, shape, alpha=1.0, block_rows=50)
+def test_everything_selected_is_full_attention(cold_dir, shape, extra, landing_bytes):
+    setup = make_setup(cold_dir, shape, alpha=1.0, block_rows=50, landing_bytes=landing_bytes)
     run = Run(NAME, replace(setup, budget_bytes=fixed_bytes(setup) + extra), 734)
     with run.rival:
         for _ in range(5):

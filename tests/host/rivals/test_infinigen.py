@@ -12,7 +12,6 @@ from rival_cases import MULTI_HEAD, PAPER, SCALING, SHAPE, WIDE, Run, flip_on_dr
 
 from hillinfer.errors import BudgetError
 from hillinfer.model_shape import StoredType
-from hillinfer_bench.rivals import drive_rows
 from hillinfer_bench.rivals.block_attention import head_logits
 from hillinfer_bench.rivals.drive_rows import piece_counts, piece_units
 from hillinfer_bench.rivals.infinigen import PartialKeys
@@ -33,8 +32,8 @@ def fixed_bytes(setup):
     tails = setup.units * pages((64 + setup.kept_recent) * row)
     most = selected_count(setup.context, setup.alpha, setup.kept_tokens, None)
     scatter = scatter_bytes(row, region * row)
-    pieces = sum(piece_counts(setup.ahead_rows, 2 * setup.batch, most, 1, row))
-    landed = pieces * piece_units(most, 1, row)
+    pieces = sum(piece_counts(setup.ahead_rows, 2 * setup.batch, most, 1, row, setup.landing_bytes))
+    landed = pieces * piece_units(most, 1, row, setup.landing_bytes)
     logits = 4 * shape.query_heads * setup.context
     return partial + tails + (landed + 64) * row + scatter + logits
 
@@ -59,14 +58,11 @@ def visible(run, positions):
     return seen
 
 
-@pytest.mark.parametrize("piece_bytes", [1, 8 << 20])
+@pytest.mark.parametrize("landing_bytes", [1, 8 << 20])
 @pytest.mark.parametrize("shape", [SHAPE, replace(MULTI_HEAD, stored_type=StoredType.BFLOAT16)])
 @pytest.mark.parametrize("predicted", [True, False])
-def test_everything_selected_is_full_attention(
-    cold_dir, shape, predicted, monkeypatch, piece_bytes
-):
-    monkeypatch.setattr(drive_rows, "_PIECE_BYTES", piece_bytes)
-    setup = make_setup(cold_dir, shape, alpha=1.0, block_rows=50)
+def test_everything_selected_is_full_attention(cold_dir, shape, predicted, landing_bytes):
+    setup = make_setup(cold_dir, shape, alpha=1.0, block_rows=50, landing_bytes=landing_bytes)
     run = Run(NAME, replace(setup, budget_bytes=fixed_bytes(setup) + 100_000), 734)
     with run.rival:
         for _ in range(5):
@@ -160,9 +156,9 @@ def test_bytes_are_the_formula(cold_dir, monkeypatch, shape, batch, prompt, extr
 
 
 @pytest.mark.parametrize("ahead_rows", [0, 64, 2048])
-def test_odd_predictions_do_no_harm(cold_dir, monkeypatch, ahead_rows):
-    monkeypatch.setattr(drive_rows, "_PIECE_BYTES", 1)
-    run = Run(NAME, make_setup(cold_dir, alpha=1.0, ahead_rows=ahead_rows), 734)
+def test_odd_predictions_do_no_harm(cold_dir, ahead_rows):
+    setup = make_setup(cold_dir, alpha=1.0, ahead_rows=ahead_rows, landing_bytes=1)
+    run = Run(NAME, setup, 734)
     with run.rival as rival:
         for layer in (0, 1, 0):
             rival.predict(layer, run.queries[layer, :, :, 734:735], SCALING)

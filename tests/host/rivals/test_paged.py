@@ -11,7 +11,6 @@ from rival_cases import MULTI_HEAD, SCALING, SHAPE, WIDE, Run, flip_on_drive, ma
 
 from hillinfer.errors import BudgetError
 from hillinfer.model_shape import StoredType
-from hillinfer_bench.rivals import drive_rows
 from hillinfer_bench.rivals.drive_rows import piece_counts, piece_units
 from hillinfer_bench.rivals.table import make_rival
 from hillinfer_model.selection import selected_count
@@ -36,8 +35,8 @@ def fixed_bytes(name, setup):
     most = -(-selected_count(setup.context, setup.alpha, setup.kept_tokens, None) // 16)
     most = min(most, region // 16)
     fetches = 2 * setup.batch if name == "leoam" else 0
-    pieces = sum(piece_counts(setup.ahead_rows, fetches, most, 16, row))
-    units = pieces * piece_units(most, 16, row)
+    pieces = sum(piece_counts(setup.ahead_rows, fetches, most, 16, row, setup.landing_bytes))
+    units = pieces * piece_units(most, 16, row, setup.landing_bytes)
     return bounds + tails + units * 16 * row + scatter_bytes(16 * row, region * row)
 
 
@@ -79,11 +78,10 @@ def visible(run, chosen):
     return seen
 
 
-@pytest.mark.parametrize("piece_bytes", [1, 8 << 20])
+@pytest.mark.parametrize("landing_bytes", [1, 8 << 20])
 @pytest.mark.parametrize("shape", [SHAPE, replace(MULTI_HEAD, stored_type=StoredType.BFLOAT16)])
-def test_everything_selected_is_full_attention(cold_dir, name, shape, monkeypatch, piece_bytes):
-    monkeypatch.setattr(drive_rows, "_PIECE_BYTES", piece_bytes)
-    setup = make_setup(cold_dir, shape, alpha=1.0, block_rows=50)
+def test_everything_selected_is_full_attention(cold_dir, name, shape, landing_bytes):
+    setup = make_setup(cold_dir, shape, alpha=1.0, block_rows=50, landing_bytes=landing_bytes)
     run = Run(name, replace(setup, budget_bytes=fixed_bytes(name, setup) + 100_000), 734)
     with run.rival:
         for _ in range(5):
@@ -105,10 +103,10 @@ def test_attends_to_the_best_pages_and_the_tail(cold_dir, name, alpha):
                 assert (found[unit].double() - run.exact(*unit)).abs().max() > 1e-3
 
 
-def test_without_the_native_library_torch_attends(cold_dir, name, monkeypatch):
-    run = Run(name, make_setup(cold_dir, context=1500, block_rows=50), 1400)
-    with run.rival as rival:
-        monkeypatch.setattr(rival.attention, "_native", None)
+def test_without_the_native_library_torch_attends(cold_dir, name):
+    setup = make_setup(cold_dir, context=1500, block_rows=50, make_native=lambda shape: None)
+    run = Run(name, setup, 1400)
+    with run.rival:
         for _ in range(3):
             found = run.step()
             for unit in run.units():

@@ -3,14 +3,13 @@
 
 import pytest
 import torch
-from rival_cases import make_setup
+from rival_cases import full_memory, make_setup
 from tiny_models import TinyModel, prompts
 from transformers import DynamicCache
 
 import hillinfer
 from hillinfer.errors import CacheUseError, UnsupportedFeatureError
 from hillinfer.model_shape import ModelShape
-from hillinfer_bench.rivals.full import FullMemory
 from hillinfer_bench.rivals.table import RIVALS, RivalCache, make_rival
 
 PROMPT, STEPS = 150, 8
@@ -37,10 +36,11 @@ def prefilled():
         return model, states, first, decode(model, cache, first)
 
 
-def filled(name, prefilled, cold_dir, **changes):
+def filled(name, prefilled, cold_dir, form=None, **changes):
     model, states, *_ = prefilled
     shape = ModelShape.from_config(model.config, model.dtype)
-    cache = RivalCache(make_rival(name, make_setup(cold_dir, shape, context=400, **changes)))
+    setup = make_setup(cold_dir, shape, context=400, **changes)
+    cache = RivalCache(make_rival(name, setup) if form is None else full_memory(setup, form))
     for layer, (keys, values) in enumerate(states):
         for row in range(len(keys)):
             cache.fill(layer, row, keys[row], values[row])
@@ -62,10 +62,9 @@ def test_everything_selected_decodes_as_the_ordinary_cache(name, prefilled, cold
 
 
 @torch.no_grad()
-def test_another_token_changes_the_logits(prefilled, cold_dir, monkeypatch):
-    monkeypatch.setattr(FullMemory, "_fastest", lambda self, makers: "sdpa over float32")
+def test_another_token_changes_the_logits(prefilled, cold_dir):
     model, _, first, (_, logits) = prefilled
-    cache = filled("full-memory", prefilled, cold_dir)
+    cache = filled("full-memory", prefilled, cold_dir, "sdpa over float32")
     cache.rival.cache.values[0, 0, 0, 7] += 40
     with hillinfer.attach(model):
         _, found = decode(model, cache, first)
@@ -104,11 +103,11 @@ def test_a_broken_forward_pass_ends_the_cache(prefilled, cold_dir, monkeypatch):
             model(first, past_key_values=cache)
 
 
-def test_a_rival_of_another_type_rounds_what_it_is_given(prefilled, cold_dir, monkeypatch):
+def test_a_rival_of_another_type_rounds_what_it_is_given(prefilled, cold_dir):
     model, states, *_ = prefilled
-    monkeypatch.setattr(FullMemory, "_fastest", lambda self, makers: "sdpa over float16")
     shape = ModelShape.from_config(model.config, model.dtype)
-    cache = RivalCache(make_rival("full-memory", make_setup(cold_dir, shape, context=400)))
+    setup = make_setup(cold_dir, shape, context=400)
+    cache = RivalCache(full_memory(setup, "sdpa over float16"))
     keys, values = (part[0] for part in states[0])
     cache.fill(0, 0, keys, values)
     assert keys.dtype == torch.float32

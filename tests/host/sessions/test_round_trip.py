@@ -10,12 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from generation_runs import attached, run
-from session_runs import IDS, PROMPT, QUESTION, answer, feed, flip_bit, seal_checksums
+from generation_runs import attached, attached_with, run
+from session_runs import IDS, PROMPT, QUESTION, TINY, answer, feed, flip_bit, seal_checksums
 from tiny_models import TinyModel, prompts
 
 from hillinfer.drive.calls import DriveCalls
 from hillinfer.errors import BudgetError, CacheUseError
+from hillinfer.hf.engine import CachePlan
 from hillinfer.sessions.files import SessionError
 
 ROWS = 2 * 2176 * 64
@@ -206,14 +207,13 @@ class NoLinks(DriveCalls):
         raise OSError(18, "Invalid cross-device link")
 
 
-def test_linked_and_copied_sessions_hold_the_same(attachment, tmp_path, monkeypatch):
-    caches = [attachment.new_cache() for _ in range(2)]
-    for name, cache in zip(("linked", "copied"), caches, strict=True):
-        feed(attachment.model, cache, IDS)
-        if name == "copied":
-            for file in cache.engine.runtime.parts.store.files:
-                file._calls = NoLinks()
-        result = cache.save_session(tmp_path / name)
+def test_linked_and_copied_sessions_hold_the_same(attachment, cold_dir, tmp_path):
+    for name, given in (("linked", {}), ("copied", {"calls": NoLinks()})):
+        with attached_with(TINY.build(), cold_dir, given) as hill:
+            cache = hill.new_cache()
+            feed(hill.model, cache, IDS)
+            result = cache.save_session(tmp_path / name)
+            cache.close()
         assert result.copied_row_bytes == (ROWS if name == "copied" else 0)
     names = sorted(file.name for file in (tmp_path / "linked").iterdir())
     for name in names:
@@ -250,26 +250,28 @@ def test_documents_of_any_length(attachment, tmp_path, tokens):
     assert torch.equal(answer(attachment.model, resumed, whole), expected)
 
 
-def test_shadows_without_room_in_memory_stay_in_the_session(attachment, saved, tmp_path):
+def without_shadows(*given):
+    return replace(CachePlan.of(*given), shadow_limit_bytes=0)
+
+
+def test_shadows_without_room_in_memory_stay_in_the_session(attachment, cold_dir, saved, tmp_path):
     expected = answer(attachment.model, attachment.load_session(saved))
-    made = attachment._made
-    attachment._made = lambda *given: replace(made(*given), shadow_limit_bytes=0)
-    try:
-        cache = attachment.load_session(saved)
-        assert torch.equal(answer(attachment.model, cache), expected)
+    with attached_with(TINY.build(), cold_dir, {"plan": without_shadows}) as hill:
+        cache = hill.load_session(saved)
+        assert torch.equal(answer(hill.model, cache), expected)
         statistics = cache.statistics()
         assert statistics.shadow_write_bytes == 0
         assert statistics.shadow_read_bytes > 0
         cache.crop(IDS.shape[1] - cache.get_seq_length())
         cache.save_session(tmp_path / "again")
-    finally:
-        del attachment._made
+        # The question's forward pass scored the open segment, which keeps its statistics.
+        cache.crop(-200)
+        ids = torch.cat([IDS[:, :2000], QUESTION], dim=1)
+        found = answer(hill.model, cache, ids)
+        cache.close()
     again = attachment.load_session(tmp_path / "again")
-    # The question's forward pass scored the open segment, which keeps its statistics.
-    cache.crop(-200)
     again.crop(-200)
-    ids = torch.cat([IDS[:, :2000], QUESTION], dim=1)
-    assert torch.equal(answer(attachment.model, again, ids), answer(attachment.model, cache, ids))
+    assert torch.equal(answer(attachment.model, again, ids), found)
 
 
 def test_another_process(attachment, saved, tmp_path):

@@ -19,23 +19,28 @@ from hillinfer.drive.files import PAGE_BYTES, ColdFile, probe_io_mode, round_up
 from hillinfer.drive.read_engines import ReadEngine
 from hillinfer.drive.read_plan import JOIN_GAP_BYTES, plan_reads
 from hillinfer_bench.rivals.block_attention import BlockAttention
-from hillinfer_bench.rivals.rival import Meter, Rival, RivalSetup
+from hillinfer_bench.rivals.rival import LANDING_BYTES, Meter, Rival, RivalSetup
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
-# Enough scattered reads that the drive's queue is empty for a small part of the time only.
-_PIECE_BYTES = 4 * 1024 * 1024
 # One piece is attended to while the next one comes.
 _ATTENDED = 2
 
 
-def piece_units(most: int, unit_rows: int, row_bytes: int) -> int:
-    """Return how many units a piece takes: 4 MiB or `most`, in multiples of 64 rows."""
-    rows = min(_PIECE_BYTES // row_bytes, round_up(most * unit_rows, GROUP_TOKENS))
+def piece_units(
+    most: int, unit_rows: int, row_bytes: int, landing_bytes: int = LANDING_BYTES
+) -> int:
+    """Return how many units a piece takes: those bytes or `most`, in multiples of 64 rows."""
+    rows = min(landing_bytes // row_bytes, round_up(most * unit_rows, GROUP_TOKENS))
     return max(GROUP_TOKENS, rows // GROUP_TOKENS * GROUP_TOKENS) // unit_rows
 
 
 def piece_counts(
-    ahead_rows: int, fetches: int, most: int, unit_rows: int, row_bytes: int
+    ahead_rows: int,
+    fetches: int,
+    most: int,
+    unit_rows: int,
+    row_bytes: int,
+    landing_bytes: int = LANDING_BYTES,
 ) -> tuple[int, int]:
     """Return how many pieces only a layer that attends may take, and how many any may.
 
@@ -49,8 +54,10 @@ def piece_counts(
         The most units of one fetch.
     unit_rows, row_bytes
         Rows of a unit, and bytes of a row.
+    landing_bytes
+        Bytes of a piece.
     """
-    units = piece_units(most, unit_rows, row_bytes)
+    units = piece_units(most, unit_rows, row_bytes, landing_bytes)
     needed = -(-most // units)
     ahead = min(fetches * needed, -(-ahead_rows // (units * unit_rows)))
     return min(_ATTENDED, needed), ahead
@@ -63,7 +70,7 @@ class Landing:
     ----------
     meter
         Counts them.
-    ahead_rows, fetches, most, unit_rows, row_bytes
+    ahead_rows, fetches, most, unit_rows, row_bytes, landing_bytes
         As in `piece_counts`.
     """
 
@@ -75,9 +82,12 @@ class Landing:
         most: int,
         unit_rows: int,
         row_bytes: int,
+        landing_bytes: int = LANDING_BYTES,
     ) -> None:
-        self._kept, ahead = piece_counts(ahead_rows, fetches, most, unit_rows, row_bytes)
-        units = piece_units(most, unit_rows, row_bytes)
+        self._kept, ahead = piece_counts(
+            ahead_rows, fetches, most, unit_rows, row_bytes, landing_bytes
+        )
+        units = piece_units(most, unit_rows, row_bytes, landing_bytes)
         size = self._kept + ahead, units, unit_rows * row_bytes
         self._memory = meter.buffer(int(np.prod(size))).reshape(size)
         self._free = list(range(len(self._memory)))
@@ -219,9 +229,6 @@ def _lands_alone(unit_bytes: int) -> bool:
     return unit_bytes % PAGE_BYTES == 0 and unit_bytes > JOIN_GAP_BYTES
 
 
-BLOCK_BYTES = 4 * 1024 * 1024
-
-
 @dataclass(frozen=True)
 class _Ahead:
     """A block of tokens of one layer and sequence that is being read into a buffer."""
@@ -238,8 +245,8 @@ class BlockStream:
     """Streams the rows of one layer and sequence after the other through two buffers.
 
     While the caller works on one block, the next comes: of this layer, or of the one after it, or,
-    at the end of a step, of the first layer of the next. A block is 4 MiB, or a sixteenth of M0
-    where that is less, and one group at least.
+    at the end of a step, of the first layer of the next. A block is the setup's `block_bytes`, or a
+    sixteenth of M0 where that is less, and one group at least.
 
     Parameters
     ----------
@@ -260,7 +267,7 @@ class BlockStream:
         self._rows = rows
         self._spilled = spilled
         self.first_token = 0
-        wanted = min(BLOCK_BYTES, setup.budget_bytes // 16) // (GROUP_TOKENS * rows.row_bytes)
+        wanted = min(setup.block_bytes, setup.budget_bytes // 16) // (GROUP_TOKENS * rows.row_bytes)
         most = rows.region_rows // GROUP_TOKENS
         self.block_tokens = max(1, min(wanted, most)) * GROUP_TOKENS
         size = self.block_tokens * rows.row_bytes
@@ -338,7 +345,7 @@ class DriveRival(Rival):
         self._tails = self.meter.buffer(size).reshape(setup.shape.layers, setup.batch, stride)
         self.spilled = [[0] * setup.batch for _ in range(setup.shape.layers)]
         self._stores: list[DriveRows] = []
-        self.attention = BlockAttention(setup.shape, self.layout, setup.block_rows)
+        self.attention = BlockAttention(setup, self.layout)
         self.engine = open_engine(setup.io, setup.threads, DriveCalls())
         try:
             self.prepare()

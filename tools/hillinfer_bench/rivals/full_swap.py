@@ -22,7 +22,6 @@ from hillinfer_bench.rivals.block_attention import BlockAttention, Part, whole
 from hillinfer_bench.rivals.rival import Rival, RivalSetup
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
-_WINDOW_BYTES = 1024 * 1024
 _LEAST_WINDOWS = 4
 _SYSTEM = ctypes.CDLL(None, use_errno=True)
 _TRIES, _PAUSE = 50, 0.01
@@ -52,9 +51,9 @@ class FullSwap(Rival):
     def __init__(self, setup: RivalSetup) -> None:
         super().__init__(setup)
         self.row_bytes = setup.shape.row_bytes
-        self.attention = BlockAttention(setup.shape, self.layout, setup.block_rows)
+        self.attention = BlockAttention(setup, self.layout)
         group_bytes = GROUP_TOKENS * self.row_bytes
-        wanted = min(_WINDOW_BYTES, setup.budget_bytes // 16) // group_bytes
+        wanted = min(setup.window_bytes, setup.budget_bytes // 16) // group_bytes
         self.window_tokens = max(1, wanted) * GROUP_TOKENS
         self.window_bytes = self.window_tokens * self.row_bytes
         self.windows = setup.budget_bytes // self.window_bytes

@@ -213,7 +213,7 @@ class H2OAllKeys(DriveRival):
         self.products = RowProducts(shape, setup.block_rows)
         self.pool = PooledRows(setup, self.values, 1, self.meter)
         most = count(setup, setup.context)
-        self._landing = Landing(self.meter, 0, 0, most, 1, self.half_bytes)
+        self._landing = Landing(self.meter, 0, 0, most, 1, self.half_bytes, setup.landing_bytes)
         self._logits = self.meter.tensor((shape.query_heads, setup.context), torch.float32)
         # A byte of keys saves one byte a step, a byte of values only where it is selected; but
         # where a value is less than a page, each one read costs a page, and values come first.

@@ -116,7 +116,13 @@ class InfiniGen(DriveRival):
         most = count(setup, setup.context)
         # One layer's rows are attended to while the next one's come.
         self._landing = Landing(
-            self.meter, setup.ahead_rows, 2 * setup.batch, most, 1, self.row_bytes
+            self.meter,
+            setup.ahead_rows,
+            2 * setup.batch,
+            most,
+            1,
+            self.row_bytes,
+            setup.landing_bytes,
         )
         # A group that leaves the tail meanwhile.
         late = self.meter.buffer(GROUP_TOKENS * self.row_bytes)

@@ -116,7 +116,13 @@ class PagedRival(DriveRival):
         # With predictions one layer's pages are attended to while the next one's come.
         fetches = 2 * setup.batch if self.wants_prediction else 0
         self._landing = Landing(
-            self.meter, setup.ahead_rows, fetches, most, PAGE_TOKENS, self.row_bytes
+            self.meter,
+            setup.ahead_rows,
+            fetches,
+            most,
+            PAGE_TOKENS,
+            self.row_bytes,
+            setup.landing_bytes,
         )
         self.pool = PooledRows(setup, self.rows, PAGE_TOKENS, self.meter)
         self.pool.take_pool(self.meter.free_bytes)

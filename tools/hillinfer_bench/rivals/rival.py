@@ -16,12 +16,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from hillinfer.attention.native import NativeAttention, host_attention
 from hillinfer.drive.files import aligned_buffer
 from hillinfer.errors import BudgetError, CacheUseError, SettingsError
 from hillinfer.kv.row_layout import RowLayout
 from hillinfer.model_shape import ModelShape
 from hillinfer.settings import IOChoice
 from hillinfer.values import format_bytes
+
+LANDING_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,15 @@ class RivalSetup:
         For benchmarks on random weights: which positions a rival that selects attends to, int64
         ascending, by layer, row and length. It ranks as ever and then takes these in place of its
         own. None where it selects by itself.
+    landing_bytes
+        Bytes of scattered rows that are read at a time: enough that the drive's queue is empty for
+        a small part of the time only.
+    block_bytes
+        Bytes of a block where all rows are streamed, a sixteenth of M0 at most.
+    window_bytes
+        Bytes that are paged in and out at a time, a sixteenth of M0 at most.
+    make_native
+        Makes what attends to rows of a shape where they lie, None where torch is to.
 
     Raises
     ------
@@ -97,9 +109,14 @@ class RivalSetup:
     kept_sinks: int = 4
     kept_recent: int = 32
     selections: Callable[[int, int, int], NDArray[np.int64]] | None = None
+    landing_bytes: int = LANDING_BYTES
+    block_bytes: int = 4 << 20
+    window_bytes: int = 1 << 20
+    make_native: Callable[[ModelShape], NativeAttention | None] = host_attention
 
     def __post_init__(self) -> None:
-        for name in ("batch", "context", "block_rows", "threads", "kept_recent"):
+        least_one = ("batch", "context", "block_rows", "threads", "kept_recent")
+        for name in (*least_one, "landing_bytes", "block_bytes", "window_bytes"):
             if getattr(self, name) < 1:
                 raise SettingsError(f"{name}={getattr(self, name)}: at least 1 is needed")
         for name in ("kept_sinks", "budget_bytes", "ahead_rows"):
