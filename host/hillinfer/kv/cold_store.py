@@ -149,7 +149,7 @@ class WantedRows:
 
 # As long as reads on demand wait for one ahead: ten milliseconds of a slow drive, and large enough
 # for hundreds of reads in flight.
-_AHEAD_BYTES = 4 << 20
+AHEAD_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -184,6 +184,8 @@ class ColdStore:
     sums
         Checksums of all rows, by which each one is known that does not come back as it was written;
         None where nobody looks.
+    ahead_bytes
+        Most bytes that are read ahead at a time, which reads on demand wait for.
     """
 
     def __init__(
@@ -196,8 +198,10 @@ class ColdStore:
         calls: DriveCalls | None = None,
         recorder: Recorder = SILENT,
         sums: RowSums | None = None,
+        ahead_bytes: int = AHEAD_BYTES,
     ) -> None:
         self._sums = sums
+        self._ahead_bytes = ahead_bytes
         self._recorder = recorder
         self._directory = directory
         self._layers = shape.layers
@@ -396,7 +400,7 @@ class ColdStore:
         """Read rows piece by piece, giving way to reads on demand in between."""
         cost = ReadCost()
         self.settle(wanted.layer, wanted.groups)
-        for piece in wanted.pieces(max(1, _AHEAD_BYTES // self._row_bytes)):
+        for piece in wanted.pieces(max(1, self._ahead_bytes // self._row_bytes)):
             with self._turns.ahead():
                 cost += self._read_now(piece)
         return cost

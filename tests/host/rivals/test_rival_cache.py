@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A rival as an attached model's cache gives the tokens of the ordinary cache."""
 
+from functools import partial
+
 import pytest
 import torch
 from rival_cases import full_memory, make_setup
@@ -10,6 +12,7 @@ from transformers import DynamicCache
 import hillinfer
 from hillinfer.errors import CacheUseError, UnsupportedFeatureError
 from hillinfer.model_shape import ModelShape
+from hillinfer_bench.rivals.full import FullMemory
 from hillinfer_bench.rivals.table import RIVALS, RivalCache, make_rival
 
 PROMPT, STEPS = 150, 8
@@ -36,11 +39,11 @@ def prefilled():
         return model, states, first, decode(model, cache, first)
 
 
-def filled(name, prefilled, cold_dir, form=None, **changes):
+def filled(name, prefilled, cold_dir, make=None, **changes):
     model, states, *_ = prefilled
     shape = ModelShape.from_config(model.config, model.dtype)
     setup = make_setup(cold_dir, shape, context=400, **changes)
-    cache = RivalCache(make_rival(name, setup) if form is None else full_memory(setup, form))
+    cache = RivalCache(make_rival(name, setup) if make is None else make(setup))
     for layer, (keys, values) in enumerate(states):
         for row in range(len(keys)):
             cache.fill(layer, row, keys[row], values[row])
@@ -64,7 +67,9 @@ def test_everything_selected_decodes_as_the_ordinary_cache(name, prefilled, cold
 @torch.no_grad()
 def test_another_token_changes_the_logits(prefilled, cold_dir):
     model, _, first, (_, logits) = prefilled
-    cache = filled("full-memory", prefilled, cold_dir, "sdpa over float32")
+    cache = filled(
+        "full-memory", prefilled, cold_dir, partial(full_memory, form="sdpa over float32")
+    )
     cache.rival.cache.values[0, 0, 0, 7] += 40
     with hillinfer.attach(model):
         _, found = decode(model, cache, first)
@@ -91,12 +96,18 @@ def test_what_is_no_decode_step_is_refused(prefilled, cold_dir):
             model(first, past_key_values=cache)
 
 
+class Broken(FullMemory):
+    """A rival that cannot attend."""
+
+    def attend(self, layer, row, query, scaling):
+        raise ZeroDivisionError
+
+
 @torch.no_grad()
-def test_a_broken_forward_pass_ends_the_cache(prefilled, cold_dir, monkeypatch):
+def test_a_broken_forward_pass_ends_the_cache(prefilled, cold_dir):
     model, _, first, _ = prefilled
-    cache = filled("full-memory", prefilled, cold_dir)
+    cache = filled("full-memory", prefilled, cold_dir, Broken)
     with hillinfer.attach(model):
-        monkeypatch.setattr(cache.rival, "attend", lambda *given: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             model(first, past_key_values=cache)
         with pytest.raises(CacheUseError, match="broke off"):
