@@ -15,13 +15,19 @@ from hillinfer.settings import IOChoice
 PYTHON = "threads of Python"
 
 
+@pytest.fixture
+def threads_of_python(monkeypatch):
+    """Otherwise the native library reads, and `preadv` only what that did not bring."""
+    monkeypatch.setattr(
+        read_engines, "NativeThreadEngine", lambda threads, calls: ThreadEngine(threads)
+    )
+
+
 @pytest.fixture(params=[IOChoice.URING, IOChoice.THREADS, PYTHON])
-def engine_choice(request, monkeypatch):
+def engine_choice(request):
     if request.param == PYTHON:
         # What reads again what did not come whole can do it all.
-        monkeypatch.setattr(
-            read_engines, "NativeThreadEngine", lambda threads, calls: ThreadEngine(threads)
-        )
+        request.getfixturevalue("threads_of_python")
         return IOChoice.THREADS
     if request.param is IOChoice.URING and not kernel_permits_rings():
         pytest.skip(SKIP)

@@ -4,9 +4,9 @@
 import sys
 from pathlib import Path
 
-from drive_fixtures import content, engine_choice
+from drive_fixtures import content, engine_choice, threads_of_python
 
 # Drives that fail on purpose.
 sys.path.insert(0, str(Path(__file__).parent.parent / "faults"))
 
-__all__ = ["content", "engine_choice"]
+__all__ = ["content", "engine_choice", "threads_of_python"]
