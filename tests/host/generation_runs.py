@@ -8,6 +8,8 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 import hillinfer
+from hillinfer.hf.attach import Attachment
+from hillinfer.settings import Settings
 
 CHUNK = 64
 # Few kept tokens and small blocks, so that short contexts already select, evict and read twice.
@@ -49,6 +51,12 @@ def attached(model, cold_dir, **changes):
     return hillinfer.attach(model, cold_dir=cold_dir, **(SETTINGS | changes))
 
 
+def attached_with(model, cold_dir, given, **changes):
+    """Attach so with something in the place of the drive, the plan or the lane, by its name."""
+    settings = Settings().changed(cold_dir=cold_dir, **(SETTINGS | changes))
+    return Attachment(model, settings, **given)
+
+
 @torch.no_grad()
 def run(model, cache, ids, mask=None, new_tokens=10, **options):
     """Generate greedily, by chunks of 64, and return transformers' output with its logits."""
@@ -86,7 +94,7 @@ class SelectionLog:
     def __init__(self, cache):
         self.sets = []
         self.lengths = []
-        cache._runtime.watch_selected = self.note
+        cache.engine.runtime.watch_selected = self.note
 
     def note(self, layer, length, sets):
         """Take the sets of a layer that attention is about to see, or has just seen."""

@@ -204,6 +204,11 @@ class Runtime:
             self.calls,
         )
 
+    @property
+    def step(self) -> int:
+        """Forward passes begun so far: the number of the one under way."""
+        return self._step
+
     def begin_step(self) -> None:
         """Note that a forward pass begins, and raise what went wrong while writing before it."""
         self._settle()

@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 import warnings
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -20,7 +20,7 @@ from hillinfer.drive.calls import DriveCalls
 from hillinfer.drive.directories import memory_warning, prepared_cold_dir
 from hillinfer.engine.runtime import Runtime
 from hillinfer.errors import SetupWarning, UnsupportedFeatureError
-from hillinfer.gpu.copy_lanes import lane_of
+from hillinfer.gpu.copy_lanes import CopyLane, lane_of
 from hillinfer.hf import attention
 from hillinfer.hf.cache import HillInferCache
 from hillinfer.hf.engine import CachePlan, Engine, Expectation, checked_count
@@ -60,6 +60,10 @@ class Attachment:
         For the caches made by `new_cache`.
     calls
         How the drive is reached; the operating system itself where None.
+    plan
+        Returns what a cache is to be made of; parameters as of `CachePlan.of`.
+    make_lane
+        Returns what copies to and from the devices of the model, None where nothing needs to.
 
     Raises
     ------
@@ -70,7 +74,12 @@ class Attachment:
     """
 
     def __init__(
-        self, model: PreTrainedModel, settings: Settings, calls: DriveCalls | None = None
+        self,
+        model: PreTrainedModel,
+        settings: Settings,
+        calls: DriveCalls | None = None,
+        plan: Callable[[ModelShape, Settings, int | None, int], CachePlan] = CachePlan.of,
+        make_lane: Callable[[Collection[torch.device]], CopyLane | None] = lane_of,
     ) -> None:
         check_versions()
         # Nothing is attended to without it: said here rather than after a prefill.
@@ -81,6 +90,7 @@ class Attachment:
         self.model = model
         self.settings = with_named_query(settings, model.config.model_type)
         self.calls = calls or DriveCalls()
+        self._plan, self._make_lane = plan, make_lane
         predictor = predictor_of(model.config.model_type, settings.query)
         self._identity = ModelIdentity(model)
         self._previous = model.config._attn_implementation
@@ -279,7 +289,7 @@ class Attachment:
     def _made(
         self, expected_tokens: int | None, sequences: int, settings: Settings | None = None
     ) -> CachePlan:
-        made = CachePlan.of(self._shape, settings or self.settings, expected_tokens, sequences)
+        made = self._plan(self._shape, settings or self.settings, expected_tokens, sequences)
         if made.warning:
             warnings.warn(made.warning, SetupWarning, stacklevel=3)
         return made
@@ -298,7 +308,7 @@ class Attachment:
             shadow_limit_bytes=made.shadow_limit_bytes,
             announce_streaming=made.announce_streaming,
             growth=made.growth,
-            lane=lane_of(set(self._devices)),
+            lane=self._make_lane(self._devices),
         )
 
     def detach(self) -> None:

@@ -15,6 +15,7 @@ from hillinfer.hf.engine import CacheFamily, Engine, Expectation
 from hillinfer.hf.features import ModelInUse, check_attended, check_states
 from hillinfer.hf.layer import AttachedCache, HillInferLayer
 from hillinfer.hf.turns import Use
+from hillinfer.kv.sequence import Sequence
 from hillinfer.sessions.fingerprint import ModelIdentity
 from hillinfer.settings import QuerySource
 from hillinfer.trace.trace_file import ForwardSpans
@@ -258,6 +259,11 @@ class PassingCache(AttachedCache):
     def engine(self) -> Engine:
         """What this cache shares with others."""
         return self._engine
+
+    @property
+    def sequences(self) -> list[Sequence]:
+        """What the batch rows hold, each sequence of the engine's runtime once."""
+        return self._batch.sequences()
 
     @property
     def row_lengths(self) -> list[int]:

@@ -72,7 +72,7 @@ class WantedRows:
 
 # As long as reads on demand wait for one ahead: ten milliseconds of a slow drive, and large enough
 # for hundreds of reads in flight.
-_AHEAD_BYTES = 4 << 20
+AHEAD_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -107,6 +107,8 @@ class ColdStore:
     sums
         Checksums of all rows, by which each one is known that does not come back as it was written;
         None where nobody looks.
+    ahead_bytes
+        Most bytes that are read ahead at a time, which reads on demand wait for.
     """
 
     def __init__(
@@ -119,8 +121,10 @@ class ColdStore:
         calls: DriveCalls | None = None,
         recorder: Recorder = SILENT,
         sums: RowSums | None = None,
+        ahead_bytes: int = AHEAD_BYTES,
     ) -> None:
         self._sums = sums
+        self._ahead_bytes = ahead_bytes
         self._recorder = recorder
         self._directory = directory
         self._layers = shape.layers
@@ -144,6 +148,11 @@ class ColdStore:
         """Buffered where any of the files is read or written so."""
         modes = {self.own_io_mode, *(base.io_mode for base in self._bases.bases)}
         return IOMode.BUFFERED if IOMode.BUFFERED in modes else IOMode.DIRECT
+
+    @property
+    def files(self) -> tuple[ColdFile, ...]:
+        """The store's own files, one per layer; those of bases are none of them."""
+        return tuple(self._files)
 
     @property
     def has_bases(self) -> bool:
@@ -314,7 +323,7 @@ class ColdStore:
         """Read rows piece by piece, giving way to reads on demand in between."""
         cost = ReadCost()
         self.settle(wanted.layer, wanted.groups)
-        for piece in wanted.pieces(max(1, _AHEAD_BYTES // self._row_bytes)):
+        for piece in wanted.pieces(max(1, self._ahead_bytes // self._row_bytes)):
             with self._turns.ahead():
                 cost += self._read_now(piece)
         return cost

@@ -179,24 +179,33 @@ class HotPool:
 
     Attributes
     ----------
+    policy
+        Ranks rows; another may take its place while nothing is promoted.
+    slot_of_row
+        int32, the slot of each row number that is covered, -1 where it is not hot.
     table, table_address
         What decode steps in the native library find rows by.
     """
 
     def __init__(self, row_bytes: int, most_rows: int, policy: PoolPolicy) -> None:
         self._slots = SlotTable(most_rows, row_bytes)
-        self._policy = policy
+        self.policy = policy
         self._row_bytes = row_bytes
-        self._slot_of_row = np.full(0, NOWHERE, np.int32)
+        self.slot_of_row = np.full(0, NOWHERE, np.int32)
         self._used = 0
         self._library = native_library()
         # Memory of slots stays where it is, so the library is told once.
         self.table = PoolTable(
-            slot_of_row=self._slot_of_row.ctypes.data,
+            slot_of_row=self.slot_of_row.ctypes.data,
             stamps=self._slots.last_selected.ctypes.data,
             slots=self._slots.data.ctypes.data,
         )
         self.table_address = ctypes.addressof(self.table)
+
+    @property
+    def columns(self) -> SlotTable:
+        """What each slot holds and what is known of it, those that are free included."""
+        return self._slots
 
     @property
     def used_rows(self) -> int:
@@ -211,15 +220,15 @@ class HotPool:
 
     def cover(self, rows: int) -> None:
         """Make room in the table for row numbers below `rows`."""
-        if rows > len(self._slot_of_row):
+        if rows > len(self.slot_of_row):
             grown = np.full(rows, NOWHERE, np.int32)
-            grown[: len(self._slot_of_row)] = self._slot_of_row
-            self._slot_of_row = grown
+            grown[: len(self.slot_of_row)] = self.slot_of_row
+            self.slot_of_row = grown
             self.table.slot_of_row, self.table.row_count = grown.ctypes.data, rows
 
     def slots(self, rows: NDArray[np.int64]) -> NDArray[np.int32]:
         """Return the slot of each row, -1 where it is not hot."""
-        return self._slot_of_row[rows]
+        return self.slot_of_row[rows]
 
     def copy_out(
         self, slots: NDArray[np.int32], out: NDArray[np.uint8], places: NDArray[np.int64]
@@ -362,7 +371,7 @@ class HotPool:
         How many rows were promoted, and how many were demoted for them.
         """
         slots = self._slots
-        cold = np.flatnonzero(self._slot_of_row[candidates.rows] == NOWHERE)
+        cold = np.flatnonzero(self.slot_of_row[candidates.rows] == NOWHERE)
         positions, counts = candidates.positions[cold], candidates.counts[cold]
         stamps = np.full(len(cold), moment.step, np.int32)
         lengths = np.full(len(cold), moment.length, np.int32)
@@ -383,7 +392,7 @@ class HotPool:
         slots.counts[into] = candidates.counts[chosen]
         slots.last_selected[into] = moment.step
         slots.lengths[into] = moment.length
-        self._slot_of_row[candidates.rows[chosen]] = into
+        self.slot_of_row[candidates.rows[chosen]] = into
         return len(into), len(demoted)
 
     def shrink(self, capacity: int, moment: PoolMoment) -> int:
@@ -400,14 +409,14 @@ class HotPool:
         sources = capacity + np.flatnonzero(occupied[capacity:])
         targets = np.flatnonzero(~occupied[:capacity])[: len(sources)]
         slots.move(sources, targets)
-        self._slot_of_row[slots.rows[targets]] = targets
+        self.slot_of_row[slots.rows[targets]] = targets
         self._used = capacity
         slots.give_back(capacity)
         return len(demoted)
 
     def forget(self, first_row: int, last_row: int) -> None:
         """Drop the rows of first_row <= row < last_row, whose groups are free again."""
-        slots = self._slot_of_row[first_row:last_row]
+        slots = self.slot_of_row[first_row:last_row]
         self._leave(slots[slots != NOWHERE])
 
     def _worse_than(
@@ -446,11 +455,11 @@ class HotPool:
         moment: PoolMoment,
     ) -> NDArray[np.int64]:
         rows = RowHistory(positions, counts, last_selected, lengths, moment.alpha)
-        return rank(self._policy, rows, moment)
+        return rank(self.policy, rows, moment)
 
     def _leave(self, slots: NDArray[np.integer]) -> None:
         rows = self._slots.rows[slots]
-        self._slot_of_row[rows[rows != NOWHERE]] = NOWHERE
+        self.slot_of_row[rows[rows != NOWHERE]] = NOWHERE
         self._slots.rows[slots] = NOWHERE
 
 

@@ -172,6 +172,11 @@ class HotPools:
         slots = int(self._slots_for_all() * self._shares.share(layer) + 1e-6)
         return min(slots, self._most_rows)
 
+    @property
+    def tails_bytes(self) -> int:
+        """Bytes of the open groups of all sequences, which are counted as hot."""
+        return self._tails_bytes
+
     def least_bytes(self, kept_tokens: int) -> int:
         """Return the bytes of the open groups and so many kept rows of every sequence."""
         sequences = self._tails_bytes // (GROUP_TOKENS * self._shape.token_bytes)

@@ -8,6 +8,7 @@ import mmap
 import threading
 import weakref
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,6 +25,23 @@ _MADV_COLLAPSE = 25
 _SWITCH = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 # While one is made, its memory is there twice: this process never has that of two.
 _COLLAPSING = threading.Lock()
+
+
+class HugePages:
+    """What runs ask of the system for their memory."""
+
+    @property
+    def are_allowed(self) -> bool:
+        """Whether this machine makes huge pages for those who ask."""
+        return huge_pages_allowed()
+
+    def advise(self, mapping: mmap.mmap, advice: int, start: int, byte_count: int) -> None:
+        """Tell what is to become of some bytes of a mapping; OSError where that is refused."""
+        mapping.madvise(advice, start, byte_count)
+
+    def collapse(self, address: int, byte_count: int) -> None:
+        """Make huge pages of memory that is there, now, as far as the system can."""
+        _madvise(address, byte_count, _MADV_COLLAPSE)
 
 
 class _Holder(weakref.ref[NDArray[np.uint8]]):
@@ -45,6 +63,8 @@ class HugeRun:
         Of each place, whole pages.
     places
         How many.
+    system
+        What is asked for memory; this machine's where None.
 
     Raises
     ------
@@ -52,12 +72,13 @@ class HugeRun:
         Where the system has no address space left, or refuses what is asked of it.
     """
 
-    def __init__(self, place_bytes: int, places: int) -> None:
+    def __init__(self, place_bytes: int, places: int, system: HugePages | None = None) -> None:
         if place_bytes < 1 or place_bytes % PAGE_BYTES or places < 1:
             raise ValueError(
                 f"a run has at least one place of whole pages, not {places} of {place_bytes} bytes"
             )
         self._place_bytes = place_bytes
+        self._system = system or HugePages()
         # One more huge page, so that the first place can begin at one.
         size = round_up(places * place_bytes, HUGE_BYTES) + HUGE_BYTES
         self._mapping = private_memory(size)
@@ -67,8 +88,8 @@ class HugeRun:
         # Where huge pages come unasked, they would be memory that nobody counted. What is asked
         # for later is tried here, where nothing is lost by it.
         for advice in (mmap.MADV_NOHUGEPAGE, mmap.MADV_DONTNEED):
-            self._mapping.madvise(advice)
-        self._collapses = huge_pages_allowed()
+            self._system.advise(self._mapping, advice, 0, size)
+        self._collapses = self._system.are_allowed
         self._taken = bytearray(places)
         self._joined = bytearray(size // HUGE_BYTES)
         # Of each place the last; what an interrupted `take` left behind is none of them.
@@ -146,7 +167,7 @@ class HugeRun:
                 self._joined[page] = 0
         start = self._offset(place)
         try:
-            self._mapping.madvise(mmap.MADV_DONTNEED, start, self._place_bytes)
+            self._system.advise(self._mapping, mmap.MADV_DONTNEED, start, self._place_bytes)
         except OSError:
             # Somebody locked the process's memory since. The next to take it expects zeros.
             self._mapping[start : start + self._place_bytes] = bytes(self._place_bytes)
@@ -172,11 +193,12 @@ class HugeRun:
             if self._joined[page]:
                 # Refused for want of whole huge pages, while a drive reads one, or before 6.1: the
                 # system then makes one when it gets to it.
-                _madvise(self._address + page * HUGE_BYTES, HUGE_BYTES, _MADV_COLLAPSE)
+                self._system.collapse(self._address + page * HUGE_BYTES, HUGE_BYTES)
         self._settle()
 
     def _advise(self, advice: int, page: int) -> None:
-        self._mapping.madvise(advice, self._start + page * HUGE_BYTES, HUGE_BYTES)
+        start = self._start + page * HUGE_BYTES
+        self._system.advise(self._mapping, advice, start, HUGE_BYTES)
 
     def _offset(self, place: int) -> int:
         return self._start + place * self._place_bytes
@@ -225,10 +247,21 @@ class ShadowArena:
     ----------
     place_bytes
         Of a shadow, whole pages.
+    run_bytes
+        Address space that is taken at a time, at least.
+    make_run
+        Makes a run of places of so many bytes, and so many of them; OSError where it cannot.
     """
 
-    def __init__(self, place_bytes: int) -> None:
+    def __init__(
+        self,
+        place_bytes: int,
+        run_bytes: int = RUN_BYTES,
+        make_run: Callable[[int, int], HugeRun] = HugeRun,
+    ) -> None:
         self._place_bytes = place_bytes
+        self._run_bytes = run_bytes
+        self._make_run = make_run
         self._runs: list[HugeRun] = []
         self._refused = not hasattr(mmap, "MADV_HUGEPAGE")
         self._growing = threading.Lock()
@@ -250,7 +283,7 @@ class ShadowArena:
 
     def _from_new_run(self) -> NDArray[np.uint8] | None:
         try:
-            run = HugeRun(self._place_bytes, -(-RUN_BYTES // self._place_bytes))
+            run = self._make_run(self._place_bytes, -(-self._run_bytes // self._place_bytes))
         except OSError:
             self._refused = True
             return None

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files of the cold pool: nameless, owner-only, and honest about what goes wrong."""
 
-import errno
 import os
 import signal
 import stat
@@ -10,6 +9,8 @@ import sys
 import textwrap
 
 import pytest
+from drive_fixtures import in_the_place_of
+from faulty_calls import PlainFileSystem
 
 from hillinfer.drive.files import PAGE_BYTES, ColdFile, IOMode, aligned_buffer, probe_io_mode
 from hillinfer.errors import ColdPoolError
@@ -47,28 +48,20 @@ def test_what_was_written_is_read(tmp_path, mode):
 def test_it_has_no_name_and_one_owner(tmp_path, buffered):
     buffered.write(page(1).data, 0)
     assert list(tmp_path.iterdir()) == []
-    status = os.fstat(buffered._descriptor)
+    status = os.fstat(buffered.descriptor)
     assert stat.S_IMODE(status.st_mode) == 0o600
     assert status.st_nlink == 0
 
 
-def test_where_nameless_files_are_unknown_the_name_goes_at_once(tmp_path, monkeypatch):
+def test_where_nameless_files_are_unknown_the_name_goes_at_once(tmp_path):
     """Some network and stacked file systems know no nameless files."""
-    really_open = os.open
-
-    def no_nameless_files(path, flags, *args, **kwargs):
-        if flags & os.O_TMPFILE == os.O_TMPFILE:
-            raise OSError(errno.EOPNOTSUPP, "not here")
-        return really_open(path, flags, *args, **kwargs)
-
-    monkeypatch.setattr(os, "open", no_nameless_files)
-    file = ColdFile(tmp_path, IOMode.BUFFERED)
+    file = ColdFile(tmp_path, IOMode.BUFFERED, calls=PlainFileSystem())
     file.write(page(5).data, 0)
     into = page(0)
     file.read(into.data, 0)
     assert set(into.tolist()) == {5}
     assert list(tmp_path.iterdir()) == []
-    status = os.fstat(file._descriptor)
+    status = os.fstat(file.descriptor)
     assert stat.S_IMODE(status.st_mode) == 0o600
     assert status.st_nlink == 0
     file.close()
@@ -97,13 +90,14 @@ def test_nothing_is_left_after_a_killed_process(tmp_path):
 
 
 def test_a_full_drive_is_named_with_the_way_out(tmp_path, buffered):
-    os.close(buffered._descriptor)
-    buffered._descriptor = os.open("/dev/full", os.O_RDWR)
-    with pytest.raises(
-        ColdPoolError,
-        match=rf"could not write 4096 bytes at 8192 of rows of the cold pool in {tmp_path} "
-        r"\(0 bytes done\): No space left on device; free space on the drive or choose another "
-        r"--cold-dir",
+    with (
+        in_the_place_of(buffered, "/dev/full", os.O_RDWR),
+        pytest.raises(
+            ColdPoolError,
+            match=rf"could not write 4096 bytes at 8192 of rows of the cold pool in {tmp_path} "
+            r"\(0 bytes done\): No space left on device; free space on the drive or choose another "
+            r"--cold-dir",
+        ),
     ):
         buffered.write(page(1).data, 8192)
 

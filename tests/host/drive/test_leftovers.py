@@ -14,7 +14,6 @@ import time
 
 import pytest
 
-from hillinfer.drive import leftovers
 from hillinfer.drive.calls import DriveCalls
 from hillinfer.drive.leftovers import ScratchPath, sweep
 
@@ -235,8 +234,11 @@ def test_an_error_while_making_leaves_nothing(make, tmp_path):
         make(tmp_path / "missing", DriveCalls())
 
 
-def test_makers_and_sweepers_at_once_never_lose_what_is_held(tmp_path):
-    """Threads stand for processes: a lock belongs to an open file, not to a process."""
+def make_and_sweep(tmp_path, calls):
+    """Make scratch names and sweep at once; nothing that is held may go.
+
+    Threads stand for processes: a lock belongs to an open file, not to a process.
+    """
     end = time.monotonic() + 60
     lost, made, swept = [], [], []
 
@@ -246,7 +248,7 @@ def test_makers_and_sweepers_at_once_never_lose_what_is_held(tmp_path):
 
     def maker(make):
         while goes_on():
-            scratch = make(tmp_path, DriveCalls())
+            scratch = make(tmp_path, calls)
             made.append(scratch.path)
             if not scratch.path.exists():
                 lost.append(scratch.path)
@@ -279,8 +281,18 @@ def test_makers_and_sweepers_at_once_never_lose_what_is_held(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_the_lock_the_same_run_loses_some(tmp_path, monkeypatch):
+def test_makers_and_sweepers_at_once_never_lose_what_is_held(tmp_path):
+    make_and_sweep(tmp_path, DriveCalls())
+
+
+class NoLocks(DriveCalls):
+    """A drive whose locks hold nothing."""
+
+    def lock(self, descriptor):
+        pass
+
+
+def test_without_the_lock_the_same_run_loses_some(tmp_path):
     """The twin of the test above: it can see a sweep that does not ask who lives."""
-    monkeypatch.setattr(leftovers, "_hold", lambda path, descriptor, calls: True)
     with pytest.raises(AssertionError):
-        test_makers_and_sweepers_at_once_never_lose_what_is_held(tmp_path)
+        make_and_sweep(tmp_path, NoLocks())

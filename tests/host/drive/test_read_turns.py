@@ -11,7 +11,6 @@ from hillinfer.drive.calls import DriveCalls
 from hillinfer.drive.engine_table import open_engine
 from hillinfer.drive.files import aligned_buffer
 from hillinfer.drive.read_plan import ReadTurns
-from hillinfer.kv import cold_store
 from hillinfer.kv.cold_store import ColdStore, WantedRows
 from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.statistics import Counters
@@ -105,11 +104,17 @@ def test_a_turn_that_fails_ends():
 class GatedStore:
     """A store whose reads ahead stop after their first piece until a read on demand waits."""
 
-    def __init__(self, cold_dir, engine_choice, monkeypatch):
-        monkeypatch.setattr(cold_store, "_AHEAD_BYTES", PIECE_ROWS * ROW_BYTES)
+    def __init__(self, cold_dir, engine_choice):
         self.engine = open_engine(engine_choice, 2, DriveCalls())
         self.counters = Counters()
-        self.store = ColdStore(cold_dir, SHAPE, 1 << 16, self.engine, self.counters)
+        self.store = ColdStore(
+            cold_dir,
+            SHAPE,
+            1 << 16,
+            self.engine,
+            self.counters,
+            ahead_bytes=PIECE_ROWS * ROW_BYTES,
+        )
         self.rows = [self.write(layer) for layer in range(LAYERS)]
         self.order = []
         self.first_piece = threading.Event()
@@ -138,8 +143,8 @@ class GatedStore:
 
 
 @pytest.fixture
-def gated(cold_dir, engine_choice, monkeypatch):
-    made = GatedStore(cold_dir, engine_choice, monkeypatch)
+def gated(cold_dir, engine_choice):
+    made = GatedStore(cold_dir, engine_choice)
     yield made
     made.close()
 

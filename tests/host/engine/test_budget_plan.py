@@ -97,7 +97,7 @@ def test_the_least_budget_is_enough(cold_dir):
             run_through(runtime, tokens, sequences)
             statistics = runtime.statistics()
             # Room for the kept rows was left over, whatever the rest took.
-            slots = sum(runtime._pools.capacity(layer) for layer in range(shape.layers))
+            slots = sum(runtime.parts.pools.capacity(layer) for layer in range(shape.layers))
             assert slots >= chosen.kept_tokens * sequences
         finally:
             runtime.close()

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A runtime that cannot be opened holds nothing of the drive."""
 
+import errno
+import os
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -8,6 +10,8 @@ import pytest
 from runtime_rows import SETTINGS, SHAPE
 
 from hillinfer.devices.device_scorer import DeviceScorer
+from hillinfer.devices.device_shadows import Pace
+from hillinfer.drive.calls import DriveCalls
 from hillinfer.engine import opening as runtime_opening
 from hillinfer.engine.budget_plan import kernel_spec, staging_bytes
 from hillinfer.engine.runtime import Runtime
@@ -29,26 +33,57 @@ def descriptors():
     return found
 
 
-@pytest.mark.parametrize("part", ["ColdStore", "ShadowStore", "RowKeeper", "PrefetchPipeline"])
-def test_what_was_opened_before_an_error_is_closed(part, cold_dir, monkeypatch):
+class NoMoreFiles(DriveCalls):
+    """A drive that opens no more of its files once one layer has its own."""
+
+    left = 2
+
+    def open(self, path, flags, mode=0o600):
+        if flags & os.O_TMPFILE == os.O_TMPFILE:
+            self.left -= 1
+            if self.left < 0:
+                raise OSError(errno.EIO, "no more room")
+        return super().open(path, flags, mode)
+
+
+def _raises(*_):
+    raise ColdPoolError("no more room")
+
+
+@pytest.fixture
+def without(monkeypatch):
+    """Return what lets a part of the runtime fail, and gives what it is to be opened with."""
+
+    def fail(part):
+        if part == "a file":
+            return {"calls": NoMoreFiles()}
+        if part == "what selects":
+            return {"evaluate": _raises}
+        name = {"a device": "make_scorer", "the last part": "PrefetchPipeline"}[part]
+        monkeypatch.setattr(runtime_opening, name, _raises)
+        return {}
+
+    return fail
+
+
+@pytest.mark.parametrize("part", ["a file", "what selects", "the last part"])
+def test_what_was_opened_before_an_error_is_closed(part, cold_dir, without):
     before = descriptors()
     with closing(opened(cold_dir)):
         # The twin: a runtime holds files.
         assert descriptors() > before
     assert descriptors() == before
 
-    def raises(*_):
-        raise ColdPoolError("no more room")
-
-    monkeypatch.setattr(runtime_opening, part, raises)
+    options = without(part)
     # Its traceback keeps all that was made: what is closed is closed, and not garbage.
-    with pytest.raises(ColdPoolError, match="no more room"):
-        opened(cold_dir)
+    with pytest.raises(ColdPoolError, match="no more room") as told:
+        opened(cold_dir, **options)
     assert descriptors() == before
+    assert told.tb is not None
 
 
-@pytest.mark.parametrize("part", ["make_scorer", "open_engine", "ColdStore", "PrefetchPipeline"])
-def test_trace_and_timeline_are_closed_after_an_error(part, cold_dir, tmp_path, monkeypatch):
+@pytest.mark.parametrize("part", ["a device", "a file", "what selects", "the last part"])
+def test_trace_and_timeline_are_closed_after_an_error(part, cold_dir, tmp_path, without):
     files = {"trace": tmp_path / "trace.json", "pool_timeline": tmp_path / "pools.csv"}
     settings = SETTINGS.changed(**files)
 
@@ -58,16 +93,12 @@ def test_trace_and_timeline_are_closed_after_an_error(part, cold_dir, tmp_path, 
     with closing(opened(cold_dir, settings)):
         assert len(ours()) == 2
     assert not ours()
-    monkeypatch.setattr(runtime_opening, part, _raises)
+    options = without(part)
     # Its traceback keeps what was made.
     with pytest.raises(ColdPoolError, match="no more room") as told:
-        opened(cold_dir, settings)
+        opened(cold_dir, settings, **options)
     assert not ours()
     assert told.tb is not None
-
-
-def _raises(*_):
-    raise ColdPoolError("no more room")
 
 
 def test_a_timeline_is_closed_where_the_trace_cannot_be_made(cold_dir, tmp_path):
@@ -86,22 +117,22 @@ def test_a_device_that_was_made_here_is_closed_after_an_error(given, closed, col
     spec = kernel_spec(SHAPE, SETTINGS)
     scorer = DeviceScorer(NativeScorer(spec, SETTINGS.scope), shadows)
     monkeypatch.setattr(runtime_opening, "make_scorer", lambda *_: scorer)
-    monkeypatch.setattr(runtime_opening, "open_engine", _raises)
     with pytest.raises(ColdPoolError, match="no more room"):
-        opened(cold_dir, scorer=scorer if given else None)
+        opened(cold_dir, scorer=scorer if given else None, evaluate=_raises)
     assert shadows.closed == closed
 
 
 class CountingDevice:
+    pace = Pace.EMULATED
     closed = 0
 
     def close(self):
         self.closed += 1
 
 
-def test_memory_is_unlocked_after_an_error_behind_the_gpu(cold_dir, monkeypatch):
+def test_memory_is_unlocked_after_an_error_behind_the_gpu(cold_dir, without):
     lane = LockingLane()
-    monkeypatch.setattr(runtime_opening, "PrefetchPipeline", _raises)
+    without("the last part")
     with pytest.raises(ColdPoolError, match="no more room"):
         opened(cold_dir, lane=lane)
     assert lane.locks == lane.unlocks == 1

@@ -22,11 +22,11 @@ from runtime_rows import (
     rows_of,
 )
 
+from hillinfer.drive.calls import DriveCalls
 from hillinfer.drive.checksums import ROW_SUM_BYTES
 from hillinfer.engine.budget_plan import BudgetPlan, kernel_spec, score_bytes, staging_bytes
 from hillinfer.engine.runtime import Runtime
 from hillinfer.errors import BudgetError
-from hillinfer.kv.cold_store import ColdStore
 from hillinfer.kv.hot_pool import SLOT_BYTES, PoolMoment
 from hillinfer.memory_budget import Part
 
@@ -59,44 +59,60 @@ def test_a_group_that_is_free_again_is_used_again(runtime):
     runtime.release(second)
     fill(runtime, first, 100)
     assert first.groups == [0, 1, 2]
-    assert runtime._groups.groups == 3
+    assert runtime.parts.groups.groups == 3
 
 
-def test_a_stream_that_was_left_in_the_middle_disturbs_no_later_one(runtime, monkeypatch):
+class SlowReads(DriveCalls):
+    """A drive that takes its time while it is slow."""
+
+    def __init__(self):
+        self.is_slow, self.begun = False, threading.Event()
+
+    def _wait(self):
+        if self.is_slow:
+            self.begun.set()
+            time.sleep(0.1)
+
+    def preadv(self, descriptor, into, offset):
+        self._wait()
+        return super().preadv(descriptor, into, offset)
+
+    def read_many(self, *given):
+        self._wait()
+        return super().read_many(*given)
+
+
+def test_a_stream_that_was_left_in_the_middle_disturbs_no_later_one(cold_dir):
+    calls, budget = SlowReads(), staging_bytes(SHAPE, SETTINGS) + (1 << 20)
+    runtime = Runtime(SHAPE, SETTINGS.changed(io="threads"), budget, cold_dir, calls=calls)
     sequence = runtime.open_sequence()
     rows = rows_of(fill(runtime, sequence, 500), 0)
     positions = np.arange(500)
-    runtime._pools.settle_all()
+    runtime.parts.pools.settle_all()
     for group in sequence.groups:
-        runtime._pools.forget_group(group)
-    read, begun = ColdStore.read_rows, threading.Event()
-
-    def slow_read(*given):
-        begun.set()
-        time.sleep(0.1)
-        return read(*given)
-
+        runtime.parts.pools.forget_group(group)
     abandoned = runtime.gather.stream(0, sequence, positions)
     next(abandoned)
-    with monkeypatch.context() as patch:
-        patch.setattr(ColdStore, "read_rows", slow_read)
-        # The third block goes where the first one of the next stream goes.
-        next(abandoned)
-        assert begun.wait(30)
+    calls.is_slow = True
+    # The third block goes where the first one of the next stream goes.
+    next(abandoned)
+    assert calls.begun.wait(30)
+    calls.is_slow = False
     found = []
     for block in runtime.gather.stream(0, sequence, positions):
         time.sleep(0 if found else 0.2)
         found.append(block.copy())
     np.testing.assert_array_equal(np.concatenate(found), rows)
     abandoned.close()
+    runtime.close()
 
 
 @pytest.fixture
 def breakable(runtime):
     """A policy that the runtime's pools rank by."""
     policy = BrokenPolicy()
-    for pool in runtime._pools.layers:
-        pool._policy = policy
+    for pool in runtime.parts.pools.layers:
+        pool.policy = policy
     return policy
 
 
@@ -107,7 +123,7 @@ def test_errors_while_rows_are_taken_in_use_no_buffer_up(runtime, breakable):
     def take_in():
         fill(runtime, sequence, 70)
         # As attention does.
-        runtime._pools.settle_all()
+        runtime.parts.pools.settle_all()
 
     def fail_three_times():
         for _ in range(3):
@@ -135,7 +151,7 @@ def check_rows(runtime, known):
 def cold_rows(runtime, known):
     """Make every row cold."""
     for group in known[0][0].groups:
-        runtime._pools.forget_group(group)
+        runtime.parts.pools.forget_group(group)
 
 
 def fail_in_the_background(runtime, breakable, known):
@@ -179,10 +195,10 @@ def test_an_error_in_the_background_surfaces_at_the_next_use(runtime, breakable,
 def test_an_error_in_the_background_does_not_stop_a_release_half_way(runtime, breakable, two):
     """Groups are given back whole, and whoever comes next is told of the error."""
     fill(runtime, two[1][0], 130, seed=2)
-    assert runtime._groups.groups_in_use == 5
+    assert runtime.parts.groups.groups_in_use == 5
     fail_in_the_background(runtime, breakable, two)
     runtime.release(two.pop()[0])
-    assert runtime._groups.groups_in_use == 3
+    assert runtime.parts.groups.groups_in_use == 3
     with pytest.raises(ZeroDivisionError, match="a broken policy"):
         read(runtime, 1, two[0][0], np.arange(5))
     check_rows(runtime, two)
@@ -204,22 +220,25 @@ def test_an_error_in_the_background_stops_a_truncate_before_anything_changes(
 def test_a_fork_that_does_not_fit_leaves_nothing_behind(runtime, two):
     sequence = two[0][0]
     for layer in range(SHAPE.layers):
-        runtime._keeper.tally(layer, sequence, np.arange(3))
-    accountant = runtime._accountant
-    for pool in runtime._pools.layers:
+        runtime.parts.keeper.tally(layer, sequence, np.arange(3))
+    accountant = runtime.parts.accountant
+    for pool in runtime.parts.pools.layers:
         pool.shrink(0, PoolMoment(1, 200, 0.1, 4, 32))
-    runtime._pools._make_room()
+    runtime.parts.pools.redistribute(np.zeros(SHAPE.layers, np.int64))
     held = accountant.held()
-    before = len(runtime._rows.sequences), [list(runtime._groups._owners)]
+    before = len(runtime.parts.rows.sequences), runtime.parts.groups.groups_in_use
     # The table of hits fits, then the open group does not; and the other way round nothing does.
     for spare in (sequence.hits.byte_count, 100):
         accountant.budget_bytes = sum(held.values()) - held[Part.HOT] + 2 * 64 * SHAPE.token_bytes
         accountant.budget_bytes += spare
         with pytest.raises(BudgetError):
             runtime.fork(sequence)
-        assert (len(runtime._rows.sequences), [list(runtime._groups._owners)]) == before
+        assert (len(runtime.parts.rows.sequences), runtime.parts.groups.groups_in_use) == before
         assert accountant.held()[Part.OTHER] == held[Part.OTHER]
-        assert runtime._pools._tails_bytes == 2 * 64 * SHAPE.token_bytes
+        assert runtime.parts.pools.tails_bytes == 2 * 64 * SHAPE.token_bytes
+    for sequence, _ in two:
+        runtime.release(sequence)
+    assert runtime.parts.groups.groups_in_use == 0, "no group is owned by a fork that failed"
 
 
 def test_observed_queries_are_forgotten_only_where_tokens_are(cold_dir):
@@ -269,7 +288,7 @@ def test_the_newest_rows_stay_hot_when_not_all_can(cold_dir):
     runtime = Runtime(SHAPE, SETTINGS, budget, cold_dir)
     sequence = runtime.open_sequence()
     fill(runtime, sequence, 200)
-    slots = runtime._pools.layers[0].slots(sequence.rows(np.arange(192)))
+    slots = runtime.parts.pools.layers[0].slots(sequence.rows(np.arange(192)))
     assert np.flatnonzero(slots >= 0).tolist() == list(range(182, 192))
     runtime.close()
 
@@ -328,7 +347,8 @@ def test_a_truncate_that_fails_changes_nothing(runtime, monkeypatch):
     def raises(*_):
         raise BudgetError("no room for a copy")
 
-    monkeypatch.setattr(runtime._shadow, "truncate", raises)
+    # Behind the rows that are read back: whatever came before must not be written yet.
+    monkeypatch.setattr(runtime.parts.shadow, "truncate", raises)
     with pytest.raises(BudgetError, match="no room"):
         runtime.truncate(sequence, 100)
     assert (sequence.lengths, sequence.groups) == before[:2]

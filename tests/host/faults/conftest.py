@@ -5,6 +5,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from drive_fixtures import threads_of_python
+
+__all__ = ["threads_of_python"]
 
 sys.path.insert(0, str(Path(__file__).parent))
 

@@ -16,6 +16,7 @@ from hillinfer.engine.budget_plan import BudgetPlan, kernel_spec
 from hillinfer.errors import SetupWarning
 from hillinfer.generate.loop import Generation, Sampling
 from hillinfer.hf.attach import Attachment
+from hillinfer.hf.engine import CachePlan
 from hillinfer.model_shape import ModelShape
 from hillinfer.settings import IOChoice, Settings
 from hillinfer.shadow.store import STREAM_BUFFERS, shadow_bytes
@@ -27,8 +28,12 @@ QUESTIONS = ([3, 17, 40, 8, 51], [9, 30, 2])
 class StreamingAttachment(Attachment):
     """Caches that keep no full shadow in DRAM, so that a short context streams it, too."""
 
-    def _made(self, *given: object) -> object:
-        return replace(super()._made(*given), shadow_limit_bytes=0)
+    def __init__(self, model: object, settings: Settings, calls: DriveCalls | None = None) -> None:
+        super().__init__(model, settings, calls, plan=_without_shadows)
+
+
+def _without_shadows(*given: object) -> CachePlan:
+    return replace(CachePlan.of(*given), shadow_limit_bytes=0)
 
 
 @dataclass(frozen=True)

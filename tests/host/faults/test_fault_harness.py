@@ -17,9 +17,7 @@ from faulty_calls import FAULTS, HARMLESS, KINDS, Fault, Injection, PlainFileSys
 from io_faults import Outcome, injections, is_clear, run_io_faults, totals
 from lives import DocumentLife, Places, SessionLife
 
-from hillinfer.drive import engine_table as read_engines
 from hillinfer.drive.calls import DriveCalls, Reads
-from hillinfer.drive.read_engines import ThreadEngine
 from hillinfer.hf.cache import HillInferCache
 from hillinfer.kv.cold_store import ColdStore
 from hillinfer.native.library import native_is_here
@@ -37,14 +35,6 @@ def places(tmp_path):
     places.cold_dir.mkdir()
     places.sessions.mkdir()
     return places
-
-
-@pytest.fixture
-def _threads_of_python(monkeypatch):
-    """Otherwise the native library reads, and `preadv` only what that did not bring."""
-    monkeypatch.setattr(
-        read_engines, "NativeThreadEngine", lambda threads, calls: ThreadEngine(threads)
-    )
 
 
 def assert_nothing_is_wrong(tally, runs):
@@ -70,7 +60,7 @@ def scenario(choice, chosen=SMALL):
 
 
 @pytest.mark.parametrize("below", [DriveCalls, PlainFileSystem])
-@pytest.mark.usefixtures("_threads_of_python")
+@pytest.mark.usefixtures("threads_of_python")
 def test_faults_give_right_tokens_or_clear_errors(places, below):
     tally = run_io_faults(DocumentLife(scenario(IOChoice.THREADS)), places, below(), most=20)
     assert_all_is_right(tally, 20)
@@ -121,7 +111,7 @@ def test_an_engine_that_forgets_what_a_ring_did_not_bring_is_seen(
     assert run_io_faults(life, places, DriveCalls(), plan=failed).outcomes[Outcome.WRONG] > 0
 
 
-@pytest.mark.usefixtures("_threads_of_python")
+@pytest.mark.usefixtures("threads_of_python")
 def test_faults_while_a_session_is_saved_and_used(places):
     life = SessionLife(scenario(IOChoice.THREADS))
     assert_all_is_right(run_io_faults(life, places, DriveCalls(), most=20), 20)
@@ -195,7 +185,7 @@ def test_a_call_that_no_run_reaches_is_seen(places):
     assert dict(totals([tally]))["unreached"] == 1
 
 
-@pytest.mark.usefixtures("_threads_of_python")
+@pytest.mark.usefixtures("threads_of_python")
 def test_a_cache_that_goes_on_with_a_broken_pass_is_seen(places, monkeypatch):
     def forgets_nothing(self):
         self.end_forward()

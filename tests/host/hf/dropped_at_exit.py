@@ -44,10 +44,10 @@ def main():
     with attached(model, sys.argv[1], pool_timeline=timeline) as hill, torch.no_grad():
         cache = hill.new_cache()
         model(ids, past_key_values=cache)
-        pools = cache._runtime._pools
+        pools = cache.engine.runtime.parts.pools
         for pool in pools.layers:
             pool.forget(0, 128)
-        pools.layers[-1]._policy = policy
+        pools.layers[-1].policy = policy
         model(ids[:, :1], past_key_values=cache)
         assert policy.entered.wait(60)
         gc.disable()

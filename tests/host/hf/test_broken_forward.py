@@ -8,6 +8,7 @@ from contextlib import suppress
 
 import pytest
 import torch
+from drive_fixtures import in_the_place_of
 from generation_runs import attached, run
 from test_cache_operations import open_cold_files
 from tiny_models import TinyModel, prompts
@@ -184,14 +185,13 @@ def test_a_drive_that_fails_while_writing_stops_generation(cold_dir):
     ids, _ = prompts([400])
     with attached(model, cold_dir) as hill:
         cache = hill.new_cache()
-        file = cache._runtime._store._files[1]
-        real = file._descriptor
-        # A descriptor that is open for reading only: the kernel itself refuses the write.
-        file._descriptor = os.open(cold_dir, os.O_RDONLY)
-        with pytest.raises(ColdPoolError, match=r"could not write .*--cold-dir|check the drive"):
+        file = cache.engine.runtime.parts.store.files[1]
+        # What is open for reading only: the kernel itself refuses the write.
+        with (
+            in_the_place_of(file, cold_dir, os.O_RDONLY),
+            pytest.raises(ColdPoolError, match=r"could not write .*--cold-dir|check the drive"),
+        ):
             run(model, cache, ids)
-        os.close(file._descriptor)
-        file._descriptor = real
         for _ in range(2):
             with pytest.raises(ColdPoolError, match="could not write"):
                 run(model, cache, ids)

@@ -274,8 +274,8 @@ def test_dropping_a_cache_is_closing_it(cold_dir):
             feed(model, cache, IDS)
             feed_singly(model, cache, IDS[:, :2])
             assert len(open_cold_files(cold_dir)) == before + TINY.layers
-            runtime = cache._runtime
-            held = runtime._accountant.held()
+            runtime = cache.engine.runtime
+            held = runtime.memory_held()
             for _ in range(3):
                 fork = cache.fork()
                 feed(model, fork, IDS[:, :70])
@@ -283,9 +283,9 @@ def test_dropping_a_cache_is_closing_it(cold_dir):
                 del fork
             # A dropped fork is freed when another is used.
             cache.crop(0)
-            assert runtime._accountant.held()["hot"] - held["hot"] < 200 * 2 * 64
-            assert runtime._accountant.held()["shadow"] <= held["shadow"]
-            assert runtime._groups.groups_in_use == 2
+            assert runtime.memory_held()["hot"] - held["hot"] < 200 * 2 * 64
+            assert runtime.memory_held()["shadow"] <= held["shadow"]
+            assert runtime.parts.groups.groups_in_use == 2
             del cache
             assert len(open_cold_files(cold_dir)) == before
     finally:

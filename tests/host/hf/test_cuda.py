@@ -10,7 +10,7 @@ from contextlib import nullcontext, suppress
 
 import pytest
 import torch
-from generation_runs import LOGIT_TOLERANCE, attached, bits, logits, ordinary, run
+from generation_runs import LOGIT_TOLERANCE, attached, attached_with, bits, logits, ordinary, run
 from tiny_models import DTYPES, TinyModel, prompts
 
 from hillinfer.drive.files import aligned_buffer
@@ -19,7 +19,6 @@ from hillinfer.gpu.arrivals import packed_rows
 from hillinfer.gpu.copies import IncomingRows
 from hillinfer.gpu.copy_lanes import CudaLane
 from hillinfer.gpu.staging import StagingKind, StagingMemory, StagingRing
-from hillinfer.hf import attach as attach_module
 
 pytestmark = [
     pytest.mark.cuda,
@@ -127,13 +126,13 @@ class _Unwaited(_Late):
 
 
 @pytest.mark.parametrize("query", ["true", "predicted"])
-def test_late_copies_change_nothing_and_a_wait_left_out_does(query, cold_dir, monkeypatch):
+def test_late_copies_change_nothing_and_a_wait_left_out_does(query, cold_dir):
     model = TinyModel(dtype=torch.bfloat16, layers=4).build().cuda()
     ids, mask = (states.cuda() for states in prompts([185, 60]))
     found = {}
     for kind in (_Plain, CudaLane, _Late, _Unwaited):
-        monkeypatch.setattr(attach_module, "lane_of", lambda devices, kind=kind: kind(*devices))
-        with attached(model, cold_dir, query=query) as hill:
+        lane = {"make_lane": lambda devices, kind=kind: kind(*devices)}
+        with attached_with(model, cold_dir, lane, query=query) as hill:
             cache = hill.new_cache()
             # Memory that nothing was copied into makes queries that are not finite.
             with suppress(CacheUseError) if kind is _Unwaited else nullcontext():

@@ -91,24 +91,24 @@ def attached(model, cold_dir, calls, **changes):
 
 
 def make_cold(runtime):
-    runtime._pools.settle_all()
-    for pool in runtime._pools.layers:
+    runtime.parts.pools.settle_all()
+    for pool in runtime.parts.pools.layers:
         pool.forget(0, 128)
 
 
 def in_the_pool_thread(model, cache, calls):
-    make_cold(cache._runtime)
-    cache._runtime._pools.layers[-1]._policy = CollectingPolicy(calls)
+    make_cold(cache.engine.runtime)
+    cache.engine.runtime.parts.pools.layers[-1].policy = CollectingPolicy(calls)
     calls.thread = "hillinfer-pool"
     feed_singly(model, cache, IDS[:, :1])
 
 
 def in_the_gather_thread(model, cache, calls):
-    make_cold(cache._runtime)
+    make_cold(cache.engine.runtime)
     calls.thread = "hillinfer-gather"
     # Left in the middle, as by an error, with its second block still being gathered.
-    sequence = cache._batch.only_sequence()
-    stream = cache._runtime.gather.stream(0, sequence, torch.arange(100).numpy())
+    sequence = cache.sequences[0]
+    stream = cache.engine.runtime.gather.stream(0, sequence, torch.arange(100).numpy())
     next(stream)
     return stream
 
@@ -152,14 +152,14 @@ def test_all_threads_of_a_runtime_are_known_by_their_names(cold_dir, calls):
     with attached(model, cold_dir, calls, alpha=0.5, io="threads") as hill:
         cache = hill.new_cache()
         feed(model, cache, IDS)
-        make_cold(cache._runtime)
+        make_cold(cache.engine.runtime)
         feed_singly(model, cache, IDS[:, :2])
-        shadows = cache._runtime._shadow_store
+        shadows = cache.engine.runtime.parts.shadow_store
         slot, shadow = shadows.take(), shadows.buffer()
         shadows.write(slot, shadow).result()
         shadows.read(slot, shadow).result()
         # A tiny model's rows are read at once, in the calling thread, or by native ones.
-        engine = cache._runtime._engine
+        engine = cache.engine.runtime.parts.engine
         getattr(engine, "_plain", engine)._pool.submit(int).result()
         new = set(threading.enumerate()) - before
         kinds = {one.name.rpartition("_")[0].removeprefix(RUNTIME_THREADS) for one in new}
@@ -175,8 +175,8 @@ def test_a_dropped_fork_is_freed_by_the_thread_that_uses_its_sibling(where, cold
 
     def held(runtime):
         """Return the bytes of everything but hot rows, whose number depends on what was read."""
-        parts = runtime._accountant.held()
-        return {**parts, "hot": runtime._pools._tails_bytes}
+        parts = runtime.memory_held()
+        return {**parts, "hot": runtime.parts.pools.tails_bytes}
 
     def read():
         cache = hill.new_cache()
@@ -185,28 +185,28 @@ def test_a_dropped_fork_is_freed_by_the_thread_that_uses_its_sibling(where, cold
 
     def go_on(cache):
         """Yield the logits of the first step, which reads from the drive, and of the others."""
-        make_cold(cache._runtime)
+        make_cold(cache.engine.runtime)
         yield feed_singly(model, cache, way[:, :1])
         yield feed_singly(model, cache, way[:, 1:])
 
     with attached(model, cold_dir, calls, alpha=0.5) as hill:
         undisturbed = read()
         expected = list(go_on(undisturbed))
-        without_fork = held(undisturbed._runtime)
+        without_fork = held(undisturbed.engine.runtime)
         undisturbed.close()
         cache = read()
-        runtime = cache._runtime
+        runtime = cache.engine.runtime
 
         def in_use():
-            return runtime._groups.groups_in_use, len(runtime._rows.sequences)
+            return runtime.parts.groups.groups_in_use, len(runtime.parts.rows.sequences)
 
         fork = cache.fork()
         feed(model, fork, way)
         assert held(runtime) != without_fork
         seen = []
         calls.after = lambda: seen.append(in_use())
-        for pool in runtime._pools.layers:
-            pool._policy = CollectingPolicy(calls)
+        for pool in runtime.parts.pools.layers:
+            pool.policy = CollectingPolicy(calls)
         steps = go_on(cache)
         # What is dropped in the middle of a forward pass is collected there.
         fork.itself = fork
@@ -255,16 +255,16 @@ def test_the_next_use_frees_what_was_dropped(use, cold_dir, calls):
     with attached(model, cold_dir, calls) as hill:
         cache = hill.new_cache()
         feed(model, cache, IDS)
-        runtime = cache._runtime
+        runtime = cache.engine.runtime
         fork = cache.fork()
-        own = fork._batch.only_sequence()
+        own = fork.sequences[0]
         feed(model, fork, IDS)
-        assert runtime._groups.groups_in_use == 4
+        assert runtime.parts.groups.groups_in_use == 4
         del fork
-        assert own in runtime._rows.sequences
+        assert own in runtime.parts.rows.sequences
         use(model, cache)
-        assert own not in runtime._rows.sequences
-        assert runtime._groups.groups_in_use <= 2
+        assert own not in runtime.parts.rows.sequences
+        assert runtime.parts.groups.groups_in_use <= 2
         cache.close()
 
 
@@ -288,13 +288,13 @@ def test_statistics_after_close(cold_dir, calls):
     with attached(model, cold_dir, calls) as hill:
         cache = hill.new_cache()
         feed(model, cache, IDS)
-        runtime = cache._runtime
-        runtime._pools.settle_all()
+        runtime = cache.engine.runtime
+        runtime.parts.pools.settle_all()
         # Nothing is promoted in the first layer, which the second would wait for.
-        runtime._pools.layers[1].forget(0, 128)
-        runtime._pools._background.submit(calls.dropped.wait, ENOUGH)
+        runtime.parts.pools.layers[1].forget(0, 128)
+        runtime.parts.pools._background.submit(calls.dropped.wait, ENOUGH)
         feed_singly(model, cache, IDS[:, :1])
-        (under_way,) = runtime._pools._under_way[1]
+        (under_way,) = runtime.parts.pools._under_way[1]
         # The thread gets to it only after it was called off.
         under_way.add_done_callback(lambda _: calls.dropped.set())
         runtime.close()

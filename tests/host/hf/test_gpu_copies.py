@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whole generations whose copies a lane does, beside the same without one."""
 
+from functools import partial
+
 import pytest
 import torch
 from copy_lanes import FailingLane, LateLane
-from generation_runs import attached, bits, run
+from generation_runs import attached_with, bits, run
 from tiny_models import TinyModel, prompts
-
-from hillinfer.hf import attach as attach_module
 
 # So many new tokens that groups of 64 fill and open.
 NEW_TOKENS = 12
@@ -16,20 +16,21 @@ LENGTHS = {"one": [185], "padded batch": [185, 120, 60]}
 
 @pytest.fixture
 def on_lane(monkeypatch):
-    """Return what lets caches that are made from here on copy by a lane."""
+    """Return what attaches so that caches copy by a lane."""
 
-    def use(lane):
-        monkeypatch.setattr(attach_module, "lane_of", lambda devices: lane)
+    def use(lane, model, cold_dir, **changes):
         if lane is None:
             # Selected rows in one block by torch, as the lane's side computes.
             monkeypatch.setattr("hillinfer.engine.opening.host_attention", lambda shape: None)
 
+        return attached_with(model, cold_dir, {"make_lane": lambda devices: lane}, **changes)
+
     return use
 
 
-def generate(tiny, cold_dir, lengths, **changes):
+def generate(attach, tiny, cold_dir, lengths, **changes):
     ids, mask = prompts(lengths)
-    with attached(tiny.build(), cold_dir, **changes) as hill:
+    with attach(tiny.build(), cold_dir, **changes) as hill:
         cache = hill.new_cache()
         output = run(hill.model, cache, ids, mask, NEW_TOKENS)
         statistics = cache.statistics()
@@ -47,10 +48,9 @@ def test_a_generation_is_the_same_with_late_copies(
 ):
     lengths = LENGTHS[lengths]
     least = least_budget(tiny, max(lengths) + NEW_TOKENS, len(lengths)) + (64 << 10)
-    on_lane(None)
-    expected, _ = generate(tiny, cold_dir, lengths, query=query)
-    on_lane(LateLane([0, 0.001], [0.002, 0]))
-    found, statistics = generate(tiny, cold_dir, lengths, query=query, dram_budget=least)
+    late = partial(on_lane, LateLane([0, 0.001], [0.002, 0]))
+    found, statistics = generate(late, tiny, cold_dir, lengths, query=query, dram_budget=least)
+    expected, _ = generate(partial(on_lane, None), tiny, cold_dir, lengths, query=query)
     assert torch.equal(found, expected)
     assert statistics.gpu_staging == "pinned"
     assert statistics.host_to_device_bytes > 0
@@ -59,10 +59,9 @@ def test_a_generation_is_the_same_with_late_copies(
 
 def test_a_forward_pass_in_inference_mode_copies_too(cold_dir, on_lane):
     outputs = []
-    for lane, mode in ((None, torch.no_grad), (LateLane([0.001]), torch.inference_mode)):
-        on_lane(lane)
+    for lane, mode in ((LateLane([0.001]), torch.inference_mode), (None, torch.no_grad)):
         model = TinyModel(layers=4).build()
-        with attached(model, cold_dir, query="predicted") as hill, mode():
+        with on_lane(lane, model, cold_dir, query="predicted") as hill, mode():
             cache = hill.new_cache()
             model(prompts([150])[0], past_key_values=cache)
             tokens = torch.arange(1, 4)[:, None, None]
@@ -73,11 +72,10 @@ def test_a_forward_pass_in_inference_mode_copies_too(cold_dir, on_lane):
 
 def test_forks_crops_and_second_turns_find_their_rows(cold_dir, on_lane):
     tiny, logits = TinyModel(layers=4), []
-    for lane in (None, LateLane([0.001], [0.004])):
-        on_lane(lane)
+    for lane in (LateLane([0.001], [0.004]), None):
         model = tiny.build()
         ids, _ = prompts([150])
-        with attached(model, cold_dir, query="predicted") as hill, torch.no_grad():
+        with on_lane(lane, model, cold_dir, query="predicted") as hill, torch.no_grad():
             cache = hill.new_cache()
             out = model(ids, past_key_values=cache)
             found = []
@@ -99,11 +97,10 @@ def test_forks_crops_and_second_turns_find_their_rows(cold_dir, on_lane):
 
 def test_a_forward_pass_that_breaks_off_leaves_the_cache_as_it_was(cold_dir, on_lane):
     lane = FailingLane([0.001], [0.003])
-    on_lane(lane)
     model = TinyModel(layers=4).build()
     ids, _ = prompts([150])
     token = torch.tensor([[5]])
-    with attached(model, cold_dir, query="predicted") as hill, torch.no_grad():
+    with on_lane(lane, model, cold_dir, query="predicted") as hill, torch.no_grad():
         cache = hill.new_cache()
         model(ids, past_key_values=cache)
         expected = model(token, past_key_values=cache.fork()).logits

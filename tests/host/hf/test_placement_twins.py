@@ -26,7 +26,7 @@ def disturbed(cold_dir, disturb, case=TWIN, **placement):
         for part in torch.split(ids, 64, dim=1):
             out = model(part, past_key_values=cache)
         model(out.logits[:, -1:].argmax(-1), past_key_values=cache)
-        disturb(cache._runtime)
+        disturb(cache.engine.runtime)
         out = model(torch.tensor([[VOCABULARY - 1]]), past_key_values=cache)
         cache.close()
     return out.logits
@@ -38,9 +38,9 @@ def leave_alone(runtime):
 
 def flip_on_drive(runtime):
     """Flip a bit of the first number of position 70 in layer 1, not one that rounding may hide."""
-    runtime._store.settle(1, np.arange(4096))
+    runtime.parts.store.settle(1, np.arange(4096))
     # A second, buffered descriptor of the nameless file, because direct I/O moves whole pages.
-    path = f"/proc/self/fd/{runtime._store._files[1]._descriptor}"
+    path = f"/proc/self/fd/{runtime.parts.store.files[1].descriptor}"
     descriptor = os.open(path, os.O_RDWR)
     offset = 70 * runtime.shape.row_bytes + 1
     byte = os.pread(descriptor, 1, offset)[0]
@@ -50,14 +50,14 @@ def flip_on_drive(runtime):
 
 
 def flip_in_hot_pool(runtime):
-    pool = runtime._pools.layers[1]
+    pool = runtime.parts.pools.layers[1]
     slot = int(pool.slots(np.array([70]))[0])
     assert slot >= 0
-    pool._slots.data[slot, 1] ^= 1
+    pool.columns.data[slot, 1] ^= 1
 
 
 def flip_in_tail(runtime):
-    runtime._rows.sequences[0].tails[1, 3, 1] ^= 1
+    runtime.parts.rows.sequences[0].tails[1, 3, 1] ^= 1
 
 
 @pytest.mark.parametrize(
@@ -89,8 +89,8 @@ def test_one_flipped_bit_of_a_shadow_changes_the_logits(device, cold_dir):
         def disturb(runtime):
             # Contract, section 9: a group is a beat of exponents per KV head, then codes.
             group, token = divmod(position, 64)
-            at = group * runtime._spec.group_beats
-            runtime._rows.sequences[0].segments[0].layers[1].shadow[at, token] ^= 16
+            at = group * runtime.parts.spec.group_beats
+            runtime.parts.rows.sequences[0].segments[0].layers[1].shadow[at, token] ^= 16
 
         return disturb
 

@@ -105,13 +105,13 @@ def test_only_layers_behind_the_second_are_announced(cold_dir):
     ids, mask = prompts([200])
     with attached(model, cold_dir, query="predicted", alpha=0.2, dram_budget="32MiB") as hill:
         cache = hill.new_cache()
-        announced, inner = [], cache._runtime.announce
+        announced, inner = [], cache.engine.runtime.announce
 
         def note(layer, *rest):
             announced.append(layer)
             inner(layer, *rest)
 
-        cache._runtime.announce = note
+        cache.engine.runtime.announce = note
         run(model, cache, ids, mask, 3)
         cache.close()
     # Three tokens take two forward passes after the prompt's.
@@ -167,8 +167,8 @@ def test_a_forward_pass_that_breaks_off_leaves_nothing_announced(cold_dir):
             model(torch.tensor([[5]]), past_key_values=cache)
         hook.remove()
         assert torch.equal(model(torch.tensor([[5]]), past_key_values=cache).logits, expected)
-        runtime = cache._runtime
-        assert not runtime._pipeline._ahead
+        runtime = cache.engine.runtime
+        assert not runtime.parts.pipeline._ahead
         runtime.statistics()
         assert {state.value for state in runtime.prefetch.landing.states()} == {"free"}
         cache.close()

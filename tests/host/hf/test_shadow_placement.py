@@ -84,7 +84,7 @@ def test_a_bit_that_flips_on_the_drive_changes_what_comes_out(model, cold_dir, m
     write = Runtime.append
 
     def flipping(runtime, *arguments):
-        store = runtime._shadow_store
+        store = runtime.parts.shadow_store
         read = store.read_together
 
         def flipped(slots, into):

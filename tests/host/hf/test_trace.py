@@ -220,6 +220,6 @@ def test_a_forward_pass_that_breaks_off_is_no_step(model, cold_dir, tmp_path):
 def test_without_a_trace_nothing_records(model, cold_dir):
     with attached(model, cold_dir) as hill:
         cache = hill.new_cache()
-        assert cache._runtime.recorder is SILENT
+        assert cache.engine.runtime.recorder is SILENT
         assert isinstance(cache.spans._recorder, Silent)
         cache.close()

@@ -1,6 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """All ways of reading a drive."""
 
-from drive_fixtures import content, engine_choice
+import sys
+from pathlib import Path
 
-__all__ = ["content", "engine_choice"]
+from drive_fixtures import content, engine_choice, threads_of_python
+
+# Drives that fail on purpose.
+sys.path.insert(0, str(Path(__file__).parent.parent / "faults"))
+
+__all__ = ["content", "engine_choice", "threads_of_python"]

@@ -6,6 +6,8 @@ import threading
 
 import numpy as np
 import pytest
+from drive_fixtures import in_the_place_of
+from faulty_calls import WithoutDirectIO
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,7 +17,6 @@ from hillinfer.drive.engine_table import open_engine
 from hillinfer.drive.files import ColdFile, IOMode, aligned_buffer, probe_io_mode
 from hillinfer.drive.shared_files import RowBase
 from hillinfer.errors import ColdPoolError
-from hillinfer.kv import cold_store
 from hillinfer.kv.cold_store import ColdStore, WantedRows
 from hillinfer.memory_budget import Accountant
 from hillinfer.model_shape import ModelShape, StoredType
@@ -42,10 +43,9 @@ def groups_of(seed, count, row_bytes):
 
 
 @pytest.fixture(params=IOMode)
-def mode(request, cold_dir, monkeypatch):
+def mode(request, cold_dir):
     if request.param is IOMode.DIRECT and probe_io_mode(cold_dir) is not IOMode.DIRECT:
         pytest.skip(f"the file system of {cold_dir} has no direct I/O: set --basetemp to a drive")
-    monkeypatch.setattr(cold_store, "probe_io_mode", lambda *_: request.param)
     return request.param
 
 
@@ -53,11 +53,20 @@ def mode(request, cold_dir, monkeypatch):
 def make_store(cold_dir, engine_choice):
     stores = []
 
-    def make(row_bytes=64, read_buffer_bytes=1 << 16, io_threads=2, layers=2):
+    def make(
+        row_bytes=64,
+        read_buffer_bytes=1 << 16,
+        io_threads=2,
+        layers=2,
+        mode=IOMode.DIRECT,
+        calls=None,
+    ):
         counters = Counters()
+        if mode is IOMode.BUFFERED:
+            calls = WithoutDirectIO()
         engine = open_engine(engine_choice, io_threads, DriveCalls())
         store = ColdStore(
-            cold_dir, shape_of(row_bytes, layers), read_buffer_bytes, engine, counters
+            cold_dir, shape_of(row_bytes, layers), read_buffer_bytes, engine, counters, calls
         )
         stores.append(store)
         stores.append(engine)
@@ -85,22 +94,28 @@ def read_ahead(store, layer, rows, row_bytes):
     return out
 
 
+class WritesWhenLet(DriveCalls):
+    """A drive that writes nothing while it is held."""
+
+    def __init__(self):
+        self.let = threading.Event()
+        self.let.set()
+
+    def pwrite(self, descriptor, data, offset):
+        self.let.wait(30)
+        return super().pwrite(descriptor, data, offset)
+
+
 @pytest.mark.parametrize("how", [read, read_ahead])
-def test_rows_that_are_still_being_written_are_waited_for(make_store, monkeypatch, how):
-    store, _ = make_store()
-    held = threading.Event()
-    slow = ColdFile.write
-
-    def write_when_let(self, data, offset):
-        held.wait(30)
-        slow(self, data, offset)
-
-    monkeypatch.setattr(ColdFile, "write", write_when_let)
+def test_rows_that_are_still_being_written_are_waited_for(make_store, how):
+    calls = WritesWhenLet()
+    store, _ = make_store(calls=calls)
+    calls.let.clear()
     rows = groups_of(5, 1, 64)
     write(store, 0, [0], rows)
-    threading.Timer(0.1, held.set).start()
+    threading.Timer(0.1, calls.let.set).start()
     assert (how(store, 0, np.arange(64), 64) == rows).all()
-    assert held.is_set()
+    assert calls.let.is_set()
 
 
 def test_rows_come_back_bit_by_bit(mode, make_store):
@@ -114,7 +129,7 @@ def test_rows_come_back_bit_by_bit(mode, make_store):
         io_threads=st.integers(1, 5),
     )
     def check(row_bytes, numbers, pieces, seed, read_buffer_bytes, io_threads):
-        store, counters = make_store(row_bytes, read_buffer_bytes, io_threads)
+        store, counters = make_store(row_bytes, read_buffer_bytes, io_threads, mode=mode)
         assert store.io_mode is mode
         content = {}
         for layer in (0, 1):
@@ -140,7 +155,7 @@ def test_rows_come_back_bit_by_bit(mode, make_store):
 
 
 def test_rows_go_to_the_places_asked_for_and_nowhere_else(mode, make_store):
-    store, _ = make_store()
+    store, _ = make_store(mode=mode)
     rows = groups_of(1, 2, 64)
     write(store, 0, [0, 1], rows)
     out = np.full((6, 64), 255, np.uint8)
@@ -152,7 +167,7 @@ def test_rows_go_to_the_places_asked_for_and_nowhere_else(mode, make_store):
 
 def test_long_rows_go_straight_to_their_places_and_nowhere_else(mode, make_store):
     """None of the store's own buffer: it would not hold them together."""
-    store, counters = make_store(16_384)
+    store, counters = make_store(16_384, mode=mode)
     rows = groups_of(1, 2, 16_384)
     write(store, 0, [0, 1], rows)
     out = aligned_buffer(8 * 16_384).reshape(-1, 16_384)
@@ -174,7 +189,7 @@ def test_a_bit_that_flips_on_the_drive_is_seen(make_store):
     rows = groups_of(1, 1, 64)
     write(store, 0, [0], rows)
     store.settle(0, np.arange(4096))
-    descriptor = os.open(f"/proc/self/fd/{store._files[0]._descriptor}", os.O_RDWR)
+    descriptor = os.open(f"/proc/self/fd/{store.files[0].descriptor}", os.O_RDWR)
     os.pwrite(descriptor, bytes([rows[5, 0] ^ 1]), 5 * 64)
     os.fsync(descriptor)
     os.close(descriptor)
@@ -195,24 +210,15 @@ def test_buffers_are_given_back_once_written(make_store):
     assert done.wait(60)
 
 
-class FullDrive:
-    """Puts a device that is always full in the place of one layer's file."""
-
-    def __init__(self, store, layer):
-        self.file = store._files[layer]
-
-    def __enter__(self):
-        self.real, self.file._descriptor = self.file._descriptor, os.open("/dev/full", os.O_RDWR)
-
-    def __exit__(self, *_):
-        os.close(self.file._descriptor)
-        self.file._descriptor = self.real
+def full_drive(store, layer):
+    """Put a device that is always full in the place of one layer's file."""
+    return in_the_place_of(store.files[layer], "/dev/full", os.O_RDWR)
 
 
 def test_a_write_that_failed_is_told_at_the_next_chance_and_for_ever(make_store):
     store, _ = make_store()
     done = threading.Event()
-    with FullDrive(store, 0):
+    with full_drive(store, 0):
         store.write_groups(0, np.array([0]), groups_of(1, 1, 64), done.set)
         assert done.wait(60), "the buffer comes back although the write failed"
         with pytest.raises(ColdPoolError, match="No space left"):
@@ -234,9 +240,10 @@ def test_a_write_that_failed_is_told_at_the_next_chance_and_for_ever(make_store)
 def test_check_does_not_wait_but_tells(make_store):
     store, _ = make_store()
     store.check()
-    with FullDrive(store, 1):
-        write(store, 1, [0], groups_of(1, 1, 64))
-        store._writer.submit(lambda: None).result()
+    with full_drive(store, 1):
+        done = threading.Event()
+        store.write_groups(1, np.array([0]), groups_of(1, 1, 64), done.set)
+        assert done.wait(60)
         with pytest.raises(ColdPoolError, match="No space left"):
             store.check()
 
@@ -245,7 +252,7 @@ def test_a_drive_that_fails_while_reading(make_store):
     store, _ = make_store()
     write(store, 0, [0, 1], groups_of(1, 2, 64))
     store.settle(0, np.arange(4096))
-    os.ftruncate(store._files[0]._descriptor, 64 * 64)
+    os.ftruncate(store.files[0].descriptor, 64 * 64)
     np.testing.assert_array_equal(read(store, 0, np.arange(64), 64), groups_of(1, 2, 64)[:64])
     with pytest.raises(ColdPoolError, match=r"rows of layer 0 .*is 4096 bytes .* should be 8192"):
         read(store, 0, [100], 64)
@@ -254,35 +261,29 @@ def test_a_drive_that_fails_while_reading(make_store):
 def test_closing_gives_the_drives_space_back(make_store):
     store, _ = make_store()
     write(store, 0, [0], groups_of(1, 1, 64))
-    descriptors = [file._descriptor for file in store._files]
+    descriptors = [file.descriptor for file in store.files]
     store.close()
     for descriptor in descriptors:
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(descriptor)
 
 
-def test_reading_waits_only_for_writes_of_the_groups_it_wants(make_store, monkeypatch):
-    store, _ = make_store()
+def test_reading_waits_only_for_writes_of_the_groups_it_wants(make_store):
+    calls = WritesWhenLet()
+    store, _ = make_store(calls=calls)
     rows = groups_of(5, 1, 64)
     write(store, 0, [0], rows)
     store.settle(0, np.arange(1))
-    held = threading.Event()
-    slow = ColdFile.write
-
-    def write_when_let(self, data, offset):
-        held.wait(30)
-        slow(self, data, offset)
-
-    monkeypatch.setattr(ColdFile, "write", write_when_let)
+    calls.let.clear()
     later = groups_of(6, 1, 64)
     write(store, 0, [1], later)
     out = np.zeros((64, 64), np.uint8)
     store.read_rows(WantedRows(0, np.arange(64), out, np.arange(64)))
     assert (out == rows).all()
-    assert not held.is_set()
-    threading.Timer(0.1, held.set).start()
+    assert not calls.let.is_set()
+    threading.Timer(0.1, calls.let.set).start()
     store.read_rows(WantedRows(0, np.arange(64, 128), out, np.arange(64)))
-    assert held.is_set()
+    assert calls.let.is_set()
     assert (out == later).all()
 
 
@@ -296,12 +297,12 @@ def test_frozen_groups_are_read_and_never_written(mode, make_store):
         seed=st.integers(0, 100),
     )
     def check(row_bytes, frozen, later, read_buffer_bytes, seed):
-        store, _ = make_store(row_bytes, read_buffer_bytes)
+        store, _ = make_store(row_bytes, read_buffer_bytes, mode=mode)
         rows = groups_of(seed, frozen + later, row_bytes)
         for layer in (0, 1):
             write(store, layer, np.arange(frozen), rows[: frozen * 64])
             store.settle_all(layer)
-        before = list(store._files)
+        before = list(store.files)
         store.freeze(frozen, store.fresh_files())
         assert store.has_bases
         files = [os.fstat(file.descriptor) for file in before]
@@ -335,7 +336,7 @@ def test_a_frozen_file_that_changes_is_seen(make_store):
     rows = groups_of(1, 1, 64)
     write(store, 0, [0], rows)
     store.settle_all(0)
-    frozen = store._files[0].descriptor
+    frozen = store.files[0].descriptor
     store.freeze(1, store.fresh_files())
     descriptor = os.open(f"/proc/self/fd/{frozen}", os.O_RDWR)
     os.pwrite(descriptor, bytes([rows[5, 0] ^ 1]), 5 * 64)
@@ -365,7 +366,7 @@ def test_rows_of_several_bases_and_of_the_own_files_come_together(mode, make_sto
         seed=st.integers(0, 100),
     )
     def check(row_bytes, runs, read_buffer_bytes, seed):
-        store, _ = make_store(row_bytes, read_buffer_bytes)
+        store, _ = make_store(row_bytes, read_buffer_bytes, mode=mode)
         groups = sum(count for _, count in runs)
         store.cover(groups)
         rows, first = [np.zeros((groups * 64, row_bytes), np.uint8) for _ in (0, 1)], 0

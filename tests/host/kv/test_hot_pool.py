@@ -162,7 +162,7 @@ class PoolOfRows(RuleBasedStateMachine):
         slots = self.pool.slots(rows)
         self.pool.copy_out(slots, out, rows)
         np.testing.assert_array_equal(out[rows], content(rows, ROW_BYTES))
-        table = self.pool._slots
+        table = self.pool.columns
         columns = (table.positions, table.counts, table.last_selected, table.lengths)
         found = np.stack([column[slots].astype(np.int64) for column in columns], 1).tolist()
         assert dict(zip(hot, map(tuple, found), strict=True)) == self.known
@@ -292,8 +292,8 @@ def test_refreshing_leaves_rows_of_other_sequences_alone():
     pool.promote(rows, at(1, length=100), 1)
     pool.refresh(lambda positions: positions + 40, 10, np.arange(10, dtype=np.uint16), 77)
     slots = pool.slots(np.array([3, 43]))
-    assert pool._slots.counts[slots].tolist() == [5, 3]
-    assert pool._slots.lengths[slots].tolist() == [100, 77]
+    assert pool.columns.counts[slots].tolist() == [5, 3]
+    assert pool.columns.lengths[slots].tolist() == [100, 77]
 
 
 def promote_at(pool, positions):
@@ -320,10 +320,10 @@ def test_refreshing_changes_own_settled_rows_and_no_other(settled, free, others)
         (100 + known[row], 77) if row in known and known[row] < settled else (5, 1000)
         for row in rows
     ]
-    learnt = zip(pool._slots.counts[slots], pool._slots.lengths[slots], strict=True)
+    learnt = zip(pool.columns.counts[slots], pool.columns.lengths[slots], strict=True)
     assert [(int(count), int(length)) for count, length in learnt] == expected
     # Free slots stay as they were.
-    of_all = pool._slots.lengths[: pool.used_rows]
+    of_all = pool.columns.lengths[: pool.used_rows]
     assert (of_all == 77).sum() == sum(length == 77 for _, length in expected)
 
 
@@ -371,9 +371,9 @@ def test_slots_that_were_given_back_are_free_when_they_come_again():
     assert hot_rows(pool) == [6, 7, 20, 21, 22]
 
 
-def resident_bytes(arena):
+def resident_bytes(whole):
     """Return how much of an anonymous mapping takes memory, as the kernel counts it."""
-    start = np.frombuffer(arena, np.uint8).ctypes.data
+    start = whole.ctypes.data
     inside = False
     with open("/proc/self/smaps") as mappings:  # noqa: PTH123
         for line in mappings:
@@ -390,17 +390,16 @@ def test_memory_comes_with_use_and_goes_with_shrinking():
     row_bytes, rows = 4096, 2000
     pool = HotPool(row_bytes, rows, LeastRecentlyUsed())
     pool.cover(rows)
-    arena = pool._slots._arenas[0]
-    empty = resident_bytes(arena)
+    kept = pool.columns.data
+    empty = resident_bytes(kept)
     pool.grow(rows)
     pool.promote(candidates(np.arange(rows), row_bytes), at(1), 1)
-    full = resident_bytes(arena)
+    full = resident_bytes(kept)
     pool.shrink(100, at(1))
-    shrunk = resident_bytes(arena)
+    shrunk = resident_bytes(kept)
     assert full - empty >= rows * row_bytes * 0.9
     assert full - shrunk >= (rows - 100) * row_bytes * 0.9
     assert row_bytes >= mmap.PAGESIZE
     # Pages of a shared mapping would leave the process but stay in memory, with what was in them.
-    kept = pool._slots.data
-    assert (kept[:100] == content(pool._slots.rows[:100], row_bytes)).all()
+    assert (kept[:100] == content(pool.columns.rows[:100], row_bytes)).all()
     assert not kept[100:].any()

@@ -44,15 +44,15 @@ def test_what_a_sequence_learnt_outlives_its_rows(cold_dir, ends):
         sequence = runtime.open_sequence()
         fill(runtime, sequence, 200)
         read(runtime, 0, sequence, np.arange(100))
-        runtime._pools.settle_all()
+        runtime.parts.pools.settle_all()
         fork = runtime.fork(sequence)
         for _ in range(3):
             read(runtime, 0, sequence, np.arange(90, 100))
         hits = sequence.hits.counts[0][:128].copy()
-        pool = runtime._pools.layers[0]
+        pool = runtime.parts.pools.layers[0]
         slots = pool.slots(fork.rows(np.arange(128)))
         assert (slots >= 0).all()
-        known = pool._slots.counts
+        known = pool.columns.counts
         assert (known[slots] != hits).any(), "nothing was left to be told"
         ends(runtime, sequence)
         np.testing.assert_array_equal(known[slots], hits)

@@ -47,7 +47,7 @@ def place_by_place(pool, sequence, positions):
             continue
         row = sequence.groups[position // 64] * 64 + position % 64
         slot = int(pool.slots(np.array([row]))[0])
-        places.append(pool._slots.data[slot:].ctypes.data if slot >= 0 else 0)
+        places.append(pool.columns.data[slot:].ctypes.data if slot >= 0 else 0)
     return places
 
 
@@ -64,7 +64,7 @@ def test_rows_are_where_pool_and_tail_have_them(make_pool, length, held):
         assert found.dtype == np.uint64
         assert found.tolist() == place_by_place(pool, sequence, positions.tolist())
         slots = pool.slots(sequence.rows(positions[positions < held]))
-        stamps = pool._slots.last_selected
+        stamps = pool.columns.last_selected
         np.testing.assert_array_equal(
             np.flatnonzero(stamps == step), np.sort(slots[slots >= 0]), "stamps of others"
         )
@@ -78,14 +78,14 @@ def test_the_two_ways_to_find_rows_agree_and_see_a_row_that_moved():
         pool.cover(1000)
         sequence = scene(pool, 900, 896, seed=4)
         found = pool.locate(1, sequence, np.arange(896), 2).astype(np.int64)
-        offsets.append(np.where(found, found - pool._slots.data.ctypes.data, -1))
+        offsets.append(np.where(found, found - pool.columns.data.ctypes.data, -1))
     np.testing.assert_array_equal(*offsets)
     assert (offsets[0] >= 0).sum() == 60
     # The twin: one slot that changes place must show.
     row = int(sequence.rows(np.array([int(np.argmax(offsets[0] >= 0))]))[0])
-    pools[1]._slot_of_row[row] ^= 1
+    pools[1].slot_of_row[row] ^= 1
     found = pools[1].locate(1, sequence, np.arange(896), 2).astype(np.int64)
-    assert (np.where(found, found - pools[1]._slots.data.ctypes.data, -1) != offsets[0]).any()
+    assert (np.where(found, found - pools[1].columns.data.ctypes.data, -1) != offsets[0]).any()
 
 
 @pytest.mark.parametrize("positions", [[-1], [899, 900], [5, 2000]])
@@ -114,7 +114,7 @@ def test_groups_that_another_thread_looks_up_anew_stay_until_rows_are_found():
 
     class Library:
         def row_places(self, *arguments):
-            held = weakref.ref(sequence._group_table[0])
+            held = weakref.ref(sequence.group_table()[0])
             sequence.groups.append(14)
             sequence.rows(np.arange(64))
             seen.append(held() is not None)

@@ -97,7 +97,7 @@ class RowsOfSequences(RuleBasedStateMachine):
             self.runtime.append(layer, sequence, states[0, layer], states[1, layer])
             if tokens == 1:
                 # As after the attention of a single token.
-                self.runtime._rows.offer_filled(layer, sequence, self.runtime._step)
+                self.runtime.parts.rows.offer_filled(layer, sequence, self.runtime.step)
             rows[layer] = np.concatenate([rows[layer], rows_of(states, layer)])
             self.kept[id(sequence), layer] = {
                 position
@@ -193,7 +193,7 @@ class RowsOfSequences(RuleBasedStateMachine):
     def select(self, number, layer, seed):
         sequence, rows = self.pick(number)
         positions = self.some_positions(rows, seed, kept=True)
-        pools, counters = self.runtime._pools, self.runtime.counters
+        pools, counters = self.runtime.parts.pools, self.runtime.counters
         # A table that grows, and memory divided anew, may demote rows before the step does.
         pools.cover_hits(sequence.hits, layer, len(rows[layer]))
         pools.settle_all()
@@ -202,7 +202,7 @@ class RowsOfSequences(RuleBasedStateMachine):
         hot = len(pool.hot_rows)
         full = hot == pool.used_rows >= pools.capacity(layer)
         before = counters.promoted_rows, counters.demoted_rows
-        fetched = list(self.runtime.gather.copied(layer, sequence, positions, self.runtime._step))
+        fetched = list(self.runtime.gather.copied(layer, sequence, positions, self.runtime.step))
         pools.settle_all()
         promoted = counters.promoted_rows - before[0]
         demoted = counters.demoted_rows - before[1]
@@ -252,9 +252,9 @@ class RowsOfSequences(RuleBasedStateMachine):
     @precondition(lambda self: hasattr(self, "runtime"))
     @invariant()
     def kept_tokens_stay_hot(self):
-        self.runtime._pools.settle_all()
+        self.runtime.parts.pools.settle_all()
         for layer in range(SHAPE.layers):
-            if self.runtime._pools.capacity(layer) < ROOMY:
+            if self.runtime.parts.pools.capacity(layer) < ROOMY:
                 self.kept = {key: set() for key in self.kept}
             for sequence, _ in self.known:
                 kept = self.kept.get((id(sequence), layer), set())
@@ -333,13 +333,13 @@ def check_everything(runtime, known):
 
 
 def slot_of(runtime, known, position):
-    slot = int(runtime._pools.layers[1].slots(known[0][0].rows(np.array([position])))[0])
+    slot = int(runtime.parts.pools.layers[1].slots(known[0][0].rows(np.array([position])))[0])
     assert slot >= 0
     return slot
 
 
 def flip_in_slot(runtime, known):
-    runtime._pools.layers[1]._slots.data[slot_of(runtime, known, 70), 0] ^= 1
+    runtime.parts.pools.layers[1].columns.data[slot_of(runtime, known, 70), 0] ^= 1
 
 
 def flip_in_tail(runtime, known):
@@ -347,9 +347,9 @@ def flip_in_tail(runtime, known):
 
 
 def flip_in_file(runtime, known):
-    runtime._store.settle(1, np.arange(10))
+    runtime.parts.store.settle(1, np.arange(10))
     # A second, buffered descriptor, because direct I/O moves whole pages.
-    descriptor = os.open(f"/proc/self/fd/{runtime._store._files[1]._descriptor}", os.O_RDWR)
+    descriptor = os.open(f"/proc/self/fd/{runtime.parts.store.files[1].descriptor}", os.O_RDWR)
     offset = 70 * SHAPE.row_bytes
     byte = os.pread(descriptor, 1, offset)[0]
     os.pwrite(descriptor, bytes([byte ^ 1]), offset)
@@ -357,23 +357,23 @@ def flip_in_file(runtime, known):
     os.close(descriptor)
 
 
-def count_a_slot_twice(runtime, known):
-    runtime._accountant._held[Part.HOT] += SHAPE.row_bytes + SLOT_BYTES
+def leave_a_slot_uncounted(runtime, known):
+    runtime.parts.accountant.give(Part.HOT, SHAPE.row_bytes + SLOT_BYTES)
 
 
 def use_a_slot_twice(runtime, known):
-    pool, number = runtime._pools.layers[1], known[0][0].rows(np.array([71]))
-    pool._slot_of_row[number] = slot_of(runtime, known, 70)
+    pool, number = runtime.parts.pools.layers[1], known[0][0].rows(np.array([71]))
+    pool.slot_of_row[number] = slot_of(runtime, known, 70)
 
 
 def own_a_row_twice(runtime, known):
-    slots = runtime._pools.layers[1]._slots
+    slots = runtime.parts.pools.layers[1].columns
     slots.rows[slot_of(runtime, known, 71)] = slots.rows[slot_of(runtime, known, 70)]
 
 
 def lose_a_kept_row(runtime, known):
     number = int(known[0][0].rows(np.array([62]))[0])
-    runtime._pools.layers[1].forget(number, number + 1)
+    runtime.parts.pools.layers[1].forget(number, number + 1)
 
 
 def hold_a_row_of_nobody(runtime, known):
@@ -389,7 +389,7 @@ def hold_a_row_of_nobody(runtime, known):
         flip_in_slot,
         flip_in_tail,
         flip_in_file,
-        count_a_slot_twice,
+        leave_a_slot_uncounted,
         use_a_slot_twice,
         own_a_row_twice,
         lose_a_kept_row,

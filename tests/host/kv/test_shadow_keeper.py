@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The shadow of a growing, forked or rewound sequence is that of the contract, from its keys."""
 
+import errno
 import gc
 import mmap
 
@@ -10,12 +11,15 @@ import torch
 from resident_memory import run_taken
 
 from hillinfer.devices.launch_devices import GoldenScorer
+from hillinfer.drive.calls import DriveCalls
+from hillinfer.drive.files import round_up
 from hillinfer.engine.budget_plan import kernel_spec, staging_bytes
 from hillinfer.engine.runtime import Runtime
 from hillinfer.errors import BudgetError, ColdPoolError
 from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.scoring.layout import ProbeShadow, ShadowLayout, probe_bytes
 from hillinfer.settings import Settings
+from hillinfer.shadow.arena import HUGE_BYTES
 from hillinfer.shadow.store import shadow_bytes
 from hillinfer_model.choices import Scope
 
@@ -45,6 +49,7 @@ class Story:
         placement="dram",
         mib=2,
         scorer=None,
+        calls=None,
     ):
         self.shape = shape_of(stored)
         self.settings = Settings().changed(
@@ -53,7 +58,13 @@ class Story:
         budget = staging_bytes(self.shape, self.settings) + (mib << 20)
         limit = PLACEMENTS[placement] * shadow_bytes(kernel_spec(self.shape, self.settings))
         self.runtime = Runtime(
-            self.shape, self.settings, budget, cold_dir, shadow_limit_bytes=limit, scorer=scorer
+            self.shape,
+            self.settings,
+            budget,
+            cold_dir,
+            shadow_limit_bytes=limit,
+            scorer=scorer,
+            calls=calls,
         )
         self.sequence = self.runtime.open_sequence()
         self.generator = torch.Generator().manual_seed(0)
@@ -91,14 +102,14 @@ class Story:
         sequence = sequence or self.sequence
         expected = self.expected(layer, keys, taken_at)
         assert len(sequence.segments) == len(expected)
-        found = self.runtime._shadow.shadows(layer, sequence)
+        found = self.runtime.parts.shadow.shadows(layer, sequence)
         for segment, (shadow, statistics) in zip(found, expected, strict=True):
             np.testing.assert_array_equal(segment.statistics.means, statistics.means)
             np.testing.assert_array_equal(segment.statistics.exponents, statistics.exponents)
             np.testing.assert_array_equal(segment.shadow, shadow)
 
     def shadow(self, number, layer, sequence=None):
-        found = self.runtime._shadow.shadows(layer, sequence or self.sequence)
+        found = self.runtime.parts.shadow.shadows(layer, sequence or self.sequence)
         return found[number].shadow.copy()
 
 
@@ -218,7 +229,7 @@ def test_a_rewind_of_one_fork_leaves_the_other(story):
 
 def test_memory_of_segments_is_given_back(story):
     told = story()
-    accountant = told.runtime._accountant
+    accountant = told.runtime.parts.accountant
     before = accountant.held()
     told.feed(1100)
     told.feed(1)
@@ -237,7 +248,7 @@ def test_memory_of_segments_is_given_back(story):
 
 
 def copies(told, layer, sequence=None):
-    found = told.runtime._shadow.shadows(layer, sequence or told.sequence)
+    found = told.runtime.parts.shadow.shadows(layer, sequence or told.sequence)
     return [one.probe_copy for one in found]
 
 
@@ -262,7 +273,7 @@ def test_no_probe_token_outlives_a_cut(story):
     told.feed(2100)
     told.feed(1)
     fork = told.runtime.fork(told.sequence)
-    held = told.runtime._accountant.held()["shadow"]
+    held = told.runtime.memory_held()["shadow"]
     told.runtime.truncate(fork, 1500)
     assert [copy is None for copy in copies(told, 0, fork)] == [False, True]
     assert [copy is None for copy in copies(told, 0)] == [False, False, True]
@@ -270,7 +281,7 @@ def test_no_probe_token_outlives_a_cut(story):
     assert [copy is None for copy in copies(told, 0, fork)] == [False, False]
     spec = kernel_spec(told.shape, told.settings)
     again = 2 * (shadow_bytes(spec) + probe_bytes(spec, 1))
-    assert told.runtime._accountant.held()["shadow"] == held + again
+    assert told.runtime.memory_held()["shadow"] == held + again
 
 
 def addresses(told, layer, sequence=None):
@@ -279,7 +290,7 @@ def addresses(told, layer, sequence=None):
 
 
 def runs_of(told):
-    found = [run for one in told.sequence.segments[0].layers for run in one.arena._runs]
+    found = [run for one in told.sequence.segments[0].layers for run in one.arena.runs]
     assert found
     return found
 
@@ -300,12 +311,15 @@ def test_what_left_for_the_drive_makes_room_for_the_next(story):
     told = story(placement="streamed")
     for _ in range(6):
         told.feed(1024)
-        told.runtime._shadow._memory._leaving.settle()
+        told.runtime.parts.shadow_memory.settle()
     told.feed(1)
     for run, layer in zip(runs_of(told), range(2), strict=True):
         assert addresses(told, layer)[:-1] == [None] * 6
-        assert len(run._holders) <= 2, "the same place again and again"
-        assert run.taken_bytes == shadow_bytes(kernel_spec(told.shape, told.settings))
+        one = shadow_bytes(kernel_spec(told.shape, told.settings))
+        # The first place is where the first huge page begins.
+        place = (addresses(told, layer)[-1] - round_up(run.addresses.start, HUGE_BYTES)) // one
+        assert 0 <= place < 2, "the same place again and again"
+        assert run.taken_bytes == one
         assert run_taken(run) <= run.taken_bytes
 
 
@@ -338,7 +352,7 @@ def test_whoever_looks_at_a_shadow_keeps_its_place(story):
     told = story()
     told.feed(2000)
     told.feed(1)
-    looked = told.runtime._shadow.shadows(0, told.sequence)[0]
+    looked = told.runtime.parts.shadow.shadows(0, told.sequence)[0]
     before = looked.shadow.copy()
     run, other = runs_of(told)
     told.runtime.release(told.sequence)
@@ -355,13 +369,13 @@ def test_scorers_are_told_of_a_full_shadow_once(story):
     told = story()
     told.feed(2100)
     told.feed(1)
-    first = told.runtime._shadow.shadows(0, told.sequence)
-    again = told.runtime._shadow.shadows(0, told.sequence)
+    first = told.runtime.parts.shadow.shadows(0, told.sequence)
+    again = told.runtime.parts.shadow.shadows(0, told.sequence)
     assert [a is b for a, b in zip(first, again, strict=True)] == [True, True, False]
     told.runtime.truncate(told.sequence, 2000)
     told.feed(48)
     told.feed(1)
-    later = told.runtime._shadow.shadows(0, told.sequence)
+    later = told.runtime.parts.shadow.shadows(0, told.sequence)
     assert [a is b for a, b in zip(first, later, strict=True)] == [True, False, False]
     for one in later:
         assert one.shadow is told.sequence.segments[one.base_position // SEGMENT].layers[0].shadow
@@ -371,7 +385,7 @@ def test_what_is_on_the_drive_has_no_copy_for_the_host(story):
     told = story(placement="streamed")
     told.feed(2100)
     told.feed(1)
-    told.runtime._shadow._memory._leaving.settle()
+    told.runtime.parts.shadow_memory.settle()
     assert copies(told, 0) == [None] * 3
 
 
@@ -380,7 +394,7 @@ def test_what_is_on_the_drive_has_no_copy_for_the_host(story):
 def test_full_segments_are_the_same_wherever_they_lie(story, placement, device):
     told = story(device=device, placement=placement)
     parts = [told.feed(2500), told.feed(700)]
-    told.runtime._shadow._memory._leaving.settle()
+    told.runtime.parts.shadow_memory.settle()
     parts += [told.feed(1) for _ in range(3)]
     keys = torch.cat(parts, dim=1)
     for layer in range(2):
@@ -401,8 +415,8 @@ def test_a_flipped_bit_on_the_drive_shows(story):
     told = story(placement="streamed")
     parts = [told.feed(2048), told.feed(1)]
     keys = torch.cat(parts, dim=1)
-    told.runtime._shadow._memory._leaving.settle()
-    store = told.runtime._shadow_store
+    told.runtime.parts.shadow_memory.settle()
+    store = told.runtime.parts.shadow_store
     slot = told.sequence.segments[1].layers[0].slot
     flipped = store.buffer()
     store.read(slot, flipped).result()
@@ -416,7 +430,7 @@ def test_a_flipped_bit_on_the_drive_shows(story):
 @pytest.mark.parametrize("placement", ["split", "streamed"])
 def test_rewinds_and_forks_of_shadows_on_the_drive(story, placement):
     told = story(placement=placement)
-    accountant = told.runtime._accountant
+    accountant = told.runtime.parts.accountant
     first = told.feed(3000)
     told.feed(1)
     fork = told.runtime.fork(told.sequence)
@@ -435,7 +449,7 @@ def test_rewinds_and_forks_of_shadows_on_the_drive(story, placement):
     told.runtime.release(told.sequence)
     assert accountant.held()["shadow"] == 0
     assert told.runtime.parts.shadow_memory.full_bytes == 0
-    store = told.runtime._shadow_store
+    store = told.runtime.parts.shadow_store
     assert store.slots_in_use == 0
 
 
@@ -446,39 +460,51 @@ class _Cut:
         self.segments = told.sequence.segments[:segments]
 
 
-def test_a_failed_write_stays_in_memory_and_is_told(story, monkeypatch):
-    told = story(placement="streamed")
+class FailingShadows(DriveCalls):
+    """A drive that takes rows, and no shadows while it is full or opens no more files."""
+
+    def __init__(self):
+        self.is_full = self.opens_none = False
+        self.rows = set()
+
+    def open(self, path, flags, mode=0o600):
+        if self.opens_none:
+            raise OSError(errno.EMFILE, "no more files")
+        return super().open(path, flags, mode)
+
+    def pwrite(self, descriptor, data, offset):
+        if self.is_full and descriptor not in self.rows:
+            raise OSError(errno.ENOSPC, "no space")
+        return super().pwrite(descriptor, data, offset)
+
+
+def test_a_failed_write_stays_in_memory_and_is_told(story):
+    calls = FailingShadows()
+    told = story(placement="streamed", calls=calls)
     told.feed(1000)
-    store = told.runtime._shadow_store
-    file = store._opened()
-    monkeypatch.setattr(file, "write", _fail)
+    calls.rows = {file.descriptor for file in told.runtime.parts.store.files}
+    calls.is_full = True
 
     def fill():
         told.feed(1024)
-        told.runtime._shadow._memory._leaving.settle()
+        told.runtime.parts.shadow_memory.settle()
 
     with pytest.raises(ColdPoolError, match="no space"):
         fill()
     assert not any(on_drive(told.sequence)[0])
     told.runtime.release(told.sequence)
-    assert told.runtime._accountant.held()["shadow"] == 0
+    assert told.runtime.memory_held()["shadow"] == 0
 
 
-def _fail(data, offset):
-    raise ColdPoolError("no space")
-
-
-def test_a_file_that_cannot_be_opened_once_leaves_no_slot_that_was_never_written(
-    story, monkeypatch
-):
-    told = story(placement="streamed")
+def test_a_file_that_cannot_be_opened_once_leaves_no_slot_that_was_never_written(story):
+    calls = FailingShadows()
+    told = story(placement="streamed", calls=calls)
     first = told.feed(1000)
-    store = told.runtime._shadow_store
-    opened = store._opened
-    monkeypatch.setattr(store, "_opened", _no_more_files)
+    store = told.runtime.parts.shadow_store
+    calls.opens_none = True
     with pytest.raises(ColdPoolError, match="no more files"):
         told.feed(1024)
-    monkeypatch.setattr(store, "_opened", opened)
+    calls.opens_none = False
     # Somebody else makes the file longer meanwhile: what was never written would read as zeros.
     for _ in range(3):
         store.write(store.take(), store.buffer()).result()
@@ -491,13 +517,9 @@ def test_a_file_that_cannot_be_opened_once_leaves_no_slot_that_was_never_written
         expected = np.zeros_like(told.shadow(0, layer))
         golden.encode(keys[layer, :1024].half(), statistics, expected, 0)
         np.testing.assert_array_equal(told.shadow(0, layer), expected)
-    told.runtime._shadow._memory._leaving.settle()
+    told.runtime.parts.shadow_memory.settle()
     told.runtime.release(told.sequence)
-    assert told.runtime._accountant.held()["shadow"] == 0
-
-
-def _no_more_files():
-    raise ColdPoolError("no more files")
+    assert told.runtime.memory_held()["shadow"] == 0
 
 
 def test_a_budget_too_small_for_an_open_shadow_is_an_error_that_leaves_counts_right(cold_dir):
@@ -507,12 +529,12 @@ def test_a_budget_too_small_for_an_open_shadow_is_an_error_that_leaves_counts_ri
     told.runtime = Runtime(told.shape, told.settings, budget, cold_dir)
     told.sequence = told.runtime.open_sequence()
     told.feed(50)
-    before = told.runtime._accountant.held()
+    before = told.runtime.memory_held()
     for _ in range(2):
         with pytest.raises(BudgetError, match=r"more for (shadow|other)\); raise --dram-budget"):
             told.feed(1)
         told.runtime.truncate(told.sequence, 50)
-    held = told.runtime._accountant.held()
+    held = told.runtime.memory_held()
     assert held["shadow"] == before["shadow"] == 0
     assert sum(held.values()) <= budget
     told.runtime.close()

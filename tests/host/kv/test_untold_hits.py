@@ -11,7 +11,7 @@ from hillinfer.kv.hot_pools import HotPools, LayerShares
 from hillinfer.kv.pool_keeper import PoolKeeper
 from hillinfer.kv.pool_policies import POOL_POLICIES, make_pool_policy
 from hillinfer.kv.sequence import Sequence
-from hillinfer.memory_budget import Accountant
+from hillinfer.memory_budget import Accountant, Part
 from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.settings import PoolSizes, Settings
 from hillinfer.statistics import Counters
@@ -77,6 +77,7 @@ class Scene:
             self.pools.cover_hits(sequence.hits, 0, LENGTH)
         held = sum(accountant.held().values())
         accountant.budget_bytes = held + SLOTS * (SHAPE.row_bytes + SLOT_BYTES)
+        self.accountant = accountant
 
     def read(self, number, positions, step):
         sequence, pool = self.sequences[number], self.pools.layers[0]
@@ -94,7 +95,7 @@ class Scene:
 
 def played(policy, hits):
     """Return what is hot after each of many steps, and what was moved."""
-    scene, random, found = Scene(policy, hits), np.random.default_rng(3), []
+    scene, random, found = Scene(policy, hits), np.random.default_rng(6), []
     try:
         for step in range(1, 80):
             number = int(random.integers(2))
@@ -113,10 +114,10 @@ def played(policy, hits):
                 scene.keeper.tally(0, scene.sequences[1 - number], seen)
                 scene.read(number, np.arange(step % 50, step % 50 + 10), step)
             if not random.integers(6):
-                shrunk = SLOTS - int(random.integers(20))
-                scene.pools._granted = shrunk
-                scene.pools._shrink([0])
-                scene.pools._granted = SLOTS
+                # Something else needs the memory of some slots for a moment.
+                wanted = int(random.integers(20)) * (SHAPE.row_bytes + SLOT_BYTES)
+                scene.accountant.take(Part.OTHER, wanted)
+                scene.accountant.give(Part.OTHER, wanted)
             found.append(scene.hot())
     finally:
         scene.pools.close()

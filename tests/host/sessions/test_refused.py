@@ -225,7 +225,7 @@ def test_other_rotary_settings(saved, cold_dir):
 def test_auto_takes_the_shadow_of_the_session(saved, tiny_model, cold_dir, attachment):
     with hillinfer.attach(TinyModel().build(), cold_dir=cold_dir, dram_budget="24MiB") as hill:
         hill.settings = replace(hill.settings, shadow=None)
-        assert hill.load_session(saved)._runtime.settings.shadow is KeyMode.INT4
+        assert hill.load_session(saved).engine.runtime.settings.shadow is KeyMode.INT4
 
 
 def test_another_tokenizer(attachment, saved, tmp_path):

@@ -10,12 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from generation_runs import attached, run
-from session_runs import IDS, PROMPT, QUESTION, answer, feed, flip_bit, seal_checksums
+from generation_runs import attached, attached_with, run
+from session_runs import IDS, PROMPT, QUESTION, TINY, answer, feed, flip_bit, seal_checksums
 from tiny_models import TinyModel, prompts
 
 from hillinfer.drive.calls import DriveCalls
 from hillinfer.errors import BudgetError, CacheUseError
+from hillinfer.hf.engine import CachePlan
 from hillinfer.sessions.files import SessionError
 
 ROWS = 2 * 2176 * 64
@@ -79,9 +80,9 @@ def test_all_that_a_sequence_keeps_comes_back(attachment, tmp_path):
     feed(attachment.model, cache, IDS)
     run(attachment.model, cache, PROMPT, new_tokens=40)
     cache.save_session(tmp_path / "session")
-    ours = cache._batch.only_sequence()
+    ours = cache.sequences[0]
     resumed = attachment.load_session(tmp_path / "session")
-    theirs = resumed._batch.only_sequence()
+    theirs = resumed.sequences[0]
     assert theirs.token_ids == ours.token_ids
     assert theirs.lengths == ours.lengths
     filled = ours.lengths[0] % 64
@@ -104,11 +105,11 @@ def test_prefill_queries_that_were_not_counted_yet_come_back(cold_dir, tmp_path)
     with attached(model, cold_dir, pool_policy="paper") as hill:
         cache = hill.new_cache()
         feed(model, cache, IDS)
-        ours = cache._batch.only_sequence().observed
+        ours = cache.sequences[0].observed
         assert all(queries is not None for queries in ours)
         cache.save_session(tmp_path / "session")
         resumed = hill.load_session(tmp_path / "session")
-        theirs = resumed._batch.only_sequence().observed
+        theirs = resumed.sequences[0].observed
         for mine, own in zip(theirs, ours, strict=True):
             assert torch.equal(mine, own)
 
@@ -128,10 +129,10 @@ def test_an_open_segment_that_was_scored_goes_on_with_its_statistics(attachment,
     for cache in caches:
         feed(attachment.model, cache, later[:, -500:])
     whole = torch.cat([both, later[:, -500:], QUESTION], dim=1)
-    ours, theirs = (cache._batch.only_sequence().segments[1].layers[0] for cache in caches[:2])
+    ours, theirs = (cache.sequences[0].segments[1].layers[0] for cache in caches[:2])
     assert ours.statistics is not None
     np.testing.assert_array_equal(ours.statistics.means, theirs.statistics.means)
-    assert len(caches[2]._batch.only_sequence().segments) == 1
+    assert len(caches[2].sequences[0].segments) == 1
     expected = answer(attachment.model, caches[0], whole)
     assert torch.equal(answer(attachment.model, caches[1], whole), expected)
 
@@ -174,7 +175,7 @@ def test_saved_again_after_answers(attachment, saved, tmp_path):
 def test_rows_are_given_a_name_and_not_written_again(attachment, tmp_path):
     cache = attachment.new_cache()
     feed(attachment.model, cache, IDS)
-    files = [os.fstat(file._descriptor) for file in cache._runtime._store._files]
+    files = [os.fstat(file.descriptor) for file in cache.engine.runtime.parts.store.files]
     written = cache.statistics().cold_write_bytes
     result = cache.save_session(tmp_path / "session")
     assert result.copied_row_bytes == 0
@@ -193,7 +194,7 @@ def test_rows_are_given_a_name_and_not_written_again(attachment, tmp_path):
 def test_loading_reads_rows_where_they_lie(attachment, saved):
     cache = attachment.load_session(saved)
     assert cache.statistics().cold_write_bytes == 0
-    own = {os.fstat(file._descriptor).st_size for file in cache._runtime._store._files}
+    own = {os.fstat(file.descriptor).st_size for file in cache.engine.runtime.parts.store.files}
     assert own == {0}
     run(attachment.model, cache, PROMPT)
     statistics = cache.statistics()
@@ -206,14 +207,13 @@ class NoLinks(DriveCalls):
         raise OSError(18, "Invalid cross-device link")
 
 
-def test_linked_and_copied_sessions_hold_the_same(attachment, tmp_path, monkeypatch):
-    caches = [attachment.new_cache() for _ in range(2)]
-    for name, cache in zip(("linked", "copied"), caches, strict=True):
-        feed(attachment.model, cache, IDS)
-        if name == "copied":
-            for file in cache._runtime._store._files:
-                file._calls = NoLinks()
-        result = cache.save_session(tmp_path / name)
+def test_linked_and_copied_sessions_hold_the_same(attachment, cold_dir, tmp_path):
+    for name, given in (("linked", {}), ("copied", {"calls": NoLinks()})):
+        with attached_with(TINY.build(), cold_dir, given) as hill:
+            cache = hill.new_cache()
+            feed(hill.model, cache, IDS)
+            result = cache.save_session(tmp_path / name)
+            cache.close()
         assert result.copied_row_bytes == (ROWS if name == "copied" else 0)
     names = sorted(file.name for file in (tmp_path / "linked").iterdir())
     for name in names:
@@ -250,26 +250,28 @@ def test_documents_of_any_length(attachment, tmp_path, tokens):
     assert torch.equal(answer(attachment.model, resumed, whole), expected)
 
 
-def test_shadows_without_room_in_memory_stay_in_the_session(attachment, saved, tmp_path):
+def without_shadows(*given):
+    return replace(CachePlan.of(*given), shadow_limit_bytes=0)
+
+
+def test_shadows_without_room_in_memory_stay_in_the_session(attachment, cold_dir, saved, tmp_path):
     expected = answer(attachment.model, attachment.load_session(saved))
-    made = attachment._made
-    attachment._made = lambda *given: replace(made(*given), shadow_limit_bytes=0)
-    try:
-        cache = attachment.load_session(saved)
-        assert torch.equal(answer(attachment.model, cache), expected)
+    with attached_with(TINY.build(), cold_dir, {"plan": without_shadows}) as hill:
+        cache = hill.load_session(saved)
+        assert torch.equal(answer(hill.model, cache), expected)
         statistics = cache.statistics()
         assert statistics.shadow_write_bytes == 0
         assert statistics.shadow_read_bytes > 0
         cache.crop(IDS.shape[1] - cache.get_seq_length())
         cache.save_session(tmp_path / "again")
-    finally:
-        del attachment._made
+        # The question's forward pass scored the open segment, which keeps its statistics.
+        cache.crop(-200)
+        ids = torch.cat([IDS[:, :2000], QUESTION], dim=1)
+        found = answer(hill.model, cache, ids)
+        cache.close()
     again = attachment.load_session(tmp_path / "again")
-    # The question's forward pass scored the open segment, which keeps its statistics.
-    cache.crop(-200)
     again.crop(-200)
-    ids = torch.cat([IDS[:, :2000], QUESTION], dim=1)
-    assert torch.equal(answer(attachment.model, again, ids), answer(attachment.model, cache, ids))
+    assert torch.equal(answer(attachment.model, again, ids), found)
 
 
 def test_another_process(attachment, saved, tmp_path):

@@ -100,7 +100,7 @@ def outcome(cache, place):
 @pytest.mark.parametrize("kind", FAULTS)
 def test_every_call_that_fails_leaves_all_or_nothing(attachment, cache, tmp_path, kind):
     ids = torch.cat([SHORT, PROMPT[:, -20:]], dim=1)
-    calls = cache._runtime.calls = FaultyCalls()
+    calls = cache.engine.runtime.calls = FaultyCalls()
     cache.save_session(tmp_path / "counted")
     expected = answer(attachment.model, attachment.load_session(tmp_path / "counted"), ids)
     count = calls.counts[kind]
@@ -108,7 +108,7 @@ def test_every_call_that_fails_leaves_all_or_nothing(attachment, cache, tmp_path
         for fault in FAULTS[kind]:
             place = tmp_path / f"{index}-{fault}"
             place.mkdir()
-            calls = cache._runtime.calls = FaultyCalls(Injection(kind, index, fault), 0.001)
+            calls = cache.engine.runtime.calls = FaultyCalls(Injection(kind, index, fault), 0.001)
             error = outcome(cache, place)
             assert calls.hits == 1
             assert error is None or fault not in HARMLESS
@@ -126,7 +126,7 @@ def test_every_call_that_fails_leaves_all_or_nothing(attachment, cache, tmp_path
 def test_a_file_that_had_a_name_once_is_not_written_to_again(attachment, tmp_path):
     cache = attachment.new_cache()
     feed(attachment.model, cache, SHORT)
-    cache._runtime.calls = FaultyCalls(Injection("rename", 0, Fault.EIO))
+    cache.engine.runtime.calls = FaultyCalls(Injection("rename", 0, Fault.EIO))
     with pytest.raises(SessionError, match="cannot move it to its place"):
         cache.save_session(tmp_path / "session")
     assert entries(tmp_path) == []
@@ -139,7 +139,7 @@ def test_a_file_that_had_a_name_once_is_not_written_to_again(attachment, tmp_pat
     for inode, size in named.items():
         # A group has the place of its number, wherever those before it lie.
         assert sizes[inode] == (size or 5 * 64 * 64)
-    cache._runtime.calls = FaultyCalls()
+    cache.engine.runtime.calls = FaultyCalls()
     assert cache.save_session(tmp_path / "session").copied_row_bytes == 2 * 3 * 64 * 64
 
 
@@ -148,7 +148,7 @@ def test_a_cache_goes_on_while_its_failed_saving_is_still_held(attachment, cache
     held = []
     # Each of the first writes is of another part.
     for index in range(6):
-        cache._runtime.calls = FaultyCalls(Injection("pwrite", index, Fault.EIO))
+        cache.engine.runtime.calls = FaultyCalls(Injection("pwrite", index, Fault.EIO))
         # With its traceback, as by whoever reports it later: nothing in it may hold the cache.
         held.append(outcome(cache, tmp_path))
         feed(attachment.model, cache, more)

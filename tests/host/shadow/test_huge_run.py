@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run takes the memory of its taken places and no more, in huge pages where they cover them."""
 
+import ctypes
 import gc
 import itertools
 import mmap
 import random
-import sys
 import threading
 import weakref
 
@@ -14,8 +14,7 @@ import pytest
 from resident_memory import PAGES, huge, run_huge, run_taken, taken
 
 from hillinfer.drive.files import PAGE_BYTES
-from hillinfer.shadow import arena as huge_run
-from hillinfer.shadow.arena import HUGE_BYTES, HugeRun, huge_pages_allowed
+from hillinfer.shadow.arena import HUGE_BYTES, HugePages, HugeRun, huge_pages_allowed
 
 pytestmark = pytest.mark.skipif(
     not hasattr(mmap, "MADV_HUGEPAGE") or not PAGES.exists(), reason="this system has no huge pages"
@@ -24,10 +23,39 @@ pytestmark = pytest.mark.skipif(
 PLACE = 131 * PAGE_BYTES
 
 
+class Asked(HugePages):
+    """A machine that makes huge pages, and what it was asked; more happens when it is.
+
+    `meanwhile` is called once, with the advice: a run is in the middle of changing then.
+    """
+
+    are_allowed = True
+
+    def __init__(self):
+        self.advised, self.collapsed = [], []
+        self.meanwhile = None
+
+    def advise(self, mapping, advice, start, byte_count):
+        super().advise(mapping, advice, start, byte_count)
+        self.advised.append((advice, start))
+        if self.meanwhile is not None:
+            self.meanwhile, once = None, self.meanwhile
+            once(advice)
+
+    def collapse(self, address, byte_count):
+        self.collapsed.append(address)
+
+    def pages(self, run, first):
+        """Return the advice of huge pages that was told, with the number of each page."""
+        start = first.ctypes.data - run.addresses.start
+        huge_pages = (mmap.MADV_HUGEPAGE, mmap.MADV_NOHUGEPAGE)
+        told = [one for one in self.advised if one[0] in huge_pages]
+        return [(advice, (at - start) // HUGE_BYTES) for advice, at in told]
+
+
 def span(run):
     """Return where a run's whole address space begins and ends."""
-    whole = np.frombuffer(run._mapping, np.uint8)
-    return whole.ctypes.data, whole.ctypes.data + whole.nbytes
+    return run.addresses.start, run.addresses.stop
 
 
 def settle():
@@ -78,31 +106,32 @@ def test_one_byte_more_than_the_places_would_show():
     """The twin: a page that nobody took is found."""
     run = HugeRun(PLACE, 40)
     held = filled(run, 4)
-    start = np.frombuffer(run._mapping, np.uint8)
-    start[held[-1].ctypes.data + PLACE - start.ctypes.data] = 1
+    ctypes.memset(held[-1].ctypes.data + PLACE, 1, 1)
     assert run_taken(run) == run.taken_bytes + PAGE_BYTES
 
 
 def test_huge_pages_come_once_they_are_covered_and_go_with_the_first_place():
     if not huge_pages_allowed():
         pytest.skip("this machine makes no huge pages")
-    run = HugeRun(PLACE, 16)
-    asked = []
-    run._advise, advise = lambda *told: (asked.append(told), advise(*told)), run._advise
+    system = Asked()
+    system.collapse = HugePages().collapse
+    run = HugeRun(PLACE, 16, system)
+    system.advised.clear()
     held = filled(run, 3)
-    assert asked == []
+    assert system.advised == []
     assert run_huge(run) == 0
     held += filled(run, 1)
     # Four places cover a huge page and part of the next.
-    assert asked == [(mmap.MADV_HUGEPAGE, 0)]
+    assert system.pages(run, held[0]) == [(mmap.MADV_HUGEPAGE, 0)]
     settle()
     # The machine may be short of them.
     assert run_huge(run) in (0, HUGE_BYTES)
     held += filled(run, 12)
-    assert [page for _, page in asked] == [0, 1, 2, 3]
+    assert [page for _, page in system.pages(run, held[0])] == [0, 1, 2, 3]
     settle()
-    asked.clear()
+    system.advised.clear()
     held.pop(3)
+    asked = system.pages(run, held[0])
     assert asked == [(mmap.MADV_NOHUGEPAGE, 0), (mmap.MADV_NOHUGEPAGE, 1)]
     # It lay in both.
     start = held[0].ctypes.data
@@ -111,22 +140,30 @@ def test_huge_pages_come_once_they_are_covered_and_go_with_the_first_place():
     assert all((one == 7).all() for one in held)
 
 
-def test_a_huge_page_of_which_a_place_went_is_not_made(monkeypatch):
-    asked = []
-    monkeypatch.setattr(huge_run, "_madvise", lambda address, *_: asked.append(address))
-    monkeypatch.setattr(huge_run, "huge_pages_allowed", lambda: True)
-    run = HugeRun(PLACE, 16)
+class Busy(Asked):
+    """A machine that makes no second huge page before it is let make the first."""
+
+    def __init__(self):
+        super().__init__()
+        self.begun, self.let = threading.Event(), threading.Event()
+
+    def collapse(self, address, byte_count):
+        super().collapse(address, byte_count)
+        self.begun.set()
+        assert self.let.wait(60)
+
+
+def test_a_huge_page_of_which_a_place_went_is_not_made():
+    system = Busy()
+    other, run = HugeRun(PLACE, 16, system), HugeRun(PLACE, 16, system)
+    others = filled(other, 4)
+    assert system.begun.wait(60)
+    # One at a time is made: this one is next.
     held = filled(run, 4)
+    del held[1]
+    system.let.set()
     settle()
-    assert asked == [held[0].ctypes.data]
-    asked.clear()
-    with run._changing:
-        started = threading.Thread(target=run._collapse, args=(0,))
-        started.start()
-        del held[1]
-        run._clear_returned()
-    started.join()
-    assert asked == []
+    assert system.collapsed == [others[0].ctypes.data]
     assert run_taken(run) == run.taken_bytes == 3 * PLACE
 
 
@@ -189,14 +226,22 @@ def test_arrays_outlive_their_run():
 
 def test_a_place_that_goes_while_the_run_changes_is_not_forgotten():
     """A collection may run anywhere, in the middle of taking another place, too."""
-    run = HugeRun(PLACE, 3)
-    held = filled(run, 2)
-    with run._changing:
+    system = Asked()
+    run = HugeRun(PLACE, 5, system)
+    held, taken_meanwhile = filled(run, 3), []
+
+    def goes(_):
         held.pop(0)
-        assert run.taken_bytes == 2 * PLACE
+        taken_meanwhile.append(run.taken_bytes)
+
+    # The fourth place covers a huge page, which is asked for.
+    system.meanwhile = goes
+    held += filled(run, 1)
+    assert taken_meanwhile == [4 * PLACE]
+    settle()
     again = run.take()
     assert again.ctypes.data < held[0].ctypes.data
-    assert run_taken(run) == PLACE, "nothing of it was touched yet"
+    assert run_taken(run) == 3 * PLACE, "nothing of it was touched yet"
     assert not again.any()
 
 
@@ -250,36 +295,38 @@ class _Interrupted(weakref.finalize):
 
 
 def test_an_interrupt_while_a_place_comes_back_loses_none():
-    run = HugeRun(PLACE, 2)
-    held = filled(run, 2)
-    with run._changing:
+    system = Asked()
+    run = HugeRun(PLACE, 4, system)
+    held = filled(run, 3)
+
+    def interrupt(advice):
+        system.meanwhile = interrupt
+        if advice == mmap.MADV_DONTNEED:
+            system.meanwhile = None
+            raise KeyboardInterrupt
+
+    def goes(_):
         del held[0]
-    own, run._mapping = run._mapping, _InterruptedMapping(run._mapping)
+        system.meanwhile = interrupt
+
+    # The fourth place covers a huge page, which is asked for; the first comes back after that.
+    system.meanwhile = goes
     with pytest.raises(KeyboardInterrupt):
-        run._settle()
-    run._mapping = own
+        run.take()
+    settle()
     again = run.take()
     assert again is not None, "a place was lost"
     assert not again.any()
     assert again.ctypes.data < held[0].ctypes.data
+    last = run.take()
+    assert last is not None, "what was being taken was lost"
     assert run.take() is None
 
 
-class _InterruptedMapping:
-    """A mapping that Ctrl-C comes right after."""
-
-    def __init__(self, own):
-        self.own = own
-
-    def madvise(self, *advice):
-        self.own.madvise(*advice)
-        raise KeyboardInterrupt
-
-
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_an_interrupt_when_an_array_goes_loses_no_place(monkeypatch):
     run = HugeRun(PLACE, 2)
     # Whatever Python code is called then, Ctrl-C may come before its first line.
-    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
     monkeypatch.setattr(weakref.finalize, "__call__", _raises)
     held = filled(run, 2)
     del held[0]
@@ -325,20 +372,19 @@ class _InterruptedLock:
         raise KeyboardInterrupt
 
 
-def test_one_huge_page_is_made_at_a_time(monkeypatch):
+def test_one_huge_page_is_made_at_a_time():
     """While it is made its memory is there twice."""
     together = threading.Barrier(2)
     alone = []
 
-    def advised(*_):
-        try:
-            together.wait(0.2)
-        except threading.BrokenBarrierError:
-            alone.append(True)
+    class Alone(Asked):
+        def collapse(self, address, byte_count):
+            try:
+                together.wait(0.2)
+            except threading.BrokenBarrierError:
+                alone.append(True)
 
-    monkeypatch.setattr(huge_run, "_madvise", advised)
-    monkeypatch.setattr(huge_run, "huge_pages_allowed", lambda: True)
-    runs = [HugeRun(PLACE, 4) for _ in range(2)]
+    runs = [HugeRun(PLACE, 4, Alone()) for _ in range(2)]
     held = [filled(run, 4) for run in runs]
     settle()
     assert len(alone) == len(held)
@@ -373,23 +419,30 @@ def test_threads_never_share_a_place():
     assert run_taken(run) == run.taken_bytes == 0
 
 
-def test_where_huge_pages_are_refused_the_places_stay(monkeypatch):
-    run = HugeRun(PLACE, 8)
-    monkeypatch.setattr(run, "_advise", _refused)
+class Refusing(Asked):
+    """A machine that refuses some advice."""
+
+    refused = ()
+
+    def advise(self, mapping, advice, start, byte_count):
+        super().advise(mapping, advice, start, byte_count)
+        if advice in self.refused:
+            raise OSError("refused")
+
+
+def test_where_huge_pages_are_refused_the_places_stay():
+    system = Refusing()
+    run = HugeRun(PLACE, 8, system)
+    system.refused = (mmap.MADV_HUGEPAGE, mmap.MADV_NOHUGEPAGE)
     held = filled(run, 8)
     settle()
     assert run_taken(run) == 8 * PLACE
     assert all((one == 7).all() for one in held)
 
 
-def _refused(advice, page):
-    raise OSError("refused")
-
-
 def test_where_no_thread_starts_the_places_stay(monkeypatch):
     """Then the system makes huge pages when it gets to it."""
-    run = HugeRun(PLACE, 8)
-    monkeypatch.setattr(run, "_collapses", True)
+    run = HugeRun(PLACE, 8, Asked())
 
     def start(thread):
         raise RuntimeError("can't start new thread")
@@ -402,27 +455,26 @@ def test_where_no_thread_starts_the_places_stay(monkeypatch):
 
 def test_memory_that_cannot_be_given_back_is_zeros_again():
     """As in a process that locks all of its memory."""
-    run = HugeRun(PLACE, 2)
+    system = Locked()
+    run = HugeRun(PLACE, 2, system)
     held = filled(run, 2)
-    run._mapping = _Locked(run._mapping)
+    system.is_locked = True
     del held[0]
-    run._mapping = run._mapping.own
+    system.is_locked = False
     again = run.take()
     assert not again.any()
     assert (held[0] == 7).all()
 
 
-class _Locked:
-    """A mapping that gives no memory back."""
+class Locked(Asked):
+    """A machine that takes no memory back while it is locked."""
 
-    def __init__(self, own):
-        self.own = own
+    is_locked = False
 
-    def madvise(self, *advice):
-        raise OSError("locked")
-
-    def __setitem__(self, where, data):
-        self.own[where] = data
+    def advise(self, mapping, advice, start, byte_count):
+        if self.is_locked:
+            raise OSError("locked")
+        super().advise(mapping, advice, start, byte_count)
 
 
 @pytest.mark.parametrize(
@@ -436,14 +488,16 @@ def test_what_the_machine_allows(tmp_path, text, expected):
     assert huge_pages_allowed(switch) is expected
 
 
-def test_nothing_is_asked_where_the_machine_makes_none(monkeypatch):
-    monkeypatch.setattr(huge_run, "huge_pages_allowed", lambda: False)
-    run = HugeRun(PLACE, 8)
-    asked = []
-    monkeypatch.setattr(run, "_advise", lambda *told: asked.append(told))
+def test_nothing_is_asked_where_the_machine_makes_none():
+    system = Asked()
+    system.are_allowed = False
+    run = HugeRun(PLACE, 8, system)
+    system.advised.clear()
     held = filled(run, 8)
-    assert asked == []
+    assert system.advised == []
     assert len(held) == 8
+    settle()
+    assert system.collapsed == []
 
 
 @pytest.mark.parametrize(("place_bytes", "places"), [(0, 1), (100, 1), (PAGE_BYTES, 0)])

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from hillinfer.drive.files import PAGE_BYTES
-from hillinfer.shadow import arena as shadow_arena
-from hillinfer.shadow.arena import RUN_BYTES, ShadowArena
+from hillinfer.shadow.arena import RUN_BYTES, HugeRun, ShadowArena
 
 huge = pytest.mark.skipif(
     not hasattr(mmap, "MADV_HUGEPAGE"), reason="this system has no huge pages"
@@ -30,11 +29,10 @@ def test_places_lie_side_by_side_and_come_again():
 
 
 @huge
-def test_another_run_follows_a_full_one(monkeypatch):
-    monkeypatch.setattr(shadow_arena, "RUN_BYTES", 2 * PLACE)
-    arena = ShadowArena(PLACE)
+def test_another_run_follows_a_full_one():
+    arena = ShadowArena(PLACE, run_bytes=2 * PLACE)
     held = [arena.take() for _ in range(5)]
-    assert [len(run._taken) for run in arena._runs] == [2, 2, 2]
+    assert [run.taken_bytes for run in arena.runs] == [2 * PLACE, 2 * PLACE, PLACE]
     assert len({one.ctypes.data for one in held}) == 5
     first = held.pop(0).ctypes.data
     assert arena.take().ctypes.data == first
@@ -50,20 +48,13 @@ def refused(*_):
     raise OSError("refused")
 
 
-def no_name(monkeypatch):
-    monkeypatch.delattr(mmap, "MADV_HUGEPAGE", raising=False)
-
-
-def no_run(monkeypatch):
-    monkeypatch.setattr(shadow_arena, "HugeRun", refused)
-
-
-@pytest.mark.parametrize("without", [no_name, no_run])
-def test_plain_memory_where_the_system_refuses(monkeypatch, without):
-    without(monkeypatch)
-    arena = ShadowArena(PLACE)
+@pytest.mark.parametrize("has_name", [True, False])
+def test_plain_memory_where_the_system_refuses(monkeypatch, has_name):
+    if not has_name:
+        monkeypatch.delattr(mmap, "MADV_HUGEPAGE", raising=False)
+    arena = ShadowArena(PLACE, make_run=refused if has_name else HugeRun)
     held = [arena.take() for _ in range(3)]
-    assert arena._runs == []
+    assert arena.runs == ()
     for one in held:
         assert one.nbytes == PLACE
         assert one.dtype == np.uint8
@@ -73,10 +64,9 @@ def test_plain_memory_where_the_system_refuses(monkeypatch, without):
 
 
 @huge
-def test_it_asks_only_once(monkeypatch):
+def test_it_asks_only_once():
     asked = []
-    monkeypatch.setattr(shadow_arena, "HugeRun", lambda *told: (asked.append(told), refused()))
-    arena = ShadowArena(PLACE)
+    arena = ShadowArena(PLACE, make_run=lambda *told: (asked.append(told), refused()))
     held = [arena.take() for _ in range(3)]
     assert len(held) == 3
     assert asked == [(PLACE, -(-RUN_BYTES // PLACE))]

@@ -48,25 +48,27 @@ def fill(runtime, sequence, tokens, seed=1):
 def read(runtime, layer, sequence, positions):
     """Take a step that selects positions, promote what was cold, and return (position, row)s."""
     runtime.begin_step()
-    fetched = runtime.gather.copied(layer, sequence, np.asarray(positions), runtime._step)
+    fetched = runtime.gather.copied(layer, sequence, np.asarray(positions), runtime.step)
     return [(block.copy(), rows.copy()) for block, rows in fetched]
 
 
 def on_drive(runtime, layer, numbers):
     """Return rows as the drive has them, uint8 (rows, row_bytes)."""
     out = np.zeros((len(numbers), SHAPE.row_bytes), np.uint8)
-    runtime._store.read_rows(WantedRows(layer, numbers, out, np.arange(len(numbers))))
+    runtime.parts.store.read_rows(WantedRows(layer, numbers, out, np.arange(len(numbers))))
     return out
 
 
 def check_memory(runtime, sequences):
     """M0 holds, now and at its peak, and what the pools use is what is counted."""
-    accountant = runtime._accountant
+    accountant = runtime.parts.accountant
     held = accountant.held()
     assert sum(held.values()) <= accountant.budget_bytes
     assert sum(accountant.peak().values()) <= accountant.budget_bytes
-    slots = sum(pool.used_rows for pool in runtime._pools.layers) * (SHAPE.row_bytes + SLOT_BYTES)
-    assert held[Part.HOT] == slots + sequences * 64 * SHAPE.token_bytes
+    used = sum(pool.used_rows for pool in runtime.parts.pools.layers)
+    assert (
+        held[Part.HOT] == used * (SHAPE.row_bytes + SLOT_BYTES) + sequences * 64 * SHAPE.token_bytes
+    )
 
 
 def check_tails(known):
@@ -91,14 +93,14 @@ def check_drive(runtime, known):
 
 def check_slots(runtime, known):
     """Each slot belongs to one row of someone's full group, and holds that row bit for bit."""
-    runtime._pools.settle_all()
-    for layer, pool in enumerate(runtime._pools.layers):
+    runtime.parts.pools.settle_all()
+    for layer, pool in enumerate(runtime.parts.pools.layers):
         hot = pool.hot_rows
         assert len(np.unique(hot)) == len(hot) <= pool.used_rows
         slots = pool.slots(hot)
         assert len(np.unique(slots)) == len(hot)
         assert ((slots >= 0) & (slots < pool.used_rows)).all()
-        assert (pool._slot_of_row >= 0).sum() == len(hot), "rows that no slot knows of"
+        assert (pool.slot_of_row >= 0).sum() == len(hot), "rows that no slot knows of"
         owned = np.zeros(0, np.int64)
         for sequence, rows in known:
             settled = sequence.tail_start(layer)
@@ -116,5 +118,5 @@ def check_hot(runtime, layer, sequence, positions):
     """These positions are not cold."""
     positions = np.asarray(sorted(positions), np.int64)
     settled = positions[positions < sequence.tail_start(layer)]
-    slots = runtime._pools.layers[layer].slots(sequence.rows(settled))
+    slots = runtime.parts.pools.layers[layer].slots(sequence.rows(settled))
     assert (slots >= 0).all(), f"cold in layer {layer}: {settled[slots < 0].tolist()}"
