@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 
 from hillinfer.model_shape import ModelShape, StoredType
-from hillinfer_bench.rivals.full import FullMemory
 from hillinfer_bench.rivals.rival import RivalSetup
 from hillinfer_bench.rivals.table import make_rival
 
@@ -40,15 +39,10 @@ def make_setup(cold_dir, shape=SHAPE, **changes):
     return RivalSetup(shape=shape, cold_dir=cold_dir, **(given | changes))
 
 
-def full_memory(setup, form):
-    """Return the rival that holds everything in memory, in the form of a name."""
-    return FullMemory(setup, lambda name, attend: float(name != form))
-
-
 class Run:
     """One rival and the same keys and values in a place of their own."""
 
-    def __init__(self, name, setup, prompt, seed=0, observed=4, rival=None):
+    def __init__(self, name, setup, prompt, seed=0, observed=4):
         self.setup, self.prompt = setup, prompt
         shape = setup.shape
         generator = torch.Generator().manual_seed(seed)
@@ -62,7 +56,7 @@ class Run:
         heads = (shape.layers, setup.batch, shape.query_heads, setup.context, shape.head_dim)
         self.queries = torch.randn(heads, generator=generator)
         self.length = prompt
-        self.rival = make_rival(name, setup) if rival is None else rival
+        self.rival = make_rival(name, setup)
         for layer, row in self.units():
             # In two pieces, as a chunked prefill brings them.
             for piece in (slice(0, prompt // 3), slice(prompt // 3, prompt)):

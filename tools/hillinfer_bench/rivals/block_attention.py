@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hillinfer.attention.native import MOST_GROUP_SIZE, described
+from hillinfer.attention.native import MOST_GROUP_SIZE, described, host_attention
 from hillinfer.attention.softmax_merge import SoftmaxMerge
 from hillinfer.kv.sequence import RowLayout
 from hillinfer.model_shape import ModelShape
@@ -33,17 +33,16 @@ class BlockAttention:
 
     Parameters
     ----------
-    setup
-        Makes what attends natively, and says how many rows torch attends to at a time: what it
-        widens stays in the processor's caches.
-    layout
+    shape, layout
         What is in a row.
+    block_rows
+        Rows that torch attends to at a time: what it widens stays in the processor's caches.
     """
 
-    def __init__(self, setup: RivalSetup, layout: RowLayout) -> None:
-        self._native = setup.make_native(setup.shape)
+    def __init__(self, shape: ModelShape, layout: RowLayout, block_rows: int) -> None:
+        self._native = host_attention(shape)
         self._layout = layout
-        self._block_rows = setup.block_rows
+        self._block_rows = block_rows
 
     def attend(
         self,

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from hillinfer.attention.native import host_attention
 from hillinfer.attention.softmax_merge import attend_block
 from hillinfer.errors import SettingsError
 from hillinfer.kv.sequence import RowLayout
@@ -169,19 +170,12 @@ class FullMemory(Rival):
     ----------
     setup
         See `Rival`.
-    trial
-        Returns how long a form, by its name, takes to attend with what is given.
     """
 
     bounded: ClassVar[bool] = False
 
-    def __init__(
-        self,
-        setup: RivalSetup,
-        trial: Callable[[str, Callable[[], torch.Tensor]], float] | None = None,
-    ) -> None:
+    def __init__(self, setup: RivalSetup) -> None:
         super().__init__(setup)
-        self._trial = trial or _least_seconds
         makers = self._makers()
         if setup.form not in (None, *makers):
             raise SettingsError(f"form={setup.form!r}: choose one of {', '.join(makers)}")
@@ -230,8 +224,8 @@ class FullMemory(Rival):
                 makers[f"{name} over {str(kind).removeprefix('torch.')}"] = partial(
                     _planar, kind, name
                 )
-        if setup.make_native(setup.shape) is not None:
-            attention = BlockAttention(setup, layout)
+        if host_attention(setup.shape) is not None:
+            attention = BlockAttention(setup.shape, layout, setup.block_rows)
             makers["native over rows"] = lambda setup, meter: RowCache(
                 setup, layout, attention, meter
             )
@@ -256,7 +250,7 @@ class FullMemory(Rival):
             cache = maker(small, Meter(None))
             for layer in range(layers):
                 cache.write(layer, 0, 0, keys, keys)
-            timed[name] = self._trial(name, _turns(cache, layers, small.context, query))
+            timed[name] = _least_seconds(_turns(cache, layers, small.context, query))
             # The next form's arrays need the room.
             del cache
         return min(timed, key=lambda name: timed[name])
@@ -274,7 +268,7 @@ def _planar(kind: torch.dtype, kernel: str, setup: RivalSetup, meter: Meter) -> 
     return PlanarCache(setup, kind, KERNELS[kernel], meter)
 
 
-def _least_seconds(form: str, attend: Callable[[], torch.Tensor]) -> float:
+def _least_seconds(attend: Callable[[], torch.Tensor]) -> float:
     least = float("inf")
     for _ in range(_TRIALS):
         started = time.perf_counter()

@@ -51,7 +51,7 @@ class FullSwap(Rival):
     def __init__(self, setup: RivalSetup) -> None:
         super().__init__(setup)
         self.row_bytes = setup.shape.row_bytes
-        self.attention = BlockAttention(setup, self.layout)
+        self.attention = BlockAttention(setup.shape, self.layout, setup.block_rows)
         group_bytes = GROUP_TOKENS * self.row_bytes
         wanted = min(setup.window_bytes, setup.budget_bytes // 16) // group_bytes
         self.window_tokens = max(1, wanted) * GROUP_TOKENS
