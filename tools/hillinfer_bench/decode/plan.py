@@ -135,7 +135,7 @@ def _quick(real_model: str) -> Plan:
         recorded=2048,
         joined=(
             replace(_joined_case("tiny", 2048, 4, 12.0), steps=4, warm_up=2, turn=2),
-            replace(_joined_case("tiny", 2048, 4, 4.0), steps=4, warm_up=2, turn=2),
+            replace(_joined_case("tiny", 2048, 4, 2.0), steps=4, warm_up=2, turn=2),
         ),
     )
 
