@@ -212,7 +212,9 @@ def test_joined_caches_are_measured_in_two_budgets_beside_what_is_allowed(bench)
     for one, row in zip(ratios, rows[1::2], strict=True):
         assert one["row"] in table
         assert one["against"] == row["name"]
-        assert one["allowed"] > 1
+        assert one["allowed"] > 0
+    # Where rows come from the drive the same bytes may bound both ways.
+    assert ratios[0]["allowed"] > 1
 
 
 def test_rows_say_how_many_layers_were_predicted(bench):
@@ -246,7 +248,7 @@ def command(monkeypatch, capfd):
         (("--threads", "0"), "threads=0"),
         (("--steps", "0"), "steps=0"),
         (("--batches", "3"), "for --batches 3; it has batches: 1, 2, 4"),
-        (("--budgets", "0.3"), "for --budgets 0.3; it has budgets: 1.0, 4.0, 6.0, 12.0"),
+        (("--budgets", "0.3"), "for --budgets 0.3; it has budgets: 1.0, 2.0, 6.0, 12.0"),
         (("--shadows", "int3"), "for --shadows int3; it has shadows: auto"),
         (("--trace", "t.json"), "--trace writes one file, of one HillInfer system in one case"),
         (("--trace", "build/reports/bench.json"), "is where the report goes"),
