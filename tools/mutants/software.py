@@ -456,12 +456,10 @@ _HARD_TO_SEE = (
     Mutant(
         "pool-looked-at-too-early",
         "A step looks for hot rows while some are being promoted.",
-        "host/hillinfer/kv/pool_keeper.py",
+        "host/hillinfer/engine/decode_step.py",
         """        self._pools.settle(layer)
-        self._tally(layer, sequence, selected)
-""",
-        """        self._tally(layer, sequence, selected)
-""",
+        if length > len(""",
+        """        if length > len(""",
         (f"{_SLOW}[rows are selected again-most]",),
     ),
     Mutant(

@@ -33,14 +33,16 @@ def decode_through_cache(model, ids, first, cold_dir, **settings):
     settings = {"query": "true", "dram_budget": "256MiB", **settings}
     with hillinfer.attach(model, cold_dir=cold_dir, **settings) as attachment:
         cache = attachment.new_cache()
-        attention = cache._runtime._attention
-        attend = attention.selected
+        runtime, chosen = cache._runtime, []
+        attend = runtime.attend_selected
 
-        def recorded(layer, sequence, query, selected, scaling, *rest):
-            asked.append((query[:, 0].float().cpu().clone(), scaling, np.stack(selected)))
-            return attend(layer, sequence, query, selected, scaling, *rest)
+        def recorded(layer, sequence, query, keys, scaling):
+            attended = attend(layer, sequence, query, keys, scaling)
+            asked.append((query[:, 0].float().cpu().clone(), scaling, np.stack(chosen.pop())))
+            return attended
 
-        attention.selected = recorded
+        runtime.watch_selected = lambda layer, length, sets: chosen.append(sets)
+        runtime.attend_selected = recorded
         model(torch.tensor([ids[:first]]), past_key_values=cache, logits_to_keep=1)
         logits = [
             model(torch.tensor([[token]]), past_key_values=cache).logits[0, -1]
