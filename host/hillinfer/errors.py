@@ -8,6 +8,7 @@ import os
 import re
 import resource
 import traceback
+import warnings
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -90,6 +91,19 @@ class HillInferWarning(UserWarning):
 
     def __str__(self) -> str:
         return with_python_names(super().__str__())
+
+
+class DeviceError(HillInferError):
+    """A device failed, hung or vanished; what it held must be made again on the host."""
+
+
+def warn_of_loss(error: DeviceError) -> None:
+    """Tell the user that scoring goes on without the device."""
+    warnings.warn(
+        f"{error}; the host goes on scoring and codes the lost shadow again: same tokens, slower",
+        HillInferWarning,
+        stacklevel=2,
+    )
 
 
 class SetupWarning(HillInferWarning):

@@ -60,6 +60,10 @@ class ModelName(StrEnum):
     TWO_LINKS = "two_links"
 
 
+# Devices that hold no shadow of their own: all of it lies in DRAM or on the drive.
+HOST_DEVICES = frozenset({"nvme", "golden"})
+
+
 @dataclass(frozen=True)
 class DeviceOptions:
     """How a device is opened and what it is given.

@@ -13,13 +13,12 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 from itertools import combinations, product
 
-from hillinfer.devices.device import HOST_DEVICES
 from hillinfer.engine.budget_plan import BudgetPlan, kernel_spec
 from hillinfer.engine.runtime import Runtime
 from hillinfer.kv.pool_policies import POOL_POLICIES
 from hillinfer.model_shape import ModelShape
 from hillinfer.native.library import native_is_here
-from hillinfer.settings import Settings
+from hillinfer.settings import HOST_DEVICES, Settings
 from hillinfer.shadow.store import STREAM_BUFFERS, shadow_bytes
 
 

@@ -20,14 +20,14 @@ import pytest
 import torch
 from emulated_cards import ONE_PROCESS, SMALL, surround
 
-from hillinfer.devices.device import DeviceError, ResidentShadow, StoredShadow
+from hillinfer.devices.device import ResidentShadow, StoredShadow
 from hillinfer.devices.launch_devices import GoldenScorer
 from hillinfer.devices.xrt.device import CHUNK_BYTES, open_xrt
 from hillinfer.devices.xrt.environment import Deadlines
 from hillinfer.devices.xrt.worker_process import WorkerProcess
 from hillinfer.devices.xrt.xclbin import SectionKind, Xclbin, XclbinError, spec_record
 from hillinfer.drive.files import PAGE_BYTES, round_up
-from hillinfer.errors import HillInferWarning, SettingsError
+from hillinfer.errors import DeviceError, HillInferWarning, SettingsError
 from hillinfer.scoring.scorer import SegmentShadow
 from hillinfer.settings import DeviceOptions
 from hillinfer.system.files import user_cache_dir

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -11,7 +10,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hillinfer.errors import HillInferError, HillInferWarning
+from hillinfer.errors import DeviceError
 from hillinfer.scoring.launches import LaunchQueries
 from hillinfer.scoring.layout import ProbeShadow
 from hillinfer.scoring.scorer import SegmentShadow
@@ -22,26 +21,6 @@ from hillinfer_model.descriptor import TUPLE_BYTES, Descriptor
 from hillinfer_model.kernel_spec import BEAT_BYTES, SLICE_CHANNELS, KernelSpec
 from hillinfer_model.launch_shape import query_beats
 from hillinfer_model.score_tuples import WINDOW_TOKENS
-
-# --- Errors and the host's own devices ---
-
-
-class DeviceError(HillInferError):
-    """A device failed, hung or vanished; what it held must be made again on the host."""
-
-
-# They hold no shadow of their own: all of it lies in DRAM or on the drive.
-HOST_DEVICES = frozenset({"nvme", "golden"})
-
-
-def warn_of_loss(error: DeviceError) -> None:
-    """Tell the user that scoring goes on without the device."""
-    warnings.warn(
-        f"{error}; the host goes on scoring and codes the lost shadow again: same tokens, slower",
-        HillInferWarning,
-        stacklevel=2,
-    )
-
 
 # --- Segments on a device ---
 

@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hillinfer.devices.device import DeviceError, DeviceSegment, ResidentShadow, StoredShadow
+from hillinfer.devices.device import DeviceSegment, ResidentShadow, StoredShadow
 from hillinfer.devices.device_shadows import DeviceShadows
 from hillinfer.devices.host_part import NativePart, StartedScoring
+from hillinfer.errors import DeviceError
 from hillinfer.native.library import Variant
 from hillinfer.scoring.native import NativeScorer, native_top
 from hillinfer.scoring.scorer import SegmentShadow, StreamedShadow, Wanted, total_tokens

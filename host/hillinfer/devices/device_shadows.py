@@ -12,13 +12,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hillinfer.devices.device import (
-    DeviceError,
-    DeviceSegment,
-    ScoredTokens,
-    ScoringDevice,
-    StoredShadow,
-)
+from hillinfer.devices.device import DeviceSegment, ScoredTokens, ScoringDevice, StoredShadow
+from hillinfer.errors import DeviceError
 from hillinfer.scoring.layout import ProbeShadow, ShadowLayout
 from hillinfer_model.beats import Beats
 from hillinfer_model.choices import Scope

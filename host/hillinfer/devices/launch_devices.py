@@ -17,18 +17,16 @@ import torch
 from numpy.typing import NDArray
 
 from hillinfer.devices.device import (
-    DeviceError,
     DeviceSegment,
     ScoreArrays,
     ScoredTokens,
     StoredShadow,
     unpack_query_blocks,
-    warn_of_loss,
 )
 from hillinfer.devices.device_scorer import DeviceScorer
 from hillinfer.devices.device_shadows import DeviceShadows, Pace
 from hillinfer.drive.files import PAGE_BYTES, aligned_buffer, round_up
-from hillinfer.errors import SettingsError
+from hillinfer.errors import DeviceError, SettingsError, warn_of_loss
 from hillinfer.native.library import Variant
 from hillinfer.scoring.launches import LaunchThread, NativePieces, Piece
 from hillinfer.scoring.native import NativeScorer

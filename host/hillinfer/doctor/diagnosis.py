@@ -15,7 +15,9 @@ from hillinfer.drive.calls import DriveCalls
 from hillinfer.drive.directories import DriveFacts, prepared_cold_dir
 from hillinfer.drive.engine_table import engine_text, why_no_ring
 from hillinfer.errors import HillInferError, SettingsError
+from hillinfer.models.registry_model import REGISTRY_MODELS
 from hillinfer.native.library import NativeError, native_library
+from hillinfer.rates.kept_rates import KeptRates
 from hillinfer.system.machine import MemoryFacts, ProcessorFacts, visible_gpus
 from hillinfer.values import format_bytes
 
@@ -129,18 +131,27 @@ def _read_engine() -> Finding:
 
 
 def _rates() -> Iterator[Finding]:
-    # app/ belongs to no machine fact but uses several of them.
-    from hillinfer.doctor.profile import rates_findings
-    from hillinfer.rates.kept_rates import KeptRates
-
     with suppress(SettingsError):
         yield from rates_findings(KeptRates.of_user())
 
 
-def _models() -> Iterator[Finding]:
-    # models/ belongs to no machine fact but uses several of them, hence not at the top.
-    from hillinfer.models.registry_model import REGISTRY_MODELS
+def rates_findings(kept: KeptRates) -> Iterator[Finding]:
+    """Yield a line per kept rates; measure nothing."""
+    for key, rates in kept.all():
+        found = (
+            f"fc {_text(rates.f_c)}, fs {_text(rates.f_s)}, Bc {_text(rates.b_c)}, "
+            f"Bs {_text(rates.b_s)}, sharing {1e6 * rates.sharing:.0f} us a step "
+            f"(measured, one layer; {key.threads} threads, {key.filesystem}, "
+            f"kernel {key.spec_hash[:8]}, scope {key.scope})"
+        )
+        yield Finding(f"rates of {key.device}", Verdict.OK, found)
 
+
+def _text(rate: float) -> str:
+    return f"{rate / 1e6:.2f} M tokens/s" if rate else "none"
+
+
+def _models() -> Iterator[Finding]:
     for model in REGISTRY_MODELS.values():
         if model.present:
             yield Finding(f"model {model.name}", Verdict.OK, str(model.folder))

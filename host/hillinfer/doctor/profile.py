@@ -286,22 +286,6 @@ def _ms(seconds: float) -> str:
 # --- Findings ---
 
 
-def rates_findings(kept: KeptRates) -> Iterator[Finding]:
-    """Yield a line per kept rates; measure nothing."""
-    for key, rates in kept.all():
-        found = (
-            f"fc {_text(rates.f_c)}, fs {_text(rates.f_s)}, Bc {_text(rates.b_c)}, "
-            f"Bs {_text(rates.b_s)}, sharing {1e6 * rates.sharing:.0f} us a step "
-            f"(measured, one layer; {key.threads} threads, {key.filesystem}, "
-            f"kernel {key.spec_hash[:8]}, scope {key.scope})"
-        )
-        yield Finding(f"rates of {key.device}", Verdict.OK, found)
-
-
-def _text(rate: float) -> str:
-    return f"{rate / 1e6:.2f} M tokens/s" if rate else "none"
-
-
 def profile_findings(
     name: str, tokens: int, dram_budget: str, cold_dir: Path | None
 ) -> tuple[Finding, ...]:

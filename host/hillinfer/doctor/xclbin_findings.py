@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 
-from hillinfer.devices.device import DeviceError
 from hillinfer.devices.xrt.environment import Deadlines, deadlines_of, environment_of
 from hillinfer.devices.xrt.worker_process import WorkerProcess
 from hillinfer.devices.xrt.xclbin import HW_EMU, Xclbin, XclbinError, check_xclbin, recorded_spec
@@ -20,7 +19,7 @@ from hillinfer.doctor.finding import Finding, Verdict
 from hillinfer.drive.calls import DriveCalls
 from hillinfer.drive.directories import prepared_cold_dir
 from hillinfer.drive.files import ColdFile, IOMode, aligned_buffer, probe_io_mode
-from hillinfer.errors import HillInferError
+from hillinfer.errors import DeviceError, HillInferError
 from hillinfer.values import format_bytes
 from hillinfer_model.kernel_spec import KernelSpec
 

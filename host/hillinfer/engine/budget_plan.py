@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from hillinfer.devices.device import HOST_DEVICES
 from hillinfer.drive.checksums import ROW_SUM_BYTES
 from hillinfer.drive.files import PAGE_BYTES, round_up
 from hillinfer.errors import BudgetError
@@ -16,7 +15,7 @@ from hillinfer.kv.sequence import observed_bytes
 from hillinfer.memory_budget import TABLE_GROWTH_ROWS
 from hillinfer.model_shape import ModelShape
 from hillinfer.scoring.layout import probe_bytes, score_bytes_per_token, scratch_bytes
-from hillinfer.settings import Settings
+from hillinfer.settings import HOST_DEVICES, Settings
 from hillinfer.shadow.store import (
     LEAVING_SHADOWS,
     STREAM_BUFFERS,

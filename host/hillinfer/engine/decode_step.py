@@ -20,11 +20,11 @@ from hillinfer.kv.hot_pools import HotPools
 from hillinfer.kv.pool_keeper import LayerStepLog
 from hillinfer.kv.pool_policies import PoolPolicy
 from hillinfer.kv.prefetch_buffer import LandedRows
-from hillinfer.kv.sequence import Sequence
+from hillinfer.kv.sequence import NUMBER_TYPES, Sequence
 from hillinfer.kv.shadow_keeper import ShadowKeeper
 from hillinfer.model_shape import StoredType
 from hillinfer.native.library import native_library
-from hillinfer.native.structures import NUMBER_TYPES, DecodeStep, Shape
+from hillinfer.native.structures import DecodeStep, Shape
 from hillinfer.scoring.arguments import query_factor
 from hillinfer.scoring.evaluation import ImportanceEvaluation
 from hillinfer.scoring.scorer import Wanted

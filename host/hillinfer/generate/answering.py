@@ -10,9 +10,10 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from hillinfer.errors import Failure, Finish
-from hillinfer.generate.loop import Generation, Sampling, TextStream
+from hillinfer.generate.loop import Generation, TextStream
 from hillinfer.generate.prompt import QuestionPrompt
 from hillinfer.generate.run_report import Answer
+from hillinfer.generate.sampling import Sampling
 from hillinfer.settings import QuestionReading
 from hillinfer.statistics import CacheStatistics, Counters
 

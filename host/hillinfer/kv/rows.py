@@ -22,12 +22,12 @@ from hillinfer.kv.hits import HitRateTable
 from hillinfer.kv.hot_pools import HotPools
 from hillinfer.kv.pool_keeper import PoolKeeper
 from hillinfer.kv.saved_sequences import SavedShadow, fill_sequence
-from hillinfer.kv.sequence import RowLayout, Sequence, observed_bytes
+from hillinfer.kv.sequence import NUMBER_TYPES, RowLayout, Sequence, observed_bytes
 from hillinfer.kv.shadow_keeper import ShadowKeeper
 from hillinfer.memory_budget import Accountant, Part
 from hillinfer.model_shape import ModelShape
 from hillinfer.native.library import native_library
-from hillinfer.native.structures import NUMBER_TYPES, Shape
+from hillinfer.native.structures import Shape
 from hillinfer.sessions.opening import SavedSession
 from hillinfer.statistics import Counters
 from hillinfer_model.kernel_spec import GROUP_TOKENS

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 from array import array
+from types import MappingProxyType
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -17,6 +18,8 @@ from hillinfer.native.structures import LayerTable
 from hillinfer.shadow.segments import Segment
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
+# Of a tensor that the library reads where the model made it.
+NUMBER_TYPES = MappingProxyType({torch.float32: 0, torch.bfloat16: 1, torch.float16: 2})
 _QUERY_ITEM_BYTES = 4
 
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from hillinfer_model.choices import Rule, Scope
@@ -78,8 +76,6 @@ class Addresses:
 # --- Structures ---
 
 _INT = ctypes.c_int32
-# Of a tensor that the library reads where the model made it.
-NUMBER_TYPES = MappingProxyType({torch.float32: 0, torch.bfloat16: 1, torch.float16: 2})
 
 
 class Shape(ctypes.Structure):

@@ -14,12 +14,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hillinfer.devices.device import DeviceError, DeviceSegment, ResidentShadow, pack_query_blocks
+from hillinfer.devices.device import DeviceSegment, ResidentShadow, pack_query_blocks
 from hillinfer.devices.device_scorer import DeviceScorer
 from hillinfer.devices.device_shadows import Pace, Resident
 from hillinfer.drive.files import PAGE_BYTES, ColdFile, aligned_buffer, probe_io_mode, round_up
 from hillinfer.drive.read_engines import ReadEngine
 from hillinfer.drive.read_plan import plan_reads
+from hillinfer.errors import DeviceError
 from hillinfer.model_shape import ModelShape
 from hillinfer.rates.kept_rates import KeptRates, Rates, RatesKey, seconds_of
 from hillinfer.rates.latency import LATENCY_MODELS, AutoBeta

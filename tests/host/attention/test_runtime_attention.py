@@ -9,11 +9,10 @@ from placement_matrix import Budget
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hillinfer.devices.device import HOST_DEVICES
 from hillinfer.engine.runtime import Runtime
 from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.scoring.evaluation import ImportanceEvaluation
-from hillinfer.settings import Settings
+from hillinfer.settings import HOST_DEVICES, Settings
 
 SHAPE = ModelShape(
     layers=1,

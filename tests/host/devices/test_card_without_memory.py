@@ -6,19 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from hillinfer.devices.device import warn_of_loss
 from hillinfer.devices.device_shadows import DeviceShadows
 from hillinfer.devices.xrt.card_memory import MemoryClaims
 from hillinfer.devices.xrt.device import CHUNK_BYTES, XrtDevice
 from hillinfer.devices.xrt.environment import Deadlines
 from hillinfer.devices.xrt.worker_process import WorkerProcess
 from hillinfer.drive.files import PAGE_BYTES, round_up
-from hillinfer.errors import HillInferWarning
+from hillinfer.errors import HillInferWarning, warn_of_loss
 from hillinfer_model.kernel_spec import KernelSpec
 
 SPEC = KernelSpec(64, 2, 1)
 MEMORY = 1 << 30
-STAND_IN = Path(__file__).parents[1] / "machine" / "stand_in_pyxrt.py"
+STAND_IN = Path(__file__).parents[1] / "doctor" / "stand_in_pyxrt.py"
 
 
 @pytest.fixture

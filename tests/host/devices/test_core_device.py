@@ -17,11 +17,11 @@ from hillinfer.devices.device import (
     ScoreArrays,
     pack_query_blocks,
     unpack_query_blocks,
-    warn_of_loss,
 )
 from hillinfer.devices.device_scorer import DeviceScorer
 from hillinfer.devices.device_shadows import DeviceShadows
 from hillinfer.devices.launch_devices import CoreDevice
+from hillinfer.errors import warn_of_loss
 from hillinfer.native.library import HOW_TO_BUILD, NativeError, native_is_here
 from hillinfer.rates.profiling import sample_shadows
 from hillinfer.scoring.launches import LaunchQueries, LaunchThread

@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 from told_runtime import SHAPE, FailingDevice, Told, long_story, same, told_settings
 
-from hillinfer.devices.device import HOST_DEVICES
 from hillinfer.devices.device_scorer import DeviceScorer
 from hillinfer.devices.device_shadows import DeviceShadows
 from hillinfer.devices.launch_devices import LaunchDevice, warn_of_loss
 from hillinfer.devices.table import DEVICES, make_scorer
 from hillinfer.engine.budget_plan import BudgetPlan, kernel_spec
 from hillinfer.scoring.layout import ProbeShadow, ShadowLayout, probe_bytes
+from hillinfer.settings import HOST_DEVICES
 from hillinfer.shadow.store import shadow_bytes
 
 SETTINGS = {"block_rows": 64, "shadow": "int8"}
@@ -91,7 +91,7 @@ def test_it_is_enough_when_the_device_is_lost(cold_dir, kind, number):
         assert told.runtime.statistics().dram_peak_bytes <= plan.required_bytes
 
 
-def test_the_plan_counts_the_probes_of_every_segment_and_a_buffer():
+def test_the_plan_counts_the_probes_of_every_segment_and_three_shadows():
     host, device = plan_of("nvme", *STORY), plan_of("csim", *STORY)
     layout = ShadowLayout(SPEC)
     sizes = [ProbeShadow(layout, number).shadow.nbytes for number in range(4)]
@@ -99,7 +99,9 @@ def test_the_plan_counts_the_probes_of_every_segment_and_a_buffer():
     # Three sinks more than a group holds.
     assert sizes == [2 * sizes[1], *sizes[1:2] * 3]
     assert device.device.probe_bytes == 2 * 2 * sum(sizes)
-    assert device.required_bytes - host.required_bytes == 2 * 2 * sum(sizes) + shadow_bytes(SPEC)
+    assert device.required_bytes - host.required_bytes == (
+        2 * 2 * sum(sizes) + 3 * shadow_bytes(SPEC)
+    )
     assert plan_of("golden", *STORY) == host
 
 

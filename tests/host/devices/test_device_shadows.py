@@ -18,8 +18,7 @@ from told_runtime import (
     same,
 )
 
-from hillinfer.devices.device import DeviceError
-from hillinfer.errors import HillInferWarning
+from hillinfer.errors import DeviceError, HillInferWarning
 from hillinfer.scoring.layout import probe_bytes
 from hillinfer.shadow.store import shadow_bytes
 from hillinfer_model.choices import Rule, Scope

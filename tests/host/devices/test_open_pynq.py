@@ -8,11 +8,10 @@ import pytest
 from launch_cases import random_launch
 from made_xclbin import SPEC, make
 
-from hillinfer.devices.device import DeviceError
 from hillinfer.devices.table import make_scorer
 from hillinfer.devices.xrt.environment import ENVIRONMENT_FILE
 from hillinfer.devices.xrt.xclbin import XclbinError
-from hillinfer.errors import SettingsError
+from hillinfer.errors import DeviceError, SettingsError
 from hillinfer.settings import DeviceOptions, Settings
 from hillinfer_model.choices import Scope
 from hillinfer_pynq.front_process import PynqError

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import torch
 
-from hillinfer.devices.device import DeviceError, warn_of_loss
 from hillinfer.devices.device_scorer import DeviceScorer
 from hillinfer.devices.device_shadows import DeviceShadows
 from hillinfer.devices.launch_devices import CoreDevice, LaunchDevice
 from hillinfer.engine.budget_plan import kernel_spec, staging_bytes
 from hillinfer.engine.runtime import Runtime
+from hillinfer.errors import DeviceError, warn_of_loss
 from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.scoring.native import NativeScorer
 from hillinfer.settings import Settings

@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 
 import pytest
 
-from hillinfer.doctor.profile import rates_findings
+from hillinfer.doctor.diagnosis import rates_findings
 from hillinfer.errors import SetupWarning
 from hillinfer.rates.kept_rates import VERSION, KeptRates, Rates, RatesKey
 from hillinfer_model.choices import KeyMode, Scope

@@ -9,7 +9,6 @@ import pytest
 import torch
 from device_cases import plant, slots_left
 
-from hillinfer.devices.device import DeviceError, warn_of_loss
 from hillinfer.devices.device_scorer import DeviceScorer
 from hillinfer.devices.device_shadows import DeviceShadows, Pace
 from hillinfer.devices.launch_devices import CoreDevice
@@ -17,7 +16,7 @@ from hillinfer.drive.calls import DriveCalls
 from hillinfer.drive.engine_table import open_engine
 from hillinfer.engine.budget_plan import kernel_spec, staging_bytes
 from hillinfer.engine.runtime import Runtime
-from hillinfer.errors import HillInferWarning
+from hillinfer.errors import DeviceError, HillInferWarning, warn_of_loss
 from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.native.library import HOW_TO_BUILD, native_is_here
 from hillinfer.rates.kept_rates import KeptRates, Rates

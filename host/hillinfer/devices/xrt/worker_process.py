@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hillinfer.devices.device import DeviceError
+from hillinfer.errors import DeviceError
 from hillinfer.system.processes import SessionGuard, end_session
 
 _PROGRAM = Path(__file__).with_name("worker.py")
