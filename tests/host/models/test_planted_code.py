@@ -30,10 +30,10 @@ import sys
 from pathlib import Path
 from peers import peer_environment
 requirements = Path(sys.argv[1])
-peer_environment.REQUIREMENTS = requirements
 (requirements / "made_up.txt").write_text("hillinfer-made-up==1.0\\n")
 try:
-    peer_environment.PeerEnvironment("made_up").python(requirements / "build", 120)
+    peer = peer_environment.PeerEnvironment("made_up", folder=requirements)
+    peer.python(requirements / "build", 120)
 except peer_environment.PeerSkippedError as error:
     print(error)
 """
