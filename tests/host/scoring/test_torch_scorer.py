@@ -17,11 +17,11 @@ from scorer_cases import (
     plain_query,
     segments_of,
 )
+from twins import log_weights as scratch
 from twins.log_weights import KeyBufferPool
 from twins.torch_scorer import TorchScorer
 
 from hillinfer.devices.launch_devices import GoldenScorer
-from hillinfer.scoring import layout as scratch
 from hillinfer.scoring.scorer import SegmentShadow
 from hillinfer_model.choices import KeyMode, Rule, Scope
 from hillinfer_model.errors import NonFiniteQueryError
