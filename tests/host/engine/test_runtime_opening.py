@@ -7,6 +7,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
+from copy_lanes import HostLane
 from runtime_rows import SETTINGS, SHAPE
 
 from hillinfer.devices.device_scorer import DeviceScorer
@@ -16,7 +17,6 @@ from hillinfer.engine import opening as runtime_opening
 from hillinfer.engine.budget_plan import kernel_spec, staging_bytes
 from hillinfer.engine.runtime import Runtime
 from hillinfer.errors import ColdPoolError, SettingsError
-from hillinfer.gpu.copy_lanes import HostLane
 from hillinfer.scoring.native import NativeScorer
 
 

@@ -18,6 +18,7 @@ from copy_lanes import (
     ForgottenRowsLane,
     GatedLane,
     HastyLane,
+    HostLane,
     LateLane,
     UnlockableLane,
     UnwaitedLane,
@@ -27,7 +28,7 @@ from hillinfer.engine.budget_plan import BudgetPlan, staging_bytes, widened_byte
 from hillinfer.engine.runtime import Runtime
 from hillinfer.errors import CacheUseError, SetupWarning
 from hillinfer.gpu.arrivals import packed_rows
-from hillinfer.gpu.copy_lanes import CudaLane, HostLane, lane_of
+from hillinfer.gpu.copy_lanes import CudaLane, lane_of
 from hillinfer.kv.gather import Gather
 from hillinfer.kv.hot_pools import HotPools
 from hillinfer.kv.sequence import RowLayout

@@ -9,10 +9,10 @@ import types
 import numpy as np
 import pytest
 import torch
+from copy_lanes import HostLane
 from resident_memory import run_taken
 
 from hillinfer.engine.runtime import Runtime
-from hillinfer.gpu.copy_lanes import HostLane
 from hillinfer.kv.hot_pool import SLOT_BYTES, Candidates, HotPool, PoolMoment, SlotTable
 from hillinfer.kv.pool_policies import LeastRecentlyUsed
 from hillinfer.memory_budget import Part

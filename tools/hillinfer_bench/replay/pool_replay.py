@@ -71,7 +71,7 @@ class PoolReplay:
     """Keeps the pools of one trace as a `Runtime` would, with rows of no content and no drive.
 
     `PoolKeeper`, `HotPools` and `Sequence` are the product's; what is done here is what
-    `Runtime` and `RowReader` do with them in the same order, blocks included.
+    `Runtime` and `Gather` do with them in the same order, blocks included.
 
     Parameters
     ----------
