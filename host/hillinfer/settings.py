@@ -108,7 +108,7 @@ class Settings:
     query
         Tokens are scored with the layer's true query, or with one predicted a layer earlier, so
         that scoring and reading overlap with computing; by default what the table of
-        `hf/predictors` says for the model's family. Layers 0 and 1 take their true query always.
+        `hf/hooks` says for the model's family. Layers 0 and 1 take their true query always.
     shadow
         Number format of the key shadow; None (text: `auto`) for INT4, or INT2 where INT4 does not
         leave half the budget for rows. `KeyMode.FP16` needs a device that holds rows.

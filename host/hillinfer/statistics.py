@@ -39,6 +39,58 @@ class Counters:
     kernel_launches: int = 0
     fp16_overflows: int = 0
 
+    def add_since(self, now: Counters, before: Counters) -> None:
+        """Add what came between two moments of another count."""
+        for one in fields(Counters):
+            more = getattr(now, one.name) - getattr(before, one.name)
+            setattr(self, one.name, getattr(self, one.name) + more)
+
+
+class LayerHits:
+    """Selected rows by layer.
+
+    Parameters
+    ----------
+    layers
+        Layers of the model.
+
+    Attributes
+    ----------
+    hot, cold
+        By layer, selected rows found in DRAM and on the drive.
+    """
+
+    def __init__(self, layers: int) -> None:
+        self.hot = [0] * layers
+        self.cold = [0] * layers
+
+    def add(self, layer: int, hot: int, cold: int) -> None:
+        """Count rows of a layer; one step of it comes at a time."""
+        self.hot[layer] += hot
+        self.cold[layer] += cold
+
+    def copy(self) -> LayerHits:
+        """Return what is counted now."""
+        copy = LayerHits(len(self.hot))
+        copy.hot, copy.cold = list(self.hot), list(self.cold)
+        return copy
+
+    def add_since(self, now: LayerHits, before: LayerHits) -> None:
+        """Add what came between two moments of another count."""
+        for own, new, old in (
+            (self.hot, now.hot, before.hot),
+            (self.cold, now.cold, before.cold),
+        ):
+            for layer, count in enumerate(new):
+                own[layer] += count - old[layer]
+
+    def rates(self) -> tuple[float, ...]:
+        """Return each layer's share of selected rows found in DRAM; 1.0 where none was wanted."""
+        return tuple(
+            hot / (hot + cold) if hot + cold else 1.0
+            for hot, cold in zip(self.hot, self.cold, strict=True)
+        )
+
 
 # --- Statistics ---
 

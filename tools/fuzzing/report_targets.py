@@ -58,7 +58,7 @@ class TimelineTarget:
 
     def seeds(self) -> list[Files]:
         """Return a timeline of two layers and some steps."""
-        from hillinfer.trace.pool_timeline import COLUMNS
+        from hillinfer.trace.trace_file import COLUMNS
 
         lines = [",".join(COLUMNS)]
         for step in range(6):

@@ -47,7 +47,7 @@ _LIVED = (
     Mutant(
         "query-of-the-other-norm",
         "A query is predicted behind the norm of the feed-forward part.",
-        "host/hillinfer/hf/predictors.py",
+        "host/hillinfer/hf/hooks.py",
         "layer.input_layernorm(hidden)",
         "layer.post_attention_layernorm(hidden)",
         (
@@ -57,7 +57,7 @@ _LIVED = (
     Mutant(
         "query-of-the-other-norm-opt",
         "A query of OPT is predicted behind the norm of the feed-forward part.",
-        "host/hillinfer/hf/predictors.py",
+        "host/hillinfer/hf/hooks.py",
         "layer.self_attn_layer_norm(hidden)",
         "layer.final_layer_norm(hidden)",
         (
@@ -67,7 +67,7 @@ _LIVED = (
     Mutant(
         "query-with-the-norm-of-keys",
         "A query of Qwen3 is predicted with the norm of its keys.",
-        "host/hillinfer/hf/predictors.py",
+        "host/hillinfer/hf/hooks.py",
         "attention.q_norm(query)",
         "attention.k_norm(query)",
         (
@@ -332,8 +332,8 @@ _CAUGHT = (
         "overflow-of-values-not-counted",
         "Values too large for FP16 are not counted, only keys.",
         "host/hillinfer/hf/cache_pass.py",
-        "runtime.counters.fp16_overflows += overflows",
-        "runtime.counters.fp16_overflows += overflows if states is keys else 0",
+        "runtime.count_overflows(share.sequence, overflows)",
+        "runtime.count_overflows(share.sequence, overflows if states is keys else 0)",
         (
             f"{_TESTS}/hf/test_same_as_ordinary_cache.py::test_fp32_values_beyond_fp16_are_saturated_and_counted",
         ),
@@ -439,6 +439,24 @@ _CAUGHT = (
         (
             f"{_TESTS}/hf/test_ways_of_decoding.py::test_a_batch_that_shares_a_beginning_stores_it_once",
         ),
+    ),
+    Mutant(
+        "steps-together-counted-by-no-cache",
+        "What a cache's rows do in steps of several caches is missing in its statistics.",
+        "host/hillinfer/hf/engine.py",
+        "            part.credit()\n",
+        "            pass\n",
+        (
+            f"{_TESTS}/hf/test_joined_caches.py::test_each_cache_counts_its_own_rows_of_steps_together",
+        ),
+    ),
+    Mutant(
+        "statistics-of-half-a-step",
+        "Statistics are taken in the middle of another thread's step.",
+        "host/hillinfer/hf/engine.py",
+        "        if self.turns.is_own:\n            return self._statistics(family)",
+        "        if True:\n            return self._statistics(family)",
+        (f"{_TESTS}/hf/test_threads.py::test_an_attachment_tells_of_whole_steps_of_other_threads",),
     ),
 )
 

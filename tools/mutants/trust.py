@@ -92,7 +92,7 @@ TRUST: tuple[Mutant, ...] = (
     Mutant(
         "threads-in-no-order",
         "Two threads use what forks share at the same time.",
-        f"{_HOST}/hf/turns.py",
+        f"{_HOST}/hf/engine.py",
         "        while (first := self._first()) is not use:",
         "        while (first := self._first()) is None:",
         (

@@ -15,7 +15,7 @@ from hillinfer.engine.budget_growth import AUTO_FORMATS
 from hillinfer.engine.budget_plan import DevicePart, hit_bytes, kernel_spec
 from hillinfer.generate.prompt import DocumentPrompt, PromptError, QuestionPrompt
 from hillinfer.hf.features import check_model, check_versions
-from hillinfer.hf.predictors import with_named_query
+from hillinfer.hf.hooks import with_named_query
 from hillinfer.kv.pool_policies import make_pool_policy
 from hillinfer.kv.sequence import observed_bytes
 from hillinfer.models.loader import ModelOutline

@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 from hillinfer.drive.checksums import ROW_SUM_BYTES
 from hillinfer.drive.files import PAGE_BYTES, round_up
 from hillinfer.errors import BudgetError
-from hillinfer.kv.hits import HIT_BYTES, room_for
 from hillinfer.kv.hot_pool import SLOT_BYTES
 from hillinfer.kv.pool_policies import make_pool_policy
-from hillinfer.kv.sequence import observed_bytes
+from hillinfer.kv.sequence import HIT_BYTES, observed_bytes, room_for
 from hillinfer.memory_budget import TABLE_GROWTH_ROWS
 from hillinfer.model_shape import ModelShape
 from hillinfer.scoring.layout import probe_bytes, score_bytes_per_token, scratch_bytes
@@ -74,7 +73,7 @@ GATHER_BUFFERS = 2
 _WIDENED_ITEM_BYTES = 4
 _KEY_ITEM_BYTES = 2
 _SLOT_TABLE_BYTES = 4
-_SCORE_GROWTH_TOKENS = 1024
+SCORE_GROWTH_TOKENS = 1024
 
 
 def kernel_spec(shape: ModelShape, settings: Settings) -> KernelSpec:
@@ -287,7 +286,7 @@ def _moving_shadows(layers: int, sequences: int) -> int:
 
 def score_bytes(spec: KernelSpec, scope: Scope, tokens: int) -> int:
     """Return the bytes of the scores of one call over `tokens`, in steps of 1,024 tokens."""
-    return round_up(tokens, _SCORE_GROWTH_TOKENS) * score_bytes_per_token(spec, scope)
+    return round_up(tokens, SCORE_GROWTH_TOKENS) * score_bytes_per_token(spec, scope)
 
 
 def hit_bytes(shape: ModelShape, tokens: int) -> int:

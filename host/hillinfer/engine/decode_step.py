@@ -26,8 +26,7 @@ from hillinfer.model_shape import StoredType
 from hillinfer.native.library import native_library
 from hillinfer.native.structures import DecodeStep, Shape
 from hillinfer.scoring.arguments import query_factor
-from hillinfer.scoring.evaluation import ImportanceEvaluation
-from hillinfer.scoring.scorer import Wanted
+from hillinfer.scoring.scorer import ImportanceEvaluation, Wanted
 from hillinfer.statistics import Counters
 from hillinfer.trace.recorder import SILENT, Lane, Recorder
 from hillinfer_model.choices import Scope
@@ -63,10 +62,12 @@ class _Asked:
         self.of: tuple[int, float] | None = None
         self.count = 0
 
-    def tell(self, stored: int, scaling: float, factor: float, coming: int, wanted: Wanted) -> None:
+    def tell(self, stored: int, scaling: float, coming: int, wanted: Wanted) -> None:
         """Fill in how much is to be chosen, and with which factors."""
         step = self.step
-        step.scaling, step.factor, step.coming = scaling, factor, coming
+        if self.of is None or self.of[1] != scaling:
+            step.scaling, step.factor = scaling, query_factor(scaling)
+        step.coming = coming
         step.sinks, step.recent, step.count = wanted.sinks, wanted.recent, wanted.count
         step.threads = torch.get_num_threads()
         self.of, self.count = (stored, scaling), wanted.count
@@ -217,8 +218,9 @@ class NativeDecode:
                             fetched, first = self._fetch(
                                 layer, sequence, positions, step, None, addresses
                             )
-            self._counters.scored_tokens += length
-            self._counters.selected_tokens += count
+            for counters in (self._counters, sequence.counters):
+                counters.scored_tokens += length
+                counters.selected_tokens += count
             if self._is_recorded:
                 started = self._note_chosen(both.step, layer, length, started)
             if fetched is not None:
@@ -231,7 +233,7 @@ class NativeDecode:
                 fetched.close()
         if self._is_recorded:
             self._note_attended(layer, started)
-        self._log.end_hot(step, layer, length, count)
+        self._log.end_hot(layer, sequence, step, count)
         return out if query.dtype is torch.float32 else out.to(query.dtype)
 
     def attend(
@@ -301,7 +303,7 @@ class NativeDecode:
                 fetched.close()
         if self._is_recorded:
             self._note_attended(layer, started)
-        self._log.end_hot(step, layer, length, count)
+        self._log.end_hot(layer, sequence, step, count)
         return out if query.dtype is torch.float32 else out.to(query.dtype)
 
     def choose_next(
@@ -335,7 +337,7 @@ class NativeDecode:
             self._selection.make_room(past)
             wanted = self._evaluation.wanted(past + 1)
             wanted.check(past + 1, 1)
-            ahead.tell(past, scaling, query_factor(scaling), 1, wanted)
+            ahead.tell(past, scaling, 1, wanted)
         if not self._tell_query(ahead.step, query):
             return None
         positions = np.empty(ahead.count, np.int64)
@@ -378,7 +380,7 @@ class NativeDecode:
             return False
         wanted.check(length, 0)
         self._selection.make_room(length)
-        both.tell(length, scaling, query_factor(scaling), 0, wanted)
+        both.tell(length, scaling, 0, wanted)
         if both.count > len(self._positions):
             self._positions = np.empty(2 * both.count, np.int64)
             self._addresses = np.empty(2 * both.count, np.uint64)

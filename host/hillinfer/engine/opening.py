@@ -13,8 +13,7 @@ from pathlib import Path
 import torch
 
 from hillinfer.attention.native import host_attention
-from hillinfer.attention.softmax_merge import RowStates
-from hillinfer.attention.stored_rows import DenseAttention, RowAttention
+from hillinfer.attention.softmax_merge import DenseAttention, RowAttention, RowStates
 from hillinfer.devices.device_scorer import DeviceScorer
 from hillinfer.devices.device_shadows import DeviceShadows
 from hillinfer.devices.table import make_scorer
@@ -29,15 +28,13 @@ from hillinfer.drive.shared_files import OpenFiles
 from hillinfer.engine.budget_growth import BudgetGrowth, FollowingBudget
 from hillinfer.engine.budget_plan import kernel_spec, staging_bytes, widened_bytes
 from hillinfer.engine.decode_step import NativeDecode
-from hillinfer.engine.prefetch import PrefetchPipeline
-from hillinfer.engine.selection import TokenSelection
+from hillinfer.engine.selection import PrefetchPipeline, TokenSelection
 from hillinfer.errors import SetupWarning
 from hillinfer.gpu.attention import GpuSide
 from hillinfer.gpu.copy_lanes import CopyLane
 from hillinfer.gpu.staging import StagingPlan
 from hillinfer.kv.cold_store import ColdStore
 from hillinfer.kv.gather import Gather
-from hillinfer.kv.hits import LayerHits
 from hillinfer.kv.hot_pools import HotPools, LayerShares
 from hillinfer.kv.pool_keeper import LayerStepLog, PoolKeeper
 from hillinfer.kv.pool_policies import make_pool_policy
@@ -48,15 +45,13 @@ from hillinfer.kv.shadow_keeper import ShadowKeeper
 from hillinfer.memory_budget import Accountant, Part
 from hillinfer.model_shape import ModelShape
 from hillinfer.rates.profiling import share_by_rates
-from hillinfer.scoring.evaluation import ImportanceEvaluation
-from hillinfer.scoring.scorer import Scorer
+from hillinfer.scoring.scorer import ImportanceEvaluation, Scorer
 from hillinfer.settings import Settings
 from hillinfer.shadow.memory import ShadowMemory
 from hillinfer.shadow.store import ShadowStore
-from hillinfer.statistics import Counters
-from hillinfer.trace.pool_timeline import LayerStep, PoolTimeline
-from hillinfer.trace.recorder import SILENT, Recorder
-from hillinfer.trace.trace_file import Lanes, TraceFile
+from hillinfer.statistics import Counters, LayerHits
+from hillinfer.trace.recorder import SILENT, LayerStep, Recorder
+from hillinfer.trace.trace_file import Lanes, PoolTimeline, TraceFile
 from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
 
 # --- parts, and the order in which they end ---
@@ -311,6 +306,7 @@ def open_parts(
             )
         pipeline = PrefetchPipeline(
             gather,
+            prefetch,
             torch.get_num_threads(),
             None if gpu is None else gpu.ahead,
         )

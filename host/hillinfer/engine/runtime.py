@@ -19,7 +19,6 @@ from hillinfer.gpu.arrivals import packed_rows
 from hillinfer.gpu.copies import CopiedRows
 from hillinfer.gpu.copy_lanes import CopyLane
 from hillinfer.gpu.staging import StagingKind
-from hillinfer.kv.hits import LayerHits
 from hillinfer.kv.prefetch_buffer import LandedRows
 from hillinfer.kv.saved_sequences import (
     RowOwner,
@@ -31,12 +30,11 @@ from hillinfer.kv.saved_sequences import (
 from hillinfer.kv.sequence import Sequence
 from hillinfer.memory_budget import Part
 from hillinfer.model_shape import ModelShape
-from hillinfer.scoring.evaluation import ImportanceEvaluation
-from hillinfer.scoring.scorer import Scorer
+from hillinfer.scoring.scorer import ImportanceEvaluation, Scorer
 from hillinfer.sessions.opening import SavedSession
 from hillinfer.settings import Settings
-from hillinfer.statistics import CacheStatistics, Counters
-from hillinfer.trace.pool_timeline import LayerStep
+from hillinfer.statistics import CacheStatistics, Counters, LayerHits
+from hillinfer.trace.recorder import LayerStep
 
 
 def _unannounced() -> None:
@@ -259,10 +257,16 @@ class Runtime:
         overflows = self._rows.append_token(layer, sequence, keys, values, batch_row)
         if overflows is None:
             return False
-        self.counters.fp16_overflows += overflows
+        if overflows:
+            self.count_overflows(sequence, overflows)
         if layer == 0:
             self._selection.expect(sequence.lengths[0])
         return True
+
+    def count_overflows(self, sequence: Sequence, overflows: int) -> None:
+        """Count finite values of a sequence's new rows that did not fit FP16."""
+        for counters in (self.counters, sequence.counters):
+            counters.fp16_overflows += overflows
 
     def code_full_segments(self, layer: int, sequence: Sequence, keys: torch.Tensor) -> None:
         """Code the key shadow of new rows that nothing attends to; attention does it too.
@@ -380,8 +384,9 @@ class Runtime:
             selected = self._selection.select(layer, sequence, query, keys, scaling)
         if self.watch_selected is not None:
             self.watch_selected(layer, length, selected)
-        self.counters.scored_tokens += length * len(selected)
-        self.counters.selected_tokens += sum(len(positions) for positions in selected)
+        for counters in (self.counters, sequence.counters):
+            counters.scored_tokens += length * len(selected)
+            counters.selected_tokens += sum(len(positions) for positions in selected)
         given = (layer, sequence, query, selected, scaling, self._step, landed)
         out: torch.Tensor | None = None
         if decode is not None and len(selected) == 1:

@@ -1,34 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which tokens a layer of a stored sequence attends to."""
+"""Which tokens a layer attends to, chosen in its turn or ahead of it (HillInfer section 4.3)."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from types import TracebackType
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hillinfer.engine.budget_plan import score_bytes
+from hillinfer.drive.files import round_up
+from hillinfer.engine.budget_plan import SCORE_GROWTH_TOKENS, score_bytes
 from hillinfer.errors import CacheUseError
+from hillinfer.gpu.copies import CopiedRows, CopiesAhead
+from hillinfer.kv.gather import Gather
 from hillinfer.kv.pool_keeper import PoolKeeper
+from hillinfer.kv.prefetch_buffer import LandedRows, PrefetchBuffer
 from hillinfer.kv.sequence import Sequence
 from hillinfer.kv.shadow_keeper import ShadowKeeper
 from hillinfer.memory_budget import Accountant, Part
-from hillinfer.scoring.evaluation import ImportanceEvaluation
-from hillinfer.scoring.scorer import SegmentShadow
+from hillinfer.scoring.scorer import ImportanceEvaluation, SegmentShadow
 from hillinfer.trace.recorder import Lane, Recorder
 from hillinfer_model.choices import Scope
 from hillinfer_model.errors import NonFiniteQueryError
-from hillinfer_model.kernel_spec import KernelSpec
+from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
 
 Sets = list[NDArray[np.int64]]
 # Scoring of one layer, as the native library counts it in bytes (`Shape::work_bytes`), that is done
 # while another thread would still be waking, and taking Python's lock and the caches from the one
 # that computes.
 QUICK_BYTES = 4 << 20
+
+# --- in a layer's turn ---
 
 
 class TokenSelection:
@@ -68,6 +75,7 @@ class TokenSelection:
         recorder: Recorder,
     ) -> None:
         self._evaluation = evaluation
+        self._is_fast = evaluation.is_fast
         self._shadow = shadow
         self._keeper = keeper
         self._spec = spec
@@ -151,7 +159,7 @@ class TokenSelection:
         It does where the processor scores little, and waits for neither a device nor a drive.
         """
         return (
-            self._evaluation.is_fast
+            self._is_fast
             and sequence.lengths[layer] * self._token_work <= QUICK_BYTES
             and not any(segment.layers[layer].slot is not None for segment in sequence.segments)
         )
@@ -214,14 +222,14 @@ class TokenSelection:
 
     def make_room(self, tokens: int) -> None:
         """Count what scoring so many tokens takes of memory."""
-        # All layers of a step ask for the same.
         if tokens <= self._room_tokens:
             return
         needed = score_bytes(self._spec, self._scope, tokens)
         if needed > self._score_bytes:
             self._accountant.take(Part.OTHER, needed - self._score_bytes)
             self._score_bytes = needed
-        self._room_tokens = tokens
+        # Until then every layer and step asks for no more.
+        self._room_tokens = round_up(tokens, SCORE_GROWTH_TOKENS)
 
 
 class _Explained:
@@ -266,3 +274,176 @@ def _shadow_keys(keys: torch.Tensor) -> torch.Tensor:
 def _host_query(query: torch.Tensor) -> torch.Tensor:
     own = query[:, 0]
     return own if own.dtype is torch.float32 and own.is_cpu else own.float().cpu()
+
+
+# --- while the layer before it computes ---
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """What is known of a layer before its attention begins.
+
+    Parameters
+    ----------
+    sets
+        The selected sets, one for the layer or one per KV head.
+    landed
+        Their cold rows that are read ahead, or None.
+    copied
+        What of them is on its way to the model's GPU; None where it has none.
+    """
+
+    sets: Sets
+    landed: LandedRows | None
+    copied: Future[CopiedRows] | None
+
+
+class PrefetchPipeline:
+    """Selects tokens and reads their rows for layers that have not begun (APP).
+
+    One thread scores, in the order that layers are announced; the rows it selects are read by the
+    prefetch buffer's own thread meanwhile.
+
+    Parameters
+    ----------
+    gather
+        Finds what is cold.
+    prefetch
+        Reads it ahead.
+    threads
+        Compute threads of the scoring thread.
+    copies
+        Sends what is selected to the model's GPU; None where it has none.
+    """
+
+    def __init__(
+        self,
+        gather: Gather,
+        prefetch: PrefetchBuffer,
+        threads: int,
+        copies: CopiesAhead | None = None,
+    ) -> None:
+        self._gather = gather
+        self._prefetch = prefetch
+        self._copies = copies
+        self._scoring = ThreadPoolExecutor(
+            1,
+            thread_name_prefix="hillinfer-score",
+            # Threads start with the machine's number of them, not with what was chosen.
+            initializer=torch.set_num_threads,
+            initargs=(threads,),
+        )
+        self._ahead: dict[tuple[int, int], Future[Ahead]] = {}
+        # Chosen in the caller's own thread.
+        self._known: dict[tuple[int, int], Ahead] = {}
+
+    def announce(
+        self, layer: int, sequence: Sequence, past: int, select: Callable[[], Sets]
+    ) -> None:
+        """Begin to select for a layer that comes next.
+
+        Parameters
+        ----------
+        layer, sequence
+            Whose attention comes.
+        past
+            Tokens of it that are stored; one more is coming.
+        select
+            Returns the selected sets; called from the scoring thread.
+        """
+        self._ahead[layer, id(sequence)] = self._scoring.submit(
+            self._work, layer, sequence, past, select
+        )
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the scoring thread has nothing to do."""
+        return all(one.done() for one in self._ahead.values())
+
+    def select_now(
+        self, layer: int, sequence: Sequence, past: int, select: Callable[[], Sets]
+    ) -> None:
+        """Select for a layer that comes next in the caller's own thread; only reads go on.
+
+        For what is selected sooner than another thread would begin to, while that is idle: layers
+        are selected one after the other. Parameters as in `announce`, and errors wait for `take` as
+        there.
+        """
+        ahead: Future[Ahead] = Future()
+        try:
+            ahead.set_result(self._work(layer, sequence, past, select))
+        except Exception as error:
+            ahead.set_exception(error)
+        self._ahead[layer, id(sequence)] = ahead
+
+    def keep(
+        self,
+        layer: int,
+        sequence: Sequence,
+        positions: NDArray[np.int64],
+        landed: LandedRows | None,
+    ) -> None:
+        """Keep what was chosen for a layer that comes next until `take`, and what lands of it."""
+        self._known[layer, id(sequence)] = Ahead([positions], landed, None)
+
+    def announced(self, layer: int, sequence: Sequence) -> Ahead | None:
+        """Return what was announced of a layer, once it is selected; None where nothing was.
+
+        Raises
+        ------
+        Exception
+            What went wrong while selecting.
+        """
+        key = layer, id(sequence)
+        known = self._known.get(key)
+        if known is not None:
+            return known
+        ahead = self._ahead.get(key)
+        return None if ahead is None else ahead.result()
+
+    def take(self, layer: int, sequence: Sequence) -> Ahead | None:
+        """Return what `announced` does, of which nobody else is to know any more.
+
+        Its rows are wanted now.
+        """
+        # An interrupt while waiting leaves it to `drop`.
+        ahead = self.announced(layer, sequence)
+        if ahead is not None:
+            key = layer, id(sequence)
+            if self._known.pop(key, None) is None:
+                del self._ahead[key]
+            if ahead.landed is not None:
+                self._prefetch.want(ahead.landed)
+        return ahead
+
+    def drop(self) -> None:
+        """Forget what was announced, because the forward pass broke off."""
+        # Every step asks, and mostly each layer has taken what was announced of it.
+        if self._ahead:
+            for under_way in self._ahead.values():
+                under_way.cancel()
+            wait(self._ahead.values())
+            self._ahead.clear()
+        self._known.clear()
+        if self._copies is not None:
+            self._copies.settle()
+        if self._prefetch.unclaimed:
+            self._prefetch.abandon_unclaimed()
+
+    def close(self) -> None:
+        """Stop the scoring thread."""
+        self._scoring.shutdown(cancel_futures=True)
+
+    def _work(self, layer: int, sequence: Sequence, past: int, select: Callable[[], Sets]) -> Ahead:
+        sets = select()
+        union = sets[0] if len(sets) == 1 else np.unique(np.concatenate(sets))
+        # The newest token is stored when its layer begins.
+        stored = union[: union.searchsorted(past)]
+        # When attention looks, the tail holds what it holds now, or what follows a full group.
+        held = past // GROUP_TOKENS * GROUP_TOKENS
+        landed = self._gather.land(layer, sequence, stored, held)
+        if self._copies is None:
+            return Ahead(sets, landed, None)
+        # What is there is sent on at once, rather than with what has no room yet.
+        self._prefetch.want(landed)
+        return Ahead(sets, landed, self._copies.begin(layer, sequence, stored, held, landed))

@@ -18,12 +18,13 @@ from transformers.masking_utils import AttentionMaskInterface
 
 from hillinfer.drive.calls import DriveCalls
 from hillinfer.drive.directories import memory_warning, prepared_cold_dir
+from hillinfer.engine.budget_growth import CachePlan
 from hillinfer.engine.runtime import Runtime
-from hillinfer.errors import SetupWarning, UnsupportedFeatureError
+from hillinfer.errors import SettingsError, SetupWarning, UnsupportedFeatureError
 from hillinfer.gpu.copy_lanes import CopyLane, lane_of
 from hillinfer.hf import attention
 from hillinfer.hf.cache import HillInferCache
-from hillinfer.hf.engine import CachePlan, Engine, Expectation, checked_count
+from hillinfer.hf.engine import Engine, Expectation
 from hillinfer.hf.features import (
     NAME,
     AttachedName,
@@ -32,9 +33,14 @@ from hillinfer.hf.features import (
     check_uses_interface,
     check_versions,
 )
-from hillinfer.hf.hooks import ForwardHooks, GuardedGenerate, QueryHooks
+from hillinfer.hf.hooks import (
+    ForwardHooks,
+    GuardedGenerate,
+    QueryHooks,
+    predictor_of,
+    with_named_query,
+)
 from hillinfer.hf.joined_cache import JoinedCache
-from hillinfer.hf.predictors import predictor_of, with_named_query
 from hillinfer.model_shape import ModelShape
 from hillinfer.native.library import native_library
 from hillinfer.sessions.files import SessionError
@@ -43,7 +49,7 @@ from hillinfer.sessions.manifest import Manifest
 from hillinfer.sessions.opening import SavedSession
 from hillinfer.settings import Settings
 from hillinfer.statistics import CacheStatistics
-from hillinfer.values import path
+from hillinfer.values import path, whole_number
 
 
 class Attachment:
@@ -231,7 +237,10 @@ class Attachment:
             engine.part()
 
     def statistics(self) -> CacheStatistics | None:
-        """Return what all caches from `new_cache` did together, None where none is left."""
+        """Return what all caches from `new_cache` did together, None where none is left.
+
+        Waits, as a cache's own do, until the forward pass of another thread is through.
+        """
         engine = self._shared_engine
         return None if engine is None or engine.is_inherited else engine.statistics()
 
@@ -343,3 +352,11 @@ def _check_shadow(saved: SavedSession, engine: Engine) -> None:
             f"{here.value} in the caches of this model that are open, which share one engine: "
             f"close them first, or open all of them with --shadow {own.value}"
         )
+
+
+def checked_count(name: str, value: Any) -> int:
+    """Return an argument that counts something; SettingsError where it is no number from 1 on."""
+    count = whole_number(name, value)
+    if count < 1:
+        raise SettingsError(f"{name}={count} must be at least 1")
+    return count

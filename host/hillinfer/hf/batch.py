@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rows of a batch and the sequences they hold."""
+"""The rows of a batch, the sequences they hold, and what a forward pass brings to them."""
 
 from __future__ import annotations
 
 from array import array
+from collections.abc import Collection
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ import torch
 from hillinfer.engine.runtime import Runtime
 from hillinfer.errors import CacheUseError, UnsupportedFeatureError
 from hillinfer.kv.sequence import Sequence
+from hillinfer.model_shape import ModelShape
 
 # --- Reading attention masks ---
 
@@ -84,6 +86,60 @@ class ForwardPlan:
     tokens: int
     batch: int
     shares: tuple[SequenceShare, ...]
+
+    def check_states(
+        self, shape: ModelShape, layer: int, keys: torch.Tensor, values: torch.Tensor
+    ) -> None:
+        """Refuse keys and values that are not what the config promises.
+
+        Raises
+        ------
+        UnsupportedFeatureError
+            Naming what is wrong with them.
+        """
+        if keys.requires_grad:
+            raise UnsupportedFeatureError(
+                "gradients do not pass through a cache on a drive: use torch.no_grad()"
+            )
+        if keys.shape != values.shape:
+            raise UnsupportedFeatureError(
+                f"keys {tuple(keys.shape)} and values {tuple(values.shape)} differ in shape "
+                "(latent attention): this model needs its ordinary cache"
+            )
+        expected = (self.batch, shape.kv_heads, self.tokens, shape.head_dim)
+        if tuple(keys.shape) != expected:
+            raise UnsupportedFeatureError(
+                f"layer {layer} has keys of shape {tuple(keys.shape)} where the config says "
+                f"{expected}: layers of different shapes need the ordinary cache"
+            )
+
+    def check_attended(self, lengths: SequenceOf[int], stored: Collection[int]) -> None:
+        """Refuse this pass, which is through, where some layer made it without its cache.
+
+        Parameters
+        ----------
+        lengths
+            Tokens of each layer.
+        stored
+            Layers that stored keys and values and did not attend to them.
+
+        Raises
+        ------
+        CacheUseError
+            Naming the first layer.
+        """
+        for layer, length in enumerate(lengths):
+            if length != self.start + self.tokens:
+                raise CacheUseError(
+                    f"layer {layer} brought the cache no keys and values: a model that skips "
+                    "layers needs its ordinary cache"
+                )
+        if stored:
+            raise CacheUseError(
+                f"layer {min(stored)} attended without the cache that its keys and values are in, "
+                "so its answer is wrong: leave the attention implementation of all layers as "
+                "hillinfer.attach set it, or detach first"
+            )
 
 
 # --- The rows of a batch and the sequences they hold ---

@@ -13,9 +13,8 @@ from hillinfer.errors import CacheUseError, UnsupportedFeatureError
 from hillinfer.generate.prompt import PromptForm
 from hillinfer.hf.batch import Batch
 from hillinfer.hf.cache_pass import PassingCache
-from hillinfer.hf.engine import CacheFamily, Engine
+from hillinfer.hf.engine import CacheFamily, Engine, Use
 from hillinfer.hf.features import ModelInUse
-from hillinfer.hf.turns import Use
 from hillinfer.kv.saved_sequences import SavedBytes, SessionOrigin
 from hillinfer.kv.sequence import Sequence
 from hillinfer.sessions.fingerprint import ModelIdentity
@@ -43,15 +42,13 @@ class HillInferCache(PassingCache):
     def statistics(self) -> CacheStatistics:
         """Return what this cache and its forks did so far, in memory that the engine has for all.
 
+        Of steps of several caches together it counts its own rows. What no row is known for, such
+        as bytes of key shadows and launches of a device, the attachment's statistics have alone.
+
         What a forward pass brought that broke off is counted until the cache is used again.
         """
         self._check_process()
-        # Also in the middle of a pass of a fork.
-        if self._engine.turns.is_own:
-            return self._engine.statistics_of(self._family)
-        with Use(sys._getframe()) as use:
-            self._engine.turns.take(use)
-            return self._engine.statistics_of(self._family)
+        return self._engine.statistics(self._family)
 
     @property
     def token_ids(self) -> list[list[int]]:

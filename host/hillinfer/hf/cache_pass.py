@@ -10,15 +10,14 @@ import weakref
 import torch
 
 from hillinfer.errors import CacheUseError
+from hillinfer.hf.attention import AttachedCache, HillInferLayer
 from hillinfer.hf.batch import Batch, ForwardPlan, SequenceShare
-from hillinfer.hf.engine import CacheFamily, Engine, Expectation
-from hillinfer.hf.features import ModelInUse, check_attended, check_states
-from hillinfer.hf.layer import AttachedCache, HillInferLayer
-from hillinfer.hf.turns import Use
+from hillinfer.hf.engine import CacheFamily, Engine, Expectation, Use
+from hillinfer.hf.features import ModelInUse
 from hillinfer.kv.sequence import Sequence
 from hillinfer.sessions.fingerprint import ModelIdentity
 from hillinfer.settings import QuerySource
-from hillinfer.trace.trace_file import ForwardSpans
+from hillinfer.trace.recorder import ForwardSpans
 
 _CLOSED = "this cache is closed: make another with new_cache()"
 
@@ -188,7 +187,7 @@ class PassingCache(AttachedCache):
             for states in (keys, values):
                 own = _newest(states[share.batch_rows[0]], share.tokens)
                 stored, overflows = layout.round(own)
-                runtime.counters.fp16_overflows += overflows
+                runtime.count_overflows(share.sequence, overflows)
                 rounded.append(stored)
             if share.tokens:
                 runtime.append(layer, share.sequence, rounded[0], rounded[1])
@@ -261,6 +260,11 @@ class PassingCache(AttachedCache):
         return self._engine
 
     @property
+    def family(self) -> CacheFamily:
+        """What it and its forks are, of which statistics are told together."""
+        return self._family
+
+    @property
     def sequences(self) -> list[Sequence]:
         """What the batch rows hold, each sequence of the engine's runtime once."""
         return self._batch.sequences()
@@ -284,7 +288,7 @@ class PassingCache(AttachedCache):
         """Learn that a pass got through, whose turn others end; as `end_forward`."""
         plan = self._plan
         if plan is not None:
-            check_attended(plan, self._index_lengths, self._fresh)
+            plan.check_attended(self._index_lengths, self._fresh)
         self._forget_forward()
 
     # --- inside ----------------------------------------------------------------------------
@@ -318,7 +322,7 @@ class PassingCache(AttachedCache):
                 f"layer {layer} brings keys and values twice in one forward pass: each layer needs "
                 "a number (layer_idx) of its own"
             )
-        check_states(plan, self._runtime.shape, layer, keys, values)
+        plan.check_states(self._runtime.shape, layer, keys, values)
         return plan
 
     def _alone(self, use: Use) -> Use:

@@ -1,147 +1,146 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine that all caches of an attached model share, and what a new cache is made with."""
+"""The engine that all caches of an attached model share, and whose turn it is to use it."""
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 import threading
-import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields, replace
-from functools import partial
-from typing import Any
+from collections.abc import Collection
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from types import FrameType, TracebackType
 
-from hillinfer.engine.budget_growth import GROWTH_TOKENS, BudgetGrowth, ShadowChoice
 from hillinfer.engine.budget_plan import BudgetPlan, kernel_spec, open_ended_shadow_limit
 from hillinfer.engine.runtime import Runtime
-from hillinfer.errors import BudgetError, SettingsError, SetupWarning
+from hillinfer.errors import BudgetError, CacheUseError
 from hillinfer.hf.batch import Batch
-from hillinfer.hf.turns import Turns, Use
-from hillinfer.kv.hits import LayerHits
 from hillinfer.kv.sequence import Sequence
-from hillinfer.model_shape import ModelShape
 from hillinfer.sessions.opening import SavedSession
-from hillinfer.settings import Settings
-from hillinfer.shadow.store import shadow_bytes
-from hillinfer.statistics import CacheStatistics, Counters
-from hillinfer.system.machine import MemoryFacts
-from hillinfer.values import format_bytes, whole_number
+from hillinfer.statistics import CacheStatistics, Counters, LayerHits
 
-# --- what a new cache is made with ---
+# --- whose turn it is ---
 
-# Of the longest: as many as budgets grow for; address space is reserved for all of them.
-_MOST_CONTEXTS = 32
+# A user's thread gets no word where a use broke off by an interrupt, so it looks by itself.
+_LOOK_AGAIN_S = 0.05
+_SUSPENDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
-@dataclass(frozen=True)
-class CachePlan:
-    """What a runtime is made with.
+class Use:
+    """What one thread does with a cache from now until `end`, or until a call of it is over.
+
+    Torch runs no hook after a forward pass that Ctrl-C broke off, so `end` may never be called.
+    Such a use is over all the same: the call that it belongs to is no longer on its thread's stack.
+    Until `end` it keeps the variables of that call alive.
 
     Parameters
     ----------
-    settings
-        With a named shadow.
-    budget_bytes, shadow_limit_bytes
-        M0 and the most bytes of full shadows in DRAM, at first where `growth` is given.
-    announce_streaming
-        Called before the first shadow goes to the drive.
-    growth
-        How a budget that is a share follows the context; None for a budget in bytes.
-    warning
-        What a user should know before the cache is used, or None.
+    frame
+        Of that call, in the calling thread.
     """
 
-    settings: Settings
-    budget_bytes: int
-    shadow_limit_bytes: int
-    announce_streaming: Callable[[], None]
-    growth: BudgetGrowth | None = None
-    warning: str | None = None
+    def __init__(self, frame: FrameType) -> None:
+        self._frame: FrameType | None = frame
+        self._thread = threading.get_ident()
+        self.over = threading.Event()
 
-    @classmethod
-    def of(
-        cls,
-        shape: ModelShape,
-        settings: Settings,
-        expected_tokens: int | None,
-        sequences: int,
-    ) -> CachePlan:
-        """Plan a cache, of unknown length where none is expected.
+    def end(self) -> None:
+        """Note that it is over; harmless when done twice."""
+        self._frame = None
+        self.over.set()
+
+    def is_of(self, frame: FrameType) -> bool:
+        """Whether it belongs to this call and is not over."""
+        return self._frame is frame
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the thread that asks is in the middle of it."""
+        return self._thread == threading.get_ident() and self.is_under_way
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether another thread is in the middle of it."""
+        return self._thread != threading.get_ident() and self.is_under_way
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether any thread is in the middle of it."""
+        wanted = self._frame
+        if wanted is None:
+            return False
+        own = self._thread == threading.get_ident()
+        frame = sys._getframe() if own else sys._current_frames().get(self._thread)
+        while frame is not None:
+            if frame is wanted:
+                return True
+            if frame.f_back is None and not own and frame.f_code.co_flags & _SUSPENDS:
+                # It was left while its stack was walked: nothing is known until the next look.
+                return True
+            frame = frame.f_back
+        return False
+
+    def __enter__(self) -> Use:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.end()
+
+
+class Turns:
+    """Lets uses of different threads begin one after the other, in the order in which they came."""
+
+    def __init__(self) -> None:
+        # A signal's handler may use a cache while its thread holds this.
+        self._lock = threading.RLock()
+        # The first has its turn. Held weakly, because the frame of a use holds its cache.
+        self._queue: deque[weakref.ref[Use]] = deque()
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the thread that asks is in the middle of the use whose turn it is."""
+        first = self._first()
+        return first is not None and first.is_own
+
+    def take(self, use: Use) -> None:
+        """Wait until it is a use's turn, which lasts until the use is over.
 
         Raises
         ------
-        BudgetError
-            Where a budget in bytes is too small for what is expected.
-        SettingsError
-            Where the shadow is to be chosen and the length unknown.
+        CacheUseError
+            Where this thread is in the middle of another use, for which it would wait for ever.
         """
-        share = settings.dram_budget.share is not None
-        if expected_tokens is None and not share:
-            return cls._in_bytes(shape, settings)
-        if expected_tokens is None:
-            # Refused where the shadow's format is still to be chosen.
-            kernel_spec(shape, settings)
-            growth = _growth(shape, settings, GROWTH_TOKENS, sequences)
-            return cls(settings, *growth.at(GROWTH_TOKENS), _warner(shape, settings), growth)
-        choice = ShadowChoice.of(shape, settings, expected_tokens, sequences)
-        choice.plan.check()
-        return cls(
-            choice.settings,
-            choice.plan.budget_bytes,
-            choice.limit_bytes,
-            # The plan's own warning says it, and sooner.
-            _said if choice.warning or not share else _warner(shape, choice.settings),
-            _growth(shape, choice.settings, expected_tokens, sequences) if share else None,
-            choice.warning,
-        )
+        self._queue.append(weakref.ref(use))
+        while (first := self._first()) is not use:
+            # It is in the queue itself, and under way.
+            assert first is not None
+            if first.is_own:
+                use.end()
+                raise CacheUseError(
+                    "a forward pass is under way in this thread, of this cache or of another of "
+                    "the same attachment, which share files and threads: wait until it is through"
+                )
+            first.over.wait(_LOOK_AGAIN_S)
 
-    @classmethod
-    def _in_bytes(cls, shape: ModelShape, settings: Settings) -> CachePlan:
-        budget_bytes = settings.dram_budget.resolve(0)
-        limit = open_ended_shadow_limit(shape, settings, budget_bytes)
-        return cls(settings, budget_bytes, limit, _warner(shape, settings))
-
-
-def checked_count(name: str, value: Any) -> int:
-    """Return an argument that counts something; SettingsError where it is no number from 1 on."""
-    count = whole_number(name, value)
-    if count < 1:
-        raise SettingsError(f"{name}={count} must be at least 1")
-    return count
-
-
-def _growth(shape: ModelShape, settings: Settings, tokens: int, sequences: int) -> BudgetGrowth:
-    most_tokens = shape.max_positions * max(sequences, _MOST_CONTEXTS)
-    longest = settings.dram_budget.resolve(most_tokens * shape.token_bytes)
-    memory = MemoryFacts.read()
-    most = min(longest, memory.available_bytes)
-    # Address space is reserved for it, and other things need some, too.
-    if memory.address_bytes is not None:
-        most = min(most, memory.address_bytes // 2)
-    return BudgetGrowth(shape, settings, planned_tokens=tokens * sequences, most_bytes=most)
-
-
-def _said() -> None:
-    """Say nothing: the plan's warning did."""
-
-
-def _warner(shape: ModelShape, settings: Settings) -> Callable[[], None]:
-    segment = shape.layers * shadow_bytes(kernel_spec(shape, settings))
-    return partial(_warn_of_streaming, segment)
-
-
-def _warn_of_streaming(segment_bytes: int) -> None:
-    warnings.warn(
-        "half of the DRAM budget is left for rows, and the key shadow has outgrown the rest: from "
-        f"here on, {format_bytes(segment_bytes)} more are read from the drive for every new token "
-        "with every 1,024 tokens of context; raise dram_budget to keep them in memory, or say how "
-        "long the context gets with new_cache(expected_tokens=...)",
-        SetupWarning,
-        stacklevel=2,
-    )
+    def _first(self) -> Use | None:
+        """Return whose turn it is, after those that are over have left."""
+        with self._lock:
+            while self._queue:
+                place = self._queue[0]
+                first = place()
+                if first is not None and first.is_under_way:
+                    return first
+                with suppress(ValueError):
+                    self._queue.remove(place)
+        return None
 
 
 # --- the engine ---
@@ -216,6 +215,31 @@ class CacheFamily:
         return list(self._batches)
 
 
+class _Part:
+    """What a sequence does in steps of several caches, for the family of its own.
+
+    Parameters
+    ----------
+    family
+        That family.
+    counters, hits
+        The sequence's, which go on counting.
+    """
+
+    def __init__(self, family: CacheFamily, counters: Counters, hits: LayerHits) -> None:
+        self.counters = counters
+        self._family = family
+        self._hits = hits
+        self._before, self._hits_before = replace(counters), hits.copy()
+
+    def credit(self) -> None:
+        """Add what was counted since the last time."""
+        now, hits = replace(self.counters), self._hits.copy()
+        self._family.counters.add_since(now, self._before)
+        self._family.hits.add_since(hits, self._hits_before)
+        self._before, self._hits_before = now, hits
+
+
 class Engine:
     """Files, threads, buffers and the one DRAM budget of all caches of an attached model.
 
@@ -250,6 +274,7 @@ class Engine:
         self._families: weakref.WeakSet[CacheFamily] = weakref.WeakSet()
         # Whose doings the runtime counts, and what it had counted before.
         self._served: CacheFamily | None = None
+        self._parts: list[_Part] = []
         self._before = Counters()
         self._hits_before = LayerHits(runtime.shape.layers)
         self.turns = Turns()
@@ -401,16 +426,51 @@ class Engine:
         """Count for a family from here on, whose turn it is."""
         if self._served is not family:
             self._credit()
-            self._served = family
+            self._served, self._parts = family, []
 
-    def statistics(self) -> CacheStatistics:
-        """Return what all caches did together, closed ones too."""
-        return self.runtime.statistics()
+    def serve_together(
+        self, family: CacheFamily, parts: Collection[tuple[CacheFamily, Sequence]]
+    ) -> None:
+        """Count for a family of caches that take steps together, and for each of them its own.
 
-    def statistics_of(self, family: CacheFamily) -> CacheStatistics:
-        """Return what a family did, in memory that all share."""
+        What no sequence is known for, such as bytes of shadows, is counted for all of them alone.
+
+        Parameters
+        ----------
+        family
+            Of all of them, whose turn it is.
+        parts
+            Their own families, and the sequences that take part.
+        """
+        known = [id(one.counters) for one in self._parts]
+        if self._served is family and known == [id(one.counters) for _, one in parts]:
+            return
         self._credit()
+        self._served = family
+        self._parts = [_Part(own, one.counters, one.layer_hits) for own, one in parts]
+
+    def statistics(self, family: CacheFamily | None = None) -> CacheStatistics:
+        """Return what a family did, in memory that all share, or all caches, closed ones too.
+
+        Waits until the pass of another thread is through: whole steps are counted.
+
+        Parameters
+        ----------
+        family
+            One of the engine's, None for all.
+        """
+        # Also in the middle of a pass.
+        if self.turns.is_own:
+            return self._statistics(family)
+        with Use(sys._getframe()) as use:
+            self.turns.take(use)
+            return self._statistics(family)
+
+    def _statistics(self, family: CacheFamily | None) -> CacheStatistics:
         whole = self.runtime.statistics()
+        if family is None:
+            return whole
+        self._credit()
         sequences = {id(one): one for batch in family.batches() for one in batch.sequences()}
         return replace(
             whole,
@@ -420,13 +480,12 @@ class Engine:
         )
 
     def _credit(self) -> None:
-        """Add what was counted since to whoever was served."""
+        """Add what was counted since to whoever was served, promotions under way included."""
         if self._served is None:
             return
         counters, hits = self.runtime.counted()
-        for one in fields(Counters):
-            more = getattr(counters, one.name) - getattr(self._before, one.name)
-            old = getattr(self._served.counters, one.name)
-            setattr(self._served.counters, one.name, old + more)
+        self._served.counters.add_since(counters, self._before)
         self._served.hits.add_since(hits, self._hits_before)
+        for part in self._parts:
+            part.credit()
         self._before, self._hits_before = counters, hits

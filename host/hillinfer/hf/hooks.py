@@ -9,17 +9,20 @@ import inspect
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass, replace
+from types import FrameType
 from typing import Any, cast
 
 import torch
 from transformers import PreTrainedModel
+from transformers.models.llama.modeling_llama import rotate_half
 
-from hillinfer.errors import CacheUseError, ColdPoolError, UnsupportedFeatureError
+from hillinfer.errors import CacheUseError, ColdPoolError, SettingsError, UnsupportedFeatureError
 from hillinfer.hf import attention
+from hillinfer.hf.attention import AttachedCache
+from hillinfer.hf.engine import Use
 from hillinfer.hf.features import NAME
-from hillinfer.hf.layer import AttachedCache
-from hillinfer.hf.predictors import QueryPredictor
-from hillinfer.hf.turns import Use, forward_frame
+from hillinfer.settings import QuerySource, Settings
 
 # --- hooks ---
 
@@ -51,6 +54,8 @@ def _no_hook() -> Any:
 
 
 # --- forward passes ---
+
+_TORCH_CALLS = "torch.nn.modules.module"
 
 
 class ForwardHooks:
@@ -85,7 +90,7 @@ class _Before(ModelHook):
             return
         _check_arguments(module, arguments)
         cache.check_dtype(cast(PreTrainedModel, module).dtype)
-        use = Use(forward_frame())
+        use = Use(_forward_frame())
         cache.begin_forward(arguments["input_ids"], arguments.get("attention_mask"), use)
         attention.begin_own(use)
         cache.check_positions(arguments.get("position_ids"))
@@ -110,7 +115,7 @@ class _After(ModelHook):
             return
         use = attention.own_use()
         # This hook is called for a pass that was refused at its beginning, too.
-        if use is not None and use.is_of(forward_frame()):
+        if use is not None and use.is_of(_forward_frame()):
             use.end()
 
 
@@ -155,6 +160,16 @@ def check_ids(ids: Any) -> None:
         )
 
 
+def _forward_frame() -> FrameType:
+    """Return the innermost call of a torch module on the stack, or the caller's own call."""
+    caller = frame = sys._getframe(1)
+    while frame.f_back is not None:
+        frame = frame.f_back
+        if frame.f_code.co_name == "_call_impl" and frame.f_globals.get("__name__") == _TORCH_CALLS:
+            return frame
+    return caller
+
+
 def _named(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> dict[str, Any]:
@@ -164,7 +179,159 @@ def _named(
     return dict(zip(inspect.signature(module.forward).parameters, args, strict=False)) | kwargs
 
 
-# --- predicted queries ---
+# --- what predicts queries ---
+
+Rotary = tuple[torch.Tensor, torch.Tensor]
+
+
+class QueryPredictor(ABC):
+    """Makes a layer's query from hidden states that are not its own (HillInfer section 4.3).
+
+    Layers change the hidden states by little each, so those that enter the layer before give
+    nearly the query that the layer will make.
+    """
+
+    @abstractmethod
+    def predict(self, layer: Any, hidden: torch.Tensor, rotary: Rotary | None) -> torch.Tensor:
+        """Return the query that a decoder layer would make of some hidden states.
+
+        Parameters
+        ----------
+        layer
+            A decoder layer of transformers.
+        hidden
+            (batch, tokens, hidden_size), before the layer's norm.
+        rotary
+            Cosines and sines of the tokens' positions, None in models without them.
+
+        Returns
+        -------
+        (batch, query_heads, tokens, head_dim), as attention functions are given it.
+        """
+
+    @abstractmethod
+    def scaling(self, layer: Any) -> float:
+        """Return what the layer's attention multiplies inner products with."""
+
+
+# --- Queries of OPT ---
+
+
+class OptPredictor(QueryPredictor):
+    """OPT scales its query itself, and its positions are in the hidden states already."""
+
+    def predict(self, layer: Any, hidden: torch.Tensor, rotary: Rotary | None) -> torch.Tensor:
+        """Return the query; see `QueryPredictor`."""
+        attention = layer.self_attn
+        if layer.do_layer_norm_before:
+            hidden = layer.self_attn_layer_norm(hidden)
+        query: torch.Tensor = attention.q_proj(hidden) * attention.scaling
+        return query.view(*hidden.shape[:-1], -1, attention.head_dim).transpose(1, 2)
+
+    def scaling(self, layer: Any) -> float:
+        """Return 1: the query is scaled already."""
+        return 1.0
+
+
+# --- Queries of models with rotary positions ---
+
+
+class RotaryPredictor(QueryPredictor):
+    """Llama, Mistral, Qwen2 and Qwen3: norm, projection, norm of each head where there is one."""
+
+    def predict(self, layer: Any, hidden: torch.Tensor, rotary: Rotary | None) -> torch.Tensor:
+        """Return the query; see `QueryPredictor`."""
+        assert rotary is not None
+        attention = layer.self_attn
+        query: torch.Tensor = attention.q_proj(layer.input_layernorm(hidden))
+        query = query.view(*hidden.shape[:-1], -1, attention.head_dim)
+        if hasattr(attention, "q_norm"):
+            query = attention.q_norm(query)
+        query = query.transpose(1, 2)
+        # What `apply_rotary_pos_emb` does to a query, without a key to turn beside it.
+        cosines, sines = rotary[0].unsqueeze(1), rotary[1].unsqueeze(1)
+        turned: torch.Tensor = query * cosines + rotate_half(query) * sines
+        return turned
+
+    def scaling(self, layer: Any) -> float:
+        """Return the layer's own factor."""
+        return float(layer.self_attn.scaling)
+
+
+# --- the table of families ---
+
+
+@dataclass(frozen=True)
+class Family:
+    """What is known of one family of models.
+
+    Parameters
+    ----------
+    predictor
+        Makes a layer's query.
+    default
+        What `--query auto` means: `predicted` only where its selections were found to be as good
+        on real weights, here (Llama, `make query`) or in print (OPT: InfiniGen, whose selections
+        for OPT-6.7B to 30B rest on the same likeness of consecutive attention inputs).
+    """
+
+    predictor: QueryPredictor
+    default: QuerySource
+
+
+_FAMILIES = {
+    "llama": Family(RotaryPredictor(), QuerySource.PREDICTED),
+    "mistral": Family(RotaryPredictor(), QuerySource.TRUE),
+    "qwen2": Family(RotaryPredictor(), QuerySource.TRUE),
+    "qwen3": Family(RotaryPredictor(), QuerySource.TRUE),
+    "opt": Family(OptPredictor(), QuerySource.PREDICTED),
+}
+
+
+def predictor_of(model_type: str, wanted: QuerySource) -> QueryPredictor | None:
+    """Return what predicts the queries of a family, or None where true queries are to be used.
+
+    Parameters
+    ----------
+    model_type
+        As the model's config names it.
+    wanted
+        What the settings say.
+
+    Raises
+    ------
+    SettingsError
+        Where predicted queries are asked for and the family has no predictor.
+    """
+    family = _FAMILIES.get(model_type)
+    if family is None:
+        if wanted is QuerySource.PREDICTED:
+            raise SettingsError(
+                f"query=predicted: nothing predicts the queries of {model_type} models; choose "
+                f"--query true, or one of the families {', '.join(_FAMILIES)}"
+            )
+        return None
+    source = family.default if wanted is QuerySource.AUTO else wanted
+    return family.predictor if source is QuerySource.PREDICTED else None
+
+
+def with_named_query(settings: Settings, model_type: str) -> Settings:
+    """Return settings that name the query; where it is the true one, nothing is read ahead.
+
+    Parameters
+    ----------
+    settings
+        Whose query may be `auto`.
+    model_type
+        As in `predictor_of`, which see for errors.
+    """
+    if predictor_of(model_type, settings.query) is None:
+        # Blocks that rows land in ahead of their layer would be memory for nothing.
+        return replace(settings, query=QuerySource.TRUE, prefetch_blocks=0)
+    return replace(settings, query=QuerySource.PREDICTED)
+
+
+# --- hooks that announce predicted queries ---
 
 # Layer 0's input is nothing like layer 1's, so layer 1 takes its true query like layer 0.
 FIRST_PREDICTED = 2

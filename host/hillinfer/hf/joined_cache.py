@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Never
@@ -11,12 +10,11 @@ from typing import Any, Never
 import torch
 
 from hillinfer.errors import CacheUseError, UnsupportedFeatureError
+from hillinfer.hf.attention import AttachedCache, HillInferLayer
 from hillinfer.hf.cache import HillInferCache
-from hillinfer.hf.engine import CacheFamily, Expectation
-from hillinfer.hf.layer import AttachedCache, HillInferLayer
-from hillinfer.hf.turns import Use
+from hillinfer.hf.engine import CacheFamily, Expectation, Use
 from hillinfer.statistics import CacheStatistics
-from hillinfer.trace.trace_file import ForwardSpans
+from hillinfer.trace.recorder import ForwardSpans
 
 
 @dataclass(frozen=True)
@@ -83,12 +81,8 @@ class JoinedCache(AttachedCache):
         }
 
     def statistics(self) -> CacheStatistics:
-        """Return what steps together did, which the statistics of each cache leave out."""
-        if self._engine.turns.is_own:
-            return self._engine.statistics_of(self._family)
-        with Use(sys._getframe()) as use:
-            self._engine.turns.take(use)
-            return self._engine.statistics_of(self._family)
+        """Return what steps together did; each cache's own statistics have its rows of them."""
+        return self._engine.statistics(self._family)
 
     @property
     def token_ids(self) -> list[list[int]]:
@@ -190,7 +184,12 @@ class JoinedCache(AttachedCache):
                         "shorter ones do not hold: call the model with **joined.inputs(input_ids)"
                     )
                 one.cache.begin_joined(ids[one.rows], own, use)
-            self._engine.serve(self._family)
+            parts = [
+                (one.cache.family, sequence)
+                for one in self._members
+                for sequence in one.cache.sequences
+            ]
+            self._engine.serve_together(self._family, parts)
             self._engine.runtime.begin_step()
         except BaseException:
             use.end()

@@ -23,8 +23,7 @@ from hillinfer.drive.shared_files import BaseMap, ReadFile, RowBase
 from hillinfer.errors import ColdPoolError, HillInferError
 from hillinfer.model_shape import ModelShape
 from hillinfer.statistics import Counters
-from hillinfer.trace.pool_timeline import ReadCost
-from hillinfer.trace.recorder import SILENT, Lane, Recorder
+from hillinfer.trace.recorder import SILENT, Lane, ReadCost, Recorder
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
 # --- Rows of a layer that are to be read ---

@@ -27,7 +27,7 @@ from hillinfer.kv.sequence import Sequence
 from hillinfer.native.library import native_library
 from hillinfer.native.structures import row_addresses
 from hillinfer.statistics import Counters
-from hillinfer.trace.pool_timeline import LayerStep, ReadCost
+from hillinfer.trace.recorder import LayerStep, ReadCost
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
 T = TypeVar("T")
@@ -305,14 +305,6 @@ class Gather:
             copy_rows(addresses[held], out)
         return held
 
-    def want(self, landed: LandedRows | None) -> None:
-        """Let what `land` began end with what it has room for: its attention is about to begin."""
-        self._prefetch.want(landed)
-
-    def abandon_unclaimed(self) -> None:
-        """Free what landed for attention that did not come; nothing is being announced."""
-        self._prefetch.abandon_unclaimed()
-
     # --- inside ----------------------------------------------------------------------------
 
     def _selected(
@@ -374,7 +366,7 @@ class Gather:
                 raise
             finally:
                 self._prefetch.let_go(landed, promoting)
-        self._log.end(entry)
+        self._log.end(entry, sequence)
 
     def _add_landed(
         self,

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hillinfer.errors import BudgetError, reason_of
-from hillinfer.kv.hits import HitRateTable, UntoldHits
 from hillinfer.kv.hot_pool import SLOT_BYTES, Candidates, HotPool, PoolMoment
 from hillinfer.kv.pool_policies import PoolPolicy
+from hillinfer.kv.sequence import HitRateTable, UntoldHits
 from hillinfer.memory_budget import TABLE_GROWTH_ROWS, Accountant, Part
 from hillinfer.model_shape import ModelShape
 from hillinfer.settings import PoolSizes

@@ -15,11 +15,10 @@ from hillinfer.kv.hot_pool import Candidates, PoolMoment
 from hillinfer.kv.hot_pools import HotPools
 from hillinfer.kv.pool_policies import PoolPolicy
 from hillinfer.settings import Settings
-from hillinfer.statistics import Counters
-from hillinfer.trace.pool_timeline import LayerStep
+from hillinfer.statistics import Counters, LayerHits
+from hillinfer.trace.recorder import LayerStep
 
 if TYPE_CHECKING:
-    from hillinfer.kv.hits import LayerHits
     from hillinfer.kv.sequence import Sequence
 
 # --- steps of a layer ---
@@ -52,22 +51,33 @@ class LayerStepLog:
         self._layer_hits = layer_hits
         self._observe = observe
 
-    def end(self, entry: LayerStep) -> None:
-        """Take an entry over whose rows have all been looked at."""
-        self._counters.hot_rows_read += entry.hot_rows
-        self._counters.cold_rows_read += entry.cold_rows
-        self._counters.drive_wait_seconds += entry.wait_seconds
-        self._layer_hits.add(entry)
+    def end(self, entry: LayerStep, sequence: Sequence) -> None:
+        """Take an entry over whose rows, a sequence's, have all been looked at."""
+        own = sequence.counters
+        for counters, hits in (
+            (self._counters, self._layer_hits),
+            (own, sequence.layer_hits),
+        ):
+            counters.hot_rows_read += entry.hot_rows
+            counters.cold_rows_read += entry.cold_rows
+            counters.drive_wait_seconds += entry.wait_seconds
+            hits.add(entry.layer, entry.hot_rows, entry.cold_rows)
+        # All reads together are counted where they are made.
+        own.cold_reads += entry.reads
+        own.cold_read_bytes += entry.read_bytes
+        own.cold_useful_bytes += entry.cold_rows * sequence.tails.shape[2]
         if self._observe is not None:
             self._pools.when_settled(entry.layer, partial(self._observe, entry))
 
-    def end_hot(self, step: int, layer: int, length: int, rows: int) -> None:
+    def end_hot(self, layer: int, sequence: Sequence, step: int, rows: int) -> None:
         """Take over that so many rows of a layer were looked at in a step, all of them hot."""
         if self._observe is not None:
-            self.end(LayerStep(step, layer, length, rows))
+            self.end(LayerStep(step, layer, sequence.lengths[layer], rows), sequence)
             return
         self._counters.hot_rows_read += rows
         self._layer_hits.hot[layer] += rows
+        sequence.counters.hot_rows_read += rows
+        sequence.layer_hits.hot[layer] += rows
 
 
 # --- promotion and demotion ---
@@ -167,8 +177,9 @@ class PoolKeeper:
         def note(moved: tuple[int, int]) -> None:
             entry.promoted += moved[0]
             entry.demoted += moved[1]
-            self._counters.promoted_rows += moved[0]
-            self._counters.demoted_rows += moved[1]
+            for counters in (self._counters, sequence.counters):
+                counters.promoted_rows += moved[0]
+                counters.demoted_rows += moved[1]
 
         self._misses[entry.layer] += len(positions)
         return self._offer(

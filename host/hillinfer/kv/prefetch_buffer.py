@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from enum import Enum
 from typing import Any, TypeVar
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from hillinfer.drive.files import aligned_buffer
 from hillinfer.kv.cold_store import ColdStore, WantedRows
-from hillinfer.trace.pool_timeline import ReadCost
+from hillinfer.trace.recorder import ReadCost
 
 
 class BlockState(Enum):
@@ -209,6 +209,12 @@ class PrefetchBuffer:
         Where rows are read.
     landing
         Where they land.
+
+    Attributes
+    ----------
+    unclaimed
+        What landed and no attention has taken over, in the order in which it is read; to be looked
+        at only.
     """
 
     def __init__(self, store: ColdStore, landing: LandingArea) -> None:
@@ -217,8 +223,8 @@ class PrefetchBuffer:
         # One of its own: reads on demand must not wait in line behind it.
         self._reading = ThreadPoolExecutor(1, thread_name_prefix="hillinfer-land")
         self._is_closed = False
-        # What landed and no attention has taken over, in the order in which it is read.
         self._unclaimed: list[LandedRows] = []
+        self.unclaimed: Sequence[LandedRows] = self._unclaimed
         self._beginning = threading.Lock()
 
     @property

@@ -18,11 +18,10 @@ from hillinfer.drive.regions import GroupTable
 from hillinfer.drive.shared_files import OpenFiles, RowBase, ShadowBase
 from hillinfer.kv.cold_store import ColdStore, WantedRows
 from hillinfer.kv.gather import Gather
-from hillinfer.kv.hits import HitRateTable
 from hillinfer.kv.hot_pools import HotPools
 from hillinfer.kv.pool_keeper import PoolKeeper
 from hillinfer.kv.saved_sequences import SavedShadow, fill_sequence
-from hillinfer.kv.sequence import NUMBER_TYPES, RowLayout, Sequence, observed_bytes
+from hillinfer.kv.sequence import NUMBER_TYPES, HitRateTable, RowLayout, Sequence, observed_bytes
 from hillinfer.kv.shadow_keeper import ShadowKeeper
 from hillinfer.memory_budget import Accountant, Part
 from hillinfer.model_shape import ModelShape
@@ -375,6 +374,7 @@ class RowKeeper:
                 self._write_back.put_back(buffer)
                 raise
             self._write_back.send(layer, numbers, buffer, promoting)
+            sequence.counters.cold_write_bytes += numbers.size * GROUP_TOKENS * buffer.shape[1]
             sequence.lengths[layer] += taken
             done += taken
 

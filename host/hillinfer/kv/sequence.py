@@ -1,22 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a token becomes a row, and where the rows of one sequence lie: its block table."""
+"""How a token becomes a row, where a sequence's rows lie, and how often each was selected."""
 
 from __future__ import annotations
 
 import ctypes
 from array import array
 from types import MappingProxyType
-from weakref import WeakKeyDictionary
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hillinfer.kv.hits import HitRateTable
 from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.native.structures import LayerTable
 from hillinfer.shadow.segments import Segment
+from hillinfer.statistics import Counters, LayerHits
 from hillinfer_model.kernel_spec import GROUP_TOKENS
+
+if TYPE_CHECKING:
+    from hillinfer.kv.hot_pool import HotPool
 
 # Of a tensor that the library reads where the model made it.
 NUMBER_TYPES = MappingProxyType({torch.float32: 0, torch.bfloat16: 1, torch.float16: 2})
@@ -113,6 +116,64 @@ class RowLayout:
         return items.view(len(rows), self._kv_heads, self._head_dim)
 
 
+# --- how often each token was selected ---
+
+HIT_BYTES = 2
+GROWTH_TOKENS = 1024
+
+
+class HitRateTable:
+    """2 bytes per token and layer of one sequence (HillInfer section 5.4).
+
+    What they mean is the pool policy's matter; none lets them overflow.
+
+    Parameters
+    ----------
+    layers
+        Layers of the model.
+    """
+
+    def __init__(self, layers: int) -> None:
+        # One array per layer: growing one never needs a second copy of all.
+        self.counts: list[NDArray[np.uint16]] = [np.zeros(0, np.uint16) for _ in range(layers)]
+        # Asking numpy takes long, and every layer would at every step.
+        self.addresses = [0] * layers
+
+    @property
+    def byte_count(self) -> int:
+        """Memory of the table."""
+        return sum(counts.nbytes for counts in self.counts)
+
+    def growth_bytes(self, layer: int, tokens: int) -> int:
+        """Return by how much `cover` would grow the table."""
+        return max(0, room_for(tokens) - len(self.counts[layer])) * HIT_BYTES
+
+    def cover(self, layer: int, tokens: int) -> None:
+        """Make room for a layer's positions below `tokens`, with no hits yet."""
+        counts = self.counts[layer]
+        if tokens > len(counts):
+            grown = np.zeros(room_for(tokens), np.uint16)
+            grown[: len(counts)] = counts
+            self.counts[layer], self.addresses[layer] = grown, grown.ctypes.data
+
+    def forget(self, length: int) -> None:
+        """Drop the hits of positions from `length` on."""
+        for counts in self.counts:
+            counts[length:] = 0
+
+    def copy(self) -> HitRateTable:
+        """Return a table with the same hits that goes on by itself."""
+        copy = HitRateTable(0)
+        copy.counts = [counts.copy() for counts in self.counts]
+        copy.addresses = [counts.ctypes.data for counts in copy.counts]
+        return copy
+
+
+def room_for(tokens: int) -> int:
+    """Return the entries that a layer's table has for so many tokens."""
+    return -(-tokens // GROWTH_TOKENS) * GROWTH_TOKENS
+
+
 # --- One sequence's tokens and where its rows and shadow lie ---
 
 
@@ -159,6 +220,8 @@ class Sequence:
         # Queries of the last prefill tokens, float32 (queries, query_heads, head_dim), until what
         # they select is counted.
         self.observed: list[torch.Tensor | None] = [None] * layers
+        # What steps did for it: where several caches take a step together, each gets its own.
+        self.counters, self.layer_hits = Counters(), LayerHits(layers)
 
     @property
     def tokens(self) -> int:
@@ -213,41 +276,51 @@ class Sequence:
         self._group_table = (np.zeros(0, np.int64), 0)
 
 
-# --- The keys of open groups, where they lie ---
+# --- hits that pools do not know of yet ---
 
 
-class TailKeys:
-    """Views the keys in a sequence's tails, made once for as long as the sequence lives.
+class UntoldHits:
+    """Tells pools what hits are now only once they are about to rank their rows.
 
-    A view takes longer to make than a token's keys take to code, and each step needs one per layer.
+    To tell costs as much as looking at every hot row, and as long as all selected rows are hot
+    nothing is ranked. Ranks are those of pools that are told at once.
 
     Parameters
     ----------
-    layout
-        Where in a row they are.
+    pools
+        One per layer.
     """
 
-    def __init__(self, layout: RowLayout) -> None:
-        self._layout = layout
-        self._known: WeakKeyDictionary[Sequence, list[torch.Tensor]] = WeakKeyDictionary()
+    def __init__(self, pools: list[HotPool]) -> None:
+        self._pools = pools
+        # Tokens in full groups and context length of each sequence, the one noted last at the end.
+        self._untold: list[dict[Sequence, tuple[int, int]]] = [{} for _ in pools]
 
-    def of(self, layer: int, sequence: Sequence, first: int, stop: int) -> torch.Tensor:
-        """Return the keys of some rows of a layer's tail.
+    def note(self, layer: int, sequence: Sequence, settled: int, length: int) -> None:
+        """Note that a sequence's hits in a layer have changed.
 
         Parameters
         ----------
         layer, sequence
-            Whose tail.
-        first, stop
-            Rows of it.
-
-        Returns
-        -------
-        float16 (stop - first, kv_heads, head_dim): the memory itself, or converted from bfloat16.
+            Whose hits; they stay as they are until the next note, or `tell` comes first.
+        settled, length
+            Its tokens in full groups, and its context length N.
         """
-        known = self._known.get(sequence)
-        if known is None:
-            known = [self._layout.keys(torch.from_numpy(tail)) for tail in sequence.tails]
-            self._known[sequence] = known
-        keys = known[layer][first:stop]
-        return keys if keys.dtype is torch.float16 else keys.half()
+        untold = self._untold[layer]
+        # Of rows that several sequences share the pool knows what it was told last.
+        untold.pop(sequence, None)
+        untold[sequence] = settled, length
+
+    def tell(self, layer: int) -> None:
+        """Tell a layer's pool everything noted, in that order."""
+        untold = self._untold[layer]
+        if untold:
+            self._untold[layer] = {}
+            pool = self._pools[layer]
+            for sequence, (settled, length) in untold.items():
+                pool.refresh(sequence.rows, settled, sequence.hits.counts[layer], length)
+
+    def tell_of(self, layer: int, sequence: Sequence) -> None:
+        """Do so before a sequence's hits or rows change in a way that is not noted."""
+        if sequence in self._untold[layer]:
+            self.tell(layer)

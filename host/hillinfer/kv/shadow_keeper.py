@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from functools import partial
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -12,11 +13,53 @@ from numpy.typing import NDArray
 from hillinfer.drive.shared_files import ShadowBase
 from hillinfer.kv.gather import Gather
 from hillinfer.kv.saved_sequences import SavedShadow
-from hillinfer.kv.sequence import RowLayout, Sequence, TailKeys
+from hillinfer.kv.sequence import RowLayout, Sequence
 from hillinfer.scoring.scorer import Scorer, SegmentShadow
 from hillinfer.shadow.memory import ShadowMemory
 from hillinfer.shadow.segments import Segment, SegmentLayer
 from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
+
+# --- The keys of open groups, where they lie ---
+
+
+class TailKeys:
+    """Views the keys in a sequence's tails, made once for as long as the sequence lives.
+
+    A view takes longer to make than a token's keys take to code, and each step needs one per layer.
+
+    Parameters
+    ----------
+    layout
+        Where in a row they are.
+    """
+
+    def __init__(self, layout: RowLayout) -> None:
+        self._layout = layout
+        self._known: WeakKeyDictionary[Sequence, list[torch.Tensor]] = WeakKeyDictionary()
+
+    def of(self, layer: int, sequence: Sequence, first: int, stop: int) -> torch.Tensor:
+        """Return the keys of some rows of a layer's tail.
+
+        Parameters
+        ----------
+        layer, sequence
+            Whose tail.
+        first, stop
+            Rows of it.
+
+        Returns
+        -------
+        float16 (stop - first, kv_heads, head_dim): the memory itself, or converted from bfloat16.
+        """
+        known = self._known.get(sequence)
+        if known is None:
+            known = [self._layout.keys(torch.from_numpy(tail)) for tail in sequence.tails]
+            self._known[sequence] = known
+        keys = known[layer][first:stop]
+        return keys if keys.dtype is torch.float16 else keys.half()
+
+
+# --- the shadow of every sequence ---
 
 
 class ShadowKeeper:
@@ -48,6 +91,7 @@ class ShadowKeeper:
         self._gather = gather
         self._layout = layout
         self._memory = memory
+        self._has_device = memory.has_device
         self._tails = TailKeys(layout)
         self._no_keys = torch.empty((0, self.spec.kv_heads, self.spec.head_dim)).half()
 
@@ -107,7 +151,7 @@ class ShadowKeeper:
         """
         size, segments = self.spec.segment_tokens, sequence.segments
         last = (stop - 1) // size
-        if self._memory.has_device or last != len(segments) - 1 or stop == (last + 1) * size:
+        if self._has_device or last != len(segments) - 1 or stop == (last + 1) * size:
             return None
         own = segments[last].layers[layer]
         if segments[last].owners != 1 or own.statistics is None or own.shadow is None:
@@ -203,7 +247,7 @@ class ShadowKeeper:
         size, tokens = self.spec.segment_tokens, sequence.lengths[layer]
         count = -(-stop // size)
         first = 0
-        if self._memory.has_device:
+        if self._has_device:
             for number, segment in enumerate(sequence.segments):
                 self._recode_lost(layer, sequence, number)
                 # Now, lest the shadows of a long prompt pile up until the first step scores.

@@ -24,10 +24,9 @@ from hillinfer.errors import DeviceError
 from hillinfer.model_shape import ModelShape
 from hillinfer.rates.kept_rates import KeptRates, Rates, RatesKey, seconds_of
 from hillinfer.rates.latency import LATENCY_MODELS, AutoBeta
-from hillinfer.scoring.evaluation import ImportanceEvaluation
 from hillinfer.scoring.launches import LaunchQueries
 from hillinfer.scoring.layout import ProbeShadow, ShadowLayout
-from hillinfer.scoring.scorer import Scorer, SegmentShadow
+from hillinfer.scoring.scorer import ImportanceEvaluation, Scorer, SegmentShadow
 from hillinfer.settings import Settings
 from hillinfer.shadow.store import shadow_bytes
 from hillinfer.system.machine import largest_cache_bytes

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records how long things took, in which lane of a trace."""
+"""What is noted of a run while it goes on: how long things took, and what each layer read."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
@@ -119,3 +121,117 @@ class Span(NamedTuple):
     thread: int
     step: int
     details: Mapping[str, Detail]
+
+
+# --- Spans of a forward pass ---
+
+
+class ForwardSpans:
+    """Notes the model's time between the cache's calls, layer by layer, and whole steps.
+
+    A layer's model span goes from the end of its attention to the next call of the cache: its own
+    output projection and MLP, and the next layer's projections. The one before layer 0 has no
+    layer: the embedding, and the projections of layer 0.
+
+    Parameters
+    ----------
+    recorder
+        Notes.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._details: dict[str, Detail] = {}
+        self._started = self._resumed = self._tokens = 0
+
+    def begin(self, tokens: int) -> None:
+        """Begin a forward pass of so many tokens a row."""
+        self._details = {}
+        self._tokens = tokens
+        self._started = self._resumed = time.perf_counter_ns()
+
+    @contextmanager
+    def announce(self) -> Iterator[None]:
+        """Enclose what a predicted query sets going, in the middle of the model's time."""
+        self._leave_model()
+        yield
+        self._resumed = time.perf_counter_ns()
+
+    def store(self, layer: int) -> AbstractContextManager[None]:
+        """Leave the model, and return what encloses the storing of a layer's rows."""
+        self._leave_model()
+        return self._recorder.span(Lane.COPIES, "store", layer=layer)
+
+    def attend(self, layer: int) -> AbstractContextManager[None]:
+        """Return what encloses a layer's attention; `resume` follows."""
+        return self._recorder.span(Lane.STEPS, "attend", layer=layer)
+
+    def resume(self, layer: int) -> None:
+        """Note that the model goes on after a layer's attention."""
+        self._details = {"layer": layer}
+        self._resumed = time.perf_counter_ns()
+
+    def end(self) -> None:
+        """End the forward pass; one that breaks off leaves no step behind."""
+        self._leave_model()
+        stop = time.perf_counter_ns()
+        self._recorder.note(Lane.STEPS, "step", self._started, stop, tokens=self._tokens)
+
+    def _leave_model(self) -> None:
+        stop = time.perf_counter_ns()
+        self._recorder.note(Lane.COMPUTE, "model", self._resumed, stop, **self._details)
+
+
+# --- Steps of a layer ---
+
+
+@dataclass(frozen=True)
+class ReadCost:
+    """Calls to the drive, and the bytes they brought.
+
+    Parameters
+    ----------
+    reads, byte_count
+        How many.
+    """
+
+    reads: int = 0
+    byte_count: int = 0
+
+    def __add__(self, other: ReadCost) -> ReadCost:
+        return ReadCost(self.reads + other.reads, self.byte_count + other.byte_count)
+
+
+@dataclass
+class LayerStep:
+    """One entry of the pools' timeline: one sequence in one layer and step.
+
+    Parameters
+    ----------
+    step, layer, length
+        Which step and layer, and the context length N.
+    hot_rows, cold_rows
+        Selected rows found in DRAM (hits) and on the drive (misses).
+    promoted, demoted
+        Rows that became hot, and those that gave way to them.
+    reads, read_bytes
+        Calls to the drive and the bytes they brought.
+    wait_seconds
+        Time that attention waited for rows.
+    """
+
+    step: int
+    layer: int
+    length: int
+    hot_rows: int = 0
+    cold_rows: int = 0
+    promoted: int = 0
+    demoted: int = 0
+    reads: int = 0
+    read_bytes: int = 0
+    wait_seconds: float = 0.0
+
+    def note_reads(self, cost: ReadCost) -> None:
+        """Add what some rows took to read."""
+        self.reads += cost.reads
+        self.read_bytes += cost.byte_count

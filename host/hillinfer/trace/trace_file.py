@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes a run's spans in the trace event format, which trace viewers open."""
+"""Files that a run is written to: spans for trace viewers, and a line per layer and step."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import astuple, fields
 from io import FileIO
 from pathlib import Path
 from types import TracebackType
@@ -19,7 +20,7 @@ from typing import Any
 
 from hillinfer.errors import HillInferWarning, SettingsError
 from hillinfer.system.files import make_folders
-from hillinfer.trace.recorder import Detail, Lane, Recorder, Span
+from hillinfer.trace.recorder import Detail, Lane, LayerStep, Span
 
 # --- Files readable by their owner alone ---
 
@@ -285,60 +286,79 @@ class _Block:
         )
 
 
-# --- Spans of a forward pass ---
+# --- What happened to the hot pools ---
+
+COLUMNS = tuple(field.name for field in fields(LayerStep))
+_BUFFER_BYTES = 1 << 14
 
 
-class ForwardSpans:
-    """Notes the model's time between the cache's calls, layer by layer, and whole steps.
+class PoolTimeline:
+    """A CSV file with a header and one line per layer, step and sequence.
 
-    A layer's model span goes from the end of its attention to the next call of the cache: its own
-    output projection and MLP, and the next layer's projections. The one before layer 0 has no
-    layer: the embedding, and the projections of layer 0.
+    Lines come in the order in which promotions end, from any thread. Where the file cannot be
+    written any more, a warning says so once and the timeline ends: generation goes on.
 
     Parameters
     ----------
-    recorder
-        Notes.
+    file
+        Where to; replaced, and readable by its owner only.
+
+    Raises
+    ------
+    SettingsError
+        Where the file cannot be made.
     """
 
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
-        self._details: dict[str, Detail] = {}
-        self._started = self._resumed = self._tokens = 0
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._lock = threading.Lock()
+        self._out: FileIO | None = private_file(file, "the pool timeline", "--pool-timeline")
+        self._waiting = bytearray((",".join(COLUMNS) + "\n").encode())
 
-    def begin(self, tokens: int) -> None:
-        """Begin a forward pass of so many tokens a row."""
-        self._details = {}
-        self._tokens = tokens
-        self._started = self._resumed = time.perf_counter_ns()
+    def observe(self, entry: LayerStep) -> None:
+        """Write one line; harmless after `close`."""
+        # A microsecond is less than what a wait takes to measure.
+        cells = [f"{cell:.6f}" if isinstance(cell, float) else str(cell) for cell in astuple(entry)]
+        with self._lock:
+            self._waiting += (",".join(cells) + "\n").encode()
+            if len(self._waiting) >= _BUFFER_BYTES:
+                self._flush()
 
-    @contextmanager
-    def announce(self) -> Iterator[None]:
-        """Enclose what a predicted query sets going, in the middle of the model's time."""
-        self._leave_model()
-        yield
-        self._resumed = time.perf_counter_ns()
+    def flush(self) -> None:
+        """Bring what was observed so far into the file."""
+        with self._lock:
+            self._flush()
 
-    def store(self, layer: int) -> AbstractContextManager[None]:
-        """Leave the model, and return what encloses the storing of a layer's rows."""
-        self._leave_model()
-        return self._recorder.span(Lane.COPIES, "store", layer=layer)
+    def close(self) -> None:
+        """Bring everything into the file and close it; harmless when done twice."""
+        with self._lock:
+            self._flush()
+            out, self._out = self._out, None
+            if out is not None:
+                try:
+                    out.close()
+                except OSError as error:
+                    self._warn(error)
 
-    def attend(self, layer: int) -> AbstractContextManager[None]:
-        """Return what encloses a layer's attention; `resume` follows."""
-        return self._recorder.span(Lane.STEPS, "attend", layer=layer)
+    def _flush(self) -> None:
+        if self._out is None:
+            self._waiting.clear()
+            return
+        out = self._out
+        try:
+            while self._waiting:
+                written = out.write(self._waiting)
+                del self._waiting[:written]
+        except OSError as error:
+            self._out = None
+            self._waiting.clear()
+            with suppress(OSError):
+                out.close()
+            self._warn(error)
 
-    def resume(self, layer: int) -> None:
-        """Note that the model goes on after a layer's attention."""
-        self._details = {"layer": layer}
-        self._resumed = time.perf_counter_ns()
-
-    def end(self) -> None:
-        """End the forward pass; one that breaks off leaves no step behind."""
-        self._leave_model()
-        stop = time.perf_counter_ns()
-        self._recorder.note(Lane.STEPS, "step", self._started, stop, tokens=self._tokens)
-
-    def _leave_model(self) -> None:
-        stop = time.perf_counter_ns()
-        self._recorder.note(Lane.COMPUTE, "model", self._resumed, stop, **self._details)
+    def _warn(self, error: OSError) -> None:
+        warnings.warn(
+            f"the pool timeline {self._file} ends early: {error.strerror}; generation goes on",
+            HillInferWarning,
+            stacklevel=4,
+        )

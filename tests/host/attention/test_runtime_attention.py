@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from hillinfer.engine.runtime import Runtime
 from hillinfer.model_shape import ModelShape, StoredType
-from hillinfer.scoring.evaluation import ImportanceEvaluation
+from hillinfer.scoring.scorer import ImportanceEvaluation
 from hillinfer.settings import HOST_DEVICES, Settings
 
 SHAPE = ModelShape(

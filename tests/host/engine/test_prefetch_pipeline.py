@@ -17,7 +17,7 @@ from hillinfer.errors import CacheUseError, ColdPoolError
 from hillinfer.kv.prefetch_buffer import BlockState
 from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.native.library import native_is_here
-from hillinfer.scoring.evaluation import ImportanceEvaluation
+from hillinfer.scoring.scorer import ImportanceEvaluation
 from hillinfer.settings import Settings
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))

@@ -12,12 +12,12 @@ from going_on import Once, Witness
 from tiny_models import TinyModel
 
 from hillinfer.drive.calls import DriveCalls
+from hillinfer.engine.budget_growth import CachePlan
 from hillinfer.engine.budget_plan import BudgetPlan, kernel_spec
 from hillinfer.errors import SetupWarning
 from hillinfer.generate.loop import Generation
 from hillinfer.generate.sampling import Sampling
 from hillinfer.hf.attach import Attachment
-from hillinfer.hf.engine import CachePlan
 from hillinfer.model_shape import ModelShape
 from hillinfer.settings import IOChoice, Settings
 from hillinfer.shadow.store import STREAM_BUFFERS, shadow_bytes

@@ -34,7 +34,7 @@ from hillinfer.kv.hot_pools import HotPools
 from hillinfer.kv.sequence import RowLayout
 from hillinfer.memory_budget import Part
 from hillinfer.model_shape import ModelShape, StoredType
-from hillinfer.scoring.evaluation import ImportanceEvaluation
+from hillinfer.scoring.scorer import ImportanceEvaluation
 from hillinfer.settings import Settings
 
 TOKENS, LAYERS, STEPS = 600, 4, 6

@@ -239,8 +239,8 @@ def test_a_joined_batch_that_is_misused_is_told_so_and_goes_on(row_by_row, cold_
         ]
         assert torch.equal(model(**given).logits, torch.stack(expected))
         assert joined.statistics().scored_tokens == (81 + 41) * TINY.layers
-        # Of its fork, alone.
-        assert caches[0].statistics().scored_tokens == 81 * TINY.layers
+        # Of its fork, alone, and of the step together.
+        assert caches[0].statistics().scored_tokens == 2 * 81 * TINY.layers
         assert hill.statistics().scored_tokens == 2 * (81 + 41) * TINY.layers
         caches[1].close()
         with pytest.raises(CacheUseError, match="this cache is closed"):
@@ -248,3 +248,64 @@ def test_a_joined_batch_that_is_misused_is_told_so_and_goes_on(row_by_row, cold_
         assert caches[0].get_seq_length() == 81
         for cache in (caches[0], *forks):
             cache.close()
+
+
+# --- what caches count of steps together ----------------------------------------------------
+
+# The second is read from the drive in part, and the last one fills a group on its way.
+COUNTED_LENGTHS = (150, 1100, 62)
+# Counted where rows are, so that the shares of all caches are all there is.
+SHARED = (
+    "scored_tokens", "selected_tokens", "hot_rows_read", "cold_rows_read", "promoted_rows",
+    "demoted_rows", "cold_reads", "cold_read_bytes", "cold_useful_bytes", "cold_write_bytes",
+)  # fmt: skip
+
+
+def counts(statistics):
+    """Return what a cache counts whoever is beside it: which rows are hot depends on all."""
+    rows = statistics.hot_rows_read + statistics.cold_rows_read
+    return statistics.scored_tokens, statistics.selected_tokens, rows
+
+
+def counted_together(hill, turns, parts):
+    """Let caches take steps together; return the statistics of each, and those of all."""
+    caches = [read(hill, document) for document in documents(COUNTED_LENGTHS)]
+    done = [0] * len(caches)
+    for part in parts:
+        ids = torch.stack([turns[i, done[i] : done[i] + 1] for i in part])
+        step(hill, [caches[i] for i in part], ids)
+        for i in part:
+            done[i] += 1
+    found = [cache.statistics() for cache in caches], hill.statistics()
+    for cache in caches:
+        cache.close()
+    return found
+
+
+@pytest.mark.parametrize("query", ["true", "predicted"])
+def test_each_cache_counts_its_own_rows_of_steps_together(cold_dir, query):
+    turns, _ = prompts([5] * len(COUNTED_LENGTHS), seed=10)
+    everyone = (0, 1, 2)
+    with attached(TINY.build(), cold_dir, query=query, dram_budget="2MiB") as hill:
+        expected = []
+        for document, turn in zip(documents(COUNTED_LENGTHS), turns, strict=True):
+            cache = read(hill, document)
+            alone(hill.model, cache, turn[None])
+            expected.append(counts(cache.statistics()))
+            cache.close()
+        # They change places, and the last step is of one alone.
+        parts = [everyone, (2, 0, 1), everyone, (1, 2, 0), (1, 0), (2,)]
+        own, whole = counted_together(hill, turns, parts)
+        assert [counts(one) for one in own] == expected
+        assert whole.cold_rows_read > 0
+        assert whole.promoted_rows > 0
+        for name in SHARED:
+            assert sum(getattr(one, name) for one in own) == getattr(whole, name), name
+        assert all(one.layer_hit_rates != whole.layer_hit_rates for one in own)
+        # The twin: one that leaves a step out counts less, and nobody else does.
+        own, _ = counted_together(hill, turns, [*parts[:4], (0,), (2,)])
+        assert [counts(one) == wanted for one, wanted in zip(own, expected, strict=True)] == [
+            True,
+            False,
+            True,
+        ]

@@ -9,8 +9,7 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from hillinfer.errors import SettingsError
-from hillinfer.hf.hooks import FIRST_PREDICTED
-from hillinfer.hf.predictors import predictor_of, with_named_query
+from hillinfer.hf.hooks import FIRST_PREDICTED, predictor_of, with_named_query
 from hillinfer.settings import QuerySource, Settings
 
 

@@ -216,6 +216,31 @@ def test_only_whole_passes_are_counted_elsewhere(cold_dir):
         cache.close()
 
 
+def test_an_attachment_tells_of_whole_steps_of_other_threads(cold_dir):
+    model = TINY.build()
+    told, asking = [], []
+    with attached(model, cold_dir) as hill, torch.no_grad():
+        cache = hill.new_cache()
+        model(DOCUMENT, past_key_values=cache)
+
+        def ask():
+            told.append(hill.statistics().scored_tokens)
+
+        def in_the_middle(*_):
+            # In this thread it is told of what was done until now.
+            ask()
+            asking.append(threading.Thread(target=ask, daemon=True))
+            asking[-1].start()
+            asking[-1].join(0.2)
+
+        hook = model.model.layers[1].mlp.register_forward_hook(in_the_middle)
+        model(DOCUMENT[:, :1], past_key_values=cache)
+        hook.remove()
+        asking[0].join(ENOUGH)
+        assert told == [2 * 151, 3 * 151]
+        cache.close()
+
+
 def test_two_threads_do_not_generate_with_one_cache(cold_dir):
     model = TINY.build()
     with attached(model, cold_dir) as hill:

@@ -22,9 +22,9 @@ from transformers.masking_utils import (
 )
 
 from hillinfer.hf import attention
+from hillinfer.hf.attention import HillInferLayer
 from hillinfer.hf.cache import HillInferCache
 from hillinfer.hf.features import NAME, TRANSFORMERS_WINDOW
-from hillinfer.hf.layer import HillInferLayer
 
 
 def parameters(function):

@@ -22,7 +22,7 @@ from hillinfer.memory_budget import Accountant
 from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.settings import IOChoice
 from hillinfer.statistics import Counters
-from hillinfer.trace.pool_timeline import ReadCost
+from hillinfer.trace.recorder import ReadCost
 
 
 def shape_of(row_bytes, layers=2):

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hillinfer.kv.hits import GROWTH_TOKENS, HIT_BYTES, HitRateTable, room_for
 from hillinfer.kv.pool_policies import POOL_POLICIES, make_pool_policy
+from hillinfer.kv.sequence import GROWTH_TOKENS, HIT_BYTES, HitRateTable, room_for
 
 
 @pytest.mark.parametrize("name", POOL_POLICIES)

@@ -8,10 +8,10 @@ import pytest
 from pool_cases import at, candidates, content
 
 from hillinfer.errors import BudgetError
-from hillinfer.kv.hits import HitRateTable
 from hillinfer.kv.hot_pool import SLOT_BYTES
 from hillinfer.kv.hot_pools import HotPools, LayerShares
 from hillinfer.kv.pool_policies import LeastRecentlyUsed, PoolPolicy
+from hillinfer.kv.sequence import HitRateTable
 from hillinfer.memory_budget import TABLE_GROWTH_ROWS, Accountant, Part
 from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.settings import PoolSizes

@@ -15,7 +15,7 @@ from hillinfer.memory_budget import Accountant
 from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.settings import PoolSizes, Settings
 from hillinfer.statistics import Counters
-from hillinfer.trace.pool_timeline import LayerStep
+from hillinfer.trace.recorder import LayerStep
 
 SHAPE = ModelShape(
     layers=2,

@@ -7,7 +7,8 @@ import weakref
 import pytest
 import torch
 
-from hillinfer.kv.sequence import RowLayout, Sequence, TailKeys
+from hillinfer.kv.sequence import RowLayout, Sequence
+from hillinfer.kv.shadow_keeper import TailKeys
 from hillinfer.model_shape import ModelShape, StoredType
 
 

@@ -5,17 +5,16 @@ import numpy as np
 import pytest
 from pool_cases import content
 
-from hillinfer.kv.hits import UntoldHits
 from hillinfer.kv.hot_pool import SLOT_BYTES
 from hillinfer.kv.hot_pools import HotPools, LayerShares
 from hillinfer.kv.pool_keeper import PoolKeeper
 from hillinfer.kv.pool_policies import POOL_POLICIES, make_pool_policy
-from hillinfer.kv.sequence import Sequence
+from hillinfer.kv.sequence import Sequence, UntoldHits
 from hillinfer.memory_budget import Accountant, Part
 from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.settings import PoolSizes, Settings
 from hillinfer.statistics import Counters
-from hillinfer.trace.pool_timeline import LayerStep
+from hillinfer.trace.recorder import LayerStep
 
 SHAPE = ModelShape(
     layers=1,

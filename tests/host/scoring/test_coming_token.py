@@ -11,8 +11,8 @@ from twins.query_path import offset_tokens
 from twins.torch_scorer import TorchScorer
 
 from hillinfer.devices.launch_devices import GoldenScorer
-from hillinfer.scoring.evaluation import ImportanceEvaluation
 from hillinfer.scoring.native import NativeScorer
+from hillinfer.scoring.scorer import ImportanceEvaluation
 from hillinfer.settings import Settings
 from hillinfer_model.choices import KeyMode, Rule, Scope
 from hillinfer_model.kernel_spec import KernelSpec

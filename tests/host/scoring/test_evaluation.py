@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hillinfer.devices.table import make_scorer
-from hillinfer.scoring.evaluation import ImportanceEvaluation
-from hillinfer.scoring.scorer import SegmentShadow
+from hillinfer.scoring.scorer import ImportanceEvaluation, SegmentShadow
 from hillinfer.settings import Settings
 from hillinfer_model.choices import KeyMode, Rule, Scope
 from hillinfer_model.errors import NonFiniteQueryError

@@ -14,8 +14,7 @@ from made_xclbin import make
 
 from hillinfer.devices.xrt.xclbin import SectionKind, Xclbin, XclbinError, recorded_spec
 from hillinfer.errors import HillInferError
-from hillinfer.trace.pool_timeline import COLUMNS
-from hillinfer.trace.trace_file import PROCESS_NAME
+from hillinfer.trace.trace_file import COLUMNS, PROCESS_NAME
 from hillinfer_bench.figures.canvas import require_matplotlib
 from hillinfer_bench.figures.timeline_figures import TimelineError, TimelineRecord
 from hillinfer_bench.figures.trace_figures import TraceError, TraceRecord

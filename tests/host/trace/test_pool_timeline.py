@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from hillinfer.errors import HillInferWarning, SettingsError
-from hillinfer.trace.pool_timeline import COLUMNS, LayerStep, PoolTimeline
+from hillinfer.trace.recorder import LayerStep
+from hillinfer.trace.trace_file import COLUMNS, PoolTimeline
 from hillinfer_bench.figures.timeline_figures import TimelineError, TimelineRecord
 
 HEADER = ",".join(COLUMNS)

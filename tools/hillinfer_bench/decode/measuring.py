@@ -13,8 +13,7 @@ from typing import Any
 import torch
 
 from hillinfer.errors import HillInferError
-from hillinfer.hf.hooks import FIRST_PREDICTED
-from hillinfer.hf.predictors import predictor_of
+from hillinfer.hf.hooks import FIRST_PREDICTED, predictor_of
 from hillinfer_bench.decode.rates import RateSource
 from hillinfer_bench.decode.room import (
     FreeRoom,

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from hillinfer.errors import HillInferError, reason_of
 from hillinfer.system.files import open_plain, plain_lines
-from hillinfer.trace.pool_timeline import COLUMNS
+from hillinfer.trace.trace_file import COLUMNS
 from hillinfer_bench.figures.canvas import new_figure, plain_text
 
 if TYPE_CHECKING:

@@ -9,17 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hillinfer.drive.files import round_up
-from hillinfer.kv.hits import HIT_BYTES, room_for
 from hillinfer.kv.hot_pool import SLOT_BYTES
 from hillinfer.kv.hot_pools import HotPools, LayerShares
 from hillinfer.kv.pool_keeper import PoolKeeper
 from hillinfer.kv.pool_policies import PoolPolicy
-from hillinfer.kv.sequence import Sequence
+from hillinfer.kv.sequence import HIT_BYTES, Sequence, room_for
 from hillinfer.memory_budget import TABLE_GROWTH_ROWS, Accountant, Part
 from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.settings import PoolSizes
 from hillinfer.statistics import Counters
-from hillinfer.trace.pool_timeline import LayerStep
+from hillinfer.trace.recorder import LayerStep
 from hillinfer_bench.replay.recording import SelectionTrace
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 

@@ -9,10 +9,9 @@ from types import MappingProxyType
 import torch
 
 from hillinfer.errors import CacheUseError, SettingsError, UnsupportedFeatureError
-from hillinfer.hf.layer import AttachedCache, HillInferLayer
-from hillinfer.hf.turns import Use
-from hillinfer.trace.recorder import SILENT
-from hillinfer.trace.trace_file import ForwardSpans
+from hillinfer.hf.attention import AttachedCache, HillInferLayer
+from hillinfer.hf.engine import Use
+from hillinfer.trace.recorder import SILENT, ForwardSpans
 from hillinfer_bench.rivals.full import FullDrive, FullMemory
 from hillinfer_bench.rivals.full_swap import FullSwap
 from hillinfer_bench.rivals.h2o import H2OAllKeys, H2ODrop

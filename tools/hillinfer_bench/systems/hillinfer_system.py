@@ -14,7 +14,7 @@ from hillinfer.engine.runtime import Runtime
 from hillinfer.errors import SetupWarning
 from hillinfer.hf.cache import HillInferCache
 from hillinfer.hf.engine import Engine
-from hillinfer.hf.predictors import with_named_query
+from hillinfer.hf.hooks import with_named_query
 from hillinfer.model_shape import ModelShape
 from hillinfer.settings import Settings
 from hillinfer.statistics import CacheStatistics

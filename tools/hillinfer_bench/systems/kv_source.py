@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from hillinfer.errors import SettingsError
-from hillinfer.hf.predictors import QueryPredictor, predictor_of
+from hillinfer.hf.hooks import QueryPredictor, predictor_of
 from hillinfer.kv.sequence import RowLayout
 from hillinfer.model_shape import ModelShape
 from hillinfer.settings import QuerySource

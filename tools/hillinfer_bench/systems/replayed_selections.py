@@ -17,8 +17,7 @@ from hillinfer.engine.runtime import Runtime
 from hillinfer.kv.sequence import Sequence as StoredSequence
 from hillinfer.model_shape import ModelShape
 from hillinfer.models.loader import LoadedModel
-from hillinfer.scoring.evaluation import ImportanceEvaluation
-from hillinfer.scoring.scorer import Scorer, SegmentShadow
+from hillinfer.scoring.scorer import ImportanceEvaluation, Scorer, SegmentShadow
 from hillinfer.settings import Settings
 from hillinfer_bench.quality.forced_reading import Prefix, selecting
 from hillinfer_bench.quality.texts import TextSample
