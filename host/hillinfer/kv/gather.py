@@ -211,6 +211,7 @@ class Gather:
             assert filled is not None
             rows = _together(run, filled.buffer)
             self._counters.drive_wait_seconds += time.perf_counter() - started
+            sequence.count_reads(filled.cost.reads, filled.cost.byte_count, len(run.wanted))
             yield rows
             started = time.perf_counter()
 

@@ -53,19 +53,15 @@ class LayerStepLog:
 
     def end(self, entry: LayerStep, sequence: Sequence) -> None:
         """Take an entry over whose rows, a sequence's, have all been looked at."""
-        own = sequence.counters
         for counters, hits in (
             (self._counters, self._layer_hits),
-            (own, sequence.layer_hits),
+            (sequence.counters, sequence.layer_hits),
         ):
             counters.hot_rows_read += entry.hot_rows
             counters.cold_rows_read += entry.cold_rows
             counters.drive_wait_seconds += entry.wait_seconds
             hits.add(entry.layer, entry.hot_rows, entry.cold_rows)
-        # All reads together are counted where they are made.
-        own.cold_reads += entry.reads
-        own.cold_read_bytes += entry.read_bytes
-        own.cold_useful_bytes += entry.cold_rows * sequence.tails.shape[2]
+        sequence.count_reads(entry.reads, entry.read_bytes, entry.cold_rows)
         if self._observe is not None:
             self._pools.when_settled(entry.layer, partial(self._observe, entry))
 

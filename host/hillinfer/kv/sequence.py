@@ -269,6 +269,20 @@ class Sequence:
         first: NDArray[np.int64] = table.take(positions // GROUP_TOKENS) * GROUP_TOKENS
         return first + (positions & (GROUP_TOKENS - 1))
 
+    def count_reads(self, reads: int, byte_count: int, rows: int) -> None:
+        """Count reads that brought rows of this sequence; the store counts those of all.
+
+        Parameters
+        ----------
+        reads, byte_count
+            Calls to the drive, and the bytes that they brought.
+        rows
+            How many rows were wanted.
+        """
+        self.counters.cold_reads += reads
+        self.counters.cold_read_bytes += byte_count
+        self.counters.cold_useful_bytes += rows * self.tails.shape[2]
+
     def drop_groups(self, keep: int) -> None:
         """Forget all groups but the first `keep`."""
         del self.groups[keep:]

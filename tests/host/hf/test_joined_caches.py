@@ -252,8 +252,10 @@ def test_a_joined_batch_that_is_misused_is_told_so_and_goes_on(row_by_row, cold_
 
 # --- what caches count of steps together ----------------------------------------------------
 
-# The second is read from the drive in part, and the last one fills a group on its way.
+# The last one fills a group on its way.
 COUNTED_LENGTHS = (150, 1100, 62)
+# Rows of 1 KiB, of which the budget holds most.
+WIDE, MOST_ROWS = TinyModel(heads="mha", head_dim=64, layers=3), "7MiB"
 # Counted where rows are, so that the shares of all caches are all there is.
 SHARED = (
     "scored_tokens", "selected_tokens", "hot_rows_read", "cold_rows_read", "promoted_rows",
@@ -286,7 +288,7 @@ def counted_together(hill, turns, parts):
 def test_each_cache_counts_its_own_rows_of_steps_together(cold_dir, query):
     turns, _ = prompts([5] * len(COUNTED_LENGTHS), seed=10)
     everyone = (0, 1, 2)
-    with attached(TINY.build(), cold_dir, query=query, dram_budget="2MiB") as hill:
+    with attached(WIDE.build(), cold_dir, query=query, dram_budget=MOST_ROWS) as hill:
         expected = []
         for document, turn in zip(documents(COUNTED_LENGTHS), turns, strict=True):
             cache = read(hill, document)
@@ -301,7 +303,7 @@ def test_each_cache_counts_its_own_rows_of_steps_together(cold_dir, query):
         assert whole.promoted_rows > 0
         for name in SHARED:
             assert sum(getattr(one, name) for one in own) == getattr(whole, name), name
-        assert all(one.layer_hit_rates != whole.layer_hit_rates for one in own)
+        assert min(rate for one in own for rate in one.layer_hit_rates) < 1
         # The twin: one that leaves a step out counts less, and nobody else does.
         own, _ = counted_together(hill, turns, [*parts[:4], (0,), (2,)])
         assert [counts(one) == wanted for one, wanted in zip(own, expected, strict=True)] == [
