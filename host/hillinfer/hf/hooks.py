@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tells caches what an attached model does: passes, layers and `generate` that begin and end."""
+"""Tells caches what an attached model does, and what the queries of its next layers will be."""
 
 from __future__ import annotations
 
