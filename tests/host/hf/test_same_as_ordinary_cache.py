@@ -55,9 +55,14 @@ def test_fp32_values_beyond_fp16_are_saturated_and_counted(cold_dir):
     expected = ordinary(model, ids)
     with attached(model, cold_dir, alpha=1.0) as hill:
         cache = hill.new_cache()
+        with torch.no_grad():
+            model(ids, past_key_values=cache)
+        # A prompt's values and those of single tokens are counted in two places.
+        read = cache.statistics().fp16_overflows
+        cache.reset()
         found = run(model, cache, ids)
         overflows = cache.statistics().fp16_overflows
         cache.close()
-    assert overflows > 0
+    assert 0 < 2 * read < overflows
     assert (logits(found) - logits(expected)).abs().max() <= LOGIT_TOLERANCE[torch.float32]
     assert torch.equal(found.sequences, expected.sequences)
