@@ -10,7 +10,7 @@ import pytest
 from hillinfer.drive.calls import DriveCalls
 from hillinfer.drive.engine_table import open_engine
 from hillinfer.drive.files import aligned_buffer
-from hillinfer.drive.read_plan import ReadTurns
+from hillinfer.drive.read_turns import ReadTurns
 from hillinfer.kv.cold_store import ColdStore, WantedRows
 from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.statistics import Counters
