@@ -321,14 +321,16 @@ class ColdStore:
         """Let reads ahead go on."""
         self._turns.satisfy()
 
-    def read_rows_ahead(self, wanted: WantedRows) -> ReadCost:
-        """Read rows piece by piece, giving way to reads on demand in between."""
-        cost = ReadCost()
+    def read_rows_ahead(self, wanted: WantedRows) -> Iterator[tuple[int, ReadCost]]:
+        """Read rows piece by piece, giving way to reads on demand in between.
+
+        Yields how many rows have come with each piece, in their order, and what it took.
+        """
         self.settle(wanted.layer, wanted.groups)
         for piece in wanted.pieces(max(1, self._ahead_bytes // self._row_bytes)):
             with self._turns.ahead():
-                cost += self._read_now(piece)
-        return cost
+                cost = self._read_now(piece)
+            yield len(piece.rows), cost
 
     def groups_in_order(self, layer: int, groups: list[int]) -> Iterator[memoryview]:
         """Yield the bytes of whole groups, one behind the other, in pieces valid until the next.

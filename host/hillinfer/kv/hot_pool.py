@@ -205,21 +205,13 @@ class HotPool:
         )
         self.table_address = ctypes.addressof(self.table)
         slots = self._slots
+        known = slots.rows, slots.positions, slots.last_selected, slots.lengths, slots.counts
         self._columns = PoolSlots(
             self.slot_of_row.ctypes.data,
             0,
             slots.data.ctypes.data,
             row_bytes,
-            *(
-                one.ctypes.data
-                for one in (
-                    slots.rows,
-                    slots.positions,
-                    slots.last_selected,
-                    slots.lengths,
-                    slots.counts,
-                )
-            ),
+            *(one.ctypes.data for one in known),
         )
 
     @property
@@ -393,21 +385,20 @@ class HotPool:
         """
         worth = native_worth(self.policy)
         keys = self._all_keys(candidates, moment) if worth == RANKED_BY_PYTHON else None
-        rows = np.ascontiguousarray(candidates.rows, np.int64)
-        positions = np.ascontiguousarray(candidates.positions, np.int32)
-        counts = np.ascontiguousarray(candidates.counts, np.uint16)
-        places = np.ascontiguousarray(candidates.places, np.int64)
         source = candidates.source
         if source.shape[1:] != (self._row_bytes,) or not source.flags.c_contiguous:
             raise ValueError(f"rows of shape {source.shape} are no rows of {self._row_bytes} bytes")
+        arrays = (
+            np.ascontiguousarray(candidates.rows, np.int64),
+            np.ascontiguousarray(candidates.positions, np.int32),
+            np.ascontiguousarray(candidates.counts, np.uint16),
+            source,
+            np.ascontiguousarray(candidates.places, np.int64),
+        )
         promotion = Promotion(
-            rows.ctypes.data,
-            positions.ctypes.data,
-            counts.ctypes.data,
-            source.ctypes.data,
-            places.ctypes.data,
+            *(one.ctypes.data for one in arrays),
             len(source),
-            len(rows),
+            len(candidates),
             None if keys is None else keys[0].ctypes.data,
             None if keys is None else keys[1].ctypes.data,
             worth,
@@ -450,14 +441,20 @@ class HotPool:
     def _all_keys(
         self, candidates: Candidates, moment: PoolMoment
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the keys of candidates and of all slots, which the policy alone can rank."""
+        """Return the keys of candidates and slots, which the policy alone can rank.
+
+        Where there is room for all of the candidates slots are not ranked.
+        """
         count = len(candidates)
         steps = np.full(count, moment.step, np.int32)
         lengths = np.full(count, moment.length, np.int32)
         keys = self._rank(candidates.positions, candidates.counts, steps, lengths, moment)
-        settled = np.flatnonzero(self._slots.rows[: self._used] != NOWHERE)
         own = np.zeros(self._used, np.int64)
-        own[settled] = self._keys(settled, moment)
+        occupied = self._slots.rows[: self._used] != NOWHERE
+        cold = int((self.slot_of_row[candidates.rows] == NOWHERE).sum())
+        if cold > self._used - int(occupied.sum()):
+            settled = np.flatnonzero(occupied)
+            own[settled] = self._keys(settled, moment)
         return np.ascontiguousarray(keys, np.int64), own
 
     def _keys(self, slots: NDArray[np.int64], moment: PoolMoment) -> NDArray[np.int64]:
