@@ -348,6 +348,34 @@ _CAUGHT = (
         Built.NATIVE,
     ),
     Mutant(
+        "settled-rows-give-way",
+        "A promotion takes the place of rows that were selected in the step that is still read.",
+        "host/native/promotion.cpp",
+        "slots.last_selected[slot] >= promotion.settled_before",
+        "slots.last_selected[slot] > promotion.settled_before",
+        (f"{_TESTS}/kv/test_promotion.py::test_native_promotion_is_that_of_numpy",),
+        Built.NATIVE,
+    ),
+    Mutant(
+        "equal-rows-take-places",
+        "A row takes the place of one that is worth as much.",
+        "host/native/promotion.cpp",
+        "lowest.key >= best[into.size()].key",
+        "lowest.key > best[into.size()].key",
+        (f"{_TESTS}/kv/test_hot_pool.py::test_a_candidate_that_is_equal_in_everything_stays_out",),
+        Built.NATIVE,
+    ),
+    Mutant(
+        "errors-told-to-all-that-land-together",
+        "What went wrong with the rows of one set read ahead is told of those beside it.",
+        "host/hillinfer/kv/prefetch_buffer.py",
+        """            self._fill([part])
+        if len(parts) == 1:""",
+        """            part.of.landed.reading.set_exception(error)
+        if len(parts) == 1:""",
+        (f"{_TESTS}/kv/test_prefetch_buffer.py::test_an_error_is_told_to_whom_it_concerns",),
+    ),
+    Mutant(
         "reads-ahead-do-not-give-way",
         "Reads ahead go on while attention waits for rows.",
         "host/hillinfer/drive/read_turns.py",
