@@ -217,7 +217,7 @@ class _Part(NamedTuple):
     """The first so many rows that are left of a set, and the blocks that they go to."""
 
     of: _Waiting
-    count: int
+    size: int
     blocks: list[int]
     places: NDArray[np.int64]
 
@@ -394,9 +394,9 @@ class PrefetchBuffer:
 
     def _fill(self, parts: list[_Part]) -> None:
         """Read rows to their blocks; a set is there as soon as its own rows are."""
-        came, left = 0, deque(zip(parts, accumulate(one.count for one in parts), strict=True))
+        came, left = 0, deque(zip(parts, accumulate(one.size for one in parts), strict=True))
         try:
-            rows = np.concatenate([part.of.rows[: part.count] for part in parts])
+            rows = np.concatenate([part.of.rows[: part.size] for part in parts])
             places = np.concatenate([part.places for part in parts])
             wanted = WantedRows(parts[0].of.layer, rows, self.landing.rows, places)
             for count, cost in self._store.read_rows_ahead(wanted):
@@ -418,11 +418,11 @@ class PrefetchBuffer:
             parts[0].of.landed.reading.set_exception(error)
 
     def _note_filled(self, part: _Part) -> None:
-        one, count = part.of, part.count
+        one, size = part.of, part.size
         for block in part.blocks:
             self.landing.ready(block)
-        one.landed.add(part.blocks, one.positions[:count], part.places)
-        one.positions, one.rows = one.positions[count:], one.rows[count:]
+        one.landed.add(part.blocks, one.positions[:size], part.places)
+        one.positions, one.rows = one.positions[size:], one.rows[size:]
         if not len(one.rows):
             self._end(one)
 

@@ -110,6 +110,18 @@ def test_rows_and_reads_are_those_of_the_twin(way, file, content, name):
 
 
 @pytest.mark.parametrize("name", CASES)
+def test_rows_come_right_where_nobody_watches(way, file, content, name):
+    """Rows are copied while other reads are under way, and not before all of theirs came."""
+    row_bytes, rows, buffer_bytes = CASES[name]
+    engine, sums = WAYS[way](DriveCalls()), sums_of_file(content, row_bytes)
+    wanted = wanted_rows(rows, row_bytes, buffer_bytes, sums)
+    landed = engine.land(file, wanted)
+    engine.close()
+    assert landed.wrong is None
+    np.testing.assert_array_equal(wanted.out[wanted.places], rows_of(content, row_bytes)[rows])
+
+
+@pytest.mark.parametrize("name", CASES)
 def test_a_bit_that_flips_in_the_file_differs_and_is_told(way, file, content, name):
     row_bytes, rows, buffer_bytes = CASES[name]
     sums = sums_of_file(content, row_bytes)
