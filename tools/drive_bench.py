@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -31,12 +32,20 @@ from build_native import BuildError, find_compiler
 from hillinfer.drive.calls import DriveCalls, Reads
 from hillinfer.drive.directories import filesystem_of
 from hillinfer.drive.engine_table import open_engine, why_no_ring
-from hillinfer.drive.files import ColdFile, IOMode, aligned_buffer, probe_io_mode, round_up
-from hillinfer.drive.read_engines import ReadEngine, ThreadEngine
-from hillinfer.drive.read_plan import plan_reads
+from hillinfer.drive.files import (
+    PAGE_BYTES,
+    ColdFile,
+    IOMode,
+    aligned_buffer,
+    probe_io_mode,
+    round_up,
+)
+from hillinfer.drive.landing import FileRows, Landed
+from hillinfer.drive.read_engines import ReadEngine
 from hillinfer.drive.uring import DEPTH, UringEngine
 from hillinfer.settings import IOChoice
 from hillinfer.system.machine import ProcessorFacts
+from hillinfer.trace.pool_timeline import ReadCost
 
 GOAL = 0.8
 REFERENCE = "reference"
@@ -54,7 +63,7 @@ BLOCKS = (64 << 10, 256 << 10, 1 << 20)
 
 @dataclass(frozen=True)
 class Case:
-    """What is read: scattered rows, planned as the runtime does it, or whole blocks.
+    """What is read: scattered rows, brought to their places as the runtime does it, or blocks.
 
     Parameters
     ----------
@@ -81,12 +90,58 @@ class Case:
             np.unique(numbers) * (self.read_bytes // self.row_bytes) if self.row_bytes else numbers
         )
 
-    def reads(self, places: NDArray[np.int64]) -> Reads:
-        """Return the reads of a batch; those of rows are planned."""
-        if self.row_bytes:
-            return next(plan_reads(places, self.row_bytes, 1 << 40))
-        starts = np.arange(len(places)) * self.read_bytes
-        return Reads(places * self.read_bytes, starts, np.full(len(places), self.read_bytes))
+    def turn(self, engine: ReadEngine, file: ColdFile, depth: int) -> Turn:
+        """Return what reads a batch at given places and returns how many bytes came."""
+        most = self.batch_reads(depth)
+        # Joined reads bring some bytes more.
+        buffer = aligned_buffer(2 * most * self.read_bytes)
+        if not self.row_bytes:
+            return partial(self._blocks, engine, file, buffer)
+        out = np.zeros((most, self.row_bytes), np.uint8)
+        return partial(self._rows, engine, file, buffer, out)
+
+    def _rows(
+        self,
+        engine: ReadEngine,
+        file: ColdFile,
+        buffer: NDArray[np.uint8],
+        out: NDArray[np.uint8],
+        places: NDArray[np.int64],
+    ) -> Came:
+        landed = engine.land(file, FileRows(places, out, np.arange(len(places)), buffer))
+        return Came(landed.cost.byte_count, out[: len(places)])
+
+    def _blocks(
+        self,
+        engine: ReadEngine,
+        file: ColdFile,
+        buffer: NDArray[np.uint8],
+        places: NDArray[np.int64],
+    ) -> Came:
+        size = self.read_bytes
+        starts = np.arange(len(places)) * size
+        engine.read(file, buffer, Reads(places * size, starts, np.full(len(places), size)))
+        came = buffer[: len(places) * size]
+        return Came(len(came), came.reshape(-1, size))
+
+
+@dataclass(frozen=True)
+class Came:
+    """What a batch brought.
+
+    Parameters
+    ----------
+    byte_count
+        Bytes that came from the drive.
+    pieces
+        uint8 (rows or blocks, bytes).
+    """
+
+    byte_count: int
+    pieces: NDArray[np.uint8]
+
+
+Turn = Callable[[NDArray[np.int64]], Came]
 
 
 CASES = (
@@ -105,6 +160,17 @@ class PlainEngine:
         for i in range(len(reads)):
             at, count = int(reads.buffer_offsets[i]), int(reads.byte_counts[i])
             file.read(buffer[at : at + count].data, int(reads.file_offsets[i]))
+
+    def land(self, file: ColdFile, wanted: FileRows) -> Landed:
+        """Read the pages of each row by themselves."""
+        count, size = 0, wanted.row_bytes
+        for row, place in zip(wanted.rows.tolist(), wanted.places.tolist(), strict=True):
+            first = row * size // PAGE_BYTES * PAGE_BYTES
+            last = round_up((row + 1) * size, PAGE_BYTES)
+            file.read(wanted.buffer[: last - first].data, first)
+            wanted.out[place] = wanted.buffer[row * size - first :][:size]
+            count += last - first
+        return Landed(ReadCost(len(wanted.rows), count), None)
 
     def close(self) -> None:
         """Do nothing."""
@@ -198,30 +264,27 @@ def engine_pace(
     """Return what an engine reaches, after a look at whether the bytes are the file's."""
     chance = np.random.default_rng()
     batches = [case.places(file_bytes, depth, chance) for _ in range(BATCHES)]
-    # Joined reads bring some bytes more.
-    buffer = aligned_buffer(2 * case.batch_reads(depth) * case.read_bytes)
-    reads = case.reads(batches[0])
-    buffer[:] = 0
-    engine.read(file, buffer, reads)
-    _compare(file, buffer, reads)
+    read = case.turn(engine, file, depth)
+    _compare(file, case, batches[0], read(batches[0]).pieces)
     count = turn = 0
     worked, started = time.process_time(), time.perf_counter()
     while (passed := time.perf_counter() - started) < seconds:
-        # Planning is part of the work.
-        reads = case.reads(batches[turn % BATCHES])
-        engine.read(file, buffer, reads)
-        count += int(reads.byte_counts.sum())
+        # Planning and copying are part of the work.
+        count += read(batches[turn % BATCHES]).byte_count
         turn += 1
     return Pace(count / passed, (time.process_time() - worked) / passed)
 
 
-def _compare(file: ColdFile, buffer: NDArray[np.uint8], reads: Reads) -> None:
-    for i in range(len(reads)):
-        at, count = int(reads.buffer_offsets[i]), int(reads.byte_counts[i])
-        right = aligned_buffer(count)
-        file.read(right.data, int(reads.file_offsets[i]))
-        if not np.array_equal(right, buffer[at : at + count]):
-            sys.exit(f"read {i} of {len(reads)} brought other bytes than the file's")
+def _compare(
+    file: ColdFile, case: Case, places: NDArray[np.int64], pieces: NDArray[np.uint8]
+) -> None:
+    size = pieces.shape[1]
+    right = aligned_buffer(max(size, PAGE_BYTES))
+    for number, (place, came) in enumerate(zip(places.tolist(), pieces, strict=True)):
+        inside = place * size % PAGE_BYTES
+        file.read(right.data, place * size - inside)
+        if not np.array_equal(right[inside : inside + size], came):
+            sys.exit(f"{case.name}: piece {number} of {len(places)} has other bytes than the file")
 
 
 def summary(paces: dict[str, list[Pace]]) -> dict[str, Any]:
@@ -258,8 +321,6 @@ def _engines(depth: int, opened: ExitStack) -> dict[str, ReadEngine]:
     else:
         print(f"no io_uring here: {reason}", file=sys.stderr)
     engines["threads"] = open_engine(IOChoice.THREADS, depth, DriveCalls())
-    # What reads again what did not come whole.
-    engines["python"] = ThreadEngine(depth)
     engines["preadv"] = PlainEngine()
     for engine in engines.values():
         opened.callback(engine.close)

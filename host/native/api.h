@@ -19,6 +19,7 @@ enum Outcome : int32_t {
     kNotFinite = 4,
     kCold = 5,
     kMisplaced = 6,
+    kLost = 7,
 };
 
 struct Kernels;

@@ -13,6 +13,7 @@
 #include <new>
 
 #include "api.h"
+#include "ring.h"
 
 namespace hillinfer {
 namespace {
@@ -21,9 +22,12 @@ namespace {
 constexpr size_t kStackBytes = 128 << 10;
 
 struct Batch {
-    explicit Batch(const FileReads& given) : reads(given) {}
+    Batch(const FileReads& given, int file, Arrivals* told)
+        : reads(given), descriptor(file), arrivals(told) {}
 
     const FileReads& reads;
+    const int descriptor;
+    Arrivals* const arrivals;
     std::atomic<int64_t> next{0};
     // Under the pool's mutex.
     Batch* after = nullptr;
@@ -35,9 +39,12 @@ struct Batch {
 void take_reads(Batch& batch) {
     const FileReads& reads = batch.reads;
     for (int64_t i; (i = batch.next.fetch_add(1, std::memory_order_relaxed)) < reads.count;) {
-        const ssize_t came = pread(reads.descriptor, reinterpret_cast<void*>(reads.addresses[i]),
+        const ssize_t came = pread(batch.descriptor, reinterpret_cast<void*>(reads.addresses[i]),
                                    size_t(reads.byte_counts[i]), reads.file_offsets[i]);
         reads.results[i] = came < 0 ? -errno : came;
+        if (batch.arrivals && came == reads.byte_counts[i]) {
+            batch.arrivals->came(i);
+        }
     }
 }
 
@@ -140,11 +147,8 @@ std::once_flag once;
 
 void make_readers() { readers = new (std::nothrow) Readers; }
 
-}  // namespace
-
-void read_file(const FileReads& reads, int threads) {
-    Batch batch(reads);
-    const int helpers = int(std::min<int64_t>(threads, reads.count)) - 1;
+void read_by_threads(Batch& batch, int threads) {
+    const int helpers = int(std::min<int64_t>(threads, batch.reads.count)) - 1;
     if (helpers < 1) {
         take_reads(batch);
         return;
@@ -161,11 +165,36 @@ void read_file(const FileReads& reads, int threads) {
     }
 }
 
+}  // namespace
+
+bool read_file(const ReadWay& way, const FileReads& reads, Arrivals* arrivals) {
+    if (way.ring) {
+        return way.ring->read(way, reads, arrivals);
+    }
+    Batch batch(reads, way.descriptor, way.watch ? nullptr : arrivals);
+    read_by_threads(batch, way.threads);
+    if (way.watch) {
+        for (int64_t i = 0; i < reads.count; ++i) {
+            settle(way, reads, arrivals, i);
+        }
+    }
+    return true;
+}
+
+void settle(const ReadWay& way, const FileReads& reads, Arrivals* arrivals, int64_t read) {
+    if (way.watch) {
+        reads.results[read] = way.watch->done(way.descriptor, reads.addresses[read],
+                                              reads.byte_counts[read], reads.file_offsets[read],
+                                              reads.results[read]);
+    }
+    if (arrivals && reads.results[read] == reads.byte_counts[read]) {
+        arrivals->came(read);
+    }
+}
+
 }  // namespace hillinfer
 
-HILLINFER_API void hillinfer_read_file(int32_t descriptor, int64_t count,
-                                       const int64_t* file_offsets, const uint64_t* addresses,
-                                       const int64_t* byte_counts, int64_t* results,
-                                       int32_t threads) {
-    hillinfer::read_file({descriptor, count, file_offsets, addresses, byte_counts, results}, threads);
+HILLINFER_API int32_t hillinfer_read_file(const hillinfer::ReadWay* way,
+                                          const hillinfer::FileReads* reads) {
+    return hillinfer::read_file(*way, *reads) ? hillinfer::kDone : hillinfer::kLost;
 }

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 import pytest
 from engine_cases import SKIP, kernel_permits_rings
 from read_cases import random_pages
+from twins.python_reads import ThreadEngine
 
 from hillinfer.drive import engine_table as read_engines
-from hillinfer.drive.read_engines import ThreadEngine
 from hillinfer.settings import IOChoice
 
 PYTHON = "threads of Python"
@@ -17,7 +17,7 @@ PYTHON = "threads of Python"
 
 @pytest.fixture
 def threads_of_python(monkeypatch):
-    """Otherwise the native library reads, and `preadv` only what that did not bring."""
+    """The twin reads: otherwise the native library does, and `preadv` what that did not bring."""
     monkeypatch.setattr(
         read_engines, "NativeThreadEngine", lambda threads, calls: ThreadEngine(threads)
     )
@@ -26,7 +26,6 @@ def threads_of_python(monkeypatch):
 @pytest.fixture(params=[IOChoice.URING, IOChoice.THREADS, PYTHON])
 def engine_choice(request):
     if request.param == PYTHON:
-        # What reads again what did not come whole can do it all.
         request.getfixturevalue("threads_of_python")
         return IOChoice.THREADS
     if request.param is IOChoice.URING and not kernel_permits_rings():

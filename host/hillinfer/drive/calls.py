@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import os
 from contextlib import suppress
@@ -14,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hillinfer.native.library import native_library
+from hillinfer.native.structures import FileReads, Landing, ReadWay
 
 # --- Reads ---
 
@@ -42,21 +42,8 @@ class Reads:
         """Return how many there are."""
         return len(self.file_offsets)
 
-    def only(self, chosen: NDArray[np.int64]) -> Reads:
-        """Return some of them, by int64 number."""
-        return Reads(
-            self.file_offsets[chosen], self.buffer_offsets[chosen], self.byte_counts[chosen]
-        )
-
 
 # --- The system calls ---
-
-# The same numbers on every kind of processor.
-_IO_URING_SETUP, _IO_URING_ENTER = 425, 426
-_ENTER_GETEVENTS = 1
-# A call through CDLL lets other threads of Python run meanwhile.
-_SYSTEM = ctypes.CDLL(None, use_errno=True)
-_SYSTEM.syscall.restype = ctypes.c_long
 
 
 class DriveCalls:
@@ -88,48 +75,34 @@ class DriveCalls:
         """Read at an offset in bytes and return how many came, maybe fewer."""
         return os.preadv(descriptor, [into], offset)
 
-    def read_many(self, descriptor: int, reads: Reads, address: int, threads: int) -> list[int]:
-        """Make reads into memory at an address, so many in flight; none is under way afterwards.
+    watch: int | None = None
+    """Address of a `Watch`, which the native library then shows every read that it makes."""
 
-        Returns what the kernel said of each: bytes that came, or an error number below 0.
+    def read_many(self, way: ReadWay, reads: Reads, address: int) -> NDArray[np.int64] | None:
+        """Make reads into memory at an address, many in flight.
+
+        Returns what the kernel said of each, int64: bytes that came, or an error number below 0.
+        None is under way afterwards, unless None is returned: a ring did not give its reads back.
         """
+        offsets = np.ascontiguousarray(reads.file_offsets, np.int64)
+        counts = np.ascontiguousarray(reads.byte_counts, np.int64)
+        addresses = (reads.buffer_offsets + address).astype(np.uint64)
         results = np.zeros(len(reads), np.int64)
-        places = (
-            np.ascontiguousarray(reads.file_offsets, np.int64),
-            (reads.buffer_offsets + address).astype(np.uint64),
-            np.ascontiguousarray(reads.byte_counts, np.int64),
-        )
-        native_library().read_file(descriptor, places, results, threads)
-        return results.tolist()
+        arrays = (offsets, addresses, counts, results)
+        table = FileReads(len(reads), *(one.ctypes.data for one in arrays))
+        return results if native_library().read_file(way, table) else None
 
-    def ring_open(self, entries: int, parameters: NDArray[np.uint32]) -> int:
-        """Make a ring of io_uring, fill in its parameters (30 words) and return its descriptor."""
-        address = ctypes.c_void_p(parameters.ctypes.data)
-        return _checked(_SYSTEM.syscall(_IO_URING_SETUP, ctypes.c_uint(entries), address))
+    def land(self, way: ReadWay, landing: Landing) -> bool:
+        """Bring rows of a file to their places; see `NativeLibrary.land`."""
+        return native_library().land(way, landing)
 
-    def ring_enter(self, ring: int, submit: int, complete: int) -> int:
-        """Hand over queued reads, wait until some completed, and return how many were taken."""
-        words = (ring, submit, complete, _ENTER_GETEVENTS)
-        given = [ctypes.c_uint(word) for word in words]
-        nothing = ctypes.c_void_p(None)
-        return _checked(
-            _SYSTEM.syscall(_IO_URING_ENTER, *given, nothing, ctypes.c_size_t(0)),
-        )
+    def ring_open(self, depth: int) -> int:
+        """Make a ring of io_uring for the calling thread and return its address."""
+        return native_library().open_ring(depth)
 
-    def reads_done(
-        self,
-        descriptor: int,
-        buffer: NDArray[np.uint8],
-        reads: Reads,
-        done: NDArray[np.int64],
-        results: NDArray[np.int64],
-    ) -> NDArray[np.int64]:
-        """Return how many bytes reads of these numbers brought, by what the kernel said of each.
-
-        All at once: to look at every read takes Python longer than the kernel takes to make it.
-        What is below 0 is an error.
-        """
-        return results
+    def ring_close(self, ring: int) -> None:
+        """Give a ring back."""
+        native_library().close_ring(ring)
 
     def size(self, descriptor: int) -> int:
         """Return how many bytes long an open file is."""
@@ -171,10 +144,3 @@ class DriveCalls:
     def rmdir(self, path: Path) -> None:
         """Remove an empty directory."""
         path.rmdir()
-
-
-def _checked(result: int) -> int:
-    if result < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
-    return result

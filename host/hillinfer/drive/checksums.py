@@ -79,6 +79,13 @@ class RowSums:
         with self._changing:
             self._tables[layer][first_row : first_row + len(sums)] = sums
 
+    def expected(self, layer: int, first_row: int) -> NDArray[np.uint32] | None:
+        """Return what the sums of rows from `first_row` on should be, None where nobody looks.
+
+        Of rows that nobody writes now; those of others may change.
+        """
+        return self._tables[layer][first_row:]
+
     def wrong_row(
         self,
         layer: int,

@@ -11,6 +11,7 @@ from hillinfer.drive.calls import DriveCalls
 from hillinfer.drive.read_engines import NativeThreadEngine, ReadEngine
 from hillinfer.drive.uring import DEPTH, UringEngine
 from hillinfer.errors import SettingsError, reason_of
+from hillinfer.native.library import NativeError
 from hillinfer.settings import IOChoice
 
 _REASONS = {
@@ -50,6 +51,8 @@ def why_no_ring(calls: DriveCalls) -> str | None:
         UringEngine(1, calls).close()
     except OSError as error:
         return _reason(error)
+    except NativeError:
+        return "the native library, which makes rings, is missing"
     return None
 
 

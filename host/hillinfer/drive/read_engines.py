@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hillinfer.drive.calls import DriveCalls, Reads
+from hillinfer.drive.landing import FileRows, Landed, LandingTable
 from hillinfer.drive.shared_files import ReadFile
+from hillinfer.errors import ColdPoolError
+from hillinfer.native.structures import ReadWay
 
 # --- The interface ---
 
@@ -36,6 +38,19 @@ class ReadEngine(Protocol):
             uint8, one contiguous stretch.
         reads
             Where the bytes lie and where in the buffer they go.
+        """
+        ...
+
+    def land(self, file: ReadFile, wanted: FileRows) -> Landed:
+        """Bring rows of a file to their places, or raise as `read` does.
+
+        Planned, read, copied out and compared with their checksums without Python. Rows that are
+        not as they were written are told and no error.
+
+        Raises
+        ------
+        IndexError
+            A row has no place, or no checksum.
         """
         ...
 
@@ -87,62 +102,14 @@ class EngineGate:
             self._changing.wait_for(lambda: not self._reading)
 
 
-# --- Threads of Python ---
-
-
-class ThreadEngine:
-    """A `ReadEngine` of ordinary reads, one at a time in each of several threads.
-
-    Parameters
-    ----------
-    threads
-        Reads in flight.
-    """
-
-    name = "threads"
-
-    def __init__(self, threads: int) -> None:
-        self._threads = threads
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="hillinfer-read")
-
-    def read(self, file: ReadFile, buffer: NDArray[np.uint8], reads: Reads) -> None:
-        """Make all reads; see `ReadEngine`."""
-        view = buffer.data
-
-        def read_share(share: int) -> None:
-            for i in range(share, len(reads), self._threads):
-                at, count = int(reads.buffer_offsets[i]), int(reads.byte_counts[i])
-                file.read(view[at : at + count], int(reads.file_offsets[i]))
-
-        if len(reads) <= 1:
-            read_share(0)
-            return
-        shares = min(self._threads, len(reads))
-        running = [self._pool.submit(read_share, share) for share in range(shares)]
-        # All of them, before any error or interrupt goes on: a read still under way would fill the
-        # buffer of the next.
-        try:
-            wait(running)
-        except BaseException:
-            wait(running)
-            raise
-        for one in running:
-            one.result()
-
-    def close(self) -> None:
-        """Stop the threads."""
-        self._pool.shutdown(cancel_futures=True)
-
-
 # --- Threads of the native library ---
 
 
 class NativeThreadEngine:
     """A `ReadEngine` of ordinary reads, one at a time in each of several threads without Python.
 
-    Threads of Python take turns at its lock, which costs about half of a drive's small reads. These
-    threads are the process's, shared by all engines, and stay. What does not come whole is read
-    again the ordinary way, which knows how to go on and what to say.
+    These threads are the process's, shared by all engines, and stay. What does not come whole is
+    read again the ordinary way, which knows how to go on and what to say.
 
     Parameters
     ----------
@@ -152,39 +119,72 @@ class NativeThreadEngine:
         How the drive is reached.
     """
 
-    # A choice names how reads are made, and that is the same.
-    name = ThreadEngine.name
+    name = "threads"
 
     def __init__(self, threads: int, calls: DriveCalls) -> None:
         self._threads = threads
         self._calls = calls
         self._gate = EngineGate()
-        self._plain = ThreadEngine(threads)
+        # What a ring may still write to: nobody may have this memory for anything else.
+        self._lost: list[object] = []
 
     def read(self, file: ReadFile, buffer: NDArray[np.uint8], reads: Reads) -> None:
         """Make all reads; see `ReadEngine`."""
 
+        def use(descriptor: int) -> NDArray[np.int64]:
+            way = self._way(descriptor)
+            # One call: an interrupt is seen when it has returned, and nothing is under way.
+            results = self._calls.read_many(way, reads, buffer.ctypes.data)
+            if results is None:
+                raise self._losing(buffer)
+            return np.flatnonzero(results != reads.byte_counts)
+
         def read() -> None:
-            missing = file.lend(lambda descriptor: self._missing(descriptor, buffer, reads))
-            if len(missing):
-                self._plain.read(file, buffer, reads.only(missing))
+            view = buffer.data
+            for i in file.lend(use).tolist():
+                at, count = int(reads.buffer_offsets[i]), int(reads.byte_counts[i])
+                file.read(view[at : at + count], int(reads.file_offsets[i]))
 
         self._gate.let_through(read)
+
+    def land(self, file: ReadFile, wanted: FileRows) -> Landed:
+        """Bring rows to their places; see `ReadEngine`."""
+        landing = LandingTable(wanted)
+        table = landing.table
+
+        def use(descriptor: int) -> None:
+            if not self._calls.land(self._way(descriptor), table):
+                raise self._losing(landing)
+
+        def read() -> None:
+            while table.landed < table.count:
+                file.lend(use)
+                if table.missing:
+                    for into, offset in landing.missing():
+                        file.read(into, offset)
+
+        self._gate.let_through(read)
+        return landing.landed
 
     def close(self) -> None:
         """Wait for reads under way."""
         self._gate.close()
-        self._plain.close()
 
-    def _missing(
-        self, descriptor: int, buffer: NDArray[np.uint8], reads: Reads
-    ) -> NDArray[np.int64]:
-        """Return the numbers of the reads that did not come whole."""
-        try:
-            # One call: an interrupt is seen when it has returned, and nothing is under way.
-            results = self._calls.read_many(descriptor, reads, buffer.ctypes.data, self._threads)
-        except OSError:
-            return np.arange(len(reads))
-        every, told = np.arange(len(reads)), np.array(results, np.int64)
-        came = self._calls.reads_done(descriptor, buffer, reads, every, told)
-        return np.flatnonzero(came != reads.byte_counts)
+    def _ring(self) -> int | None:
+        """Return the ring of the calling thread, None where threads read."""
+        return None
+
+    def _way(self, descriptor: int) -> ReadWay:
+        if self._lost:
+            raise ColdPoolError(_LOST)
+        return ReadWay(self._ring(), self._calls.watch, descriptor, self._threads)
+
+    def _losing(self, memory: object) -> ColdPoolError:
+        self._lost.append(memory)
+        return ColdPoolError(_LOST)
+
+
+_LOST = (
+    "io_uring did not give back reads of the cold pool that it had taken; "
+    "choose --io threads (io in Python)"
+)

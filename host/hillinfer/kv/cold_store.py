@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
@@ -14,11 +15,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from hillinfer.drive.calls import DriveCalls, Reads
+from hillinfer.drive.calls import DriveCalls
 from hillinfer.drive.checksums import RowStream, RowSums
 from hillinfer.drive.files import PAGE_BYTES, ColdFile, IOMode, aligned_buffer, probe_io_mode
+from hillinfer.drive.landing import FileRows, Landed
 from hillinfer.drive.read_engines import ReadEngine
-from hillinfer.drive.read_plan import ReadTurns, lie_in_pages, plan_in_place, plan_reads
+from hillinfer.drive.read_turns import ReadTurns
 from hillinfer.drive.shared_files import BaseMap, ReadFile, RowBase
 from hillinfer.errors import ColdPoolError, HillInferError
 from hillinfer.model_shape import ModelShape
@@ -318,14 +320,16 @@ class ColdStore:
         """Let reads ahead go on."""
         self._turns.satisfy()
 
-    def read_rows_ahead(self, wanted: WantedRows) -> ReadCost:
-        """Read rows piece by piece, giving way to reads on demand in between."""
-        cost = ReadCost()
+    def read_rows_ahead(self, wanted: WantedRows) -> Iterator[tuple[int, ReadCost]]:
+        """Read rows piece by piece, giving way to reads on demand in between.
+
+        Yields how many rows have come with each piece, in their order, and what it took.
+        """
         self.settle(wanted.layer, wanted.groups)
         for piece in wanted.pieces(max(1, self._ahead_bytes // self._row_bytes)):
             with self._turns.ahead():
-                cost += self._read_now(piece)
-        return cost
+                cost = self._read_now(piece)
+            yield len(piece.rows), cost
 
     def groups_in_order(self, layer: int, groups: list[int]) -> Iterator[memoryview]:
         """Yield the bytes of whole groups, one behind the other, in pieces valid until the next.
@@ -381,18 +385,43 @@ class ColdStore:
 
     def _read_now(self, wanted: WantedRows) -> ReadCost:
         """Read rows that are settled, while it is the caller's turn."""
+        cost, wrong = ReadCost(), len(wanted.rows)
         if self._bases:
-            cost = self._read_parts(wanted)
+            for part in self._bases.parts(wanted.groups):
+                own = wanted.only(part.chosen, part.first * GROUP_TOKENS)
+                landed = self._land(own, part.first * GROUP_TOKENS, part.base)
+                cost += landed.cost
+                if landed.wrong is not None:
+                    wrong = min(wrong, int(np.flatnonzero(part.chosen)[landed.wrong]))
         else:
-            cost = self._read_rows(self._files[wanted.layer], wanted)
-        if self._sums is not None:
-            wrong = self._sums.wrong_row(wanted.layer, wanted.rows, wanted.out, wanted.places)
-            if wrong is not None:
-                raise self._changed(wanted.layer, wrong)
+            landed = self._land(wanted, 0, None)
+            cost, wrong = landed.cost, wrong if landed.wrong is None else landed.wrong
+        if wrong < len(wanted.rows):
+            raise self._changed(wanted.layer, int(wanted.rows[wrong]))
         self._counters.cold_useful_bytes += len(wanted.rows) * self._row_bytes
         self._counters.cold_reads += cost.reads
         self._counters.cold_read_bytes += cost.byte_count
         return cost
+
+    def _land(self, wanted: WantedRows, first_row: int, base: RowBase | None) -> Landed:
+        """Bring rows of one file by its own numbers, the first of which is `first_row` here."""
+        layer = wanted.layer
+        sums = None if self._sums is None else self._sums.expected(layer, first_row)
+        started = time.perf_counter_ns()
+        landed = self._engine.land(
+            self._file(layer, base),
+            FileRows(wanted.rows, wanted.out, wanted.places, self._buffer, sums),
+        )
+        self._recorder.note(
+            Lane.READS,
+            "rows",
+            started,
+            time.perf_counter_ns(),
+            layer=layer,
+            reads=landed.cost.reads,
+            bytes=landed.cost.byte_count,
+        )
+        return landed
 
     def _changed(self, layer: int, row: int) -> HillInferError:
         """Return the error that says that a row is not as it was written."""
@@ -402,42 +431,6 @@ class ColdStore:
 
     def _file(self, layer: int, base: RowBase | None) -> ReadFile:
         return self._files[layer] if base is None else base.files[layer]
-
-    def _read_parts(self, wanted: WantedRows) -> ReadCost:
-        """Read rows that may lie in several bases and in the store's own files."""
-        cost = ReadCost()
-        for part in self._bases.parts(wanted.groups):
-            own = wanted.only(part.chosen, part.first * GROUP_TOKENS)
-            cost += self._read_rows(self._file(wanted.layer, part.base), own)
-        return cost
-
-    def _read_rows(self, file: ReadFile, wanted: WantedRows) -> ReadCost:
-        layer, rows, out, places = wanted.layer, wanted.rows, wanted.out, wanted.places
-        if lie_in_pages(out):
-            in_place = plan_in_place(rows, places, self._row_bytes)
-            return self._read(layer, file, out.reshape(-1), in_place)
-        cost = ReadCost()
-        for batch in plan_reads(rows, self._row_bytes, len(self._buffer)):
-            cost += self._read(layer, file, self._buffer, batch)
-            # Rows start at multiples of 64 bytes, so a view of all such places has them as rows.
-            at_64 = np.lib.stride_tricks.as_strided(
-                self._buffer,
-                shape=((len(self._buffer) - self._row_bytes) // 64 + 1, self._row_bytes),
-                strides=(64, 1),
-                writeable=False,
-            )
-            out[places[batch.wanted]] = at_64[batch.row_offsets // 64]
-        return cost
-
-    def _read(
-        self, layer: int, file: ReadFile, buffer: NDArray[np.uint8], reads: Reads
-    ) -> ReadCost:
-        cost = ReadCost(len(reads), int(reads.byte_counts.sum()))
-        with self._recorder.span(
-            Lane.READS, "rows", layer=layer, reads=cost.reads, bytes=cost.byte_count
-        ):
-            self._engine.read(file, buffer, reads)
-        return cost
 
 
 def _rows_of(groups: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -13,9 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hillinfer.drive.files import PAGE_BYTES, private_memory, round_up
-from hillinfer.kv.pool_policies import PIN, PoolPolicy, RowHistory
+from hillinfer.kv.pool_policies import (
+    PIN,
+    RANKED_BY_PYTHON,
+    PoolPolicy,
+    RowHistory,
+    native_worth,
+)
 from hillinfer.native.library import native_library
-from hillinfer.native.structures import Places, PoolTable, row_addresses
+from hillinfer.native.structures import Places, PoolSlots, PoolTable, Promotion, row_addresses
 
 if TYPE_CHECKING:
     from hillinfer.kv.sequence import Sequence
@@ -155,9 +161,6 @@ class Candidates:
         return len(self.rows)
 
 
-COPIED_AT_ONCE = 64
-
-
 class HotPool:
     """The hot pool of one layer: slots of rows, found by their row number (HillInfer, BKP).
 
@@ -201,6 +204,15 @@ class HotPool:
             slots=self._slots.data.ctypes.data,
         )
         self.table_address = ctypes.addressof(self.table)
+        slots = self._slots
+        known = slots.rows, slots.positions, slots.last_selected, slots.lengths, slots.counts
+        self._columns = PoolSlots(
+            self.slot_of_row.ctypes.data,
+            0,
+            slots.data.ctypes.data,
+            row_bytes,
+            *(one.ctypes.data for one in known),
+        )
 
     @property
     def columns(self) -> SlotTable:
@@ -224,7 +236,8 @@ class HotPool:
             grown = np.full(rows, NOWHERE, np.int32)
             grown[: len(self.slot_of_row)] = self.slot_of_row
             self.slot_of_row = grown
-            self.table.slot_of_row, self.table.row_count = grown.ctypes.data, rows
+            for table in (self.table, self._columns):
+                table.slot_of_row, table.row_count = grown.ctypes.data, rows
 
     def slots(self, rows: NDArray[np.int64]) -> NDArray[np.int32]:
         """Return the slot of each row, -1 where it is not hot."""
@@ -370,30 +383,36 @@ class HotPool:
         -------
         How many rows were promoted, and how many were demoted for them.
         """
-        slots = self._slots
-        cold = np.flatnonzero(self.slot_of_row[candidates.rows] == NOWHERE)
-        positions, counts = candidates.positions[cold], candidates.counts[cold]
-        stamps = np.full(len(cold), moment.step, np.int32)
-        lengths = np.full(len(cold), moment.length, np.int32)
-        keys = self._rank(positions, counts, stamps, lengths, moment)
-        best = np.argsort(keys)[::-1]
-        into = np.flatnonzero(slots.rows[: self._used] == NOWHERE)[: len(best)]
-        demoted = self._worse_than(keys[best[len(into) :]], moment, settled_before)
-        into = np.concatenate([into, demoted])
-        chosen = cold[best[: len(into)]]
-        self._leave(demoted)
-        places = candidates.places[chosen]
-        # In pieces: each is in memory twice meanwhile.
-        for start in range(0, len(into), COPIED_AT_ONCE):
-            piece = slice(start, start + COPIED_AT_ONCE)
-            slots.data[into[piece]] = candidates.source[places[piece]]
-        slots.rows[into] = candidates.rows[chosen]
-        slots.positions[into] = candidates.positions[chosen]
-        slots.counts[into] = candidates.counts[chosen]
-        slots.last_selected[into] = moment.step
-        slots.lengths[into] = moment.length
-        self.slot_of_row[candidates.rows[chosen]] = into
-        return len(into), len(demoted)
+        worth = native_worth(self.policy)
+        keys = self._all_keys(candidates, moment) if worth == RANKED_BY_PYTHON else None
+        source = candidates.source
+        if source.shape[1:] != (self._row_bytes,) or not source.flags.c_contiguous:
+            raise ValueError(f"rows of shape {source.shape} are no rows of {self._row_bytes} bytes")
+        arrays = (
+            np.ascontiguousarray(candidates.rows, np.int64),
+            np.ascontiguousarray(candidates.positions, np.int32),
+            np.ascontiguousarray(candidates.counts, np.uint16),
+            source,
+            np.ascontiguousarray(candidates.places, np.int64),
+        )
+        promotion = Promotion(
+            *(one.ctypes.data for one in arrays),
+            len(source),
+            len(candidates),
+            None if keys is None else keys[0].ctypes.data,
+            None if keys is None else keys[1].ctypes.data,
+            worth,
+            moment.step,
+            moment.length,
+            settled_before,
+            moment.kept_sinks,
+            moment.kept_recent,
+            moment.alpha,
+        )
+        self._columns.used = self._used
+        # All of it without Python's lock: another thread computes meanwhile.
+        self._library.promote(self._columns, promotion)
+        return promotion.promoted, promotion.demoted
 
     def shrink(self, capacity: int, moment: PoolMoment) -> int:
         """Demote all but the best `capacity` rows, give their memory back, and say how many."""
@@ -419,22 +438,24 @@ class HotPool:
         slots = self.slot_of_row[first_row:last_row]
         self._leave(slots[slots != NOWHERE])
 
-    def _worse_than(
-        self, keys: NDArray[np.int64], moment: PoolMoment, settled_before: int
-    ) -> NDArray[np.int64]:
-        """Return the slots that give way to rows of the given keys, which fall."""
-        slots = self._slots
-        if not len(keys):
-            return np.zeros(0, np.int64)
-        at_rest = np.flatnonzero(
-            (slots.rows[: self._used] != NOWHERE)
-            & (slots.last_selected[: self._used] < settled_before)
-        )
-        own = self._keys(at_rest, moment)
-        worst = _least(own, len(keys))
-        giving_way = own[worst] < keys[: len(worst)]
-        # Own keys rise and the others fall, so once one stays all after it do.
-        return at_rest[worst[giving_way]]
+    def _all_keys(
+        self, candidates: Candidates, moment: PoolMoment
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the keys of candidates and slots, which the policy alone can rank.
+
+        Where there is room for all of the candidates slots are not ranked.
+        """
+        count = len(candidates)
+        steps = np.full(count, moment.step, np.int32)
+        lengths = np.full(count, moment.length, np.int32)
+        keys = self._rank(candidates.positions, candidates.counts, steps, lengths, moment)
+        own = np.zeros(self._used, np.int64)
+        occupied = self._slots.rows[: self._used] != NOWHERE
+        cold = int((self.slot_of_row[candidates.rows] == NOWHERE).sum())
+        if cold > self._used - int(occupied.sum()):
+            settled = np.flatnonzero(occupied)
+            own[settled] = self._keys(settled, moment)
+        return np.ascontiguousarray(keys, np.int64), own
 
     def _keys(self, slots: NDArray[np.int64], moment: PoolMoment) -> NDArray[np.int64]:
         table = self._slots

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -152,6 +152,27 @@ POOL_POLICIES: Mapping[str, type[PoolPolicy]] = MappingProxyType(
         "recent": MostRecent,
     }
 )
+
+# --- What the native library ranks by itself ---
+
+RANKED_BY_PYTHON = -1
+# As in host/native/promotion.h.
+_NATIVE_WORTH: Mapping[Callable[..., object], int] = MappingProxyType(
+    {
+        PoolPolicy.worth: 0,
+        LeastRecentlyUsed.worth: 1,
+        PinnedCounts.worth: 2,
+        MostRecent.worth: 3,
+    }
+)
+
+
+def native_worth(policy: PoolPolicy) -> int:
+    """Return the native library's number for what a policy calls worth.
+
+    Any policy whose `worth` is its own, or an instance's, is ranked by Python.
+    """
+    return _NATIVE_WORTH.get(getattr(policy.worth, "__func__", len), RANKED_BY_PYTHON)
 
 
 def make_pool_policy(name: str) -> PoolPolicy:

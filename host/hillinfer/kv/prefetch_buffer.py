@@ -4,10 +4,14 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from enum import Enum
-from typing import Any, TypeVar
+from functools import partial
+from itertools import accumulate
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -198,10 +202,31 @@ class LandedRows:
         return self._places[np.searchsorted(self._positions, positions)]
 
 
+@dataclass
+class _Waiting:
+    """A set of rows to be read ahead: what is left of it, and what it took so far."""
+
+    landed: LandedRows
+    layer: int
+    positions: NDArray[np.int64]
+    rows: NDArray[np.int64]
+    cost: ReadCost
+
+
+class _Part(NamedTuple):
+    """The first so many rows that are left of a set, and the blocks that they go to."""
+
+    of: _Waiting
+    size: int
+    blocks: list[int]
+    places: NDArray[np.int64]
+
+
 class PrefetchBuffer:
     """Rows read ahead, from the first read to the last look at them.
 
-    A block of the landing area is freed when nobody looks at it any more.
+    A block of the landing area is freed when nobody looks at it any more. Sets of one layer that
+    stand in line, as those of caches that take a step together, are read as one.
 
     Parameters
     ----------
@@ -225,6 +250,8 @@ class PrefetchBuffer:
         self._is_closed = False
         self._unclaimed: list[LandedRows] = []
         self.unclaimed: Sequence[LandedRows] = self._unclaimed
+        # What the thread that reads has not looked at.
+        self._line: deque[_Waiting] = deque()
         self._beginning = threading.Lock()
 
     @property
@@ -254,11 +281,13 @@ class PrefetchBuffer:
         # Noted first: an interrupt must not leave a reading that nobody knows of.
         with self._beginning:
             self._unclaimed.append(landed)
+            self._line.append(_Waiting(landed, layer, positions, rows, ReadCost()))
             try:
-                self._reading.submit(self._land, landed, layer, positions, rows)
+                self._reading.submit(self._land_next)
             except RuntimeError:
                 # The system starts no thread. Should one come later, it is not to read this.
                 landed.reading.cancel()
+                self._line.pop()
                 self._unclaimed.remove(landed)
                 raise
         return landed
@@ -328,56 +357,83 @@ class PrefetchBuffer:
         self.landing.wake()
         self._reading.shutdown()
 
-    def _land(
-        self,
-        landed: LandedRows,
-        layer: int,
-        positions: NDArray[np.int64],
-        rows: NDArray[np.int64],
-    ) -> None:
-        if not landed.reading.set_running_or_notify_cancel():
-            return
-        cost, done = ReadCost(), 0
+    def _land_next(self) -> None:
+        """Read what stands first in line, and of the same layer what stands behind it."""
+        together: list[_Waiting] = []
+        with self._beginning:
+            while self._line and self._line[0].layer == (together or self._line)[0].layer:
+                together.append(self._line.popleft())
+        together = [one for one in together if one.landed.reading.set_running_or_notify_cancel()]
         try:
-            while done < len(rows) and not self._is_closed:
-                blocks = self.landing.take(len(rows) - done)
-                if blocks:
-                    part = slice(done, done + len(blocks) * self.landing.block_rows)
-                    cost += self._fill(landed, layer, blocks, positions[part], rows[part])
-                    done = part.stop
-                elif self._is_wanted(landed):
-                    break
-                else:
-                    self.landing.wait_for_room(lambda: self._is_wanted(landed))
+            while together:
+                self._land(together)
+                together = [one for one in together if not one.landed.reading.done()]
         except BaseException as error:
             # Whoever attends is told.
-            landed.reading.set_exception(error)
-            return
-        landed.reading.set_result(cost)
+            for one in together:
+                if not one.landed.reading.done():
+                    one.landed.reading.set_exception(error)
+
+    def _land(self, together: list[_Waiting]) -> None:
+        """Read what there is room for, wait for room, or end a set that waits no longer."""
+        first = together[0]
+        parts = [] if self._is_closed else self._parts(together)
+        if parts:
+            self._fill(parts)
+        elif self._is_wanted(first.landed):
+            self._end(first)
+        else:
+            self.landing.wait_for_room(partial(self._is_wanted, first.landed))
+
+    def _parts(self, together: list[_Waiting]) -> list[_Part]:
+        """Return what there are free blocks for, in the order of the line."""
+        parts = []
+        for one in together:
+            if not (blocks := self.landing.take(len(one.rows))):
+                break
+            count = min(len(one.rows), len(blocks) * self.landing.block_rows)
+            parts.append(_Part(one, count, blocks, self.landing.places(blocks, count)))
+        return parts
 
     def _is_wanted(self, landed: LandedRows) -> bool:
         return landed.is_wanted or self._is_closed
 
-    def _fill(
-        self,
-        landed: LandedRows,
-        layer: int,
-        blocks: list[int],
-        positions: NDArray[np.int64],
-        rows: NDArray[np.int64],
-    ) -> ReadCost:
+    def _fill(self, parts: list[_Part]) -> None:
+        """Read rows to their blocks; a set is there as soon as its own rows are."""
+        came, left = 0, deque(zip(parts, accumulate(one.size for one in parts), strict=True))
         try:
-            places = self.landing.places(blocks, len(rows))
-            wanted = WantedRows(layer, rows, self.landing.rows, places)
-            cost = self._store.read_rows_ahead(wanted)
-        except BaseException:
-            for block in blocks:
+            rows = np.concatenate([part.of.rows[: part.size] for part in parts])
+            places = np.concatenate([part.places for part in parts])
+            wanted = WantedRows(parts[0].of.layer, rows, self.landing.rows, places)
+            for count, cost in self._store.read_rows_ahead(wanted):
+                # What several are read by is told with the first of them.
+                left[0][0].of.cost += cost
+                came += count
+                while left and left[0][1] <= came:
+                    self._note_filled(left.popleft()[0])
+        except BaseException as error:
+            self._fail([part for part, _ in left], error)
+
+    def _fail(self, parts: list[_Part], error: BaseException) -> None:
+        """Tell whoever attends what went wrong with its rows, and not with those of another."""
+        for part in parts if len(parts) > 1 else []:
+            self._fill([part])
+        if len(parts) == 1:
+            for block in parts[0].blocks:
                 self.landing.abandon(block)
-            raise
-        for block in blocks:
+            parts[0].of.landed.reading.set_exception(error)
+
+    def _note_filled(self, part: _Part) -> None:
+        one, size = part.of, part.size
+        for block in part.blocks:
             self.landing.ready(block)
-        landed.add(blocks, positions, places)
-        return cost
+        one.landed.add(part.blocks, one.positions[:size], part.places)
+        one.positions, one.rows = one.positions[size:], one.rows[size:]
+        if not len(one.rows):
+            self._end(one)
+
+    def _end(self, waiting: _Waiting) -> None:
+        waiting.landed.reading.set_result(waiting.cost)
 
     def _give(self, landed: LandedRows) -> None:
         # Each once, wherever an interrupt comes.

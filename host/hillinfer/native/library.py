@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
@@ -12,7 +13,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hillinfer.errors import HillInferError
-from hillinfer.native.structures import Attention, Choice, Places, Quota, Sequence
+from hillinfer.native.structures import (
+    Attention,
+    Choice,
+    FileReads,
+    Landing,
+    Places,
+    PoolSlots,
+    Promotion,
+    Quota,
+    ReadWay,
+    Sequence,
+)
 from hillinfer_model.errors import NonFiniteQueryError
 from hillinfer_model.kernel_spec import CONTRACT_VERSION
 
@@ -54,7 +66,7 @@ HOW_TO_BUILD = (
     "tree or install HillInfer again"
 )
 
-_INTERFACE_VERSION = 10
+_INTERFACE_VERSION = 11
 _POINTER = ctypes.c_void_p
 _INT = ctypes.c_int32
 _LONG = ctypes.c_int64
@@ -119,7 +131,11 @@ _SIGNATURES = {
         _INT,
         [_INT, ctypes.POINTER(Attention), _POINTER, _LONG, _POINTER, _LONG, _POINTER],
     ),
-    "hillinfer_read_file": (None, [_INT, _LONG, *[_POINTER] * 4, _INT]),
+    "hillinfer_promote": (_INT, [ctypes.POINTER(PoolSlots), ctypes.POINTER(Promotion)]),
+    "hillinfer_ring_open": (_INT, [ctypes.c_uint32, ctypes.POINTER(_POINTER)]),
+    "hillinfer_ring_close": (None, [_POINTER]),
+    "hillinfer_read_file": (_INT, [ctypes.POINTER(ReadWay), ctypes.POINTER(FileReads)]),
+    "hillinfer_land": (_INT, [ctypes.POINTER(ReadWay), ctypes.POINTER(Landing)]),
     "hillinfer_row_places": (
         _LONG,
         [ctypes.POINTER(Places), _POINTER],
@@ -140,6 +156,7 @@ _NOT_FINITE = 4
 _NOWHERE = "a position behind the last token, or in no group"
 _COLD = 5
 _MISPLACED = 6
+_LOST = 7
 
 
 class NativeLibrary:
@@ -227,30 +244,65 @@ class NativeLibrary:
         """End a thread that `hillinfer_launches_open` made."""
         self._functions.hillinfer_launches_close(thread)
 
-    def read_file(
-        self,
-        descriptor: int,
-        places: tuple[NDArray[np.int64], NDArray[np.uint64], NDArray[np.int64]],
-        results: NDArray[np.int64],
-        threads: int,
-    ) -> None:
-        """Make many reads of a file at once; none is under way when this returns.
+    def open_ring(self, depth: int) -> int:
+        """Make a ring of io_uring for the calling thread and return its address.
 
-        Parameters
-        ----------
-        descriptor
-            Of the file.
-        places
-            int64 offsets in the file, uint64 addresses, int64 bytes: contiguous, one per read.
-        results
-            int64, contiguous, filled: bytes that came of each read, or an error number below 0.
-        threads
-            Reads in flight, one in each; they are kept.
+        Raises
+        ------
+        OSError
+            The kernel gives none.
         """
-        offsets, addresses, counts = (one.ctypes.data for one in places)
-        self._functions.hillinfer_read_file(
-            descriptor, len(results), offsets, addresses, counts, results.ctypes.data, threads
-        )
+        ring = ctypes.c_void_p()
+        error = -self._functions.hillinfer_ring_open(depth, ctypes.byref(ring))
+        if error or ring.value is None:
+            raise OSError(error, os.strerror(error))
+        return ring.value
+
+    def close_ring(self, ring: int) -> None:
+        """Give a ring back that reads nothing now."""
+        self._functions.hillinfer_ring_close(ring)
+
+    def read_file(self, way: ReadWay, reads: FileReads) -> bool:
+        """Make many reads of a file at once; see host/native/file_reads.h.
+
+        Returns whether none is under way: a ring may not have given its reads back.
+        """
+        return not self._functions.hillinfer_read_file(way, reads)
+
+    def land(self, way: ReadWay, landing: Landing) -> bool:
+        """Bring rows of a file to their places; see host/native/landing.h.
+
+        Returns whether no read is under way, as `read_file` does.
+
+        Raises
+        ------
+        IndexError
+            A row or a place is nowhere.
+        MemoryError, NativeError
+            As from `call`.
+        """
+        outcome = self._functions.hillinfer_land(way, landing)
+        if outcome == _MISPLACED:
+            raise IndexError("a row has no place, or no checksum")
+        if outcome == _LOST:
+            return False
+        self._check("hillinfer_land", outcome)
+        return True
+
+    def promote(self, slots: PoolSlots, promotion: Promotion) -> None:
+        """Promote rows; see host/native/promotion.h.
+
+        Raises
+        ------
+        IndexError
+            A row or a place is nowhere.
+        MemoryError, NativeError
+            As from `call`.
+        """
+        outcome = self._functions.hillinfer_promote(slots, promotion)
+        if outcome == _MISPLACED:
+            raise IndexError("a row that is offered is nowhere")
+        self._check("hillinfer_promote", outcome)
 
     def row_places(self, places: Places, out: NDArray[np.uint64]) -> None:
         """Find rows; see host/native/row_places.h.

@@ -76,6 +76,7 @@ class Addresses:
 # --- Structures ---
 
 _INT = ctypes.c_int32
+_LONG = ctypes.c_int64
 
 
 class Shape(ctypes.Structure):
@@ -215,6 +216,48 @@ class PoolTable(ctypes.Structure):
     )
 
 
+class PoolSlots(ctypes.Structure):
+    """The slots of a layer's hot pool with all that is known of their rows."""
+
+    _fields_ = (
+        ("slot_of_row", ctypes.c_void_p),
+        ("row_count", ctypes.c_int64),
+        ("data", ctypes.c_void_p),
+        ("row_bytes", ctypes.c_int64),
+        ("rows", ctypes.c_void_p),
+        ("positions", ctypes.c_void_p),
+        ("last_selected", ctypes.c_void_p),
+        ("lengths", ctypes.c_void_p),
+        ("counts", ctypes.c_void_p),
+        ("used", ctypes.c_int64),
+    )
+
+
+class Promotion(ctypes.Structure):
+    """Rows that may become hot, how they rank, and how many did."""
+
+    _fields_ = (
+        ("rows", ctypes.c_void_p),
+        ("positions", ctypes.c_void_p),
+        ("counts", ctypes.c_void_p),
+        ("source", ctypes.c_void_p),
+        ("places", ctypes.c_void_p),
+        ("source_rows", ctypes.c_int64),
+        ("count", ctypes.c_int64),
+        ("keys", ctypes.c_void_p),
+        ("slot_keys", ctypes.c_void_p),
+        ("worth", _INT),
+        ("step", _INT),
+        ("length", _INT),
+        ("settled_before", _INT),
+        ("kept_sinks", ctypes.c_int64),
+        ("kept_recent", ctypes.c_int64),
+        ("alpha", ctypes.c_double),
+        ("promoted", ctypes.c_int64),
+        ("demoted", ctypes.c_int64),
+    )
+
+
 class DecodeStep(ctypes.Structure):
     """What one decode step of a layer is asked for."""
 
@@ -236,6 +279,68 @@ class DecodeStep(ctypes.Structure):
         ("fade_shift", _INT),
         ("coded_at", ctypes.c_int64),
         ("chosen_at", ctypes.c_int64),
+    )
+
+
+# --- Reads of the drive ---
+
+# What looks at reads and lets them fail; see host/native/file_reads.h.
+EnterWatch = ctypes.CFUNCTYPE(_INT, _INT, ctypes.c_uint32, ctypes.c_uint32)
+DoneWatch = ctypes.CFUNCTYPE(_LONG, _INT, ctypes.c_uint64, _LONG, _LONG, _LONG)
+
+
+class Watch(ctypes.Structure):
+    """Functions that are called in the kernel's place, and of each read that it is done with."""
+
+    _fields_ = (("enter", EnterWatch), ("done", DoneWatch))
+
+
+class ReadWay(ctypes.Structure):
+    """How a file is read: in a ring, or by so many threads where that is null."""
+
+    _fields_ = (
+        ("ring", ctypes.c_void_p),
+        ("watch", ctypes.c_void_p),
+        ("descriptor", _INT),
+        ("threads", _INT),
+    )
+
+
+class FileReads(ctypes.Structure):
+    """Where the bytes of each read lie and go, and what the kernel said of it."""
+
+    _fields_ = (
+        ("count", _LONG),
+        ("file_offsets", ctypes.c_void_p),
+        ("addresses", ctypes.c_void_p),
+        ("byte_counts", ctypes.c_void_p),
+        ("results", ctypes.c_void_p),
+    )
+
+
+class Landing(ctypes.Structure):
+    """Rows of a file that are brought to their places, and how far that has come."""
+
+    _fields_ = (
+        ("rows", ctypes.c_void_p),
+        ("places", ctypes.c_void_p),
+        ("count", _LONG),
+        ("row_bytes", _LONG),
+        ("out", ctypes.c_void_p),
+        ("out_rows", _LONG),
+        ("buffer", ctypes.c_void_p),
+        ("buffer_bytes", _LONG),
+        ("sums", ctypes.c_void_p),
+        ("sum_count", _LONG),
+        ("landed", _LONG),
+        ("is_read", _LONG),
+        ("reads", _LONG),
+        ("byte_count", _LONG),
+        ("wrong", _LONG),
+        ("missing", _LONG),
+        ("missing_offsets", ctypes.c_void_p),
+        ("missing_addresses", ctypes.c_void_p),
+        ("missing_counts", ctypes.c_void_p),
     )
 
 

@@ -18,8 +18,8 @@ from hillinfer.devices.device import DeviceSegment, ResidentShadow, pack_query_b
 from hillinfer.devices.device_scorer import DeviceScorer
 from hillinfer.devices.device_shadows import Pace, Resident
 from hillinfer.drive.files import PAGE_BYTES, ColdFile, aligned_buffer, probe_io_mode, round_up
+from hillinfer.drive.landing import FileRows
 from hillinfer.drive.read_engines import ReadEngine
-from hillinfer.drive.read_plan import plan_reads
 from hillinfer.errors import DeviceError
 from hillinfer.model_shape import ModelShape
 from hillinfer.rates.kept_rates import KeptRates, Rates, RatesKey, seconds_of
@@ -155,13 +155,14 @@ class PlainProfiling:
                 file.write(piece.data, offset)
             places = self._places((_FILE_BYTES - PAGE_BYTES) // self.row_bytes)
             whole = round_up(self.row_bytes + 2 * PAGE_BYTES, PAGE_BYTES)
-            buffer = aligned_buffer(_BATCH_ROWS * whole)
-
-            def read() -> None:
-                for batch in plan_reads(places, self.row_bytes, buffer.nbytes):
-                    self.engine.read(file, buffer, batch)
-
-            return self._pace(len(places), read)
+            out = aligned_buffer(len(places) * self.row_bytes)[: len(places) * self.row_bytes]
+            wanted = FileRows(
+                places,
+                out.reshape(len(places), self.row_bytes),
+                np.arange(len(places)),
+                aligned_buffer(_BATCH_ROWS * whole),
+            )
+            return self._pace(len(places), lambda: self.engine.land(file, wanted))
         finally:
             file.close()
 

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from hillinfer.drive.calls import DriveCalls, Reads
 from hillinfer.drive.checksums import sums_of
 from hillinfer.drive.files import PAGE_BYTES, ColdFile, IOMode, aligned_buffer, round_up
+from hillinfer.drive.landing import MAX_READ_BYTES
 from hillinfer.drive.read_engines import ReadEngine
-from hillinfer.drive.read_plan import MAX_READ_BYTES
 from hillinfer.drive.regions import GroupTable
 from hillinfer.drive.shared_files import BaseMap, ReadFile, ShadowBase
 from hillinfer.errors import ColdPoolError

@@ -12,7 +12,7 @@ LEAST = ("--question", "which cat?", "--dram-budget", "auto", "--shadow", "int4"
 
 
 def forbid(monkeypatch):
-    def refuse(self, entries, parameters):
+    def refuse(self, depth):
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(DriveCalls, "ring_open", refuse)

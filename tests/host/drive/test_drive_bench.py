@@ -50,14 +50,23 @@ def test_bytes_that_came_are_counted(file, case):
     assert pace.bytes_per_second > 0
 
 
-def test_an_engine_that_brings_other_bytes_ends_it(file):
-    class Wrong(PlainEngine):
-        def read(self, file, buffer, reads):
-            super().read(file, buffer, reads)
-            buffer[int(reads.buffer_offsets[-1]) + 5] ^= 1
+class Wrong(PlainEngine):
+    """Flips a bit of the last thing that it brings."""
 
-    with pytest.raises(SystemExit, match="brought other bytes than the file's"):
-        engine_pace(Wrong(), file, CASES[0], 2, 0.01, FILE_BYTES)
+    def read(self, file, buffer, reads):
+        super().read(file, buffer, reads)
+        buffer[int(reads.buffer_offsets[-1]) + 5] ^= 1
+
+    def land(self, file, wanted):
+        landed = super().land(file, wanted)
+        wanted.out[wanted.places[-1], 5] ^= 1
+        return landed
+
+
+@pytest.mark.parametrize("case", CASES[:4], ids=lambda case: case.name)
+def test_an_engine_that_brings_other_bytes_ends_it(file, case):
+    with pytest.raises(SystemExit, match="has other bytes than the file"):
+        engine_pace(Wrong(), file, case, 2, 0.01, FILE_BYTES)
 
 
 @pytest.fixture(scope="module")

@@ -18,10 +18,11 @@ from hillinfer.drive.engine_table import open_engine
 from hillinfer.drive.files import PAGE_BYTES, ColdFile, aligned_buffer, probe_io_mode
 from hillinfer.drive.read_engines import NativeThreadEngine
 from hillinfer.native.library import HOW_TO_BUILD, native_is_here
+from hillinfer.native.structures import ReadWay
 from hillinfer.settings import IOChoice
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
-from faulty_calls import FAULTS, FaultyCalls, Injection
+from faulty_calls import FAULTS, Fault, FaultyCalls, Injection
 
 pytestmark = pytest.mark.skipif(
     not native_is_here(), reason=f"the native library is not built: {HOW_TO_BUILD}"
@@ -83,10 +84,14 @@ def test_what_the_kernel_says_comes_back_for_each_read(file, content):
     reads.byte_counts[5] = 2 * PAGE_BYTES
     buffer = aligned_buffer(8 * PAGE_BYTES)
     calls = DriveCalls()
-    found = calls.read_many(file.descriptor, reads, buffer.ctypes.data, 4)
-    assert found == [4096, 4096, 0, 4096, 4096, 4096]
-    assert calls.read_many(-1, reads, buffer.ctypes.data, 4) == [-errno.EBADF] * 6
-    assert calls.read_many(file.descriptor, pages(0), buffer.ctypes.data, 4) == []
+
+    def found(descriptor, reads):
+        way = ReadWay(None, None, descriptor, 4)
+        return calls.read_many(way, reads, buffer.ctypes.data).tolist()
+
+    assert found(file.descriptor, reads) == [4096, 4096, 0, 4096, 4096, 4096]
+    assert found(-1, reads) == [-errno.EBADF] * 6
+    assert found(file.descriptor, pages(0)) == []
 
 
 @pytest.mark.parametrize("index", [0, 1, None])
@@ -104,10 +109,14 @@ def test_what_does_not_come_is_read_again(file, content, kind, fault, index):
     engine.close()
 
 
-def test_one_that_believed_the_kernel_blindly_would_be_seen(file, content, monkeypatch):
-    calls = FaultyCalls(Injection("read_done", 5, FAULTS["read_done"][0]))
-    engine, reads = NativeThreadEngine(THREADS, calls), pages(40)
-    monkeypatch.setattr(engine._plain, "read", lambda *_: None)
+def test_one_that_believed_the_kernel_blindly_would_be_seen(file, content):
+    class Believed(FaultyCalls):
+        def read_done(self, descriptor, into, offset, result):
+            super().read_done(descriptor, into, offset, result)
+            return result
+
+    engine = NativeThreadEngine(THREADS, Believed(Injection("read_done", 5, Fault.SHORT)))
+    reads = pages(40)
     assert not np.array_equal(brought(engine, file, reads), right(content, reads))
     engine.close()
 

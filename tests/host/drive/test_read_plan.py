@@ -1,157 +1,209 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans of reads: aligned, joined, inside the buffer, and every row where the plan says."""
+"""Plans of reads: aligned, joined, inside the buffer, and every row where it belongs.
+
+They are seen in the reads that are made, of the native library and of its twin.
+"""
 
 import numpy as np
 import pytest
+from engine_cases import SKIP, kernel_permits_rings
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from hillinfer.drive.files import PAGE_BYTES, aligned_buffer, round_up
-from hillinfer.drive.read_plan import (
-    JOIN_GAP_BYTES,
-    MAX_READ_BYTES,
-    lie_in_pages,
-    plan_in_place,
-    plan_reads,
+from landings import (
+    CONTENT_BYTES,
+    FILL,
+    WAYS,
+    SeenReads,
+    file_of,
+    land,
+    random_content,
+    rows_of,
+    wanted_rows,
 )
+
+from hillinfer.drive.files import PAGE_BYTES, aligned_buffer, probe_io_mode, round_up
+from hillinfer.drive.landing import JOIN_GAP_BYTES, MAX_READ_BYTES, FileRows
 
 ROW_BYTES = st.sampled_from([64, 128, 192, 320, 768, 1024, 4096, 4160, 8192])
 
 
-def a_file(row_bytes, rows):
-    """Return bytes in which every row differs, up to a page end."""
-    size = round_up(rows * row_bytes, PAGE_BYTES)
-    return np.random.default_rng(row_bytes).integers(0, 256, size, np.uint8)
+@pytest.fixture(scope="module")
+def content():
+    return random_content()
+
+
+@pytest.fixture(scope="module")
+def calls():
+    return SeenReads()
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory, content, calls):
+    folder = tmp_path_factory.mktemp("plans")
+    made = file_of(folder, probe_io_mode(folder), content, calls)
+    yield made
+    made.close()
+
+
+@pytest.fixture(params=WAYS)
+def way(request):
+    if request.param == "ring" and not kernel_permits_rings():
+        pytest.skip(SKIP)
+    return request.param
 
 
 @st.composite
 def requests(draw):
     row_bytes = draw(ROW_BYTES)
-    most = draw(st.sampled_from([20, 300, 3000]))
+    most = min(draw(st.sampled_from([20, 300, 3000])), CONTENT_BYTES // row_bytes)
     rows = draw(st.lists(st.integers(0, most - 1), min_size=1, max_size=120, unique=True))
     if draw(st.booleans()):
         rows.sort()
     least = row_bytes + 2 * PAGE_BYTES
     buffer_bytes = draw(st.sampled_from([least, round_up(least, PAGE_BYTES), 1 << 16, 1 << 20]))
-    return row_bytes, most, np.array(rows, np.int64), max(least, buffer_bytes)
+    return row_bytes, rows, max(least, buffer_bytes)
 
 
-@settings(max_examples=80, deadline=None)
-@given(request=requests())
-def test_every_row_arrives_once_and_whole(request):
-    row_bytes, most, rows, buffer_bytes = request
-    file = a_file(row_bytes, most)
-    arrived = np.zeros(len(rows), int)
-    for batch in plan_reads(rows, row_bytes, buffer_bytes):
-        buffer = np.zeros(buffer_bytes, np.uint8)
-        end_before = 0
-        for at, into, count in zip(
-            batch.file_offsets, batch.buffer_offsets, batch.byte_counts, strict=True
-        ):
+def assert_every_row_is_there(content, wanted):
+    rows = rows_of(content, wanted.row_bytes)
+    np.testing.assert_array_equal(wanted.out[wanted.places], rows[wanted.rows])
+    others = np.ones(len(wanted.out), bool)
+    others[wanted.places] = False
+    assert (wanted.out[others] == FILL).all()
+
+
+def test_every_row_arrives_whole_and_no_page_twice(way, file, content, calls):
+    @settings(max_examples=60, deadline=None)
+    @given(request=requests())
+    def check(request):
+        row_bytes, rows, buffer_bytes = request
+        wanted = wanted_rows(rows, row_bytes, buffer_bytes)
+        outcome = land(way, file, wanted, calls)
+        assert_every_row_is_there(content, wanted)
+        assert outcome.landed.cost.reads == len(outcome.reads)
+        assert outcome.landed.cost.byte_count == sum(count for _, _, count in outcome.reads)
+        pages = []
+        for at, into, count in outcome.reads:
             assert at % PAGE_BYTES == into % PAGE_BYTES == count % PAGE_BYTES == 0
             assert 0 < count <= MAX_READ_BYTES
-            # Reads lie one behind the other in the buffer and never past its end.
-            assert into == end_before
-            end_before = into + count
-            assert end_before <= buffer_bytes
-            assert at + count <= len(file)
-            buffer[into : into + count] = file[at : at + count]
-        # No page is read twice in a batch.
-        pages = [
-            page
-            for at, count in zip(batch.file_offsets, batch.byte_counts, strict=True)
-            for page in range(at // PAGE_BYTES, (at + count) // PAGE_BYTES)
-        ]
-        assert len(pages) == len(set(pages))
-        for wanted, start in zip(batch.wanted, batch.row_offsets, strict=True):
-            arrived[wanted] += 1
-            assert start % 64 == 0
-            row = rows[wanted]
-            np.testing.assert_array_equal(
-                buffer[start : start + row_bytes],
-                file[row * row_bytes : (row + 1) * row_bytes],
-            )
-    assert (arrived == 1).all()
+            assert 0 <= into <= into + count <= buffer_bytes
+            pages += range(at // PAGE_BYTES, (at + count) // PAGE_BYTES)
+        if buffer_bytes == 1 << 20:
+            # All of them in one batch.
+            assert len(pages) == len(set(pages))
+
+    check()
 
 
-def reads(rows, row_bytes=64, buffer_bytes=1 << 20):
-    batches = list(plan_reads(np.array(rows, np.int64), row_bytes, buffer_bytes))
-    return [
-        (int(at), int(count))
-        for batch in batches
-        for at, count in zip(batch.file_offsets, batch.byte_counts, strict=True)
-    ]
+def reads(way, file, calls, rows, row_bytes=64, buffer_bytes=1 << 20):
+    outcome = land(way, file, wanted_rows(rows, row_bytes, buffer_bytes), calls)
+    return sorted((at, count) for at, _, count in outcome.reads)
 
 
-@settings(max_examples=80, deadline=None)
-@given(data=st.data(), row_bytes=st.sampled_from([4096, 12_288, 16_384, 2 * MAX_READ_BYTES]))
-def test_every_byte_is_read_to_its_place_once(data, row_bytes):
-    most = 40
-    rows = np.array(
-        data.draw(st.lists(st.integers(0, most - 1), min_size=1, unique=True)), np.int64
-    )
-    places = np.array(data.draw(st.permutations(range(most))), np.int64)[: len(rows)]
-    if data.draw(st.booleans()):
-        rows, places = np.sort(rows), np.sort(places)
-    found = plan_in_place(rows, places, row_bytes)
-    # Every page of the buffer, and the page of the file that comes there.
-    came = np.full(most * row_bytes // PAGE_BYTES, -1)
-    for at, into, count in zip(
-        found.file_offsets, found.buffer_offsets, found.byte_counts, strict=True
-    ):
-        assert at % PAGE_BYTES == into % PAGE_BYTES == count % PAGE_BYTES == 0
-        assert 0 < count <= MAX_READ_BYTES
-        pages = np.arange(count // PAGE_BYTES)
-        assert (came[into // PAGE_BYTES + pages] == -1).all()
-        came[into // PAGE_BYTES + pages] = at // PAGE_BYTES + pages
-    expected = np.full((most, row_bytes // PAGE_BYTES), -1)
-    per_row = row_bytes // PAGE_BYTES
-    expected[places] = rows[:, None] * per_row + np.arange(per_row)
-    np.testing.assert_array_equal(came, expected.reshape(-1))
+def test_every_byte_is_read_to_its_place_once(way, file, content, calls):
+    @settings(max_examples=40, deadline=None)
+    @given(data=st.data(), row_bytes=st.sampled_from([12_288, 16_384, 2 * MAX_READ_BYTES]))
+    def check(data, row_bytes):
+        most = min(40, CONTENT_BYTES // row_bytes)
+        some = st.lists(st.integers(0, most - 1), min_size=1, unique=True)
+        rows = np.array(data.draw(some), np.int64)
+        places = np.array(data.draw(st.permutations(range(most))), np.int64)[: len(rows)]
+        if data.draw(st.booleans()):
+            rows, places = np.sort(rows), np.sort(places)
+        out = aligned_buffer(most * row_bytes).reshape(most, row_bytes)
+        out[:] = FILL
+        wanted = FileRows(rows, out, places, np.zeros(0, np.uint8))
+        outcome = land(way, file, wanted, calls)
+        assert_every_row_is_there(content, wanted)
+        # Every page of the memory, and the page of the file that comes there.
+        came = np.full(most * row_bytes // PAGE_BYTES, -1)
+        for at, into, count in outcome.reads:
+            assert at % PAGE_BYTES == into % PAGE_BYTES == count % PAGE_BYTES == 0
+            assert 0 < count <= MAX_READ_BYTES
+            pages = np.arange(count // PAGE_BYTES)
+            assert (came[into // PAGE_BYTES + pages] == -1).all()
+            came[into // PAGE_BYTES + pages] = at // PAGE_BYTES + pages
+        expected = np.full((most, row_bytes // PAGE_BYTES), -1)
+        per_row = row_bytes // PAGE_BYTES
+        expected[places] = rows[:, None] * per_row + np.arange(per_row)
+        np.testing.assert_array_equal(came, expected.reshape(-1))
+
+    check()
 
 
-def test_only_neighbours_in_file_and_memory_are_read_together():
-    found = plan_in_place(np.array([5, 6, 8, 9]), np.array([0, 1, 2, 4]), 16_384)
-    assert found.byte_counts.tolist() == [32_768, 16_384, 16_384]
+def test_only_neighbours_in_file_and_memory_are_read_together(way, file, calls):
+    out = aligned_buffer(5 * 16_384).reshape(5, 16_384)
+    wanted = FileRows(np.array([5, 6, 8, 9]), out, np.array([0, 1, 2, 4]), np.zeros(0, np.uint8))
+    found = sorted(land(way, file, wanted, calls).reads)
+    assert [count for _, _, count in found] == [32_768, 16_384, 16_384]
 
 
 def test_rows_that_a_gap_may_join_or_that_straddle_pages_need_a_buffer():
-    pages = aligned_buffer(16 * 16_384)
+    pages, buffer = aligned_buffer(16 * 16_384), aligned_buffer(1 << 16)
+
+    def lie_in_pages(out):
+        return FileRows(np.arange(1), out, np.arange(1), buffer).lie_in_pages
+
     assert lie_in_pages(pages.reshape(-1, 16_384))
     assert not lie_in_pages(pages.reshape(-1, JOIN_GAP_BYTES))
     assert not lie_in_pages(pages[: 10 * 12_352].reshape(-1, 12_352))
     assert not lie_in_pages(pages[64 : 64 + 16_384].reshape(-1, 16_384))
-    assert not lie_in_pages(pages.reshape(8, -1)[:, :16_384])
 
 
-def test_neighbours_are_one_read():
-    assert reads(range(64)) == [(0, 4096)]
-    assert reads(range(300)) == [(0, 5 * 4096)]
+@pytest.mark.parametrize(
+    ("out", "places", "buffer_bytes", "said"),
+    [
+        (np.zeros((8, 128), np.uint8)[:, :64], 1, 1 << 14, "contiguous multiples of 64"),
+        (np.zeros((8, 100), np.uint8), 1, 1 << 14, "contiguous multiples of 64"),
+        (np.zeros(64, np.uint8), 1, 1 << 14, "contiguous multiples of 64"),
+        (np.zeros((8, 64), np.uint8), 2, 1 << 14, "1 rows do not go to 2 places"),
+        (np.zeros((8, 64), np.uint8), 1, 8192, "8192 bytes does not hold a row's pages"),
+    ],
+)
+def test_what_rows_cannot_go_to_is_refused(out, places, buffer_bytes, said):
+    with pytest.raises(ValueError, match=said):
+        FileRows(np.arange(1), out, np.arange(places), aligned_buffer(buffer_bytes))
 
 
-def test_a_row_over_a_page_end_takes_both_pages():
-    assert reads([5], row_bytes=768) == [(0, 8192)]
+@pytest.mark.parametrize(("row", "place"), [(0, 8), (0, -1), (-1, 0), (20, 0)])
+def test_rows_and_places_that_are_nowhere_are_refused(file, calls, row, place):
+    out, sums = np.zeros((8, 64), np.uint8), np.zeros(20, np.uint32)
+    wanted = FileRows(np.array([row]), out, np.array([place]), aligned_buffer(1 << 14), sums)
+    with pytest.raises(IndexError, match="no place, or no checksum"):
+        land("threads", file, wanted, calls)
+    assert not out.any()
+    assert not calls.reads
+
+
+def test_neighbours_are_one_read(way, file, calls):
+    assert reads(way, file, calls, range(64)) == [(0, 4096)]
+    assert reads(way, file, calls, range(300)) == [(0, 5 * 4096)]
+
+
+def test_a_row_over_a_page_end_takes_both_pages(way, file, calls):
+    assert reads(way, file, calls, [5], row_bytes=768) == [(0, 8192)]
 
 
 @pytest.mark.parametrize(("gap", "count"), [(JOIN_GAP_BYTES, 1), (JOIN_GAP_BYTES + 4096, 2)])
-def test_small_gaps_are_read_through_and_large_ones_left_out(gap, count):
-    assert len(reads([0, (4096 + gap) // 64])) == count
+def test_small_gaps_are_read_through_and_large_ones_left_out(way, file, calls, gap, count):
+    assert len(reads(way, file, calls, [0, (4096 + gap) // 64])) == count
 
 
-def test_long_reads_are_cut():
-    found = reads(range(2 * MAX_READ_BYTES // 64 + 1))
+def test_long_reads_are_cut(way, file, calls):
+    found = reads(way, file, calls, range(2 * MAX_READ_BYTES // 64 + 1))
     assert [count for _, count in found] == [MAX_READ_BYTES, MAX_READ_BYTES, 4096]
 
 
-def test_a_small_buffer_takes_several_batches():
-    rows = np.arange(0, 3000, 100)
-    batches = list(plan_reads(rows, 64, 64 + 2 * PAGE_BYTES))
-    assert len(batches) > 5
-    assert sum(len(batch.wanted) for batch in batches) == len(rows)
+def test_a_small_buffer_takes_several_batches(way, file, calls):
+    wanted = wanted_rows(np.arange(0, 3000, 100), 64, 64 + 2 * PAGE_BYTES)
+    outcome = land(way, file, wanted, calls)
+    assert sum(into == 0 for _, into, _ in outcome.reads) > 5
 
 
-def test_no_rows_need_no_reads():
-    assert list(plan_reads(np.empty(0, np.int64), 64, 1 << 16)) == []
+def test_no_rows_need_no_reads(way, file, calls):
+    outcome = land(way, file, wanted_rows([], 64, 1 << 16), calls)
+    assert outcome.reads == []
+    assert outcome.landed.cost.reads == 0
 
 
 @pytest.mark.parametrize("count", [0, 1, 4095, 4096, 4097])
@@ -163,36 +215,36 @@ def test_buffers_are_whole_pages_on_page_starts(count):
 
 
 def planned_anew(rows, row_bytes, buffer_bytes, gap=JOIN_GAP_BYTES):
-    """Files and sizes of each batch, planned row by row."""
-    batches, used = [], buffer_bytes
+    """Reads of all batches, planned row by row: offset in the file, place in the buffer, bytes."""
+    found, used, end = [], buffer_bytes, None
     for row in sorted(rows.tolist()):
         start = row * row_bytes // PAGE_BYTES * PAGE_BYTES
-        end = -(-(row + 1) * row_bytes // PAGE_BYTES) * PAGE_BYTES
-        if batches and start <= batches[-1][-1][1] + gap:
-            grown = end - batches[-1][-1][1]
-            if used + grown <= buffer_bytes:
-                batches[-1][-1][1], used = end, used + grown
-                continue
-        elif batches and used + end - start <= buffer_bytes:
-            batches[-1].append([start, end])
-            used += end - start
-            continue
-        batches.append([[start, end]])
-        used = end - start
-    return batches
+        stop = -(-(row + 1) * row_bytes // PAGE_BYTES) * PAGE_BYTES
+        if end is not None and start <= end + gap and used + stop - end <= buffer_bytes:
+            found[-1][2] += stop - end
+            used += stop - end
+        elif end is not None and start > end + gap and used + stop - start <= buffer_bytes:
+            found.append([start, used, stop - start])
+            used += stop - start
+        else:
+            found.append([start, 0, stop - start])
+            used = stop - start
+        end = stop
+    return [tuple(one) for one in found]
 
 
 @pytest.mark.parametrize("row_bytes", [64, 768, 4096, 5120])
-def test_all_batches_are_those_of_a_plan_row_by_row(row_bytes):
+def test_all_batches_are_those_of_a_plan_row_by_row(way, file, calls, row_bytes):
     seen = 0
     for seed in range(20):
         generator = np.random.default_rng(seed)
-        rows = generator.choice(3000, int(generator.integers(1, 400)), replace=False)
+        most = min(3000, CONTENT_BYTES // row_bytes)
+        count = int(generator.integers(1, min(400, most)))
+        rows = generator.choice(most, count, replace=False)
         buffer_bytes = row_bytes + int(generator.integers(2, 40)) * PAGE_BYTES
-        found = [
-            np.stack([one.file_offsets, one.file_offsets + one.byte_counts], axis=1).tolist()
-            for one in plan_reads(rows, row_bytes, buffer_bytes)
-        ]
-        assert found == planned_anew(rows, row_bytes, buffer_bytes)
-        seen += found != planned_anew(rows, row_bytes, buffer_bytes, JOIN_GAP_BYTES - PAGE_BYTES)
+        found = land(way, file, wanted_rows(rows, row_bytes, buffer_bytes), calls).reads
+        in_order = sorted if way == "ring" else list
+        assert in_order(found) == in_order(planned_anew(rows, row_bytes, buffer_bytes))
+        other = planned_anew(rows, row_bytes, buffer_bytes, JOIN_GAP_BYTES - PAGE_BYTES)
+        seen += in_order(found) != in_order(other)
     assert seen

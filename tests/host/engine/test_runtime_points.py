@@ -77,9 +77,9 @@ class SlowReads(DriveCalls):
         self._wait()
         return super().preadv(descriptor, into, offset)
 
-    def read_many(self, *given):
+    def land(self, *given):
         self._wait()
-        return super().read_many(*given)
+        return super().land(*given)
 
 
 def test_a_stream_that_was_left_in_the_middle_disturbs_no_later_one(cold_dir):

@@ -20,11 +20,10 @@ from single_reads import SingleReads
 
 from hillinfer.drive.calls import DriveCalls
 
-# What came of many reads is asked for each of them.
-KINDS = tuple(
-    "read_done" if name == "reads_done" else name
-    for name in vars(DriveCalls)
-    if not name.startswith("_")
+# What the native library does is asked for each call and read of its own.
+KINDS = (
+    *(name for name, own in vars(DriveCalls).items() if callable(own) and name[0] != "_"),
+    *("ring_enter", "read_done"),
 )
 
 
@@ -54,8 +53,10 @@ FAULTS: dict[str, tuple[Fault, ...]] = {
     "close": (Fault.EIO, Fault.ENOSPC, Fault.DELAY),
     "pwrite": (*_ERRORS, *_SPACE, *_PARTS),
     "preadv": (*_ERRORS, *_PARTS),
-    "read_many": (Fault.ENOMEM, Fault.EAGAIN, Fault.DELAY),
+    "read_many": (Fault.DELAY,),
+    "land": (Fault.DELAY,),
     "ring_open": (Fault.ENOSYS, Fault.EPERM, Fault.ENOMEM, Fault.DELAY),
+    "ring_close": (Fault.DELAY,),
     "ring_enter": (*_ERRORS, Fault.EAGAIN),
     "read_done": (*_ERRORS, *_PARTS),
     "size": (Fault.EIO, Fault.DELAY),
@@ -158,12 +159,12 @@ class PlainFileSystem(WithoutDirectIO):
         return super().open(path, flags, mode)
 
 
-class WithoutNativeReads(DriveCalls):
-    """A process without native reads: threads of Python make all of them."""
+class WithoutNativeReads(SingleReads):
+    """A process whose native reads all fail: each is made again the ordinary way."""
 
-    def read_many(self, *args: Any) -> list[int]:
+    def read_done(self, *args: Any) -> int:
         """Refuse."""
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
 class KillingCalls(SingleReads):

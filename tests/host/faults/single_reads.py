@@ -3,16 +3,35 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import os
+from functools import cached_property
 
-import numpy as np
-from numpy.typing import NDArray
+from hillinfer.drive.calls import DriveCalls
+from hillinfer.native.structures import DoneWatch, EnterWatch, Watch
 
-from hillinfer.drive.calls import DriveCalls, Reads
+_IO_URING_ENTER = 426
+_GET_EVENTS = 1
+_SYSTEM = ctypes.CDLL(None, use_errno=True)
+_SYSTEM.syscall.restype = ctypes.c_long
 
 
 class SingleReads(DriveCalls):
-    """Calls `read_done` for each of many reads; an OSError is one that the kernel told."""
+    """Has `ring_enter` and `read_done` called for what the native library does.
+
+    An OSError of theirs is one that the kernel told. They are called by the thread that waits for
+    its reads, which no interrupt reaches there.
+    """
+
+    def ring_enter(self, ring: int, submit: int, complete: int) -> int:
+        """Hand over queued reads, wait until some completed, and return how many were taken."""
+        words = [ctypes.c_uint(word) for word in (ring, submit, complete, _GET_EVENTS)]
+        nothing = ctypes.c_void_p(None)
+        taken = int(_SYSTEM.syscall(_IO_URING_ENTER, *words, nothing, ctypes.c_size_t(0)))
+        if taken < 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        return taken
 
     def read_done(self, descriptor: int, into: memoryview, offset: int, result: int) -> int:
         """Return how many bytes one read of many brought, by what the kernel said of it."""
@@ -20,22 +39,32 @@ class SingleReads(DriveCalls):
             raise OSError(-result, os.strerror(-result))
         return result
 
-    def reads_done(
-        self,
-        descriptor: int,
-        buffer: NDArray[np.uint8],
-        reads: Reads,
-        done: NDArray[np.int64],
-        results: NDArray[np.int64],
-    ) -> NDArray[np.int64]:
-        """Ask `read_done` of each."""
-        came = np.empty(len(done), np.int64)
-        view = buffer.data
-        for at, (i, result) in enumerate(zip(done.tolist(), results.tolist(), strict=True)):
-            start, count = int(reads.buffer_offsets[i]), int(reads.byte_counts[i])
-            into = view[start : start + count]
-            try:
-                came[at] = self.read_done(descriptor, into, int(reads.file_offsets[i]), result)
-            except OSError as error:
-                came[at] = -(error.errno or 1)
-        return came
+    @property
+    def watch(self) -> int:
+        """Address of what the native library calls."""
+        return ctypes.addressof(self._watch)
+
+    @cached_property
+    def _watch(self) -> Watch:
+        return Watch(EnterWatch(_entering(self)), DoneWatch(_done(self)))
+
+
+def _entering(calls: SingleReads):
+    def enter(ring: int, submit: int, complete: int) -> int:
+        try:
+            return calls.ring_enter(ring, submit, complete)
+        except OSError as error:
+            return -(error.errno or errno.EIO)
+
+    return enter
+
+
+def _done(calls: SingleReads):
+    def done(descriptor: int, address: int, count: int, offset: int, result: int) -> int:
+        into = memoryview((ctypes.c_ubyte * count).from_address(address)).cast("B")
+        try:
+            return calls.read_done(descriptor, into, offset, result)
+        except OSError as error:
+            return -(error.errno or errno.EIO)
+
+    return done

@@ -9,7 +9,6 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 from engine_cases import SKIP, kernel_permits_rings
 from fault_scenarios import Scenario, StreamingAttachment
@@ -17,7 +16,8 @@ from faulty_calls import FAULTS, HARMLESS, KINDS, Fault, Injection, PlainFileSys
 from io_faults import Outcome, injections, is_clear, run_io_faults, totals
 from lives import DocumentLife, Places, SessionLife
 
-from hillinfer.drive.calls import DriveCalls, Reads
+from hillinfer.drive.calls import DriveCalls
+from hillinfer.drive.landing import LandingTable
 from hillinfer.hf.cache import HillInferCache
 from hillinfer.kv.cold_store import ColdStore
 from hillinfer.native.library import native_is_here
@@ -73,7 +73,7 @@ def test_faults_give_right_tokens_or_clear_errors(places, below):
 def test_no_fault_of_native_reads_comes_to_light(places):
     failed = [
         Injection(kind, index, fault)
-        for kind, indices in (("read_many", (0, 1)), ("read_done", (5, 20)))
+        for kind, indices in (("land", (0, 1)), ("read_done", (5, 20)))
         for index in indices
         for fault in FAULTS[kind]
     ]
@@ -98,13 +98,17 @@ def test_no_fault_of_a_ring_comes_to_light(places):
     assert tally.calls["read_done"] > 20
 
 
+def forget(table):
+    table.is_read = 1
+    return []
+
+
 def test_an_engine_that_forgets_what_a_ring_did_not_bring_is_seen(
     places, monkeypatch, without_checksums
 ):
     life = DocumentLife(scenario(IOChoice.AUTO))
     failed = [Injection("read_done", index, Fault.SHORT) for index in (1, 2, 3)]
-    nothing = Reads(*(np.zeros(0, np.int64) for _ in range(3)))
-    monkeypatch.setattr(Reads, "only", lambda *_: nothing)
+    monkeypatch.setattr(LandingTable, "missing", lambda self: forget(self.table))
     # With checksums no token would come of it.
     assert not run_io_faults(life, places, DriveCalls(), plan=failed).outcomes[Outcome.WRONG]
     without_checksums()

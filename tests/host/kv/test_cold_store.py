@@ -90,7 +90,7 @@ def read(store, layer, rows, row_bytes):
 def read_ahead(store, layer, rows, row_bytes):
     out = np.zeros((len(rows), row_bytes), np.uint8)
     wanted = WantedRows(layer, np.asarray(rows, np.int64), out, np.arange(len(rows)))
-    store.read_rows_ahead(wanted)
+    assert sum(count for count, _ in store.read_rows_ahead(wanted)) == len(rows)
     return out
 
 

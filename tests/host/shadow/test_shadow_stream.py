@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from twins.python_reads import ThreadEngine
 
 from hillinfer.drive.calls import DriveCalls
 from hillinfer.drive.files import ColdFile, IOMode
-from hillinfer.drive.read_engines import ThreadEngine
-from hillinfer.drive.read_plan import MAX_READ_BYTES
+from hillinfer.drive.landing import MAX_READ_BYTES
 from hillinfer.drive.shared_files import ShadowBase
 from hillinfer.errors import ColdPoolError
 from hillinfer.shadow import store as shadow_stream

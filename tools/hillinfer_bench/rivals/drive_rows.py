@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from hillinfer.drive.calls import DriveCalls, Reads
 from hillinfer.drive.engine_table import open_engine
 from hillinfer.drive.files import PAGE_BYTES, ColdFile, probe_io_mode, round_up
+from hillinfer.drive.landing import JOIN_GAP_BYTES, FileRows
 from hillinfer.drive.read_engines import ReadEngine
-from hillinfer.drive.read_plan import JOIN_GAP_BYTES, plan_reads
 from hillinfer_bench.rivals.block_attention import BlockAttention
 from hillinfer_bench.rivals.rival import Meter, Rival, RivalSetup
 from hillinfer_model.kernel_spec import GROUP_TOKENS
@@ -183,21 +183,9 @@ class DriveRows:
         """
         unit_bytes = out.shape[1]
         per_region = self.region_rows * self.row_bytes // unit_bytes
-        lands = _lands_alone(unit_bytes)
-        into = out.reshape(-1) if lands else buffer
-        for batch in plan_reads(row * per_region + units, unit_bytes, len(into)):
-            self._meter.count_read(int(batch.byte_counts.sum()))
-            self._engine.read(self.files[layer], into, batch)
-            if lands:
-                continue
-            # Units start at multiples of 64 bytes, so a view of all such places has them.
-            at_64 = np.lib.stride_tricks.as_strided(
-                buffer,
-                shape=((len(buffer) - unit_bytes) // 64 + 1, unit_bytes),
-                strides=(64, 1),
-                writeable=False,
-            )
-            out[batch.wanted] = at_64[batch.row_offsets // 64]
+        wanted = FileRows(row * per_region + units, out, np.arange(len(units)), buffer)
+        landed = self._engine.land(self.files[layer], wanted)
+        self._meter.count_read(landed.cost.byte_count)
 
     def scatter_buffer_bytes(self, unit_rows: int) -> int:
         """Return the size of a buffer for `read_units`: 2 MiB, or what a sequence can need.

@@ -1,24 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turns scattered rows into few aligned reads, and lets reads on demand go first."""
+"""Landing in numpy and threads of Python: what the native library's is compared with."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hillinfer.drive.calls import Reads
+from hillinfer.drive.checksums import sums_of
 from hillinfer.drive.files import PAGE_BYTES
+from hillinfer.drive.landing import JOIN_GAP_BYTES, MAX_READ_BYTES, FileRows, Landed
+from hillinfer.drive.shared_files import ReadFile
+from hillinfer.trace.pool_timeline import ReadCost
 
-# A random read costs about as much as streaming a few pages, so reading through a small gap is
-# cheaper than a second read. Gaps of 4 to 16 KiB measure alike; larger ones waste bandwidth.
-JOIN_GAP_BYTES = 8 * 1024
-MAX_READ_BYTES = 256 * 1024
+# --- The plan ---
 
 
 @dataclass(frozen=True)
@@ -73,25 +72,6 @@ def plan_reads(rows: NDArray[np.int64], row_bytes: int, buffer_bytes: int) -> It
         stop = max(begin + 1, int(used.searchsorted(most, side="right")))
         yield _batch(order, first, start, end, new_read[begin:stop], begin)
         begin = stop
-
-
-def lie_in_pages(rows: NDArray[np.uint8]) -> bool:
-    """Return whether rows can be read to their places without a buffer in between.
-
-    Reads of rows that are longer than a gap join nothing but neighbours either way.
-
-    Parameters
-    ----------
-    rows
-        uint8 of shape (any, row_bytes), where they go in memory.
-    """
-    row_bytes = rows.shape[1]
-    return (
-        row_bytes > JOIN_GAP_BYTES
-        and row_bytes % PAGE_BYTES == 0
-        and rows.ctypes.data % PAGE_BYTES == 0
-        and rows.flags.c_contiguous
-    )
 
 
 def plan_in_place(rows: NDArray[np.int64], places: NDArray[np.int64], row_bytes: int) -> Reads:
@@ -151,74 +131,78 @@ def _in_pieces(
     )
 
 
-_Read = TypeVar("_Read")
+# --- Threads of Python ---
 
 
-class ReadTurns:
-    """A lock that reads on demand get before reads ahead.
+class ThreadEngine:
+    """A `ReadEngine` of ordinary reads, one at a time in each of several threads of Python.
 
-    Attention waits for what it demands, while what is read ahead has until the next layer. No read
-    is broken off: who reads ahead takes a turn for each of many pieces.
-
-    Who reads on demand may be interrupted by Ctrl-C anywhere; a turn ends, and others are told, all
-    the same. So these are no context managers: between the frames of one, an interrupt would leave
-    the turn taken for as long as its traceback lives. Reads ahead are another thread's.
+    Parameters
+    ----------
+    threads
+        Reads in flight.
     """
 
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._taken = False
-        self._demanded = 0
+    name = "threads"
 
-    def demand(self) -> None:
-        """Let nobody read ahead until `satisfy`, between the turns of one who has several."""
-        noted = 0
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="hillinfer-read")
+
+    def read(self, file: ReadFile, buffer: NDArray[np.uint8], reads: Reads) -> None:
+        """Make all reads; see `ReadEngine`."""
+        view = buffer.data
+
+        def read_share(share: int) -> None:
+            for i in range(share, len(reads), self._threads):
+                at, count = int(reads.buffer_offsets[i]), int(reads.byte_counts[i])
+                file.read(view[at : at + count], int(reads.file_offsets[i]))
+
+        if len(reads) <= 1:
+            read_share(0)
+            return
+        shares = min(self._threads, len(reads))
+        running = [self._pool.submit(read_share, share) for share in range(shares)]
+        # All of them, before any error or interrupt goes on: a read still under way would fill the
+        # buffer of the next.
         try:
-            with self._changed:
-                self._demanded += 1
-                noted = 1
+            wait(running)
         except BaseException:
-            self._demanded -= noted
-            self.wake()
+            wait(running)
             raise
+        for one in running:
+            one.result()
 
-    def satisfy(self) -> None:
-        """Take a demand back."""
-        with self._changed:
-            self._demanded -= 1
-            self._changed.notify_all()
+    def land(self, file: ReadFile, wanted: FileRows) -> Landed:
+        """Bring rows to their places; see `ReadEngine`."""
+        cost, out = ReadCost(), wanted.out
+        if len(wanted.places) and not 0 <= wanted.places.min() <= wanted.places.max() < len(out):
+            raise IndexError("a row has no place, or no checksum")
+        if wanted.lie_in_pages and len(wanted.rows):
+            in_place = plan_in_place(wanted.rows, wanted.places, wanted.row_bytes)
+            self.read(file, out.reshape(-1), in_place)
+            cost += _cost(in_place)
+        elif len(wanted.rows):
+            # Rows start at multiples of 64 bytes, so a view of all such places has them as rows.
+            at_64 = np.lib.stride_tricks.as_strided(
+                wanted.buffer,
+                shape=((len(wanted.buffer) - wanted.row_bytes) // 64 + 1, wanted.row_bytes),
+                strides=(64, 1),
+                writeable=False,
+            )
+            for batch in plan_reads(wanted.rows, wanted.row_bytes, len(wanted.buffer)):
+                self.read(file, wanted.buffer, batch)
+                cost += _cost(batch)
+                out[wanted.places[batch.wanted]] = at_64[batch.row_offsets // 64]
+        differs = np.zeros(len(wanted.rows), bool)
+        if wanted.sums is not None:
+            differs = sums_of(out, wanted.places) != wanted.sums[wanted.rows]
+        return Landed(cost, int(differs.argmax()) if differs.any() else None)
 
-    def on_demand(self, read: Callable[[], _Read]) -> _Read:
-        """Wait for the end of the turn under way, at most, and read in the next one."""
-        is_mine = False
-        try:
-            with self._changed:
-                self._demanded += 1
-                try:
-                    self._changed.wait_for(lambda: not self._taken)
-                    self._taken = is_mine = True
-                finally:
-                    self._demanded -= 1
-            return read()
-        finally:
-            if is_mine:
-                self._taken = False
-            # Also where it never came: who reads ahead may have looked while it was wanted.
-            self.wake()
+    def close(self) -> None:
+        """Stop the threads."""
+        self._pool.shutdown(cancel_futures=True)
 
-    @contextmanager
-    def ahead(self) -> Iterator[None]:
-        """Wait until nobody reads or wants to read on demand, and have a turn."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self._taken and not self._demanded)
-            self._taken = True
-        try:
-            yield
-        finally:
-            self._taken = False
-            self.wake()
 
-    def wake(self) -> None:
-        """Let all who wait look again."""
-        with self._changed:
-            self._changed.notify_all()
+def _cost(reads: Reads) -> ReadCost:
+    return ReadCost(len(reads), int(reads.byte_counts.sum()))

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of a file that go to their places in memory, and what bringing them took."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hillinfer.drive.files import PAGE_BYTES
+from hillinfer.native.structures import Landing
+from hillinfer.trace.pool_timeline import ReadCost
+
+# The native library, which plans reads, has the same two numbers: rows closer than the first are
+# read together, and no read is longer than the second.
+JOIN_GAP_BYTES = 8 * 1024
+MAX_READ_BYTES = 256 * 1024
+
+
+@dataclass(frozen=True)
+class FileRows:
+    """Rows of a file, and where each of them goes.
+
+    Parameters
+    ----------
+    rows
+        int64 row numbers of the file, in any order, each once; row r starts at r · row_bytes.
+    out
+        uint8 of shape (any, row_bytes), contiguous, row_bytes a multiple of 64.
+    places
+        int64, where in `out` each row goes.
+    buffer
+        Page-aligned uint8 that reads go through, at least one row and two pages, where rows do not
+        lie in pages; nobody else uses it meanwhile.
+    sums
+        uint32, the checksum of each row of the file as far as rows are wanted; None where nobody
+        looks.
+    """
+
+    rows: NDArray[np.int64]
+    out: NDArray[np.uint8]
+    places: NDArray[np.int64]
+    buffer: NDArray[np.uint8]
+    sums: NDArray[np.uint32] | None = None
+
+    def __post_init__(self) -> None:
+        if self.out.ndim != 2 or not self.out.flags.c_contiguous or self.out.shape[1] % 64:
+            raise ValueError(f"rows of shape {self.out.shape} must be contiguous multiples of 64")
+        if len(self.places) != len(self.rows):
+            raise ValueError(f"{len(self.rows)} rows do not go to {len(self.places)} places")
+        if len(self.buffer) < self.row_bytes + 2 * PAGE_BYTES and not self.lie_in_pages:
+            raise ValueError(f"a buffer of {len(self.buffer)} bytes does not hold a row's pages")
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row."""
+        return int(self.out.shape[1])
+
+    @property
+    def lie_in_pages(self) -> bool:
+        """Whether they can be read to their places without a buffer in between.
+
+        Reads of rows that are longer than a gap join nothing but neighbours either way.
+        """
+        return (
+            self.row_bytes > JOIN_GAP_BYTES
+            and self.row_bytes % PAGE_BYTES == 0
+            and self.out.ctypes.data % PAGE_BYTES == 0
+        )
+
+
+@dataclass(frozen=True)
+class Landed:
+    """What it took to bring rows.
+
+    Parameters
+    ----------
+    cost
+        Reads, and the bytes they brought.
+    wrong
+        The first of the rows, by its place among those wanted, whose checksum is another; None
+        where none is, or nobody looks.
+    """
+
+    cost: ReadCost
+    wrong: int | None
+
+
+class LandingTable:
+    """Rows on their way, as the native library has them.
+
+    Parameters
+    ----------
+    wanted
+        Which, and where they go.
+
+    Attributes
+    ----------
+    table
+        What the library reads and writes; its arrays live as long as this.
+    """
+
+    def __init__(self, wanted: FileRows) -> None:
+        lands_alone = wanted.lie_in_pages
+        # Where reads bring their bytes.
+        self.memory = wanted.out.reshape(-1) if lands_alone else wanted.buffer
+        rows = np.ascontiguousarray(wanted.rows, np.int64)
+        places = np.ascontiguousarray(wanted.places, np.int64)
+        # As many reads as a batch has at most; memory that nobody touches takes none.
+        most = len(rows) + len(self.memory) // MAX_READ_BYTES + 1
+        self._missing = np.empty((3, most), np.int64)
+        self._kept = (wanted, rows, places)
+        offsets, addresses, counts = (one.ctypes.data for one in self._missing)
+        self.table = Landing(
+            rows.ctypes.data,
+            places.ctypes.data,
+            len(rows),
+            wanted.row_bytes,
+            wanted.out.ctypes.data,
+            len(wanted.out),
+            None if lands_alone else wanted.buffer.ctypes.data,
+            len(wanted.buffer),
+            None if wanted.sums is None else wanted.sums.ctypes.data,
+            0 if wanted.sums is None else len(wanted.sums),
+            wrong=-1,
+            missing_offsets=offsets,
+            missing_addresses=addresses,
+            missing_counts=counts,
+        )
+
+    @property
+    def landed(self) -> Landed:
+        """What it took so far."""
+        table = self.table
+        cost = ReadCost(table.reads, table.byte_count)
+        return Landed(cost, None if table.wrong < 0 else table.wrong)
+
+    def missing(self) -> Iterator[tuple[memoryview, int]]:
+        """Yield the memory and the file offset of each read that did not come whole.
+
+        Once all were made otherwise, the next call of the library goes on behind them.
+        """
+        view, start = self.memory.data, self.memory.ctypes.data
+        for offset, address, count in self._missing[:, : self.table.missing].T.tolist():
+            yield view[address - start : address - start + count], offset
+        self.table.is_read = 1

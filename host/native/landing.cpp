@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "landing.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+
+#include "read_plan.h"
+#include "row_sums.h"
+
+namespace hillinfer {
+namespace {
+
+// Runs are copied out as their reads come, while others are under way, by whichever thread has them.
+class Batch final : public Arrivals {
+public:
+    Batch(const Landing& landing, const std::vector<WantedRow>& sorted, const ReadPlan& plan)
+        : landing_(landing), sorted_(sorted), plan_(plan), coming_(plan.runs.size()),
+          wrong_(landing.wrong) {
+        for (const int64_t run : plan.run_of_read) {
+            coming_[size_t(run)].fetch_add(1, std::memory_order_relaxed);
+        }
+    }
+
+    void came(int64_t read) override {
+        const int64_t run = plan_.run_of_read[size_t(read)];
+        if (coming_[size_t(run)].fetch_sub(1, std::memory_order_acq_rel) == 1) {
+            finish(plan_.runs[size_t(run)]);
+        }
+    }
+
+    void finish_all() {
+        for (const Run& run : plan_.runs) {
+            finish(run);
+        }
+    }
+
+    int64_t wrong() const { return wrong_; }
+
+private:
+    void finish(const Run& run) {
+        const uint8_t* const bytes = reinterpret_cast<const uint8_t*>(run.address);
+        for (int64_t i = run.first; i < run.stop; ++i) {
+            const WantedRow& wanted = sorted_[size_t(i)];
+            const int64_t place = landing_.places[wanted.index];
+            uint8_t* const row = landing_.out + place * landing_.row_bytes;
+            if (landing_.buffer) {
+                std::memcpy(row, bytes + wanted.row * landing_.row_bytes - run.file_offset,
+                            size_t(landing_.row_bytes));
+            }
+            if (landing_.sums) {
+                uint32_t sum;
+                row_sums(landing_.out, landing_.row_bytes, &place, 1, &sum);
+                if (sum != landing_.sums[wanted.row]) {
+                    note_wrong(wanted.index);
+                }
+            }
+        }
+    }
+
+    void note_wrong(int64_t index) {
+        int64_t known = wrong_;
+        while ((known < 0 || index < known) && !wrong_.compare_exchange_weak(known, index)) {
+        }
+    }
+
+    const Landing& landing_;
+    const std::vector<WantedRow>& sorted_;
+    const ReadPlan& plan_;
+    // Reads of each run that have not come.
+    std::vector<std::atomic<int32_t>> coming_;
+    std::atomic<int64_t> wrong_;
+};
+
+bool is_placed(const Landing& landing) {
+    for (int64_t i = 0; i < landing.count; ++i) {
+        const int64_t row = landing.rows[i], place = landing.places[i];
+        if (row < 0 || place < 0 || place >= landing.out_rows ||
+            (landing.sums && row >= landing.sum_count)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+void note_missing(const FileReads& reads, Landing& landing) {
+    for (int64_t i = 0; i < reads.count; ++i) {
+        if (reads.results[i] != reads.byte_counts[i]) {
+            const int64_t at = landing.missing++;
+            landing.missing_offsets[at] = reads.file_offsets[i];
+            landing.missing_addresses[at] = reads.addresses[i];
+            landing.missing_counts[at] = reads.byte_counts[i];
+        }
+    }
+}
+
+}  // namespace
+
+Outcome land(const ReadWay& way, Landing& landing) {
+    if (!is_placed(landing)) {
+        return kMisplaced;
+    }
+    landing.missing = 0;
+    const std::vector<WantedRow> sorted = in_file_order(landing.rows, landing.count);
+    ReadPlan plan;
+    std::vector<int64_t> results;
+    while (landing.landed < landing.count) {
+        int64_t next = landing.count;
+        if (landing.buffer) {
+            next = plan_batch(sorted, landing.landed, landing.row_bytes, landing.buffer,
+                              landing.buffer_bytes, plan);
+        } else {
+            plan_in_place(sorted, landing.places, landing.row_bytes, landing.out, plan);
+        }
+        Batch batch(landing, sorted, plan);
+        if (landing.is_read) {
+            batch.finish_all();
+        } else {
+            results.resize(plan.file_offsets.size());
+            const FileReads reads{int64_t(results.size()), plan.file_offsets.data(),
+                                  plan.addresses.data(), plan.byte_counts.data(), results.data()};
+            if (!read_file(way, reads, &batch)) {
+                return kLost;
+            }
+            landing.reads += reads.count;
+            for (const int64_t count : plan.byte_counts) {
+                landing.byte_count += count;
+            }
+            note_missing(reads, landing);
+        }
+        landing.wrong = batch.wrong();
+        if (landing.missing) {
+            return kDone;
+        }
+        landing.is_read = 0;
+        landing.landed = next;
+    }
+    return kDone;
+}
+
+}  // namespace hillinfer
+
+HILLINFER_API int32_t hillinfer_land(const hillinfer::ReadWay* way, hillinfer::Landing* landing) {
+    int32_t outcome = hillinfer::kDone;
+    const int32_t failed =
+        hillinfer::guarded([&] { outcome = hillinfer::land(*way, *landing); });
+    return failed ? failed : outcome;
+}

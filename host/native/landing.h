@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rows of a file brought to their places in memory: planned, read, copied out and looked at.
+#pragma once
+#include <cstdint>
+
+#include "api.h"
+#include "file_reads.h"
+
+namespace hillinfer {
+
+// Shared with Python: the order and types of these fields are part of the C interface.
+struct Landing {
+    const int64_t* rows;    // Numbers in the file, each once.
+    const int64_t* places;  // Which row of `out` each becomes.
+    int64_t count;
+    int64_t row_bytes;
+    uint8_t* out;
+    int64_t out_rows;
+    uint8_t* buffer;  // What reads go through; null where rows are read to their places.
+    int64_t buffer_bytes;
+    const uint32_t* sums;  // Checksums of the file's rows; null where nobody looks.
+    int64_t sum_count;
+    // Where the next call goes on: rows in the order of the file that are there, and whether somebody
+    // else has read what was missing of the batch behind them.
+    int64_t landed;
+    int64_t is_read;
+    // What was done so far.
+    int64_t reads;
+    int64_t byte_count;
+    int64_t wrong;  // The first of the rows whose checksum is another; below 0 where none is.
+    // Reads of the batch at `landed` that did not come whole: there is room for a batch's.
+    int64_t missing;
+    int64_t* missing_offsets;
+    uint64_t* missing_addresses;
+    int64_t* missing_counts;
+};
+
+// Lands rows, batch after batch, until all are there or reads of a batch did not come whole. These are
+// `missing`; once they were read otherwise and `is_read` is set, the next call goes on. kMisplaced where
+// a row or place is nowhere; kLost where a ring did not give its reads back.
+Outcome land(const ReadWay& way, Landing& landing);
+
+}  // namespace hillinfer

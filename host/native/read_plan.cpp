@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "read_plan.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+
+namespace hillinfer {
+namespace {
+
+// A random read costs about as much as streaming a few pages, so reading through a small gap is
+// cheaper than a second read. Gaps of 4 to 16 KiB measure alike; larger ones waste bandwidth. Python
+// has the same two numbers.
+constexpr int64_t kJoinGapBytes = 8 * 1024;
+constexpr int64_t kMaxReadBytes = 256 * 1024;
+
+}  // namespace
+
+std::vector<WantedRow> in_file_order(const int64_t* rows, int64_t count) {
+    std::vector<WantedRow> sorted;
+    sorted.reserve(size_t(count));
+    bool rising = true;
+    for (int64_t i = 0; i < count; ++i) {
+        rising &= i == 0 || rows[i - 1] < rows[i];
+        sorted.push_back({rows[i], i});
+    }
+    // What a selection wants mostly comes in order.
+    if (!rising) {
+        std::sort(sorted.begin(), sorted.end(), [](const WantedRow& one, const WantedRow& other) {
+            return one.row < other.row;
+        });
+    }
+    return sorted;
+}
+
+int64_t plan_batch(const std::vector<WantedRow>& sorted, int64_t first, int64_t row_bytes,
+                   uint8_t* buffer, int64_t buffer_bytes, ReadPlan& plan) {
+    const int64_t page = sysconf(_SC_PAGESIZE);
+    int64_t used = 0, end = 0, next = first;
+    plan.runs.clear();
+    for (; next < int64_t(sorted.size()); ++next) {
+        const int64_t begin = sorted[next].row * row_bytes;
+        const int64_t own_start = begin / page * page;
+        const int64_t own_end = (begin + row_bytes + page - 1) / page * page;
+        const bool is_new = next == first || own_start > end + kJoinGapBytes;
+        const int64_t grown = own_end - (is_new ? own_start : end);
+        if (next > first && used + grown > buffer_bytes) {
+            break;
+        }
+        if (is_new) {
+            plan.runs.push_back({next, next, own_start, 0, reinterpret_cast<uint64_t>(buffer) + used});
+        }
+        plan.runs.back().stop = next + 1;
+        plan.runs.back().byte_count += grown;
+        used += grown;
+        end = own_end;
+    }
+    plan.cut();
+    return next;
+}
+
+void plan_in_place(const std::vector<WantedRow>& sorted, const int64_t* places, int64_t row_bytes,
+                   uint8_t* out, ReadPlan& plan) {
+    plan.runs.clear();
+    for (int64_t next = 0; next < int64_t(sorted.size()); ++next) {
+        const int64_t place = places[sorted[next].index];
+        const bool is_new = next == 0 || sorted[next].row != sorted[next - 1].row + 1 ||
+                            place != places[sorted[next - 1].index] + 1;
+        if (is_new) {
+            plan.runs.push_back({next, next, sorted[next].row * row_bytes, 0,
+                                 reinterpret_cast<uint64_t>(out) + place * row_bytes});
+        }
+        plan.runs.back().stop = next + 1;
+        plan.runs.back().byte_count += row_bytes;
+    }
+    plan.cut();
+}
+
+// Makes the reads of the runs; long ones are cut.
+void ReadPlan::cut() {
+    file_offsets.clear();
+    byte_counts.clear();
+    addresses.clear();
+    run_of_read.clear();
+    for (size_t run = 0; run < runs.size(); ++run) {
+        for (int64_t done = 0; done < runs[run].byte_count; done += kMaxReadBytes) {
+            file_offsets.push_back(runs[run].file_offset + done);
+            addresses.push_back(runs[run].address + uint64_t(done));
+            byte_counts.push_back(std::min(kMaxReadBytes, runs[run].byte_count - done));
+            run_of_read.push_back(int64_t(run));
+        }
+    }
+}
+
+}  // namespace hillinfer
