@@ -160,8 +160,7 @@ def _attached(cold_dir: Path) -> Any:
 
 
 def _answer(session: Path, cold_dir: Path) -> list[int]:
-    from hillinfer.generate.loop import Generation
-    from hillinfer.generate.sampling import Sampling
+    from hillinfer.generate.loop import Generation, Sampling
 
     with _attached(cold_dir) as attachment:
         cache = attachment.load_session(session, expected_tokens=_TOKENS + 10)

@@ -17,8 +17,8 @@ from hillinfer.cli.request import (
     read_document,
     reads_stdin,
 )
+from hillinfer.generate.loop import Sampling
 from hillinfer.generate.prompt import PromptError, PromptStyle, check_text
-from hillinfer.generate.sampling import Sampling
 from hillinfer.generate.special_tokens import SpecialTokens
 from hillinfer.kv.pool_policies import POOL_POLICIES, make_pool_policy
 from hillinfer.models.registry_model import DEFAULT_MODEL
@@ -33,8 +33,7 @@ _DEFAULTS = Settings()
 def generate(
     *,
     model: Annotated[
-        str,
-        typer.Option(help="Registry name, folder, GGUF file, or organisation/name on the hub."),
+        str, typer.Option(help="Registry name, folder, GGUF file, or organisation/name on the hub.")
     ] = DEFAULT_MODEL,
     prompt_file: Annotated[
         Path | None, typer.Option(help="Text to read; - for standard input.")

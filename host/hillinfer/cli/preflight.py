@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from hillinfer.cli.console import panics_unsaid
 from hillinfer.cli.request import Asking, Compare, GenerateRequest
-from hillinfer.devices.table import check_device
+from hillinfer.devices.opening import check_device
 from hillinfer.drive.directories import DriveFacts, prepared_cold_dir
 from hillinfer.engine.budget_growth import AUTO_FORMATS
 from hillinfer.engine.budget_plan import DevicePart, hit_bytes, kernel_spec

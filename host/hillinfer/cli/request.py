@@ -13,6 +13,7 @@ from typing import BinaryIO
 from rich.console import Console
 
 from hillinfer.errors import SettingsError
+from hillinfer.generate.loop import Sampling
 from hillinfer.generate.prompt import (
     PromptError,
     PromptStyle,
@@ -21,7 +22,6 @@ from hillinfer.generate.prompt import (
     decoded,
     read_text,
 )
-from hillinfer.generate.sampling import Sampling
 from hillinfer.generate.special_tokens import SpecialTokens
 from hillinfer.settings import QuestionReading, Settings
 from hillinfer.system.machine import NumberType

@@ -32,7 +32,7 @@ from hillinfer.cli.report import (
     version_facts,
 )
 from hillinfer.cli.request import STOCK, Asking, GenerateRequest, typed_questions
-from hillinfer.errors import HillInferError, without_python_names
+from hillinfer.errors import HillInferError, SessionError, without_python_names
 from hillinfer.generate.answering import Answering, AnswerOptions, Progress
 from hillinfer.generate.loop import Generation
 from hillinfer.generate.prompt import DocumentPrompt, PromptForm, PromptStyle, QuestionPrompt
@@ -44,7 +44,6 @@ from hillinfer.models.sources import ModelSource, local_model
 from hillinfer.native.library import native_library
 from hillinfer.projections.attachment import ProjectionAttachment
 from hillinfer.projections.ways import make_projections
-from hillinfer.sessions.files import SessionError
 from hillinfer.sessions.opening import SavedSession
 from hillinfer.sessions.writing import prepare_target
 from hillinfer.statistics import CacheStatistics

@@ -8,9 +8,14 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from hillinfer.doctor.card import card_findings, find_cards, find_xrt_library, library_finding
+from hillinfer.doctor.cards import (
+    card_findings,
+    find_cards,
+    find_xrt_library,
+    library_finding,
+    xclbin_findings,
+)
 from hillinfer.doctor.finding import Finding, Verdict, optional_tools, python_version, run_packages
-from hillinfer.doctor.xclbin_findings import xclbin_findings
 from hillinfer.drive.calls import DriveCalls
 from hillinfer.drive.directories import DriveFacts, prepared_cold_dir
 from hillinfer.drive.engine_table import engine_text, why_no_ring

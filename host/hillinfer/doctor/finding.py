@@ -86,12 +86,7 @@ _PROGRAMS = (
         "building the emulated card",
         "make hw_emu in a source tree, or apt install protobuf-compiler libprotobuf-dev",
     ),
-    (
-        "Vitis v++",
-        "v++",
-        "building bitstreams",
-        "install AMD Vitis and source its settings64.sh",
-    ),
+    ("Vitis v++", "v++", "building bitstreams", "install AMD Vitis and source its settings64.sh"),
 )
 
 

@@ -17,7 +17,7 @@ from hillinfer.attention.softmax_merge import RowStates
 from hillinfer.attention.stored_rows import DenseAttention, RowAttention
 from hillinfer.devices.device_scorer import DeviceScorer
 from hillinfer.devices.device_shadows import DeviceShadows
-from hillinfer.devices.table import make_scorer
+from hillinfer.devices.opening import make_scorer
 from hillinfer.drive.calls import DriveCalls
 from hillinfer.drive.checksums import RowSums
 from hillinfer.drive.engine_table import open_engine

@@ -15,8 +15,7 @@ from hillinfer.drive.calls import DriveCalls
 from hillinfer.engine.budget_growth import BudgetGrowth
 from hillinfer.engine.opening import open_parts
 from hillinfer.engine.selection import Sets
-from hillinfer.gpu.arrivals import packed_rows
-from hillinfer.gpu.copies import CopiedRows
+from hillinfer.gpu.copies import CopiedRows, packed_rows
 from hillinfer.gpu.copy_lanes import CopyLane
 from hillinfer.gpu.staging import StagingKind
 from hillinfer.kv.hits import LayerHits

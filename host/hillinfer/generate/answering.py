@@ -10,10 +10,9 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from hillinfer.errors import Failure, Finish
-from hillinfer.generate.loop import Generation, TextStream
+from hillinfer.generate.loop import Generation, Sampling, TextStream
 from hillinfer.generate.prompt import QuestionPrompt
 from hillinfer.generate.run_report import Answer
-from hillinfer.generate.sampling import Sampling
 from hillinfer.settings import QuestionReading
 from hillinfer.statistics import CacheStatistics, Counters
 
@@ -108,11 +107,7 @@ class Answering:
     """
 
     def __init__(
-        self,
-        generation: Generation,
-        tokenizer: Any,
-        prompt: QuestionPrompt,
-        options: AnswerOptions,
+        self, generation: Generation, tokenizer: Any, prompt: QuestionPrompt, options: AnswerOptions
     ) -> None:
         self.generation = generation
         self.tokenizer = tokenizer

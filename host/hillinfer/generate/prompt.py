@@ -68,12 +68,7 @@ def rendered_chats(tokenizer: Any, contents: Sequence[str]) -> list[str]:
         raise _unusable(f"it is {type(template).__name__} and no text")
     variables = {"tools": None, "documents": None, "add_generation_prompt": True, **special}
     most = [_TIMES * len(content) + _SPARE_LETTERS for content in contents]
-    asked = {
-        "template": template,
-        "contents": list(contents),
-        "variables": variables,
-        "most": most,
-    }
+    asked = {"template": template, "contents": list(contents), "variables": variables, "most": most}
     answer = _answer(json.dumps(asked, default=str).encode())
     if "error" in answer:
         raise _unusable(" ".join(answer["error"].split()))
@@ -156,10 +151,7 @@ class QuestionPrompt:
     """
 
     def __init__(
-        self,
-        tokenizer: Any,
-        form: PromptForm,
-        special_tokens: SpecialTokens = SpecialTokens.TEXT,
+        self, tokenizer: Any, form: PromptForm, special_tokens: SpecialTokens = SpecialTokens.TEXT
     ) -> None:
         self._tokenizer = tokenizer
         self._encoder = TextEncoder(tokenizer, special_tokens)

@@ -13,8 +13,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
-from hillinfer.errors import HillInferError
-from hillinfer.library_calls import one_line
+from hillinfer.errors import HillInferError, one_line
 
 _PLACEHOLDER_BYTES = 16
 # Each round masks every match at once; only what masking itself brings together needs another.

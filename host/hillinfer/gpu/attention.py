@@ -12,8 +12,14 @@ import torch
 from numpy.typing import NDArray
 
 from hillinfer.attention.softmax_merge import SoftmaxMerge, compute_type
-from hillinfer.gpu.arrivals import Arrivals, BroughtQueries
-from hillinfer.gpu.copies import CopiedRows, CopiesAhead, IncomingRows, StagedStates
+from hillinfer.gpu.copies import (
+    Arrivals,
+    BroughtQueries,
+    CopiedRows,
+    CopiesAhead,
+    IncomingRows,
+    StagedStates,
+)
 from hillinfer.gpu.copy_lanes import CopyLane
 from hillinfer.gpu.staging import (
     QUERY_BUFFERS,

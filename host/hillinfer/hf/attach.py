@@ -19,7 +19,7 @@ from transformers.masking_utils import AttentionMaskInterface
 from hillinfer.drive.calls import DriveCalls
 from hillinfer.drive.directories import memory_warning, prepared_cold_dir
 from hillinfer.engine.runtime import Runtime
-from hillinfer.errors import SetupWarning, UnsupportedFeatureError
+from hillinfer.errors import SessionError, SetupWarning, UnsupportedFeatureError
 from hillinfer.gpu.copy_lanes import CopyLane, lane_of
 from hillinfer.hf import attention
 from hillinfer.hf.cache import HillInferCache
@@ -37,7 +37,6 @@ from hillinfer.hf.joined_cache import JoinedCache
 from hillinfer.hf.predictors import predictor_of, with_named_query
 from hillinfer.model_shape import ModelShape
 from hillinfer.native.library import native_library
-from hillinfer.sessions.files import SessionError
 from hillinfer.sessions.fingerprint import ModelIdentity
 from hillinfer.sessions.manifest import Manifest
 from hillinfer.sessions.opening import SavedSession

@@ -13,9 +13,8 @@ from typing import Any
 
 import torch
 
-from hillinfer.library_calls import ModelError, one_line
-from hillinfer.models.config_check import check_settings
-from hillinfer.models.json_files import check_size
+from hillinfer.errors import ModelError, one_line
+from hillinfer.models.json_files import check_settings, check_size
 from hillinfer.models.weights import StoredTensor, check_loaded, check_stored, unused_weights
 
 # --- The header ---

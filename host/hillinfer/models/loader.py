@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from hillinfer.library_calls import ModelError, one_line
+from hillinfer.errors import ModelError, one_line
 from hillinfer.model_shape import ModelShape
-from hillinfer.models.config_check import check_settings
 from hillinfer.models.gguf import check_gguf, gguf_tensors, load_gguf
+from hillinfer.models.json_files import check_settings
 from hillinfer.models.sources import ModelSource, check_folder
 from hillinfer.models.weights import check_loaded, check_stored, check_ties
 from hillinfer.system.machine import NumberType, ProcessorFacts
@@ -200,9 +200,7 @@ class ModelOutline:
 
 
 def load_model(
-    name: str,
-    number_type: NumberType = NumberType.AUTO,
-    say: Callable[[str], None] = print,
+    name: str, number_type: NumberType = NumberType.AUTO, say: Callable[[str], None] = print
 ) -> LoadedModel:
     """Load a model by registry name, path or hub name, in one call.
 

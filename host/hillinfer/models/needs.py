@@ -10,7 +10,7 @@ from typing import Any
 from hillinfer.drive.directories import DriveFacts
 from hillinfer.engine.budget_growth import AUTO_FORMATS, ShadowChoice, working_bytes
 from hillinfer.engine.budget_plan import BudgetPlan
-from hillinfer.library_calls import FitError
+from hillinfer.errors import FitError
 from hillinfer.model_shape import ModelShape
 from hillinfer.models.loader import ModelOutline
 from hillinfer.settings import Settings
@@ -26,12 +26,7 @@ _MERGE_COPIES = 4
 _ALLOCATOR_SLACK = 2
 
 
-def activation_bytes(
-    config: Any,
-    shape: ModelShape,
-    item_bytes: int,
-    chunk_tokens: int,
-) -> int:
+def activation_bytes(config: Any, shape: ModelShape, item_bytes: int, chunk_tokens: int) -> int:
     """Estimate the most that activations of one prefill chunk take.
 
     Counted are the residual stream and its norms, the projections, the feed-forward layer, the

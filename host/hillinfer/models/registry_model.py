@@ -17,7 +17,7 @@ from pathlib import Path
 
 from hillinfer.drive.calls import DriveCalls
 from hillinfer.drive.leftovers import ScratchPath, sweep
-from hillinfer.library_calls import FetchError, ModelError
+from hillinfer.errors import FetchError, ModelError
 from hillinfer.system.files import user_cache_dir
 from hillinfer.system.processes import SessionGuard, end_session
 from hillinfer.values import format_bytes

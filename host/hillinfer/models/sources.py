@@ -9,9 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hillinfer.library_calls import ModelError, one_line
-from hillinfer.models.config_check import check_settings
-from hillinfer.models.json_files import check_size, check_tokenizer, read_json_object
+from hillinfer.errors import ModelError, one_line
+from hillinfer.models.json_files import (
+    check_settings,
+    check_size,
+    check_tokenizer,
+    read_json_object,
+)
 from hillinfer.models.registry_model import REGISTRY_MODELS
 from hillinfer.models.weights import StoredTensor, stored_tensors
 
@@ -110,11 +114,7 @@ _OBJECTS = {
 _CONFIG_BYTES, _CONFIG_VALUES = 4 * _MIB, 1 << 16
 # transformers looks through all special tokens for each of them.
 _MOST_SPECIAL = 1 << 14
-_SPECIAL = (
-    "extra_special_tokens",
-    "additional_special_tokens",
-    "model_specific_special_tokens",
-)
+_SPECIAL = ("extra_special_tokens", "additional_special_tokens", "model_specific_special_tokens")
 # Read by libraries in native code, in seconds at these sizes; the largest of today has 33 MiB.
 _OTHERS = {
     "vocab.json": 32 * _MIB,

@@ -10,7 +10,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from hillinfer.library_calls import ModelError, one_line
+from hillinfer.errors import ModelError, one_line
 from hillinfer.models.json_files import check_size, read_json_object
 from hillinfer.values import format_bytes
 

@@ -58,72 +58,43 @@ _INTERFACE_VERSION = 10
 _POINTER = ctypes.c_void_p
 _INT = ctypes.c_int32
 _LONG = ctypes.c_int64
+_SEQUENCE, _ATTENTION, _CHOICE = map(ctypes.POINTER, (Sequence, Attention, Choice))
 _SIGNATURES = {
     "hillinfer_version": (_INT, []),
     "hillinfer_has_variant": (_INT, [_INT]),
-    "hillinfer_score": (_INT, [_INT, ctypes.POINTER(Sequence), _POINTER]),
-    "hillinfer_start": (_INT, [_INT, ctypes.POINTER(Sequence), *[_POINTER] * 4]),
-    "hillinfer_score_pieces": (_INT, [_INT, ctypes.POINTER(Sequence), _POINTER, _LONG]),
-    "hillinfer_log_weights": (
-        _INT,
-        [_INT, ctypes.POINTER(Sequence), _POINTER, _POINTER, _POINTER],
-    ),
-    "hillinfer_finish": (
-        _INT,
-        [_INT, ctypes.POINTER(Sequence), _LONG, _POINTER, _POINTER, _POINTER],
-    ),
+    "hillinfer_score": (_INT, [_INT, _SEQUENCE, _POINTER]),
+    "hillinfer_start": (_INT, [_INT, _SEQUENCE, *[_POINTER] * 4]),
+    "hillinfer_score_pieces": (_INT, [_INT, _SEQUENCE, _POINTER, _LONG]),
+    "hillinfer_log_weights": (_INT, [_INT, _SEQUENCE, _POINTER, _POINTER, _POINTER]),
+    "hillinfer_finish": (_INT, [_INT, _SEQUENCE, _LONG, _POINTER, _POINTER, _POINTER]),
     "hillinfer_finish_groups": (
         _INT,
-        [_INT, ctypes.POINTER(Sequence), _POINTER, _LONG, _LONG, *[_POINTER] * 3, _LONG],
+        [_INT, _SEQUENCE, _POINTER, _LONG, _LONG, *[_POINTER] * 3, _LONG],
     ),
-    "hillinfer_statistics": (
-        _INT,
-        [_INT, ctypes.POINTER(Sequence), _POINTER, *[_LONG] * 4, _POINTER, _POINTER],
-    ),
+    "hillinfer_statistics": (_INT, [_INT, _SEQUENCE, _POINTER, *[_LONG] * 4, _POINTER, _POINTER]),
     "hillinfer_encode": (
         _INT,
-        [_INT, ctypes.POINTER(Sequence), _POINTER, _POINTER, *[_LONG] * 3, _POINTER, _LONG, _LONG],
+        [_INT, _SEQUENCE, _POINTER, _POINTER, *[_LONG] * 3, _POINTER, _LONG, _LONG],
     ),
-    "hillinfer_scale": (_INT, [ctypes.POINTER(Sequence), ctypes.POINTER(Choice), _POINTER]),
-    "hillinfer_select": (
-        _INT,
-        [_POINTER, _LONG, _LONG, ctypes.POINTER(Quota), _INT, _POINTER],
-    ),
+    "hillinfer_scale": (_INT, [_SEQUENCE, _CHOICE, _POINTER]),
+    "hillinfer_select": (_INT, [_POINTER, _LONG, _LONG, ctypes.POINTER(Quota), _INT, _POINTER]),
     "hillinfer_launches_open": (_INT, [ctypes.POINTER(_POINTER)]),
-    "hillinfer_launches_begin": (
-        _INT,
-        [_POINTER, _INT, ctypes.POINTER(Sequence), _POINTER, _LONG],
-    ),
+    "hillinfer_launches_begin": (_INT, [_POINTER, _INT, _SEQUENCE, _POINTER, _LONG]),
     "hillinfer_launches_wait": (_INT, [_POINTER]),
     "hillinfer_launches_close": (None, [_POINTER]),
-    "hillinfer_choose": (
-        _INT,
-        [_INT, ctypes.POINTER(Sequence), ctypes.POINTER(Choice), _POINTER],
-    ),
+    "hillinfer_choose": (_INT, [_INT, _SEQUENCE, _CHOICE, _POINTER]),
     "hillinfer_tile_rows": (_INT, []),
-    "hillinfer_attention_bytes": (_LONG, [ctypes.POINTER(Attention)]),
-    "hillinfer_attention_begin": (_INT, [_INT, ctypes.POINTER(Attention), _POINTER]),
-    "hillinfer_attention_add": (
-        _INT,
-        [_INT, ctypes.POINTER(Attention), _POINTER, _LONG, _POINTER],
-    ),
-    "hillinfer_attention_result": (
-        _INT,
-        [_INT, ctypes.POINTER(Attention), _POINTER, _POINTER],
-    ),
-    "hillinfer_inner_products": (
-        _INT,
-        [_INT, ctypes.POINTER(Attention), _POINTER, _LONG, _POINTER, _LONG],
-    ),
+    "hillinfer_attention_bytes": (_LONG, [_ATTENTION]),
+    "hillinfer_attention_begin": (_INT, [_INT, _ATTENTION, _POINTER]),
+    "hillinfer_attention_add": (_INT, [_INT, _ATTENTION, _POINTER, _LONG, _POINTER]),
+    "hillinfer_attention_result": (_INT, [_INT, _ATTENTION, _POINTER, _POINTER]),
+    "hillinfer_inner_products": (_INT, [_INT, _ATTENTION, _POINTER, _LONG, _POINTER, _LONG]),
     "hillinfer_weighted_sum": (
         _INT,
-        [_INT, ctypes.POINTER(Attention), _POINTER, _LONG, _POINTER, _LONG, _POINTER],
+        [_INT, _ATTENTION, _POINTER, _LONG, _POINTER, _LONG, _POINTER],
     ),
     "hillinfer_read_file": (None, [_INT, _LONG, *[_POINTER] * 4, _INT]),
-    "hillinfer_row_places": (
-        _LONG,
-        [ctypes.POINTER(Places), _POINTER],
-    ),
+    "hillinfer_row_places": (_LONG, [ctypes.POINTER(Places), _POINTER]),
     "hillinfer_copy_rows": (None, [_POINTER, _LONG, _LONG, _POINTER]),
     # Every layer calls these at every step: a plain address takes a tenth of a reference's time.
     "hillinfer_store_token": (_LONG, [*[_POINTER] * 2, _INT, _POINTER, _LONG, _POINTER, _LONG]),
@@ -131,8 +102,6 @@ _SIGNATURES = {
     "hillinfer_attend_tokens": (_INT, [_INT, *[_POINTER] * 4, _LONG, *[_POINTER] * 2]),
     "hillinfer_decode_step": (_INT, [_INT, *[_POINTER] * 6]),
     "hillinfer_row_sums": (None, [_POINTER, _LONG, _POINTER, _LONG, _POINTER]),
-    "hillinfer_read_rows": (ctypes.c_uint64, [_INT, _POINTER, _LONG, _LONG, _INT]),
-    "hillinfer_read_sum": (ctypes.c_uint64, [_INT, _POINTER, _LONG, _INT]),
 }
 _NO_MEMORY = 2
 _FAILED = 3
@@ -319,11 +288,7 @@ class NativeLibrary:
         if int(places.min()) < 0 or int(places.max()) >= len(memory):
             raise IndexError(f"rows {places.min()} to {places.max()} of {len(memory)}")
         self._functions.hillinfer_row_sums(
-            memory.ctypes.data,
-            memory.shape[1],
-            places.ctypes.data,
-            len(places),
-            sums.ctypes.data,
+            memory.ctypes.data, memory.shape[1], places.ctypes.data, len(places), sums.ctypes.data
         )
 
     def decode(self, name: str, *arguments: int | None) -> bool:
@@ -356,20 +321,6 @@ class NativeLibrary:
     def store_token(self, *arguments: int) -> int:
         """Store the row of a token; see host/native/decode_step.h. It takes a microsecond."""
         return int(self._holding.hillinfer_store_token(*arguments))
-
-    def read_rows(
-        self, variant: Variant, rows: NDArray[np.uint64], row_bytes: int, threads: int
-    ) -> int:
-        """Read rows at any addresses, for comparison; return a sum of their words."""
-        return int(
-            self._functions.hillinfer_read_rows(
-                variant.number, rows.ctypes.data, len(rows), row_bytes, threads
-            )
-        )
-
-    def read_sum(self, variant: Variant, address: int, size: int, threads: int) -> int:
-        """Read memory as fast as this machine can, for comparison; return a sum of its words."""
-        return int(self._functions.hillinfer_read_sum(variant.number, address, size, threads))
 
 
 @cache

@@ -309,13 +309,7 @@ class _PrepackedLinear:
 # --- The table of ways ---
 
 PROJECTIONS: Mapping[str, type[ProjectionWay]] = MappingProxyType(
-    {
-        "stock": ProjectionWay,
-        "fused": Fused,
-        "prepacked": Prepacked,
-        "fp16": Fp16,
-        "int8": Int8,
-    }
+    {"stock": ProjectionWay, "fused": Fused, "prepacked": Prepacked, "fp16": Fp16, "int8": Int8}
 )
 
 

@@ -112,11 +112,7 @@ class LatencyModel(ABC):
         return self._best(range(min(segments, max(most, 0)) + 1), segments, segment_tokens, shares)
 
     def _best(
-        self,
-        candidates: Sequence[int],
-        segments: int,
-        segment_tokens: int,
-        shares: SelectedShares,
+        self, candidates: Sequence[int], segments: int, segment_tokens: int, shares: SelectedShares
     ) -> int:
         def seconds(count: int) -> float:
             hosted = count * segment_tokens

@@ -232,11 +232,7 @@ class Profiling(PlainProfiling):
         """
         f_c, f_s = self.host_scoring(), self.device_scoring()
         return Rates(
-            f_c=f_c,
-            f_s=f_s,
-            b_c=self.copying(),
-            b_s=self.reading(),
-            sharing=self.sharing(f_c, f_s),
+            f_c=f_c, f_s=f_s, b_c=self.copying(), b_s=self.reading(), sharing=self.sharing(f_c, f_s)
         )
 
     def host_scoring(self) -> float:

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
+from hillinfer.errors import SessionError
 from hillinfer.model_shape import ModelShape
-from hillinfer.sessions.files import SessionError
 from hillinfer_model.choices import KeyMode
 from hillinfer_model.kernel_spec import CONTRACT_VERSION, KernelSpec
 

@@ -23,18 +23,18 @@ from hillinfer.drive.calls import DriveCalls
 from hillinfer.drive.checksums import sums_of
 from hillinfer.drive.files import CHANGED, PAGE_BYTES, IOMode, aligned_buffer, round_up
 from hillinfer.drive.shared_files import OpenFiles, ReopenedFile, RowBase, ShadowBase, StoredBase
-from hillinfer.errors import ColdPoolError, reason_of, way_out
-from hillinfer.sessions.files import (
+from hillinfer.errors import ColdPoolError, SessionError, reason_of, way_out
+from hillinfer.sessions.manifest import (
     MANIFEST_FILE,
+    MOST_BYTES,
+    Manifest,
     Part,
-    SessionError,
     cannot_open,
     changed_in_use,
     damaged,
     rows_file,
     slot_bytes,
 )
-from hillinfer.sessions.manifest import MOST_BYTES, Manifest
 
 # --- One file ---
 
@@ -67,12 +67,7 @@ class SessionFile:
     """
 
     def __init__(
-        self,
-        directory: Path,
-        name: str,
-        descriptor: int,
-        status: os.stat_result,
-        calls: DriveCalls,
+        self, directory: Path, name: str, descriptor: int, status: os.stat_result, calls: DriveCalls
     ) -> None:
         self.name = name
         self.byte_count = status.st_size

@@ -12,8 +12,8 @@ from types import TracebackType
 
 from hillinfer.drive.calls import DriveCalls
 from hillinfer.drive.leftovers import ScratchPath, sweep
-from hillinfer.sessions.files import MANIFEST_FILE, SessionError, cannot_save
-from hillinfer.sessions.manifest import Manifest
+from hillinfer.errors import SessionError
+from hillinfer.sessions.manifest import MANIFEST_FILE, Manifest, cannot_save
 from hillinfer.system.files import make_folders
 
 

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import numpy as np
 
-from hillinfer.devices.xrt.card_memory import MemoryType, unpack_connections
 from hillinfer.devices.xrt.xclbin import (
+    MemoryType,
     SectionKind,
     Xclbin,
     XclbinError,
     check_xclbin,
     spec_record,
+    unpack_connections,
 )
 from hillinfer_model.beats import Beats
 from hillinfer_model.choices import KeyMode

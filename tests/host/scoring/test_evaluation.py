@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hillinfer.devices.table import make_scorer
+from hillinfer.devices.opening import make_scorer
 from hillinfer.scoring.evaluation import ImportanceEvaluation
 from hillinfer.scoring.scorer import SegmentShadow
 from hillinfer.settings import Settings

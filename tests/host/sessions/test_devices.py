@@ -15,7 +15,7 @@ from session_runs import IDS, PROMPT, TINY, answer, feed, seal_checksums
 from hillinfer.devices import table
 from hillinfer.devices.device_scorer import DeviceScorer
 from hillinfer.devices.device_shadows import DeviceShadows
-from hillinfer.devices.launch_devices import LaunchDevice, warn_of_loss
+from hillinfer.devices.opening import LaunchDevice, warn_of_loss
 from hillinfer.engine.budget_plan import staging_bytes
 from hillinfer.errors import HillInferWarning
 from hillinfer.model_shape import ModelShape

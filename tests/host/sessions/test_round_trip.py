@@ -15,9 +15,8 @@ from session_runs import IDS, PROMPT, QUESTION, TINY, answer, feed, flip_bit, se
 from tiny_models import TinyModel, prompts
 
 from hillinfer.drive.calls import DriveCalls
-from hillinfer.errors import BudgetError, CacheUseError
+from hillinfer.errors import BudgetError, CacheUseError, SessionError
 from hillinfer.hf.engine import CachePlan
-from hillinfer.sessions.files import SessionError
 
 ROWS = 2 * 2176 * 64
 

@@ -15,9 +15,13 @@ import numpy as np
 from hillinfer.devices.device import DeviceSegment, ScoreArrays, ScoredTokens, StoredShadow
 from hillinfer.devices.device_scorer import DeviceScorer
 from hillinfer.devices.device_shadows import DeviceShadows, Pace
-from hillinfer.devices.xrt.card_memory import MemoryClaims
-from hillinfer.devices.xrt.environment import Deadlines, deadlines_of, environment_of
-from hillinfer.devices.xrt.worker_process import WorkerProcess
+from hillinfer.devices.xrt.process import (
+    Deadlines,
+    MemoryClaims,
+    WorkerProcess,
+    deadlines_of,
+    environment_of,
+)
 from hillinfer.devices.xrt.xclbin import HW_EMU, Xclbin, XclbinError, check_xclbin, recorded_spec
 from hillinfer.errors import DeviceError, SettingsError, warn_of_loss
 from hillinfer.scoring.native import NativeScorer

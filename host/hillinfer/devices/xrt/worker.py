@@ -88,11 +88,7 @@ class Worker:
             place = str(Path.cwd())
         else:
             place = self._device.get_info(xrt.xrt_info_device.bdf)
-        return {
-            "name": name,
-            "place": place,
-            "memory_bytes": size_kb * 1024,
-        }
+        return {"name": name, "place": place, "memory_bytes": size_kb * 1024}
 
     def do_chunk(self, size: int) -> dict[str, Any]:
         """Take memory for shadows; drive and host write into it past any host copy (P2P)."""

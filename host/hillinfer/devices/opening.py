@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Devices that are executions on this host: `core`, `csim` and the golden model."""
+"""The host's table of devices: which execution scores for which `--device`.
+
+Those that run on this host are here: `core`, `csim` and the golden model. A package brings one more
+by an entry point of the group `hillinfer.devices`, named as the device.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Protocol, cast
 
@@ -25,12 +30,13 @@ from hillinfer.devices.device import (
 )
 from hillinfer.devices.device_scorer import DeviceScorer
 from hillinfer.devices.device_shadows import DeviceShadows, Pace
+from hillinfer.devices.xrt.device import open_xrt
 from hillinfer.drive.files import PAGE_BYTES, aligned_buffer, round_up
 from hillinfer.errors import DeviceError, SettingsError, warn_of_loss
 from hillinfer.native.library import Variant
 from hillinfer.scoring.launches import LaunchThread, NativePieces, Piece
 from hillinfer.scoring.native import NativeScorer
-from hillinfer.scoring.scorer import SegmentShadow, Wanted, top_of_blocks
+from hillinfer.scoring.scorer import Scorer, SegmentShadow, Wanted, top_of_blocks
 from hillinfer.settings import DeviceOptions
 from hillinfer.trace.recorder import SILENT, Recorder
 from hillinfer_model.beats import Beats
@@ -254,9 +260,7 @@ class CoreDevice:
             self._core.wait()
 
 
-def _read(
-    waiting: Callable[[], list[NDArray[np.uint32]]],
-) -> Iterator[NDArray[np.uint32]]:
+def _read(waiting: Callable[[], list[NDArray[np.uint32]]]) -> Iterator[NDArray[np.uint32]]:
     """Wait where the first tuples are asked for."""
     yield from waiting()
 
@@ -383,3 +387,60 @@ def _fp16_codes(keys: torch.Tensor) -> NDArray[np.uint16]:
     if keys.dtype != torch.float16:
         raise TypeError(f"keys are float16, not {keys.dtype}; use keys.to(torch.float16)")
     return np.asarray(keys.detach().numpy().view(np.uint16))
+
+
+# --- The table ---
+
+OpenDevice = Callable[[KernelSpec, Scope, DeviceOptions, Recorder], Scorer]
+
+PLUGIN_GROUP = "hillinfer.devices"
+# By device, the package that brings it and its place in the source tree.
+PLUGINS = {"pynq": ("hillinfer-pynq", "plugins/hillinfer_pynq")}
+DEVICES: dict[str, OpenDevice] = {
+    "nvme": lambda spec, scope, *_: NativeScorer(spec, scope),
+    "golden": lambda spec, scope, *_: GoldenScorer(spec, scope),
+    "core": open_core,
+    "csim": open_csim,
+    "xrt": open_xrt,
+}
+
+
+def make_scorer(
+    device: str,
+    spec: KernelSpec,
+    scope: Scope,
+    options: DeviceOptions | None = None,
+    recorder: Recorder = SILENT,
+) -> Scorer:
+    """Return the scorer of a device, or raise SettingsError naming the devices there are."""
+    opening = DEVICES.get(device) or _plugin(device)
+    return opening(spec, scope, options or DeviceOptions(), recorder)
+
+
+def check_device(device: str, spec: KernelSpec, scope: Scope, options: DeviceOptions) -> None:
+    """Open a device and let it go; raise SettingsError where it cannot be used."""
+    scorer = make_scorer(device, spec, scope, options)
+    if isinstance(scorer, DeviceScorer):
+        scorer.shadows.close()
+
+
+def _plugin(device: str) -> OpenDevice:
+    """Return what opens a device that another package brings; only this imports any of it."""
+    found = {one.name: one for one in entry_points(group=PLUGIN_GROUP)}
+    if device in found:
+        try:
+            opening: OpenDevice = found[device].load()
+        except (ImportError, AttributeError) as error:
+            raise SettingsError(
+                f"device={device}: {found[device].value} cannot be loaded ({error}); install its "
+                "package again"
+            ) from error
+        return opening
+    if device in PLUGINS:
+        package, place = PLUGINS[device]
+        raise SettingsError(
+            f"device={device} needs the package {package}: pip install ./{place} in HillInfer's "
+            "source tree"
+        )
+    names = ", ".join([*DEVICES, *sorted({*found, *PLUGINS} - {*DEVICES})])
+    raise SettingsError(f"device={device!r} is unknown: choose one of {names}")
