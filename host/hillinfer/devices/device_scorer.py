@@ -328,25 +328,15 @@ class DeviceScorer:
         if self._host_alone(segments):
             sets = self._host.choose(query, scaling, segments, coming, wanted)
         else:
-            sets = self._chosen(query, scaling, segments, coming, wanted)
+            length = total_tokens(segments)
+            wanted.check(length + coming, coming)
+            tuples = np.empty((self._sets, length), dtype=np.uint32)
+            started = self.start(query, scaling, segments, coming)
+            for first, own in self._scored(started, segments, partial(self._fill, tuples)):
+                tuples[:, first : first + own.shape[1]] = own
+            sets = native_top(tuples, wanted, coming)
         self._note_selected(segments, sets)
         return sets
-
-    def _chosen(
-        self,
-        query: torch.Tensor,
-        scaling: float,
-        segments: Sequence[SegmentShadow],
-        coming: int,
-        wanted: Wanted,
-    ) -> list[NDArray[np.int64]]:
-        length = total_tokens(segments)
-        wanted.check(length + coming, coming)
-        tuples = np.empty((self._sets, length), dtype=np.uint32)
-        started = self.start(query, scaling, segments, coming)
-        for first, own in self._scored(started, segments, partial(self._fill, tuples)):
-            tuples[:, first : first + own.shape[1]] = own
-        return native_top(tuples, wanted, coming)
 
     def _host_alone(self, segments: Sequence[SegmentShadow]) -> bool:
         return self.shadows.lost or not any(one.device_tokens for one in segments)

@@ -53,10 +53,48 @@ from hillinfer_model.score_block import ScoreBlock
 from hillinfer_model.score_launch import SCOPE_NUMBERS, ScoreLaunch
 from hillinfer_model.status_beat import StatusBeat
 
-# --- Devices that take whole launches ---
+# --- Shadows in host memory ---
 
 # As much as a SmartSSD's DRAM; memory that is not written to is not taken.
 MEMORY_BYTES = 4 << 30
+
+
+class _HostSlots:
+    """The slots of a `ScoringDevice` in host memory."""
+
+    def __init__(self, spec: KernelSpec, slots: int) -> None:
+        self._spec = spec
+        self.slots = slots
+        memory = aligned_buffer(slots * spec.segment_bytes)[: slots * spec.segment_bytes]
+        self._memory = memory.reshape(slots, spec.segment_beats, BEAT_BYTES)
+
+    def has_room(self, slot: int) -> bool:
+        """Say whether there is such a slot; see `ScoringDevice`."""
+        return slot < self.slots
+
+    def write(self, slot: int, first_beat: int, beats: Beats) -> None:
+        """Put beats into a slot's shadow; see `ScoringDevice`."""
+        self._memory[slot, first_beat : first_beat + len(beats)] = beats
+
+    def load(self, shadows: Sequence[StoredShadow]) -> None:
+        """Fill slots from files; see `ScoringDevice`."""
+        size = self._spec.segment_bytes
+        pages = aligned_buffer(round_up(size, PAGE_BYTES))
+        for one in shadows:
+            try:
+                came = os.preadv(one.file, [pages.data], one.offset)
+            except OSError as error:
+                raise DeviceError(f"the file of shadows cannot be read: {error}") from error
+            if came < size:
+                raise DeviceError(f"the file of shadows ends before byte {one.offset + size}")
+            self._memory[one.slot] = pages[:size].reshape(-1, BEAT_BYTES)
+
+    def read(self, slot: int, into: Beats) -> None:
+        """Read a slot's shadow; see `ScoringDevice`."""
+        into[:] = self._memory[slot, : len(into)]
+
+
+# --- Devices that take whole launches ---
 
 
 class LaunchExecution(Protocol):
@@ -71,7 +109,7 @@ class LaunchExecution(Protocol):
         ...
 
 
-class LaunchDevice:
+class LaunchDevice(_HostSlots):
     """Shadows in host memory, scored by an execution: csim, and PYNQ, which copies every launch.
 
     Parameters
@@ -85,36 +123,9 @@ class LaunchDevice:
     """
 
     def __init__(self, spec: KernelSpec, execution: LaunchExecution, slots: int) -> None:
-        self._spec = spec
+        super().__init__(spec, slots)
         self._execution = execution
-        self.slots = slots
-        # Memory that is never written to is never taken.
-        self._memory = np.zeros((slots * spec.segment_beats, BEAT_BYTES), dtype=np.uint8)
         self._launches = 0
-
-    def has_room(self, slot: int) -> bool:
-        """Say whether there is such a slot; see `ScoringDevice`."""
-        return slot < self.slots
-
-    def write(self, slot: int, first_beat: int, beats: Beats) -> None:
-        """Put beats into a slot's shadow; see `ScoringDevice`."""
-        start = slot * self._spec.segment_beats + first_beat
-        self._memory[start : start + len(beats)] = beats
-
-    def load(self, shadows: Sequence[StoredShadow]) -> None:
-        """Fill slots from files; see `ScoringDevice`."""
-        pages = aligned_buffer(-(-self._spec.segment_bytes // PAGE_BYTES) * PAGE_BYTES)
-        for one in shadows:
-            if os.preadv(one.file, [pages.data], one.offset) < self._spec.segment_bytes:
-                raise DeviceError(
-                    f"the file of shadows ends before byte {one.offset + pages.nbytes}"
-                )
-            self.write(one.slot, 0, pages[: self._spec.segment_bytes].reshape(-1, BEAT_BYTES))
-
-    def read(self, slot: int, into: Beats) -> None:
-        """Read a slot's shadow; see `ScoringDevice`."""
-        start = slot * self._spec.segment_beats
-        into[:] = self._memory[start : start + len(into)]
 
     def score(
         self, scope: Scope, queries: Beats, segments: Sequence[DeviceSegment]
@@ -128,7 +139,7 @@ class LaunchDevice:
                 segments=arrays.descriptors(
                     [one.slot * self._spec.segment_beats for one in segments]
                 ),
-                shadow=self._memory,
+                shadow=self._memory.reshape(-1, BEAT_BYTES),
                 statistics=np.zeros((0, BEAT_BYTES), dtype=np.uint8),
                 queries=queries,
                 scores=np.zeros((arrays.beats, BEAT_BYTES), dtype=np.uint8),
@@ -172,7 +183,7 @@ def open_core(
     return DeviceScorer(NativeScorer(spec, scope), shadows, recorder)
 
 
-class CoreDevice:
+class CoreDevice(_HostSlots):
     """A `ScoringDevice` on a processor core of this machine, which stands for one near the drive.
 
     It works in parallel to the host wherever there is a second core.
@@ -194,42 +205,21 @@ class CoreDevice:
     """
 
     def __init__(self, spec: KernelSpec, core: LaunchThread | None = None) -> None:
-        self._spec = spec
-        self.slots = MEMORY_BYTES // spec.segment_bytes
-        # Memory that is never written to is never taken.
-        memory = aligned_buffer(self.slots * spec.segment_bytes)[: self.slots * spec.segment_bytes]
-        self._memory = memory.reshape(self.slots, spec.segment_beats, BEAT_BYTES)
+        super().__init__(spec, MEMORY_BYTES // spec.segment_bytes)
         # Kept views, because an address that is known need not be asked for.
         self._views: dict[int, NDArray[np.uint8]] = {}
         self._pieces = {scope: NativePieces(spec, scope) for scope in Scope}
         self._core = LaunchThread() if core is None else core
 
-    def has_room(self, slot: int) -> bool:
-        """Say whether there is such a slot; see `ScoringDevice`."""
-        return slot < self.slots
-
     def write(self, slot: int, first_beat: int, beats: Beats) -> None:
         """Put beats into a slot's shadow; see `ScoringDevice`."""
         self._wait()
-        self._memory[slot, first_beat : first_beat + len(beats)] = beats
+        super().write(slot, first_beat, beats)
 
     def load(self, shadows: Sequence[StoredShadow]) -> None:
         """Fill slots from files; see `ScoringDevice`."""
         self._wait()
-        size = self._spec.segment_bytes
-        pages = aligned_buffer(round_up(size, PAGE_BYTES))
-        for one in shadows:
-            try:
-                came = os.preadv(one.file, [pages.data], one.offset)
-            except OSError as error:
-                raise DeviceError(f"the file of shadows cannot be read: {error}") from error
-            if came < size:
-                raise DeviceError(f"the file of shadows ends before byte {one.offset + size}")
-            self._memory[one.slot] = pages[:size].reshape(-1, BEAT_BYTES)
-
-    def read(self, slot: int, into: Beats) -> None:
-        """Read a slot's shadow; see `ScoringDevice`."""
-        into[:] = self._memory[slot, : len(into)]
+        super().load(shadows)
 
     def score(
         self, scope: Scope, queries: Beats, segments: Sequence[DeviceSegment]
@@ -242,7 +232,13 @@ class CoreDevice:
             for number, one in enumerate(segments)
         ]
         waiting = self._pieces[scope].begin(given, pieces, self._core)
-        return (ScoredTokens(index, 0, tuples) for index, tuples in enumerate(_read(waiting)))
+
+        def scored() -> Iterator[ScoredTokens]:
+            # Waits where the first tuples are asked for.
+            for index, tuples in enumerate(waiting()):
+                yield ScoredTokens(index, 0, tuples)
+
+        return scored()
 
     def close(self) -> None:
         """Let the core go; memory goes with the object."""
@@ -258,11 +254,6 @@ class CoreDevice:
         # Whoever wants its tuples is told what became of it.
         with suppress(MemoryError):
             self._core.wait()
-
-
-def _read(waiting: Callable[[], list[NDArray[np.uint32]]]) -> Iterator[NDArray[np.uint32]]:
-    """Wait where the first tuples are asked for."""
-    yield from waiting()
 
 
 # --- The device `csim` ---

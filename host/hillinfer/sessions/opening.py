@@ -13,7 +13,6 @@ from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -163,10 +162,6 @@ class SessionFile:
             f"not what was read there before: {CHANGED}, and read the document again with "
             "--save-session"
         )
-
-    def digest(self) -> str:
-        """Return the SHA-256 of the whole file, read past the page cache where that is possible."""
-        return self.digest_and_sums(PAGE_BYTES)[0]
 
     def digest_and_sums(self, row_bytes: int) -> tuple[str, NDArray[np.uint32]]:
         """Return the SHA-256 of the whole file, and checksums of its rows from the same bytes.
@@ -414,12 +409,7 @@ class SavedSession:
     def __enter__(self) -> SavedSession:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *ended: object) -> None:
         self.close()
 
 

@@ -7,7 +7,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -145,8 +145,7 @@ class XrtDevice:
 
     def has_room(self, slot: int) -> bool:
         """Take memory for a slot where it is not there yet; see `ScoringDevice`."""
-        with self._whole():
-            self._finish()
+        with self._idle():
             while len(self._addresses) <= slot // self._per_chunk:
                 if not self._take_chunk():
                     return False
@@ -172,8 +171,7 @@ class XrtDevice:
 
     def write(self, slot: int, first_beat: int, beats: Beats) -> None:
         """Put beats into a slot's shadow; see `ScoringDevice`."""
-        with self._whole():
-            self._finish()
+        with self._idle():
             chunk, offset = self._place(slot)
             self._fits(beats.nbytes)
             self._worker.window[: beats.nbytes] = beats.reshape(-1)
@@ -182,8 +180,7 @@ class XrtDevice:
 
     def load(self, shadows: Sequence[StoredShadow]) -> None:
         """Fill slots from files by P2P, their blocks in flight together; see `ScoringDevice`."""
-        with self._whole():
-            self._finish()
+        with self._idle():
             files = sorted({one.file for one in shadows})
             block = self.reads.block_bytes()
             answer = self._ask(
@@ -199,8 +196,7 @@ class XrtDevice:
 
     def read(self, slot: int, into: Beats) -> None:
         """Read a slot's shadow; see `ScoringDevice`."""
-        with self._whole():
-            self._finish()
+        with self._idle():
             chunk, offset = self._place(slot)
             self._fits(into.nbytes)
             self._ask("read", chunk=chunk, offset=offset, at=0, size=into.nbytes)
@@ -210,8 +206,7 @@ class XrtDevice:
         self, scope: Scope, queries: Beats, segments: Sequence[DeviceSegment]
     ) -> Iterator[ScoredTokens]:
         """Launch the kernel; see `ScoringDevice`."""
-        with self._whole():
-            self._finish()
+        with self._idle():
             self._launches = (self._launches + 1) % _MOST_LAUNCH_ID
             # Offsets count from the buffer that the kernel is given: the one at the lowest address.
             lowest = min(self._addresses)
@@ -308,10 +303,13 @@ class XrtDevice:
             self._worker.abandon()
             raise
 
-    def _finish(self) -> None:
-        """Let a launch end that nobody listens to any more."""
-        while self._scoring is not None:
-            self.progress()
+    @contextmanager
+    def _idle(self) -> Iterator[None]:
+        """Do the same, once a launch has ended that nobody listens to any more."""
+        with self._whole():
+            while self._scoring is not None:
+                self.progress()
+            yield
 
     def _place(self, slot: int) -> tuple[int, int]:
         """Return chunk and offset in bytes of a slot that has room."""
@@ -329,37 +327,30 @@ class XrtDevice:
             )
 
 
+@dataclass(frozen=True, eq=False)
 class _Scoring:
     """The parts of one launch, as they are finished."""
 
-    def __init__(
-        self,
-        device: XrtDevice,
-        arrays: ScoreArrays,
-        segments: Sequence[DeviceSegment],
-        scores: Beats,
-        launch_id: int,
-    ) -> None:
-        self._device = device
-        self._arrays = arrays
-        self._segments = segments
-        self._scores = scores
-        self._launch_id = launch_id
+    device: XrtDevice
+    arrays: ScoreArrays
+    segments: Sequence[DeviceSegment]
+    scores: Beats
+    launch_id: int
 
     def __iter__(self) -> Iterator[ScoredTokens]:
-        done = [0] * len(self._segments)
-        while (beats := self._device.progress()) is not None:
+        done = [0] * len(self.segments)
+        while (beats := self.device.progress()) is not None:
             for index, beat in beats:
-                first, complete = done[index], self._device.check(beat, self._launch_id)
-                if not first <= complete <= self._segments[index].tokens:
+                first, complete = done[index], self.device.check(beat, self.launch_id)
+                if not first <= complete <= self.segments[index].tokens:
                     raise DeviceError(
                         f"the card counts {complete} tokens of a segment of "
-                        f"{self._segments[index].tokens}, after {first}"
+                        f"{self.segments[index].tokens}, after {first}"
                     )
                 done[index] = complete
                 if complete > first:
-                    yield self._arrays.scored(index, first, complete, self._scores)
-        if done != [one.tokens for one in self._segments]:
+                    yield self.arrays.scored(index, first, complete, self.scores)
+        if done != [one.tokens for one in self.segments]:
             raise DeviceError("the card ended a launch before all of its tokens were scored")
 
 
