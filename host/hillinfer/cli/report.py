@@ -335,10 +335,7 @@ class RunRecord:
     def finish(self, console: Console) -> None:
         """Write and show the report; then end the command where something broke.
 
-        Raises
-        ------
-        EndedRunError
-            Where something did, the report itself too.
+        Raises EndedRunError where something did, the report itself too.
         """
         with held_signals():
             self._finish(console)

@@ -35,17 +35,14 @@ _STDIN = Path("-")
 def read_document(file: Path | None, text: str | None) -> str:
     """Return the document.
 
+    Raises PromptError where both or none are given, or what is given cannot be read or is empty.
+
     Parameters
     ----------
     file
         A file of UTF-8 text, `-` for standard input; None where there is none.
     text
         The document itself; None where there is none.
-
-    Raises
-    ------
-    PromptError
-        Where both or none are given, or what is given cannot be read or is empty.
     """
     if file is not None and text is not None:
         raise PromptError("give the prompt with --prompt or with --prompt-file, not both")
@@ -92,10 +89,7 @@ def typed_questions(console: Console) -> Iterator[str]:
 
     A line that is no text, or too long for any model, is named and the next one is awaited.
 
-    Raises
-    ------
-    PromptError
-        Where standard input cannot be read.
+    Raises PromptError where standard input cannot be read.
     """
     lines = sys.stdin.buffer
     while True:
@@ -158,6 +152,8 @@ class Asking(StrEnum):
 class GenerateRequest:
     """One run of `hillinfer generate`.
 
+    Raises SettingsError where a number is out of range.
+
     Parameters
     ----------
     model, number_type
@@ -190,11 +186,6 @@ class GenerateRequest:
         Name in the table of projections: how linear layers are computed.
     prompt_file
         Where the document was read from; None where it was no file.
-
-    Raises
-    ------
-    SettingsError
-        Where a number is out of range.
     """
 
     model: str

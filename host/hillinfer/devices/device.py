@@ -269,10 +269,8 @@ class ScoreArrays:
     def scored(self, index: int, first: int, stop: int, scores: Beats) -> ScoredTokens:
         """Return the tuples first <= token < stop of a segment out of the score buffer.
 
-        Raises
-        ------
-        DeviceError
-            Where they are not of these tokens: the device has left something else there.
+        Raises DeviceError where they are not of these tokens: the device has left something else
+        there.
         """
         start, size = self.starts[index], self._sizes[index]
         arrays = scores[start : start + self._sets * size].reshape(self._sets, -1).view("<u4")

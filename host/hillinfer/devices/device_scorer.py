@@ -39,15 +39,12 @@ from hillinfer_model.score_tuples import WINDOW_TOKENS
 class NativePart:
     """Scores the host's tokens with the native library while the device scores the others.
 
+    Raises NativeError where the native library is missing.
+
     Parameters
     ----------
     spec, scope
         Shape and rule; what shares one selected set.
-
-    Raises
-    ------
-    NativeError
-        The native library is missing.
     """
 
     def __init__(self, spec: KernelSpec, scope: Scope) -> None:

@@ -174,10 +174,7 @@ def open_core(
 ) -> DeviceScorer:
     """Return a scorer whose device is one more thread of this process.
 
-    Raises
-    ------
-    NativeError
-        The native library is missing.
+    Raises NativeError where the native library is missing.
     """
     shadows = DeviceShadows(spec, CoreDevice(spec), options.beta, warn_of_loss, Pace.REAL)
     return DeviceScorer(NativeScorer(spec, scope), shadows, recorder)
@@ -191,17 +188,14 @@ class CoreDevice(_HostSlots):
     It is given bytes in the launch format and answers with score arrays, as a card does, and its
     memory is as large as a SmartSSD's; but that memory is this machine's, which M0 does not count.
 
+    Raises NativeError where the native library is missing.
+
     Parameters
     ----------
     spec
         Fixes sizes.
     core
         Runs launches, and is closed with this; a thread of the native library where None.
-
-    Raises
-    ------
-    NativeError
-        The native library is missing.
     """
 
     def __init__(self, spec: KernelSpec, core: LaunchThread | None = None) -> None:
@@ -264,11 +258,8 @@ def open_csim(
 ) -> DeviceScorer:
     """Return a scorer whose device runs the compiled HLS C++.
 
-    Raises
-    ------
-    SettingsError
-        Outside HillInfer's source tree, where the C++ and what builds it are missing, and for a
-        model that no kernel is built for.
+    Raises SettingsError outside HillInfer's source tree, where the C++ and what builds it are
+    missing, and for a model that no kernel is built for.
     """
     try:
         check_hardware_spec(spec)

@@ -190,15 +190,12 @@ class PlainStep:
     def findings(self, name: str) -> Iterator[Finding]:
         """Yield what a step takes, and advice on `--query`, which changes nothing by itself.
 
+        Raises BudgetError where the budget does not hold the least there must be.
+
         Parameters
         ----------
         name
             Of the model's shape.
-
-        Raises
-        ------
-        BudgetError
-            Where the budget does not hold the least there must be.
         """
         plan = self.plan
         plan.check()

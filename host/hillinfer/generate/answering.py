@@ -126,10 +126,7 @@ class Answering:
     def read(self, token_ids: list[int], on_progress: Progress = _unseen) -> float:
         """Read the document's ids in chunks and return the seconds that took.
 
-        Raises
-        ------
-        HillInferError
-            Where it fails in the middle.
+        Raises HillInferError where it fails in the middle.
         """
         started = time.perf_counter()
 

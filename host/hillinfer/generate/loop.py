@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 class Sampling:
     """Greedy at temperature 0, else drawn from what top-k and top-p leave.
 
+    Raises SettingsError where a value is outside its range.
+
     Parameters
     ----------
     temperature
@@ -32,11 +34,6 @@ class Sampling:
         Smallest probability mass that stays, above 0, at most 1.
     seed
         Of the random numbers; the same seed draws the same tokens from the same logits.
-
-    Raises
-    ------
-    SettingsError
-        Where a value is outside its range.
     """
 
     temperature: float = 0.0
@@ -98,10 +95,8 @@ class TokenChooser:
     def choose(self, logits: torch.Tensor) -> int:
         """Return the id of the next token, given logits of shape (vocabulary,).
 
-        Raises
-        ------
-        CacheUseError
-            Where the greatest of them is no finite number: any token would be as good then.
+        Raises CacheUseError where the greatest of them is no finite number: any token would be as
+        good then.
         """
         if not math.isfinite(float(logits.max())):
             raise CacheUseError(
@@ -227,10 +222,7 @@ class Generation:
         A token enters the cache when the next one is asked for, so afterwards the cache holds
         everything but the last, as after `model.generate`.
 
-        Raises
-        ------
-        CacheUseError
-            Where nothing was read before.
+        Raises CacheUseError where nothing was read before.
         """
         if self._logits is None:
             raise CacheUseError("nothing was read yet: call read() with the prompt first")

@@ -46,18 +46,15 @@ def rendered_chats(tokenizer: Any, contents: Sequence[str]) -> list[str]:
     loops, a repeated text or a power of numbers run for ever or take all memory, some of them in
     one step that nothing inside the interpreter ends.
 
+    Raises TemplateError where the template fails, takes more than 3 seconds of computing or too
+    much memory, or makes far more text than it is given.
+
     Parameters
     ----------
     tokenizer
         A transformers tokenizer with a chat template.
     contents
         What the user says.
-
-    Raises
-    ------
-    TemplateError
-        Where the template fails, takes more than 3 seconds of computing or too much memory, or
-        makes far more text than it is given.
     """
     special: dict[str, Any] = dict(tokenizer.special_tokens_map)
     try:
@@ -135,6 +132,8 @@ class PromptForm(StrEnum):
 class QuestionPrompt:
     """Questions about a document that was read before, which itself is not needed.
 
+    Raises PromptError where the chat template does not keep the user's text.
+
     Parameters
     ----------
     tokenizer
@@ -143,11 +142,6 @@ class QuestionPrompt:
         How the document became a prompt.
     special_tokens
         How those in questions are read.
-
-    Raises
-    ------
-    PromptError
-        Where the chat template does not keep the user's text.
     """
 
     def __init__(
@@ -161,10 +155,8 @@ class QuestionPrompt:
     def question_ids(self, question: str) -> list[int]:
         """Return the ids that follow the document's.
 
-        Raises
-        ------
-        PromptError
-            Where the question is empty, or its special tokens cannot be read as characters.
+        Raises PromptError where the question is empty, or its special tokens cannot be read as
+        characters.
         """
         if not question.strip():
             raise PromptError("a question is empty: write it after --question")
@@ -205,6 +197,9 @@ class DocumentPrompt(QuestionPrompt):
     question begins and both parts are tokenised by themselves, so the document's ids are a prefix
     of every question's prompt and its cache can be forked.
 
+    Raises PromptError where the document is empty, the chat template does not keep it as it is, or
+    special tokens in it cannot be read as characters.
+
     Parameters
     ----------
     tokenizer
@@ -216,12 +211,6 @@ class DocumentPrompt(QuestionPrompt):
     special_tokens
         How those in the document and in questions are read; the template's own are control tokens
         always.
-
-    Raises
-    ------
-    PromptError
-        Where the document is empty, the chat template does not keep it as it is, or special tokens
-        in it cannot be read as characters.
     """
 
     def __init__(
@@ -272,17 +261,14 @@ def read_text(file: Path, what: str, option: str) -> str:
     A pipe is read to its end; one that nobody writes to is empty. Endless devices end at the
     largest size.
 
+    Raises PromptError where it cannot be read, is larger than `MOST_BYTES`, or is not UTF-8.
+
     Parameters
     ----------
     file
         Where.
     what, option
         What it is and the option that named it, for the error.
-
-    Raises
-    ------
-    PromptError
-        Where it cannot be read, is larger than `MOST_BYTES`, or is not UTF-8.
     """
     try:
         # Without waiting for a writer that may never come.
@@ -301,6 +287,8 @@ def read_text(file: Path, what: str, option: str) -> str:
 def bounded(source: BinaryIO, place: str, already: int = 0) -> bytes:
     """Return all bytes of an open file.
 
+    Raises PromptError where there are more than `MOST_BYTES`.
+
     Parameters
     ----------
     source
@@ -309,11 +297,6 @@ def bounded(source: BinaryIO, place: str, already: int = 0) -> bytes:
         What it is, for the error.
     already
         Bytes of it that were read before.
-
-    Raises
-    ------
-    PromptError
-        Where there are more than `MOST_BYTES`.
     """
     pieces: list[bytes] = []
     while piece := source.read(_PIECE):
@@ -327,10 +310,7 @@ def bounded(source: BinaryIO, place: str, already: int = 0) -> bytes:
 def decoded(data: bytes, place: str) -> str:
     """Return bytes as text, a byte order mark left out.
 
-    Raises
-    ------
-    PromptError
-        Where they are not UTF-8.
+    Raises PromptError where they are not UTF-8.
     """
     try:
         return data.decode("utf-8-sig")
@@ -343,10 +323,7 @@ def decoded(data: bytes, place: str) -> str:
 def check_text(text: str, option: str) -> None:
     """Refuse an argument whose bytes are not UTF-8, which Python hands over as half characters.
 
-    Raises
-    ------
-    PromptError
-        Where it holds any.
+    Raises PromptError where it holds any.
     """
     try:
         text.encode()

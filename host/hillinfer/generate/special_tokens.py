@@ -55,10 +55,7 @@ class MaskedText:
     def with_text(self, text: str) -> MaskedText:
         """Return what a template made of it.
 
-        Raises
-        ------
-        PromptError
-            Where a masked token is lost or comes twice.
+        Raises PromptError where a masked token is lost or comes twice.
         """
         if self._words_of(text) != self._words_of(self.text):
             raise PromptError(
@@ -108,10 +105,7 @@ class TextEncoder:
     def mask(self, text: str) -> MaskedText:
         """Mask every special token of a user's text.
 
-        Raises
-        ------
-        PromptError
-            Where the tokenizer cannot read them as characters.
+        Raises PromptError where the tokenizer cannot read them as characters.
         """
         with one_line(_MAKE_TOKENS):
             return self._masked(text)
@@ -146,10 +140,7 @@ class TextEncoder:
 
         A template that changes the user's text, by leaving something out, can make one of it.
 
-        Raises
-        ------
-        PromptError
-            Then.
+        Raises PromptError then.
         """
         if self._reading is SpecialTokens.CONTROL or self._backend is None:
             return
@@ -167,17 +158,14 @@ class TextEncoder:
     def ids(self, masked: MaskedText, add_special_tokens: bool) -> list[int]:  # noqa: FBT001
         """Return the ids of a prompt.
 
+        Raises PromptError where the user's text would become control tokens nevertheless.
+
         Parameters
         ----------
         masked
             The user's text within its template.
         add_special_tokens
             As a tokenizer takes it.
-
-        Raises
-        ------
-        PromptError
-            Where the user's text would become control tokens nevertheless.
         """
         with one_line(_MAKE_TOKENS):
             return self._encoded(masked, add_special_tokens)

@@ -333,10 +333,8 @@ class Arrivals:
     def settle(self) -> None:
         """Wait until every row is in its place.
 
-        Raises
-        ------
-        CacheUseError
-            Where one never came: from then on always, because the cache has a hole.
+        Raises CacheUseError where one never came: from then on always, because the cache has a
+        hole.
         """
         self.wait()
         if self._failure is not None:

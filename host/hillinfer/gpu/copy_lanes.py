@@ -59,10 +59,7 @@ class CopyLane(Protocol):
     def page_lock(self, memory: NDArray[np.uint8]) -> None:
         """Lock the pages of whole host memory, so that the GPU reads and writes them by itself.
 
-        Raises
-        ------
-        PageLockError
-            Where they cannot be.
+        Raises PageLockError where they cannot be.
         """
         ...
 

@@ -169,10 +169,8 @@ class StagingRing:
     def acquire(self) -> int:
         """Return a buffer to hold, once one is free or the oldest one that leaves has left.
 
-        Raises
-        ------
-        RuntimeError
-            Where the ring is closed, or all buffers arrive and nobody would free one.
+        Raises RuntimeError where the ring is closed, or all buffers arrive and nobody would free
+        one.
         """
         while True:
             with self._changed:

@@ -38,6 +38,8 @@ _ALIGNMENT = 32
 class GgufHeader:
     """What a GGUF file says of itself, read once before a library believes its counts.
 
+    Raises ModelError where the file is no GGUF file, cut, or says what cannot be.
+
     Parameters
     ----------
     file
@@ -49,11 +51,6 @@ class GgufHeader:
         Its scalars and strings by name; arrays are left out.
     tensors
         Its tensors by name.
-
-    Raises
-    ------
-    ModelError
-        Where the file is no GGUF file, cut, or says what cannot be.
     """
 
     def __init__(self, file: Path) -> None:
@@ -184,10 +181,8 @@ _SETTINGS = {
 def gguf_tensors(file: Path) -> dict[str, StoredTensor]:
     """Check a GGUF file's header and return what it says of its tensors, by their GGUF names.
 
-    Raises
-    ------
-    ModelError
-        Where the file is none, cut, or says what cannot be or what transformers leaves out.
+    Raises ModelError where the file is none, cut, or says what cannot be or what transformers
+    leaves out.
     """
     header = GgufHeader(file)
     architecture = header.settings.get(_ARCHITECTURE)
@@ -222,6 +217,8 @@ def check_gguf(model: Any, tensors: Mapping[str, StoredTensor], file: Path) -> N
     transformers' older reader leaves tensors out without a word, and reads all of them before it
     compares any.
 
+    Raises ModelError where a tensor is missing, of another shape, or left over.
+
     Parameters
     ----------
     model
@@ -230,11 +227,6 @@ def check_gguf(model: Any, tensors: Mapping[str, StoredTensor], file: Path) -> N
         What `gguf_tensors` says.
     file
         The file.
-
-    Raises
-    ------
-    ModelError
-        Where a tensor is missing, of another shape, or left over.
     """
     from transformers.integrations.gguf import GGUF_CONFIG_ARCHS
     from transformers.modeling_gguf_pytorch_utils import (
@@ -271,10 +263,8 @@ def load_gguf(file: Path, dtype: torch.dtype) -> Any:
 
     Whether its tensors are those of the model, `check_gguf` tells before and without reading them.
 
-    Raises
-    ------
-    ModelError
-        Where transformers does not know the file's architecture, or makes up a weight.
+    Raises ModelError where transformers does not know the file's architecture, or makes up a
+    weight.
     """
     from transformers import AutoModelForCausalLM, GgufConfig
 

@@ -22,6 +22,10 @@ def read_json_object(
 ) -> dict[str, Any]:
     """Return the object that a JSON file holds.
 
+    Raises ModelError where it cannot be read, is too large, has too many values, is no UTF-8, no
+    JSON or no object, is nested too deeply, names a key twice, or holds a number that is not
+    finite.
+
     Parameters
     ----------
     file
@@ -30,12 +34,6 @@ def read_json_object(
         A larger one is refused unread.
     most_values
         One with more values, lists and objects is refused before any of them is made.
-
-    Raises
-    ------
-    ModelError
-        Where it cannot be read, is too large, has too many values, is no UTF-8, no JSON or no
-        object, is nested too deeply, names a key twice, or holds a number that is not finite.
     """
     return _read_object(file, most_bytes, most_values, _strict)
 
@@ -43,10 +41,7 @@ def read_json_object(
 def check_size(file: Path, most_bytes: int) -> None:
     """Refuse what is no ordinary file or larger than it may be.
 
-    Raises
-    ------
-    ModelError
-        Then.
+    Raises ModelError then.
     """
     try:
         found = file.stat().st_size
@@ -64,10 +59,7 @@ def check_size(file: Path, most_bytes: int) -> None:
 def check_values(file: Path, text: str, most: int) -> None:
     """Refuse a file's text by its commas and opening brackets, of which each value has one or more.
 
-    Raises
-    ------
-    ModelError
-        Where they are more than `most`.
+    Raises ModelError where they are more than `most`.
     """
     found = sum(text.count(letter) for letter in ",[{")
     if found > most:
@@ -141,10 +133,7 @@ def check_tokenizer(file: Path) -> None:
     after the other, make more text of one letter than any memory holds, in native code that then
     ends the process.
 
-    Raises
-    ------
-    ModelError
-        Then, and where the file is no JSON object or has too many values.
+    Raises ModelError then, and where the file is no JSON object or has too many values.
     """
     content = _read_object(file, _MOST_BYTES, _MOST_TOKENIZER_VALUES, json.loads)
     for part in _PARTS:
@@ -201,10 +190,7 @@ def wrong_setting(name: str, value: Any, where: object, reason: str) -> ModelErr
 def check_whole(name: str, value: Any, low: int, high: int, where: object) -> None:
     """Refuse what is no whole number from `low` to `high`.
 
-    Raises
-    ------
-    ModelError
-        Then.
+    Raises ModelError then.
     """
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise wrong_setting(name, value, where, f": it is {low} to {high}")
@@ -213,10 +199,7 @@ def check_whole(name: str, value: Any, low: int, high: int, where: object) -> No
 def check_number(name: str, value: Any, low: float, high: float, where: object) -> None:
     """Refuse what is no number from `low` to `high`.
 
-    Raises
-    ------
-    ModelError
-        Then.
+    Raises ModelError then.
     """
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not low <= value <= high:
@@ -249,6 +232,8 @@ _ORDERED = (("low_freq_factor", "high_freq_factor", 0.0, _LARGE), ("beta_slow", 
 def check_rotary(name: str, value: Any, where: object) -> None:
     """Refuse rotary parameters that no positions can be computed from.
 
+    Raises ModelError for the first that is of the wrong type or out of range.
+
     Parameters
     ----------
     name
@@ -257,11 +242,6 @@ def check_rotary(name: str, value: Any, where: object) -> None:
         What is under it: the parameters, or those of each type of layer by its name.
     where
         What they are of, for the message.
-
-    Raises
-    ------
-    ModelError
-        For the first that is of the wrong type or out of range.
     """
     if not isinstance(value, Mapping):
         return
@@ -369,18 +349,15 @@ _ATTENTION = ("attn_implementation", "_attn_implementation", "_attn_implementati
 def check_settings(settings: Mapping[str, Any], where: object) -> None:
     """Refuse settings that no model has.
 
+    Raises ModelError for the first setting that is of the wrong type or out of range, that would
+    have other files or code used, or that does not fit another.
+
     Parameters
     ----------
     settings
         A model's `config.json`, or the same of a GGUF file.
     where
         What they are of, for the message.
-
-    Raises
-    ------
-    ModelError
-        For the first setting that is of the wrong type or out of range, that would have other files
-        or code used, or that does not fit another.
     """
     for name, reason in _REFUSED.items():
         if settings.get(name) is not None:

@@ -45,17 +45,14 @@ class HubModel:
 def hub_model(name: str, say: Callable[[str], None]) -> HubModel:
     """Return a model of the hub, from the hub's cache on this machine where it is there.
 
+    Raises ModelError where there is no such model or revision, or it cannot be fetched.
+
     Parameters
     ----------
     name
         `organisation/name`, with `@` and a commit, branch or tag where it is not to be `main`.
     say
         Called with a line before a step that takes time, and where the name says no commit.
-
-    Raises
-    ------
-    ModelError
-        Where there is no such model or revision, or it cannot be fetched.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
@@ -131,10 +128,7 @@ _ADAPTER = "adapter_config.json"
 def read_config(folder: Path) -> dict[str, Any]:
     """Return a model folder's `config.json`, its settings checked.
 
-    Raises
-    ------
-    ModelError
-        As `read_json_object` and `check_settings` say.
+    Raises ModelError as `read_json_object` and `check_settings` say.
     """
     settings = read_json_object(folder / CONFIG, _CONFIG_BYTES, _CONFIG_VALUES)
     check_settings(settings, folder)
@@ -144,10 +138,8 @@ def read_config(folder: Path) -> dict[str, Any]:
 def check_folder(folder: Path) -> dict[str, StoredTensor]:
     """Check the files that transformers will read and return what the weights' headers say.
 
-    Raises
-    ------
-    ModelError
-        For the first file that is not what it should be, or too few weights for the layers.
+    Raises ModelError for the first file that is not what it should be, or too few weights for the
+    layers.
     """
     settings = read_config(folder)
     if (folder / _ADAPTER).exists():

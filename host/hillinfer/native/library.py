@@ -116,6 +116,8 @@ class NativeLibrary:
 
     Python's global lock is let go of while a call runs, except where the caller wants to keep it.
 
+    Raises NativeError where it cannot be loaded, or is of another version.
+
     Parameters
     ----------
     path
@@ -127,11 +129,6 @@ class NativeLibrary:
         What this processor can run, fastest first.
     tile_rows
         Rows that attention takes at a time.
-
-    Raises
-    ------
-    NativeError
-        It cannot be loaded, or is of another version.
     """
 
     def __init__(self, path: Path = LIBRARY) -> None:
@@ -224,17 +221,14 @@ class NativeLibrary:
     def row_places(self, places: Places, out: NDArray[np.uint64]) -> None:
         """Find rows; see host/native/row_places.h.
 
+        Raises IndexError where a position is nowhere.
+
         Parameters
         ----------
         places
             Where they may lie.
         out
             Contiguous, one address per position; gets 0 for a row that is cold.
-
-        Raises
-        ------
-        IndexError
-            A position is nowhere.
         """
         if self._functions.hillinfer_row_places(ctypes.byref(places), out.ctypes.data):
             raise IndexError(_NOWHERE)
@@ -242,17 +236,14 @@ class NativeLibrary:
     def copy_rows(self, addresses: NDArray[np.uint64], out: NDArray[np.uint8]) -> None:
         """Copy rows to one place.
 
+        Raises ValueError where there is no room for so many.
+
         Parameters
         ----------
         addresses
             Contiguous; the caller answers for what lies there. A row at its own place stays.
         out
             uint8 (at least as many rows, row_bytes), contiguous.
-
-        Raises
-        ------
-        ValueError
-            Where there is no room for so many.
         """
         if out.ndim != 2 or not out.flags.c_contiguous or len(out) < len(addresses):
             raise ValueError(f"{len(addresses)} rows do not go to an array of shape {out.shape}")

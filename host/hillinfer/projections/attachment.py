@@ -41,10 +41,8 @@ class LayerGroup:
     def of_model(cls, model: Any) -> list[LayerGroup]:
         """Return every linear layer of a model in exactly one group, checked.
 
-        Raises
-        ------
-        UnsupportedFeatureError
-            For families that were not looked at, and for layers that are not plain.
+        Raises UnsupportedFeatureError for families that were not looked at, and for layers that are
+        not plain.
         """
         groups = cls.of_outline(model)
         for group in groups:
@@ -145,6 +143,8 @@ class PackingBytes:
     def of(cls, outline: Any, way: ProjectionWay, item_bytes: int) -> PackingBytes:
         """Add up what a way takes on a model.
 
+        Raises UnsupportedFeatureError for families whose layers cannot be packed.
+
         Parameters
         ----------
         outline
@@ -153,11 +153,6 @@ class PackingBytes:
             How linear layers will be computed.
         item_bytes
             Of the type that the model will compute in.
-
-        Raises
-        ------
-        UnsupportedFeatureError
-            For families whose layers cannot be packed.
         """
         if type(way) is ProjectionWay:
             return cls(0, 0)
@@ -263,17 +258,15 @@ class ProjectionAttachment:
     bit for bit and that no other module uses are let go meanwhile: they have a shape and no
     memory (torch's meta device), so a model with projections cannot be saved or moved.
 
+    Raises UnsupportedFeatureError where model, machine or weights cannot be packed; the model is
+    then as it was.
+
     Parameters
     ----------
     model
         A causal language model of transformers on the CPU, in evaluation mode.
     way
         How linear layers are computed.
-
-    Raises
-    ------
-    UnsupportedFeatureError
-        Where model, machine or weights cannot be packed; the model is then as it was.
     """
 
     def __init__(self, model: Any, way: ProjectionWay) -> None:

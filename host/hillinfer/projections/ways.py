@@ -68,17 +68,14 @@ class ProjectionWay:
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear | None:
         """Pack one matrix; None leaves the layers as they are, which is what stock means.
 
+        Raises UnsupportedFeatureError where this machine or this weight cannot be packed.
+
         Parameters
         ----------
         weight
             (outputs, inputs), contiguous, on the CPU, float32 or bfloat16; not to be changed.
         bias
             (outputs,), or None.
-
-        Raises
-        ------
-        UnsupportedFeatureError
-            Where this machine or this weight cannot be packed.
         """
         return None
 

@@ -30,6 +30,8 @@ class Rates:
     which differ in size, so all four count tokens, whose quotients are the same. What sharing costs
     a step, however few the tokens, is in none of them.
 
+    Raises SettingsError where one is negative or no number.
+
     Parameters
     ----------
     f_c
@@ -43,11 +45,6 @@ class Rates:
     sharing
         Seconds of a step in which a device scores, beyond scoring and beyond what the host alone
         takes: the launch, and merging both sides' scores.
-
-    Raises
-    ------
-    SettingsError
-        Where one is negative or no number.
     """
 
     f_c: float

@@ -225,10 +225,7 @@ class Profiling(PlainProfiling):
     def rates(self) -> Rates:
         """Measure all four rates and what sharing costs.
 
-        Raises
-        ------
-        DeviceError
-            Where the device fails; it is lost then.
+        Raises DeviceError where the device fails; it is lost then.
         """
         f_c, f_s = self.host_scoring(), self.device_scoring()
         return Rates(
@@ -254,10 +251,7 @@ class Profiling(PlainProfiling):
     def device_scoring(self) -> float:
         """Return fs: tokens per second of a device's launches over shadows that it holds.
 
-        Raises
-        ------
-        DeviceError
-            Where it fails; it is lost then.
+        Raises DeviceError where it fails; it is lost then.
         """
         spec, scope, shadows = self.scorer.spec, self.scorer.scope, self.scorer.shadows
         launches = []
@@ -299,15 +293,12 @@ class Profiling(PlainProfiling):
         much longer the former take than scoring explains, compared with the latter, is the cost: so
         what both kinds do is in neither, and what slows two sides that score at once is in it.
 
+        Raises DeviceError where the device fails; it is lost then.
+
         Parameters
         ----------
         f_c, f_s
             As measured.
-
-        Raises
-        ------
-        DeviceError
-            Where the device fails; it is lost then.
         """
         spec, shadows = self.scorer.spec, self.scorer.shadows
         query = torch.from_numpy(sample_query(spec.query_heads, spec.head_dim))

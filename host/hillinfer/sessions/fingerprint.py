@@ -145,17 +145,14 @@ class Fingerprint:
 
         What either side does not know, a tokenizer or weights, is not compared.
 
+        Raises SessionError for the first field that differs, with both values and the fix.
+
         Parameters
         ----------
         found
             Of the model at hand.
         directory
             The session's, whose fingerprint this is; for the message.
-
-        Raises
-        ------
-        SessionError
-            For the first field that differs, with both values and the fix.
         """
         for field in fields(self):
             own, other = getattr(self, field.name), getattr(found, field.name)

@@ -85,10 +85,7 @@ class SessionFile:
     ) -> SessionFile:
         """Open a file that must be regular and of the given size, where one is given.
 
-        Raises
-        ------
-        SessionError
-            With the reason.
+        Raises SessionError with the reason.
         """
         try:
             descriptor = calls.open(directory / name, _FLAGS)
@@ -127,10 +124,8 @@ class SessionFile:
     def lend(self, use: Callable[[int], Result]) -> Result:
         """Call `use` with a descriptor that stays open meanwhile, and return what it returns.
 
-        Raises
-        ------
-        SessionError
-            Where it was closed meanwhile and cannot be opened again, or is another file.
+        Raises SessionError where it was closed meanwhile and cannot be opened again, or is another
+        file.
         """
         return self._file.lend(use)
 
@@ -273,17 +268,15 @@ class SavedSession:
     Opening reads the manifest and looks at names and sizes; `verify` reads everything. What is
     used afterwards comes from the same open files.
 
+    Raises SessionError where this is no session, or one whose files are missing, foreign, or of
+    another size.
+
     Parameters
     ----------
     directory
         The session's.
     calls
         How the drive is reached; the operating system itself where None.
-
-    Raises
-    ------
-    SessionError
-        Where this is no session, or one whose files are missing, foreign, or of another size.
     """
 
     def __init__(self, directory: Path, calls: DriveCalls | None = None) -> None:
@@ -315,10 +308,7 @@ class SavedSession:
     def verify(self) -> None:
         """Read every file and compare its checksum.
 
-        Raises
-        ------
-        SessionError
-            For the first file that was changed or cannot be read.
+        Raises SessionError for the first file that was changed or cannot be read.
         """
         for layer in range(self.manifest.shape.layers):
             self._files[rows_file(layer)].go_direct()

@@ -22,17 +22,14 @@ class SessionWriter:
     A context manager that removes the scratch directory unless `finish` was reached; that of a
     process that was killed goes with the next writer there.
 
+    Raises SessionError where a session cannot be put there.
+
     Parameters
     ----------
     target
         Directory to be; must not exist, or be empty.
     calls
         How the drive is reached; the operating system itself where None.
-
-    Raises
-    ------
-    SessionError
-        Where a session cannot be put there.
     """
 
     def __init__(self, target: Path, calls: DriveCalls | None = None) -> None:
@@ -178,10 +175,7 @@ class SessionWriter:
 def check_target(target: Path) -> None:
     """Refuse a place that holds something already.
 
-    Raises
-    ------
-    SessionError
-        Where it is no directory, is not empty, or cannot be looked at.
+    Raises SessionError where it is no directory, is not empty, or cannot be looked at.
     """
     try:
         if target.is_symlink() or (target.exists() and not target.is_dir()):
@@ -200,10 +194,7 @@ def check_target(target: Path) -> None:
 def prepare_target(target: Path) -> None:
     """Refuse at once a place where a session cannot be saved later.
 
-    Raises
-    ------
-    SessionError
-        Where something is there, or its parent takes no directory.
+    Raises SessionError where something is there, or its parent takes no directory.
     """
     with SessionWriter(target):
         pass

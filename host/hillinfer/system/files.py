@@ -22,11 +22,8 @@ _MOST_LINE = 1 << 20
 def read_plain(file: Path, most_bytes: int) -> bytes:
     """Return the content of a regular file.
 
-    Raises
-    ------
-    OSError
-        Where it is none, is larger than `most_bytes`, or cannot be read; the reason is its
-        `strerror`.
+    Raises OSError where it is none, is larger than `most_bytes`, or cannot be read; the reason is
+    its `strerror`.
     """
     descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK)
     with os.fdopen(descriptor, "rb") as opened:
@@ -51,10 +48,7 @@ def open_plain(file: Path, encoding: str, most_bytes: int) -> TextIO:
 def plain_lines(opened: TextIO) -> Iterator[str]:
     """Yield the lines of a file, newlines included.
 
-    Raises
-    ------
-    ValueError
-        Where one is longer than any that is written: a mebibyte.
+    Raises ValueError where one is longer than any that is written: a mebibyte.
     """
     while line := opened.readline(_MOST_LINE):
         if len(line) == _MOST_LINE:
@@ -104,6 +98,9 @@ def prepare_report(file: Path, option: str, what: str = "the report") -> None:
     A page is written beside it and removed, which shows a folder that takes no files and a file
     system without room. What is there already stays as it is.
 
+    Raises ReportError where it cannot be written: no regular file is there, it is write-protected,
+    this process has it as a standard stream, or the folder cannot be made or takes no file.
+
     Parameters
     ----------
     file
@@ -112,12 +109,6 @@ def prepare_report(file: Path, option: str, what: str = "the report") -> None:
         The option that named it, for the message.
     what
         What it is, for the message.
-
-    Raises
-    ------
-    ReportError
-        Where it cannot be written: no regular file is there, it is write-protected, this process
-        has it as a standard stream, or the folder cannot be made or takes no file.
     """
     try:
         make_folders(file.parent)
@@ -136,15 +127,12 @@ def cannot_write(file: Path, error: OSError, option: str, what: str = "the repor
 def check_apart(outputs: Iterable[tuple[str, Path | None]]) -> None:
     """Refuse two options that name the same file.
 
+    Raises SettingsError where one would overwrite another.
+
     Parameters
     ----------
     outputs
         Options and the files that they name, None for none; a file that is read may be among them.
-
-    Raises
-    ------
-    SettingsError
-        Where one would overwrite another.
     """
     seen: dict[str, str] = {}
     for option, file in outputs:
@@ -166,6 +154,8 @@ def check_outside(
 
     A session with a file more is none any more, and a model with another file is another one.
 
+    Raises SettingsError where an output lies in one of them, or is a link that leads into it.
+
     Parameters
     ----------
     outputs
@@ -173,11 +163,6 @@ def check_outside(
     kept
         Options and the folders that they name, or files, None for none; no option is compared
         with itself.
-
-    Raises
-    ------
-    SettingsError
-        Where an output lies in one of them, or is a link that leads into it.
     """
     places = [(option, place) for option, place in kept if place is not None]
     for option, file in outputs:
@@ -199,17 +184,14 @@ def write_whole(file: Path, data: bytes) -> None:
 
     A file or a symbolic link that has the name is replaced.
 
+    Raises OSError where that fails; nothing is left then, and what was there stays.
+
     Parameters
     ----------
     file
         Where to; missing folders are made, owner-only.
     data
         All of it.
-
-    Raises
-    ------
-    OSError
-        Where that fails; nothing is left then, and what was there stays.
     """
     make_folders(file.parent)
     scratch = _scratch(file.parent, data)
@@ -230,17 +212,14 @@ def _make_folder(folder: Path) -> None:
 def make_folders(folder: Path, make: Callable[[Path], None] = _make_folder) -> None:
     """Make a folder and what is missing above it, each for its owner only, whatever the umask.
 
+    Raises OSError where one cannot be made, or is there and no folder.
+
     Parameters
     ----------
     folder
         The last one.
     make
         Makes one of them.
-
-    Raises
-    ------
-    OSError
-        Where one cannot be made, or is there and no folder.
     """
     for one in reversed((folder, *folder.parents)):
         if not one.exists():
@@ -328,10 +307,8 @@ def user_cache_dir(*parts: str) -> Path:
     others may enter them. What lies above them is left as it is: who may write there can put
     another folder in the place of HillInfer's, but not one that belongs to this user.
 
-    Raises
-    ------
-    SettingsError
-        Where a folder cannot be made, or one of HillInfer's belongs to another user.
+    Raises SettingsError where a folder cannot be made, or one of HillInfer's belongs to another
+    user.
     """
     configured = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
     home = configured if configured.is_absolute() else Path("~/.cache").expanduser()

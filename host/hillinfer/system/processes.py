@@ -83,15 +83,12 @@ class SessionGuard:
     A process of its own: a thread of a process that calls XRT stands still where such a call keeps
     the interpreter's lock and never returns, and where the interpreter is ending.
 
+    Raises OSError where no process can be started; the folder is gone then.
+
     Parameters
     ----------
     folder
         The working folder of a session.
-
-    Raises
-    ------
-    OSError
-        Where no process can be started; the folder is gone then.
     """
 
     def __init__(self, folder: Path) -> None:

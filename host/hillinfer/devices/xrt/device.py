@@ -372,6 +372,9 @@ def open_xrt(
 ) -> DeviceScorer:
     """Return a scorer whose device is a card that an xclbin is loaded on.
 
+    Raises SettingsError where no xclbin is named, or it is damaged or for other kernels or another
+    platform (`XclbinError`), or the card cannot be opened.
+
     Parameters
     ----------
     spec, scope, options, recorder
@@ -380,12 +383,6 @@ def open_xrt(
         Starts the process that has the card.
     wait
         When to give the card up; None for what is right for a card, or a simulator of one.
-
-    Raises
-    ------
-    SettingsError
-        Where no xclbin is named, or it is damaged or for other kernels or another platform
-        (`XclbinError`), or the card cannot be opened.
     """
     if options.xclbin is None:
         raise SettingsError(

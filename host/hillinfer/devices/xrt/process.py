@@ -234,6 +234,8 @@ _TAIL = 2000
 class WorkerProcess:
     """One worker, and the memory it shares with the host.
 
+    Raises DeviceError where it does not start in time; nothing of it is left then.
+
     Parameters
     ----------
     environment
@@ -247,11 +249,6 @@ class WorkerProcess:
     ----------
     window
         The shared memory, uint8.
-
-    Raises
-    ------
-    DeviceError
-        Where it does not start in time; nothing of it is left then.
     """
 
     def __init__(self, environment: Mapping[str, str], window_bytes: int, seconds: float) -> None:
@@ -301,6 +298,9 @@ class WorkerProcess:
     ) -> dict[str, Any]:
         """Make the worker do something and return its answer.
 
+        Raises DeviceError where it fails or does not answer in time; nothing of the worker is left
+        then.
+
         Parameters
         ----------
         what
@@ -311,11 +311,6 @@ class WorkerProcess:
             Descriptors that the worker gets copies of.
         given
             What the call is told.
-
-        Raises
-        ------
-        DeviceError
-            Where it fails or does not answer in time; nothing of the worker is left then.
         """
         self.send(what, files, **given)
         return self.receive(what, seconds)

@@ -81,10 +81,7 @@ class Xclbin:
     def pack(self) -> bytes:
         """Return the file's bytes.
 
-        Raises
-        ------
-        ValueError
-            Where the platform's name does not fit.
+        Raises ValueError where the platform's name does not fit.
         """
         platform = self.platform.encode()
         if len(platform) > 63:
@@ -108,17 +105,14 @@ class Xclbin:
     def unpack(cls, content: bytes, name: str) -> Xclbin:
         """Read a file's bytes.
 
+        Raises XclbinError where it is no xclbin, is cut short, or its sections lie outside of it.
+
         Parameters
         ----------
         content
             All of the file.
         name
             What error messages call it.
-
-        Raises
-        ------
-        XclbinError
-            Where it is no xclbin, is cut short, or its sections lie outside of it.
         """
         least = _TOP.size + _HEADER.size
         if not content.startswith(MAGIC):
@@ -155,10 +149,7 @@ class Xclbin:
     def read(cls, path: Path) -> Xclbin:
         """Read a file.
 
-        Raises
-        ------
-        XclbinError
-            Where it cannot be read, and as `unpack` does.
+        Raises XclbinError where it cannot be read, and as `unpack` does.
         """
         try:
             content = read_plain(path, _MOST_BYTES)
@@ -192,10 +183,7 @@ class Connection:
 def unpack_connections(content: bytes, name: str) -> list[Connection]:
     """Read a CONNECTIVITY section.
 
-    Raises
-    ------
-    XclbinError
-        Where it is cut short.
+    Raises XclbinError where it is cut short.
     """
     count = _COUNT.unpack_from(content)[0] if len(content) >= _COUNT.size else -1
     if count < 0 or len(content) < _COUNT.size + count * _CONNECTION.size:
@@ -232,6 +220,8 @@ def spec_record(spec: KernelSpec, sections: Mapping[int, bytes]) -> bytes:
 def check_xclbin(xclbin: Xclbin, spec: KernelSpec, platform: str, name: str) -> None:
     """Refuse an xclbin that does not hold the kernels of a spec for a platform.
 
+    Raises XclbinError with the reason.
+
     Parameters
     ----------
     xclbin
@@ -242,11 +232,6 @@ def check_xclbin(xclbin: Xclbin, spec: KernelSpec, platform: str, name: str) -> 
         The card's shell, as the card or the platform for development is called.
     name
         What error messages call the file.
-
-    Raises
-    ------
-    XclbinError
-        With the reason.
     """
     if shell_of(xclbin.platform) != shell_of(platform):
         raise XclbinError(
@@ -283,17 +268,14 @@ def shell_of(platform: str) -> str:
 def recorded_spec(xclbin: Xclbin, name: str) -> KernelSpec:
     """Return the spec that an xclbin's kernels were built from, as it says.
 
+    Raises XclbinError where it does not say so, or names none that there is.
+
     Parameters
     ----------
     xclbin
         As read from its file.
     name
         What error messages call the file.
-
-    Raises
-    ------
-    XclbinError
-        Where it does not say so, or names none that there is.
     """
     fields = _record(xclbin, name).get("spec")
     if not isinstance(fields, dict):
