@@ -84,6 +84,10 @@ class CacheUseError(HillInferError):
     """A cache was given something that does not continue what it holds."""
 
 
+class PromptError(HillInferError):
+    """A prompt is missing, unreadable, empty, or too long for the model."""
+
+
 class ModelError(HillInferError):
     """A model is not where it was said to be, is not a model, or is of an unknown kind."""
 

@@ -70,8 +70,8 @@ def prompt_ids(tokenizer: Any) -> tuple[list[int], list[int]]:
 def answer(loaded: Any, cold_dir: Path) -> list[int]:
     """Return the first tokens of an answer, each chosen from logits whose greatest is a number."""
     import hillinfer
+    from hillinfer.errors import PromptError
     from hillinfer.generate.loop import Generation, Sampling, TokenChooser
-    from hillinfer.generate.prompt import PromptError
 
     document, question = prompt_ids(loaded.tokenizer)
     words = loaded.model.get_input_embeddings().num_embeddings

@@ -17,8 +17,9 @@ from hillinfer.cli.request import (
     read_document,
     reads_stdin,
 )
+from hillinfer.errors import PromptError
 from hillinfer.generate.loop import Sampling
-from hillinfer.generate.prompt import PromptError, PromptStyle, check_text
+from hillinfer.generate.prompt import PromptStyle, check_text
 from hillinfer.generate.special_tokens import SpecialTokens
 from hillinfer.kv.pool_policies import POOL_POLICIES, make_pool_policy
 from hillinfer.models.registry_model import DEFAULT_MODEL

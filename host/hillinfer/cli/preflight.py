@@ -13,7 +13,8 @@ from hillinfer.devices.opening import check_device
 from hillinfer.drive.directories import DriveFacts, prepared_cold_dir
 from hillinfer.engine.budget_growth import AUTO_FORMATS
 from hillinfer.engine.budget_plan import DevicePart, hit_bytes, kernel_spec
-from hillinfer.generate.prompt import DocumentPrompt, PromptError, QuestionPrompt
+from hillinfer.errors import PromptError
+from hillinfer.generate.prompt import DocumentPrompt, QuestionPrompt
 from hillinfer.hf.features import check_model, check_versions
 from hillinfer.hf.predictors import with_named_query
 from hillinfer.kv.pool_policies import make_pool_policy

@@ -12,16 +12,9 @@ from typing import BinaryIO
 
 from rich.console import Console
 
-from hillinfer.errors import SettingsError
+from hillinfer.errors import PromptError, SettingsError
 from hillinfer.generate.loop import Sampling
-from hillinfer.generate.prompt import (
-    PromptError,
-    PromptStyle,
-    bounded,
-    check_text,
-    decoded,
-    read_text,
-)
+from hillinfer.generate.prompt import PromptStyle, bounded, check_text, decoded, read_text
 from hillinfer.generate.special_tokens import SpecialTokens
 from hillinfer.settings import QuestionReading, Settings
 from hillinfer.system.machine import NumberType

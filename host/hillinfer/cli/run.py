@@ -46,7 +46,6 @@ from hillinfer.projections.attachment import ProjectionAttachment
 from hillinfer.projections.ways import make_projections
 from hillinfer.sessions.opening import SavedSession
 from hillinfer.sessions.writing import prepare_target
-from hillinfer.statistics import CacheStatistics
 from hillinfer.system.files import check_apart, check_outside, prepare_report
 from hillinfer.system.machine import peak_rss_bytes, reset_peak_rss
 from hillinfer.values import format_bytes
@@ -303,7 +302,12 @@ def _generate(
     console: Console,
 ) -> None:
     """Read, answer, compare and report, whatever ends it."""
-    options = _answer_options(request, loaded)
+    options = AnswerOptions(
+        sampling=request.sampling,
+        max_new_tokens=request.max_new_tokens,
+        stop_ids=loaded.stop_ids,
+        question_reading=request.question_reading,
+    )
     loading_peak = peak_rss_bytes()
     reset_peak_rss()
     with setup_warnings_shown(), ExitStack() as attached:
@@ -311,7 +315,20 @@ def _generate(
         cache, session = open_cache(attachment, request, checked, saved, loaded.tokenizer)
         generation = Generation(loaded.model, cache, request.chunk_tokens)
         answering = Answering(generation, loaded.tokenizer, prompt, options)
-        blank = _blank_report(request, checked, loaded, session, cache.statistics(), loading_peak)
+        # Of a run that did nothing yet; at its end the drive may be gone.
+        blank = RunReport(
+            model=model_facts(loaded, loaded.shape),
+            settings=settings_facts(request, checked),
+            sampling=request.sampling.as_json(),
+            versions=version_facts(),
+            machine=machine_facts(checked.settings.cold_dir),
+            document_tokens=0,
+            document_seconds=0.0,
+            answers=(),
+            statistics=cache.statistics(),
+            peak_rss_bytes=loading_peak,
+            session=session,
+        )
         record = RunRecord(request, answering, blank, loaded.shape.token_bytes)
         # The outer part keeps what comes between two others: another Ctrl-C.
         with record.part():
@@ -358,30 +375,6 @@ def _read_and_answer(
         )
     if not request.only_saves:
         _answer(request, checked, prompt, answering, console)
-
-
-def _blank_report(
-    request: GenerateRequest,
-    checked: CheckedRun,
-    loaded: LoadedModel,
-    session: SessionFacts | None,
-    statistics: CacheStatistics,
-    peak_bytes: int,
-) -> RunReport:
-    """Return the report of a run that did nothing yet; at its end the drive may be gone."""
-    return RunReport(
-        model=model_facts(loaded, loaded.shape),
-        settings=settings_facts(request, checked),
-        sampling=request.sampling.as_json(),
-        versions=version_facts(),
-        machine=machine_facts(checked.settings.cold_dir),
-        document_tokens=0,
-        document_seconds=0.0,
-        answers=(),
-        statistics=statistics,
-        peak_rss_bytes=peak_bytes,
-        session=session,
-    )
 
 
 def _answer(
@@ -436,12 +429,3 @@ def _fitting(
 def _show_text(piece: str) -> None:
     sys.stdout.write(piece)
     sys.stdout.flush()
-
-
-def _answer_options(request: GenerateRequest, loaded: LoadedModel) -> AnswerOptions:
-    return AnswerOptions(
-        sampling=request.sampling,
-        max_new_tokens=request.max_new_tokens,
-        stop_ids=loaded.stop_ids,
-        question_reading=request.question_reading,
-    )

@@ -14,19 +14,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from hillinfer.errors import HillInferError
+from hillinfer.errors import HillInferError, PromptError
 from hillinfer.generate import chat_template_child
-from hillinfer.generate.special_tokens import MaskedText, PromptError, SpecialTokens, TextEncoder
+from hillinfer.generate.special_tokens import MaskedText, SpecialTokens, TextEncoder
 from hillinfer.values import format_bytes
-
-__all__ = [
-    "DocumentPrompt",
-    "PromptError",
-    "PromptForm",
-    "PromptStyle",
-    "QuestionPrompt",
-    "SpecialTokens",
-]
 
 # --- Chat templates ---
 

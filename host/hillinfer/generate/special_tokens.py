@@ -13,17 +13,13 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
-from hillinfer.errors import HillInferError, one_line
+from hillinfer.errors import PromptError, one_line
 
 _PLACEHOLDER_BYTES = 16
 # Each round masks every match at once; only what masking itself brings together needs another.
 _MOST_ROUNDS = 8
 _MARK = re.compile(r"<.*>|\[.*\]|\{.*\}|\|.*\|", re.DOTALL)
 _MAKE_TOKENS = "make tokens of the prompt"
-
-
-class PromptError(HillInferError):
-    """A prompt is missing, unreadable, empty, or too long for the model."""
 
 
 class SpecialTokens(StrEnum):
