@@ -64,12 +64,7 @@ class NoReaderError(OutputError):
 class EndedRunError(Exception):
     """A run broke in the middle and told what it could; ends the command with its cause.
 
-    Parameters
-    ----------
-    cause
-        What broke it.
-    addition
-        What the line says after the cause: where the text is.
+    `cause` is what broke it; `addition` what the line says after the cause: where the text is.
     """
 
     def __init__(self, cause: BaseException, addition: str = "") -> None:
@@ -394,11 +389,7 @@ class Program:
 
         What ends a command early becomes one line on standard error and the exit status that
         `ExitStatus` has for it. A defect shows its traceback where HILLINFER_TRACEBACK is set.
-
-        Parameters
-        ----------
-        arguments
-            Without the program's name; the process's own where None.
+        Without arguments, those of the process are taken.
         """
         # Threads that spin while they wait for each other make a busy machine several times slower,
         # and an idle one hardly faster. OpenMP reads this when torch is loaded, which is later.

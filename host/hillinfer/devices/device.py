@@ -216,17 +216,7 @@ _POSITION = np.uint32(WINDOW_TOKENS - 1)
 
 
 class ScoreArrays:
-    """Score arrays and query blocks of a launch's segments, one behind the other (section 10).
-
-    Parameters
-    ----------
-    spec
-        The kernel's.
-    scope
-        What shares one selected set.
-    segments
-        What is scored.
-    """
+    """Score arrays and query blocks of a launch's segments, one behind the other (section 10)."""
 
     def __init__(self, spec: KernelSpec, scope: Scope, segments: Sequence[DeviceSegment]) -> None:
         self._spec = spec
@@ -245,10 +235,7 @@ class ScoreArrays:
     def descriptors(self, shadows: Sequence[int]) -> Beats:
         """Return the launch's descriptors, uint8 of shape (segments, 64).
 
-        Parameters
-        ----------
-        shadows
-            Where each segment's shadow lies, in beats from the start of the buffer.
+        `shadows` says where each segment's shadow lies, in beats from the start of the buffer.
         """
         return np.concatenate(
             [

@@ -40,11 +40,6 @@ class NativePart:
     """Scores the host's tokens with the native library while the device scores the others.
 
     Raises NativeError where the native library is missing.
-
-    Parameters
-    ----------
-    spec, scope
-        Shape and rule; what shares one selected set.
     """
 
     def __init__(self, spec: KernelSpec, scope: Scope) -> None:
@@ -58,16 +53,8 @@ class NativePart:
         """Look at R ∪ Φ, so that the device can be launched (contract, section 6).
 
         A shadow on the drive that the host looks at is read once, in the order of `segments`: of
-        one that the host scores L' stays, and of one with recent tokens a copy.
-
-        Parameters
-        ----------
-        scaled
-            From `NativeScorer.scaled`.
-        segments
-            All segments of the sequence.
-        coming
-            As for `Scorer.score`.
+        one that the host scores L' stays, and of one with recent tokens a copy. `scaled` comes from
+        `NativeScorer.scaled`; the rest is as for `Scorer.score`, with all segments of the sequence.
         """
         threads = torch.get_num_threads()
         recent = total_tokens(segments) + coming - RECENT_TOKENS
@@ -291,10 +278,7 @@ class DeviceScorer:
     ) -> StartedScoring:
         """Return the host's part of scoring, whose offsets a launch needs; see `NativePart`.
 
-        Parameters
-        ----------
-        query, scaling, segments, coming
-            As for `score`, whose errors it raises.
+        Parameters and errors are those of `score`.
         """
         # Arrays are checked where they are described.
         self._host.check(query, segments)

@@ -112,14 +112,7 @@ class LaunchExecution(Protocol):
 class LaunchDevice(_HostSlots):
     """Shadows in host memory, scored by an execution: csim, and PYNQ, which copies every launch.
 
-    Parameters
-    ----------
-    spec
-        Of the kernel that the execution runs.
-    execution
-        Scores.
-    slots
-        Shadows there is room for.
+    `spec` is that of the execution's kernel.
     """
 
     def __init__(self, spec: KernelSpec, execution: LaunchExecution, slots: int) -> None:
@@ -288,15 +281,7 @@ def _execution() -> object:
 
 
 class GoldenScorer:
-    """The numpy golden model as a `Scorer`, for tests: right first, not fast.
-
-    Parameters
-    ----------
-    spec
-        Shape, key mode, rule, segment and block length.
-    scope
-        What shares one selected set.
-    """
+    """The numpy golden model as a `Scorer`, for tests: right first, not fast."""
 
     def __init__(self, spec: KernelSpec, scope: Scope) -> None:
         self.spec = spec

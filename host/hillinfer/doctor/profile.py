@@ -190,12 +190,8 @@ class PlainStep:
     def findings(self, name: str) -> Iterator[Finding]:
         """Yield what a step takes, and advice on `--query`, which changes nothing by itself.
 
-        Raises BudgetError where the budget does not hold the least there must be.
-
-        Parameters
-        ----------
-        name
-            Of the model's shape.
+        `name` is that of the model's shape. Raises BudgetError where the budget does not hold the
+        least there must be.
         """
         plan = self.plan
         plan.check()
@@ -234,14 +230,8 @@ def profile_findings(
 ) -> tuple[Finding, ...]:
     """Measure and keep the rates of a plain drive, and say what a decode step takes.
 
-    Parameters
-    ----------
-    name
-        Of a model's shape.
-    tokens
-        Of context.
-    dram_budget, cold_dir
-        As in the settings.
+    `name` is that of a model's shape, `tokens` the context's; `dram_budget` and `cold_dir` are as
+    in the settings.
 
     Raises
     ------

@@ -64,12 +64,7 @@ class Sampling:
 class TokenChooser:
     """Draws tokens one after the other, with random numbers of its own.
 
-    Parameters
-    ----------
-    sampling
-        How.
-    device
-        Where the logits lie.
+    `device` is where the logits lie.
     """
 
     def __init__(self, sampling: Sampling, device: torch.device) -> None:
@@ -119,12 +114,7 @@ class TextStream:
 
     A character may be spread over several tokens and a token's text may depend on the one before
     it, so each piece is the difference of two decodings that start at the same token, and is held
-    back while it ends in an incomplete character.
-
-    Parameters
-    ----------
-    tokenizer
-        A transformers tokenizer.
+    back while it ends in an incomplete character. `tokenizer` is one of transformers.
     """
 
     def __init__(self, tokenizer: Any) -> None:

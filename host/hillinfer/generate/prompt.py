@@ -37,15 +37,9 @@ def rendered_chats(tokenizer: Any, contents: Sequence[str]) -> list[str]:
     loops, a repeated text or a power of numbers run for ever or take all memory, some of them in
     one step that nothing inside the interpreter ends.
 
-    Raises TemplateError where the template fails, takes more than 3 seconds of computing or too
-    much memory, or makes far more text than it is given.
-
-    Parameters
-    ----------
-    tokenizer
-        A transformers tokenizer with a chat template.
-    contents
-        What the user says.
+    `contents` is what the user says, `tokenizer` one of transformers with a chat template. Raises
+    TemplateError where the template fails, takes more than 3 seconds of computing or too much
+    memory, or makes far more text than it is given.
     """
     special: dict[str, Any] = dict(tokenizer.special_tokens_map)
     try:
@@ -252,14 +246,8 @@ def read_text(file: Path, what: str, option: str) -> str:
     A pipe is read to its end; one that nobody writes to is empty. Endless devices end at the
     largest size.
 
-    Raises PromptError where it cannot be read, is larger than `MOST_BYTES`, or is not UTF-8.
-
-    Parameters
-    ----------
-    file
-        Where.
-    what, option
-        What it is and the option that named it, for the error.
+    `what` it is and the `option` that named it are for the error. Raises PromptError where it
+    cannot be read, is larger than `MOST_BYTES`, or is not UTF-8.
     """
     try:
         # Without waiting for a writer that may never come.

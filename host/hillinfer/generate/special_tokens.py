@@ -33,12 +33,7 @@ class SpecialTokens(StrEnum):
 class MaskedText:
     """A text in which every special token is replaced by a word that nobody can guess.
 
-    Parameters
-    ----------
-    text
-        Holds the words.
-    spans
-        What each of them stands for.
+    `spans` is what each of the words in `text` stands for.
     """
 
     text: str
@@ -84,14 +79,8 @@ class TextEncoder:
 
     A text without special tokens is encoded by the tokenizer as it is. For others there is a twin
     of the tokenizer, the same but for the names of its control tokens, which are unguessable: the
-    template's own tokens are given those names, and in the user's text they mean nothing.
-
-    Parameters
-    ----------
-    tokenizer
-        A transformers tokenizer.
-    reading
-        CONTROL leaves everything to the tokenizer.
+    template's own tokens are given those names, and in the user's text they mean nothing. With
+    CONTROL everything is left to the tokenizer, which is one of transformers.
     """
 
     def __init__(self, tokenizer: Any, reading: SpecialTokens) -> None:
@@ -154,14 +143,8 @@ class TextEncoder:
     def ids(self, masked: MaskedText, add_special_tokens: bool) -> list[int]:  # noqa: FBT001
         """Return the ids of a prompt.
 
-        Raises PromptError where the user's text would become control tokens nevertheless.
-
-        Parameters
-        ----------
-        masked
-            The user's text within its template.
-        add_special_tokens
-            As a tokenizer takes it.
+        `masked` is the user's text within its template; `add_special_tokens` is as a tokenizer
+        takes it. Raises PromptError where the user's text would become control tokens nevertheless.
         """
         with one_line(_MAKE_TOKENS):
             return self._encoded(masked, add_special_tokens)

@@ -179,14 +179,8 @@ def _on(rows: torch.Tensor, index: NDArray[np.int64]) -> torch.Tensor:
 class GpuSide:
     """Staging buffers, the lane that copies, and attention over what it copied.
 
-    Parameters
-    ----------
-    lane
-        To the model's GPU; closed with this.
-    plan
-        How staging memory is divided.
-    gather, layout, counters, recorder
-        The runtime's.
+    `lane` leads to the model's GPU and is closed with this; `plan` is how staging memory is
+    divided.
 
     Attributes
     ----------

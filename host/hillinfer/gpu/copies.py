@@ -29,12 +29,7 @@ from hillinfer.trace.recorder import SILENT, Lane, Recorder
 class StagedStates(RowStates):
     """Brings blocks of rows to a GPU beside the compute on the blocks before.
 
-    Parameters
-    ----------
-    layout, counters
-        As for `RowStates`.
-    lane, ring
-        What copies, and through which buffers.
+    `lane` copies through the buffers of `ring`.
     """
 
     def __init__(
@@ -127,12 +122,7 @@ class IncomingRows:
 class CopiedRows:
     """Which rows are on their way.
 
-    Parameters
-    ----------
-    positions
-        int64, ascending: a part of the selection.
-    rows
-        Theirs, in that order.
+    `positions`, int64 and ascending, are a part of the selection, and `rows` theirs in that order.
     """
 
     positions: NDArray[np.int64]
@@ -183,12 +173,7 @@ class CopiesAhead:
     ) -> Future[CopiedRows]:
         """Begin to copy what of a selection is in memory, or lands there.
 
-        Parameters
-        ----------
-        layer, sequence, positions, on_drive
-            As in `Gather.land`.
-        landed
-            What it returned.
+        Parameters are as in `Gather.land`; `landed` is what it returned.
 
         Returns
         -------
@@ -246,12 +231,7 @@ def _copy(rows: NDArray[np.uint8], out: NDArray[np.uint8]) -> int:
 def packed_rows(keys: torch.Tensor, values: torch.Tensor, row_bytes: int) -> torch.Tensor:
     """Return what `RowLayout.pack` writes, as a tensor beside the model.
 
-    Parameters
-    ----------
-    keys, values
-        Stored type, (kv_heads, tokens, head_dim).
-    row_bytes
-        Bytes of a row.
+    Keys and values are of the stored type and (kv_heads, tokens, head_dim).
 
     Returns
     -------
@@ -281,12 +261,8 @@ class Arrivals:
 
     The model's GPU attends to the new row where it was made; the host wants it for scoring and for
     the drive in later steps. So the place in the open group is taken at once and filled when
-    somebody is about to look, or when no buffer is free. One thread calls.
-
-    Parameters
-    ----------
-    lane, ring
-        What copies, and through which buffers, of one row each.
+    somebody is about to look, or when no buffer is free. One thread calls. The buffers of `ring`
+    are of one row each.
     """
 
     def __init__(self, lane: CopyLane, ring: StagingRing) -> None:
@@ -360,10 +336,7 @@ class Arrivals:
 class BroughtQueries:
     """Lets the thread that drives the model go on; the one that scores waits for the query.
 
-    Parameters
-    ----------
-    lane, ring
-        What copies, and through which buffers, of one query each.
+    The buffers of `ring` are of one query each.
     """
 
     def __init__(self, lane: CopyLane, ring: StagingRing) -> None:
@@ -374,10 +347,7 @@ class BroughtQueries:
     def bring(self, query: torch.Tensor) -> Callable[[], torch.Tensor]:
         """Begin to bring a query back.
 
-        Parameters
-        ----------
-        query
-            (query_heads, head_dim) beside the model.
+        `query` is (query_heads, head_dim) beside the model.
 
         Returns
         -------

@@ -79,10 +79,7 @@ class CopyLane(Protocol):
 class CudaCopy:
     """A copy in a stream.
 
-    Parameters
-    ----------
-    event
-        Recorded behind it.
+    The event is recorded behind it.
     """
 
     event: torch.cuda.Event
@@ -96,11 +93,6 @@ class CudaLane:
     """A stream beside the model's for each direction, with an event per copy; see `CopyLane`.
 
     Two streams, because what comes back waits for the model and what goes there must not.
-
-    Parameters
-    ----------
-    device
-        The model's GPU.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -191,12 +183,7 @@ def lane_of(devices: Collection[torch.device]) -> CopyLane | None:
     """Return a lane to the one CUDA GPU that a whole model is on, or None.
 
     On a processor rows are attended to where they lie. Other accelerators, and models in parts on
-    several devices, get plain copies.
-
-    Parameters
-    ----------
-    devices
-        Those of the model's parameters, each once.
+    several devices, get plain copies. `devices` are those of the model's parameters, each once.
     """
     if len(devices) != 1:
         return None

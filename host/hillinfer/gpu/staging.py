@@ -31,12 +31,7 @@ class StagingKind(StrEnum):
 class StagingMemory:
     """Page-locked memory, cut into buffers; pageable where the pages cannot be locked.
 
-    Parameters
-    ----------
-    lane
-        Locks the pages.
-    byte_count
-        How much, in whole pages.
+    `lane` locks the pages; `byte_count` is in whole pages.
 
     Attributes
     ----------
@@ -107,15 +102,7 @@ class StagingPlan:
 
     @classmethod
     def of(cls, shape: ModelShape, byte_count: int) -> StagingPlan:
-        """Divide the whole pages of so many bytes, or as few as one row in each buffer takes.
-
-        Parameters
-        ----------
-        shape
-            The model's.
-        byte_count
-            What there is.
-        """
+        """Divide the whole pages of so many bytes, or as few as one row in each buffer takes."""
         query = round_up(shape.query_heads * shape.head_dim * _QUERY_ITEM_BYTES, _CACHE_LINE)
         pages = byte_count // PAGE_BYTES * PAGE_BYTES
         rows = (pages - QUERY_BUFFERS * query) // shape.row_bytes
@@ -147,14 +134,9 @@ class StagingRing:
 
     To the GPU: free, held (a thread fills it), leaving, and free again once the copy's event came.
     From the GPU: free, held, arriving, held again once the event came (a thread reads it), free.
-    Any thread may call; every other order is refused, because two users would then see each
-    other's bytes. A thread holds one buffer at a time and there is one for each thread, so that
-    whoever waits for one gets it.
-
-    Parameters
-    ----------
-    buffers
-        uint8 (count, byte_count).
+    Any thread may call; every other order is refused, because two users would then see each other's
+    bytes. A thread holds one buffer at a time and there is one for each thread, so that whoever
+    waits for one gets it. `buffers` is uint8 (count, byte_count).
     """
 
     def __init__(self, buffers: NDArray[np.uint8]) -> None:

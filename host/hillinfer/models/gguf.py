@@ -40,11 +40,6 @@ class GgufHeader:
 
     Raises ModelError where the file is no GGUF file, cut, or says what cannot be.
 
-    Parameters
-    ----------
-    file
-        The file.
-
     Attributes
     ----------
     settings
@@ -217,16 +212,8 @@ def check_gguf(model: Any, tensors: Mapping[str, StoredTensor], file: Path) -> N
     transformers' older reader leaves tensors out without a word, and reads all of them before it
     compares any.
 
-    Raises ModelError where a tensor is missing, of another shape, or left over.
-
-    Parameters
-    ----------
-    model
-        The file's; without memory is enough.
-    tensors
-        What `gguf_tensors` says.
-    file
-        The file.
+    A model without memory is enough; `tensors` is what `gguf_tensors` says. Raises ModelError where
+    a tensor is missing, of another shape, or left over.
     """
     from transformers.integrations.gguf import GGUF_CONFIG_ARCHS
     from transformers.modeling_gguf_pytorch_utils import (

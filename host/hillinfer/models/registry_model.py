@@ -180,12 +180,7 @@ class RegistryModel:
         """Return the model's folder, fetching and converting it first where it is missing.
 
         It is made anew, too, where a file is no longer what was made. What fetches that were killed
-        have left is removed.
-
-        Parameters
-        ----------
-        say
-            Called with one line before each step that takes time.
+        have left is removed. `say` is called with one line before each step that takes time.
 
         Raises
         ------

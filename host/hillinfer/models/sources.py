@@ -28,15 +28,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 @dataclass(frozen=True)
 class HubModel:
-    """Files of a model of the hub.
-
-    Parameters
-    ----------
-    folder
-        Where they lie.
-    commit
-        Of which they are.
-    """
+    """Files of a model of the hub."""
 
     folder: Path
     commit: str

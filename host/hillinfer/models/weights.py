@@ -21,12 +21,7 @@ from hillinfer.values import format_bytes
 class StoredTensor:
     """One tensor of a weights file.
 
-    Parameters
-    ----------
-    name
-        As in the file.
-    shape
-        As torch writes it.
+    The name is as in the file, the shape as torch writes it.
     """
 
     name: str
@@ -49,16 +44,8 @@ def check_names(skeleton: Any, names: Iterable[str], where: object) -> None:
     transformers adds and removes the prefix of the model without its head, and renames what older
     models call otherwise. Tensors that it joins into one weight are not meant.
 
-    Raises ModelError for the first two.
-
-    Parameters
-    ----------
-    skeleton
-        The model without memory.
-    names
-        Of the stored tensors.
-    where
-        The model's place, for the message.
+    `skeleton` is the model without memory, `names` are those of the stored tensors, `where` is for
+    the message. Raises ModelError for the first two.
     """
     with one_line(f"name the weights in {where}", "get the model anew"):
         renamed = _renamed(skeleton, names)
@@ -217,17 +204,9 @@ def check_stored(skeleton: Any, tensors: Mapping[str, StoredTensor], where: obje
     What can only be known once they are loaded, because transformers gives some of them other
     names, `check_loaded` looks at.
 
-    Raises ModelError where a tensor has another shape than the model's of the same name, the model
-    has more numbers than the files, or two tensors are one weight of it.
-
-    Parameters
-    ----------
-    skeleton
-        The model without memory.
-    tensors
-        What its files hold.
-    where
-        The model's place, for the message.
+    `skeleton` is the model without memory, `tensors` is what its files hold, `where` is for the
+    message. Raises ModelError where a tensor has another shape than the model's of the same name,
+    the model has more numbers than the files, or two tensors are one weight of it.
     """
     own = {name: tuple(weight.shape) for name, weight in skeleton.state_dict().items()}
     misshapen = [

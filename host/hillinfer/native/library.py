@@ -118,11 +118,6 @@ class NativeLibrary:
 
     Raises NativeError where it cannot be loaded, or is of another version.
 
-    Parameters
-    ----------
-    path
-        The shared object.
-
     Attributes
     ----------
     variants
@@ -285,12 +280,7 @@ class NativeLibrary:
     def decode(self, name: str, *arguments: int | None) -> bool:
         """Call one of the functions of decode_step.h; return whether all rows are in memory.
 
-        Parameters
-        ----------
-        name
-            Its name.
-        arguments
-            Numbers, and addresses of what is to live until this returns.
+        `arguments` are numbers, and addresses of what is to live until this returns.
 
         Raises
         ------

@@ -26,12 +26,7 @@ _TYPES = (torch.float32, torch.bfloat16)
 class LayerGroup:
     """Linear layers of one parent that are called on the same tensor, in this order.
 
-    Parameters
-    ----------
-    names
-        As in the model.
-    layers
-        At least one.
+    Names are as in the model; there is one at least.
     """
 
     names: tuple[str, ...]

@@ -82,14 +82,7 @@ class ProjectionWay:
     def held_bytes(self, outputs: int, inputs: int, bias: int, item_bytes: int) -> int:
         """Return the bytes that a packed matrix allocates, before it is packed.
 
-        Parameters
-        ----------
-        outputs, inputs
-            Of the matrix.
-        bias
-            Items of its bias, 0 without one.
-        item_bytes
-            Of the model's type.
+        `bias` counts its items, 0 without one; `item_bytes` is that of the model's type.
         """
         return 0
 

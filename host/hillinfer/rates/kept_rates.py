@@ -167,10 +167,7 @@ _MOST_REASON = 200
 class KeptRates:
     """Rates by what they depend on, in one small owner-only JSON file.
 
-    Parameters
-    ----------
-    file
-        Where; made when something is first kept.
+    The file is made when something is first kept.
     """
 
     def __init__(self, file: Path) -> None:
@@ -184,12 +181,7 @@ class KeptRates:
     def get(self, key: RatesKey, profile: Callable[[], Rates]) -> Rates:
         """Return what is kept for a key, or profile and keep it.
 
-        Parameters
-        ----------
-        key
-            Rates of any other key are not used.
-        profile
-            Measures; called where nothing is kept.
+        Rates of any other key are not used.
         """
         kept = dict(self.all())
         if key in kept:

@@ -19,10 +19,7 @@ from hillinfer.settings import ModelName
 class SelectedShares:
     """What stands for α in equation 2 once it is known that one side's tokens matter more.
 
-    Parameters
-    ----------
-    alpha_c, alpha_s
-        Selected share of the tokens that the host and the device score.
+    Of the tokens that the host and the device score.
     """
 
     alpha_c: float
@@ -32,10 +29,7 @@ class SelectedShares:
 class RunningShares:
     """Running means of the selected shares: all selected over all scored tokens so far.
 
-    Parameters
-    ----------
-    alpha
-        Importance rate α, which holds for a side that has not scored anything yet.
+    Importance rate `alpha` holds for a side that has not scored anything yet.
     """
 
     def __init__(self, alpha: float) -> None:
@@ -68,13 +62,7 @@ class RunningShares:
 
 
 class LatencyModel(ABC):
-    """How long one layer's decode step takes to score and to read; subclasses override `latency`.
-
-    Parameters
-    ----------
-    rates
-        Of host, device, memory and drive.
-    """
+    """How long one layer's decode step takes to score and to read, by `latency` of a subclass."""
 
     def __init__(self, rates: Rates) -> None:
         self.rates = rates
@@ -127,13 +115,7 @@ class LatencyModel(ABC):
 
 
 class ParallelScorers(LatencyModel):
-    """The paper's model: T = max(Mc/fc + αc·Mc/Bc, Ms/fs + αs·Ms/Bs), least where both are equal.
-
-    Parameters
-    ----------
-    rates
-        Of host, device, memory and drive.
-    """
+    """The paper's: T = max(Mc/fc + αc·Mc/Bc, Ms/fs + αs·Ms/Bs), least where both are equal."""
 
     def latency(self, hosted: int, on_device: int, shares: SelectedShares) -> float:
         """Return the seconds of the slower side (equation 2); see `LatencyModel`."""
@@ -223,11 +205,6 @@ class TwoLinkScorers(ParallelScorers):
     Divided by Bc·Bs·fs and by Bc·fc it reads (1/fs + α/Bs + α/Bc) / (1/fc + α/Bc): what balances
     Mc/fc + α·Mc/Bc with Ms/fs + α·Ms/Bs + α·Ms/Bc. So a row of the device comes to the host
     over the drive's link and then goes where the host's rows go, over the host's link.
-
-    Parameters
-    ----------
-    rates
-        Of host, device, memory and drive.
     """
 
     def token_seconds(self, shares: SelectedShares) -> tuple[float, float]:
@@ -240,12 +217,8 @@ class SharedScorer(LatencyModel):
     """T = (Mc + Ms)/fc + αc·Mc/Bc + αs·Ms/Bs: costs add, and nothing is there to balance.
 
     Mc is what lies in DRAM and Ms what lies on the drive. Where memory gives rows faster than the
-    drive does, the latency falls with every token in DRAM, so the budget decides.
-
-    Parameters
-    ----------
-    rates
-        `f_s` is not looked at.
+    drive does, the latency falls with every token in DRAM, so the budget decides. Of the rates
+    `f_s` is not looked at.
     """
 
     def latency(self, hosted: int, on_device: int, shares: SelectedShares) -> float:

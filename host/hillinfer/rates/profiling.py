@@ -40,12 +40,7 @@ from hillinfer_model.kernel_spec import BEAT_BYTES, KernelSpec
 def sample_shadows(spec: KernelSpec, count: int) -> list[SegmentShadow]:
     """Return full segments in memory of their own: real exponents, any codes.
 
-    Parameters
-    ----------
-    spec
-        Fixes sizes; the key mode has a shadow.
-    count
-        Segments.
+    The key mode of `spec` has a shadow.
     """
     generator = np.random.default_rng(0)
     one = _codes(spec, generator)
@@ -210,15 +205,7 @@ def sample_query(heads: int, head_dim: int) -> np.ndarray[tuple[int, int], np.dt
 
 @dataclass(frozen=True)
 class Profiling(PlainProfiling):
-    """What is measured, and how long, of a device with the host beside it.
-
-    Parameters
-    ----------
-    scorer
-        A device's, with the host beside it.
-    row_bytes, cold_dir, engine, seconds
-        As there.
-    """
+    """What is measured, and how long, of a device with the host beside it."""
 
     scorer: DeviceScorer
 
@@ -293,12 +280,7 @@ class Profiling(PlainProfiling):
         much longer the former take than scoring explains, compared with the latter, is the cost: so
         what both kinds do is in neither, and what slows two sides that score at once is in it.
 
-        Raises DeviceError where the device fails; it is lost then.
-
-        Parameters
-        ----------
-        f_c, f_s
-            As measured.
+        `f_c` and `f_s` are as measured. Raises DeviceError where the device fails; it is lost then.
         """
         spec, shadows = self.scorer.spec, self.scorer.shadows
         query = torch.from_numpy(sample_query(spec.query_heads, spec.head_dim))

@@ -145,14 +145,8 @@ class Fingerprint:
 
         What either side does not know, a tokenizer or weights, is not compared.
 
-        Raises SessionError for the first field that differs, with both values and the fix.
-
-        Parameters
-        ----------
-        found
-            Of the model at hand.
-        directory
-            The session's, whose fingerprint this is; for the message.
+        `directory` is the session's, whose fingerprint this is; for the message. Raises
+        SessionError for the first field that differs, with both values and the fix.
         """
         for field in fields(self):
             own, other = getattr(self, field.name), getattr(found, field.name)
@@ -204,12 +198,7 @@ def weights_digest(model: Any) -> str:
     """Return the SHA-256 over name, shape, type and bytes of every weight, in name order.
 
     Weights that share their memory are read once. Works in threads: hashing runs without Python's
-    lock.
-
-    Parameters
-    ----------
-    model
-        A torch module, its weights in memory.
+    lock. The model is a torch module with its weights in memory.
     """
     state = sorted(model.state_dict().items())
     places: dict[tuple[Any, ...], torch.Tensor] = {_place(weight): weight for _, weight in state}
@@ -235,13 +224,7 @@ def _bytes_digest(weight: torch.Tensor) -> str:
 
 
 class ModelIdentity:
-    """Fingerprints of one loaded model; its weights are read at most once.
-
-    Parameters
-    ----------
-    model
-        A causal language model of transformers.
-    """
+    """Fingerprints of one loaded model; its weights are read at most once."""
 
     def __init__(self, model: Any) -> None:
         self._model = model

@@ -224,14 +224,7 @@ class Manifest:
     def parse(cls, data: bytes, directory: Path) -> Manifest:
         """Read a manifest and refuse everything that `as_bytes` would not have written.
 
-        Raises SessionError with the reason.
-
-        Parameters
-        ----------
-        data
-            Content of the file.
-        directory
-            The session's, for messages.
+        `directory` is the session's, for messages. Raises SessionError with the reason.
         """
         try:
             content = json.loads(data.decode("utf-8"))

@@ -268,15 +268,8 @@ class SavedSession:
     Opening reads the manifest and looks at names and sizes; `verify` reads everything. What is
     used afterwards comes from the same open files.
 
-    Raises SessionError where this is no session, or one whose files are missing, foreign, or of
-    another size.
-
-    Parameters
-    ----------
-    directory
-        The session's.
-    calls
-        How the drive is reached; the operating system itself where None.
+    `calls` is how the drive is reached; the operating system itself where None. Raises SessionError
+    where this is no session, or one whose files are missing, foreign, or of another size.
     """
 
     def __init__(self, directory: Path, calls: DriveCalls | None = None) -> None:
@@ -350,14 +343,8 @@ class SavedSession:
     def take_base(self, groups: int, open_files: OpenFiles) -> StoredBase:
         """Hand the files of rows and shadow over, to be closed by whoever reads them from now on.
 
-        Verifies the session where that was not done; its checksums go with the files.
-
-        Parameters
-        ----------
-        groups
-            How many of the session's groups will be read.
-        open_files
-            Has descriptors for them.
+        Verifies the session where that was not done; its checksums go with the files. `groups` is
+        how many of the session's groups will be read; `open_files` has descriptors for them.
         """
         manifest = self.manifest
         if not self._sums:

@@ -184,14 +184,8 @@ def write_whole(file: Path, data: bytes) -> None:
 
     A file or a symbolic link that has the name is replaced.
 
-    Raises OSError where that fails; nothing is left then, and what was there stays.
-
-    Parameters
-    ----------
-    file
-        Where to; missing folders are made, owner-only.
-    data
-        All of it.
+    Missing folders are made, owner-only. Raises OSError where that fails; nothing is left then, and
+    what was there stays.
     """
     make_folders(file.parent)
     scratch = _scratch(file.parent, data)
@@ -212,14 +206,7 @@ def _make_folder(folder: Path) -> None:
 def make_folders(folder: Path, make: Callable[[Path], None] = _make_folder) -> None:
     """Make a folder and what is missing above it, each for its owner only, whatever the umask.
 
-    Raises OSError where one cannot be made, or is there and no folder.
-
-    Parameters
-    ----------
-    folder
-        The last one.
-    make
-        Makes one of them.
+    `make` makes one of them. Raises OSError where one cannot be made, or is there and no folder.
     """
     for one in reversed((folder, *folder.parents)):
         if not one.exists():

@@ -56,10 +56,7 @@ def end_session(process: subprocess.Popen[bytes], folder: Path) -> None:
 def end_folder(folder: Path) -> None:
     """Kill every process that works in a folder, and remove the folder.
 
-    Parameters
-    ----------
-    folder
-        Nobody else's; harmless where it is gone already.
+    The folder is nobody else's; where it is gone already nothing happens.
     """
     end = time.monotonic() + _KILL_S
     while (left := processes_in(folder)) and time.monotonic() < end:
@@ -83,12 +80,8 @@ class SessionGuard:
     A process of its own: a thread of a process that calls XRT stands still where such a call keeps
     the interpreter's lock and never returns, and where the interpreter is ending.
 
-    Raises OSError where no process can be started; the folder is gone then.
-
-    Parameters
-    ----------
-    folder
-        The working folder of a session.
+    The folder is that of a session of processes. Raises OSError where no process can be started;
+    the folder is gone then.
     """
 
     def __init__(self, folder: Path) -> None:

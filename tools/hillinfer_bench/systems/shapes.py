@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -80,7 +80,7 @@ PAPER_SHAPES = ("opt-6.7b", "llama-13b")
 _BUILT = {"tiny-opt": 2, "opt-6.7b": 4, "llama-13b": 4}
 SHAPES: Mapping[str, BenchShape] = MappingProxyType(
     {
-        name: BenchShape(*astuple(figures), layers=_BUILT.get(name, figures.all_layers))
+        name: BenchShape(**asdict(figures), layers=_BUILT.get(name, figures.all_layers))
         for name, figures in profile.SHAPES.items()
     }
 )

@@ -47,12 +47,8 @@ _ENOUGH = 0.95
 class ReadSizes:
     """The rates of one drive and card by bytes per read, and the size they speak for.
 
-    The first loads try all sizes in turn, so measuring reads nothing that was not wanted anyway.
-
-    Parameters
-    ----------
-    load_bytes
-        Size of each load; a block is never larger.
+    The first loads try all sizes in turn, so measuring reads nothing that was not wanted anyway. A
+    block is never larger than a load's `load_bytes`.
     """
 
     def __init__(self, load_bytes: int) -> None:

@@ -88,11 +88,7 @@ def environment_of(xclbin: Path) -> dict[str, str]:
 
     Such an xclbin is a program, and what lies beside it decides what else runs. So it counts only
     where nobody but its user and root can have written it, and sets only what the emulation needs.
-
-    Parameters
-    ----------
-    xclbin
-        Path of the image; where it is a link, what it leads to.
+    Where `xclbin` is a link, what it leads to counts.
 
     Returns
     -------

@@ -34,12 +34,7 @@ _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.0002, 0.005
 class Worker:
     """One card, opened, and the buffers on it.
 
-    Parameters
-    ----------
-    pyxrt
-        The module.
-    channel
-        To the host; open calls come from it.
+    `channel` leads to the host; open calls come from it.
     """
 
     def __init__(self, pyxrt: Any, channel: socket.socket) -> None:

@@ -105,14 +105,8 @@ class Xclbin:
     def unpack(cls, content: bytes, name: str) -> Xclbin:
         """Read a file's bytes.
 
-        Raises XclbinError where it is no xclbin, is cut short, or its sections lie outside of it.
-
-        Parameters
-        ----------
-        content
-            All of the file.
-        name
-            What error messages call it.
+        `content` is all of the file, which error messages call `name`. Raises XclbinError where it
+        is no xclbin, is cut short, or its sections lie outside of it.
         """
         least = _TOP.size + _HEADER.size
         if not content.startswith(MAGIC):
@@ -268,14 +262,8 @@ def shell_of(platform: str) -> str:
 def recorded_spec(xclbin: Xclbin, name: str) -> KernelSpec:
     """Return the spec that an xclbin's kernels were built from, as it says.
 
-    Raises XclbinError where it does not say so, or names none that there is.
-
-    Parameters
-    ----------
-    xclbin
-        As read from its file.
-    name
-        What error messages call the file.
+    Error messages call the file `name`. Raises XclbinError where it does not say so, or names none
+    that there is.
     """
     fields = _record(xclbin, name).get("spec")
     if not isinstance(fields, dict):
