@@ -360,14 +360,8 @@ class _Messages(_Guarded):
 class Program:
     """A command of this project.
 
-    Parameters
-    ----------
-    name
-        As it is called.
-    description
-        First line of its help.
-    commands
-        Functions, each a subcommand by its own name.
+    Each function of `commands` is a subcommand by its own name; `description` is the first line of
+    its help.
     """
 
     def __init__(

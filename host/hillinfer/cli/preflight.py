@@ -73,12 +73,8 @@ def check_run(
 ) -> CheckedRun:
     """Check model, device, session, positions, budget, memory and drive, and say what fits.
 
-    Parameters
-    ----------
-    request, outline, prompt, saved
-        What was asked for; the session is None where none is used.
-    say
-        Called with a line for what a user should know.
+    `saved` is None where no session is used; `say` is called with a line for what a user should
+    know.
 
     Raises
     ------

@@ -28,14 +28,9 @@ _STDIN = Path("-")
 def read_document(file: Path | None, text: str | None) -> str:
     """Return the document.
 
-    Raises PromptError where both or none are given, or what is given cannot be read or is empty.
-
-    Parameters
-    ----------
-    file
-        A file of UTF-8 text, `-` for standard input; None where there is none.
-    text
-        The document itself; None where there is none.
+    `file` holds UTF-8 text and is `-` for standard input; `text` is the document itself. Either may
+    be None. Raises PromptError where both or none are given, or what is given cannot be read or is
+    empty.
     """
     if file is not None and text is not None:
         raise PromptError("give the prompt with --prompt or with --prompt-file, not both")

@@ -64,14 +64,8 @@ def compare_with_ordinary(
 ) -> Comparison:
     """Answer everything again with `DynamicCache`, in the same chunks, on the detached model.
 
-    Parameters
-    ----------
-    loaded, prompt, document_ids, options, chunk_tokens
-        As in the run.
-    report
-        Of the run with HillInfer.
-    hillinfer_peak_rss_bytes
-        Peak of the process while that run generated.
+    Parameters are as in the run; `report` is that of the run with HillInfer, and
+    `hillinfer_peak_rss_bytes` the peak of the process while it generated.
     """
     from transformers import DynamicCache
 

@@ -102,14 +102,7 @@ class ResidentShadow(SegmentShadow):
 class DeviceSegment:
     """What one launch scores of one segment.
 
-    Parameters
-    ----------
-    slot
-        Where its shadow lies on the device.
-    base_position
-        Position of its first token.
-    tokens
-        How many of its tokens.
+    So many tokens of the shadow in a slot; `base_position` is that of the first.
     """
 
     slot: int

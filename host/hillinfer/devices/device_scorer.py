@@ -150,12 +150,8 @@ class StartedScoring:
     def fill(self, wanted: Sequence[tuple[int, range]], tuples: NDArray[np.uint32]) -> None:
         """Score tokens as `tuples` does, into their places among those of the whole sequence.
 
-        Parameters
-        ----------
-        wanted
-            As there, each from the start of a group on or after what others have left there.
-        tuples
-            uint32 of shape (sets, N), contiguous.
+        What is wanted is as there, each from the start of a group on or after what others have left
+        there; `tuples` is uint32 of shape (sets, N), contiguous.
         """
         spec, pieces = self._pieces.spec, []
         for number, tokens in wanted:
@@ -213,17 +209,9 @@ class DeviceScorer:
     """A `Scorer` whose segments lie partly on a device.
 
     The host scores R ∪ Φ first, because the offsets come from them (contract, section 6); the
-    device is launched with the offsets and scores while the host goes on with its own tokens.
-    Where the device fails, the host scores what is missing with the same offsets.
-
-    Parameters
-    ----------
-    host
-        Takes statistics, codes keys and scores what the device does not hold.
-    shadows
-        The device, and what it holds.
-    recorder
-        Notes how long launches take.
+    device is launched with the offsets and scores while the host goes on with its own tokens. Where
+    the device fails, the host scores what is missing with the same offsets. `host` takes
+    statistics, codes keys and scores what the device does not hold.
     """
 
     def __init__(

@@ -181,14 +181,8 @@ class CoreDevice(_HostSlots):
     It is given bytes in the launch format and answers with score arrays, as a card does, and its
     memory is as large as a SmartSSD's; but that memory is this machine's, which M0 does not count.
 
-    Raises NativeError where the native library is missing.
-
-    Parameters
-    ----------
-    spec
-        Fixes sizes.
-    core
-        Runs launches, and is closed with this; a thread of the native library where None.
+    `core` runs launches and is closed with this; a thread of the native library where None. Raises
+    NativeError where the native library is missing.
     """
 
     def __init__(self, spec: KernelSpec, core: LaunchThread | None = None) -> None:

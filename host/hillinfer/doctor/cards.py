@@ -106,12 +106,8 @@ _LIBRARY = "libxrt_coreutil.so.2"
 def find_xrt_library(prefix: str | None = None, folders: tuple[str, ...] = _FOLDERS) -> str | None:
     """Return where XRT is and its version, or None where it is not.
 
-    Parameters
-    ----------
-    prefix
-        Where its setup.sh points to; `XILINX_XRT` where None.
-    folders
-        Patterns of places to look at besides.
+    `prefix` is where its setup.sh points to, `XILINX_XRT` where None; `folders` are patterns of
+    places to look at besides.
     """
     own = prefix if prefix is not None else os.environ.get("XILINX_XRT")
     places = [Path(own) / "lib"] if own else []

@@ -33,12 +33,8 @@ _SPEED_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "as
 def diagnose(cold_dir: Path | None, xclbin: Path | None = None) -> tuple[Finding, ...]:
     """Look at Python, packages, processor, memory, GPU, drive, model, tools and cards.
 
-    Parameters
-    ----------
-    cold_dir
-        Directory of the cold pool; None for the default one.
-    xclbin
-        Image of a card's kernels to check, or None.
+    `cold_dir` is the directory of the cold pool, the default one where None; `xclbin` an image of a
+    card's kernels to check, or None.
     """
     return (
         _python(),

@@ -27,13 +27,8 @@ def _unseen(done: int) -> None:
 class AnswerOptions:
     """How answers are made.
 
-    Parameters
-    ----------
-    sampling, max_new_tokens, stop_ids
-        As `Generation.decode` takes them.
-    question_reading
-        CHUNKS attends to everything; SINGLY reads token by token as in decode, each with a
-        selected set of its own.
+    CHUNKS of a question attend to everything; SINGLY it is read token by token as in decode, each
+    with a selected set of its own. The others are as `Generation.decode` takes them.
     """
 
     sampling: Sampling
@@ -144,14 +139,8 @@ class Answering:
     ) -> Answer:
         """Answer one question on a fork that is closed afterwards; others may follow.
 
-        Parameters
-        ----------
-        question
-            About the document.
-        on_text
-            Called with each piece of text as it comes.
-        on_progress
-            Called with the number of new tokens so far.
+        `on_text` is called with each piece of text as it comes, `on_progress` with the number of
+        new tokens so far.
         """
         draft = self._begin(question)
         with self._told_in(draft):

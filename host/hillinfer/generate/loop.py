@@ -181,12 +181,7 @@ class Generation:
     ) -> None:
         """Read tokens in chunks; every token of a chunk attends to everything before it.
 
-        Parameters
-        ----------
-        token_ids
-            What to read after what the cache holds.
-        on_progress
-            Called after each chunk with the number of tokens read so far.
+        `on_progress` is called after each chunk with the number of tokens read so far.
         """
         for start in range(0, len(token_ids), self._chunk_tokens):
             chunk = token_ids[start : start + self._chunk_tokens]

@@ -117,16 +117,8 @@ class PromptForm(StrEnum):
 class QuestionPrompt:
     """Questions about a document that was read before, which itself is not needed.
 
+    `form` is how the document became a prompt, `special_tokens` how those in questions are read.
     Raises PromptError where the chat template does not keep the user's text.
-
-    Parameters
-    ----------
-    tokenizer
-        A transformers tokenizer.
-    form
-        How the document became a prompt.
-    special_tokens
-        How those in questions are read.
     """
 
     def __init__(
@@ -266,16 +258,8 @@ def read_text(file: Path, what: str, option: str) -> str:
 def bounded(source: BinaryIO, place: str, already: int = 0) -> bytes:
     """Return all bytes of an open file.
 
-    Raises PromptError where there are more than `MOST_BYTES`.
-
-    Parameters
-    ----------
-    source
-        The file, in blocking mode.
-    place
-        What it is, for the error.
-    already
-        Bytes of it that were read before.
+    `source` is in blocking mode, and `already` counts bytes of it that were read before; `place` is
+    for the error. Raises PromptError where there are more than `MOST_BYTES`.
     """
     pieces: list[bytes] = []
     while piece := source.read(_PIECE):

@@ -59,14 +59,7 @@ class IncomingRows:
     """Copies rows to one array beside the model, in the order in which they are given.
 
     A piece is staged while the one before it is copied. One thread gives rows, and then one takes
-    them.
-
-    Parameters
-    ----------
-    lane, ring
-        What copies, and through which buffers; of at least one row each.
-    most_rows, row_bytes
-        Size of the array.
+    them. The buffers of `ring` are of at least one row each; the array is of `most_rows` rows.
     """
 
     def __init__(self, lane: CopyLane, ring: StagingRing, most_rows: int, row_bytes: int) -> None:
@@ -87,12 +80,8 @@ class IncomingRows:
     def fill(self, most_rows: int, fill: Callable[[NDArray[np.uint8]], int]) -> None:
         """Copy what a function writes.
 
-        Parameters
-        ----------
-        most_rows
-            At most `piece_rows`.
-        fill
-            Writes the first rows of a uint8 array (most_rows, row_bytes), and says how many.
+        `fill` writes the first rows of a uint8 array (most_rows, row_bytes) and says how many, at
+        most `piece_rows`.
         """
         buffer = self._ring.acquire()
         try:
@@ -276,14 +265,8 @@ class Arrivals:
     ) -> None:
         """Begin to bring a row back.
 
-        Parameters
-        ----------
-        layer, sequence
-            Whose newest token it is.
-        row
-            uint8 (1, row_bytes) beside the model.
-        place
-            uint8 (row_bytes,), where it belongs.
+        `row` is uint8 (1, row_bytes) beside the model, `place` uint8 (row_bytes,), where it
+        belongs; it is the newest token's of `sequence`.
         """
         if len(self._arriving) == len(self._ring.buffers):
             self._fill(next(iter(self._arriving)))

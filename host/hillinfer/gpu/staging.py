@@ -85,14 +85,8 @@ _CACHE_LINE = 64
 class StagingPlan:
     """Buffers of rows on their way to a GPU, and of rows and queries on their way from it.
 
-    Parameters
-    ----------
-    buffer_rows
-        Rows of each of `ROW_BUFFERS` buffers.
-    arriving_rows
-        New tokens' rows that may be under way at a time.
-    row_bytes, query_bytes
-        Of one.
+    There are `ROW_BUFFERS` buffers of `buffer_rows` each, and `arriving_rows` new tokens' rows may
+    be under way at a time. Bytes are those of one row and one query.
     """
 
     buffer_rows: int

@@ -22,18 +22,10 @@ def read_json_object(
 ) -> dict[str, Any]:
     """Return the object that a JSON file holds.
 
-    Raises ModelError where it cannot be read, is too large, has too many values, is no UTF-8, no
-    JSON or no object, is nested too deeply, names a key twice, or holds a number that is not
-    finite.
-
-    Parameters
-    ----------
-    file
-        An ordinary file.
-    most_bytes
-        A larger one is refused unread.
-    most_values
-        One with more values, lists and objects is refused before any of them is made.
+    A file with more than `most_bytes` is refused unread; one with more than `most_values` values,
+    lists and objects before any of them is made. Raises ModelError where it cannot be read, is too
+    large, has too many values, is no UTF-8, no JSON or no object, is nested too deeply, names a key
+    twice, or holds a number that is not finite.
     """
     return _read_object(file, most_bytes, most_values, _strict)
 
@@ -232,16 +224,9 @@ _ORDERED = (("low_freq_factor", "high_freq_factor", 0.0, _LARGE), ("beta_slow", 
 def check_rotary(name: str, value: Any, where: object) -> None:
     """Refuse rotary parameters that no positions can be computed from.
 
-    Raises ModelError for the first that is of the wrong type or out of range.
-
-    Parameters
-    ----------
-    name
-        `rope_scaling` or `rope_parameters`.
-    value
-        What is under it: the parameters, or those of each type of layer by its name.
-    where
-        What they are of, for the message.
+    `value` is what is under `rope_scaling` or `rope_parameters`: the parameters, or those of each
+    type of layer by its name. Raises ModelError for the first that is of the wrong type or out of
+    range.
     """
     if not isinstance(value, Mapping):
         return
@@ -349,15 +334,9 @@ _ATTENTION = ("attn_implementation", "_attn_implementation", "_attn_implementati
 def check_settings(settings: Mapping[str, Any], where: object) -> None:
     """Refuse settings that no model has.
 
-    Raises ModelError for the first setting that is of the wrong type or out of range, that would
-    have other files or code used, or that does not fit another.
-
-    Parameters
-    ----------
-    settings
-        A model's `config.json`, or the same of a GGUF file.
-    where
-        What they are of, for the message.
+    They are those of a model's `config.json`, or the same of a GGUF file; `where` is for the
+    message. Raises ModelError for the first setting that is of the wrong type or out of range, that
+    would have other files or code used, or that does not fit another.
     """
     for name, reason in _REFUSED.items():
         if settings.get(name) is not None:

@@ -51,14 +51,8 @@ def activation_bytes(config: Any, shape: ModelShape, item_bytes: int, chunk_toke
 class Capacity:
     """What is free now, in bytes.
 
-    Parameters
-    ----------
-    memory_bytes
-        Host memory, limits of control groups included.
-    drive_bytes
-        Room for the cold pool.
-    gpu_bytes
-        Device memory; None where the model runs on the host.
+    Limits of control groups count. `drive_bytes` is room for the cold pool, `gpu_bytes` None where
+    the model runs on the host.
     """
 
     memory_bytes: int
@@ -69,14 +63,8 @@ class Capacity:
     def measure(cls, drive: DriveFacts, device: str, root: Path = Path("/")) -> Capacity:
         """Look at this machine now.
 
-        Parameters
-        ----------
-        drive
-            What the cold directory stands on.
-        device
-            `cpu` or `cuda`, where the model will run.
-        root
-            Where `/proc` and `/sys` lie.
+        `drive` is what the cold directory stands on; the model will run on `device`, `cpu` or
+        `cuda`; `/proc` and `/sys` lie in `root`.
         """
         gpus = visible_gpus() if device == "cuda" else None
         return cls(
@@ -93,12 +81,7 @@ class Capacity:
 class Shortage:
     """One thing that is too small.
 
-    Parameters
-    ----------
-    need
-        What is needed, what of it is free, in words.
-    fix
-        What helps beside a shorter context.
+    `need` says what is needed and what of it is free, `fix` what helps beside a shorter context.
     """
 
     need: str

@@ -216,14 +216,8 @@ class NativeLibrary:
     def row_places(self, places: Places, out: NDArray[np.uint64]) -> None:
         """Find rows; see host/native/row_places.h.
 
-        Raises IndexError where a position is nowhere.
-
-        Parameters
-        ----------
-        places
-            Where they may lie.
-        out
-            Contiguous, one address per position; gets 0 for a row that is cold.
+        `out` is contiguous and gets one address per position, 0 for a row that is cold. Raises
+        IndexError where a position is nowhere.
         """
         if self._functions.hillinfer_row_places(ctypes.byref(places), out.ctypes.data):
             raise IndexError(_NOWHERE)
@@ -231,14 +225,9 @@ class NativeLibrary:
     def copy_rows(self, addresses: NDArray[np.uint64], out: NDArray[np.uint8]) -> None:
         """Copy rows to one place.
 
-        Raises ValueError where there is no room for so many.
-
-        Parameters
-        ----------
-        addresses
-            Contiguous; the caller answers for what lies there. A row at its own place stays.
-        out
-            uint8 (at least as many rows, row_bytes), contiguous.
+        The caller answers for what lies at `addresses`, which are contiguous; a row at its own
+        place stays. `out` is uint8 (at least as many rows, row_bytes), contiguous. Raises
+        ValueError where there is no room for so many.
         """
         if out.ndim != 2 or not out.flags.c_contiguous or len(out) < len(addresses):
             raise ValueError(f"{len(addresses)} rows do not go to an array of shape {out.shape}")
@@ -251,14 +240,8 @@ class NativeLibrary:
     ) -> None:
         """Take checksums of rows; see host/native/row_sums.h.
 
-        Parameters
-        ----------
-        memory
-            uint8 (any, row_bytes), contiguous, row_bytes a multiple of 64.
-        places
-            int64, contiguous: which rows.
-        sums
-            uint32, contiguous, one for each, filled.
+        `memory` is uint8 (any, row_bytes), contiguous, row_bytes a multiple of 64. `places` says
+        which rows, int64; `sums` is uint32 and gets one for each; both are contiguous.
 
         Raises
         ------

@@ -138,16 +138,9 @@ class PackingBytes:
     def of(cls, outline: Any, way: ProjectionWay, item_bytes: int) -> PackingBytes:
         """Add up what a way takes on a model.
 
-        Raises UnsupportedFeatureError for families whose layers cannot be packed.
-
-        Parameters
-        ----------
-        outline
-            A model of transformers; its weights need shapes, and no memory.
-        way
-            How linear layers will be computed.
-        item_bytes
-            Of the type that the model will compute in.
+        `outline` is a model of transformers whose weights need shapes and no memory; `item_bytes`
+        is of the type that it will compute in. Raises UnsupportedFeatureError for families whose
+        layers cannot be packed.
         """
         if type(way) is ProjectionWay:
             return cls(0, 0)
@@ -185,13 +178,8 @@ class SharedProduct:
 
     A later layer takes its part only for the very tensor that the first one got, in the same
     thread; for any other it computes for itself. What was computed is let go with the last part.
-
-    Parameters
-    ----------
-    packed
-        Computes all layers' outputs, one after the other along the last dimension.
-    outputs
-        Number of outputs of each layer.
+    `packed` computes all layers' outputs, one after the other along the last dimension, of which
+    each layer has so many as `outputs` says.
     """
 
     def __init__(self, packed: PackedLinear, outputs: Sequence[int]) -> None:
@@ -253,15 +241,9 @@ class ProjectionAttachment:
     bit for bit and that no other module uses are let go meanwhile: they have a shape and no
     memory (torch's meta device), so a model with projections cannot be saved or moved.
 
-    Raises UnsupportedFeatureError where model, machine or weights cannot be packed; the model is
-    then as it was.
-
-    Parameters
-    ----------
-    model
-        A causal language model of transformers on the CPU, in evaluation mode.
-    way
-        How linear layers are computed.
+    The model is one of transformers, causal, on the CPU and in evaluation mode. Raises
+    UnsupportedFeatureError where model, machine or weights cannot be packed; the model is then as
+    it was.
     """
 
     def __init__(self, model: Any, way: ProjectionWay) -> None:

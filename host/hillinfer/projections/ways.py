@@ -28,11 +28,8 @@ class Restores(Enum):
 class PackedLinear(Protocol):
     """Weights of one or several linear layers that share their input, as one matrix.
 
-    Parameters
-    ----------
-    restores
-        Decides what the model's own weights do meanwhile: stay, are let go, or live in the packed
-        memory.
+    `restores` decides what the model's own weights do meanwhile: stay, are let go, or live in the
+    packed memory.
     """
 
     restores: ClassVar[Restores]
@@ -68,14 +65,9 @@ class ProjectionWay:
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear | None:
         """Pack one matrix; None leaves the layers as they are, which is what stock means.
 
-        Raises UnsupportedFeatureError where this machine or this weight cannot be packed.
-
-        Parameters
-        ----------
-        weight
-            (outputs, inputs), contiguous, on the CPU, float32 or bfloat16; not to be changed.
-        bias
-            (outputs,), or None.
+        `weight` is (outputs, inputs), contiguous, on the CPU, float32 or bfloat16, and not to be
+        changed; `bias` is (outputs,). Raises UnsupportedFeatureError where this machine or this
+        weight cannot be packed.
         """
         return None
 

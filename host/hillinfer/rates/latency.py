@@ -71,12 +71,7 @@ class LatencyModel(ABC):
     def latency(self, hosted: int, on_device: int, shares: SelectedShares) -> float:
         """Return the modelled seconds.
 
-        Parameters
-        ----------
-        hosted, on_device
-            Mc and Ms: tokens on the host's side and on the other one.
-        shares
-            Selected share of each side's tokens.
+        `hosted` and `on_device` are Mc and Ms: tokens on the host's side and on the other one.
         """
         ...
 
@@ -86,16 +81,8 @@ class LatencyModel(ABC):
         """Return how many whole segments on the host's side make the latency least.
 
         Of equally good ones the fewest: host memory is what is scarce. Models whose β has a closed
-        form need not look at all of them.
-
-        Parameters
-        ----------
-        segments, segment_tokens
-            All of them, and the tokens of each.
-        shares
-            As for `latency`.
-        most
-            Segments whose shadows host memory has room for: Mc <= M0 (equation 3).
+        form need not look at all of them. `most` is how many segments host memory has room for the
+        shadows of: Mc <= M0 (equation 3).
         """
         return self._best(range(min(segments, max(most, 0)) + 1), segments, segment_tokens, shares)
 

@@ -101,16 +101,7 @@ class Fingerprint:
     def of(cls, config: Any, dtype: Any, shadow: KeyMode, tokenizer: Any = None) -> Fingerprint:
         """Take all that needs no weights.
 
-        Parameters
-        ----------
-        config
-            The model's, of transformers.
-        dtype
-            torch type that the model computes in.
-        shadow
-            Number format of the key shadow.
-        tokenizer
-            A transformers tokenizer, or None.
+        Config and tokenizer are those of transformers; the model computes in `dtype`.
         """
         shape = ModelShape.from_config(config, dtype)
         settings = config.to_dict()

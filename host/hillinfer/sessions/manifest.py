@@ -97,14 +97,8 @@ def slot_bytes(spec: KernelSpec) -> int:
 class SessionExtent:
     """How much a session holds; every size follows from it.
 
-    Parameters
-    ----------
-    tokens
-        Positions in every layer.
-    segments
-        Shadow segments that were begun.
-    observed_queries
-        Last prefill queries of every layer, not yet counted as hits.
+    `segments` counts shadow segments that were begun, `observed_queries` the last prefill queries
+    of every layer, not yet counted as hits.
     """
 
     tokens: int

@@ -51,18 +51,8 @@ class SessionFile:
     """A regular file of a known size, open for reading.
 
     It stays open until it shares descriptors with others; from then on it may be closed while
-    nobody reads it, and is opened again by its name, and only if it is the same file still.
-
-    Parameters
-    ----------
-    directory, name
-        Where it lies.
-    descriptor
-        Of the file; this object closes it.
-    status
-        Of the file.
-    calls
-        How the drive is reached.
+    nobody reads it, and is opened again by its name, and only if it is the same file still. This
+    object closes the descriptor.
     """
 
     def __init__(
@@ -161,10 +151,7 @@ class SessionFile:
     def digest_and_sums(self, row_bytes: int) -> tuple[str, NDArray[np.uint32]]:
         """Return the SHA-256 of the whole file, and checksums of its rows from the same bytes.
 
-        Parameters
-        ----------
-        row_bytes
-            Bytes of a row, a multiple of 64; what is left behind the last one has no sum.
+        `row_bytes` is a multiple of 64; what is left behind the last row has no sum.
         """
         sha256 = hashlib.sha256()
         # Whole rows, that begin at pages.

@@ -22,14 +22,8 @@ class SessionWriter:
     A context manager that removes the scratch directory unless `finish` was reached; that of a
     process that was killed goes with the next writer there.
 
-    Raises SessionError where a session cannot be put there.
-
-    Parameters
-    ----------
-    target
-        Directory to be; must not exist, or be empty.
-    calls
-        How the drive is reached; the operating system itself where None.
+    `target` must not exist, or be empty. `calls` is how the drive is reached; the operating system
+    itself where None. Raises SessionError where a session cannot be put there.
     """
 
     def __init__(self, target: Path, calls: DriveCalls | None = None) -> None:
@@ -79,16 +73,8 @@ class SessionWriter:
     ) -> bool:
         """Let a file that is on the drive already have this name too, and say whether it has.
 
-        Parameters
-        ----------
-        name
-            Its name here.
-        publish
-            Gives the file a name; raises OSError where it cannot.
-        byte_count
-            How long the file must be.
-        content
-            Reads it, for its checksum.
+        `publish` gives the file a name and raises OSError where it cannot; `content` reads it, for
+        its checksum. It must have `byte_count` bytes.
         """
         path = self._scratch.path / name
         self._made.append(path)

@@ -127,12 +127,8 @@ def cannot_write(file: Path, error: OSError, option: str, what: str = "the repor
 def check_apart(outputs: Iterable[tuple[str, Path | None]]) -> None:
     """Refuse two options that name the same file.
 
-    Raises SettingsError where one would overwrite another.
-
-    Parameters
-    ----------
-    outputs
-        Options and the files that they name, None for none; a file that is read may be among them.
+    `outputs` are options and the files that they name, None for none; a file that is read may be
+    among them. Raises SettingsError where one would overwrite another.
     """
     seen: dict[str, str] = {}
     for option, file in outputs:
@@ -154,15 +150,9 @@ def check_outside(
 
     A session with a file more is none any more, and a model with another file is another one.
 
-    Raises SettingsError where an output lies in one of them, or is a link that leads into it.
-
-    Parameters
-    ----------
-    outputs
-        Options and what they write, None for nothing.
-    kept
-        Options and the folders that they name, or files, None for none; no option is compared
-        with itself.
+    `outputs` are options and what they write; `kept` options and the folders or files that they
+    name; either may be None. No option is compared with itself. Raises SettingsError where an
+    output lies in one of them, or is a link that leads into it.
     """
     places = [(option, place) for option, place in kept if place is not None]
     for option, file in outputs:

@@ -39,12 +39,8 @@ def processes_in(folder: Path) -> list[int]:
 def end_session(process: subprocess.Popen[bytes], folder: Path) -> None:
     """Kill a session's leader and everything it has started, and remove its folder.
 
-    Parameters
-    ----------
-    process
-        Leader of a session; not waited for yet.
-    folder
-        The working folder of all that belongs to it.
+    `process` is the leader and not waited for yet; all that belongs to the session works in
+    `folder`.
     """
     # Not waited for yet, so its number is still its own, and its session's.
     _kill(os.killpg, process.pid)

@@ -36,14 +36,8 @@ _VITIS = "XILINX_VITIS"
 class Deadlines:
     """How long the host waits for the card, in seconds.
 
-    Parameters
-    ----------
-    load
-        For the worker and the card's image.
-    answer
-        For a copy.
-    progress
-        For the next sign of a launch that is under way.
+    `load` is for the worker and the card's image, `answer` for a copy, `progress` for the next sign
+    of a launch that is under way.
     """
 
     load: float = 120.0
@@ -60,12 +54,8 @@ _SIMULATOR = Deadlines(load=900.0, answer=300.0, progress=1800.0)
 def deadlines_of(xclbin: Xclbin, environment: Mapping[str, str]) -> Deadlines:
     """Return how long to wait for what an xclbin is for: a card, or Vitis' simulator of one.
 
-    Parameters
-    ----------
-    xclbin
-        Its mode says whether it is for a card.
-    environment
-        Variables of the process that loads it; those of Vitis are among them where Vitis emulates.
+    The environment is that of the process that loads the xclbin: variables of Vitis are among them
+    where Vitis emulates.
     """
     return _SIMULATOR if xclbin.mode == HW_EMU and _VITIS in environment else _CARD
 
@@ -401,17 +391,10 @@ class MemoryClaims:
     """The claims of one process on one card, beside those of the user's other processes.
 
     First come, first served, piece by piece: a claim is admitted while all of them fit in the
-    card's memory, and those of processes that have ended do not count. Processes of other users
-    are not seen here; where the card has no memory left for a claim, it is given back.
-
-    Parameters
-    ----------
-    folder
-        Where the claims of all cards lie, owner-only.
-    card
-        Names the card.
-    memory_bytes
-        What all processes together may take.
+    card's memory, and those of processes that have ended do not count. Processes of other users are
+    not seen here; where the card has no memory left for a claim, it is given back. The claims of
+    all cards lie in `folder`, owner-only. `memory_bytes` is what all processes together may take of
+    this card.
     """
 
     def __init__(self, folder: Path, card: str, memory_bytes: int) -> None:
