@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib.util
+import operator
 import platform
 import re
 import shutil
@@ -122,6 +123,9 @@ def _in_package(program: str) -> str | None:
 # --- Versions of packages ---
 
 RUN_EXTRA = "run"
+_COMPARE = {
+    ">=": operator.ge, "<=": operator.le, "==": operator.eq, "<": operator.lt, ">": operator.gt
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -195,14 +199,7 @@ def _inside(version: str, window: str) -> bool:
         bound = _release(match.group(2))
         size = max(len(release), len(bound))
         here, there = _padded(release, size), _padded(bound, size)
-        holds = {
-            ">=": here >= there,
-            "<=": here <= there,
-            "==": here == there,
-            "<": here < there,
-            ">": here > there,
-        }[match.group(1)]
-        if not holds:
+        if not _COMPARE[match.group(1)](here, there):
             return False
     return True
 

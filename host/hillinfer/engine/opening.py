@@ -33,8 +33,7 @@ from hillinfer.engine.prefetch import PrefetchPipeline
 from hillinfer.engine.selection import TokenSelection
 from hillinfer.errors import SetupWarning
 from hillinfer.gpu.attention import GpuSide
-from hillinfer.gpu.copy_lanes import CopyLane
-from hillinfer.gpu.staging import StagingPlan
+from hillinfer.gpu.staging import CopyLane, StagingPlan
 from hillinfer.kv.cold_store import ColdStore
 from hillinfer.kv.gather import Gather
 from hillinfer.kv.hits import LayerHits

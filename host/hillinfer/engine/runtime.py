@@ -16,8 +16,7 @@ from hillinfer.engine.budget_growth import BudgetGrowth
 from hillinfer.engine.opening import open_parts
 from hillinfer.engine.selection import Sets
 from hillinfer.gpu.copies import CopiedRows, packed_rows
-from hillinfer.gpu.copy_lanes import CopyLane
-from hillinfer.gpu.staging import StagingKind
+from hillinfer.gpu.staging import CopyLane, StagingKind
 from hillinfer.kv.hits import LayerHits
 from hillinfer.kv.prefetch_buffer import LandedRows
 from hillinfer.kv.saved_sequences import (

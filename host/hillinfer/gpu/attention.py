@@ -20,10 +20,10 @@ from hillinfer.gpu.copies import (
     IncomingRows,
     StagedStates,
 )
-from hillinfer.gpu.copy_lanes import CopyLane
 from hillinfer.gpu.staging import (
     QUERY_BUFFERS,
     ROW_BUFFERS,
+    CopyLane,
     StagingMemory,
     StagingPlan,
     StagingRing,

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from hillinfer.attention.softmax_merge import RowStates
 from hillinfer.errors import CacheUseError
-from hillinfer.gpu.copy_lanes import Copy, CopyLane
-from hillinfer.gpu.staging import StagingRing
+from hillinfer.gpu.staging import Copy, CopyLane, StagingRing
 from hillinfer.kv.gather import Gather
 from hillinfer.kv.prefetch_buffer import LandedRows
 from hillinfer.kv.sequence import RowLayout, Sequence

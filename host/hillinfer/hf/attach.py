@@ -20,7 +20,7 @@ from hillinfer.drive.calls import DriveCalls
 from hillinfer.drive.directories import memory_warning, prepared_cold_dir
 from hillinfer.engine.runtime import Runtime
 from hillinfer.errors import SessionError, SetupWarning, UnsupportedFeatureError
-from hillinfer.gpu.copy_lanes import CopyLane, lane_of
+from hillinfer.gpu.staging import CopyLane, lane_of
 from hillinfer.hf import attention
 from hillinfer.hf.cache import HillInferCache
 from hillinfer.hf.engine import CachePlan, Engine, Expectation, checked_count

@@ -104,6 +104,7 @@ class Fingerprint:
         Config and tokenizer are those of transformers; the model computes in `dtype`.
         """
         shape = ModelShape.from_config(config, dtype)
+        spec = KernelSpec(shape.head_dim, shape.kv_heads, shape.group_size, key_mode=shadow)
         settings = config.to_dict()
         rotary = {name: settings.pop(name) for name in _ROTARY if name in settings}
         computing = {
@@ -113,7 +114,7 @@ class Fingerprint:
         }
         return cls(
             contract_version=CONTRACT_VERSION,
-            segment_tokens=_spec(shape, shadow).segment_tokens,
+            segment_tokens=spec.segment_tokens,
             layers=shape.layers,
             kv_heads=shape.kv_heads,
             query_heads=shape.query_heads,
@@ -161,15 +162,6 @@ def tokenizer_digest(tokenizer: Any) -> str:
         content.pop("truncation", None)
     template = getattr(tokenizer, "chat_template", None)
     return _sha256(_canonical({"tokenizer": content, "chat_template": template}))
-
-
-def _spec(shape: ModelShape, shadow: KeyMode) -> KernelSpec:
-    return KernelSpec(
-        head_dim=shape.head_dim,
-        kv_heads=shape.kv_heads,
-        group_size=shape.group_size,
-        key_mode=shadow,
-    )
 
 
 def _canonical(content: Any) -> str:
