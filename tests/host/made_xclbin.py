@@ -3,17 +3,12 @@
 
 from uuid import UUID
 
-from hillinfer.devices.xrt.xclbin import (
-    HW_EMU,
-    Connection,
-    MemoryType,
-    SectionKind,
-    Xclbin,
-    spec_record,
-)
+from hillinfer.devices.xrt.xclbin import HW_EMU, SectionKind, Xclbin, spec_record
 from hillinfer_hw.xclbin_sections import (
+    Connection,
     KernelInstance,
     MemoryBank,
+    MemoryType,
     pack_banks,
     pack_connections,
     pack_instances,

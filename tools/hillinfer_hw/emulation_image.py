@@ -9,19 +9,14 @@ import zipfile
 from collections.abc import Mapping
 from uuid import UUID
 
-from hillinfer.devices.xrt.xclbin import (
-    HW_EMU,
-    Connection,
-    MemoryType,
-    SectionKind,
-    Xclbin,
-    spec_record,
-)
+from hillinfer.devices.xrt.xclbin import HW_EMU, SectionKind, Xclbin, spec_record
 from hillinfer_hw.kernel_xml import kernel_xml
 from hillinfer_hw.rtl_files import KERNELS, arguments
 from hillinfer_hw.xclbin_sections import (
+    Connection,
     KernelInstance,
     MemoryBank,
+    MemoryType,
     pack_banks,
     pack_connections,
     pack_instances,

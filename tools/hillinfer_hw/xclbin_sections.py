@@ -6,8 +6,9 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 
-from hillinfer.devices.xrt.xclbin import Connection, MemoryType, XclbinError
+from hillinfer.devices.xrt.xclbin import XclbinError
 
 # --- Kernels ---
 
@@ -65,18 +66,53 @@ def unpack_instances(content: bytes, name: str) -> list[KernelInstance]:
     return found
 
 
+# --- Connections ---
+
+_COUNT, _CONNECTION = struct.Struct("<i"), struct.Struct("<iii")
+
+
+@dataclass(frozen=True, order=True)
+class Connection:
+    """Which memory an argument of a kernel reaches; all three are indices."""
+
+    argument: int
+    instance: int
+    bank: int
+
+
 def pack_connections(connections: Sequence[Connection]) -> bytes:
     """Return the bytes of a CONNECTIVITY section."""
-    content = struct.pack("<i", len(connections))
+    content = _COUNT.pack(len(connections))
     for own in connections:
-        content += struct.pack("<iii", own.argument, own.instance, own.bank)
+        content += _CONNECTION.pack(own.argument, own.instance, own.bank)
     return content
+
+
+def unpack_connections(content: bytes, name: str) -> list[Connection]:
+    """Read a CONNECTIVITY section.
+
+    Raises XclbinError where it is cut short.
+    """
+    count = _COUNT.unpack_from(content)[0] if len(content) >= _COUNT.size else -1
+    if count < 0 or len(content) < _COUNT.size + count * _CONNECTION.size:
+        raise XclbinError(f"{name} is damaged: its list of connections is cut short")
+    return [
+        Connection(*_CONNECTION.unpack_from(content, _COUNT.size + index * _CONNECTION.size))
+        for index in range(count)
+    ]
 
 
 # --- Memory banks ---
 
 # Type, used, size in KiB, base address, tag.
 _BANK = struct.Struct("<BB6xQQ16s")
+
+
+class MemoryType(IntEnum):
+    """Numbers of `MEM_TYPE` in XRT's xclbin.h, as far as this project uses them."""
+
+    DDR4 = 1
+    HOST = 10
 
 
 @dataclass(frozen=True)

@@ -8,15 +8,20 @@ import pytest
 
 from hillinfer.devices.xrt.xclbin import (
     HW_EMU,
-    Connection,
-    MemoryType,
     SectionKind,
     Xclbin,
     XclbinError,
     check_xclbin,
     spec_record,
 )
-from hillinfer_hw.xclbin_sections import MemoryBank, pack_banks, pack_connections, unpack_banks
+from hillinfer_hw.xclbin_sections import (
+    Connection,
+    MemoryBank,
+    MemoryType,
+    pack_banks,
+    pack_connections,
+    unpack_banks,
+)
 from hillinfer_model.kernel_spec import KernelSpec
 from hillinfer_pynq.execution import without_host_memory
 

@@ -17,9 +17,8 @@ from hillinfer.devices.xrt.xclbin import (
     XclbinError,
     check_xclbin,
     shell_of,
-    unpack_connections,
 )
-from hillinfer_hw.xclbin_sections import unpack_banks, unpack_instances
+from hillinfer_hw.xclbin_sections import unpack_banks, unpack_connections, unpack_instances
 from hillinfer_model.choices import KeyMode
 
 

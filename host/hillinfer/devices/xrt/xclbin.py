@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads an xclbin: its sections, their connections and the kernel spec it was built for."""
+"""Reads an xclbin: its sections, and the kernel spec it was built for."""
 
 from __future__ import annotations
 
@@ -150,42 +150,6 @@ class Xclbin:
         except OSError as error:
             raise XclbinError(f"cannot read {path}: {reason_of(error)}") from error
         return cls.unpack(content, str(path))
-
-
-# --- Memories that kernels reach ---
-
-_COUNT = struct.Struct("<i")
-_CONNECTION = struct.Struct("<iii")
-
-
-class MemoryType(IntEnum):
-    """Numbers of `MEM_TYPE` in XRT's xclbin.h, as far as this project uses them."""
-
-    DDR4 = 1
-    HOST = 10
-
-
-@dataclass(frozen=True, order=True)
-class Connection:
-    """Which memory an argument of a kernel reaches; all three are indices."""
-
-    argument: int
-    instance: int
-    bank: int
-
-
-def unpack_connections(content: bytes, name: str) -> list[Connection]:
-    """Read a CONNECTIVITY section.
-
-    Raises XclbinError where it is cut short.
-    """
-    count = _COUNT.unpack_from(content)[0] if len(content) >= _COUNT.size else -1
-    if count < 0 or len(content) < _COUNT.size + count * _CONNECTION.size:
-        raise XclbinError(f"{name} is damaged: its list of connections is cut short")
-    return [
-        Connection(*_CONNECTION.unpack_from(content, _COUNT.size + index * _CONNECTION.size))
-        for index in range(count)
-    ]
 
 
 # --- The kernel spec of an xclbin ---
