@@ -7,16 +7,13 @@ import errno
 import os
 import stat
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import TextIO
 
 from hillinfer.errors import HillInferError, SettingsError
 
 # --- Reading files of others ---
-
-_MOST_LINE = 1 << 20
 
 
 def read_plain(file: Path, most_bytes: int) -> bytes:
@@ -27,36 +24,13 @@ def read_plain(file: Path, most_bytes: int) -> bytes:
     """
     descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK)
     with os.fdopen(descriptor, "rb") as opened:
-        size = _checked(file, descriptor, most_bytes)
+        size = checked_size(file, descriptor, most_bytes)
         # One byte more shows a file that grew since.
         return opened.read(size + 1)
 
 
-def open_plain(file: Path, encoding: str, most_bytes: int) -> TextIO:
-    """Open a regular file as text, lines as they are; errors as those of `read_plain`."""
-    # A pipe does not wait for its other end.
-    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK)
-    opened = os.fdopen(descriptor, encoding=encoding, newline="")
-    try:
-        _checked(file, descriptor, most_bytes)
-    except BaseException:
-        opened.close()
-        raise
-    return opened
-
-
-def plain_lines(opened: TextIO) -> Iterator[str]:
-    """Yield the lines of a file, newlines included.
-
-    Raises ValueError where one is longer than any that is written: a mebibyte.
-    """
-    while line := opened.readline(_MOST_LINE):
-        if len(line) == _MOST_LINE:
-            raise ValueError("a line has no end")
-        yield line
-
-
-def _checked(file: Path, descriptor: int, most_bytes: int) -> int:
+def checked_size(file: Path, descriptor: int, most_bytes: int) -> int:
+    """Return the size of an open regular file; errors as those of `read_plain`."""
     facts = os.fstat(descriptor)
     if stat.S_ISDIR(facts.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(file))
