@@ -22,6 +22,7 @@ def read_plain(file: Path, most_bytes: int) -> bytes:
     Raises OSError where it is none, is larger than `most_bytes`, or cannot be read; the reason is
     its `strerror`.
     """
+    # A pipe does not wait for its other end.
     descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK)
     with os.fdopen(descriptor, "rb") as opened:
         size = checked_size(file, descriptor, most_bytes)
