@@ -114,14 +114,8 @@ class DeviceSegment:
 class ScoredTokens:
     """Tuples of consecutive tokens that a device has finished.
 
-    Parameters
-    ----------
-    segment
-        Index among the segments of the call.
-    first_token
-        Index of the first token within the segment.
-    tuples
-        uint32 of shape (sets, tokens): 1 set, or one per KV head.
+    `segment` counts those of the call, `first_token` within the segment; `tuples` is uint32 of
+    shape (sets, tokens): 1 set, or one per KV head.
     """
 
     segment: int
@@ -133,14 +127,8 @@ class ScoredTokens:
 class StoredShadow:
     """The shadow of a whole segment in a file, and where on a device it is to go.
 
-    Parameters
-    ----------
-    slot
-        Where it goes.
-    file
-        Descriptor, readable; direct I/O where the file system allows it.
-    offset
-        Where the shadow starts, a multiple of 4,096 bytes; the file holds whole pages.
+    `file` is a readable descriptor, with direct I/O where the file system allows it; `offset` is a
+    multiple of 4,096 bytes, and the file holds whole pages.
     """
 
     slot: int

@@ -125,10 +125,7 @@ class StartedScoring:
     def tuples(self, wanted: Sequence[tuple[int, range]]) -> Iterator[NDArray[np.uint32]]:
         """Score tokens on the host, those of all shadows in memory at once.
 
-        Parameters
-        ----------
-        wanted
-            Numbers of segments, and which tokens of each.
+        `wanted` are numbers of segments, and which tokens of each.
 
         Returns
         -------

@@ -344,16 +344,9 @@ def read_curve(
 ) -> Iterator[tuple[int, float]]:
     """Yield bytes per read and bytes per second of a few at once, as launches have them.
 
-    Before the first it looks at whether the bytes arrive.
-
-    Parameters
-    ----------
-    worker
-        With an opened card, and a window of at least 1 MiB.
-    file
-        An empty one; it is written first.
-    seconds
-        In which each answer of the worker must come.
+    Before the first it looks at whether the bytes arrive. The worker has an opened card and a
+    window of at least 1 MiB; each of its answers must come within `seconds`. The file is an empty
+    one and is written first.
 
     Raises
     ------
@@ -407,18 +400,8 @@ def xclbin_findings(
 ) -> Iterator[Finding]:
     """Check an image, load it on its card, and time reads from the drive into the card's memory.
 
-    Parameters
-    ----------
-    path
-        The image.
-    cold_dir
-        Directory on the drive; None for the default one.
-    deadlines
-        How long to wait for the card; None for what a run waits.
-    calls
-        How the drive is reached; the operating system itself where None.
-    start
-        Starts the process that has the card.
+    `path` is the image's. None stands for the default directory, for what a run waits, and for the
+    operating system itself to reach the drive; `start` starts the process that has the card.
     """
     try:
         xclbin = Xclbin.read(path)

@@ -54,16 +54,8 @@ class Finding:
 class ToolFacts:
     """One optional tool.
 
-    Parameters
-    ----------
-    name
-        As people call it.
-    place
-        Where it was found; None where it was not.
-    purpose
-        What needs it.
-    fix
-        How to get it.
+    `place` is where it was found, None where it was not; `purpose` is what needs it, `fix` how to
+    get it.
     """
 
     name: str

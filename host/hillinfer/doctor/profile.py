@@ -89,16 +89,7 @@ def plain_rates(
 ) -> tuple[Rates, float]:
     """Return kept rates, or measure and keep them, and weights per second of a matrix product.
 
-    Parameters
-    ----------
-    scorer
-        Of device `nvme`.
-    row_bytes
-        Bytes of a row.
-    cold_dir, engine
-        The drive and what reads it.
-    kept
-        Where rates are kept; the product is measured each time.
+    `scorer` is that of device `nvme`; the product is not kept, but measured each time.
     """
     key = RatesKey.of(
         scorer.spec,
@@ -121,20 +112,9 @@ def plain_rates(
 class PlainStep:
     """One decode step of all layers, modelled.
 
-    As if hot tokens were selected no more often than cold ones: that is the most a step reads.
-
-    Parameters
-    ----------
-    shape, settings
-        Of the model and the cache, with a named shadow.
-    tokens
-        Of context.
-    rates
-        Of this machine, for one layer.
-    layer_weights
-        Weights of one layer's projections.
-    weights_per_second
-        Of a matrix product on this machine.
+    As if hot tokens were selected no more often than cold ones: that is the most a step reads. The
+    settings name the shadow; `rates` and `layer_weights` are of one layer, `weights_per_second` of
+    a matrix product on this machine.
     """
 
     shape: ModelShape

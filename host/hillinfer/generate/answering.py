@@ -78,18 +78,8 @@ class Answering:
     """Reads a document into a cache and answers each question on a fork of it.
 
     Whatever ends an answer in its middle, an interrupt and a defect too, is told in it, so that
-    what was generated until then is not lost. The exception itself is in `broke`.
-
-    Parameters
-    ----------
-    generation
-        With an empty cache.
-    tokenizer
-        The model's.
-    prompt
-        Makes ids of questions about the document.
-    options
-        See `AnswerOptions`.
+    what was generated until then is not lost. The exception itself is in `broke`. `generation` has
+    an empty cache; `prompt` makes ids of questions about the document.
 
     Attributes
     ----------

@@ -156,16 +156,9 @@ class Generation:
 
     The same tokens as `model.generate` with `prefill_chunk_size`, but every step is the caller's:
     for progress, for text as it comes, for stopping anywhere, and for several questions about one
-    document.
-
-    Parameters
-    ----------
-    model
-        A causal language model of transformers, attached where the cache is HillInfer's.
-    cache
-        What to pass as `past_key_values`.
-    chunk_tokens
-        Tokens of one forward call while a prompt is read.
+    document. The model is one of transformers, attached where the cache is HillInfer's; `cache` is
+    what to pass as `past_key_values`, and `chunk_tokens` the tokens of one forward call while a
+    prompt is read.
     """
 
     def __init__(self, model: Any, cache: Any, chunk_tokens: int = 1024) -> None:

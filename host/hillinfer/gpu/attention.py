@@ -45,18 +45,8 @@ class GatheredAttention:
     """Attends to all selected rows at once, where the model computes (HillInfer, section 4.3).
 
     A few large kernels instead of many small ones: the rows of a selection lie in one array, in
-    ascending position, whatever came ahead of time and whatever did not.
-
-    Parameters
-    ----------
-    lane, ring
-        What copies, and through which buffers.
-    gather
-        Brings rows together, or tells where they lie.
-    states
-        Takes keys and values out of them.
-    recorder
-        Notes how long it takes to ask the GPU for attention.
+    ascending position, whatever came ahead of time and whatever did not. `gather` brings rows
+    together or tells where they lie, and `states` takes keys and values out of them.
     """
 
     def __init__(

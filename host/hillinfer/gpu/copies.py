@@ -121,18 +121,8 @@ class CopiesAhead:
     """Gathers hot and landed rows straight into staging buffers and copies them (APP).
 
     A thread of its own, so that scoring for the next layer does not wait for the drive. A row never
-    changes, so what was copied holds, wherever the row lies when attention looks again.
-
-    Parameters
-    ----------
-    lane, ring
-        What copies, and through which buffers.
-    gather
-        Knows where rows lie.
-    row_bytes
-        Bytes of a row.
-    recorder
-        Notes how long gathering takes.
+    changes, so what was copied holds, wherever the row lies when attention looks again. `gather`
+    knows where rows lie.
     """
 
     def __init__(

@@ -80,15 +80,9 @@ _SECONDS = 1800
 def download_wheel(package: str, version: str, folder: Path) -> Path:
     """Fetch a wheel with pip, without its dependencies, and return its path in the folder.
 
-    Raises FetchError where pip is missing, fails or takes too long.
-
-    Parameters
-    ----------
-    package, version
-        What to fetch.
-    folder
-        Nobody else's: pip works in it, so that a `SessionGuard` of it ends pip, too. It is removed
-        where pip does not come to an end by itself.
+    The folder is nobody else's: pip works in it, so that a `SessionGuard` of it ends pip, too. It
+    is removed where pip does not come to an end by itself. Raises FetchError where pip is missing,
+    fails or takes too long.
     """
     # Isolated: neither the current directory nor a variable says where Python's modules lie.
     command = [sys.executable, "-I", "-m", "pip", "download", "--quiet", "--no-deps"]

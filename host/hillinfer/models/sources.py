@@ -37,14 +37,9 @@ class HubModel:
 def hub_model(name: str, say: Callable[[str], None]) -> HubModel:
     """Return a model of the hub, from the hub's cache on this machine where it is there.
 
-    Raises ModelError where there is no such model or revision, or it cannot be fetched.
-
-    Parameters
-    ----------
-    name
-        `organisation/name`, with `@` and a commit, branch or tag where it is not to be `main`.
-    say
-        Called with a line before a step that takes time, and where the name says no commit.
+    The name is `organisation/name`, with `@` and a commit, branch or tag where it is not to be
+    `main`. `say` is called with a line before a step that takes time, and where the name says no
+    commit. Raises ModelError where there is no such model or revision, or it cannot be fetched.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
@@ -201,15 +196,9 @@ class ModelSource:
     def locate(cls, name: str, say: Callable[[str], None]) -> ModelSource:
         """Find a registry model, a folder, a GGUF file or a model of the hub, in this order.
 
-        Registry and hub models are fetched where they are not on this machine yet.
-
-        Parameters
-        ----------
-        name
-            Registry name, path, or `organisation/name` on the hub, with `@` and a commit, branch
-            or tag where it is not to be the newest.
-        say
-            Called with one line before each step that takes time.
+        Registry and hub models are fetched where they are not on this machine yet. A name on the
+        hub is `organisation/name`, with `@` and a commit, branch or tag where it is not to be the
+        newest. `say` is called with one line before each step that takes time.
 
         Raises
         ------

@@ -234,15 +234,9 @@ def check_stored(skeleton: Any, tensors: Mapping[str, StoredTensor], where: obje
 def check_loaded(info: Mapping[str, Any], where: object) -> None:
     """Refuse a model of which transformers made up a weight, or left one out.
 
-    Raises ModelError where one is missing, unused, of another shape or not readable.
-
-    Parameters
-    ----------
-    info
-        What `from_pretrained` says with `output_loading_info`. Tied weights, and those that the
-        model's class declares to be of no matter, are not in it.
-    where
-        The model's place, for the message.
+    `info` is what `from_pretrained` says with `output_loading_info`: tied weights, and those that
+    the model's class declares to be of no matter, are not in it. `where` is for the message. Raises
+    ModelError where one is missing, unused, of another shape or not readable.
     """
     if info["missing_keys"]:
         raise _missing(where, info["missing_keys"])
@@ -256,16 +250,9 @@ def check_loaded(info: Mapping[str, Any], where: object) -> None:
 def check_ties(skeleton: Any, model: Any, where: object) -> None:
     """Refuse a model whose config ties weights of which its files hold two that differ.
 
-    Raises ModelError for the first two.
-
-    Parameters
-    ----------
-    skeleton
-        The model without memory, which says what its config ties.
-    model
-        The loaded one: transformers leaves such weights apart, with a warning.
-    where
-        The model's place, for the message.
+    `skeleton` is the model without memory, which says what its config ties; the loaded `model` has
+    such weights apart, with a warning of transformers. `where` is for the message. Raises
+    ModelError for the first two.
     """
     tied: Mapping[str, str] = getattr(skeleton, "all_tied_weights_keys", {})
     for second, first in tied.items():

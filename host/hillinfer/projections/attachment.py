@@ -122,13 +122,8 @@ _FLOAT32_BYTES = 4
 class PackingBytes:
     """Bytes beside the model's weights.
 
-    Parameters
-    ----------
-    held
-        In the end, as `ProjectionAttachment.held_bytes` will say.
-    most
-        At once: while one matrix after the other is packed, or rounded weights are widened for the
-        many rows of a prompt.
+    `held` in the end, as `ProjectionAttachment.held_bytes` will say; `most` at once: while one
+    matrix after the other is packed, or rounded weights are widened for the many rows of a prompt.
     """
 
     held: int

@@ -121,18 +121,8 @@ class RatesKey:
     ) -> RatesKey:
         """Look at this machine.
 
-        Parameters
-        ----------
-        spec, scope, row_bytes
-            Of the model.
-        cold_dir
-            Directory of the cold pool, which exists.
-        io
-            Name of the read engine.
-        threads
-            Compute threads.
-        device, xclbin
-            As in the settings; the image must be readable.
+        `cold_dir` exists, `io` is the name of the read engine, and `device` and `xclbin` are as in
+        the settings; the image must be readable.
         """
         processor = ProcessorFacts.read()
         return cls(

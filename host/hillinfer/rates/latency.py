@@ -146,17 +146,11 @@ class ScoresThenRows(ParallelScorers):
     """T = max(Mc/fc, Ms/fs) + sharing where Ms > 0 + rows, as this runtime does it.
 
     An exact top α is known only when both sides have scored, and a row lies where its pool is, not
-    where its segment is scored. So the selected rows are one term behind the larger of the two,
-    and β does not change it. A launch and the merge of two sides cost a step as much for one
-    segment as for many, so the latency is least at β = fc/fs or where the host scores everything.
-
-    Parameters
-    ----------
-    rates
-        Of host, device, memory and drive, and what sharing costs.
-    row_seconds
-        What the selected rows take, from pool and drive; where only β is asked for, it does not
-        matter.
+    where its segment is scored. So the selected rows are one term behind the larger of the two, and
+    β does not change it. A launch and the merge of two sides cost a step as much for one segment as
+    for many, so the latency is least at β = fc/fs or where the host scores everything.
+    `row_seconds` is what the selected rows take, from pool and drive; where only β is asked for, it
+    does not matter.
     """
 
     def __init__(self, rates: Rates, row_seconds: float = 0.0) -> None:

@@ -85,20 +85,8 @@ class PlainProfiling:
     """What is measured, and how long, where one processor scores everything.
 
     Shadows are larger than the processor's caches, in stretches of 64 segments that are scored one
-    after the other, as layers are.
-
-    Parameters
-    ----------
-    scorer
-        Of the device.
-    row_bytes
-        Bytes of a row.
-    cold_dir
-        Directory on the drive.
-    engine
-        Reads it.
-    seconds
-        Of each measurement, beyond making what is measured.
+    after the other, as layers are. `engine` reads the drive of `cold_dir`; each measurement takes
+    so many `seconds`, beyond making what is measured.
     """
 
     scorer: Scorer
@@ -366,18 +354,9 @@ def share_by_rates(
 
     Rates that are not kept yet are measured, which takes seconds and up to 300 MiB of memory,
     before a cache holds anything. Nothing is done where β is given, or the device is an emulation,
-    whose rates say nothing: it is there to be tried and gets every full group.
-
-    Parameters
-    ----------
-    scorer
-        Of the device, which holds nothing yet.
-    shape, settings
-        Of the model and the cache.
-    cold_dir, engine
-        The drive and what reads it.
-    shadow_limit_bytes
-        Most bytes of full shadows in DRAM: what M0 has room for (equation 3).
+    whose rates say nothing: it is there to be tried and gets every full group. The device of
+    `scorer` holds nothing yet. `shadow_limit_bytes` is the most that full shadows take of DRAM:
+    what M0 has room for (equation 3).
     """
     shadows, spec = scorer.shadows, scorer.spec
     if settings.beta is not None or shadows.pace is Pace.EMULATED:

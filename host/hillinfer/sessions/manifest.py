@@ -346,17 +346,8 @@ def reusable_tokens(
 
     All where the documents are equal, else those of whole segments in common, down to the border of
     a chunk: the rest is then read in the same chunks as without a session, and every bit is equal.
-
-    Parameters
-    ----------
-    saved_ids, ids
-        Of the saved document and of the new one.
-    chunk_tokens
-        Tokens of one forward pass of reading.
-    segment_tokens
-        Tokens that share channel statistics.
-    unread_tokens
-        Tokens at the end that must be read in any case.
+    `chunk_tokens` are those of one forward pass of reading, `segment_tokens` those that share
+    channel statistics, and `unread_tokens` at the end must be read in any case.
     """
     if not unread_tokens and list(saved_ids) == list(ids):
         return len(ids)

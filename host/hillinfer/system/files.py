@@ -73,17 +73,10 @@ def prepare_report(file: Path, option: str, what: str = "the report") -> None:
     A page is written beside it and removed, which shows a folder that takes no files and a file
     system without room. What is there already stays as it is.
 
-    Raises ReportError where it cannot be written: no regular file is there, it is write-protected,
-    this process has it as a standard stream, or the folder cannot be made or takes no file.
-
-    Parameters
-    ----------
-    file
-        Where the file will go. A symbolic link will be replaced, not followed.
-    option
-        The option that named it, for the message.
-    what
-        What it is, for the message.
+    A symbolic link in the file's place will be replaced, not followed. The `option` that named it
+    and `what` it is are for the message. Raises ReportError where it cannot be written: no regular
+    file is there, it is write-protected, this process has it as a standard stream, or the folder
+    cannot be made or takes no file.
     """
     try:
         make_folders(file.parent)

@@ -94,18 +94,8 @@ _MOST_LAUNCH_ID = 1 << 32
 class XrtDevice:
     """Shadows in a card's memory, scored by its kernel; see `ScoringDevice`.
 
-    Parameters
-    ----------
-    spec
-        Of the card's kernels.
-    worker
-        Has opened the card.
-    memory_bytes
-        The card's memory.
-    claims
-        Admit what it takes of it.
-    deadlines
-        When to give the card up.
+    `worker` has opened the card, `claims` admit what is taken of its memory, and `deadlines` say
+    when to give it up.
 
     Attributes
     ----------
@@ -368,17 +358,10 @@ def open_xrt(
 ) -> DeviceScorer:
     """Return a scorer whose device is a card that an xclbin is loaded on.
 
-    Raises SettingsError where no xclbin is named, or it is damaged or for other kernels or another
-    platform (`XclbinError`), or the card cannot be opened.
-
-    Parameters
-    ----------
-    spec, scope, options, recorder
-        As for every device.
-    start
-        Starts the process that has the card.
-    wait
-        When to give the card up; None for what is right for a card, or a simulator of one.
+    `start` starts the process that has the card, and `wait` says when to give it up; None is what
+    is right for a card, or a simulator of one. Raises SettingsError where no xclbin is named, or it
+    is damaged or for other kernels or another platform (`XclbinError`), or the card cannot be
+    opened.
     """
     if options.xclbin is None:
         raise SettingsError(

@@ -220,16 +220,9 @@ _TAIL = 2000
 class WorkerProcess:
     """One worker, and the memory it shares with the host.
 
-    Raises DeviceError where it does not start in time; nothing of it is left then.
-
-    Parameters
-    ----------
-    environment
-        Variables that lead to XRT and pyxrt, beside this process's own.
-    window_bytes
-        Size of the shared memory.
-    seconds
-        In which the worker must be there.
+    `environment` leads to XRT and pyxrt, beside this process's own variables; within `seconds` the
+    worker must be there. Raises DeviceError where it does not start in time; nothing of it is left
+    then.
 
     Attributes
     ----------
@@ -284,19 +277,9 @@ class WorkerProcess:
     ) -> dict[str, Any]:
         """Make the worker do something and return its answer.
 
-        Raises DeviceError where it fails or does not answer in time; nothing of the worker is left
-        then.
-
-        Parameters
-        ----------
-        what
-            Name of the call.
-        seconds
-            In which the answer must come.
-        files
-            Descriptors that the worker gets copies of.
-        given
-            What the call is told.
+        `what` is the name of the call and `given` what it is told; it gets copies of the
+        descriptors in `files`, and its answer must come within `seconds`. Raises DeviceError where
+        it fails or does not answer in time; nothing of the worker is left then.
         """
         self.send(what, files, **given)
         return self.receive(what, seconds)

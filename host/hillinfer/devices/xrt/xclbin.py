@@ -178,18 +178,9 @@ def spec_record(spec: KernelSpec, sections: Mapping[int, bytes]) -> bytes:
 def check_xclbin(xclbin: Xclbin, spec: KernelSpec, platform: str, name: str) -> None:
     """Refuse an xclbin that does not hold the kernels of a spec for a platform.
 
-    Raises XclbinError with the reason.
-
-    Parameters
-    ----------
-    xclbin
-        As read from its file.
-    spec
-        What the host packs shadows and queries for.
-    platform
-        The card's shell, as the card or the platform for development is called.
-    name
-        What error messages call the file.
+    `spec` is what the host packs shadows and queries for; `platform` the card's shell, as the card
+    or the platform for development is called; error messages call the file `name`. Raises
+    XclbinError with the reason.
     """
     if shell_of(xclbin.platform) != shell_of(platform):
         raise XclbinError(
