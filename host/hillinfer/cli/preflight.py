@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from hillinfer.cli.console import panics_unsaid
-from hillinfer.cli.request import Asking, Compare, GenerateRequest
+from hillinfer.cli.generate import Asking, Compare, GenerateRequest
 from hillinfer.devices.opening import check_device
 from hillinfer.drive.directories import DriveFacts, prepared_cold_dir
 from hillinfer.engine.budget_growth import AUTO_FORMATS

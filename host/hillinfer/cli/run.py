@@ -23,6 +23,7 @@ from hillinfer.cli.console import (
     setup_warnings_shown,
 )
 from hillinfer.cli.ending import OutputError
+from hillinfer.cli.generate import STOCK, Asking, GenerateRequest, typed_questions
 from hillinfer.cli.preflight import CheckedRun, check_run
 from hillinfer.cli.report import (
     RunRecord,
@@ -31,10 +32,8 @@ from hillinfer.cli.report import (
     settings_facts,
     version_facts,
 )
-from hillinfer.cli.request import STOCK, Asking, GenerateRequest, typed_questions
 from hillinfer.errors import HillInferError, SessionError, without_python_names
-from hillinfer.generate.answering import Answering, AnswerOptions, Progress
-from hillinfer.generate.loop import Generation
+from hillinfer.generate.answering import Answering, AnswerOptions, Generation, Progress
 from hillinfer.generate.prompt import DocumentPrompt, PromptForm, PromptStyle, QuestionPrompt
 from hillinfer.generate.run_report import Answer, Comparison, RunReport, SessionFacts, decode_rate
 from hillinfer.hf.attach import Attachment

@@ -14,7 +14,7 @@ from tiny_models import TinyModel
 from hillinfer.drive.calls import DriveCalls
 from hillinfer.engine.budget_plan import BudgetPlan, kernel_spec
 from hillinfer.errors import SetupWarning
-from hillinfer.generate.loop import Generation, Sampling
+from hillinfer.generate.answering import Generation, Sampling
 from hillinfer.hf.attach import Attachment
 from hillinfer.hf.engine import CachePlan
 from hillinfer.model_shape import ModelShape
