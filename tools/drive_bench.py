@@ -45,7 +45,7 @@ from hillinfer.drive.read_engines import ReadEngine
 from hillinfer.drive.uring import DEPTH, UringEngine
 from hillinfer.settings import IOChoice
 from hillinfer.system.machine import ProcessorFacts
-from hillinfer.trace.pool_timeline import ReadCost
+from hillinfer.trace.recorder import ReadCost
 
 GOAL = 0.8
 REFERENCE = "reference"

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from hillinfer.generate.prompt import PromptError
+from hillinfer.errors import PromptError
 from hillinfer.models.loader import ModelOutline
 from hillinfer.models.registry_model import DEFAULT_MODEL
 from hillinfer.models.sources import ModelSource

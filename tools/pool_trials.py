@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hillinfer.devices.table import make_scorer
+from hillinfer.devices.opening import make_scorer
 from hillinfer.engine.budget_plan import kernel_spec
 from hillinfer.kv.pool_policies import MOST_HITS, PoolPolicy
 from hillinfer.models.loader import ModelOutline

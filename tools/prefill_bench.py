@@ -28,7 +28,7 @@ from transformers import DynamicCache
 
 from hillinfer.drive.directories import prepared_cold_dir
 from hillinfer.errors import BudgetError
-from hillinfer.generate.loop import Generation
+from hillinfer.generate.answering import Generation
 from hillinfer.hf.attach import Attachment
 from hillinfer.hf.cache import HillInferCache
 from hillinfer.models.loader import LoadedModel, load_model

@@ -32,6 +32,7 @@ from hillinfer.scoring.scorer import SegmentShadow
 from hillinfer.shadow.arena import ShadowArena
 from hillinfer.shadow.store import shadow_bytes
 from hillinfer.system.machine import ProcessorFacts
+from hillinfer_bench.native_reads import read_sum
 from hillinfer_model.channel_statistics import ChannelStatistics
 from hillinfer_model.choices import KeyMode, Scope
 from hillinfer_model.kernel_spec import KernelSpec
@@ -116,7 +117,7 @@ def measure_beside_reads(
     library, threads = native_library(), torch.get_num_threads()
     reads: dict[str, Callable[[], object]] = {
         f"read {variant.value}": partial(
-            library.read_sum, variant, memory.ctypes.data, memory.nbytes, threads
+            read_sum, variant, memory.ctypes.data, memory.nbytes, threads
         )
         for variant in library.variants
     }

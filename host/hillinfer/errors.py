@@ -9,6 +9,8 @@ import re
 import resource
 import traceback
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -82,6 +84,26 @@ class CacheUseError(HillInferError):
     """A cache was given something that does not continue what it holds."""
 
 
+class PromptError(HillInferError):
+    """A prompt is missing, unreadable, empty, or too long for the model."""
+
+
+class ModelError(HillInferError):
+    """A model is not where it was said to be, is not a model, or is of an unknown kind."""
+
+
+class FetchError(HillInferError):
+    """A registry model could not be fetched, or is not what it should be."""
+
+
+class FitError(HillInferError):
+    """Weights, activations, DRAM budget or cold pool do not fit this machine."""
+
+
+class SessionError(HillInferError):
+    """A session cannot be saved, or what lies in its directory cannot be trusted or used."""
+
+
 class BrokenRunError(HillInferError):
     """A run failed in the middle; what it had done until then was shown and reported."""
 
@@ -108,6 +130,39 @@ def warn_of_loss(error: DeviceError) -> None:
 
 class SetupWarning(HillInferWarning):
     """Drive and budget allow less than they should; the command says so before it starts."""
+
+
+# --- Libraries' exceptions as one line ---
+
+_MOST_LETTERS = 300
+_NOT_OURS = (KeyboardInterrupt, SystemExit, GeneratorExit, HillInferError)
+
+
+@contextmanager
+def one_line(what: str, fix: str = "") -> Iterator[None]:
+    """Turn whatever a library raises in a block into a ModelError that names it.
+
+    Libraries raise anything over hostile files, and panics of those in Rust are no Exception.
+    Interrupts and errors of HillInfer's own pass.
+
+    Parameters
+    ----------
+    what
+        What cannot be done, as it goes on after "cannot".
+    fix
+        What helps.
+    """
+    try:
+        yield
+    except _NOT_OURS:
+        raise
+    except BaseException as error:
+        said = " ".join(str(error).split())
+        if len(said) > _MOST_LETTERS:
+            said = said[:_MOST_LETTERS] + " …"
+        raise ModelError(
+            f"cannot {what}: {type(error).__name__}: {said}" + (f"; {fix}" if fix else "")
+        ) from error
 
 
 # --- What the operating system refused ---

@@ -65,10 +65,8 @@ class Accountant:
     def take(self, part: Part, byte_count: int) -> None:
         """Count bytes that are about to be allocated.
 
-        Raises
-        ------
-        BudgetError
-            Where they do not fit even after hot rows were given up; nothing is counted then.
+        Raises BudgetError where they do not fit even after hot rows were given up; nothing is
+        counted then.
         """
         self._change(part, byte_count)
         if self._total() > self.budget_bytes and self._least_hot is not None:

@@ -99,6 +99,8 @@ class Settings:
     may change which tokens are selected. `block_rows` changes output bits by its order of summing;
     everything else changes speed and memory alone.
 
+    Raises SettingsError where a value is outside its range; the message names it.
+
     Parameters
     ----------
     alpha
@@ -156,11 +158,6 @@ class Settings:
         How the drive is read: io_uring, threads, or automatically io_uring where it is allowed.
     io_threads
         Reads in flight without io_uring.
-
-    Raises
-    ------
-    SettingsError
-        Where a value is outside its range; the message names it.
     """
 
     alpha: float = 0.1
@@ -223,10 +220,7 @@ class Settings:
     def key_mode(self) -> KeyMode:
         """The shadow's format.
 
-        Raises
-        ------
-        SettingsError
-            Where it is still to be chosen.
+        Raises SettingsError where it is still to be chosen.
         """
         if self.shadow is None:
             raise SettingsError(
@@ -248,10 +242,7 @@ class Settings:
     def changed(self, **changes: Any) -> Settings:
         """Return these settings with some of them changed, given as values or as text.
 
-        Raises
-        ------
-        SettingsError
-            Where a name or a value is unknown, out of range or of another type.
+        Raises SettingsError where a name or a value is unknown, out of range or of another type.
         """
         known = {one.name for one in fields(self)}
         for name, value in changes.items():
@@ -267,10 +258,7 @@ class Settings:
 def _typed(name: str, value: Any) -> Any:
     """Return a setting's value in its type.
 
-    Raises
-    ------
-    SettingsError
-        Where it has none that means the same.
+    Raises SettingsError where it has none that means the same.
     """
     if value is None and name in _OPTIONAL:
         return None

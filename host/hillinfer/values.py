@@ -53,10 +53,7 @@ class ByteSize:
     def parse(cls, text: str | int) -> ByteSize:
         """Read `67108864`, `64MiB`, `2GiB`, `1.5GB` or `25%`.
 
-        Raises
-        ------
-        SettingsError
-            Where the text is none of these, or not above zero.
+        Raises SettingsError where the text is none of these, or not above zero.
         """
         match = _AMOUNT.fullmatch(str(text))
         if match is None:
@@ -123,10 +120,7 @@ LARGEST = 2**63 - 1
 def whole_number(name: str, value: Any) -> int:
     """Return a count, whatever type of integer it has.
 
-    Raises
-    ------
-    SettingsError
-        Where it is none; a bool, a text and 4.0 are none.
+    Raises SettingsError where it is none; a bool, a text and 4.0 are none.
     """
     try:
         count = operator.index(value)
@@ -153,10 +147,7 @@ def real_number(name: str, value: Any) -> float:
 def choice(name: str, kind: type[Choice], value: Any) -> Choice:
     """Return one of the values of an enumeration, given as itself or as text.
 
-    Raises
-    ------
-    SettingsError
-        Naming all values.
+    Raises SettingsError naming all values.
     """
     try:
         return kind(value)
@@ -168,10 +159,7 @@ def choice(name: str, kind: type[Choice], value: Any) -> Choice:
 def path(name: str, value: Any) -> Path:
     """Return a path, given as one or as text.
 
-    Raises
-    ------
-    SettingsError
-        Where it is neither, or empty.
+    Raises SettingsError where it is neither, or empty.
     """
     if not isinstance(value, str | PathLike) or not str(value):
         raise SettingsError(f"{name}={value!r} must be a path")
@@ -188,10 +176,7 @@ def text(name: str, value: Any) -> str:
 def byte_size(name: str, value: Any) -> ByteSize:
     """Return a size, given as one, as text or as a number of bytes.
 
-    Raises
-    ------
-    SettingsError
-        Where it is none of these.
+    Raises SettingsError where it is none of these.
     """
     if isinstance(value, ByteSize):
         return value
@@ -222,10 +207,7 @@ MOST_THREADS = 1024
 def check_threads(threads: int | None) -> None:
     """Refuse a number of compute threads that means nothing; None is the default's.
 
-    Raises
-    ------
-    SettingsError
-        Where it is not between 1 and `MOST_THREADS`.
+    Raises SettingsError where it is not between 1 and `MOST_THREADS`.
     """
     if threads is not None and threads < 1:
         raise SettingsError(f"threads={threads} must be at least 1")

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from hillinfer.errors import PageLockError
-from hillinfer.gpu.copy_lanes import Copy
+from hillinfer.gpu.staging import Copy
 
 
 @dataclass(frozen=True, eq=False)

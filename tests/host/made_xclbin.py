@@ -3,7 +3,8 @@
 
 from uuid import UUID
 
-from hillinfer.devices.xrt.card_memory import (
+from hillinfer.devices.xrt.xclbin import HW_EMU, SectionKind, Xclbin, spec_record
+from hillinfer_hw.xclbin_sections import (
     Connection,
     KernelInstance,
     MemoryBank,
@@ -12,7 +13,6 @@ from hillinfer.devices.xrt.card_memory import (
     pack_connections,
     pack_instances,
 )
-from hillinfer.devices.xrt.xclbin import HW_EMU, SectionKind, Xclbin, spec_record
 from hillinfer_model.kernel_spec import KernelSpec
 
 PLATFORM = "xilinx_u2_gen3x4_xdma_gc_2_202110_1"

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from hillinfer.devices.xrt.environment import ENVIRONMENT_FILE
+from hillinfer.devices.xrt.process import ENVIRONMENT_FILE
 from hillinfer_hw.emulation import Engine, Surrounding, make_surrounding
 from hillinfer_hw.toolchain import MissingToolError
 from hillinfer_model.choices import KeyMode, Rule

@@ -7,11 +7,10 @@ from dataclasses import replace
 import pytest
 from emulated_cards import ONE_PROCESS, SMALL, surround
 
-from hillinfer.devices.xrt.environment import Deadlines
-from hillinfer.devices.xrt.worker_process import WorkerProcess
+from hillinfer.devices.xrt.process import Deadlines, WorkerProcess
 from hillinfer.devices.xrt.xclbin import SectionKind, Xclbin, spec_record
+from hillinfer.doctor.cards import xclbin_findings
 from hillinfer.doctor.finding import Verdict
-from hillinfer.doctor.xclbin_findings import xclbin_findings
 from hillinfer.system.processes import processes_in
 from hillinfer_hw.emulation import Engine
 from hillinfer_hw.emulation_image import PLATFORM

@@ -14,7 +14,7 @@ pytest.importorskip("jinja2", reason="rendering needs jinja2: pip install jinja2
 
 from vitis_place import ROOT, VitisPlace, tool_main
 
-from hillinfer.devices.xrt.environment import environment_of
+from hillinfer.devices.xrt.process import environment_of
 from hillinfer.devices.xrt.xclbin import HW_EMU, Xclbin, check_xclbin
 from hillinfer_hw.emulation_image import PLATFORM
 from hillinfer_hw.surrounding import Surrounding

@@ -21,10 +21,9 @@ import torch
 from emulated_cards import ONE_PROCESS, SMALL, surround
 
 from hillinfer.devices.device import ResidentShadow, StoredShadow
-from hillinfer.devices.launch_devices import GoldenScorer
+from hillinfer.devices.opening import GoldenScorer
 from hillinfer.devices.xrt.device import CHUNK_BYTES, open_xrt
-from hillinfer.devices.xrt.environment import Deadlines
-from hillinfer.devices.xrt.worker_process import WorkerProcess
+from hillinfer.devices.xrt.process import Deadlines, WorkerProcess
 from hillinfer.devices.xrt.xclbin import SectionKind, Xclbin, XclbinError, spec_record
 from hillinfer.drive.files import PAGE_BYTES, round_up
 from hillinfer.errors import DeviceError, HillInferWarning, SettingsError
@@ -467,8 +466,8 @@ def test_nothing_is_left_where_the_host_is_killed(cards, tmp_path):
     program = (
         "import sys, time\n"
         "from pathlib import Path\n"
-        "from hillinfer.devices.xrt.worker_process import WorkerProcess\n"
-        "from hillinfer.devices.xrt.environment import environment_of\n"
+        "from hillinfer.devices.xrt.process import WorkerProcess\n"
+        "from hillinfer.devices.xrt.process import environment_of\n"
         "xclbin = Path(sys.argv[1])\n"
         "worker = WorkerProcess(environment_of(xclbin), 1 << 20, 60)\n"
         "worker.ask('open', 60, xclbin=str(xclbin), index=0)\n"

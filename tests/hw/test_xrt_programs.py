@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from emulated_cards import ONE_PROCESS
 
-from hillinfer.devices.xrt.environment import environment_of
+from hillinfer.devices.xrt.process import environment_of
 from hillinfer_hw.emulation import Engine
 
 PROGRAMS = [

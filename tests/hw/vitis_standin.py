@@ -182,14 +182,14 @@ def link_reports(folder):
 def write_xclbin(given, kernels, frequency):
     from uuid import UUID
 
-    from hillinfer.devices.xrt.card_memory import (
+    from hillinfer.devices.xrt.xclbin import HARDWARE, HW_EMU, SectionKind, Xclbin
+    from hillinfer_hw.xclbin_sections import (
         KernelInstance,
         MemoryBank,
         MemoryType,
         pack_banks,
         pack_instances,
     )
-    from hillinfer.devices.xrt.xclbin import HARDWARE, HW_EMU, SectionKind, Xclbin
 
     clocks = [(frequency, 1, b"DATA_CLK"), (500, 2, b"KERNEL_CLK")]
     instances = [KernelInstance(name, f"{name}_1", 0x1800000) for name in kernels]

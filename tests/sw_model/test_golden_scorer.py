@@ -10,7 +10,7 @@ from hillinfer_model.kernel_spec import KernelSpec
 
 torch = pytest.importorskip("torch", reason="torch is missing: pip install 'hillinfer[run]'")
 
-from hillinfer.devices.launch_devices import GoldenScorer  # noqa: E402
+from hillinfer.devices.opening import GoldenScorer  # noqa: E402
 from hillinfer.scoring.scorer import Scorer, SegmentShadow  # noqa: E402
 
 KEYS = random_keys(1, 1300, 2, 16)

@@ -70,9 +70,8 @@ def prompt_ids(tokenizer: Any) -> tuple[list[int], list[int]]:
 def answer(loaded: Any, cold_dir: Path) -> list[int]:
     """Return the first tokens of an answer, each chosen from logits whose greatest is a number."""
     import hillinfer
-    from hillinfer.generate.loop import Generation
-    from hillinfer.generate.prompt import PromptError
-    from hillinfer.generate.sampling import Sampling, TokenChooser
+    from hillinfer.errors import PromptError
+    from hillinfer.generate.answering import Generation, Sampling, TokenChooser
 
     document, question = prompt_ids(loaded.tokenizer)
     words = loaded.model.get_input_embeddings().num_embeddings

@@ -160,8 +160,7 @@ def _attached(cold_dir: Path) -> Any:
 
 
 def _answer(session: Path, cold_dir: Path) -> list[int]:
-    from hillinfer.generate.loop import Generation
-    from hillinfer.generate.sampling import Sampling
+    from hillinfer.generate.answering import Generation, Sampling
 
     with _attached(cold_dir) as attachment:
         cache = attachment.load_session(session, expected_tokens=_TOKENS + 10)
@@ -183,7 +182,7 @@ def made_session() -> tuple[Files, list[int]]:
 
 
 def _save(folder: Path) -> None:
-    from hillinfer.generate.loop import Generation
+    from hillinfer.generate.answering import Generation
 
     with _attached(folder) as attachment:
         generation = Generation(_model(), attachment.new_cache(expected_tokens=_TOKENS + 10), 512)

@@ -72,9 +72,9 @@ def check_image(image: Path) -> None:
     """
     from made_xclbin import PLATFORM, SPEC
 
-    from hillinfer.devices.xrt.card_memory import unpack_banks, unpack_connections, unpack_instances
-    from hillinfer.devices.xrt.environment import environment_of
+    from hillinfer.devices.xrt.process import environment_of
     from hillinfer.devices.xrt.xclbin import SectionKind, Xclbin, check_xclbin, recorded_spec
+    from hillinfer_hw.xclbin_sections import unpack_banks, unpack_connections, unpack_instances
 
     name = str(image)
     xclbin = Xclbin.read(image)

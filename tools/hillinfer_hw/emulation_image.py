@@ -9,7 +9,10 @@ import zipfile
 from collections.abc import Mapping
 from uuid import UUID
 
-from hillinfer.devices.xrt.card_memory import (
+from hillinfer.devices.xrt.xclbin import HW_EMU, SectionKind, Xclbin, spec_record
+from hillinfer_hw.kernel_xml import kernel_xml
+from hillinfer_hw.rtl_files import KERNELS, arguments
+from hillinfer_hw.xclbin_sections import (
     Connection,
     KernelInstance,
     MemoryBank,
@@ -18,9 +21,6 @@ from hillinfer.devices.xrt.card_memory import (
     pack_connections,
     pack_instances,
 )
-from hillinfer.devices.xrt.xclbin import HW_EMU, SectionKind, Xclbin, spec_record
-from hillinfer_hw.kernel_xml import kernel_xml
-from hillinfer_hw.rtl_files import KERNELS, arguments
 from hillinfer_model.choices import KeyMode
 from hillinfer_model.kernel_spec import KernelSpec
 

@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from xml.etree import ElementTree
 
-from hillinfer.devices.xrt.card_memory import KernelInstance
 from hillinfer_hw.argument_list import add_arguments
 from hillinfer_hw.kernel_ports import CONTROL_PORT, REGISTER_RANGE
 from hillinfer_hw.rtl_files import BUNDLES
+from hillinfer_hw.xclbin_sections import KernelInstance
 from hillinfer_model.kernel_spec import KernelSpec
 
 PROJECT = "hillinfer"

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hillinfer.devices.xrt.environment import ENVIRONMENT_FILE
+from hillinfer.devices.xrt.process import ENVIRONMENT_FILE
 
 
 @dataclass(frozen=True)

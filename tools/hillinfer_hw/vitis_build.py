@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from hillinfer.devices.xrt.card_memory import KernelInstance
 from hillinfer_hw.emulation_image import kernel_instances
+from hillinfer_hw.xclbin_sections import KernelInstance
 from hillinfer_model.hardware_spec import check_hardware_spec
 from hillinfer_model.kernel_spec import KernelSpec
 

@@ -29,7 +29,7 @@ TRUST: tuple[Mutant, ...] = (
     Mutant(
         "any-variable-of-an-image",
         "What lies beside an xclbin sets any variable.",
-        f"{_HOST}/devices/xrt/environment.py",
+        f"{_HOST}/devices/xrt/process.py",
         "    if name != _MODE and name not in _PATHS:",
         "    if False:",
         (
@@ -110,7 +110,7 @@ TRUST: tuple[Mutant, ...] = (
     Mutant(
         "tokens-of-no-numbers",
         "A token is chosen from logits that are no numbers.",
-        f"{_HOST}/generate/sampling.py",
+        f"{_HOST}/generate/answering.py",
         "        if not math.isfinite(float(logits.max())):",
         "        if False:",
         (f"{_TESTS}/generate/test_token_chooser.py",),

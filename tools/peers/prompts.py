@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from hillinfer.generate.prompt import PromptError
+from hillinfer.errors import PromptError
 from hillinfer_bench.quality.texts import TextSample
 
 # A cache that grows by copying has the old rows and the new ones for a moment.

@@ -64,12 +64,7 @@ class NoReaderError(OutputError):
 class EndedRunError(Exception):
     """A run broke in the middle and told what it could; ends the command with its cause.
 
-    Parameters
-    ----------
-    cause
-        What broke it.
-    addition
-        What the line says after the cause: where the text is.
+    `cause` is what broke it; `addition` what the line says after the cause: where the text is.
     """
 
     def __init__(self, cause: BaseException, addition: str = "") -> None:
@@ -365,14 +360,8 @@ class _Messages(_Guarded):
 class Program:
     """A command of this project.
 
-    Parameters
-    ----------
-    name
-        As it is called.
-    description
-        First line of its help.
-    commands
-        Functions, each a subcommand by its own name.
+    Each function of `commands` is a subcommand by its own name; `description` is the first line of
+    its help.
     """
 
     def __init__(
@@ -394,11 +383,7 @@ class Program:
 
         What ends a command early becomes one line on standard error and the exit status that
         `ExitStatus` has for it. A defect shows its traceback where HILLINFER_TRACEBACK is set.
-
-        Parameters
-        ----------
-        arguments
-            Without the program's name; the process's own where None.
+        Without arguments, those of the process are taken.
         """
         # Threads that spin while they wait for each other make a busy machine several times slower,
         # and an idle one hardly faster. OpenMP reads this when torch is loaded, which is later.

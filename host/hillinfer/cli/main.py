@@ -4,19 +4,34 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
 from hillinfer.cli.console import error_console, quiet_transformers
 from hillinfer.cli.ending import Program
 from hillinfer.cli.generate import generate
-from hillinfer.cli.specs import specs
 from hillinfer.doctor.diagnosis import diagnose
 from hillinfer.doctor.finding import Finding, Verdict
+from hillinfer.errors import SettingsError
 from hillinfer.models.registry_model import DEFAULT_MODEL, REGISTRY_MODELS, registry_model
+from hillinfer_model.choices import KeyMode, Rule, Scope
+from hillinfer_model.cycle_count import CLOCK_HERTZ, CycleCount
+from hillinfer_model.hardware_spec import KU15P_BLOCK_RAMS, block_rams, check_hardware_spec
+from hillinfer_model.kernel_figures import (
+    CARD_BYTES,
+    DDR_ROOF,
+    P2P_ROOF,
+    KernelFigures,
+    kernel_figures,
+)
+from hillinfer_model.kernel_spec import BEAT_BYTES, KernelSpec
+from hillinfer_model.presets import PRESETS, preset_spec
 
 # --- `hillinfer fetch` ---
 
@@ -89,6 +104,126 @@ def doctor(
 def _line(finding: Finding) -> str:
     fix = f" -> {finding.fix}" if finding.fix else ""
     return f"{finding.verdict.value:>9}  {finding.name}: {finding.found}{fix}"
+
+
+# --- `hillinfer specs` ---
+
+Column = tuple[KernelSpec, KernelFigures]
+# A table in a file or a pipe is as wide as it needs to be.
+_FILE_WIDTH = 120
+
+
+def _show_specs(
+    console: Console, preset: str, scope: Scope, tokens: int, columns: Sequence[Column]
+) -> None:
+    """Print one table."""
+    if not console.is_terminal:
+        console.width = _FILE_WIDTH
+    spec = columns[0][0]
+    console.print(
+        f"{preset}: head_dim {spec.head_dim}, {spec.kv_heads} KV heads of {spec.group_size} query "
+        f"heads, rule {spec.rule.value}, scope {scope.value}; modelled, not measured"
+    )
+    table = Table(title_justify="left")
+    table.add_column("")
+    for spec, _ in columns:
+        table.add_column(spec.key_mode.value, justify="right")
+    lines = [_specs_lines(tokens, *column) for column in columns]
+    for row in zip(*lines, strict=True):
+        table.add_row(row[0][0], *(value for _, value in row))
+    console.print(table)
+    console.print(
+        f"Clock {CLOCK_HERTZ / 1e6:.0f} MHz; DDR roof {DDR_ROOF / 1e9:.1f} GB/s, P2P roof "
+        f"{P2P_ROOF / 1e9:.1f} GB/s; card of {CARD_BYTES / 1e9:.0f} GB. Cycles: ideal memory, and "
+        "realistic memory with 100..200 cycles of read latency, one data bus and refresh."
+    )
+
+
+def _specs_lines(tokens: int, spec: KernelSpec, figures: KernelFigures) -> list[tuple[str, str]]:
+    """Return one key mode's figures as pairs of a name and what is to be said."""
+    rate = _rate(figures.launch)
+    plane, rows = figures.p2p_bytes_per_token
+    row_launch, row_realistic = figures.rows, figures.rows_realistic
+    return [
+        ("key codes per beat (lanes)", f"{figures.key_codes_per_beat}"),
+        ("query heads per key code", f"{figures.heads_per_code}"),
+        ("code beats per token", f"{figures.code_beats_per_token:g}"),
+        ("exponent beats per token", f"{figures.exponent_beats_per_token:g}"),
+        ("cycles per 1,024 tokens", f"{figures.thousand.cycles:,}"),
+        (f"cycles per launch of {tokens:,} tokens", f"{figures.launch.cycles:,}"),
+        ("  with realistic memory", f"{figures.realistic.cycles:,}"),
+        ("beats per cycle", f"{figures.launch.beats_per_cycle:.3f}"),
+        ("  with realistic memory", f"{figures.realistic.beats_per_cycle:.3f}"),
+        ("key bytes read, GB/s", f"{rate / 1e9:.2f}"),
+        ("  share of the DDR roof", f"{rate / DDR_ROOF:.1%}"),
+        ("  share of the P2P roof", f"{rate / P2P_ROOF:.0%}"),
+        ("tokens/s of a layer, from DDR", _million(rate / plane)),
+        ("tokens/s of a layer, by P2P", _million(min(P2P_ROOF, rate) / plane)),
+        ("  rows K‖V: cycles of the launch", f"{row_launch.cycles:,}" if row_launch else "-"),
+        ("    with realistic memory", f"{row_realistic.cycles:,}" if row_realistic else "-"),
+        ("    key GB/s from DDR", f"{_rate(row_launch) / 1e9:.2f}" if row_launch else "-"),
+        ("    share of the DDR roof", f"{_rate(row_launch) / DDR_ROOF:.1%}" if row_launch else "-"),
+        ("    share of the P2P roof", f"{_rate(row_launch) / P2P_ROOF:.0%}" if row_launch else "-"),
+        ("    tokens/s of a layer, by P2P", _million(P2P_ROOF / rows) if rows else "-"),
+        ("shadow (fp16: key-only plane) bytes per token", f"{figures.shadow_bytes_per_token:,}"),
+        ("tokens of all layers on a card", f"{figures.card_tokens:,}"),
+        (f"block RAMs of a KU15P's {KU15P_BLOCK_RAMS}", f"{block_rams(spec):g}"),
+    ]
+
+
+def _rate(launch: CycleCount) -> float:
+    """Bytes of keys per second of a launch."""
+    return launch.beats * BEAT_BYTES / launch.seconds
+
+
+def _million(rate: float) -> str:
+    return f"{rate / 1e6:.2f} M"
+
+
+_MOST_TOKENS = 2**20
+
+
+def specs(
+    preset: Annotated[str, typer.Argument(help=f"One of {', '.join(PRESETS)}.")],
+    key_mode: Annotated[
+        list[KeyMode] | None,
+        typer.Option(help="Where keys come from; give it again for more. By default all."),
+    ] = None,
+    *,
+    rule: Annotated[Rule, typer.Option(help="How a token's score is made.")] = Rule.WEIGHT_SUM,
+    scope: Annotated[Scope, typer.Option(help="What shares one selected set.")] = Scope.LAYER,
+    tokens: Annotated[int, typer.Option(help="Tokens of the launch.")] = 4096,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Print what a scoring kernel would do on a card: beats, cycles, rates. All of it modelled."""
+    if preset not in PRESETS:
+        raise SettingsError(f"no preset is named '{preset}'; there are {', '.join(PRESETS)}")
+    if not 1 <= tokens <= _MOST_TOKENS:
+        raise SettingsError(f"--tokens {tokens} is outside 1..{_MOST_TOKENS}")
+    layers = PRESETS[preset].layers
+    columns: list[tuple[KernelSpec, KernelFigures]] = []
+    for mode in dict.fromkeys(key_mode or KeyMode):
+        spec = preset_spec(preset, mode, rule)
+        check_hardware_spec(spec)
+        columns.append((spec, kernel_figures(spec, scope, layers, tokens)))
+    if as_json:
+        rows = [_as_json(spec, figures) for spec, figures in columns]
+        label = {"preset": preset, "scope": scope.value, "tokens": tokens, "label": "modelled"}
+        print(json.dumps({**label, "rows": rows}, indent=2))
+        return
+    console = Console(markup=False, highlight=False, emoji=False)
+    _show_specs(console, preset, scope, tokens, columns)
+
+
+def _as_json(spec: KernelSpec, figures: KernelFigures) -> dict[str, Any]:
+    identity = {
+        "mode": spec.key_mode.value,
+        "rule": spec.rule.value,
+        "product_style": spec.product_style.value,
+        "spec_hash": spec.digest().hex(),
+        "block_rams": block_rams(spec),
+    }
+    return {**identity, **asdict(figures)}
 
 
 # --- `hillinfer` ---

@@ -8,12 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from hillinfer.cli.console import panics_unsaid
-from hillinfer.cli.request import Asking, Compare, GenerateRequest
-from hillinfer.devices.table import check_device
+from hillinfer.cli.generate import Asking, Compare, GenerateRequest
+from hillinfer.devices.opening import check_device
 from hillinfer.drive.directories import DriveFacts, prepared_cold_dir
 from hillinfer.engine.budget_growth import AUTO_FORMATS
 from hillinfer.engine.budget_plan import DevicePart, hit_bytes, kernel_spec
-from hillinfer.generate.prompt import DocumentPrompt, PromptError, QuestionPrompt
+from hillinfer.errors import PromptError
+from hillinfer.generate.prompt import DocumentPrompt, QuestionPrompt
 from hillinfer.hf.features import check_model, check_versions
 from hillinfer.hf.hooks import with_named_query
 from hillinfer.kv.pool_policies import make_pool_policy
@@ -72,12 +73,8 @@ def check_run(
 ) -> CheckedRun:
     """Check model, device, session, positions, budget, memory and drive, and say what fits.
 
-    Parameters
-    ----------
-    request, outline, prompt, saved
-        What was asked for; the session is None where none is used.
-    say
-        Called with a line for what a user should know.
+    `saved` is None where no session is used; `say` is called with a line for what a user should
+    know.
 
     Raises
     ------

@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.table import Table
 
 from hillinfer.cli.ending import EndedRunError, OutputError, held_signals
+from hillinfer.cli.generate import GenerateRequest
 from hillinfer.cli.preflight import CheckedRun
-from hillinfer.cli.request import GenerateRequest
 from hillinfer.doctor.finding import python_version, run_packages
 from hillinfer.drive.directories import filesystem_of, prepared_cold_dir
 from hillinfer.errors import BrokenRunError, Failure
@@ -335,10 +335,7 @@ class RunRecord:
     def finish(self, console: Console) -> None:
         """Write and show the report; then end the command where something broke.
 
-        Raises
-        ------
-        EndedRunError
-            Where something did, the report itself too.
+        Raises EndedRunError where something did, the report itself too.
         """
         with held_signals():
             self._finish(console)

@@ -23,6 +23,7 @@ from hillinfer.cli.console import (
     setup_warnings_shown,
 )
 from hillinfer.cli.ending import OutputError
+from hillinfer.cli.generate import STOCK, Asking, GenerateRequest, typed_questions
 from hillinfer.cli.preflight import CheckedRun, check_run
 from hillinfer.cli.report import (
     RunRecord,
@@ -31,10 +32,8 @@ from hillinfer.cli.report import (
     settings_facts,
     version_facts,
 )
-from hillinfer.cli.request import STOCK, Asking, GenerateRequest, typed_questions
-from hillinfer.errors import HillInferError, without_python_names
-from hillinfer.generate.answering import Answering, AnswerOptions, Progress
-from hillinfer.generate.loop import Generation
+from hillinfer.errors import HillInferError, SessionError, without_python_names
+from hillinfer.generate.answering import Answering, AnswerOptions, Generation, Progress
 from hillinfer.generate.prompt import DocumentPrompt, PromptForm, PromptStyle, QuestionPrompt
 from hillinfer.generate.run_report import Answer, Comparison, RunReport, SessionFacts, decode_rate
 from hillinfer.hf.attach import Attachment
@@ -44,10 +43,8 @@ from hillinfer.models.sources import ModelSource, local_model
 from hillinfer.native.library import native_library
 from hillinfer.projections.attachment import ProjectionAttachment
 from hillinfer.projections.ways import make_projections
-from hillinfer.sessions.files import SessionError
 from hillinfer.sessions.opening import SavedSession
 from hillinfer.sessions.writing import prepare_target
-from hillinfer.statistics import CacheStatistics
 from hillinfer.system.files import check_apart, check_outside, prepare_report
 from hillinfer.system.machine import peak_rss_bytes, reset_peak_rss
 from hillinfer.values import format_bytes
@@ -66,14 +63,8 @@ def compare_with_ordinary(
 ) -> Comparison:
     """Answer everything again with `DynamicCache`, in the same chunks, on the detached model.
 
-    Parameters
-    ----------
-    loaded, prompt, document_ids, options, chunk_tokens
-        As in the run.
-    report
-        Of the run with HillInfer.
-    hillinfer_peak_rss_bytes
-        Peak of the process while that run generated.
+    Parameters are as in the run; `report` is that of the run with HillInfer, and
+    `hillinfer_peak_rss_bytes` the peak of the process while it generated.
     """
     from transformers import DynamicCache
 
@@ -304,7 +295,12 @@ def _generate(
     console: Console,
 ) -> None:
     """Read, answer, compare and report, whatever ends it."""
-    options = _answer_options(request, loaded)
+    options = AnswerOptions(
+        sampling=request.sampling,
+        max_new_tokens=request.max_new_tokens,
+        stop_ids=loaded.stop_ids,
+        question_reading=request.question_reading,
+    )
     loading_peak = peak_rss_bytes()
     reset_peak_rss()
     with setup_warnings_shown(), ExitStack() as attached:
@@ -312,7 +308,20 @@ def _generate(
         cache, session = open_cache(attachment, request, checked, saved, loaded.tokenizer)
         generation = Generation(loaded.model, cache, request.chunk_tokens)
         answering = Answering(generation, loaded.tokenizer, prompt, options)
-        blank = _blank_report(request, checked, loaded, session, cache.statistics(), loading_peak)
+        # Of a run that did nothing yet; at its end the drive may be gone.
+        blank = RunReport(
+            model=model_facts(loaded, loaded.shape),
+            settings=settings_facts(request, checked),
+            sampling=request.sampling.as_json(),
+            versions=version_facts(),
+            machine=machine_facts(checked.settings.cold_dir),
+            document_tokens=0,
+            document_seconds=0.0,
+            answers=(),
+            statistics=cache.statistics(),
+            peak_rss_bytes=loading_peak,
+            session=session,
+        )
         record = RunRecord(request, answering, blank, loaded.shape.token_bytes)
         # The outer part keeps what comes between two others: another Ctrl-C.
         with record.part():
@@ -359,30 +368,6 @@ def _read_and_answer(
         )
     if not request.only_saves:
         _answer(request, checked, prompt, answering, console)
-
-
-def _blank_report(
-    request: GenerateRequest,
-    checked: CheckedRun,
-    loaded: LoadedModel,
-    session: SessionFacts | None,
-    statistics: CacheStatistics,
-    peak_bytes: int,
-) -> RunReport:
-    """Return the report of a run that did nothing yet; at its end the drive may be gone."""
-    return RunReport(
-        model=model_facts(loaded, loaded.shape),
-        settings=settings_facts(request, checked),
-        sampling=request.sampling.as_json(),
-        versions=version_facts(),
-        machine=machine_facts(checked.settings.cold_dir),
-        document_tokens=0,
-        document_seconds=0.0,
-        answers=(),
-        statistics=statistics,
-        peak_rss_bytes=peak_bytes,
-        session=session,
-    )
 
 
 def _answer(
@@ -437,12 +422,3 @@ def _fitting(
 def _show_text(piece: str) -> None:
     sys.stdout.write(piece)
     sys.stdout.flush()
-
-
-def _answer_options(request: GenerateRequest, loaded: LoadedModel) -> AnswerOptions:
-    return AnswerOptions(
-        sampling=request.sampling,
-        max_new_tokens=request.max_new_tokens,
-        stop_ids=loaded.stop_ids,
-        question_reading=request.question_reading,
-    )

@@ -102,14 +102,7 @@ class ResidentShadow(SegmentShadow):
 class DeviceSegment:
     """What one launch scores of one segment.
 
-    Parameters
-    ----------
-    slot
-        Where its shadow lies on the device.
-    base_position
-        Position of its first token.
-    tokens
-        How many of its tokens.
+    So many tokens of the shadow in a slot; `base_position` is that of the first.
     """
 
     slot: int
@@ -121,14 +114,8 @@ class DeviceSegment:
 class ScoredTokens:
     """Tuples of consecutive tokens that a device has finished.
 
-    Parameters
-    ----------
-    segment
-        Index among the segments of the call.
-    first_token
-        Index of the first token within the segment.
-    tuples
-        uint32 of shape (sets, tokens): 1 set, or one per KV head.
+    `segment` counts those of the call, `first_token` within the segment; `tuples` is uint32 of
+    shape (sets, tokens): 1 set, or one per KV head.
     """
 
     segment: int
@@ -140,14 +127,8 @@ class ScoredTokens:
 class StoredShadow:
     """The shadow of a whole segment in a file, and where on a device it is to go.
 
-    Parameters
-    ----------
-    slot
-        Where it goes.
-    file
-        Descriptor, readable; direct I/O where the file system allows it.
-    offset
-        Where the shadow starts, a multiple of 4,096 bytes; the file holds whole pages.
+    `file` is a readable descriptor, with direct I/O where the file system allows it; `offset` is a
+    multiple of 4,096 bytes, and the file holds whole pages.
     """
 
     slot: int
@@ -216,17 +197,7 @@ _POSITION = np.uint32(WINDOW_TOKENS - 1)
 
 
 class ScoreArrays:
-    """Score arrays and query blocks of a launch's segments, one behind the other (section 10).
-
-    Parameters
-    ----------
-    spec
-        The kernel's.
-    scope
-        What shares one selected set.
-    segments
-        What is scored.
-    """
+    """Score arrays and query blocks of a launch's segments, one behind the other (section 10)."""
 
     def __init__(self, spec: KernelSpec, scope: Scope, segments: Sequence[DeviceSegment]) -> None:
         self._spec = spec
@@ -245,10 +216,7 @@ class ScoreArrays:
     def descriptors(self, shadows: Sequence[int]) -> Beats:
         """Return the launch's descriptors, uint8 of shape (segments, 64).
 
-        Parameters
-        ----------
-        shadows
-            Where each segment's shadow lies, in beats from the start of the buffer.
+        `shadows` says where each segment's shadow lies, in beats from the start of the buffer.
         """
         return np.concatenate(
             [
@@ -269,10 +237,8 @@ class ScoreArrays:
     def scored(self, index: int, first: int, stop: int, scores: Beats) -> ScoredTokens:
         """Return the tuples first <= token < stop of a segment out of the score buffer.
 
-        Raises
-        ------
-        DeviceError
-            Where they are not of these tokens: the device has left something else there.
+        Raises DeviceError where they are not of these tokens: the device has left something else
+        there.
         """
         start, size = self.starts[index], self._sizes[index]
         arrays = scores[start : start + self._sets * size].reshape(self._sets, -1).view("<u4")

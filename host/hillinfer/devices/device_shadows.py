@@ -39,11 +39,8 @@ class HostShare(Protocol):
 class GivenBeta:
     """A `HostShare` of one β for good.
 
-    Parameters
-    ----------
-    beta
-        Host-scored to device-scored segments, Mc/Ms (HillInfer equation 4); 0 gives the device
-        every full group.
+    β is host-scored to device-scored segments, Mc/Ms (HillInfer equation 4); 0 gives the device
+    every full group.
     """
 
     def __init__(self, beta: float) -> None:
@@ -75,14 +72,7 @@ class Pace(StrEnum):
 class Resident:
     """What a device holds of one segment in one layer.
 
-    Parameters
-    ----------
-    slot
-        Where it lies.
-    tokens
-        How many tokens are there, whole groups.
-    probes
-        The host's copy of the probe tokens among them.
+    Its tokens are whole groups; `probes` is the host's copy of the probe tokens among them.
     """
 
     slot: int

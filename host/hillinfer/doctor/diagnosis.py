@@ -8,9 +8,14 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from hillinfer.doctor.card import card_findings, find_cards, find_xrt_library, library_finding
+from hillinfer.doctor.cards import (
+    card_findings,
+    find_cards,
+    find_xrt_library,
+    library_finding,
+    xclbin_findings,
+)
 from hillinfer.doctor.finding import Finding, Verdict, optional_tools, python_version, run_packages
-from hillinfer.doctor.xclbin_findings import xclbin_findings
 from hillinfer.drive.calls import DriveCalls
 from hillinfer.drive.directories import DriveFacts, prepared_cold_dir
 from hillinfer.drive.engine_table import engine_text, why_no_ring
@@ -28,12 +33,8 @@ _SPEED_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "as
 def diagnose(cold_dir: Path | None, xclbin: Path | None = None) -> tuple[Finding, ...]:
     """Look at Python, packages, processor, memory, GPU, drive, model, tools and cards.
 
-    Parameters
-    ----------
-    cold_dir
-        Directory of the cold pool; None for the default one.
-    xclbin
-        Image of a card's kernels to check, or None.
+    `cold_dir` is the directory of the cold pool, the default one where None; `xclbin` an image of a
+    card's kernels to check, or None.
     """
     return (
         _python(),

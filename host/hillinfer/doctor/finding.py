@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib.util
+import operator
 import platform
 import re
 import shutil
@@ -53,16 +54,8 @@ class Finding:
 class ToolFacts:
     """One optional tool.
 
-    Parameters
-    ----------
-    name
-        As people call it.
-    place
-        Where it was found; None where it was not.
-    purpose
-        What needs it.
-    fix
-        How to get it.
+    `place` is where it was found, None where it was not; `purpose` is what needs it, `fix` how to
+    get it.
     """
 
     name: str
@@ -86,12 +79,7 @@ _PROGRAMS = (
         "building the emulated card",
         "make hw_emu in a source tree, or apt install protobuf-compiler libprotobuf-dev",
     ),
-    (
-        "Vitis v++",
-        "v++",
-        "building bitstreams",
-        "install AMD Vitis and source its settings64.sh",
-    ),
+    ("Vitis v++", "v++", "building bitstreams", "install AMD Vitis and source its settings64.sh"),
 )
 
 
@@ -127,6 +115,9 @@ def _in_package(program: str) -> str | None:
 # --- Versions of packages ---
 
 RUN_EXTRA = "run"
+_COMPARE = {
+    ">=": operator.ge, "<=": operator.le, "==": operator.eq, "<": operator.lt, ">": operator.gt
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -200,14 +191,7 @@ def _inside(version: str, window: str) -> bool:
         bound = _release(match.group(2))
         size = max(len(release), len(bound))
         here, there = _padded(release, size), _padded(bound, size)
-        holds = {
-            ">=": here >= there,
-            "<=": here <= there,
-            "==": here == there,
-            "<": here < there,
-            ">": here > there,
-        }[match.group(1)]
-        if not holds:
+        if not _COMPARE[match.group(1)](here, there):
             return False
     return True
 

@@ -4,14 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import torch
 
-from hillinfer.devices.table import make_scorer
+from hillinfer.devices.opening import make_scorer
 from hillinfer.doctor.finding import Finding, Verdict
 from hillinfer.drive.calls import DriveCalls
 from hillinfer.drive.directories import prepared_cold_dir
@@ -19,7 +18,7 @@ from hillinfer.drive.engine_table import open_engine
 from hillinfer.drive.read_engines import ReadEngine
 from hillinfer.engine.budget_plan import BudgetPlan, kernel_spec
 from hillinfer.errors import SettingsError
-from hillinfer.model_shape import ModelShape
+from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.rates.kept_rates import KeptRates, Rates, RatesKey, seconds_of
 from hillinfer.rates.latency import SelectedShares, SharedScorer
 from hillinfer.rates.profiling import PlainProfiling
@@ -29,20 +28,17 @@ from hillinfer.values import format_bytes
 
 # --- Model shapes ---
 
-# Embeddings and the last projection are no part of what is compared, and made small.
-_VOCABULARY = 256
-
 
 @dataclass(frozen=True)
-class BenchShape:
-    """A model's shape, of which some layers are built.
+class ModelFigures:
+    """What of a model's shape a decode step depends on.
 
     Parameters
     ----------
     family
         `llama` or `opt`, as transformers calls it.
-    layers, all_layers
-        Layers that are built, and those of the whole model.
+    all_layers
+        Layers of the whole model.
     hidden, inner
         Channels between layers and inside the feed-forward part.
     query_heads, kv_heads
@@ -52,7 +48,6 @@ class BenchShape:
     """
 
     family: str
-    layers: int
     all_layers: int
     hidden: int
     inner: int
@@ -61,75 +56,26 @@ class BenchShape:
     head_dim: int
 
     @property
-    def whole(self) -> bool:
-        """Whether all layers are built."""
-        return self.layers == self.all_layers
-
-    @property
     def layer_weights(self) -> int:
         """Weights of one layer that each decode step reads."""
         attention = self.hidden * self.head_dim * 2 * (self.query_heads + self.kv_heads)
         feed_forward = self.hidden * self.inner * (3 if self.family == "llama" else 2)
         return attention + feed_forward
 
-    def config(self, positions: int) -> Any:
-        """Return the config for a context of so many positions."""
-        from transformers.models.llama.configuration_llama import LlamaConfig
-        from transformers.models.opt.configuration_opt import OPTConfig
-
-        common = {
-            "vocab_size": _VOCABULARY,
-            "hidden_size": self.hidden,
-            "num_hidden_layers": self.layers,
-            "num_attention_heads": self.query_heads,
-            "max_position_embeddings": positions,
-            "pad_token_id": 0,
-            "bos_token_id": None,
-            "eos_token_id": None,
-            "tie_word_embeddings": False,
-        }
-        if self.family == "opt":
-            return OPTConfig(
-                **common, ffn_dim=self.inner, word_embed_proj_dim=self.hidden, dropout=0.0
-            )
-        return LlamaConfig(
-            **common,
-            intermediate_size=self.inner,
-            num_key_value_heads=self.kv_heads,
-            head_dim=self.head_dim,
-        )
-
-    def kv_shape(self, positions: int, dtype: torch.dtype) -> ModelShape:
-        """Return the shape of the KV cache."""
-        return ModelShape.from_config(self.config(positions), dtype)
-
-    def whole_kv_shape(self, positions: int, dtype: torch.dtype) -> ModelShape:
-        """Return the shape of the KV cache of all layers of the whole model."""
-        return replace(self, layers=self.all_layers).kv_shape(positions, dtype)
-
-    def build(self, positions: int, dtype: torch.dtype) -> Any:
-        """Return a model with random weights, in evaluation mode on the CPU."""
-        from transformers import AutoModelForCausalLM
-
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            model = AutoModelForCausalLM.from_config(
-                self.config(positions), attn_implementation="sdpa"
-            )
-        return model.to(dtype).eval()
+    def whole_kv_shape(self, positions: int) -> ModelShape:
+        """Return the shape of the KV cache of all layers, with rows of float16."""
+        heads = (self.kv_heads, self.query_heads, self.head_dim)
+        return ModelShape(self.all_layers, *heads, StoredType.FLOAT16, positions)
 
 
-PAPER_SHAPES = ("opt-6.7b", "llama-13b")
-# The paper's models are built in part: as many layers as memory has room for beside every system's
-# KV of 32k tokens. The first two never have a predicted query, the two others do.
-SHAPES: Mapping[str, BenchShape] = MappingProxyType(
+SHAPES: Mapping[str, ModelFigures] = MappingProxyType(
     {
-        "tiny": BenchShape("llama", 2, 2, 64, 128, 4, 2, 16),
-        "tiny-opt": BenchShape("opt", 2, 24, 64, 128, 4, 4, 16),
-        "llama-3.2-1b": BenchShape("llama", 16, 16, 2048, 8192, 32, 8, 64),
-        "llama-3.2-3b": BenchShape("llama", 28, 28, 3072, 8192, 24, 8, 128),
-        "opt-6.7b": BenchShape("opt", 4, 32, 4096, 16384, 32, 32, 128),
-        "llama-13b": BenchShape("llama", 4, 40, 5120, 13824, 40, 40, 128),
+        "tiny": ModelFigures("llama", 2, 64, 128, 4, 2, 16),
+        "tiny-opt": ModelFigures("opt", 24, 64, 128, 4, 4, 16),
+        "llama-3.2-1b": ModelFigures("llama", 16, 2048, 8192, 32, 8, 64),
+        "llama-3.2-3b": ModelFigures("llama", 28, 3072, 8192, 24, 8, 128),
+        "opt-6.7b": ModelFigures("opt", 32, 4096, 16384, 32, 32, 128),
+        "llama-13b": ModelFigures("llama", 40, 5120, 13824, 40, 40, 128),
     }
 )
 
@@ -143,16 +89,7 @@ def plain_rates(
 ) -> tuple[Rates, float]:
     """Return kept rates, or measure and keep them, and weights per second of a matrix product.
 
-    Parameters
-    ----------
-    scorer
-        Of device `nvme`.
-    row_bytes
-        Bytes of a row.
-    cold_dir, engine
-        The drive and what reads it.
-    kept
-        Where rates are kept; the product is measured each time.
+    `scorer` is that of device `nvme`; the product is not kept, but measured each time.
     """
     key = RatesKey.of(
         scorer.spec,
@@ -175,20 +112,9 @@ def plain_rates(
 class PlainStep:
     """One decode step of all layers, modelled.
 
-    As if hot tokens were selected no more often than cold ones: that is the most a step reads.
-
-    Parameters
-    ----------
-    shape, settings
-        Of the model and the cache, with a named shadow.
-    tokens
-        Of context.
-    rates
-        Of this machine, for one layer.
-    layer_weights
-        Weights of one layer's projections.
-    weights_per_second
-        Of a matrix product on this machine.
+    As if hot tokens were selected no more often than cold ones: that is the most a step reads. The
+    settings name the shadow; `rates` and `layer_weights` are of one layer, `weights_per_second` of
+    a matrix product on this machine.
     """
 
     shape: ModelShape
@@ -244,15 +170,8 @@ class PlainStep:
     def findings(self, name: str) -> Iterator[Finding]:
         """Yield what a step takes, and advice on `--query`, which changes nothing by itself.
 
-        Parameters
-        ----------
-        name
-            Of the model's shape.
-
-        Raises
-        ------
-        BudgetError
-            Where the budget does not hold the least there must be.
+        `name` is that of the model's shape. Raises BudgetError where the budget does not hold the
+        least there must be.
         """
         plan = self.plan
         plan.check()
@@ -291,14 +210,8 @@ def profile_findings(
 ) -> tuple[Finding, ...]:
     """Measure and keep the rates of a plain drive, and say what a decode step takes.
 
-    Parameters
-    ----------
-    name
-        Of a model's shape.
-    tokens
-        Of context.
-    dram_budget, cold_dir
-        As in the settings.
+    `name` is that of a model's shape, `tokens` the context's; `dram_budget` and `cold_dir` are as
+    in the settings.
 
     Raises
     ------
@@ -313,7 +226,7 @@ def profile_findings(
         raise SettingsError(f"--context {tokens} is no number of tokens: it must be 1 or more")
     model = SHAPES[name]
     settings = Settings().changed(dram_budget=dram_budget, cold_dir=cold_dir)
-    shape = model.whole_kv_shape(2 * tokens, torch.float16)
+    shape = model.whole_kv_shape(2 * tokens)
     scorer = make_scorer(DEVICE, kernel_spec(shape, settings), settings.scope)
     engine = open_engine(settings.io, settings.io_threads, DriveCalls())
     try:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from hillinfer.drive.files import PAGE_BYTES
 from hillinfer.native.structures import Landing
-from hillinfer.trace.pool_timeline import ReadCost
+from hillinfer.trace.recorder import ReadCost
 
 # The native library, which plans reads, has the same two numbers: rows closer than the first are
 # read together, and no read is longer than the second.

@@ -16,7 +16,7 @@ from hillinfer.attention.native import host_attention
 from hillinfer.attention.softmax_merge import DenseAttention, RowAttention, RowStates
 from hillinfer.devices.device_scorer import DeviceScorer
 from hillinfer.devices.device_shadows import DeviceShadows
-from hillinfer.devices.table import make_scorer
+from hillinfer.devices.opening import make_scorer
 from hillinfer.drive.calls import DriveCalls
 from hillinfer.drive.checksums import RowSums
 from hillinfer.drive.engine_table import open_engine
@@ -31,8 +31,7 @@ from hillinfer.engine.decode_step import NativeDecode
 from hillinfer.engine.selection import PrefetchPipeline, TokenSelection
 from hillinfer.errors import SetupWarning
 from hillinfer.gpu.attention import GpuSide
-from hillinfer.gpu.copy_lanes import CopyLane
-from hillinfer.gpu.staging import StagingPlan
+from hillinfer.gpu.staging import CopyLane, StagingPlan
 from hillinfer.kv.cold_store import ColdStore
 from hillinfer.kv.gather import Gather
 from hillinfer.kv.hot_pools import HotPools, LayerShares

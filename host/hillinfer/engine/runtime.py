@@ -15,10 +15,8 @@ from hillinfer.drive.calls import DriveCalls
 from hillinfer.engine.budget_growth import BudgetGrowth
 from hillinfer.engine.opening import open_parts
 from hillinfer.engine.selection import Sets
-from hillinfer.gpu.arrivals import packed_rows
-from hillinfer.gpu.copies import CopiedRows
-from hillinfer.gpu.copy_lanes import CopyLane
-from hillinfer.gpu.staging import StagingKind
+from hillinfer.gpu.copies import CopiedRows, packed_rows
+from hillinfer.gpu.staging import CopyLane, StagingKind
 from hillinfer.kv.prefetch_buffer import LandedRows
 from hillinfer.kv.saved_sequences import (
     RowOwner,

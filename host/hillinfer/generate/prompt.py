@@ -14,19 +14,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from hillinfer.errors import HillInferError
+from hillinfer.errors import HillInferError, PromptError
 from hillinfer.generate import chat_template_child
-from hillinfer.generate.special_tokens import MaskedText, PromptError, SpecialTokens, TextEncoder
+from hillinfer.generate.special_tokens import MaskedText, SpecialTokens, TextEncoder
 from hillinfer.values import format_bytes
-
-__all__ = [
-    "DocumentPrompt",
-    "PromptError",
-    "PromptForm",
-    "PromptStyle",
-    "QuestionPrompt",
-    "SpecialTokens",
-]
 
 # --- Chat templates ---
 
@@ -46,18 +37,9 @@ def rendered_chats(tokenizer: Any, contents: Sequence[str]) -> list[str]:
     loops, a repeated text or a power of numbers run for ever or take all memory, some of them in
     one step that nothing inside the interpreter ends.
 
-    Parameters
-    ----------
-    tokenizer
-        A transformers tokenizer with a chat template.
-    contents
-        What the user says.
-
-    Raises
-    ------
-    TemplateError
-        Where the template fails, takes more than 3 seconds of computing or too much memory, or
-        makes far more text than it is given.
+    `contents` is what the user says, `tokenizer` one of transformers with a chat template. Raises
+    TemplateError where the template fails, takes more than 3 seconds of computing or too much
+    memory, or makes far more text than it is given.
     """
     special: dict[str, Any] = dict(tokenizer.special_tokens_map)
     try:
@@ -68,12 +50,7 @@ def rendered_chats(tokenizer: Any, contents: Sequence[str]) -> list[str]:
         raise _unusable(f"it is {type(template).__name__} and no text")
     variables = {"tools": None, "documents": None, "add_generation_prompt": True, **special}
     most = [_TIMES * len(content) + _SPARE_LETTERS for content in contents]
-    asked = {
-        "template": template,
-        "contents": list(contents),
-        "variables": variables,
-        "most": most,
-    }
+    asked = {"template": template, "contents": list(contents), "variables": variables, "most": most}
     answer = _answer(json.dumps(asked, default=str).encode())
     if "error" in answer:
         raise _unusable(" ".join(answer["error"].split()))
@@ -140,26 +117,12 @@ class PromptForm(StrEnum):
 class QuestionPrompt:
     """Questions about a document that was read before, which itself is not needed.
 
-    Parameters
-    ----------
-    tokenizer
-        A transformers tokenizer.
-    form
-        How the document became a prompt.
-    special_tokens
-        How those in questions are read.
-
-    Raises
-    ------
-    PromptError
-        Where the chat template does not keep the user's text.
+    `form` is how the document became a prompt, `special_tokens` how those in questions are read.
+    Raises PromptError where the chat template does not keep the user's text.
     """
 
     def __init__(
-        self,
-        tokenizer: Any,
-        form: PromptForm,
-        special_tokens: SpecialTokens = SpecialTokens.TEXT,
+        self, tokenizer: Any, form: PromptForm, special_tokens: SpecialTokens = SpecialTokens.TEXT
     ) -> None:
         self._tokenizer = tokenizer
         self._encoder = TextEncoder(tokenizer, special_tokens)
@@ -169,10 +132,8 @@ class QuestionPrompt:
     def question_ids(self, question: str) -> list[int]:
         """Return the ids that follow the document's.
 
-        Raises
-        ------
-        PromptError
-            Where the question is empty, or its special tokens cannot be read as characters.
+        Raises PromptError where the question is empty, or its special tokens cannot be read as
+        characters.
         """
         if not question.strip():
             raise PromptError("a question is empty: write it after --question")
@@ -213,6 +174,9 @@ class DocumentPrompt(QuestionPrompt):
     question begins and both parts are tokenised by themselves, so the document's ids are a prefix
     of every question's prompt and its cache can be forked.
 
+    Raises PromptError where the document is empty, the chat template does not keep it as it is, or
+    special tokens in it cannot be read as characters.
+
     Parameters
     ----------
     tokenizer
@@ -224,12 +188,6 @@ class DocumentPrompt(QuestionPrompt):
     special_tokens
         How those in the document and in questions are read; the template's own are control tokens
         always.
-
-    Raises
-    ------
-    PromptError
-        Where the document is empty, the chat template does not keep it as it is, or special tokens
-        in it cannot be read as characters.
     """
 
     def __init__(
@@ -280,17 +238,8 @@ def read_text(file: Path, what: str, option: str) -> str:
     A pipe is read to its end; one that nobody writes to is empty. Endless devices end at the
     largest size.
 
-    Parameters
-    ----------
-    file
-        Where.
-    what, option
-        What it is and the option that named it, for the error.
-
-    Raises
-    ------
-    PromptError
-        Where it cannot be read, is larger than `MOST_BYTES`, or is not UTF-8.
+    `what` it is and the `option` that named it are for the error. Raises PromptError where it
+    cannot be read, is larger than `MOST_BYTES`, or is not UTF-8.
     """
     try:
         # Without waiting for a writer that may never come.
@@ -309,19 +258,8 @@ def read_text(file: Path, what: str, option: str) -> str:
 def bounded(source: BinaryIO, place: str, already: int = 0) -> bytes:
     """Return all bytes of an open file.
 
-    Parameters
-    ----------
-    source
-        The file, in blocking mode.
-    place
-        What it is, for the error.
-    already
-        Bytes of it that were read before.
-
-    Raises
-    ------
-    PromptError
-        Where there are more than `MOST_BYTES`.
+    `source` is in blocking mode, and `already` counts bytes of it that were read before; `place` is
+    for the error. Raises PromptError where there are more than `MOST_BYTES`.
     """
     pieces: list[bytes] = []
     while piece := source.read(_PIECE):
@@ -335,10 +273,7 @@ def bounded(source: BinaryIO, place: str, already: int = 0) -> bytes:
 def decoded(data: bytes, place: str) -> str:
     """Return bytes as text, a byte order mark left out.
 
-    Raises
-    ------
-    PromptError
-        Where they are not UTF-8.
+    Raises PromptError where they are not UTF-8.
     """
     try:
         return data.decode("utf-8-sig")
@@ -351,10 +286,7 @@ def decoded(data: bytes, place: str) -> str:
 def check_text(text: str, option: str) -> None:
     """Refuse an argument whose bytes are not UTF-8, which Python hands over as half characters.
 
-    Raises
-    ------
-    PromptError
-        Where it holds any.
+    Raises PromptError where it holds any.
     """
     try:
         text.encode()

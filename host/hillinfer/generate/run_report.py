@@ -240,10 +240,7 @@ class RunReport:
     def write(self, file: Path) -> None:
         """Write `run.json`, whole or not at all.
 
-        Raises
-        ------
-        ReportError
-            Where the file cannot be written.
+        Raises ReportError where the file cannot be written.
         """
         try:
             write_whole(file, json_bytes(self.as_json()))

@@ -13,18 +13,13 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
-from hillinfer.errors import HillInferError
-from hillinfer.library_calls import one_line
+from hillinfer.errors import PromptError, one_line
 
 _PLACEHOLDER_BYTES = 16
 # Each round masks every match at once; only what masking itself brings together needs another.
 _MOST_ROUNDS = 8
 _MARK = re.compile(r"<.*>|\[.*\]|\{.*\}|\|.*\|", re.DOTALL)
 _MAKE_TOKENS = "make tokens of the prompt"
-
-
-class PromptError(HillInferError):
-    """A prompt is missing, unreadable, empty, or too long for the model."""
 
 
 class SpecialTokens(StrEnum):
@@ -38,12 +33,7 @@ class SpecialTokens(StrEnum):
 class MaskedText:
     """A text in which every special token is replaced by a word that nobody can guess.
 
-    Parameters
-    ----------
-    text
-        Holds the words.
-    spans
-        What each of them stands for.
+    `spans` is what each of the words in `text` stands for.
     """
 
     text: str
@@ -56,10 +46,7 @@ class MaskedText:
     def with_text(self, text: str) -> MaskedText:
         """Return what a template made of it.
 
-        Raises
-        ------
-        PromptError
-            Where a masked token is lost or comes twice.
+        Raises PromptError where a masked token is lost or comes twice.
         """
         if self._words_of(text) != self._words_of(self.text):
             raise PromptError(
@@ -92,14 +79,8 @@ class TextEncoder:
 
     A text without special tokens is encoded by the tokenizer as it is. For others there is a twin
     of the tokenizer, the same but for the names of its control tokens, which are unguessable: the
-    template's own tokens are given those names, and in the user's text they mean nothing.
-
-    Parameters
-    ----------
-    tokenizer
-        A transformers tokenizer.
-    reading
-        CONTROL leaves everything to the tokenizer.
+    template's own tokens are given those names, and in the user's text they mean nothing. With
+    CONTROL everything is left to the tokenizer, which is one of transformers.
     """
 
     def __init__(self, tokenizer: Any, reading: SpecialTokens) -> None:
@@ -109,10 +90,7 @@ class TextEncoder:
     def mask(self, text: str) -> MaskedText:
         """Mask every special token of a user's text.
 
-        Raises
-        ------
-        PromptError
-            Where the tokenizer cannot read them as characters.
+        Raises PromptError where the tokenizer cannot read them as characters.
         """
         with one_line(_MAKE_TOKENS):
             return self._masked(text)
@@ -147,10 +125,7 @@ class TextEncoder:
 
         A template that changes the user's text, by leaving something out, can make one of it.
 
-        Raises
-        ------
-        PromptError
-            Then.
+        Raises PromptError then.
         """
         if self._reading is SpecialTokens.CONTROL or self._backend is None:
             return
@@ -168,17 +143,8 @@ class TextEncoder:
     def ids(self, masked: MaskedText, add_special_tokens: bool) -> list[int]:  # noqa: FBT001
         """Return the ids of a prompt.
 
-        Parameters
-        ----------
-        masked
-            The user's text within its template.
-        add_special_tokens
-            As a tokenizer takes it.
-
-        Raises
-        ------
-        PromptError
-            Where the user's text would become control tokens nevertheless.
+        `masked` is the user's text within its template; `add_special_tokens` is as a tokenizer
+        takes it. Raises PromptError where the user's text would become control tokens nevertheless.
         """
         with one_line(_MAKE_TOKENS):
             return self._encoded(masked, add_special_tokens)

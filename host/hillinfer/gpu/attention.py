@@ -12,12 +12,18 @@ import torch
 from numpy.typing import NDArray
 
 from hillinfer.attention.softmax_merge import SoftmaxMerge, compute_type
-from hillinfer.gpu.arrivals import Arrivals, BroughtQueries
-from hillinfer.gpu.copies import CopiedRows, CopiesAhead, IncomingRows, StagedStates
-from hillinfer.gpu.copy_lanes import CopyLane
+from hillinfer.gpu.copies import (
+    Arrivals,
+    BroughtQueries,
+    CopiedRows,
+    CopiesAhead,
+    IncomingRows,
+    StagedStates,
+)
 from hillinfer.gpu.staging import (
     QUERY_BUFFERS,
     ROW_BUFFERS,
+    CopyLane,
     StagingMemory,
     StagingPlan,
     StagingRing,
@@ -39,18 +45,8 @@ class GatheredAttention:
     """Attends to all selected rows at once, where the model computes (HillInfer, section 4.3).
 
     A few large kernels instead of many small ones: the rows of a selection lie in one array, in
-    ascending position, whatever came ahead of time and whatever did not.
-
-    Parameters
-    ----------
-    lane, ring
-        What copies, and through which buffers.
-    gather
-        Brings rows together, or tells where they lie.
-    states
-        Takes keys and values out of them.
-    recorder
-        Notes how long it takes to ask the GPU for attention.
+    ascending position, whatever came ahead of time and whatever did not. `gather` brings rows
+    together or tells where they lie, and `states` takes keys and values out of them.
     """
 
     def __init__(
@@ -173,14 +169,8 @@ def _on(rows: torch.Tensor, index: NDArray[np.int64]) -> torch.Tensor:
 class GpuSide:
     """Staging buffers, the lane that copies, and attention over what it copied.
 
-    Parameters
-    ----------
-    lane
-        To the model's GPU; closed with this.
-    plan
-        How staging memory is divided.
-    gather, layout, counters, recorder
-        The runtime's.
+    `lane` leads to the model's GPU and is closed with this; `plan` is how staging memory is
+    divided.
 
     Attributes
     ----------

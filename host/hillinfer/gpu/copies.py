@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Selected rows on their way to a GPU, before or when attention asks for them."""
+"""Rows on their way to a GPU; new tokens' rows and predicted queries on their way back."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -13,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 
 from hillinfer.attention.softmax_merge import RowStates
-from hillinfer.gpu.copy_lanes import Copy, CopyLane
-from hillinfer.gpu.staging import StagingRing
+from hillinfer.errors import CacheUseError
+from hillinfer.gpu.staging import Copy, CopyLane, StagingRing
 from hillinfer.kv.gather import Gather
 from hillinfer.kv.prefetch_buffer import LandedRows
 from hillinfer.kv.sequence import RowLayout, Sequence
@@ -27,12 +28,7 @@ from hillinfer.trace.recorder import SILENT, Lane, Recorder
 class StagedStates(RowStates):
     """Brings blocks of rows to a GPU beside the compute on the blocks before.
 
-    Parameters
-    ----------
-    layout, counters
-        As for `RowStates`.
-    lane, ring
-        What copies, and through which buffers.
+    `lane` copies through the buffers of `ring`.
     """
 
     def __init__(
@@ -62,14 +58,7 @@ class IncomingRows:
     """Copies rows to one array beside the model, in the order in which they are given.
 
     A piece is staged while the one before it is copied. One thread gives rows, and then one takes
-    them.
-
-    Parameters
-    ----------
-    lane, ring
-        What copies, and through which buffers; of at least one row each.
-    most_rows, row_bytes
-        Size of the array.
+    them. The buffers of `ring` are of at least one row each; the array is of `most_rows` rows.
     """
 
     def __init__(self, lane: CopyLane, ring: StagingRing, most_rows: int, row_bytes: int) -> None:
@@ -90,12 +79,8 @@ class IncomingRows:
     def fill(self, most_rows: int, fill: Callable[[NDArray[np.uint8]], int]) -> None:
         """Copy what a function writes.
 
-        Parameters
-        ----------
-        most_rows
-            At most `piece_rows`.
-        fill
-            Writes the first rows of a uint8 array (most_rows, row_bytes), and says how many.
+        `fill` writes the first rows of a uint8 array (most_rows, row_bytes) and says how many, at
+        most `piece_rows`.
         """
         buffer = self._ring.acquire()
         try:
@@ -125,12 +110,7 @@ class IncomingRows:
 class CopiedRows:
     """Which rows are on their way.
 
-    Parameters
-    ----------
-    positions
-        int64, ascending: a part of the selection.
-    rows
-        Theirs, in that order.
+    `positions`, int64 and ascending, are a part of the selection, and `rows` theirs in that order.
     """
 
     positions: NDArray[np.int64]
@@ -141,18 +121,8 @@ class CopiesAhead:
     """Gathers hot and landed rows straight into staging buffers and copies them (APP).
 
     A thread of its own, so that scoring for the next layer does not wait for the drive. A row never
-    changes, so what was copied holds, wherever the row lies when attention looks again.
-
-    Parameters
-    ----------
-    lane, ring
-        What copies, and through which buffers.
-    gather
-        Knows where rows lie.
-    row_bytes
-        Bytes of a row.
-    recorder
-        Notes how long gathering takes.
+    changes, so what was copied holds, wherever the row lies when attention looks again. `gather`
+    knows where rows lie.
     """
 
     def __init__(
@@ -181,12 +151,7 @@ class CopiesAhead:
     ) -> Future[CopiedRows]:
         """Begin to copy what of a selection is in memory, or lands there.
 
-        Parameters
-        ----------
-        layer, sequence, positions, on_drive
-            As in `Gather.land`.
-        landed
-            What it returned.
+        Parameters are as in `Gather.land`; `landed` is what it returned.
 
         Returns
         -------
@@ -236,3 +201,163 @@ class CopiesAhead:
 def _copy(rows: NDArray[np.uint8], out: NDArray[np.uint8]) -> int:
     out[:] = rows
     return len(rows)
+
+
+# --- Packed rows ---
+
+
+def packed_rows(keys: torch.Tensor, values: torch.Tensor, row_bytes: int) -> torch.Tensor:
+    """Return what `RowLayout.pack` writes, as a tensor beside the model.
+
+    Keys and values are of the stored type and (kv_heads, tokens, head_dim).
+
+    Returns
+    -------
+    uint8 (tokens, row_bytes), contiguous.
+    """
+    tokens = keys.shape[1]
+    parts = [states.transpose(0, 1).reshape(tokens, -1) for states in (keys, values)]
+    filled = 2 * parts[0].shape[1]
+    padding = keys.new_zeros((tokens, row_bytes // keys.element_size() - filled))
+    return torch.cat([*parts, padding], dim=1).view(torch.uint8)
+
+
+# --- New tokens' rows ---
+
+
+@dataclass(frozen=True, eq=False)
+class _Arriving:
+    """A row, the buffer it arrives in, and its place in the open group."""
+
+    row: torch.Tensor
+    buffer: int
+    place: NDArray[np.uint8]
+
+
+class Arrivals:
+    """Lets a decode step go on while its keys and values come back (HillInfer, section 4.3).
+
+    The model's GPU attends to the new row where it was made; the host wants it for scoring and for
+    the drive in later steps. So the place in the open group is taken at once and filled when
+    somebody is about to look, or when no buffer is free. One thread calls. The buffers of `ring`
+    are of one row each.
+    """
+
+    def __init__(self, lane: CopyLane, ring: StagingRing) -> None:
+        self._lane = lane
+        self._ring = ring
+        self._arriving: dict[tuple[int, int], _Arriving] = {}
+        self._failure: Exception | None = None
+
+    def begin(
+        self, layer: int, sequence: Sequence, row: torch.Tensor, place: NDArray[np.uint8]
+    ) -> None:
+        """Begin to bring a row back.
+
+        `row` is uint8 (1, row_bytes) beside the model, `place` uint8 (row_bytes,), where it
+        belongs; it is the newest token's of `sequence`.
+        """
+        if len(self._arriving) == len(self._ring.buffers):
+            self._fill(next(iter(self._arriving)))
+        buffer = self._ring.acquire()
+        try:
+            staged = torch.from_numpy(self._ring.buffers[buffer])[None]
+            self._ring.arrive(buffer, self._lane.from_gpu(staged, row))
+        except BaseException:
+            self._ring.give(buffer)
+            raise
+        self._arriving[layer, id(sequence)] = _Arriving(row, buffer, place)
+
+    def newest(self, layer: int, sequence: Sequence) -> torch.Tensor | None:
+        """Return the row that is on its way, uint8 (1, row_bytes) beside the model, if one is."""
+        arriving = self._arriving.get((layer, id(sequence)))
+        return None if arriving is None else arriving.row
+
+    def wait(self) -> None:
+        """Wait until no row is on its way; `settle` tells what went wrong."""
+        while self._arriving:
+            self._fill(next(iter(self._arriving)))
+
+    def settle(self) -> None:
+        """Wait until every row is in its place.
+
+        Raises CacheUseError where one never came: from then on always, because the cache has a
+        hole.
+        """
+        self.wait()
+        if self._failure is not None:
+            raise CacheUseError(
+                f"a new token's row did not come back from the GPU ({self._failure}): this cache "
+                "is no longer whole; close it and read the prompt again with another"
+            ) from self._failure
+
+    def _fill(self, key: tuple[int, int]) -> None:
+        arriving = self._arriving[key]
+        # An interrupt leaves everything as it is: who waits next fills it.
+        try:
+            arriving.place[:] = self._ring.arrived(arriving.buffer)
+        except Exception as error:
+            self._failure = error
+        self._ring.give(arriving.buffer)
+        del self._arriving[key]
+
+
+# --- Predicted queries ---
+
+
+class BroughtQueries:
+    """Lets the thread that drives the model go on; the one that scores waits for the query.
+
+    The buffers of `ring` are of one query each.
+    """
+
+    def __init__(self, lane: CopyLane, ring: StagingRing) -> None:
+        self._lane = lane
+        self._ring = ring
+        self._under_way: set[int] = set()
+
+    def bring(self, query: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """Begin to bring a query back.
+
+        `query` is (query_heads, head_dim) beside the model.
+
+        Returns
+        -------
+        What returns it, float32 on the host, once it is there; called once, from any thread.
+        """
+        wide = query.float().contiguous()
+        buffer = self._ring.acquire_free()
+        if buffer is None:
+            # A batch announces as many queries as it has sequences.
+            here = wide.cpu()
+            return lambda: here
+        place = torch.from_numpy(self._ring.buffers[buffer][: wide.numel() * 4])
+        try:
+            copy = self._lane.from_gpu(place.view(torch.float32).view(wide.shape), wide)
+        except BaseException:
+            self._ring.give(buffer)
+            raise
+        self._ring.arrive(buffer, copy)
+        self._under_way.add(buffer)
+        return lambda: self._arrived(buffer, wide.shape)
+
+    def settle(self) -> None:
+        """Free the buffers of queries that nobody asked for; nobody is about to."""
+        while self._under_way:
+            # What went wrong is told to whoever asks for the query.
+            with suppress(Exception):
+                self._arrived(next(iter(self._under_way)), torch.Size([0]))
+
+    def _arrived(self, buffer: int, shape: torch.Size) -> torch.Tensor:
+        # An interrupt leaves the buffer as it is: `settle` frees it.
+        try:
+            items = self._ring.arrived(buffer).view(np.float32)[: shape.numel()].copy()
+        except Exception:
+            self._free(buffer)
+            raise
+        self._free(buffer)
+        return torch.from_numpy(items).view(shape)
+
+    def _free(self, buffer: int) -> None:
+        self._under_way.discard(buffer)
+        self._ring.give(buffer)

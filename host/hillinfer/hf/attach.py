@@ -20,8 +20,8 @@ from hillinfer.drive.calls import DriveCalls
 from hillinfer.drive.directories import memory_warning, prepared_cold_dir
 from hillinfer.engine.budget_growth import CachePlan
 from hillinfer.engine.runtime import Runtime
-from hillinfer.errors import SettingsError, SetupWarning, UnsupportedFeatureError
-from hillinfer.gpu.copy_lanes import CopyLane, lane_of
+from hillinfer.errors import SessionError, SettingsError, SetupWarning, UnsupportedFeatureError
+from hillinfer.gpu.staging import CopyLane, lane_of
 from hillinfer.hf import attention
 from hillinfer.hf.cache import HillInferCache
 from hillinfer.hf.engine import Engine, Expectation
@@ -43,7 +43,6 @@ from hillinfer.hf.hooks import (
 from hillinfer.hf.joined_cache import JoinedCache
 from hillinfer.model_shape import ModelShape
 from hillinfer.native.library import native_library
-from hillinfer.sessions.files import SessionError
 from hillinfer.sessions.fingerprint import ModelIdentity
 from hillinfer.sessions.manifest import Manifest
 from hillinfer.sessions.opening import SavedSession

@@ -17,23 +17,22 @@ from numpy.typing import NDArray
 from hillinfer.drive.calls import DriveCalls
 from hillinfer.drive.files import ColdFile, aligned_buffer
 from hillinfer.drive.regions import GroupTable
-from hillinfer.errors import ColdPoolError
+from hillinfer.errors import ColdPoolError, SessionError
 from hillinfer.generate.prompt import PromptForm
 from hillinfer.kv.cold_store import ColdStore
 from hillinfer.kv.sequence import Sequence
 from hillinfer.model_shape import ModelShape
-from hillinfer.sessions.files import (
+from hillinfer.sessions.fingerprint import Fingerprint
+from hillinfer.sessions.manifest import (
     CHANNEL_BYTES,
     HIT_BYTES,
+    Manifest,
     Part,
-    SessionError,
     SessionExtent,
     damaged,
     rows_file,
     slot_bytes,
 )
-from hillinfer.sessions.fingerprint import Fingerprint
-from hillinfer.sessions.manifest import Manifest
 from hillinfer.sessions.opening import SavedSession
 from hillinfer.sessions.writing import SessionWriter
 from hillinfer_model.channel_statistics import ChannelStatistics

@@ -13,9 +13,8 @@ from typing import Any
 
 import torch
 
-from hillinfer.library_calls import ModelError, one_line
-from hillinfer.models.config_check import check_settings
-from hillinfer.models.json_files import check_size
+from hillinfer.errors import ModelError, one_line
+from hillinfer.models.json_files import check_settings, check_size
 from hillinfer.models.weights import StoredTensor, check_loaded, check_stored, unused_weights
 
 # --- The header ---
@@ -39,10 +38,7 @@ _ALIGNMENT = 32
 class GgufHeader:
     """What a GGUF file says of itself, read once before a library believes its counts.
 
-    Parameters
-    ----------
-    file
-        The file.
+    Raises ModelError where the file is no GGUF file, cut, or says what cannot be.
 
     Attributes
     ----------
@@ -50,11 +46,6 @@ class GgufHeader:
         Its scalars and strings by name; arrays are left out.
     tensors
         Its tensors by name.
-
-    Raises
-    ------
-    ModelError
-        Where the file is no GGUF file, cut, or says what cannot be.
     """
 
     def __init__(self, file: Path) -> None:
@@ -185,10 +176,8 @@ _SETTINGS = {
 def gguf_tensors(file: Path) -> dict[str, StoredTensor]:
     """Check a GGUF file's header and return what it says of its tensors, by their GGUF names.
 
-    Raises
-    ------
-    ModelError
-        Where the file is none, cut, or says what cannot be or what transformers leaves out.
+    Raises ModelError where the file is none, cut, or says what cannot be or what transformers
+    leaves out.
     """
     header = GgufHeader(file)
     architecture = header.settings.get(_ARCHITECTURE)
@@ -223,19 +212,8 @@ def check_gguf(model: Any, tensors: Mapping[str, StoredTensor], file: Path) -> N
     transformers' older reader leaves tensors out without a word, and reads all of them before it
     compares any.
 
-    Parameters
-    ----------
-    model
-        The file's; without memory is enough.
-    tensors
-        What `gguf_tensors` says.
-    file
-        The file.
-
-    Raises
-    ------
-    ModelError
-        Where a tensor is missing, of another shape, or left over.
+    A model without memory is enough; `tensors` is what `gguf_tensors` says. Raises ModelError where
+    a tensor is missing, of another shape, or left over.
     """
     from transformers.integrations.gguf import GGUF_CONFIG_ARCHS
     from transformers.modeling_gguf_pytorch_utils import (
@@ -272,10 +250,8 @@ def load_gguf(file: Path, dtype: torch.dtype) -> Any:
 
     Whether its tensors are those of the model, `check_gguf` tells before and without reading them.
 
-    Raises
-    ------
-    ModelError
-        Where transformers does not know the file's architecture, or makes up a weight.
+    Raises ModelError where transformers does not know the file's architecture, or makes up a
+    weight.
     """
     from transformers import AutoModelForCausalLM, GgufConfig
 

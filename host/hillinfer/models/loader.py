@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from hillinfer.library_calls import ModelError, one_line
+from hillinfer.errors import ModelError, one_line
 from hillinfer.model_shape import ModelShape
-from hillinfer.models.config_check import check_settings
 from hillinfer.models.gguf import check_gguf, gguf_tensors, load_gguf
+from hillinfer.models.json_files import check_settings
 from hillinfer.models.sources import ModelSource, check_folder
 from hillinfer.models.weights import check_loaded, check_stored, check_ties
 from hillinfer.system.machine import NumberType, ProcessorFacts
@@ -27,6 +27,8 @@ _BUILDING_SECONDS = 60
 class LoadedModel:
     """A model ready to generate.
 
+    Raises ModelError where answers end at what is no token id.
+
     Parameters
     ----------
     model, tokenizer, config
@@ -35,11 +37,6 @@ class LoadedModel:
         As the user named it.
     commit
         Of a model of the hub; None for any other.
-
-    Raises
-    ------
-    ModelError
-        Where answers end at what is no token id.
     """
 
     model: Any
@@ -102,11 +99,9 @@ class ModelOutline:
     def read(cls, source: ModelSource, number_type: NumberType) -> ModelOutline:
         """Read config and tokenizer and build the model without memory for its weights.
 
-        Raises
-        ------
-        ModelError
-            Where a file is not what it should be, config or tokenizer cannot be read, the model is
-            not a causal language model, or the weights are not those that the config describes.
+        Raises ModelError where a file is not what it should be, config or tokenizer cannot be read,
+        the model is not a causal language model, or the weights are not those that the config
+        describes.
         """
         from transformers import AutoConfig, AutoTokenizer
 
@@ -171,10 +166,7 @@ class ModelOutline:
     def load(self) -> LoadedModel:
         """Load the weights.
 
-        Raises
-        ------
-        ModelError
-            Where the folder has none, or they do not fit the config.
+        Raises ModelError where the folder has none, or they do not fit the config.
         """
         from transformers import AutoModelForCausalLM
 
@@ -200,16 +192,12 @@ class ModelOutline:
 
 
 def load_model(
-    name: str,
-    number_type: NumberType = NumberType.AUTO,
-    say: Callable[[str], None] = print,
+    name: str, number_type: NumberType = NumberType.AUTO, say: Callable[[str], None] = print
 ) -> LoadedModel:
     """Load a model by registry name, path or hub name, in one call.
 
-    Raises
-    ------
-    ModelError, FetchError
-        As `ModelSource.locate`, `ModelOutline.read` and `ModelOutline.load` say.
+    Raises ModelError or FetchError as `ModelSource.locate`, `ModelOutline.read` and
+    `ModelOutline.load` say.
     """
     return ModelOutline.read(ModelSource.locate(name, say), number_type).load()
 

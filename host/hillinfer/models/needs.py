@@ -10,7 +10,7 @@ from typing import Any
 from hillinfer.drive.directories import DriveFacts
 from hillinfer.engine.budget_growth import AUTO_FORMATS, ShadowChoice, working_bytes
 from hillinfer.engine.budget_plan import BudgetPlan
-from hillinfer.library_calls import FitError
+from hillinfer.errors import FitError
 from hillinfer.model_shape import ModelShape
 from hillinfer.models.loader import ModelOutline
 from hillinfer.settings import Settings
@@ -26,12 +26,7 @@ _MERGE_COPIES = 4
 _ALLOCATOR_SLACK = 2
 
 
-def activation_bytes(
-    config: Any,
-    shape: ModelShape,
-    item_bytes: int,
-    chunk_tokens: int,
-) -> int:
+def activation_bytes(config: Any, shape: ModelShape, item_bytes: int, chunk_tokens: int) -> int:
     """Estimate the most that activations of one prefill chunk take.
 
     Counted are the residual stream and its norms, the projections, the feed-forward layer, the
@@ -56,14 +51,8 @@ def activation_bytes(
 class Capacity:
     """What is free now, in bytes.
 
-    Parameters
-    ----------
-    memory_bytes
-        Host memory, limits of control groups included.
-    drive_bytes
-        Room for the cold pool.
-    gpu_bytes
-        Device memory; None where the model runs on the host.
+    Limits of control groups count. `drive_bytes` is room for the cold pool, `gpu_bytes` None where
+    the model runs on the host.
     """
 
     memory_bytes: int
@@ -74,14 +63,8 @@ class Capacity:
     def measure(cls, drive: DriveFacts, device: str, root: Path = Path("/")) -> Capacity:
         """Look at this machine now.
 
-        Parameters
-        ----------
-        drive
-            What the cold directory stands on.
-        device
-            `cpu` or `cuda`, where the model will run.
-        root
-            Where `/proc` and `/sys` lie.
+        `drive` is what the cold directory stands on; the model will run on `device`, `cpu` or
+        `cuda`; `/proc` and `/sys` lie in `root`.
         """
         gpus = visible_gpus() if device == "cuda" else None
         return cls(
@@ -98,12 +81,7 @@ class Capacity:
 class Shortage:
     """One thing that is too small.
 
-    Parameters
-    ----------
-    need
-        What is needed, what of it is free, in words.
-    fix
-        What helps beside a shorter context.
+    `need` says what is needed and what of it is free, `fix` what helps beside a shorter context.
     """
 
     need: str

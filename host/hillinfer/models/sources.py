@@ -9,9 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hillinfer.library_calls import ModelError, one_line
-from hillinfer.models.config_check import check_settings
-from hillinfer.models.json_files import check_size, check_tokenizer, read_json_object
+from hillinfer.errors import ModelError, one_line
+from hillinfer.models.json_files import (
+    check_settings,
+    check_size,
+    check_tokenizer,
+    read_json_object,
+)
 from hillinfer.models.registry_model import REGISTRY_MODELS
 from hillinfer.models.weights import StoredTensor, stored_tensors
 
@@ -24,15 +28,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 @dataclass(frozen=True)
 class HubModel:
-    """Files of a model of the hub.
-
-    Parameters
-    ----------
-    folder
-        Where they lie.
-    commit
-        Of which they are.
-    """
+    """Files of a model of the hub."""
 
     folder: Path
     commit: str
@@ -41,17 +37,9 @@ class HubModel:
 def hub_model(name: str, say: Callable[[str], None]) -> HubModel:
     """Return a model of the hub, from the hub's cache on this machine where it is there.
 
-    Parameters
-    ----------
-    name
-        `organisation/name`, with `@` and a commit, branch or tag where it is not to be `main`.
-    say
-        Called with a line before a step that takes time, and where the name says no commit.
-
-    Raises
-    ------
-    ModelError
-        Where there is no such model or revision, or it cannot be fetched.
+    The name is `organisation/name`, with `@` and a commit, branch or tag where it is not to be
+    `main`. `say` is called with a line before a step that takes time, and where the name says no
+    commit. Raises ModelError where there is no such model or revision, or it cannot be fetched.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
@@ -110,11 +98,7 @@ _OBJECTS = {
 _CONFIG_BYTES, _CONFIG_VALUES = 4 * _MIB, 1 << 16
 # transformers looks through all special tokens for each of them.
 _MOST_SPECIAL = 1 << 14
-_SPECIAL = (
-    "extra_special_tokens",
-    "additional_special_tokens",
-    "model_specific_special_tokens",
-)
+_SPECIAL = ("extra_special_tokens", "additional_special_tokens", "model_specific_special_tokens")
 # Read by libraries in native code, in seconds at these sizes; the largest of today has 33 MiB.
 _OTHERS = {
     "vocab.json": 32 * _MIB,
@@ -131,10 +115,7 @@ _ADAPTER = "adapter_config.json"
 def read_config(folder: Path) -> dict[str, Any]:
     """Return a model folder's `config.json`, its settings checked.
 
-    Raises
-    ------
-    ModelError
-        As `read_json_object` and `check_settings` say.
+    Raises ModelError as `read_json_object` and `check_settings` say.
     """
     settings = read_json_object(folder / CONFIG, _CONFIG_BYTES, _CONFIG_VALUES)
     check_settings(settings, folder)
@@ -144,10 +125,8 @@ def read_config(folder: Path) -> dict[str, Any]:
 def check_folder(folder: Path) -> dict[str, StoredTensor]:
     """Check the files that transformers will read and return what the weights' headers say.
 
-    Raises
-    ------
-    ModelError
-        For the first file that is not what it should be, or too few weights for the layers.
+    Raises ModelError for the first file that is not what it should be, or too few weights for the
+    layers.
     """
     settings = read_config(folder)
     if (folder / _ADAPTER).exists():
@@ -217,15 +196,9 @@ class ModelSource:
     def locate(cls, name: str, say: Callable[[str], None]) -> ModelSource:
         """Find a registry model, a folder, a GGUF file or a model of the hub, in this order.
 
-        Registry and hub models are fetched where they are not on this machine yet.
-
-        Parameters
-        ----------
-        name
-            Registry name, path, or `organisation/name` on the hub, with `@` and a commit, branch
-            or tag where it is not to be the newest.
-        say
-            Called with one line before each step that takes time.
+        Registry and hub models are fetched where they are not on this machine yet. A name on the
+        hub is `organisation/name`, with `@` and a commit, branch or tag where it is not to be the
+        newest. `say` is called with one line before each step that takes time.
 
         Raises
         ------

@@ -10,7 +10,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from hillinfer.library_calls import ModelError, one_line
+from hillinfer.errors import ModelError, one_line
 from hillinfer.models.json_files import check_size, read_json_object
 from hillinfer.values import format_bytes
 
@@ -21,12 +21,7 @@ from hillinfer.values import format_bytes
 class StoredTensor:
     """One tensor of a weights file.
 
-    Parameters
-    ----------
-    name
-        As in the file.
-    shape
-        As torch writes it.
+    The name is as in the file, the shape as torch writes it.
     """
 
     name: str
@@ -49,19 +44,8 @@ def check_names(skeleton: Any, names: Iterable[str], where: object) -> None:
     transformers adds and removes the prefix of the model without its head, and renames what older
     models call otherwise. Tensors that it joins into one weight are not meant.
 
-    Parameters
-    ----------
-    skeleton
-        The model without memory.
-    names
-        Of the stored tensors.
-    where
-        The model's place, for the message.
-
-    Raises
-    ------
-    ModelError
-        For the first two.
+    `skeleton` is the model without memory, `names` are those of the stored tensors, `where` is for
+    the message. Raises ModelError for the first two.
     """
     with one_line(f"name the weights in {where}", "get the model anew"):
         renamed = _renamed(skeleton, names)
@@ -118,11 +102,9 @@ _SHOWN, _NAME_SHOWN = 3, 100
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     """Return what the headers of a folder's weights say, without reading any weight.
 
-    Raises
-    ------
-    ModelError
-        Where there are no safetensors files, one is missing, cut or damaged, the index does not fit
-        them, a tensor is of a type that is not computed in, or its path is not UTF-8.
+    Raises ModelError where there are no safetensors files, one is missing, cut or damaged, the
+    index does not fit them, a tensor is of a type that is not computed in, or its path is not
+    UTF-8.
     """
     _check_path(folder)
     if (folder / _ONE_FILE).exists():
@@ -222,20 +204,9 @@ def check_stored(skeleton: Any, tensors: Mapping[str, StoredTensor], where: obje
     What can only be known once they are loaded, because transformers gives some of them other
     names, `check_loaded` looks at.
 
-    Parameters
-    ----------
-    skeleton
-        The model without memory.
-    tensors
-        What its files hold.
-    where
-        The model's place, for the message.
-
-    Raises
-    ------
-    ModelError
-        Where a tensor has another shape than the model's of the same name, the model has more
-        numbers than the files, or two tensors are one weight of it.
+    `skeleton` is the model without memory, `tensors` is what its files hold, `where` is for the
+    message. Raises ModelError where a tensor has another shape than the model's of the same name,
+    the model has more numbers than the files, or two tensors are one weight of it.
     """
     own = {name: tuple(weight.shape) for name, weight in skeleton.state_dict().items()}
     misshapen = [
@@ -263,18 +234,9 @@ def check_stored(skeleton: Any, tensors: Mapping[str, StoredTensor], where: obje
 def check_loaded(info: Mapping[str, Any], where: object) -> None:
     """Refuse a model of which transformers made up a weight, or left one out.
 
-    Parameters
-    ----------
-    info
-        What `from_pretrained` says with `output_loading_info`. Tied weights, and those that the
-        model's class declares to be of no matter, are not in it.
-    where
-        The model's place, for the message.
-
-    Raises
-    ------
-    ModelError
-        Where one is missing, unused, of another shape or not readable.
+    `info` is what `from_pretrained` says with `output_loading_info`: tied weights, and those that
+    the model's class declares to be of no matter, are not in it. `where` is for the message. Raises
+    ModelError where one is missing, unused, of another shape or not readable.
     """
     if info["missing_keys"]:
         raise _missing(where, info["missing_keys"])
@@ -288,19 +250,9 @@ def check_loaded(info: Mapping[str, Any], where: object) -> None:
 def check_ties(skeleton: Any, model: Any, where: object) -> None:
     """Refuse a model whose config ties weights of which its files hold two that differ.
 
-    Parameters
-    ----------
-    skeleton
-        The model without memory, which says what its config ties.
-    model
-        The loaded one: transformers leaves such weights apart, with a warning.
-    where
-        The model's place, for the message.
-
-    Raises
-    ------
-    ModelError
-        For the first two.
+    `skeleton` is the model without memory, which says what its config ties; the loaded `model` has
+    such weights apart, with a warning of transformers. `where` is for the message. Raises
+    ModelError for the first two.
     """
     tied: Mapping[str, str] = getattr(skeleton, "all_tied_weights_keys", {})
     for second, first in tied.items():

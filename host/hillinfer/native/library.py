@@ -70,76 +70,47 @@ _INTERFACE_VERSION = 11
 _POINTER = ctypes.c_void_p
 _INT = ctypes.c_int32
 _LONG = ctypes.c_int64
+_SEQUENCE, _ATTENTION, _CHOICE = map(ctypes.POINTER, (Sequence, Attention, Choice))
 _SIGNATURES = {
     "hillinfer_version": (_INT, []),
     "hillinfer_has_variant": (_INT, [_INT]),
-    "hillinfer_score": (_INT, [_INT, ctypes.POINTER(Sequence), _POINTER]),
-    "hillinfer_start": (_INT, [_INT, ctypes.POINTER(Sequence), *[_POINTER] * 4]),
-    "hillinfer_score_pieces": (_INT, [_INT, ctypes.POINTER(Sequence), _POINTER, _LONG]),
-    "hillinfer_log_weights": (
-        _INT,
-        [_INT, ctypes.POINTER(Sequence), _POINTER, _POINTER, _POINTER],
-    ),
-    "hillinfer_finish": (
-        _INT,
-        [_INT, ctypes.POINTER(Sequence), _LONG, _POINTER, _POINTER, _POINTER],
-    ),
+    "hillinfer_score": (_INT, [_INT, _SEQUENCE, _POINTER]),
+    "hillinfer_start": (_INT, [_INT, _SEQUENCE, *[_POINTER] * 4]),
+    "hillinfer_score_pieces": (_INT, [_INT, _SEQUENCE, _POINTER, _LONG]),
+    "hillinfer_log_weights": (_INT, [_INT, _SEQUENCE, _POINTER, _POINTER, _POINTER]),
+    "hillinfer_finish": (_INT, [_INT, _SEQUENCE, _LONG, _POINTER, _POINTER, _POINTER]),
     "hillinfer_finish_groups": (
         _INT,
-        [_INT, ctypes.POINTER(Sequence), _POINTER, _LONG, _LONG, *[_POINTER] * 3, _LONG],
+        [_INT, _SEQUENCE, _POINTER, _LONG, _LONG, *[_POINTER] * 3, _LONG],
     ),
-    "hillinfer_statistics": (
-        _INT,
-        [_INT, ctypes.POINTER(Sequence), _POINTER, *[_LONG] * 4, _POINTER, _POINTER],
-    ),
+    "hillinfer_statistics": (_INT, [_INT, _SEQUENCE, _POINTER, *[_LONG] * 4, _POINTER, _POINTER]),
     "hillinfer_encode": (
         _INT,
-        [_INT, ctypes.POINTER(Sequence), _POINTER, _POINTER, *[_LONG] * 3, _POINTER, _LONG, _LONG],
+        [_INT, _SEQUENCE, _POINTER, _POINTER, *[_LONG] * 3, _POINTER, _LONG, _LONG],
     ),
-    "hillinfer_scale": (_INT, [ctypes.POINTER(Sequence), ctypes.POINTER(Choice), _POINTER]),
-    "hillinfer_select": (
-        _INT,
-        [_POINTER, _LONG, _LONG, ctypes.POINTER(Quota), _INT, _POINTER],
-    ),
+    "hillinfer_scale": (_INT, [_SEQUENCE, _CHOICE, _POINTER]),
+    "hillinfer_select": (_INT, [_POINTER, _LONG, _LONG, ctypes.POINTER(Quota), _INT, _POINTER]),
     "hillinfer_launches_open": (_INT, [ctypes.POINTER(_POINTER)]),
-    "hillinfer_launches_begin": (
-        _INT,
-        [_POINTER, _INT, ctypes.POINTER(Sequence), _POINTER, _LONG],
-    ),
+    "hillinfer_launches_begin": (_INT, [_POINTER, _INT, _SEQUENCE, _POINTER, _LONG]),
     "hillinfer_launches_wait": (_INT, [_POINTER]),
     "hillinfer_launches_close": (None, [_POINTER]),
-    "hillinfer_choose": (
-        _INT,
-        [_INT, ctypes.POINTER(Sequence), ctypes.POINTER(Choice), _POINTER],
-    ),
+    "hillinfer_choose": (_INT, [_INT, _SEQUENCE, _CHOICE, _POINTER]),
     "hillinfer_tile_rows": (_INT, []),
-    "hillinfer_attention_bytes": (_LONG, [ctypes.POINTER(Attention)]),
-    "hillinfer_attention_begin": (_INT, [_INT, ctypes.POINTER(Attention), _POINTER]),
-    "hillinfer_attention_add": (
-        _INT,
-        [_INT, ctypes.POINTER(Attention), _POINTER, _LONG, _POINTER],
-    ),
-    "hillinfer_attention_result": (
-        _INT,
-        [_INT, ctypes.POINTER(Attention), _POINTER, _POINTER],
-    ),
-    "hillinfer_inner_products": (
-        _INT,
-        [_INT, ctypes.POINTER(Attention), _POINTER, _LONG, _POINTER, _LONG],
-    ),
+    "hillinfer_attention_bytes": (_LONG, [_ATTENTION]),
+    "hillinfer_attention_begin": (_INT, [_INT, _ATTENTION, _POINTER]),
+    "hillinfer_attention_add": (_INT, [_INT, _ATTENTION, _POINTER, _LONG, _POINTER]),
+    "hillinfer_attention_result": (_INT, [_INT, _ATTENTION, _POINTER, _POINTER]),
+    "hillinfer_inner_products": (_INT, [_INT, _ATTENTION, _POINTER, _LONG, _POINTER, _LONG]),
     "hillinfer_weighted_sum": (
         _INT,
-        [_INT, ctypes.POINTER(Attention), _POINTER, _LONG, _POINTER, _LONG, _POINTER],
+        [_INT, _ATTENTION, _POINTER, _LONG, _POINTER, _LONG, _POINTER],
     ),
     "hillinfer_promote": (_INT, [ctypes.POINTER(PoolSlots), ctypes.POINTER(Promotion)]),
     "hillinfer_ring_open": (_INT, [ctypes.c_uint32, ctypes.POINTER(_POINTER)]),
     "hillinfer_ring_close": (None, [_POINTER]),
     "hillinfer_read_file": (_INT, [ctypes.POINTER(ReadWay), ctypes.POINTER(FileReads)]),
     "hillinfer_land": (_INT, [ctypes.POINTER(ReadWay), ctypes.POINTER(Landing)]),
-    "hillinfer_row_places": (
-        _LONG,
-        [ctypes.POINTER(Places), _POINTER],
-    ),
+    "hillinfer_row_places": (_LONG, [ctypes.POINTER(Places), _POINTER]),
     "hillinfer_copy_rows": (None, [_POINTER, _LONG, _LONG, _POINTER]),
     # Every layer calls these at every step: a plain address takes a tenth of a reference's time.
     "hillinfer_store_token": (_LONG, [*[_POINTER] * 2, _INT, _POINTER, _LONG, _POINTER, _LONG]),
@@ -147,8 +118,6 @@ _SIGNATURES = {
     "hillinfer_attend_tokens": (_INT, [_INT, *[_POINTER] * 4, _LONG, *[_POINTER] * 2]),
     "hillinfer_decode_step": (_INT, [_INT, *[_POINTER] * 6]),
     "hillinfer_row_sums": (None, [_POINTER, _LONG, _POINTER, _LONG, _POINTER]),
-    "hillinfer_read_rows": (ctypes.c_uint64, [_INT, _POINTER, _LONG, _LONG, _INT]),
-    "hillinfer_read_sum": (ctypes.c_uint64, [_INT, _POINTER, _LONG, _INT]),
 }
 _NO_MEMORY = 2
 _FAILED = 3
@@ -164,10 +133,7 @@ class NativeLibrary:
 
     Python's global lock is let go of while a call runs, except where the caller wants to keep it.
 
-    Parameters
-    ----------
-    path
-        The shared object.
+    Raises NativeError where it cannot be loaded, or is of another version.
 
     Attributes
     ----------
@@ -175,11 +141,6 @@ class NativeLibrary:
         What this processor can run, fastest first.
     tile_rows
         Rows that attention takes at a time.
-
-    Raises
-    ------
-    NativeError
-        It cannot be loaded, or is of another version.
     """
 
     def __init__(self, path: Path = LIBRARY) -> None:
@@ -307,17 +268,8 @@ class NativeLibrary:
     def row_places(self, places: Places, out: NDArray[np.uint64]) -> None:
         """Find rows; see host/native/row_places.h.
 
-        Parameters
-        ----------
-        places
-            Where they may lie.
-        out
-            Contiguous, one address per position; gets 0 for a row that is cold.
-
-        Raises
-        ------
-        IndexError
-            A position is nowhere.
+        `out` is contiguous and gets one address per position, 0 for a row that is cold. Raises
+        IndexError where a position is nowhere.
         """
         if self._functions.hillinfer_row_places(ctypes.byref(places), out.ctypes.data):
             raise IndexError(_NOWHERE)
@@ -325,17 +277,9 @@ class NativeLibrary:
     def copy_rows(self, addresses: NDArray[np.uint64], out: NDArray[np.uint8]) -> None:
         """Copy rows to one place.
 
-        Parameters
-        ----------
-        addresses
-            Contiguous; the caller answers for what lies there. A row at its own place stays.
-        out
-            uint8 (at least as many rows, row_bytes), contiguous.
-
-        Raises
-        ------
-        ValueError
-            Where there is no room for so many.
+        The caller answers for what lies at `addresses`, which are contiguous; a row at its own
+        place stays. `out` is uint8 (at least as many rows, row_bytes), contiguous. Raises
+        ValueError where there is no room for so many.
         """
         if out.ndim != 2 or not out.flags.c_contiguous or len(out) < len(addresses):
             raise ValueError(f"{len(addresses)} rows do not go to an array of shape {out.shape}")
@@ -348,14 +292,8 @@ class NativeLibrary:
     ) -> None:
         """Take checksums of rows; see host/native/row_sums.h.
 
-        Parameters
-        ----------
-        memory
-            uint8 (any, row_bytes), contiguous, row_bytes a multiple of 64.
-        places
-            int64, contiguous: which rows.
-        sums
-            uint32, contiguous, one for each, filled.
+        `memory` is uint8 (any, row_bytes), contiguous, row_bytes a multiple of 64. `places` says
+        which rows, int64; `sums` is uint32 and gets one for each; both are contiguous.
 
         Raises
         ------
@@ -371,22 +309,13 @@ class NativeLibrary:
         if int(places.min()) < 0 or int(places.max()) >= len(memory):
             raise IndexError(f"rows {places.min()} to {places.max()} of {len(memory)}")
         self._functions.hillinfer_row_sums(
-            memory.ctypes.data,
-            memory.shape[1],
-            places.ctypes.data,
-            len(places),
-            sums.ctypes.data,
+            memory.ctypes.data, memory.shape[1], places.ctypes.data, len(places), sums.ctypes.data
         )
 
     def decode(self, name: str, *arguments: int | None) -> bool:
         """Call one of the functions of decode_step.h; return whether all rows are in memory.
 
-        Parameters
-        ----------
-        name
-            Its name.
-        arguments
-            Numbers, and addresses of what is to live until this returns.
+        `arguments` are numbers, and addresses of what is to live until this returns.
 
         Raises
         ------
@@ -408,20 +337,6 @@ class NativeLibrary:
     def store_token(self, *arguments: int) -> int:
         """Store the row of a token; see host/native/decode_step.h. It takes a microsecond."""
         return int(self._holding.hillinfer_store_token(*arguments))
-
-    def read_rows(
-        self, variant: Variant, rows: NDArray[np.uint64], row_bytes: int, threads: int
-    ) -> int:
-        """Read rows at any addresses, for comparison; return a sum of their words."""
-        return int(
-            self._functions.hillinfer_read_rows(
-                variant.number, rows.ctypes.data, len(rows), row_bytes, threads
-            )
-        )
-
-    def read_sum(self, variant: Variant, address: int, size: int, threads: int) -> int:
-        """Read memory as fast as this machine can, for comparison; return a sum of its words."""
-        return int(self._functions.hillinfer_read_sum(variant.number, address, size, threads))
 
 
 @cache

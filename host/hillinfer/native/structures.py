@@ -50,10 +50,7 @@ class Addresses:
     def of(self, array: NDArray[Any]) -> int:
         """Return the address of the first byte of a C-contiguous array.
 
-        Raises
-        ------
-        ValueError
-            The array has gaps.
+        Raises ValueError where the array has gaps.
         """
         key = id(array)
         known = self._known.get(key)

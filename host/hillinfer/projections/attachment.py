@@ -7,7 +7,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -27,12 +26,7 @@ _TYPES = (torch.float32, torch.bfloat16)
 class LayerGroup:
     """Linear layers of one parent that are called on the same tensor, in this order.
 
-    Parameters
-    ----------
-    names
-        As in the model.
-    layers
-        At least one.
+    Names are as in the model; there is one at least.
     """
 
     names: tuple[str, ...]
@@ -42,10 +36,8 @@ class LayerGroup:
     def of_model(cls, model: Any) -> list[LayerGroup]:
         """Return every linear layer of a model in exactly one group, checked.
 
-        Raises
-        ------
-        UnsupportedFeatureError
-            For families that were not looked at, and for layers that are not plain.
+        Raises UnsupportedFeatureError for families that were not looked at, and for layers that are
+        not plain.
         """
         groups = cls.of_outline(model)
         for group in groups:
@@ -130,13 +122,8 @@ _FLOAT32_BYTES = 4
 class PackingBytes:
     """Bytes beside the model's weights.
 
-    Parameters
-    ----------
-    held
-        In the end, as `ProjectionAttachment.held_bytes` will say.
-    most
-        At once: while one matrix after the other is packed, or rounded weights are widened for the
-        many rows of a prompt.
+    `held` in the end, as `ProjectionAttachment.held_bytes` will say; `most` at once: while one
+    matrix after the other is packed, or rounded weights are widened for the many rows of a prompt.
     """
 
     held: int
@@ -146,19 +133,9 @@ class PackingBytes:
     def of(cls, outline: Any, way: ProjectionWay, item_bytes: int) -> PackingBytes:
         """Add up what a way takes on a model.
 
-        Parameters
-        ----------
-        outline
-            A model of transformers; its weights need shapes, and no memory.
-        way
-            How linear layers will be computed.
-        item_bytes
-            Of the type that the model will compute in.
-
-        Raises
-        ------
-        UnsupportedFeatureError
-            For families whose layers cannot be packed.
+        `outline` is a model of transformers whose weights need shapes and no memory; `item_bytes`
+        is of the type that it will compute in. Raises UnsupportedFeatureError for families whose
+        layers cannot be packed.
         """
         if type(way) is ProjectionWay:
             return cls(0, 0)
@@ -196,13 +173,8 @@ class SharedProduct:
 
     A later layer takes its part only for the very tensor that the first one got, in the same
     thread; for any other it computes for itself. What was computed is let go with the last part.
-
-    Parameters
-    ----------
-    packed
-        Computes all layers' outputs, one after the other along the last dimension.
-    outputs
-        Number of outputs of each layer.
+    `packed` computes all layers' outputs, one after the other along the last dimension, of which
+    each layer has so many as `outputs` says.
     """
 
     def __init__(self, packed: PackedLinear, outputs: Sequence[int]) -> None:
@@ -264,17 +236,9 @@ class ProjectionAttachment:
     bit for bit and that no other module uses are let go meanwhile: they have a shape and no
     memory (torch's meta device), so a model with projections cannot be saved or moved.
 
-    Parameters
-    ----------
-    model
-        A causal language model of transformers on the CPU, in evaluation mode.
-    way
-        How linear layers are computed.
-
-    Raises
-    ------
-    UnsupportedFeatureError
-        Where model, machine or weights cannot be packed; the model is then as it was.
+    The model is one of transformers, causal, on the CPU and in evaluation mode. Raises
+    UnsupportedFeatureError where model, machine or weights cannot be packed; the model is then as
+    it was.
     """
 
     def __init__(self, model: Any, way: ProjectionWay) -> None:
@@ -319,12 +283,7 @@ class ProjectionAttachment:
     def __enter__(self) -> ProjectionAttachment:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *ended: object) -> None:
         self.detach()
 
     @torch.no_grad()

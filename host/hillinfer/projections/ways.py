@@ -28,11 +28,8 @@ class Restores(Enum):
 class PackedLinear(Protocol):
     """Weights of one or several linear layers that share their input, as one matrix.
 
-    Parameters
-    ----------
-    restores
-        Decides what the model's own weights do meanwhile: stay, are let go, or live in the packed
-        memory.
+    `restores` decides what the model's own weights do meanwhile: stay, are let go, or live in the
+    packed memory.
     """
 
     restores: ClassVar[Restores]
@@ -68,31 +65,16 @@ class ProjectionWay:
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear | None:
         """Pack one matrix; None leaves the layers as they are, which is what stock means.
 
-        Parameters
-        ----------
-        weight
-            (outputs, inputs), contiguous, on the CPU, float32 or bfloat16; not to be changed.
-        bias
-            (outputs,), or None.
-
-        Raises
-        ------
-        UnsupportedFeatureError
-            Where this machine or this weight cannot be packed.
+        `weight` is (outputs, inputs), contiguous, on the CPU, float32 or bfloat16, and not to be
+        changed; `bias` is (outputs,). Raises UnsupportedFeatureError where this machine or this
+        weight cannot be packed.
         """
         return None
 
     def held_bytes(self, outputs: int, inputs: int, bias: int, item_bytes: int) -> int:
         """Return the bytes that a packed matrix allocates, before it is packed.
 
-        Parameters
-        ----------
-        outputs, inputs
-            Of the matrix.
-        bias
-            Items of its bias, 0 without one.
-        item_bytes
-            Of the model's type.
+        `bias` counts its items, 0 without one; `item_bytes` is that of the model's type.
         """
         return 0
 
@@ -309,13 +291,7 @@ class _PrepackedLinear:
 # --- The table of ways ---
 
 PROJECTIONS: Mapping[str, type[ProjectionWay]] = MappingProxyType(
-    {
-        "stock": ProjectionWay,
-        "fused": Fused,
-        "prepacked": Prepacked,
-        "fp16": Fp16,
-        "int8": Int8,
-    }
+    {"stock": ProjectionWay, "fused": Fused, "prepacked": Prepacked, "fp16": Fp16, "int8": Int8}
 )
 
 

@@ -30,6 +30,8 @@ class Rates:
     which differ in size, so all four count tokens, whose quotients are the same. What sharing costs
     a step, however few the tokens, is in none of them.
 
+    Raises SettingsError where one is negative or no number.
+
     Parameters
     ----------
     f_c
@@ -43,11 +45,6 @@ class Rates:
     sharing
         Seconds of a step in which a device scores, beyond scoring and beyond what the host alone
         takes: the launch, and merging both sides' scores.
-
-    Raises
-    ------
-    SettingsError
-        Where one is negative or no number.
     """
 
     f_c: float
@@ -124,18 +121,8 @@ class RatesKey:
     ) -> RatesKey:
         """Look at this machine.
 
-        Parameters
-        ----------
-        spec, scope, row_bytes
-            Of the model.
-        cold_dir
-            Directory of the cold pool, which exists.
-        io
-            Name of the read engine.
-        threads
-            Compute threads.
-        device, xclbin
-            As in the settings; the image must be readable.
+        `cold_dir` exists, `io` is the name of the read engine, and `device` and `xclbin` are as in
+        the settings; the image must be readable.
         """
         processor = ProcessorFacts.read()
         return cls(
@@ -170,10 +157,7 @@ _MOST_REASON = 200
 class KeptRates:
     """Rates by what they depend on, in one small owner-only JSON file.
 
-    Parameters
-    ----------
-    file
-        Where; made when something is first kept.
+    The file is made when something is first kept.
     """
 
     def __init__(self, file: Path) -> None:
@@ -187,12 +171,7 @@ class KeptRates:
     def get(self, key: RatesKey, profile: Callable[[], Rates]) -> Rates:
         """Return what is kept for a key, or profile and keep it.
 
-        Parameters
-        ----------
-        key
-            Rates of any other key are not used.
-        profile
-            Measures; called where nothing is kept.
+        Rates of any other key are not used.
         """
         kept = dict(self.all())
         if key in kept:

@@ -19,10 +19,7 @@ from hillinfer.settings import ModelName
 class SelectedShares:
     """What stands for α in equation 2 once it is known that one side's tokens matter more.
 
-    Parameters
-    ----------
-    alpha_c, alpha_s
-        Selected share of the tokens that the host and the device score.
+    Of the tokens that the host and the device score.
     """
 
     alpha_c: float
@@ -32,10 +29,7 @@ class SelectedShares:
 class RunningShares:
     """Running means of the selected shares: all selected over all scored tokens so far.
 
-    Parameters
-    ----------
-    alpha
-        Importance rate α, which holds for a side that has not scored anything yet.
+    Importance rate `alpha` holds for a side that has not scored anything yet.
     """
 
     def __init__(self, alpha: float) -> None:
@@ -68,13 +62,7 @@ class RunningShares:
 
 
 class LatencyModel(ABC):
-    """How long one layer's decode step takes to score and to read; subclasses override `latency`.
-
-    Parameters
-    ----------
-    rates
-        Of host, device, memory and drive.
-    """
+    """How long one layer's decode step takes to score and to read, by `latency` of a subclass."""
 
     def __init__(self, rates: Rates) -> None:
         self.rates = rates
@@ -83,12 +71,7 @@ class LatencyModel(ABC):
     def latency(self, hosted: int, on_device: int, shares: SelectedShares) -> float:
         """Return the modelled seconds.
 
-        Parameters
-        ----------
-        hosted, on_device
-            Mc and Ms: tokens on the host's side and on the other one.
-        shares
-            Selected share of each side's tokens.
+        `hosted` and `on_device` are Mc and Ms: tokens on the host's side and on the other one.
         """
         ...
 
@@ -98,25 +81,13 @@ class LatencyModel(ABC):
         """Return how many whole segments on the host's side make the latency least.
 
         Of equally good ones the fewest: host memory is what is scarce. Models whose β has a closed
-        form need not look at all of them.
-
-        Parameters
-        ----------
-        segments, segment_tokens
-            All of them, and the tokens of each.
-        shares
-            As for `latency`.
-        most
-            Segments whose shadows host memory has room for: Mc <= M0 (equation 3).
+        form need not look at all of them. `most` is how many segments host memory has room for the
+        shadows of: Mc <= M0 (equation 3).
         """
         return self._best(range(min(segments, max(most, 0)) + 1), segments, segment_tokens, shares)
 
     def _best(
-        self,
-        candidates: Sequence[int],
-        segments: int,
-        segment_tokens: int,
-        shares: SelectedShares,
+        self, candidates: Sequence[int], segments: int, segment_tokens: int, shares: SelectedShares
     ) -> int:
         def seconds(count: int) -> float:
             hosted = count * segment_tokens
@@ -131,13 +102,7 @@ class LatencyModel(ABC):
 
 
 class ParallelScorers(LatencyModel):
-    """The paper's model: T = max(Mc/fc + αc·Mc/Bc, Ms/fs + αs·Ms/Bs), least where both are equal.
-
-    Parameters
-    ----------
-    rates
-        Of host, device, memory and drive.
-    """
+    """The paper's: T = max(Mc/fc + αc·Mc/Bc, Ms/fs + αs·Ms/Bs), least where both are equal."""
 
     def latency(self, hosted: int, on_device: int, shares: SelectedShares) -> float:
         """Return the seconds of the slower side (equation 2); see `LatencyModel`."""
@@ -181,17 +146,11 @@ class ScoresThenRows(ParallelScorers):
     """T = max(Mc/fc, Ms/fs) + sharing where Ms > 0 + rows, as this runtime does it.
 
     An exact top α is known only when both sides have scored, and a row lies where its pool is, not
-    where its segment is scored. So the selected rows are one term behind the larger of the two,
-    and β does not change it. A launch and the merge of two sides cost a step as much for one
-    segment as for many, so the latency is least at β = fc/fs or where the host scores everything.
-
-    Parameters
-    ----------
-    rates
-        Of host, device, memory and drive, and what sharing costs.
-    row_seconds
-        What the selected rows take, from pool and drive; where only β is asked for, it does not
-        matter.
+    where its segment is scored. So the selected rows are one term behind the larger of the two, and
+    β does not change it. A launch and the merge of two sides cost a step as much for one segment as
+    for many, so the latency is least at β = fc/fs or where the host scores everything.
+    `row_seconds` is what the selected rows take, from pool and drive; where only β is asked for, it
+    does not matter.
     """
 
     def __init__(self, rates: Rates, row_seconds: float = 0.0) -> None:
@@ -227,11 +186,6 @@ class TwoLinkScorers(ParallelScorers):
     Divided by Bc·Bs·fs and by Bc·fc it reads (1/fs + α/Bs + α/Bc) / (1/fc + α/Bc): what balances
     Mc/fc + α·Mc/Bc with Ms/fs + α·Ms/Bs + α·Ms/Bc. So a row of the device comes to the host
     over the drive's link and then goes where the host's rows go, over the host's link.
-
-    Parameters
-    ----------
-    rates
-        Of host, device, memory and drive.
     """
 
     def token_seconds(self, shares: SelectedShares) -> tuple[float, float]:
@@ -244,12 +198,8 @@ class SharedScorer(LatencyModel):
     """T = (Mc + Ms)/fc + αc·Mc/Bc + αs·Ms/Bs: costs add, and nothing is there to balance.
 
     Mc is what lies in DRAM and Ms what lies on the drive. Where memory gives rows faster than the
-    drive does, the latency falls with every token in DRAM, so the budget decides.
-
-    Parameters
-    ----------
-    rates
-        `f_s` is not looked at.
+    drive does, the latency falls with every token in DRAM, so the budget decides. Of the rates
+    `f_s` is not looked at.
     """
 
     def latency(self, hosted: int, on_device: int, shares: SelectedShares) -> float:

@@ -39,12 +39,7 @@ from hillinfer_model.kernel_spec import BEAT_BYTES, KernelSpec
 def sample_shadows(spec: KernelSpec, count: int) -> list[SegmentShadow]:
     """Return full segments in memory of their own: real exponents, any codes.
 
-    Parameters
-    ----------
-    spec
-        Fixes sizes; the key mode has a shadow.
-    count
-        Segments.
+    The key mode of `spec` has a shadow.
     """
     generator = np.random.default_rng(0)
     one = _codes(spec, generator)
@@ -89,20 +84,8 @@ class PlainProfiling:
     """What is measured, and how long, where one processor scores everything.
 
     Shadows are larger than the processor's caches, in stretches of 64 segments that are scored one
-    after the other, as layers are.
-
-    Parameters
-    ----------
-    scorer
-        Of the device.
-    row_bytes
-        Bytes of a row.
-    cold_dir
-        Directory on the drive.
-    engine
-        Reads it.
-    seconds
-        Of each measurement, beyond making what is measured.
+    after the other, as layers are. `engine` reads the drive of `cold_dir`; each measurement takes
+    so many `seconds`, beyond making what is measured.
     """
 
     scorer: Scorer
@@ -210,33 +193,18 @@ def sample_query(heads: int, head_dim: int) -> np.ndarray[tuple[int, int], np.dt
 
 @dataclass(frozen=True)
 class Profiling(PlainProfiling):
-    """What is measured, and how long, of a device with the host beside it.
-
-    Parameters
-    ----------
-    scorer
-        A device's, with the host beside it.
-    row_bytes, cold_dir, engine, seconds
-        As there.
-    """
+    """What is measured, and how long, of a device with the host beside it."""
 
     scorer: DeviceScorer
 
     def rates(self) -> Rates:
         """Measure all four rates and what sharing costs.
 
-        Raises
-        ------
-        DeviceError
-            Where the device fails; it is lost then.
+        Raises DeviceError where the device fails; it is lost then.
         """
         f_c, f_s = self.host_scoring(), self.device_scoring()
         return Rates(
-            f_c=f_c,
-            f_s=f_s,
-            b_c=self.copying(),
-            b_s=self.reading(),
-            sharing=self.sharing(f_c, f_s),
+            f_c=f_c, f_s=f_s, b_c=self.copying(), b_s=self.reading(), sharing=self.sharing(f_c, f_s)
         )
 
     def host_scoring(self) -> float:
@@ -258,10 +226,7 @@ class Profiling(PlainProfiling):
     def device_scoring(self) -> float:
         """Return fs: tokens per second of a device's launches over shadows that it holds.
 
-        Raises
-        ------
-        DeviceError
-            Where it fails; it is lost then.
+        Raises DeviceError where it fails; it is lost then.
         """
         spec, scope, shadows = self.scorer.spec, self.scorer.scope, self.scorer.shadows
         launches = []
@@ -303,15 +268,7 @@ class Profiling(PlainProfiling):
         much longer the former take than scoring explains, compared with the latter, is the cost: so
         what both kinds do is in neither, and what slows two sides that score at once is in it.
 
-        Parameters
-        ----------
-        f_c, f_s
-            As measured.
-
-        Raises
-        ------
-        DeviceError
-            Where the device fails; it is lost then.
+        `f_c` and `f_s` are as measured. Raises DeviceError where the device fails; it is lost then.
         """
         spec, shadows = self.scorer.spec, self.scorer.shadows
         query = torch.from_numpy(sample_query(spec.query_heads, spec.head_dim))
@@ -397,18 +354,9 @@ def share_by_rates(
 
     Rates that are not kept yet are measured, which takes seconds and up to 300 MiB of memory,
     before a cache holds anything. Nothing is done where β is given, or the device is an emulation,
-    whose rates say nothing: it is there to be tried and gets every full group.
-
-    Parameters
-    ----------
-    scorer
-        Of the device, which holds nothing yet.
-    shape, settings
-        Of the model and the cache.
-    cold_dir, engine
-        The drive and what reads it.
-    shadow_limit_bytes
-        Most bytes of full shadows in DRAM: what M0 has room for (equation 3).
+    whose rates say nothing: it is there to be tried and gets every full group. The device of
+    `scorer` holds nothing yet. `shadow_limit_bytes` is the most that full shadows take of DRAM:
+    what M0 has room for (equation 3).
     """
     shadows, spec = scorer.shadows, scorer.spec
     if settings.beta is not None or shadows.pace is Pace.EMULATED:

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
+from hillinfer.errors import SessionError
 from hillinfer.model_shape import ModelShape
-from hillinfer.sessions.files import SessionError
 from hillinfer_model.choices import KeyMode
 from hillinfer_model.kernel_spec import CONTRACT_VERSION, KernelSpec
 
@@ -101,18 +101,10 @@ class Fingerprint:
     def of(cls, config: Any, dtype: Any, shadow: KeyMode, tokenizer: Any = None) -> Fingerprint:
         """Take all that needs no weights.
 
-        Parameters
-        ----------
-        config
-            The model's, of transformers.
-        dtype
-            torch type that the model computes in.
-        shadow
-            Number format of the key shadow.
-        tokenizer
-            A transformers tokenizer, or None.
+        Config and tokenizer are those of transformers; the model computes in `dtype`.
         """
         shape = ModelShape.from_config(config, dtype)
+        spec = KernelSpec(shape.head_dim, shape.kv_heads, shape.group_size, key_mode=shadow)
         settings = config.to_dict()
         rotary = {name: settings.pop(name) for name in _ROTARY if name in settings}
         computing = {
@@ -122,7 +114,7 @@ class Fingerprint:
         }
         return cls(
             contract_version=CONTRACT_VERSION,
-            segment_tokens=_spec(shape, shadow).segment_tokens,
+            segment_tokens=spec.segment_tokens,
             layers=shape.layers,
             kv_heads=shape.kv_heads,
             query_heads=shape.query_heads,
@@ -145,17 +137,8 @@ class Fingerprint:
 
         What either side does not know, a tokenizer or weights, is not compared.
 
-        Parameters
-        ----------
-        found
-            Of the model at hand.
-        directory
-            The session's, whose fingerprint this is; for the message.
-
-        Raises
-        ------
-        SessionError
-            For the first field that differs, with both values and the fix.
+        `directory` is the session's, whose fingerprint this is; for the message. Raises
+        SessionError for the first field that differs, with both values and the fix.
         """
         for field in fields(self):
             own, other = getattr(self, field.name), getattr(found, field.name)
@@ -181,15 +164,6 @@ def tokenizer_digest(tokenizer: Any) -> str:
     return _sha256(_canonical({"tokenizer": content, "chat_template": template}))
 
 
-def _spec(shape: ModelShape, shadow: KeyMode) -> KernelSpec:
-    return KernelSpec(
-        head_dim=shape.head_dim,
-        kv_heads=shape.kv_heads,
-        group_size=shape.group_size,
-        key_mode=shadow,
-    )
-
-
 def _canonical(content: Any) -> str:
     return json.dumps(content, sort_keys=True, separators=(",", ":"), default=str)
 
@@ -207,12 +181,7 @@ def weights_digest(model: Any) -> str:
     """Return the SHA-256 over name, shape, type and bytes of every weight, in name order.
 
     Weights that share their memory are read once. Works in threads: hashing runs without Python's
-    lock.
-
-    Parameters
-    ----------
-    model
-        A torch module, its weights in memory.
+    lock. The model is a torch module with its weights in memory.
     """
     state = sorted(model.state_dict().items())
     places: dict[tuple[Any, ...], torch.Tensor] = {_place(weight): weight for _, weight in state}
@@ -238,13 +207,7 @@ def _bytes_digest(weight: torch.Tensor) -> str:
 
 
 class ModelIdentity:
-    """Fingerprints of one loaded model; its weights are read at most once.
-
-    Parameters
-    ----------
-    model
-        A causal language model of transformers.
-    """
+    """Fingerprints of one loaded model; its weights are read at most once."""
 
     def __init__(self, model: Any) -> None:
         self._model = model

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a session says about itself, in one small JSON file."""
+"""What a session's directory holds and says about itself, and what can be wrong with it."""
 
 from __future__ import annotations
 
@@ -7,22 +7,132 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
+from enum import StrEnum
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+from hillinfer.errors import SHORTAGE, SessionError, reason_of, way_out
 from hillinfer.generate.prompt import PromptForm
 from hillinfer.model_shape import ModelShape, StoredType
-from hillinfer.sessions.files import (
-    FORMAT_VERSION,
-    MOST_LAYERS,
-    SessionError,
-    SessionExtent,
-    damaged,
-)
 from hillinfer.sessions.fingerprint import Fingerprint
 from hillinfer_model.choices import KeyMode
-from hillinfer_model.kernel_spec import KernelSpec
+from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
+
+# --- What can be wrong ---
+
+
+def cannot_save(directory: Path, what: str, error: OSError) -> SessionError:
+    """Return the error that says why a session cannot be saved and what to do."""
+    fix = way_out(error, "choose another directory with --save-session")
+    return SessionError(f"cannot save the session {directory}: {what}: {reason_of(error)}; {fix}")
+
+
+def cannot_open(directory: Path, what: str, error: OSError) -> SessionError:
+    """Return the error that says why something of a session cannot be opened and what to do.
+
+    Where the reason is a shortage of this process, nothing is said about the session.
+    """
+    fix = way_out(error, "read the document again with --save-session")
+    if error.errno in SHORTAGE:
+        return SessionError(
+            f"the session {directory} cannot be opened now: {what}: {reason_of(error)}; {fix}"
+        )
+    return SessionError(f"the session {directory} is refused: {what}: {reason_of(error)}; {fix}")
+
+
+def damaged(directory: Path, what: str) -> SessionError:
+    """Return the error that says what is wrong with a saved session."""
+    return SessionError(
+        f"the session {directory} is refused: {what}; read the document again with --save-session"
+    )
+
+
+def changed_in_use(directory: Path, what: str) -> SessionError:
+    """Return the error that says that a session changed under a cache that reads it."""
+    return SessionError(
+        f"the session {directory} was changed while a cache reads it: {what}; leave its directory "
+        "as it is until the cache is closed, and load it again, or read the document again with "
+        "--save-session"
+    )
+
+
+# --- Files and their sizes ---
+
+FORMAT_VERSION = 1
+MANIFEST_FILE = "session.json"
+MOST_LAYERS = 4096
+TOKEN_BYTES = 4
+HIT_BYTES = 2
+CODED_BYTES = 4
+QUERY_ITEM_BYTES = 4
+CHANNEL_BYTES = 5
+# So that direct I/O can read a shadow where it lies.
+SLOT_ALIGNMENT = 4096
+
+
+class Part(StrEnum):
+    """The files that are not rows, little-endian and packed."""
+
+    TOKENS = "tokens.bin"
+    TAILS = "tails.bin"
+    CODED = "coded.bin"
+    STATISTICS = "statistics.bin"
+    SHADOW = "shadow.bin"
+    HITS = "hits.bin"
+    OBSERVED = "observed.bin"
+
+
+def rows_file(layer: int) -> str:
+    """Return the name of a layer's rows."""
+    return f"rows-{layer:04}.bin"
+
+
+def slot_bytes(spec: KernelSpec) -> int:
+    """Return what one segment's shadow of one layer takes in its file."""
+    return -(-spec.segment_bytes // SLOT_ALIGNMENT) * SLOT_ALIGNMENT
+
+
+@dataclass(frozen=True)
+class SessionExtent:
+    """How much a session holds; every size follows from it.
+
+    `segments` counts shadow segments that were begun, `observed_queries` the last prefill queries
+    of every layer, not yet counted as hits.
+    """
+
+    tokens: int
+    segments: int
+    observed_queries: int
+
+    @property
+    def groups(self) -> int:
+        """Full groups of rows."""
+        return self.tokens // GROUP_TOKENS
+
+    @property
+    def open_rows(self) -> int:
+        """Rows of the open group."""
+        return self.tokens % GROUP_TOKENS
+
+    def file_bytes(self, shape: ModelShape, spec: KernelSpec) -> dict[str, int]:
+        """Return the size of every file by its name, the manifest left out."""
+        layers = shape.layers
+        shadows = self.segments * layers
+        channels = spec.kv_heads * spec.head_dim
+        queries = self.observed_queries * shape.query_heads * shape.head_dim
+        rows = {rows_file(layer): self.groups * GROUP_TOKENS for layer in range(layers)}
+        return {
+            **{name: count * shape.row_bytes for name, count in rows.items()},
+            Part.TOKENS.value: self.tokens * TOKEN_BYTES,
+            Part.TAILS.value: layers * self.open_rows * shape.row_bytes,
+            Part.CODED.value: shadows * CODED_BYTES,
+            Part.STATISTICS.value: shadows * channels * CHANNEL_BYTES,
+            Part.SHADOW.value: shadows * slot_bytes(spec),
+            Part.HITS.value: layers * self.tokens * HIT_BYTES,
+            Part.OBSERVED.value: layers * queries * QUERY_ITEM_BYTES,
+        }
+
 
 # --- The manifest ---
 
@@ -108,17 +218,7 @@ class Manifest:
     def parse(cls, data: bytes, directory: Path) -> Manifest:
         """Read a manifest and refuse everything that `as_bytes` would not have written.
 
-        Parameters
-        ----------
-        data
-            Content of the file.
-        directory
-            The session's, for messages.
-
-        Raises
-        ------
-        SessionError
-            With the reason.
+        `directory` is the session's, for messages. Raises SessionError with the reason.
         """
         try:
             content = json.loads(data.decode("utf-8"))
@@ -246,17 +346,8 @@ def reusable_tokens(
 
     All where the documents are equal, else those of whole segments in common, down to the border of
     a chunk: the rest is then read in the same chunks as without a session, and every bit is equal.
-
-    Parameters
-    ----------
-    saved_ids, ids
-        Of the saved document and of the new one.
-    chunk_tokens
-        Tokens of one forward pass of reading.
-    segment_tokens
-        Tokens that share channel statistics.
-    unread_tokens
-        Tokens at the end that must be read in any case.
+    `chunk_tokens` are those of one forward pass of reading, `segment_tokens` those that share
+    channel statistics, and `unread_tokens` at the end must be read in any case.
     """
     if not unread_tokens and list(saved_ids) == list(ids):
         return len(ids)

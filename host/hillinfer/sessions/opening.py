@@ -13,7 +13,6 @@ from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -23,18 +22,18 @@ from hillinfer.drive.calls import DriveCalls
 from hillinfer.drive.checksums import sums_of
 from hillinfer.drive.files import CHANGED, PAGE_BYTES, IOMode, aligned_buffer, round_up
 from hillinfer.drive.shared_files import OpenFiles, ReopenedFile, RowBase, ShadowBase, StoredBase
-from hillinfer.errors import ColdPoolError, reason_of, way_out
-from hillinfer.sessions.files import (
+from hillinfer.errors import ColdPoolError, SessionError, reason_of, way_out
+from hillinfer.sessions.manifest import (
     MANIFEST_FILE,
+    MOST_BYTES,
+    Manifest,
     Part,
-    SessionError,
     cannot_open,
     changed_in_use,
     damaged,
     rows_file,
     slot_bytes,
 )
-from hillinfer.sessions.manifest import MOST_BYTES, Manifest
 
 # --- One file ---
 
@@ -52,27 +51,12 @@ class SessionFile:
     """A regular file of a known size, open for reading.
 
     It stays open until it shares descriptors with others; from then on it may be closed while
-    nobody reads it, and is opened again by its name, and only if it is the same file still.
-
-    Parameters
-    ----------
-    directory, name
-        Where it lies.
-    descriptor
-        Of the file; this object closes it.
-    status
-        Of the file.
-    calls
-        How the drive is reached.
+    nobody reads it, and is opened again by its name, and only if it is the same file still. This
+    object closes the descriptor.
     """
 
     def __init__(
-        self,
-        directory: Path,
-        name: str,
-        descriptor: int,
-        status: os.stat_result,
-        calls: DriveCalls,
+        self, directory: Path, name: str, descriptor: int, status: os.stat_result, calls: DriveCalls
     ) -> None:
         self.name = name
         self.byte_count = status.st_size
@@ -91,10 +75,7 @@ class SessionFile:
     ) -> SessionFile:
         """Open a file that must be regular and of the given size, where one is given.
 
-        Raises
-        ------
-        SessionError
-            With the reason.
+        Raises SessionError with the reason.
         """
         try:
             descriptor = calls.open(directory / name, _FLAGS)
@@ -133,10 +114,8 @@ class SessionFile:
     def lend(self, use: Callable[[int], Result]) -> Result:
         """Call `use` with a descriptor that stays open meanwhile, and return what it returns.
 
-        Raises
-        ------
-        SessionError
-            Where it was closed meanwhile and cannot be opened again, or is another file.
+        Raises SessionError where it was closed meanwhile and cannot be opened again, or is another
+        file.
         """
         return self._file.lend(use)
 
@@ -169,17 +148,10 @@ class SessionFile:
             "--save-session"
         )
 
-    def digest(self) -> str:
-        """Return the SHA-256 of the whole file, read past the page cache where that is possible."""
-        return self.digest_and_sums(PAGE_BYTES)[0]
-
     def digest_and_sums(self, row_bytes: int) -> tuple[str, NDArray[np.uint32]]:
         """Return the SHA-256 of the whole file, and checksums of its rows from the same bytes.
 
-        Parameters
-        ----------
-        row_bytes
-            Bytes of a row, a multiple of 64; what is left behind the last one has no sum.
+        `row_bytes` is a multiple of 64; what is left behind the last row has no sum.
         """
         sha256 = hashlib.sha256()
         # Whole rows, that begin at pages.
@@ -283,17 +255,8 @@ class SavedSession:
     Opening reads the manifest and looks at names and sizes; `verify` reads everything. What is
     used afterwards comes from the same open files.
 
-    Parameters
-    ----------
-    directory
-        The session's.
-    calls
-        How the drive is reached; the operating system itself where None.
-
-    Raises
-    ------
-    SessionError
-        Where this is no session, or one whose files are missing, foreign, or of another size.
+    `calls` is how the drive is reached; the operating system itself where None. Raises SessionError
+    where this is no session, or one whose files are missing, foreign, or of another size.
     """
 
     def __init__(self, directory: Path, calls: DriveCalls | None = None) -> None:
@@ -325,10 +288,7 @@ class SavedSession:
     def verify(self) -> None:
         """Read every file and compare its checksum.
 
-        Raises
-        ------
-        SessionError
-            For the first file that was changed or cannot be read.
+        Raises SessionError for the first file that was changed or cannot be read.
         """
         for layer in range(self.manifest.shape.layers):
             self._files[rows_file(layer)].go_direct()
@@ -370,14 +330,8 @@ class SavedSession:
     def take_base(self, groups: int, open_files: OpenFiles) -> StoredBase:
         """Hand the files of rows and shadow over, to be closed by whoever reads them from now on.
 
-        Verifies the session where that was not done; its checksums go with the files.
-
-        Parameters
-        ----------
-        groups
-            How many of the session's groups will be read.
-        open_files
-            Has descriptors for them.
+        Verifies the session where that was not done; its checksums go with the files. `groups` is
+        how many of the session's groups will be read; `open_files` has descriptors for them.
         """
         manifest = self.manifest
         if not self._sums:
@@ -419,12 +373,7 @@ class SavedSession:
     def __enter__(self) -> SavedSession:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *ended: object) -> None:
         self.close()
 
 

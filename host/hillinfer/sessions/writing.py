@@ -8,12 +8,11 @@ import os
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 
 from hillinfer.drive.calls import DriveCalls
 from hillinfer.drive.leftovers import ScratchPath, sweep
-from hillinfer.sessions.files import MANIFEST_FILE, SessionError, cannot_save
-from hillinfer.sessions.manifest import Manifest
+from hillinfer.errors import SessionError
+from hillinfer.sessions.manifest import MANIFEST_FILE, Manifest, cannot_save
 from hillinfer.system.files import make_folders
 
 
@@ -23,17 +22,8 @@ class SessionWriter:
     A context manager that removes the scratch directory unless `finish` was reached; that of a
     process that was killed goes with the next writer there.
 
-    Parameters
-    ----------
-    target
-        Directory to be; must not exist, or be empty.
-    calls
-        How the drive is reached; the operating system itself where None.
-
-    Raises
-    ------
-    SessionError
-        Where a session cannot be put there.
+    `target` must not exist, or be empty. `calls` is how the drive is reached; the operating system
+    itself where None. Raises SessionError where a session cannot be put there.
     """
 
     def __init__(self, target: Path, calls: DriveCalls | None = None) -> None:
@@ -83,16 +73,8 @@ class SessionWriter:
     ) -> bool:
         """Let a file that is on the drive already have this name too, and say whether it has.
 
-        Parameters
-        ----------
-        name
-            Its name here.
-        publish
-            Gives the file a name; raises OSError where it cannot.
-        byte_count
-            How long the file must be.
-        content
-            Reads it, for its checksum.
+        `publish` gives the file a name and raises OSError where it cannot; `content` reads it, for
+        its checksum. It must have `byte_count` bytes.
         """
         path = self._scratch.path / name
         self._made.append(path)
@@ -127,12 +109,7 @@ class SessionWriter:
     def __enter__(self) -> SessionWriter:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *ended: object) -> None:
         # One by one, which works without any descriptor left; after `finish` none has this name.
         for path in self._made:
             with suppress(OSError):
@@ -184,10 +161,7 @@ class SessionWriter:
 def check_target(target: Path) -> None:
     """Refuse a place that holds something already.
 
-    Raises
-    ------
-    SessionError
-        Where it is no directory, is not empty, or cannot be looked at.
+    Raises SessionError where it is no directory, is not empty, or cannot be looked at.
     """
     try:
         if target.is_symlink() or (target.exists() and not target.is_dir()):
@@ -206,10 +180,7 @@ def check_target(target: Path) -> None:
 def prepare_target(target: Path) -> None:
     """Refuse at once a place where a session cannot be saved later.
 
-    Raises
-    ------
-    SessionError
-        Where something is there, or its parent takes no directory.
+    Raises SessionError where something is there, or its parent takes no directory.
     """
     with SessionWriter(target):
         pass

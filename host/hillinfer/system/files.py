@@ -7,62 +7,31 @@ import errno
 import os
 import stat
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import TextIO
 
 from hillinfer.errors import HillInferError, SettingsError
 
 # --- Reading files of others ---
 
-_MOST_LINE = 1 << 20
-
 
 def read_plain(file: Path, most_bytes: int) -> bytes:
     """Return the content of a regular file.
 
-    Raises
-    ------
-    OSError
-        Where it is none, is larger than `most_bytes`, or cannot be read; the reason is its
-        `strerror`.
+    Raises OSError where it is none, is larger than `most_bytes`, or cannot be read; the reason is
+    its `strerror`.
     """
+    # A pipe does not wait for its other end.
     descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK)
     with os.fdopen(descriptor, "rb") as opened:
-        size = _checked(file, descriptor, most_bytes)
+        size = checked_size(file, descriptor, most_bytes)
         # One byte more shows a file that grew since.
         return opened.read(size + 1)
 
 
-def open_plain(file: Path, encoding: str, most_bytes: int) -> TextIO:
-    """Open a regular file as text, lines as they are; errors as those of `read_plain`."""
-    # A pipe does not wait for its other end.
-    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK)
-    opened = os.fdopen(descriptor, encoding=encoding, newline="")
-    try:
-        _checked(file, descriptor, most_bytes)
-    except BaseException:
-        opened.close()
-        raise
-    return opened
-
-
-def plain_lines(opened: TextIO) -> Iterator[str]:
-    """Yield the lines of a file, newlines included.
-
-    Raises
-    ------
-    ValueError
-        Where one is longer than any that is written: a mebibyte.
-    """
-    while line := opened.readline(_MOST_LINE):
-        if len(line) == _MOST_LINE:
-            raise ValueError("a line has no end")
-        yield line
-
-
-def _checked(file: Path, descriptor: int, most_bytes: int) -> int:
+def checked_size(file: Path, descriptor: int, most_bytes: int) -> int:
+    """Return the size of an open regular file; errors as those of `read_plain`."""
     facts = os.fstat(descriptor)
     if stat.S_ISDIR(facts.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(file))
@@ -104,20 +73,10 @@ def prepare_report(file: Path, option: str, what: str = "the report") -> None:
     A page is written beside it and removed, which shows a folder that takes no files and a file
     system without room. What is there already stays as it is.
 
-    Parameters
-    ----------
-    file
-        Where the file will go. A symbolic link will be replaced, not followed.
-    option
-        The option that named it, for the message.
-    what
-        What it is, for the message.
-
-    Raises
-    ------
-    ReportError
-        Where it cannot be written: no regular file is there, it is write-protected, this process
-        has it as a standard stream, or the folder cannot be made or takes no file.
+    A symbolic link in the file's place will be replaced, not followed. The `option` that named it
+    and `what` it is are for the message. Raises ReportError where it cannot be written: no regular
+    file is there, it is write-protected, this process has it as a standard stream, or the folder
+    cannot be made or takes no file.
     """
     try:
         make_folders(file.parent)
@@ -136,15 +95,8 @@ def cannot_write(file: Path, error: OSError, option: str, what: str = "the repor
 def check_apart(outputs: Iterable[tuple[str, Path | None]]) -> None:
     """Refuse two options that name the same file.
 
-    Parameters
-    ----------
-    outputs
-        Options and the files that they name, None for none; a file that is read may be among them.
-
-    Raises
-    ------
-    SettingsError
-        Where one would overwrite another.
+    `outputs` are options and the files that they name, None for none; a file that is read may be
+    among them. Raises SettingsError where one would overwrite another.
     """
     seen: dict[str, str] = {}
     for option, file in outputs:
@@ -166,18 +118,9 @@ def check_outside(
 
     A session with a file more is none any more, and a model with another file is another one.
 
-    Parameters
-    ----------
-    outputs
-        Options and what they write, None for nothing.
-    kept
-        Options and the folders that they name, or files, None for none; no option is compared
-        with itself.
-
-    Raises
-    ------
-    SettingsError
-        Where an output lies in one of them, or is a link that leads into it.
+    `outputs` are options and what they write; `kept` options and the folders or files that they
+    name; either may be None. No option is compared with itself. Raises SettingsError where an
+    output lies in one of them, or is a link that leads into it.
     """
     places = [(option, place) for option, place in kept if place is not None]
     for option, file in outputs:
@@ -199,17 +142,8 @@ def write_whole(file: Path, data: bytes) -> None:
 
     A file or a symbolic link that has the name is replaced.
 
-    Parameters
-    ----------
-    file
-        Where to; missing folders are made, owner-only.
-    data
-        All of it.
-
-    Raises
-    ------
-    OSError
-        Where that fails; nothing is left then, and what was there stays.
+    Missing folders are made, owner-only. Raises OSError where that fails; nothing is left then, and
+    what was there stays.
     """
     make_folders(file.parent)
     scratch = _scratch(file.parent, data)
@@ -230,17 +164,7 @@ def _make_folder(folder: Path) -> None:
 def make_folders(folder: Path, make: Callable[[Path], None] = _make_folder) -> None:
     """Make a folder and what is missing above it, each for its owner only, whatever the umask.
 
-    Parameters
-    ----------
-    folder
-        The last one.
-    make
-        Makes one of them.
-
-    Raises
-    ------
-    OSError
-        Where one cannot be made, or is there and no folder.
+    `make` makes one of them. Raises OSError where one cannot be made, or is there and no folder.
     """
     for one in reversed((folder, *folder.parents)):
         if not one.exists():
@@ -328,10 +252,8 @@ def user_cache_dir(*parts: str) -> Path:
     others may enter them. What lies above them is left as it is: who may write there can put
     another folder in the place of HillInfer's, but not one that belongs to this user.
 
-    Raises
-    ------
-    SettingsError
-        Where a folder cannot be made, or one of HillInfer's belongs to another user.
+    Raises SettingsError where a folder cannot be made, or one of HillInfer's belongs to another
+    user.
     """
     configured = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
     home = configured if configured.is_absolute() else Path("~/.cache").expanduser()

@@ -208,12 +208,7 @@ def largest_cache_bytes(cache: Path = Path("/sys/devices/system/cpu/cpu0/cache")
 class GpuFacts:
     """One GPU.
 
-    Parameters
-    ----------
-    name
-        As the driver calls it.
-    free_bytes, total_bytes
-        Device memory.
+    Its name is the driver's; bytes are those of device memory.
     """
 
     name: str
@@ -250,16 +245,8 @@ class NumberType(StrEnum):
         """Return the torch type to load a model in.
 
         AUTO is the model's own type; on a CPU it is float32 where that is faster: for float16
-        always, for bfloat16 where the processor does not multiply it in hardware.
-
-        Parameters
-        ----------
-        own
-            Type of the weights as stored.
-        device
-            `cpu` or `cuda`.
-        processor
-            The CPU.
+        always, for bfloat16 where the processor does not multiply it in hardware. `own` is the type
+        of the weights as stored, `device` is `cpu` or `cuda`.
         """
         import torch
 

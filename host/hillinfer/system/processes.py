@@ -39,12 +39,8 @@ def processes_in(folder: Path) -> list[int]:
 def end_session(process: subprocess.Popen[bytes], folder: Path) -> None:
     """Kill a session's leader and everything it has started, and remove its folder.
 
-    Parameters
-    ----------
-    process
-        Leader of a session; not waited for yet.
-    folder
-        The working folder of all that belongs to it.
+    `process` is the leader and not waited for yet; all that belongs to the session works in
+    `folder`.
     """
     # Not waited for yet, so its number is still its own, and its session's.
     _kill(os.killpg, process.pid)
@@ -56,10 +52,7 @@ def end_session(process: subprocess.Popen[bytes], folder: Path) -> None:
 def end_folder(folder: Path) -> None:
     """Kill every process that works in a folder, and remove the folder.
 
-    Parameters
-    ----------
-    folder
-        Nobody else's; harmless where it is gone already.
+    The folder is nobody else's; where it is gone already nothing happens.
     """
     end = time.monotonic() + _KILL_S
     while (left := processes_in(folder)) and time.monotonic() < end:
@@ -83,15 +76,8 @@ class SessionGuard:
     A process of its own: a thread of a process that calls XRT stands still where such a call keeps
     the interpreter's lock and never returns, and where the interpreter is ending.
 
-    Parameters
-    ----------
-    folder
-        The working folder of a session.
-
-    Raises
-    ------
-    OSError
-        Where no process can be started; the folder is gone then.
+    The folder is that of a session of processes. Raises OSError where no process can be started;
+    the folder is gone then.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -10,14 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hillinfer.devices.xrt.card_memory import MemoryType, unpack_connections
-from hillinfer.devices.xrt.xclbin import (
-    SectionKind,
-    Xclbin,
-    XclbinError,
-    check_xclbin,
-    spec_record,
-)
+from hillinfer.devices.xrt.xclbin import SectionKind, Xclbin, XclbinError, check_xclbin, spec_record
 from hillinfer_model.beats import Beats
 from hillinfer_model.choices import KeyMode
 from hillinfer_model.kernel_spec import BEAT_BYTES, KernelSpec
@@ -30,8 +23,9 @@ from hillinfer_pynq.front_process import FrontProcess
 PATIENCE_S = 120.0
 _COUNT = struct.Struct("<i4x")
 _BANK_BYTES = 40
+_CONNECTIONS, _CONNECTION = struct.Struct("<i"), struct.Struct("<iii")
 # `MEM_DRAM` of XRT's xclbin.h, a type that PYNQ knows; not used, so nobody asks what it is.
-_DRAM, _UNUSED = 2, 0
+_DRAM, _HOST, _UNUSED = 2, 10, 0
 
 
 @dataclass(frozen=True)
@@ -186,11 +180,11 @@ def without_host_memory(xclbin: Xclbin, spec: KernelSpec, name: str) -> Xclbin:
     if count < 0 or len(topology) < _COUNT.size + count * _BANK_BYTES:
         raise XclbinError(f"{name} is damaged: its list of memories is missing or cut short")
     places = {index: _COUNT.size + index * _BANK_BYTES for index in range(count)}
-    hidden = {index for index, place in places.items() if topology[place] == MemoryType.HOST}
+    hidden = {index for index, place in places.items() if topology[place] == _HOST}
     if not hidden:
         return xclbin
-    connections = unpack_connections(xclbin.sections.get(SectionKind.CONNECTIVITY, b""), name)
-    if any(connection.bank in hidden for connection in connections):
+    reached = _reached_banks(xclbin.sections.get(SectionKind.CONNECTIVITY, b""), name)
+    if not hidden.isdisjoint(reached):
         raise XclbinError(f"{name}: a kernel reaches host memory, which PYNQ 3.0.1 does not know")
     for index in hidden:
         topology[places[index] : places[index] + 2] = bytes((_DRAM, _UNUSED))
@@ -198,3 +192,13 @@ def without_host_memory(xclbin: Xclbin, spec: KernelSpec, name: str) -> Xclbin:
     del sections[SectionKind.USER_METADATA]
     sections[SectionKind.USER_METADATA] = spec_record(spec, sections)
     return replace(xclbin, sections=sections)
+
+
+def _reached_banks(connections: bytes, name: str) -> set[int]:
+    """Return the banks that kernels reach; XclbinError where the list is cut short."""
+    size, each = _CONNECTIONS.size, _CONNECTION.size
+    count = _CONNECTIONS.unpack_from(connections)[0] if len(connections) >= size else -1
+    if count < 0 or len(connections) < size + count * each:
+        raise XclbinError(f"{name} is damaged: its list of connections is cut short")
+    listed = _CONNECTION.iter_unpack(connections[size : size + count * each])
+    return {bank for _, _, bank in listed}

@@ -15,9 +15,9 @@ import numpy as np
 
 from hillinfer.devices.device_scorer import DeviceScorer
 from hillinfer.devices.device_shadows import DeviceShadows, Pace
-from hillinfer.devices.launch_devices import MEMORY_BYTES, LaunchDevice
+from hillinfer.devices.opening import MEMORY_BYTES, LaunchDevice
 from hillinfer.devices.xrt.device import kernels_for
-from hillinfer.devices.xrt.environment import deadlines_of, environment_of
+from hillinfer.devices.xrt.process import deadlines_of, environment_of
 from hillinfer.devices.xrt.xclbin import HW_EMU, Xclbin, XclbinError, recorded_spec
 from hillinfer.errors import DeviceError, SettingsError, warn_of_loss
 from hillinfer.scoring.native import NativeScorer

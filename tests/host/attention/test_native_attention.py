@@ -20,6 +20,7 @@ from hillinfer.attention.native import MOST_GROUP_SIZE, NativeAttention
 from hillinfer.model_shape import StoredType
 from hillinfer.native.library import NativeError, native_library
 from hillinfer.native.structures import row_addresses
+from hillinfer_bench.native_reads import read_rows
 
 # KV heads, group size, head_dim; each of the loops' remainders, and real models.
 SHAPES = [
@@ -354,10 +355,10 @@ def test_reading_rows_reads_each_of_their_words(variant):
     words = rows.memory[rows.places].view(np.uint64)
     expected = int(words.sum(dtype=np.uint64))
     for threads in (1, 3):
-        found = native_library().read_rows(variant, rows.addresses, shape.row_bytes, threads)
+        found = read_rows(variant, rows.addresses, shape.row_bytes, threads)
         assert found == expected
     flip_bit(rows, 1029, -1, 0)
-    assert native_library().read_rows(variant, rows.addresses, shape.row_bytes, 1) != expected
+    assert read_rows(variant, rows.addresses, shape.row_bytes, 1) != expected
 
 
 def test_addresses_of_rows():

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from hillinfer.doctor.profile import PAPER_SHAPES, SHAPES
 from hillinfer.engine.budget_growth import ShadowChoice
 from hillinfer.engine.budget_plan import staging_bytes
 from hillinfer.errors import SettingsError
@@ -21,6 +20,7 @@ from hillinfer_bench.decode.plan import PLANS, Plan, check_one_traced, make_plan
 from hillinfer_bench.decode.request import Chosen
 from hillinfer_bench.decode.room import SLACK_BYTES, FreeRoom, PlanNeeds, why_left_out, why_no_model
 from hillinfer_bench.systems.case import BenchSetting, Case, budget_bytes
+from hillinfer_bench.systems.shapes import PAPER_SHAPES, SHAPES
 from hillinfer_bench.systems.table import (
     FLOOR,
     IN_MEMORY,

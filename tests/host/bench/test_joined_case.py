@@ -7,7 +7,6 @@ import pytest
 import torch
 from bench_cases import measured_row
 
-from hillinfer.doctor.profile import SHAPES
 from hillinfer.drive.files import IOMode, probe_io_mode
 from hillinfer.errors import BudgetError
 from hillinfer_bench.decode.joined import joined_tokens, measure_joined
@@ -21,6 +20,7 @@ from hillinfer_bench.report.report_check import report_faults
 from hillinfer_bench.report.rows import MachineRates
 from hillinfer_bench.systems.case import Case, case_setting
 from hillinfer_bench.systems.kv_source import RandomKV
+from hillinfer_bench.systems.shapes import SHAPES
 from hillinfer_bench.systems.table import ALONE, JOINED
 
 CACHES, CONTEXT, WEIGHTS = 3, 600, 10**6

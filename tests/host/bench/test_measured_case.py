@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hillinfer.doctor.profile import SHAPES
 from hillinfer.drive.files import IOMode, probe_io_mode
 from hillinfer_bench.decode.measuring import Bed, measure_case
 from hillinfer_bench.decode.room import SLACK_BYTES, FreeRoom
@@ -14,6 +13,7 @@ from hillinfer_bench.decode.run import attached
 from hillinfer_bench.report.rows import MachineRates
 from hillinfer_bench.systems.case import BenchSetting, Case
 from hillinfer_bench.systems.kv_source import RandomKV
+from hillinfer_bench.systems.shapes import SHAPES
 from hillinfer_bench.systems.table import FLOOR, make_system
 
 CONTEXT, WEIGHTS = 1024, 10**6

@@ -7,7 +7,6 @@ import torch
 from bench_cases import local_trace
 from tiny_models import TinyModel
 
-from hillinfer.doctor.profile import SHAPES
 from hillinfer.engine.budget_plan import BudgetPlan
 from hillinfer.errors import SettingsError
 from hillinfer.settings import Settings
@@ -20,6 +19,7 @@ from hillinfer_bench.rivals.rival import Rival, RivalSetup
 from hillinfer_bench.rivals.table import RIVALS
 from hillinfer_bench.systems.case import BenchSetting, Case, Selections
 from hillinfer_bench.systems.kv_source import PrefixKV
+from hillinfer_bench.systems.shapes import SHAPES
 from hillinfer_bench.systems.table import make_system
 
 CONTEXT, STEPS, LAYERS = 600, 3, 4

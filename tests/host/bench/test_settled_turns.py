@@ -7,11 +7,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from hillinfer.doctor.profile import SHAPES
 from hillinfer_bench.decode.measuring import take_steps
 from hillinfer_bench.rivals.drive_rows import DriveRows
 from hillinfer_bench.systems.case import BenchSetting, Case
 from hillinfer_bench.systems.kv_source import RandomKV
+from hillinfer_bench.systems.shapes import SHAPES
 from hillinfer_bench.systems.system import OpenSystem
 from hillinfer_bench.systems.table import make_system
 

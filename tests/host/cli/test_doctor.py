@@ -7,11 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from device_cases import plant
 from made_xclbin import make
 
-from hillinfer.doctor.card import find_xrt_library
+from hillinfer.doctor.cards import find_xrt_library
 from hillinfer.doctor.profile import SHAPES
 from hillinfer.rates.kept_rates import KeptRates, Rates, RatesKey
 from hillinfer.settings import Settings
@@ -143,7 +142,7 @@ def test_doctor_says_which_rates_are_kept_and_measures_none(
 @pytest.fixture
 def _made_rates(monkeypatch, tmp_path, cold_dir):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    shape = SHAPES["llama-3.2-1b"].whole_kv_shape(2 * 8192, torch.float16)
+    shape = SHAPES["llama-3.2-1b"].whole_kv_shape(2 * 8192)
     # Rows of a drive so slow that nothing else decides.
     plant(Rates(1e7, 0, 5e6, 1e3), shape, Settings(), cold_dir, "nvme")
 

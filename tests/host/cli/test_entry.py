@@ -55,7 +55,7 @@ main()
 
 
 @pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
-@pytest.mark.parametrize("module", ["hillinfer", "numpy", "typer", "hillinfer.cli.specs"])
+@pytest.mark.parametrize("module", ["hillinfer", "numpy", "typer", "hillinfer_model.presets"])
 def test_a_signal_while_the_command_is_imported(module, number):
     ended = program(when(module, f"os.kill(os.getpid(), {int(number)})"), "models")
     assert (ended.returncode, ended.stdout) == (128 + number, "")

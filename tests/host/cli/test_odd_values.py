@@ -8,8 +8,7 @@ import pytest
 
 from hillinfer.cli.ending import one_line
 from hillinfer.cli.generate import generate
-from hillinfer.cli.main import doctor
-from hillinfer.cli.specs import specs
+from hillinfer.cli.main import doctor, specs
 from hillinfer.generate.prompt import MOST_BYTES
 from hillinfer_bench.cli.main import decode, pools, quality
 

@@ -4,8 +4,7 @@
 import pytest
 
 from hillinfer.cli import preflight
-from hillinfer.devices.launch_devices import GoldenScorer
-from hillinfer.devices.table import DEVICES
+from hillinfer.devices.opening import DEVICES, GoldenScorer
 from hillinfer.errors import SettingsError
 from hillinfer_model.choices import KeyMode
 

@@ -7,10 +7,8 @@ from pathlib import Path
 import pytest
 
 from hillinfer.devices.device_shadows import DeviceShadows
-from hillinfer.devices.xrt.card_memory import MemoryClaims
 from hillinfer.devices.xrt.device import CHUNK_BYTES, XrtDevice
-from hillinfer.devices.xrt.environment import Deadlines
-from hillinfer.devices.xrt.worker_process import WorkerProcess
+from hillinfer.devices.xrt.process import Deadlines, MemoryClaims, WorkerProcess
 from hillinfer.drive.files import PAGE_BYTES, round_up
 from hillinfer.errors import HillInferWarning, warn_of_loss
 from hillinfer_model.kernel_spec import KernelSpec

@@ -20,7 +20,7 @@ from hillinfer.devices.device import (
 )
 from hillinfer.devices.device_scorer import DeviceScorer
 from hillinfer.devices.device_shadows import DeviceShadows
-from hillinfer.devices.launch_devices import CoreDevice
+from hillinfer.devices.opening import CoreDevice
 from hillinfer.errors import warn_of_loss
 from hillinfer.native.library import HOW_TO_BUILD, NativeError, native_is_here
 from hillinfer.rates.profiling import sample_shadows

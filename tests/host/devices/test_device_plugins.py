@@ -5,16 +5,14 @@ import sys
 
 import pytest
 
-from hillinfer.devices import table
-from hillinfer.devices.launch_devices import GoldenScorer
-from hillinfer.devices.table import PLUGIN_GROUP, make_scorer
+from hillinfer.devices.opening import PLUGIN_GROUP, PLUGINS, GoldenScorer, make_scorer
 from hillinfer.errors import SettingsError
 from hillinfer_model.choices import Scope
 from hillinfer_model.kernel_spec import KernelSpec
 
 SPEC = KernelSpec(16, 1, 1)
 OPENS = """
-from hillinfer.devices.launch_devices import GoldenScorer
+from hillinfer.devices.opening import GoldenScorer
 
 def open_toy(spec, scope, *_):
     return GoldenScorer(spec, scope)
@@ -57,7 +55,7 @@ def test_a_package_takes_no_device_of_the_hosts(installed):
 
 
 def test_a_known_package_that_is_missing_is_named_with_the_fix(monkeypatch):
-    monkeypatch.setitem(table.PLUGINS, "toy", ("hillinfer-toy", "plugins/toy"))
+    monkeypatch.setitem(PLUGINS, "toy", ("hillinfer-toy", "plugins/toy"))
     with pytest.raises(SettingsError, match=r"package hillinfer-toy: pip install \./plugins/toy"):
         opened("toy")
 

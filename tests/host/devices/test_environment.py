@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from made_xclbin import make
 
-from hillinfer.devices.xrt.environment import ENVIRONMENT_FILE, environment_of
+from hillinfer.devices.xrt.process import ENVIRONMENT_FILE, environment_of
 from hillinfer.devices.xrt.xclbin import HARDWARE
 from hillinfer.errors import SettingsError
 
@@ -174,7 +174,7 @@ def test_nothing_planted_beside_an_xclbin_runs(xclbin, tmp_path, variable):
     program = (
         "import sys\n"
         "from pathlib import Path\n"
-        "from hillinfer.doctor.xclbin_findings import xclbin_findings\n"
+        "from hillinfer.doctor.cards import xclbin_findings\n"
         "print([one.fix for one in xclbin_findings(Path(sys.argv[1]), None)])\n"
     )
     said = subprocess.run(

@@ -11,7 +11,7 @@ from told_runtime import SCORE_BYTE, FailingDevice, GoldenLaunches
 from hillinfer.devices.device import ResidentShadow
 from hillinfer.devices.device_scorer import DeviceScorer
 from hillinfer.devices.device_shadows import DeviceShadows
-from hillinfer.devices.launch_devices import LaunchDevice, warn_of_loss
+from hillinfer.devices.opening import LaunchDevice, warn_of_loss
 from hillinfer.errors import HillInferWarning
 from hillinfer.scoring.native import NativeScorer
 from hillinfer.scoring.scorer import SegmentShadow

@@ -8,7 +8,7 @@ import stat
 
 import pytest
 
-from hillinfer.devices.xrt.card_memory import MemoryClaims
+from hillinfer.devices.xrt.process import MemoryClaims
 
 
 @pytest.fixture

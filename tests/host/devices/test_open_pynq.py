@@ -8,8 +8,8 @@ import pytest
 from launch_cases import random_launch
 from made_xclbin import SPEC, make
 
-from hillinfer.devices.table import make_scorer
-from hillinfer.devices.xrt.environment import ENVIRONMENT_FILE
+from hillinfer.devices.opening import make_scorer
+from hillinfer.devices.xrt.process import ENVIRONMENT_FILE
 from hillinfer.devices.xrt.xclbin import XclbinError
 from hillinfer.errors import DeviceError, SettingsError
 from hillinfer.settings import DeviceOptions, Settings

@@ -6,14 +6,6 @@ from uuid import UUID
 
 import pytest
 
-from hillinfer.devices.xrt.card_memory import (
-    Connection,
-    MemoryBank,
-    MemoryType,
-    pack_banks,
-    pack_connections,
-    unpack_banks,
-)
 from hillinfer.devices.xrt.xclbin import (
     HW_EMU,
     SectionKind,
@@ -21,6 +13,14 @@ from hillinfer.devices.xrt.xclbin import (
     XclbinError,
     check_xclbin,
     spec_record,
+)
+from hillinfer_hw.xclbin_sections import (
+    Connection,
+    MemoryBank,
+    MemoryType,
+    pack_banks,
+    pack_connections,
+    unpack_banks,
 )
 from hillinfer_model.kernel_spec import KernelSpec
 from hillinfer_pynq.execution import without_host_memory

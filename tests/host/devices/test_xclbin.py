@@ -8,8 +8,7 @@ from uuid import UUID
 import pytest
 from made_xclbin import BANKS, CONNECTIONS, INSTANCES, PLATFORM, SPEC, make
 
-from hillinfer.devices.xrt.card_memory import unpack_banks, unpack_connections, unpack_instances
-from hillinfer.devices.xrt.environment import Deadlines, deadlines_of
+from hillinfer.devices.xrt.process import Deadlines, deadlines_of
 from hillinfer.devices.xrt.xclbin import (
     HARDWARE,
     HW_EMU,
@@ -19,6 +18,7 @@ from hillinfer.devices.xrt.xclbin import (
     check_xclbin,
     shell_of,
 )
+from hillinfer_hw.xclbin_sections import unpack_banks, unpack_connections, unpack_instances
 from hillinfer_model.choices import KeyMode
 
 

@@ -9,7 +9,7 @@ import torch
 
 from hillinfer.devices.device_scorer import DeviceScorer
 from hillinfer.devices.device_shadows import DeviceShadows
-from hillinfer.devices.launch_devices import CoreDevice, LaunchDevice
+from hillinfer.devices.opening import CoreDevice, LaunchDevice
 from hillinfer.engine.budget_plan import kernel_spec, staging_bytes
 from hillinfer.engine.runtime import Runtime
 from hillinfer.errors import DeviceError, warn_of_loss

@@ -3,7 +3,7 @@
 
 import pytest
 
-from hillinfer.doctor.card import P2PState, PeerToPeer, Translation, find_cards
+from hillinfer.doctor.cards import P2PState, PeerToPeer, Translation, find_cards
 
 GIB = 1 << 30
 SMALL = 256 << 20

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from hillinfer.doctor.card import (
+from hillinfer.doctor.cards import (
     CardFacts,
     P2PState,
     PeerToPeer,

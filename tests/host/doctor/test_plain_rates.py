@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from hillinfer.devices.table import make_scorer
+from hillinfer.devices.opening import make_scorer
 from hillinfer.doctor.profile import plain_rates
 from hillinfer.drive.calls import DriveCalls
 from hillinfer.drive.engine_table import open_engine

@@ -12,8 +12,8 @@ import pytest
 from made_xclbin import PLATFORM, SPEC, make
 
 from hillinfer.devices.xrt.xclbin import HARDWARE, HW_EMU, SectionKind
+from hillinfer.doctor.cards import BLOCKS, xclbin_findings
 from hillinfer.doctor.finding import Verdict
-from hillinfer.doctor.xclbin_findings import BLOCKS, xclbin_findings
 from hillinfer_model.choices import KeyMode
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))

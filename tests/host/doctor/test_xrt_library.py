@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from hillinfer.doctor.card import find_xrt_library
+from hillinfer.doctor.cards import find_xrt_library
 
 
 def install(folder, version="2.13.0"):

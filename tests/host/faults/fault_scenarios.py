@@ -15,8 +15,7 @@ from hillinfer.drive.calls import DriveCalls
 from hillinfer.engine.budget_growth import CachePlan
 from hillinfer.engine.budget_plan import BudgetPlan, kernel_spec
 from hillinfer.errors import SetupWarning
-from hillinfer.generate.loop import Generation
-from hillinfer.generate.sampling import Sampling
+from hillinfer.generate.answering import Generation, Sampling
 from hillinfer.hf.attach import Attachment
 from hillinfer.model_shape import ModelShape
 from hillinfer.settings import IOChoice, Settings

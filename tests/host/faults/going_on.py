@@ -9,7 +9,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from hillinfer.errors import HillInferError
-from hillinfer.generate.loop import Generation
+from hillinfer.generate.answering import Generation
 
 
 class Witness:

@@ -23,7 +23,7 @@ from lives import Life, Places
 
 from hillinfer.drive.calls import DriveCalls
 from hillinfer.drive.leftovers import ScratchPath, sweep
-from hillinfer.generate.loop import Generation
+from hillinfer.generate.answering import Generation
 
 HANG_SECONDS = 120
 _SIGNALS = (signal.SIGKILL, signal.SIGINT, signal.SIGTERM)

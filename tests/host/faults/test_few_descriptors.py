@@ -15,8 +15,7 @@ from tiny_models import TinyModel, prompts
 
 from hillinfer.drive.calls import DriveCalls
 from hillinfer.drive.files import ColdFile, IOMode
-from hillinfer.errors import ColdPoolError
-from hillinfer.sessions.files import SessionError
+from hillinfer.errors import ColdPoolError, SessionError
 from hillinfer.sessions.opening import SavedSession
 from hillinfer.sessions.writing import SessionWriter
 

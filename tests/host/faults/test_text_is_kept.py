@@ -12,10 +12,8 @@ from tiny_models import TinyModel, prompts
 
 import hillinfer
 from hillinfer.errors import ColdPoolError, Finish
-from hillinfer.generate.answering import Answering, AnswerOptions
-from hillinfer.generate.loop import Generation
+from hillinfer.generate.answering import Answering, AnswerOptions, Generation, Sampling
 from hillinfer.generate.prompt import DocumentPrompt, PromptStyle
-from hillinfer.generate.sampling import Sampling
 from hillinfer.hf.attach import Attachment
 from hillinfer.settings import QuestionReading, Settings
 

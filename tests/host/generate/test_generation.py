@@ -8,8 +8,7 @@ from transformers import DynamicCache
 
 import hillinfer
 from hillinfer.errors import CacheUseError, SettingsError
-from hillinfer.generate.loop import Generation
-from hillinfer.generate.sampling import Sampling, TokenChooser
+from hillinfer.generate.answering import Generation, Sampling, TokenChooser
 
 IDS = [5 + i * i % 50 for i in range(150)]
 GREEDY = Sampling()

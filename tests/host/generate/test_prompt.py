@@ -5,7 +5,8 @@ import pytest
 from tiny_folder import character_tokenizer
 from tokenizers import processors
 
-from hillinfer.generate.prompt import DocumentPrompt, PromptError, PromptStyle
+from hillinfer.errors import PromptError
+from hillinfer.generate.prompt import DocumentPrompt, PromptStyle
 
 TEXT = "a cat sat.\nthe mat was red."
 

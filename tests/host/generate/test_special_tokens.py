@@ -19,13 +19,8 @@ from tokenizers import (
 )
 from transformers import PreTrainedTokenizerFast
 
-from hillinfer.generate.prompt import (
-    DocumentPrompt,
-    PromptError,
-    PromptForm,
-    PromptStyle,
-    QuestionPrompt,
-)
+from hillinfer.errors import PromptError
+from hillinfer.generate.prompt import DocumentPrompt, PromptForm, PromptStyle, QuestionPrompt
 from hillinfer.generate.special_tokens import MaskedText, SpecialTokens, TextEncoder
 
 ROOT = Path(__file__).parents[3]

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_folder import byte_tokenizer, character_tokenizer
 
-from hillinfer.generate.loop import TextStream
+from hillinfer.generate.answering import TextStream
 
 BYTES = byte_tokenizer()
 

@@ -27,8 +27,8 @@ from copy_lanes import (
 from hillinfer.engine.budget_plan import BudgetPlan, staging_bytes, widened_bytes
 from hillinfer.engine.runtime import Runtime
 from hillinfer.errors import CacheUseError, SetupWarning
-from hillinfer.gpu.arrivals import packed_rows
-from hillinfer.gpu.copy_lanes import CudaLane, lane_of
+from hillinfer.gpu.copies import packed_rows
+from hillinfer.gpu.staging import CudaLane, lane_of
 from hillinfer.kv.gather import Gather
 from hillinfer.kv.hot_pools import HotPools
 from hillinfer.kv.sequence import RowLayout

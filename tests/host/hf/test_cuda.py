@@ -15,10 +15,8 @@ from tiny_models import DTYPES, TinyModel, prompts
 
 from hillinfer.drive.files import aligned_buffer
 from hillinfer.errors import CacheUseError, PageLockError, SetupWarning
-from hillinfer.gpu.arrivals import packed_rows
-from hillinfer.gpu.copies import IncomingRows
-from hillinfer.gpu.copy_lanes import CudaLane
-from hillinfer.gpu.staging import StagingKind, StagingMemory, StagingRing
+from hillinfer.gpu.copies import IncomingRows, packed_rows
+from hillinfer.gpu.staging import CudaLane, StagingKind, StagingMemory, StagingRing
 
 pytestmark = [
     pytest.mark.cuda,

@@ -13,7 +13,7 @@ from generation_runs import bits
 from placement_cases import ALL_HOT, Case, Placement
 from tiny_models import TinyModel
 
-from hillinfer.devices.launch_devices import LaunchDevice
+from hillinfer.devices.opening import LaunchDevice
 from hillinfer.engine.budget_plan import kernel_spec
 from hillinfer.errors import HillInferWarning
 from hillinfer.model_shape import ModelShape

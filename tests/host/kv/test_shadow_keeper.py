@@ -10,7 +10,7 @@ import pytest
 import torch
 from resident_memory import run_taken
 
-from hillinfer.devices.launch_devices import GoldenScorer
+from hillinfer.devices.opening import GoldenScorer
 from hillinfer.drive.calls import DriveCalls
 from hillinfer.drive.files import round_up
 from hillinfer.engine.budget_plan import kernel_spec, staging_bytes

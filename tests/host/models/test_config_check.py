@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from hillinfer.models.config_check import check_settings
+from hillinfer.models.json_files import check_settings
 
 # As their config.json says, LongRoPE's lists cut short.
 ROTARY = {

@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 
 from hillinfer.engine.budget_plan import BudgetPlan
-from hillinfer.errors import BudgetError
-from hillinfer.library_calls import FitError
+from hillinfer.errors import BudgetError, FitError
 from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.models.needs import Capacity, ContextNeeds
 from hillinfer.settings import Settings

@@ -10,7 +10,7 @@ import torch
 from hostile_folders import CASES, config, scaled, sharded, tokenizer, weights
 from tiny_models import FAMILIES, TinyModel
 
-from hillinfer.library_calls import ModelError
+from hillinfer.errors import ModelError
 from hillinfer.models.loader import load_model
 from hillinfer.models.sources import check_folder
 

@@ -9,7 +9,7 @@ import torch
 from tiny_gguf import save_gguf
 from tiny_models import TinyModel
 
-from hillinfer.library_calls import ModelError
+from hillinfer.errors import ModelError
 from hillinfer.models.loader import ModelOutline, load_model
 from hillinfer.models.sources import ModelSource
 from hillinfer.system.machine import NumberType

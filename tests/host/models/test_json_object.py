@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from hillinfer.library_calls import ModelError
+from hillinfer.errors import ModelError
 from hillinfer.models.json_files import read_json_object
 
 # Of a busy machine; each takes less than a second by itself.

@@ -15,7 +15,7 @@ import torch
 from tiny_gguf import save_gguf
 from tiny_models import TinyModel
 
-from hillinfer.library_calls import FetchError
+from hillinfer.errors import FetchError
 from hillinfer.models.loader import load_model
 from hillinfer.models.registry_model import REGISTRY_MODELS, RegistryModel
 

@@ -468,7 +468,7 @@ def test_variables_that_are_given_reach_the_worker(tools, tiny_folder, tmp_path)
 
 def sample_of(total):
     """Return what gives a text of so many tokens, and refuses to give more."""
-    from hillinfer.generate.prompt import PromptError
+    from hillinfer.errors import PromptError
     from hillinfer_bench.quality.texts import TextSample
 
     def sample(tokens):
@@ -480,7 +480,7 @@ def sample_of(total):
 
 
 def test_contexts_that_memory_or_the_text_does_not_hold_are_left_out_and_said(tools):
-    from hillinfer.generate.prompt import PromptError
+    from hillinfer.errors import PromptError
 
     make = tools("peers.prompts").Prompts.of
     # 100 bytes of weights; twice 12 bytes for each token.

@@ -5,7 +5,7 @@ import numpy as np
 import torch
 from twins.torch_scorer import TorchScorer
 
-from hillinfer.devices.launch_devices import GoldenScorer
+from hillinfer.devices.opening import GoldenScorer
 from hillinfer.settings import Settings
 from hillinfer_bench.quality.policies import (
     ContractSelection,

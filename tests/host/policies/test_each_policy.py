@@ -18,7 +18,7 @@ from policy_cases import (
     some_settings,
 )
 
-from hillinfer.devices.launch_devices import GoldenScorer
+from hillinfer.devices.opening import GoldenScorer
 from hillinfer_bench.quality.policies import PAGE_TOKENS, Pages, RecentOnly
 from hillinfer_model.choices import KeyMode, Rule, Scope
 from hillinfer_model.golden import GoldenModel

@@ -9,7 +9,7 @@ import pytest
 import torch
 from twins.torch_scorer import TorchScorer
 
-from hillinfer.devices.launch_devices import GoldenScorer
+from hillinfer.devices.opening import GoldenScorer
 from hillinfer.settings import Settings
 from hillinfer_bench.quality.policies import ContractSelection
 from hillinfer_model.choices import KeyMode, Rule, Scope

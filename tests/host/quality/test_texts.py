@@ -4,7 +4,7 @@
 import pytest
 from tiny_folder import byte_tokenizer
 
-from hillinfer.generate.prompt import PromptError
+from hillinfer.errors import PromptError
 from hillinfer_bench.quality.texts import DEFAULT_TEXTS, file_samples, standard_library_samples
 
 TOKENIZER = byte_tokenizer()

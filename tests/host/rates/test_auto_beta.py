@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hillinfer.devices.device_shadows import DeviceShadows, GivenBeta
-from hillinfer.devices.launch_devices import CoreDevice
+from hillinfer.devices.opening import CoreDevice
 from hillinfer.native.library import HOW_TO_BUILD, native_is_here
 from hillinfer.rates.kept_rates import Rates
 from hillinfer.rates.latency import AutoBeta, ParallelScorers, ScoresThenRows

@@ -11,7 +11,7 @@ from device_cases import plant, slots_left
 
 from hillinfer.devices.device_scorer import DeviceScorer
 from hillinfer.devices.device_shadows import DeviceShadows, Pace
-from hillinfer.devices.launch_devices import CoreDevice
+from hillinfer.devices.opening import CoreDevice
 from hillinfer.drive.calls import DriveCalls
 from hillinfer.drive.engine_table import open_engine
 from hillinfer.engine.budget_plan import kernel_spec, staging_bytes

@@ -10,7 +10,7 @@ from twins.torch_scorer import TorchScorer
 from hillinfer.devices.device import ResidentShadow
 from hillinfer.devices.device_scorer import DeviceScorer
 from hillinfer.devices.device_shadows import DeviceShadows
-from hillinfer.devices.launch_devices import CoreDevice, GoldenScorer
+from hillinfer.devices.opening import CoreDevice, GoldenScorer
 from hillinfer.errors import warn_of_loss
 from hillinfer.scoring.native import NativeScorer
 from hillinfer.scoring.scorer import Wanted, total_tokens

@@ -10,7 +10,7 @@ from test_native_scorer import streamed, with_copies
 from twins.query_path import offset_tokens
 from twins.torch_scorer import TorchScorer
 
-from hillinfer.devices.launch_devices import GoldenScorer
+from hillinfer.devices.opening import GoldenScorer
 from hillinfer.scoring.native import NativeScorer
 from hillinfer.scoring.scorer import ImportanceEvaluation
 from hillinfer.settings import Settings

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hillinfer.devices.table import make_scorer
+from hillinfer.devices.opening import make_scorer
 from hillinfer.scoring.scorer import ImportanceEvaluation, SegmentShadow
 from hillinfer.settings import Settings
 from hillinfer_model.choices import KeyMode, Rule, Scope

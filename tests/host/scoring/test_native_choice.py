@@ -13,7 +13,7 @@ from scorer_cases import plain_keys, plain_query, segments_of
 from test_native_scorer import streamed, with_copies
 from twins.torch_scorer import TorchScorer
 
-from hillinfer.devices.launch_devices import GoldenScorer
+from hillinfer.devices.opening import GoldenScorer
 from hillinfer.scoring.scorer import Wanted
 from hillinfer_model.choices import KeyMode, Rule, Scope
 from hillinfer_model.errors import NonFiniteQueryError

@@ -22,7 +22,7 @@ from scorer_cases import (
 )
 from twins.torch_scorer import TorchScorer
 
-from hillinfer.devices.launch_devices import GoldenScorer
+from hillinfer.devices.opening import GoldenScorer
 from hillinfer.scoring.layout import ProbeShadow, ShadowLayout
 from hillinfer.scoring.scorer import SegmentShadow, StreamedShadow
 from hillinfer_model.choices import KeyMode, Rule, Scope

@@ -9,24 +9,25 @@ import numpy as np
 import pytest
 
 from hillinfer.native.library import Variant, native_is_here, native_library
+from hillinfer_bench.native_reads import read_sum
 
 # A thread's stack is 8 MiB of addresses: with room for some, later ones are refused. Memory that is
 # read is there before the limit.
 CHILD = """
 import json, resource, sys
 import numpy as np
-from hillinfer.native.library import native_library
 from hillinfer.native.library import Variant
+from hillinfer_bench.native_reads import read_sum
 
 room, threads = int(sys.argv[1]), int(sys.argv[2])
-library = native_library()
+read_sum(Variant.PORTABLE, 0, 0, 1)
 memory = np.arange(8 << 20, dtype=np.uint64)
 held = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_STACK, (8 << 20, resource.RLIM_INFINITY))
 if room >= 0:
     resource.setrlimit(resource.RLIMIT_AS, (held + room, held + room))
 found = [
-    library.read_sum(Variant.PORTABLE, memory.ctypes.data, memory.nbytes, threads)
+    read_sum(Variant.PORTABLE, memory.ctypes.data, memory.nbytes, threads)
     for _ in range(3)
 ]
 status = dict(line.split(":", 1) for line in open("/proc/self/status"))
@@ -84,7 +85,7 @@ def test_every_word_is_read_once(variant):
         pytest.skip(f"this processor has no {variant.value}")
     memory = np.random.default_rng(1).integers(0, 2**40, 300_032, dtype=np.uint64)
     for threads in (1, 3):
-        found = native_library().read_sum(variant, memory.ctypes.data, memory.nbytes, threads)
+        found = read_sum(variant, memory.ctypes.data, memory.nbytes, threads)
         assert found == int(memory.sum())
         memory[memory.size - threads] += 1
         assert found != int(memory.sum())

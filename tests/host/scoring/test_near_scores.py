@@ -10,7 +10,7 @@ import torch
 from native_variants import every_variant, native_scorer
 from scorer_cases import assert_same_blocks, segments_of
 
-from hillinfer.devices.launch_devices import GoldenScorer
+from hillinfer.devices.opening import GoldenScorer
 from hillinfer_model.choices import KeyMode, Rule, Scope
 from hillinfer_model.kernel_spec import KernelSpec
 

@@ -18,7 +18,7 @@ from scorer_cases import (
 from twins.key_path import code_keys, take_statistics
 from twins.torch_scorer import TorchScorer
 
-from hillinfer.devices.launch_devices import GoldenScorer
+from hillinfer.devices.opening import GoldenScorer
 from hillinfer_model.channel_statistics import ChannelStatistics
 from hillinfer_model.choices import KeyMode, Scope
 from hillinfer_model.kernel_spec import KernelSpec

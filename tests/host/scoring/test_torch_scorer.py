@@ -21,7 +21,7 @@ from twins import log_weights as scratch
 from twins.log_weights import KeyBufferPool
 from twins.torch_scorer import TorchScorer
 
-from hillinfer.devices.launch_devices import GoldenScorer
+from hillinfer.devices.opening import GoldenScorer
 from hillinfer.scoring.scorer import SegmentShadow
 from hillinfer_model.choices import KeyMode, Rule, Scope
 from hillinfer_model.errors import NonFiniteQueryError

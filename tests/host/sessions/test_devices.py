@@ -12,10 +12,10 @@ import torch
 from generation_runs import SETTINGS, attached
 from session_runs import IDS, PROMPT, TINY, answer, feed, seal_checksums
 
-from hillinfer.devices import table
+from hillinfer.devices import opening
 from hillinfer.devices.device_scorer import DeviceScorer
 from hillinfer.devices.device_shadows import DeviceShadows
-from hillinfer.devices.launch_devices import LaunchDevice, warn_of_loss
+from hillinfer.devices.opening import LaunchDevice, warn_of_loss
 from hillinfer.engine.budget_plan import staging_bytes
 from hillinfer.errors import HillInferWarning
 from hillinfer.model_shape import ModelShape
@@ -42,7 +42,7 @@ class Loads(LaunchDevice):
 def devices(monkeypatch):
     """Let `--device csim` score with the golden model; return what makes and holds the devices."""
     made = Devices()
-    monkeypatch.setitem(table.DEVICES, "csim", made.open)
+    monkeypatch.setitem(opening.DEVICES, "csim", made.open)
     return made
 
 

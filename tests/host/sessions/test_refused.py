@@ -19,8 +19,7 @@ from tiny_folder import character_tokenizer
 from tiny_models import TinyModel
 
 import hillinfer
-from hillinfer.errors import ColdPoolError
-from hillinfer.sessions.files import SessionError
+from hillinfer.errors import ColdPoolError, SessionError
 from hillinfer.sessions.fingerprint import FIXES, Fingerprint, tokenizer_digest, weights_digest
 from hillinfer.sessions.manifest import Manifest
 from hillinfer.sessions.opening import SavedSession

@@ -16,8 +16,7 @@ from tiny_models import TinyModel, prompts
 
 from hillinfer.drive.calls import DriveCalls
 from hillinfer.engine.budget_growth import CachePlan
-from hillinfer.errors import BudgetError, CacheUseError
-from hillinfer.sessions.files import SessionError
+from hillinfer.errors import BudgetError, CacheUseError, SessionError
 
 ROWS = 2 * 2176 * 64
 

@@ -14,8 +14,7 @@ from session_runs import PROMPT, answer, feed
 from tiny_models import prompts
 
 from hillinfer.drive.leftovers import sweep
-from hillinfer.errors import HillInferError
-from hillinfer.sessions.files import SessionError
+from hillinfer.errors import HillInferError, SessionError
 from hillinfer.sessions.opening import SavedSession
 from hillinfer.sessions.writing import SessionWriter, prepare_target
 

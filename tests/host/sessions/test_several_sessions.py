@@ -20,8 +20,7 @@ from generation_runs import attached, bits, run
 from session_runs import TINY, feed, flip_bit
 from tiny_models import prompts
 
-from hillinfer.errors import BudgetError, CacheUseError, ColdPoolError
-from hillinfer.sessions.files import SessionError
+from hillinfer.errors import BudgetError, CacheUseError, ColdPoolError, SessionError
 
 # With full segments and without, with whole groups and without.
 LENGTHS = {"long": 1150, "short": 100, "whole": 192}

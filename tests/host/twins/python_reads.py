@@ -15,7 +15,7 @@ from hillinfer.drive.checksums import sums_of
 from hillinfer.drive.files import PAGE_BYTES
 from hillinfer.drive.landing import JOIN_GAP_BYTES, MAX_READ_BYTES, FileRows, Landed
 from hillinfer.drive.shared_files import ReadFile
-from hillinfer.trace.pool_timeline import ReadCost
+from hillinfer.trace.recorder import ReadCost
 
 # --- The plan ---
 

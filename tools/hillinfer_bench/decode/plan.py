@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-from hillinfer.doctor.profile import PAPER_SHAPES
 from hillinfer.errors import SettingsError
 from hillinfer_bench.decode.request import CASE_FIELDS, Chosen
 from hillinfer_bench.rivals.table import RIVALS
 from hillinfer_bench.systems.case import Case
+from hillinfer_bench.systems.shapes import PAPER_SHAPES
 from hillinfer_bench.systems.table import (
     ABLATION,
     HILLINFER,

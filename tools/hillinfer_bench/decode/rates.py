@@ -20,6 +20,7 @@ from hillinfer.drive.files import ColdFile, aligned_buffer, probe_io_mode
 from hillinfer.native.library import native_is_here, native_library
 from hillinfer.settings import Settings
 from hillinfer.system.machine import MemoryFacts
+from hillinfer_bench.native_reads import read_sum
 from hillinfer_bench.report.rows import MachineRates
 
 _READ_BYTES = 1 << 20
@@ -123,7 +124,7 @@ def memory_readers(memory: NDArray[np.float32]) -> dict[str, Callable[[], object
         library = native_library()
         for variant in library.variants:
             readers[f"native {variant.value}"] = partial(
-                library.read_sum, variant, memory.ctypes.data, memory.nbytes, threads
+                read_sum, variant, memory.ctypes.data, memory.nbytes, threads
             )
     for kind in (torch.float32, torch.bfloat16):
         weights = torch.from_numpy(memory).view(kind).view(-1, _CHANNELS)

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import torch
 
-from hillinfer.doctor.profile import SHAPES
 from hillinfer.models.loader import ModelOutline
 from hillinfer.system.machine import MemoryFacts
 from hillinfer.values import format_bytes
 from hillinfer_bench.systems.case import BenchSetting, Case, case_setting
+from hillinfer_bench.systems.shapes import SHAPES
 from hillinfer_bench.systems.system import System
 from hillinfer_bench.systems.table import HILLINFER, JOINED, make_system
 

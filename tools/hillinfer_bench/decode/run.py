@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from hillinfer.doctor.finding import python_version, run_packages
-from hillinfer.doctor.profile import SHAPES
 from hillinfer.drive.directories import DriveFacts, prepared_cold_dir
 from hillinfer.errors import HillInferError, SettingsError
 from hillinfer.hf.attach import Attachment
@@ -47,6 +46,7 @@ from hillinfer_bench.systems.case import (
 )
 from hillinfer_bench.systems.kv_source import LastQueries, PrefixKV, PromptQueries, RandomKV
 from hillinfer_bench.systems.replayed_selections import SelectionRecorder
+from hillinfer_bench.systems.shapes import SHAPES
 from hillinfer_bench.systems.system import BenchError
 from hillinfer_bench.systems.table import ALONE, JOINED, make_system
 

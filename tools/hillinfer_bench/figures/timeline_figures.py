@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hillinfer.errors import HillInferError, reason_of
-from hillinfer.system.files import open_plain, plain_lines
 from hillinfer.trace.trace_file import COLUMNS
 from hillinfer_bench.figures.canvas import new_figure, plain_text
+from hillinfer_bench.figures.plain_text import open_plain, plain_lines
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hillinfer.errors import HillInferError, reason_of
-from hillinfer.system.files import open_plain, plain_lines
 from hillinfer.trace.recorder import Lane, Span
 from hillinfer.trace.trace_file import PROCESS_NAME
 from hillinfer.values import format_bytes
 from hillinfer_bench.figures.canvas import new_figure, plain_text
+from hillinfer_bench.figures.plain_text import open_plain, plain_lines
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

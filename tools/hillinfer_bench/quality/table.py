@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from hillinfer.devices.table import make_scorer
+from hillinfer.devices.opening import make_scorer
 from hillinfer.engine.budget_plan import kernel_spec
 from hillinfer.generate.run_report import json_bytes
 from hillinfer.model_shape import ModelShape

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hillinfer.errors import SettingsError
-from hillinfer.generate.prompt import PromptError, read_text
+from hillinfer.errors import PromptError, SettingsError
+from hillinfer.generate.prompt import read_text
 from hillinfer.settings import Settings
 from hillinfer.system.machine import NumberType
 from hillinfer.values import check_threads

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hillinfer.devices.table import make_scorer
+from hillinfer.devices.opening import make_scorer
 from hillinfer.engine.budget_plan import kernel_spec
 from hillinfer.errors import SettingsError
 from hillinfer.settings import Settings

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from hillinfer.doctor.profile import PAPER_SHAPES, SHAPES
 from hillinfer_bench.report.goal_record import (
     AtLeast,
     AtMost,
@@ -19,6 +18,7 @@ from hillinfer_bench.report.goal_record import (
 )
 from hillinfer_bench.report.rows import BenchRow, Ratio
 from hillinfer_bench.systems.case import REAL
+from hillinfer_bench.systems.shapes import PAPER_SHAPES, SHAPES
 from hillinfer_bench.systems.table import (
     ALONE,
     FLOOR,

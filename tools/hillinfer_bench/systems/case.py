@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hillinfer.doctor.profile import SHAPES
 from hillinfer.engine.budget_plan import staging_bytes
 from hillinfer.errors import SettingsError
 from hillinfer.model_shape import ModelShape
 from hillinfer.settings import Settings
 from hillinfer.system.machine import NumberType, ProcessorFacts
 from hillinfer_bench.replay.recording import SelectionTrace
+from hillinfer_bench.systems.shapes import SHAPES
 from hillinfer_model.choices import KeyMode
 
 REAL, MODELLED = "measured selection", "modelled selection"

@@ -7,7 +7,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,9 +15,13 @@ import numpy as np
 from hillinfer.devices.device import DeviceSegment, ScoreArrays, ScoredTokens, StoredShadow
 from hillinfer.devices.device_scorer import DeviceScorer
 from hillinfer.devices.device_shadows import DeviceShadows, Pace
-from hillinfer.devices.xrt.card_memory import MemoryClaims
-from hillinfer.devices.xrt.environment import Deadlines, deadlines_of, environment_of
-from hillinfer.devices.xrt.worker_process import WorkerProcess
+from hillinfer.devices.xrt.process import (
+    Deadlines,
+    MemoryClaims,
+    WorkerProcess,
+    deadlines_of,
+    environment_of,
+)
 from hillinfer.devices.xrt.xclbin import HW_EMU, Xclbin, XclbinError, check_xclbin, recorded_spec
 from hillinfer.errors import DeviceError, SettingsError, warn_of_loss
 from hillinfer.scoring.native import NativeScorer
@@ -43,12 +47,8 @@ _ENOUGH = 0.95
 class ReadSizes:
     """The rates of one drive and card by bytes per read, and the size they speak for.
 
-    The first loads try all sizes in turn, so measuring reads nothing that was not wanted anyway.
-
-    Parameters
-    ----------
-    load_bytes
-        Size of each load; a block is never larger.
+    The first loads try all sizes in turn, so measuring reads nothing that was not wanted anyway. A
+    block is never larger than a load's `load_bytes`.
     """
 
     def __init__(self, load_bytes: int) -> None:
@@ -94,18 +94,8 @@ _MOST_LAUNCH_ID = 1 << 32
 class XrtDevice:
     """Shadows in a card's memory, scored by its kernel; see `ScoringDevice`.
 
-    Parameters
-    ----------
-    spec
-        Of the card's kernels.
-    worker
-        Has opened the card.
-    memory_bytes
-        The card's memory.
-    claims
-        Admit what it takes of it.
-    deadlines
-        When to give the card up.
+    `worker` has opened the card, `claims` admit what is taken of its memory, and `deadlines` say
+    when to give it up.
 
     Attributes
     ----------
@@ -141,8 +131,7 @@ class XrtDevice:
 
     def has_room(self, slot: int) -> bool:
         """Take memory for a slot where it is not there yet; see `ScoringDevice`."""
-        with self._whole():
-            self._finish()
+        with self._idle():
             while len(self._addresses) <= slot // self._per_chunk:
                 if not self._take_chunk():
                     return False
@@ -168,8 +157,7 @@ class XrtDevice:
 
     def write(self, slot: int, first_beat: int, beats: Beats) -> None:
         """Put beats into a slot's shadow; see `ScoringDevice`."""
-        with self._whole():
-            self._finish()
+        with self._idle():
             chunk, offset = self._place(slot)
             self._fits(beats.nbytes)
             self._worker.window[: beats.nbytes] = beats.reshape(-1)
@@ -178,8 +166,7 @@ class XrtDevice:
 
     def load(self, shadows: Sequence[StoredShadow]) -> None:
         """Fill slots from files by P2P, their blocks in flight together; see `ScoringDevice`."""
-        with self._whole():
-            self._finish()
+        with self._idle():
             files = sorted({one.file for one in shadows})
             block = self.reads.block_bytes()
             answer = self._ask(
@@ -195,8 +182,7 @@ class XrtDevice:
 
     def read(self, slot: int, into: Beats) -> None:
         """Read a slot's shadow; see `ScoringDevice`."""
-        with self._whole():
-            self._finish()
+        with self._idle():
             chunk, offset = self._place(slot)
             self._fits(into.nbytes)
             self._ask("read", chunk=chunk, offset=offset, at=0, size=into.nbytes)
@@ -206,8 +192,7 @@ class XrtDevice:
         self, scope: Scope, queries: Beats, segments: Sequence[DeviceSegment]
     ) -> Iterator[ScoredTokens]:
         """Launch the kernel; see `ScoringDevice`."""
-        with self._whole():
-            self._finish()
+        with self._idle():
             self._launches = (self._launches + 1) % _MOST_LAUNCH_ID
             # Offsets count from the buffer that the kernel is given: the one at the lowest address.
             lowest = min(self._addresses)
@@ -304,10 +289,13 @@ class XrtDevice:
             self._worker.abandon()
             raise
 
-    def _finish(self) -> None:
-        """Let a launch end that nobody listens to any more."""
-        while self._scoring is not None:
-            self.progress()
+    @contextmanager
+    def _idle(self) -> Iterator[None]:
+        """Do the same, once a launch has ended that nobody listens to any more."""
+        with self._whole():
+            while self._scoring is not None:
+                self.progress()
+            yield
 
     def _place(self, slot: int) -> tuple[int, int]:
         """Return chunk and offset in bytes of a slot that has room."""
@@ -325,37 +313,30 @@ class XrtDevice:
             )
 
 
+@dataclass(frozen=True, eq=False)
 class _Scoring:
     """The parts of one launch, as they are finished."""
 
-    def __init__(
-        self,
-        device: XrtDevice,
-        arrays: ScoreArrays,
-        segments: Sequence[DeviceSegment],
-        scores: Beats,
-        launch_id: int,
-    ) -> None:
-        self._device = device
-        self._arrays = arrays
-        self._segments = segments
-        self._scores = scores
-        self._launch_id = launch_id
+    device: XrtDevice
+    arrays: ScoreArrays
+    segments: Sequence[DeviceSegment]
+    scores: Beats
+    launch_id: int
 
     def __iter__(self) -> Iterator[ScoredTokens]:
-        done = [0] * len(self._segments)
-        while (beats := self._device.progress()) is not None:
+        done = [0] * len(self.segments)
+        while (beats := self.device.progress()) is not None:
             for index, beat in beats:
-                first, complete = done[index], self._device.check(beat, self._launch_id)
-                if not first <= complete <= self._segments[index].tokens:
+                first, complete = done[index], self.device.check(beat, self.launch_id)
+                if not first <= complete <= self.segments[index].tokens:
                     raise DeviceError(
                         f"the card counts {complete} tokens of a segment of "
-                        f"{self._segments[index].tokens}, after {first}"
+                        f"{self.segments[index].tokens}, after {first}"
                     )
                 done[index] = complete
                 if complete > first:
-                    yield self._arrays.scored(index, first, complete, self._scores)
-        if done != [one.tokens for one in self._segments]:
+                    yield self.arrays.scored(index, first, complete, self.scores)
+        if done != [one.tokens for one in self.segments]:
             raise DeviceError("the card ended a launch before all of its tokens were scored")
 
 
@@ -377,20 +358,10 @@ def open_xrt(
 ) -> DeviceScorer:
     """Return a scorer whose device is a card that an xclbin is loaded on.
 
-    Parameters
-    ----------
-    spec, scope, options, recorder
-        As for every device.
-    start
-        Starts the process that has the card.
-    wait
-        When to give the card up; None for what is right for a card, or a simulator of one.
-
-    Raises
-    ------
-    SettingsError
-        Where no xclbin is named, or it is damaged or for other kernels or another platform
-        (`XclbinError`), or the card cannot be opened.
+    `start` starts the process that has the card, and `wait` says when to give it up; None is what
+    is right for a card, or a simulator of one. Raises SettingsError where no xclbin is named, or it
+    is damaged or for other kernels or another platform (`XclbinError`), or the card cannot be
+    opened.
     """
     if options.xclbin is None:
         raise SettingsError(

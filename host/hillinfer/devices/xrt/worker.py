@@ -34,12 +34,7 @@ _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.0002, 0.005
 class Worker:
     """One card, opened, and the buffers on it.
 
-    Parameters
-    ----------
-    pyxrt
-        The module.
-    channel
-        To the host; open calls come from it.
+    `channel` leads to the host; open calls come from it.
     """
 
     def __init__(self, pyxrt: Any, channel: socket.socket) -> None:
@@ -88,11 +83,7 @@ class Worker:
             place = str(Path.cwd())
         else:
             place = self._device.get_info(xrt.xrt_info_device.bdf)
-        return {
-            "name": name,
-            "place": place,
-            "memory_bytes": size_kb * 1024,
-        }
+        return {"name": name, "place": place, "memory_bytes": size_kb * 1024}
 
     def do_chunk(self, size: int) -> dict[str, Any]:
         """Take memory for shadows; drive and host write into it past any host copy (P2P)."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads an xclbin: its sections, kernels, memories and the kernel spec it was built for."""
+"""Reads an xclbin: its sections, and the kernel spec it was built for."""
 
 from __future__ import annotations
 
@@ -81,10 +81,7 @@ class Xclbin:
     def pack(self) -> bytes:
         """Return the file's bytes.
 
-        Raises
-        ------
-        ValueError
-            Where the platform's name does not fit.
+        Raises ValueError where the platform's name does not fit.
         """
         platform = self.platform.encode()
         if len(platform) > 63:
@@ -108,17 +105,8 @@ class Xclbin:
     def unpack(cls, content: bytes, name: str) -> Xclbin:
         """Read a file's bytes.
 
-        Parameters
-        ----------
-        content
-            All of the file.
-        name
-            What error messages call it.
-
-        Raises
-        ------
-        XclbinError
-            Where it is no xclbin, is cut short, or its sections lie outside of it.
+        `content` is all of the file, which error messages call `name`. Raises XclbinError where it
+        is no xclbin, is cut short, or its sections lie outside of it.
         """
         least = _TOP.size + _HEADER.size
         if not content.startswith(MAGIC):
@@ -155,10 +143,7 @@ class Xclbin:
     def read(cls, path: Path) -> Xclbin:
         """Read a file.
 
-        Raises
-        ------
-        XclbinError
-            Where it cannot be read, and as `unpack` does.
+        Raises XclbinError where it cannot be read, and as `unpack` does.
         """
         try:
             content = read_plain(path, _MOST_BYTES)
@@ -193,21 +178,9 @@ def spec_record(spec: KernelSpec, sections: Mapping[int, bytes]) -> bytes:
 def check_xclbin(xclbin: Xclbin, spec: KernelSpec, platform: str, name: str) -> None:
     """Refuse an xclbin that does not hold the kernels of a spec for a platform.
 
-    Parameters
-    ----------
-    xclbin
-        As read from its file.
-    spec
-        What the host packs shadows and queries for.
-    platform
-        The card's shell, as the card or the platform for development is called.
-    name
-        What error messages call the file.
-
-    Raises
-    ------
-    XclbinError
-        With the reason.
+    `spec` is what the host packs shadows and queries for; `platform` the card's shell, as the card
+    or the platform for development is called; error messages call the file `name`. Raises
+    XclbinError with the reason.
     """
     if shell_of(xclbin.platform) != shell_of(platform):
         raise XclbinError(
@@ -244,17 +217,8 @@ def shell_of(platform: str) -> str:
 def recorded_spec(xclbin: Xclbin, name: str) -> KernelSpec:
     """Return the spec that an xclbin's kernels were built from, as it says.
 
-    Parameters
-    ----------
-    xclbin
-        As read from its file.
-    name
-        What error messages call the file.
-
-    Raises
-    ------
-    XclbinError
-        Where it does not say so, or names none that there is.
+    Error messages call the file `name`. Raises XclbinError where it does not say so, or names none
+    that there is.
     """
     fields = _record(xclbin, name).get("spec")
     if not isinstance(fields, dict):

@@ -1,18 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cards as Linux and XRT's driver show them, and what `hillinfer doctor` says about them."""
+"""Cards as Linux, XRT's driver and a run see them, and what `hillinfer doctor` says of them."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import groupby
 from pathlib import Path
 
+import numpy as np
+
+from hillinfer.devices.xrt.process import Deadlines, WorkerProcess, deadlines_of, environment_of
+from hillinfer.devices.xrt.xclbin import HW_EMU, Xclbin, XclbinError, check_xclbin, recorded_spec
 from hillinfer.doctor.finding import Finding, Verdict
+from hillinfer.drive.calls import DriveCalls
+from hillinfer.drive.directories import prepared_cold_dir
+from hillinfer.drive.files import ColdFile, IOMode, aligned_buffer, probe_io_mode
+from hillinfer.errors import DeviceError, HillInferError
 from hillinfer.values import format_bytes
+from hillinfer_model.kernel_spec import KernelSpec
 
 # --- Peer-to-peer transfers ---
 
@@ -49,12 +60,7 @@ class PeerToPeer:
 
         Lines are `name:bytes`: `bar`, the window as it is; `exp_bar`, as it must be; `rbar`, as the
         card asks for it at the next boot; `remap`, what of it leads to memory. A shell without P2P
-        has no `bar`.
-
-        Parameters
-        ----------
-        config
-            The node's text; nothing where there is none.
+        has no `bar`, and one without XRT's driver no text.
         """
         sizes = {}
         for line in config.splitlines():
@@ -85,13 +91,7 @@ class Translation(StrEnum):
 
     @classmethod
     def of_group(cls, kind: str) -> Translation:
-        """Read what a group of devices behind an IOMMU has in its file `type`.
-
-        Parameters
-        ----------
-        kind
-            The file's text; nothing where there is none, as before Linux 5.11.
-        """
+        """Read a group's file `type`, of which there is nothing before Linux 5.11."""
         if kind == "identity":
             return cls.PASSED
         return cls.TRANSLATED if kind in ("DMA", "DMA-FQ") else cls.UNKNOWN
@@ -106,12 +106,8 @@ _LIBRARY = "libxrt_coreutil.so.2"
 def find_xrt_library(prefix: str | None = None, folders: tuple[str, ...] = _FOLDERS) -> str | None:
     """Return where XRT is and its version, or None where it is not.
 
-    Parameters
-    ----------
-    prefix
-        Where its setup.sh points to; `XILINX_XRT` where None.
-    folders
-        Patterns of places to look at besides.
+    `prefix` is where its setup.sh points to, `XILINX_XRT` where None; `folders` are patterns of
+    places to look at besides.
     """
     own = prefix if prefix is not None else os.environ.get("XILINX_XRT")
     places = [Path(own) / "lib"] if own else []
@@ -178,13 +174,7 @@ class CardFacts:
 
 
 def find_cards(devices: Path = PCI_DEVICES) -> list[CardFacts]:
-    """Return the cards of this machine.
-
-    Parameters
-    ----------
-    devices
-        Where Linux shows PCI devices.
-    """
+    """Return the cards of this machine, from where Linux shows PCI devices."""
     if not devices.is_dir():
         return []
     # Functions of one card differ in what follows the dot.
@@ -285,13 +275,7 @@ _IOMMU_FIXES = {
 
 
 def library_finding(library: str | None) -> Finding:
-    """Say whether XRT is there.
-
-    Parameters
-    ----------
-    library
-        As `find_xrt_library` returns it.
-    """
+    """Say whether XRT is there, as `find_xrt_library` found it."""
     if library is not None:
         return Finding("XRT", Verdict.OK, library)
     fix = (
@@ -302,13 +286,7 @@ def library_finding(library: str | None) -> Finding:
 
 
 def card_findings(cards: Sequence[CardFacts]) -> Iterator[Finding]:
-    """Say what stands between this machine's programs, its drives and its cards.
-
-    Parameters
-    ----------
-    cards
-        As `find_cards` returns them.
-    """
+    """Say what stands between this machine's programs, its drives and its cards."""
     if not cards:
         yield Finding("card", Verdict.OPTIONAL, "none on the PCI bus")
     for card in cards:
@@ -350,3 +328,145 @@ def _iommu(card: CardFacts) -> Finding:
     fix = _IOMMU_FIXES.get(card.translation)
     verdict = Verdict.WARNING if fix else Verdict.OK
     return Finding(f"card {card.address} IOMMU", verdict, str(card.translation), fix)
+
+
+# --- P2P reads by their size ---
+
+BLOCKS = (4 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20)
+# Small reads are slow, and a few of them tell as much.
+_READS = 256
+_LARGEST_BYTES = 64 << 20
+_PIECE_BYTES = 1 << 20
+
+
+def read_curve(
+    worker: WorkerProcess, file: ColdFile, seconds: float
+) -> Iterator[tuple[int, float]]:
+    """Yield bytes per read and bytes per second of a few at once, as launches have them.
+
+    Before the first it looks at whether the bytes arrive. The worker has an opened card and a
+    window of at least 1 MiB; each of its answers must come within `seconds`. The file is an empty
+    one and is written first.
+
+    Raises
+    ------
+    DeviceError
+        Where the card has no memory for it, fails, or holds other bytes than the file.
+    ColdPoolError
+        Where the drive fails.
+    """
+    answer = worker.ask("chunk", seconds, size=_LARGEST_BYTES)
+    if "full" in answer:
+        raise DeviceError(f"the card gives no memory that a drive can reach: {answer['full']}")
+    # Drives may be faster with zeros.
+    piece = aligned_buffer(_PIECE_BYTES)
+    piece[:] = np.random.default_rng(0).integers(0, 256, piece.nbytes, np.uint8)
+    for number in range(_LARGEST_BYTES // piece.nbytes):
+        # Each piece is another, so that one in the place of another shows.
+        piece[0] = number
+        file.write(piece.data, number * piece.nbytes)
+    _load(worker, file, seconds, _LARGEST_BYTES, _PIECE_BYTES)
+    # Reading a card's memory over the bus is slow, so only the last piece is looked at.
+    start = _LARGEST_BYTES - piece.nbytes
+    worker.ask("read", seconds, chunk=0, offset=start, at=0, size=piece.nbytes)
+    if not np.array_equal(worker.window[: piece.nbytes], piece):
+        raise DeviceError("the card's memory does not hold what was read from the drive")
+    for block in BLOCKS:
+        size = min(_LARGEST_BYTES, block * _READS)
+        began = time.perf_counter()
+        _load(worker, file, seconds, size, block)
+        yield block, size / (time.perf_counter() - began)
+
+
+def _load(worker: WorkerProcess, file: ColdFile, seconds: float, size: int, block: int) -> None:
+    worker.ask(
+        "load", seconds, [file.descriptor],
+        parts=[[0, 0, 0, 0]], size=size, block=block,
+    )  # fmt: skip
+
+
+# --- An image on its card ---
+
+_WINDOW_BYTES = 1 << 20
+Starter = Callable[[Mapping[str, str], int, float], WorkerProcess]
+
+
+def xclbin_findings(
+    path: Path,
+    cold_dir: Path | None,
+    deadlines: Deadlines | None = None,
+    calls: DriveCalls | None = None,
+    start: Starter = WorkerProcess,
+) -> Iterator[Finding]:
+    """Check an image, load it on its card, and time reads from the drive into the card's memory.
+
+    `path` is the image's. None stands for the default directory, for what a run waits, and for the
+    operating system itself to reach the drive; `start` starts the process that has the card.
+    """
+    try:
+        xclbin = Xclbin.read(path)
+        spec = recorded_spec(xclbin, str(path))
+        check_xclbin(xclbin, spec, xclbin.platform, str(path))
+    except XclbinError as error:
+        yield Finding("xclbin", Verdict.WARNING, "unusable", str(error))
+        return
+    yield Finding(
+        "xclbin", Verdict.OK,
+        f"{spec.key_mode} {spec.rule}, heads of {spec.head_dim}, {spec.kv_heads} KV heads, "
+        f"{spec.group_size} query heads each, for {xclbin.platform}; sections and spec hash "
+        f"{spec.digest().hex()[:16]} as built",
+    )  # fmt: skip
+    yield from _tried(path, xclbin, spec, cold_dir, deadlines, calls or DriveCalls(), start)
+
+
+def _tried(
+    path: Path,
+    xclbin: Xclbin,
+    spec: KernelSpec,
+    cold_dir: Path | None,
+    deadlines: Deadlines | None,
+    calls: DriveCalls,
+    start: Starter,
+) -> list[Finding]:
+    """Open the card; no process of it is left when this returns."""
+    name = "xclbin on its card"
+    try:
+        environment = environment_of(path)
+        wait = deadlines or deadlines_of(xclbin, {**os.environ, **environment})
+        worker = start(environment, _WINDOW_BYTES, wait.load)
+        with closing(worker):
+            card = worker.ask("open", wait.load, xclbin=str(path.resolve()), index=0)
+            check_xclbin(xclbin, spec, str(card["name"]), str(path))
+            emulated = " (emulated)" if xclbin.mode == HW_EMU else f" at {card['place']}"
+            memory = format_bytes(int(card["memory_bytes"]))
+            opened = Finding(name, Verdict.OK, f"{card['name']}{emulated}, {memory}")
+            return [opened, _curve(worker, xclbin, cold_dir, wait.answer, calls)]
+    except HillInferError as error:
+        return [Finding(name, Verdict.WARNING, "unusable", str(error))]
+
+
+def _curve(
+    worker: WorkerProcess, xclbin: Xclbin, cold_dir: Path | None, seconds: float, calls: DriveCalls
+) -> Finding:
+    name = "P2P read curve"
+    try:
+        folder = prepared_cold_dir(cold_dir)
+        mode = probe_io_mode(folder, calls)
+        with closing(ColdFile(folder, mode, "a file to time", calls)) as file:
+            points = [
+                f"{format_bytes(block)} {rate / 1e9:.2f} GB/s"
+                for block, rate in read_curve(worker, file, seconds)
+            ]
+    except HillInferError as error:
+        return Finding(name, Verdict.WARNING, "not measured", str(error))
+    found = ", ".join(points)
+    if xclbin.mode == HW_EMU:
+        return Finding(name, Verdict.OK, f"{found} (not a card's: into this machine's memory)")
+    if mode is IOMode.BUFFERED:
+        fix = f"{folder} does not allow direct I/O: choose another directory with --cold-dir"
+        return Finding(name, Verdict.WARNING, f"{found} (through the page cache, no P2P)", fix)
+    return Finding(
+        name, Verdict.OK,
+        f"{found} from {folder} straight into the card's memory, measured now; a run measures "
+        "its own reads and goes on with the best size",
+    )  # fmt: skip

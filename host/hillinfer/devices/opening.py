@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Devices that are executions on this host: `core`, `csim` and the golden model."""
+"""The host's table of devices: which execution scores for which `--device`.
+
+Those that run on this host are here: `core`, `csim` and the golden model. A package brings one more
+by an entry point of the group `hillinfer.devices`, named as the device.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Protocol, cast
 
@@ -25,12 +30,13 @@ from hillinfer.devices.device import (
 )
 from hillinfer.devices.device_scorer import DeviceScorer
 from hillinfer.devices.device_shadows import DeviceShadows, Pace
+from hillinfer.devices.xrt.device import open_xrt
 from hillinfer.drive.files import PAGE_BYTES, aligned_buffer, round_up
 from hillinfer.errors import DeviceError, SettingsError, warn_of_loss
 from hillinfer.native.library import Variant
 from hillinfer.scoring.launches import LaunchThread, NativePieces, Piece
 from hillinfer.scoring.native import NativeScorer
-from hillinfer.scoring.scorer import SegmentShadow, Wanted, top_of_blocks
+from hillinfer.scoring.scorer import Scorer, SegmentShadow, Wanted, top_of_blocks
 from hillinfer.settings import DeviceOptions
 from hillinfer.trace.recorder import SILENT, Recorder
 from hillinfer_model.beats import Beats
@@ -47,10 +53,48 @@ from hillinfer_model.score_block import ScoreBlock
 from hillinfer_model.score_launch import SCOPE_NUMBERS, ScoreLaunch
 from hillinfer_model.status_beat import StatusBeat
 
-# --- Devices that take whole launches ---
+# --- Shadows in host memory ---
 
 # As much as a SmartSSD's DRAM; memory that is not written to is not taken.
 MEMORY_BYTES = 4 << 30
+
+
+class _HostSlots:
+    """The slots of a `ScoringDevice` in host memory."""
+
+    def __init__(self, spec: KernelSpec, slots: int) -> None:
+        self._spec = spec
+        self.slots = slots
+        memory = aligned_buffer(slots * spec.segment_bytes)[: slots * spec.segment_bytes]
+        self._memory = memory.reshape(slots, spec.segment_beats, BEAT_BYTES)
+
+    def has_room(self, slot: int) -> bool:
+        """Say whether there is such a slot; see `ScoringDevice`."""
+        return slot < self.slots
+
+    def write(self, slot: int, first_beat: int, beats: Beats) -> None:
+        """Put beats into a slot's shadow; see `ScoringDevice`."""
+        self._memory[slot, first_beat : first_beat + len(beats)] = beats
+
+    def load(self, shadows: Sequence[StoredShadow]) -> None:
+        """Fill slots from files; see `ScoringDevice`."""
+        size = self._spec.segment_bytes
+        pages = aligned_buffer(round_up(size, PAGE_BYTES))
+        for one in shadows:
+            try:
+                came = os.preadv(one.file, [pages.data], one.offset)
+            except OSError as error:
+                raise DeviceError(f"the file of shadows cannot be read: {error}") from error
+            if came < size:
+                raise DeviceError(f"the file of shadows ends before byte {one.offset + size}")
+            self._memory[one.slot] = pages[:size].reshape(-1, BEAT_BYTES)
+
+    def read(self, slot: int, into: Beats) -> None:
+        """Read a slot's shadow; see `ScoringDevice`."""
+        into[:] = self._memory[slot, : len(into)]
+
+
+# --- Devices that take whole launches ---
 
 
 class LaunchExecution(Protocol):
@@ -65,50 +109,16 @@ class LaunchExecution(Protocol):
         ...
 
 
-class LaunchDevice:
+class LaunchDevice(_HostSlots):
     """Shadows in host memory, scored by an execution: csim, and PYNQ, which copies every launch.
 
-    Parameters
-    ----------
-    spec
-        Of the kernel that the execution runs.
-    execution
-        Scores.
-    slots
-        Shadows there is room for.
+    `spec` is that of the execution's kernel.
     """
 
     def __init__(self, spec: KernelSpec, execution: LaunchExecution, slots: int) -> None:
-        self._spec = spec
+        super().__init__(spec, slots)
         self._execution = execution
-        self.slots = slots
-        # Memory that is never written to is never taken.
-        self._memory = np.zeros((slots * spec.segment_beats, BEAT_BYTES), dtype=np.uint8)
         self._launches = 0
-
-    def has_room(self, slot: int) -> bool:
-        """Say whether there is such a slot; see `ScoringDevice`."""
-        return slot < self.slots
-
-    def write(self, slot: int, first_beat: int, beats: Beats) -> None:
-        """Put beats into a slot's shadow; see `ScoringDevice`."""
-        start = slot * self._spec.segment_beats + first_beat
-        self._memory[start : start + len(beats)] = beats
-
-    def load(self, shadows: Sequence[StoredShadow]) -> None:
-        """Fill slots from files; see `ScoringDevice`."""
-        pages = aligned_buffer(-(-self._spec.segment_bytes // PAGE_BYTES) * PAGE_BYTES)
-        for one in shadows:
-            if os.preadv(one.file, [pages.data], one.offset) < self._spec.segment_bytes:
-                raise DeviceError(
-                    f"the file of shadows ends before byte {one.offset + pages.nbytes}"
-                )
-            self.write(one.slot, 0, pages[: self._spec.segment_bytes].reshape(-1, BEAT_BYTES))
-
-    def read(self, slot: int, into: Beats) -> None:
-        """Read a slot's shadow; see `ScoringDevice`."""
-        start = slot * self._spec.segment_beats
-        into[:] = self._memory[start : start + len(into)]
 
     def score(
         self, scope: Scope, queries: Beats, segments: Sequence[DeviceSegment]
@@ -122,7 +132,7 @@ class LaunchDevice:
                 segments=arrays.descriptors(
                     [one.slot * self._spec.segment_beats for one in segments]
                 ),
-                shadow=self._memory,
+                shadow=self._memory.reshape(-1, BEAT_BYTES),
                 statistics=np.zeros((0, BEAT_BYTES), dtype=np.uint8),
                 queries=queries,
                 scores=np.zeros((arrays.beats, BEAT_BYTES), dtype=np.uint8),
@@ -157,16 +167,13 @@ def open_core(
 ) -> DeviceScorer:
     """Return a scorer whose device is one more thread of this process.
 
-    Raises
-    ------
-    NativeError
-        The native library is missing.
+    Raises NativeError where the native library is missing.
     """
     shadows = DeviceShadows(spec, CoreDevice(spec), options.beta, warn_of_loss, Pace.REAL)
     return DeviceScorer(NativeScorer(spec, scope), shadows, recorder)
 
 
-class CoreDevice:
+class CoreDevice(_HostSlots):
     """A `ScoringDevice` on a processor core of this machine, which stands for one near the drive.
 
     It works in parallel to the host wherever there is a second core.
@@ -174,56 +181,26 @@ class CoreDevice:
     It is given bytes in the launch format and answers with score arrays, as a card does, and its
     memory is as large as a SmartSSD's; but that memory is this machine's, which M0 does not count.
 
-    Parameters
-    ----------
-    spec
-        Fixes sizes.
-    core
-        Runs launches, and is closed with this; a thread of the native library where None.
-
-    Raises
-    ------
-    NativeError
-        The native library is missing.
+    `core` runs launches and is closed with this; a thread of the native library where None. Raises
+    NativeError where the native library is missing.
     """
 
     def __init__(self, spec: KernelSpec, core: LaunchThread | None = None) -> None:
-        self._spec = spec
-        self.slots = MEMORY_BYTES // spec.segment_bytes
-        # Memory that is never written to is never taken.
-        memory = aligned_buffer(self.slots * spec.segment_bytes)[: self.slots * spec.segment_bytes]
-        self._memory = memory.reshape(self.slots, spec.segment_beats, BEAT_BYTES)
+        super().__init__(spec, MEMORY_BYTES // spec.segment_bytes)
         # Kept views, because an address that is known need not be asked for.
         self._views: dict[int, NDArray[np.uint8]] = {}
         self._pieces = {scope: NativePieces(spec, scope) for scope in Scope}
         self._core = LaunchThread() if core is None else core
 
-    def has_room(self, slot: int) -> bool:
-        """Say whether there is such a slot; see `ScoringDevice`."""
-        return slot < self.slots
-
     def write(self, slot: int, first_beat: int, beats: Beats) -> None:
         """Put beats into a slot's shadow; see `ScoringDevice`."""
         self._wait()
-        self._memory[slot, first_beat : first_beat + len(beats)] = beats
+        super().write(slot, first_beat, beats)
 
     def load(self, shadows: Sequence[StoredShadow]) -> None:
         """Fill slots from files; see `ScoringDevice`."""
         self._wait()
-        size = self._spec.segment_bytes
-        pages = aligned_buffer(round_up(size, PAGE_BYTES))
-        for one in shadows:
-            try:
-                came = os.preadv(one.file, [pages.data], one.offset)
-            except OSError as error:
-                raise DeviceError(f"the file of shadows cannot be read: {error}") from error
-            if came < size:
-                raise DeviceError(f"the file of shadows ends before byte {one.offset + size}")
-            self._memory[one.slot] = pages[:size].reshape(-1, BEAT_BYTES)
-
-    def read(self, slot: int, into: Beats) -> None:
-        """Read a slot's shadow; see `ScoringDevice`."""
-        into[:] = self._memory[slot, : len(into)]
+        super().load(shadows)
 
     def score(
         self, scope: Scope, queries: Beats, segments: Sequence[DeviceSegment]
@@ -236,7 +213,13 @@ class CoreDevice:
             for number, one in enumerate(segments)
         ]
         waiting = self._pieces[scope].begin(given, pieces, self._core)
-        return (ScoredTokens(index, 0, tuples) for index, tuples in enumerate(_read(waiting)))
+
+        def scored() -> Iterator[ScoredTokens]:
+            # Waits where the first tuples are asked for.
+            for index, tuples in enumerate(waiting()):
+                yield ScoredTokens(index, 0, tuples)
+
+        return scored()
 
     def close(self) -> None:
         """Let the core go; memory goes with the object."""
@@ -254,13 +237,6 @@ class CoreDevice:
             self._core.wait()
 
 
-def _read(
-    waiting: Callable[[], list[NDArray[np.uint32]]],
-) -> Iterator[NDArray[np.uint32]]:
-    """Wait where the first tuples are asked for."""
-    yield from waiting()
-
-
 # --- The device `csim` ---
 
 
@@ -269,11 +245,8 @@ def open_csim(
 ) -> DeviceScorer:
     """Return a scorer whose device runs the compiled HLS C++.
 
-    Raises
-    ------
-    SettingsError
-        Outside HillInfer's source tree, where the C++ and what builds it are missing, and for a
-        model that no kernel is built for.
+    Raises SettingsError outside HillInfer's source tree, where the C++ and what builds it are
+    missing, and for a model that no kernel is built for.
     """
     try:
         check_hardware_spec(spec)
@@ -302,15 +275,7 @@ def _execution() -> object:
 
 
 class GoldenScorer:
-    """The numpy golden model as a `Scorer`, for tests: right first, not fast.
-
-    Parameters
-    ----------
-    spec
-        Shape, key mode, rule, segment and block length.
-    scope
-        What shares one selected set.
-    """
+    """The numpy golden model as a `Scorer`, for tests: right first, not fast."""
 
     def __init__(self, spec: KernelSpec, scope: Scope) -> None:
         self.spec = spec
@@ -383,3 +348,60 @@ def _fp16_codes(keys: torch.Tensor) -> NDArray[np.uint16]:
     if keys.dtype != torch.float16:
         raise TypeError(f"keys are float16, not {keys.dtype}; use keys.to(torch.float16)")
     return np.asarray(keys.detach().numpy().view(np.uint16))
+
+
+# --- The table ---
+
+OpenDevice = Callable[[KernelSpec, Scope, DeviceOptions, Recorder], Scorer]
+
+PLUGIN_GROUP = "hillinfer.devices"
+# By device, the package that brings it and its place in the source tree.
+PLUGINS = {"pynq": ("hillinfer-pynq", "plugins/hillinfer_pynq")}
+DEVICES: dict[str, OpenDevice] = {
+    "nvme": lambda spec, scope, *_: NativeScorer(spec, scope),
+    "golden": lambda spec, scope, *_: GoldenScorer(spec, scope),
+    "core": open_core,
+    "csim": open_csim,
+    "xrt": open_xrt,
+}
+
+
+def make_scorer(
+    device: str,
+    spec: KernelSpec,
+    scope: Scope,
+    options: DeviceOptions | None = None,
+    recorder: Recorder = SILENT,
+) -> Scorer:
+    """Return the scorer of a device, or raise SettingsError naming the devices there are."""
+    opening = DEVICES.get(device) or _plugin(device)
+    return opening(spec, scope, options or DeviceOptions(), recorder)
+
+
+def check_device(device: str, spec: KernelSpec, scope: Scope, options: DeviceOptions) -> None:
+    """Open a device and let it go; raise SettingsError where it cannot be used."""
+    scorer = make_scorer(device, spec, scope, options)
+    if isinstance(scorer, DeviceScorer):
+        scorer.shadows.close()
+
+
+def _plugin(device: str) -> OpenDevice:
+    """Return what opens a device that another package brings; only this imports any of it."""
+    found = {one.name: one for one in entry_points(group=PLUGIN_GROUP)}
+    if device in found:
+        try:
+            opening: OpenDevice = found[device].load()
+        except (ImportError, AttributeError) as error:
+            raise SettingsError(
+                f"device={device}: {found[device].value} cannot be loaded ({error}); install its "
+                "package again"
+            ) from error
+        return opening
+    if device in PLUGINS:
+        package, place = PLUGINS[device]
+        raise SettingsError(
+            f"device={device} needs the package {package}: pip install ./{place} in HillInfer's "
+            "source tree"
+        )
+    names = ", ".join([*DEVICES, *sorted({*found, *PLUGINS} - {*DEVICES})])
+    raise SettingsError(f"device={device!r} is unknown: choose one of {names}")
