@@ -474,18 +474,9 @@ class RowBuffers:
         return upcoming
 
     def take(self, which: int, rows: int) -> NDArray[np.uint8]:
-        """Return the first rows of a buffer, once nothing is promoted from it any more.
+        """Return the first `rows` of buffer 0 or 1, uint8 (rows, row_bytes).
 
-        Parameters
-        ----------
-        which
-            0 or 1.
-        rows
-            How many.
-
-        Returns
-        -------
-        uint8 (rows, row_bytes).
+        Nothing is promoted from it any more.
         """
         promoting, self._promoting[which] = self._promoting[which], None
         if promoting is not None:
