@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from hillinfer.native.library import Variant, native_is_here, native_library
+from hillinfer.native.library import Variant, native_library
 
 _ATTEND = """
 rows = Rows(shape_of(4, 2, 128), count)
@@ -50,8 +50,6 @@ print(names() - before)
 
 @pytest.mark.parametrize("work", [_ATTEND, _CHOOSE], ids=["attend", "choose"])
 def test_little_work_starts_no_thread(work):
-    if not native_is_here():
-        pytest.skip("no native library: run python tools/build_native.py")
     # A row has 2 KiB, and a quarter of one of shadow.
     assert _started(work, 450) == 0
     assert _started(work, 20_000) == 1
@@ -59,8 +57,6 @@ def test_little_work_starts_no_thread(work):
 
 def test_many_query_heads_are_much_work():
     """Each takes all codes, so as many bytes of shadow take longer."""
-    if not native_is_here():
-        pytest.skip("no native library: run python tools/build_native.py")
     if native_library().variants[0] is Variant.PORTABLE:
         pytest.skip("without vectors all of it is much work")
     assert _started(_CHOOSE, 2000) == 0
