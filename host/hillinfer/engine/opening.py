@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +17,7 @@ from hillinfer.attention.softmax_merge import RowStates
 from hillinfer.attention.stored_rows import DenseAttention, RowAttention
 from hillinfer.devices.device_scorer import DeviceScorer
 from hillinfer.devices.device_shadows import DeviceShadows
-from hillinfer.devices.table import make_scorer
+from hillinfer.devices.table import OpenDevice, make_scorer
 from hillinfer.drive.calls import DriveCalls
 from hillinfer.drive.checksums import RowSums
 from hillinfer.drive.engine_table import open_engine
@@ -159,6 +159,7 @@ def open_parts(
     evaluate: Callable[[Scorer, Settings], ImportanceEvaluation],
     lane: CopyLane | None,
     growth: BudgetGrowth | None,
+    devices: Mapping[str, OpenDevice],
 ) -> RuntimeParts:
     """Open the parts of a `Runtime`; parameters and errors are its.
 
@@ -179,7 +180,7 @@ def open_parts(
         undone.callback(recorder.close)
         if scorer is None:
             scorer = make_scorer(
-                settings.device, spec, settings.scope, settings.device_options, recorder
+                settings.device, spec, settings.scope, settings.device_options, recorder, devices
             )
             if isinstance(scorer, DeviceScorer):
                 undone.callback(scorer.shadows.close)

@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
 
+from hillinfer.devices.table import DEVICES, OpenDevice
 from hillinfer.drive.calls import DriveCalls
 from hillinfer.engine.budget_growth import BudgetGrowth
 from hillinfer.engine.opening import open_parts
@@ -73,6 +74,10 @@ class Runtime:
         on the processor, and rows are attended to where they lie.
     growth
         How the budget follows the context; None where it is fixed.
+    devices
+        What opens the device that the settings name.
+    observe_selected
+        Called with layer, length and sets of every selection that is attended to.
 
     Attributes
     ----------
@@ -101,6 +106,8 @@ class Runtime:
         evaluate: Callable[[Scorer, Settings], ImportanceEvaluation] = ImportanceEvaluation,
         lane: CopyLane | None = None,
         growth: BudgetGrowth | None = None,
+        devices: Mapping[str, OpenDevice] = DEVICES,
+        observe_selected: Callable[[int, int, Sets], None] | None = None,
     ) -> None:
         self.shape = shape
         self.settings = settings
@@ -117,6 +124,7 @@ class Runtime:
             evaluate,
             lane,
             growth,
+            devices,
         )
         self.counters, self.recorder = parts.counters, parts.recorder
         self.layout, self.calls = parts.layout, parts.calls
@@ -132,8 +140,7 @@ class Runtime:
         self._selection, self._pipeline = parts.selection, parts.pipeline
         self._dense, self._attention, self._gpu = parts.dense, parts.attention, parts.gpu
         self.decode = parts.decode
-        # Called with layer, length and sets of every selection that is attended to; for tests.
-        self.watch_selected: Callable[[int, int, Sets], None] | None = None
+        self._observe_selected = observe_selected
         self._step = 0
         self._closed = False
 
@@ -362,8 +369,8 @@ class Runtime:
         if ahead is None and decode is not None:
             attended = decode.step(layer, sequence, query, scaling, self._step)
             if attended is not None:
-                if self.watch_selected is not None:
-                    self.watch_selected(layer, length, [decode.chosen.copy()])
+                if self._observe_selected is not None:
+                    self._observe_selected(layer, length, [decode.chosen.copy()])
                 self._rows.offer_filled(layer, sequence, self._step)
                 return attended
         if ahead is None:
@@ -378,8 +385,8 @@ class Runtime:
         else:
             assert keys is not None
             selected = self._selection.select(layer, sequence, query, keys, scaling)
-        if self.watch_selected is not None:
-            self.watch_selected(layer, length, selected)
+        if self._observe_selected is not None:
+            self._observe_selected(layer, length, selected)
         self.counters.scored_tokens += length * len(selected)
         self.counters.selected_tokens += sum(len(positions) for positions in selected)
         given = (layer, sequence, query, selected, scaling, self._step, landed)

@@ -59,8 +59,9 @@ def without(monkeypatch):
             return {"calls": NoMoreFiles()}
         if part == "what selects":
             return {"evaluate": _raises}
-        name = {"a device": "make_scorer", "the last part": "PrefetchPipeline"}[part]
-        monkeypatch.setattr(runtime_opening, name, _raises)
+        if part == "a device":
+            return {"devices": {SETTINGS.device: _raises}}
+        monkeypatch.setattr(runtime_opening, "PrefetchPipeline", _raises)
         return {}
 
     return fail
@@ -112,13 +113,13 @@ def test_a_timeline_is_closed_where_the_trace_cannot_be_made(cold_dir, tmp_path)
 
 
 @pytest.mark.parametrize(("given", "closed"), [(False, 1), (True, 0)])
-def test_a_device_that_was_made_here_is_closed_after_an_error(given, closed, cold_dir, monkeypatch):
+def test_a_device_that_was_made_here_is_closed_after_an_error(given, closed, cold_dir):
     shadows = CountingDevice()
     spec = kernel_spec(SHAPE, SETTINGS)
     scorer = DeviceScorer(NativeScorer(spec, SETTINGS.scope), shadows)
-    monkeypatch.setattr(runtime_opening, "make_scorer", lambda *_: scorer)
+    made = {"scorer": scorer} if given else {"devices": {SETTINGS.device: lambda *_: scorer}}
     with pytest.raises(ColdPoolError, match="no more room"):
-        opened(cold_dir, scorer=scorer if given else None, evaluate=_raises)
+        opened(cold_dir, evaluate=_raises, **made)
     assert shadows.closed == closed
 
 

@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which tokens come out does not depend on where the key shadow lies, for each named format."""
 
+import os
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from generation_runs import attached, bits, run
 from tiny_models import TinyModel, prompts
 
+from hillinfer.drive.calls import DriveCalls
+from hillinfer.drive.files import aligned_buffer
 from hillinfer.engine.budget_plan import BudgetPlan, kernel_spec
 from hillinfer.engine.runtime import Runtime
 from hillinfer.errors import SetupWarning
@@ -32,15 +36,17 @@ def model():
     return TinyModel("llama", "gqa", torch.float32).build()
 
 
-def go(model, cold_dir, room, **changes):
-    """Return bits and statistics of a batch, and of a fork that goes on after a rewind."""
+def go(model, cold_dir, room, given=None, **changes):
+    """Return bits and statistics of a batch, and of a fork that goes on after a rewind.
+
+    `given` goes to the runtime.
+    """
     ids, mask = prompts(list(LENGTHS))
     with attached(model, cold_dir, **(SELECTION | {"dram_budget": "16MiB"} | changes)) as hill:
         shape = ModelShape.from_config(model.config, model.dtype)
         one = shadow_bytes(kernel_spec(shape, hill.settings))
-        cache = HillInferCache(
-            Engine(Runtime(shape, hill.settings, 8 << 20, cold_dir, shadow_limit_bytes=room * one))
-        )
+        given = {"shadow_limit_bytes": room * one} | (given or {})
+        cache = HillInferCache(Engine(Runtime(shape, hill.settings, 8 << 20, cold_dir, **given)))
         first = run(model, cache, ids, mask, NEW, prefill_chunk_size=700)
         fork = cache.fork()
         fork.crop(-500)
@@ -78,27 +84,33 @@ def test_streamed_with_every_pool_policy(model, cold_dir, policy):
     assert statistics.shadow_read_bytes > 0
 
 
-def test_a_bit_that_flips_on_the_drive_changes_what_comes_out(model, cold_dir, monkeypatch):
+class FlippingShadows(DriveCalls):
+    """Writes other shadows than it is given; that file comes after the layers' files of rows."""
+
+    def __init__(self, layers):
+        self._before = 1 + layers
+        self._files = []
+
+    def open(self, path, flags, mode=0o600):
+        descriptor = super().open(path, flags, mode)
+        if flags & os.O_TMPFILE == os.O_TMPFILE:
+            self._files.append(descriptor)
+        return descriptor
+
+    def pwrite(self, descriptor, data, offset):
+        if descriptor in self._files[self._before :]:
+            wrong = aligned_buffer(len(data))
+            wrong[:] = np.frombuffer(data, np.uint8)
+            wrong.reshape(-1, BEAT_BYTES)[:, ::3] ^= 0x77
+            data = wrong.data
+        return super().pwrite(descriptor, data, offset)
+
+
+def test_a_bit_that_flips_on_the_drive_changes_what_comes_out(model, cold_dir):
     """The twin: the shadow that is read from the drive decides."""
     (expected, _), _ = go(model, cold_dir, 0, shadow="int4")
-    write = Runtime.append
-
-    def flipping(runtime, *arguments):
-        store = runtime.parts.shadow_store
-        read = store.read_together
-
-        def flipped(slots, into):
-            read(slots, into).result()
-            beats = into[: len(slots) * store.slot_bytes].reshape(-1, BEAT_BYTES)
-            beats[:, ::3] ^= 0x77
-            return store._writer.submit(int)
-
-        store.read_together = flipped
-        Runtime.append = write
-        write(runtime, *arguments)
-
-    monkeypatch.setattr(Runtime, "append", flipping)
-    (found, _), _ = go(model, cold_dir, 0, shadow="int4")
+    flipping = {"calls": FlippingShadows(model.config.num_hidden_layers)}
+    (found, _), _ = go(model, cold_dir, 0, flipping, shadow="int4")
     assert not torch.equal(found, expected)
 
 

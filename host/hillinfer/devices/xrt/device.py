@@ -106,6 +106,8 @@ class XrtDevice:
         Admit what it takes of it.
     deadlines
         When to give the card up.
+    chunk_bytes
+        Least of its memory that is taken at a time.
 
     Attributes
     ----------
@@ -122,6 +124,7 @@ class XrtDevice:
         memory_bytes: int,
         claims: MemoryClaims,
         deadlines: Deadlines,
+        chunk_bytes: int = CHUNK_BYTES,
     ) -> None:
         self._spec = spec
         self._worker = worker
@@ -129,7 +132,7 @@ class XrtDevice:
         self._deadlines = deadlines
         # Whole pages, as files hold them.
         self._slot_bytes = -(-spec.segment_bytes // _PAGE) * _PAGE
-        self._per_chunk = max(CHUNK_BYTES // self._slot_bytes, 1)
+        self._per_chunk = max(chunk_bytes // self._slot_bytes, 1)
         self._chunk_bytes = self._per_chunk * self._slot_bytes
         chunks = memory_bytes // self._chunk_bytes
         self.slots = chunks * self._per_chunk
@@ -374,6 +377,8 @@ def open_xrt(
     recorder: Recorder = SILENT,
     start: Callable[[Mapping[str, str], int, float], WorkerProcess] = WorkerProcess,
     wait: Deadlines | None = None,
+    chunk_bytes: int = CHUNK_BYTES,
+    reserved_bytes: int = _RESERVED_BYTES,
 ) -> DeviceScorer:
     """Return a scorer whose device is a card that an xclbin is loaded on.
 
@@ -385,6 +390,10 @@ def open_xrt(
         Starts the process that has the card.
     wait
         When to give the card up; None for what is right for a card, or a simulator of one.
+    chunk_bytes
+        Of the card's memory, taken at a time.
+    reserved_bytes
+        Of the card's memory, for the buffers of launches.
 
     Raises
     ------
@@ -413,9 +422,9 @@ def open_xrt(
     except XclbinError:
         worker.close()
         raise
-    memory = max(int(card["memory_bytes"]) - _RESERVED_BYTES, 0)
+    memory = max(int(card["memory_bytes"]) - reserved_bytes, 0)
     claims = MemoryClaims(user_cache_dir("cards"), str(card["place"]), memory)
-    device = XrtDevice(kernels, worker, memory, claims, deadlines)
+    device = XrtDevice(kernels, worker, memory, claims, deadlines, chunk_bytes)
     pace = Pace.EMULATED if xclbin.mode == HW_EMU else Pace.REAL
     shadows = DeviceShadows(spec, device, options.beta, warn_of_loss, pace)
     return DeviceScorer(NativeScorer(spec, scope), shadows, recorder)
