@@ -32,6 +32,7 @@ _DEFAULTS = Settings()
 
 def generate(
     *,
+    context: typer.Context,
     model: Annotated[
         str,
         typer.Option(help="Registry name, folder, GGUF file, or organisation/name on the hub."),
@@ -233,4 +234,4 @@ def generate(
     quiet_transformers()
     from hillinfer.cli.run import run
 
-    run(request)
+    run(request, context.obj)

@@ -14,6 +14,7 @@ from command import read_report
 from forked import Forked
 
 import hillinfer
+from hillinfer.cli.preflight import Surroundings
 from hillinfer.errors import HillInferError, SettingsError
 from hillinfer.models.loader import load_model
 from hillinfer.models.registry_model import DEFAULT_MODEL
@@ -162,16 +163,15 @@ KEPT = ("--save-session", "--session", "--model")
 
 
 @pytest.fixture
-def generate(command, monkeypatch):
+def generate(command):
     """Answer with a model that is never looked for, because the places are what is tested."""
 
     def located(name, say):
         raise SettingsError("the places are good")
 
-    monkeypatch.setattr("hillinfer.models.sources.ModelSource.locate", located)
-
     def run(*arguments):
-        return command("generate", "--prompt", "text", "--question", "who?", *arguments)
+        asked = ("generate", "--prompt", "text", "--question", "who?", *arguments)
+        return command(*asked, around=Surroundings(locate=located))
 
     return run
 
