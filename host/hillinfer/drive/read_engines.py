@@ -150,16 +150,18 @@ class NativeThreadEngine:
         Reads in flight of one batch.
     calls
         How the drive is reached.
+    again
+        Reads what did not come whole, and is closed with this; threads of Python where None.
     """
 
     # A choice names how reads are made, and that is the same.
     name = ThreadEngine.name
 
-    def __init__(self, threads: int, calls: DriveCalls) -> None:
+    def __init__(self, threads: int, calls: DriveCalls, again: ReadEngine | None = None) -> None:
         self._threads = threads
         self._calls = calls
         self._gate = EngineGate()
-        self._plain = ThreadEngine(threads)
+        self._plain = ThreadEngine(threads) if again is None else again
 
     def read(self, file: ReadFile, buffer: NDArray[np.uint8], reads: Reads) -> None:
         """Make all reads; see `ReadEngine`."""

@@ -178,7 +178,7 @@ def _close(calls: DriveCalls, descriptor: int) -> None:
 
 DEPTH = 64
 # How often, and how far apart in seconds, a ring is asked again for reads that it does not return.
-_TRIES, _PAUSE = 50, 0.02
+_TRIES, PAUSE_SECONDS = 50, 0.02
 
 
 class UringEngine:
@@ -195,6 +195,8 @@ class UringEngine:
         How the drive is reached.
     depth
         Reads in flight in a ring, a power of two.
+    pause
+        Seconds before a ring is asked again for reads that it does not return.
 
     Raises
     ------
@@ -204,9 +206,15 @@ class UringEngine:
 
     name = "uring"
 
-    def __init__(self, threads: int, calls: DriveCalls, depth: int = DEPTH) -> None:
+    def __init__(
+        self,
+        threads: int,
+        calls: DriveCalls,
+        depth: int = DEPTH,
+        pause: float = PAUSE_SECONDS,
+    ) -> None:
         self._calls = calls
-        self._depth = depth
+        self._depth, self._pause = depth, pause
         # None once it is closed.
         self._local: threading.local | None = threading.local()
         # Rings of threads that ended are gone from here.
@@ -316,7 +324,7 @@ class UringEngine:
             except InterruptedError:
                 pass
             except OSError:
-                time.sleep(_PAUSE)
+                time.sleep(self._pause)
             ring.reap()
         if ring.in_flight:
             # The kernel may still write there: nobody may have this memory for anything else.

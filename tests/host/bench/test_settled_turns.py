@@ -12,7 +12,6 @@ from hillinfer_bench.decode.measuring import take_steps
 from hillinfer_bench.rivals.drive_rows import DriveRows
 from hillinfer_bench.systems.case import BenchSetting, Case
 from hillinfer_bench.systems.kv_source import RandomKV
-from hillinfer_bench.systems.system import OpenSystem
 from hillinfer_bench.systems.table import make_system
 
 CONTEXT, STEPS, TURN = 16_384, 4, 2
@@ -82,6 +81,19 @@ def test_no_system_reads_ahead_in_anothers_turn(systems):
     assert not leaks(systems)
 
 
-def test_without_waiting_it_would(systems, monkeypatch):
-    monkeypatch.setattr(type(systems.opened[0]), "settle", OpenSystem.settle)
+class Unsettled:
+    """A system that waits for nothing after its turn."""
+
+    def __init__(self, system):
+        self._system = system
+
+    def __getattr__(self, name):
+        return getattr(self._system, name)
+
+    def settle(self):
+        pass
+
+
+def test_without_waiting_it_would(systems):
+    systems.opened[:] = map(Unsettled, systems.opened)
     assert leaks(systems)

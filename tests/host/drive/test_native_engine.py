@@ -16,16 +16,12 @@ from read_cases import PAGES, brought
 from hillinfer.drive.calls import DriveCalls, Reads
 from hillinfer.drive.engine_table import open_engine
 from hillinfer.drive.files import PAGE_BYTES, ColdFile, aligned_buffer, probe_io_mode
-from hillinfer.drive.read_engines import NativeThreadEngine
-from hillinfer.native.library import HOW_TO_BUILD, native_is_here
+from hillinfer.drive.read_engines import NativeThreadEngine, ThreadEngine
 from hillinfer.settings import IOChoice
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
 from faulty_calls import FAULTS, FaultyCalls, Injection
 
-pytestmark = pytest.mark.skipif(
-    not native_is_here(), reason=f"the native library is not built: {HOW_TO_BUILD}"
-)
 THREADS = 24
 
 
@@ -104,10 +100,16 @@ def test_what_does_not_come_is_read_again(file, content, kind, fault, index):
     engine.close()
 
 
-def test_one_that_believed_the_kernel_blindly_would_be_seen(file, content, monkeypatch):
+class Believing(ThreadEngine):
+    """Reads nothing again."""
+
+    def read(self, *given):
+        pass
+
+
+def test_one_that_believed_the_kernel_blindly_would_be_seen(file, content):
     calls = FaultyCalls(Injection("read_done", 5, FAULTS["read_done"][0]))
-    engine, reads = NativeThreadEngine(THREADS, calls), pages(40)
-    monkeypatch.setattr(engine._plain, "read", lambda *_: None)
+    engine, reads = NativeThreadEngine(THREADS, calls, Believing(1)), pages(40)
     assert not np.array_equal(brought(engine, file, reads), right(content, reads))
     engine.close()
 

@@ -18,7 +18,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from read_cases import PAGES, brought
 
-from hillinfer.drive import uring as uring_engine
 from hillinfer.drive.calls import DriveCalls, Reads
 from hillinfer.drive.engine_table import open_engine, why_no_ring
 from hillinfer.drive.files import PAGE_BYTES, ColdFile, IOMode, aligned_buffer, probe_io_mode
@@ -219,9 +218,7 @@ class TestFaults:
         assert calls.hits == 1
         np.testing.assert_array_equal(came[0], expected(content, reads))
 
-    def test_reads_that_never_come_back_end_it(self, rings, monkeypatch):
-        monkeypatch.setattr(uring_engine, "_PAUSE", 0)
-
+    def test_reads_that_never_come_back_end_it(self, rings):
         class Stuck(DriveCalls):
             def ring_enter(self, ring, submit, complete):
                 # Where it waited for them, it would wait for ever.
@@ -233,7 +230,7 @@ class TestFaults:
         end, other_end = os.pipe()
         file = SimpleNamespace(lend=lambda use: use(end))
         try:
-            with opened(UringEngine(1, Stuck(), depth=8)) as engine:
+            with opened(UringEngine(1, Stuck(), depth=8, pause=0)) as engine:
                 for _ in range(2):
                     with pytest.raises(ColdPoolError, match=r"not give back reads .*--io threads"):
                         brought(engine, file, scattered(1, 40))
