@@ -56,12 +56,13 @@ def test_threads_are_native():
     native.close()
 
 
-def test_nothing_of_python_reads(file, content):
+def test_nothing_of_python_reads(tmp_path, content):
     class NoRead(DriveCalls):
         def preadv(self, *args):
             raise AssertionError("Python read")
 
-    file._calls = NoRead()
+    file = ColdFile(tmp_path, probe_io_mode(tmp_path), "rows of layer 4", NoRead())
+    file.write(content.data, 0)
     engine, reads = NativeThreadEngine(THREADS, DriveCalls()), pages(200)
     before = threading.active_count()
     np.testing.assert_array_equal(brought(engine, file, reads), right(content, reads))
@@ -69,6 +70,7 @@ def test_nothing_of_python_reads(file, content):
     # As many at once as were asked for, the caller's thread among them, and they stay.
     assert threads_of_the_process() >= THREADS
     engine.close()
+    file.close()
 
 
 def test_what_the_kernel_says_comes_back_for_each_read(file, content):
@@ -147,20 +149,22 @@ def test_an_interrupt_leaves_no_read_behind(file, content):
 
 
 def test_closing_waits_for_a_batch(file, content):
-    entered, came = threading.Event(), []
+    entered, over, came = threading.Event(), threading.Event(), []
 
     class Slow(DriveCalls):
         def read_many(self, *args):
             entered.set()
             time.sleep(0.05)
-            return super().read_many(*args)
+            results = super().read_many(*args)
+            over.set()
+            return results
 
     engine, reads = NativeThreadEngine(THREADS, Slow()), pages(40)
     reader = threading.Thread(target=lambda: came.append(brought(engine, file, reads)))
     reader.start()
     assert entered.wait(120)
     engine.close()
-    assert not engine._gate._reading
+    assert over.is_set()
     reader.join()
     np.testing.assert_array_equal(came[0], right(content, reads))
 

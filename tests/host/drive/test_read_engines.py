@@ -174,8 +174,7 @@ class TestFaults:
             def read_done(self, descriptor, into, offset, result):
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-        file, reads = make_file(tmp_path, content, None), scattered(1, 12)
-        file._calls = Failing()
+        file, reads = make_file(tmp_path, content, None, Failing()), scattered(1, 12)
         with (
             opened(open_engine(engine_choice, THREADS, Failing())) as engine,
             pytest.raises(

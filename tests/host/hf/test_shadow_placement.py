@@ -1,17 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which tokens come out does not depend on where the key shadow lies, for each named format."""
 
-import os
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from generation_runs import attached, bits, run
 from tiny_models import TinyModel, prompts
 
-from hillinfer.drive.calls import DriveCalls
-from hillinfer.drive.files import aligned_buffer
 from hillinfer.engine.budget_plan import BudgetPlan, kernel_spec
 from hillinfer.engine.runtime import Runtime
 from hillinfer.errors import SetupWarning
@@ -19,10 +15,11 @@ from hillinfer.hf.cache import HillInferCache
 from hillinfer.hf.engine import Engine
 from hillinfer.kv.pool_policies import POOL_POLICIES
 from hillinfer.model_shape import ModelShape
+from hillinfer.scoring.native import NativeScorer
+from hillinfer.scoring.scorer import SegmentShadow
 from hillinfer.settings import Settings
 from hillinfer.shadow.store import shadow_bytes
 from hillinfer.values import ByteSize
-from hillinfer_model.kernel_spec import BEAT_BYTES
 
 LENGTHS = (2300, 1400)
 NEW = 4
@@ -84,34 +81,33 @@ def test_streamed_with_every_pool_policy(model, cold_dir, policy):
     assert statistics.shadow_read_bytes > 0
 
 
-class FlippingShadows(DriveCalls):
-    """Writes other shadows than it is given; that file comes after the layers' files of rows."""
+class OtherCodes(NativeScorer):
+    """Scores other codes than those that the drive brings."""
 
-    def __init__(self, layers):
-        self._before = 1 + layers
-        self._files = []
-
-    def open(self, path, flags, mode=0o600):
-        descriptor = super().open(path, flags, mode)
-        if flags & os.O_TMPFILE == os.O_TMPFILE:
-            self._files.append(descriptor)
-        return descriptor
-
-    def pwrite(self, descriptor, data, offset):
-        if descriptor in self._files[self._before :]:
-            wrong = aligned_buffer(len(data))
-            wrong[:] = np.frombuffer(data, np.uint8)
-            wrong.reshape(-1, BEAT_BYTES)[:, ::3] ^= 0x77
-            data = wrong.data
-        return super().pwrite(descriptor, data, offset)
+    def choose(self, query, scaling, segments, coming, wanted):
+        return super().choose(query, scaling, [*map(changed, segments)], coming, wanted)
 
 
-def test_a_bit_that_flips_on_the_drive_changes_what_comes_out(model, cold_dir):
+def changed(segment):
+    if not segment.on_drive:
+        return segment
+    wrong = segment.shadow.copy()
+    wrong[:, ::3] ^= 0x77
+    return SegmentShadow(segment.base_position, segment.tokens, wrong, segment.statistics)
+
+
+def test_other_codes_than_those_on_the_drive_change_what_comes_out(model, cold_dir):
     """The twin: the shadow that is read from the drive decides."""
+    chosen = Settings().changed(**SELECTION, shadow="int4")
+    spec = kernel_spec(ModelShape.from_config(model.config, model.dtype), chosen)
     (expected, _), _ = go(model, cold_dir, 0, shadow="int4")
-    flipping = {"calls": FlippingShadows(model.config.num_hidden_layers)}
-    (found, _), _ = go(model, cold_dir, 0, flipping, shadow="int4")
+    other = {"scorer": OtherCodes(spec, chosen.scope)}
+    (found, _), _ = go(model, cold_dir, 0, other, shadow="int4")
     assert not torch.equal(found, expected)
+    # Where all shadows are in DRAM none is changed.
+    other = {"scorer": OtherCodes(spec, chosen.scope)}
+    (found, _), _ = go(model, cold_dir, 100, other, shadow="int4")
+    assert torch.equal(found, expected)
 
 
 def test_a_budget_that_cannot_hold_the_shadow_warns_and_gives_the_same_bits(cold_dir):
