@@ -225,5 +225,5 @@ def test_without_a_trace_nothing_records(model, cold_dir):
     with attached(model, cold_dir) as hill:
         cache = hill.new_cache()
         assert cache.engine.runtime.recorder is SILENT
-        assert isinstance(cache.spans._recorder, Silent)
+        assert isinstance(cache.spans.recorder, Silent)
         cache.close()
