@@ -118,9 +118,16 @@ def test_what_becomes_of_a_mutant(case, small):
     assert (copied.folder / mutant.file).read_text().endswith(f"{WRONG.original}\n")
 
 
-def test_a_mutant_that_hangs_is_ended_and_counts_as_killed(small, monkeypatch):
-    copied, unharmed = small
-    monkeypatch.setattr(unharmed, "limit", lambda mutant: 3.0)
+class Hasty(Unharmed):
+    """Takes every test for one that hangs after three seconds."""
+
+    def limit(self, mutant):
+        return 3.0
+
+
+def test_a_mutant_that_hangs_is_ended_and_counts_as_killed(small):
+    copied, _ = small
+    unharmed = Hasty(run_tests(copied, ["tests"], None)[1])
     hanging = killed_by("test_answer", changed="__import__('time').sleep(600)")
     result = try_mutant(copied, hanging, unharmed)
     assert result.outcome is Outcome.TIMED_OUT

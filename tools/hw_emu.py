@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,11 @@ CANNOT_START = 2
 _AUTO = "auto"
 
 
-def main(argv: Sequence[str] | None = None, run: Run = run_command) -> int:
+def main(
+    argv: Sequence[str] | None = None,
+    run: Run = run_command,
+    make_own: Callable[[Path], Emulator] = OwnEmulator,
+) -> int:
     """Generate with the cards of all engines and write the report.
 
     Parameters
@@ -43,13 +47,16 @@ def main(argv: Sequence[str] | None = None, run: Run = run_command) -> int:
         Options; the process' own without them.
     run
         Runs `hillinfer generate`.
+    make_own
+        Makes the project's own emulator, given the folder below which it makes cards.
     """
     given = _parser().parse_args(argv)
     setting = GenerationSetting(
         MODEL, KeyMode(given.mode), Rule(given.rule), given.new_tokens, given.characters
     )
     try:
-        return _generate(_emulator(given), setting, [*map(Engine, given.engine)], given.out, run)
+        emulator = _emulator(given, make_own)
+        return _generate(emulator, setting, [*map(Engine, given.engine)], given.out, run)
     except MissingToolError as error:
         print(f"hw_emu: {error}", file=sys.stderr)
         return CANNOT_START
@@ -86,11 +93,11 @@ def _good(row: Mapping[str, Any]) -> bool:
     return bool(row["tokens_equal"] and row["device_scored_tokens"] and not row["device_lost"])
 
 
-def _emulator(given: argparse.Namespace) -> Emulator:
+def _emulator(given: argparse.Namespace, make_own: Callable[[Path], Emulator]) -> Emulator:
     name = usual_emulator() if given.emulator == _AUTO else EmulatorName(given.emulator)
     if name is EmulatorName.VITIS:
         return VitisEmulator(given.build, given.platform)
-    return OwnEmulator(given.build)
+    return make_own(given.build)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -35,9 +35,3 @@ def hub_cache(monkeypatch, tmp_path):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     return tmp_path / "hub"
-
-
-@pytest.fixture
-def hide_native(monkeypatch):
-    """Returns what lets a module find no native library from then on."""
-    return lambda module: monkeypatch.setattr(module, "native_is_here", lambda: False)

@@ -1,12 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests of devices share: rates that nobody need measure, and the room that is left."""
+"""What tests of devices share: rates nobody need measure, the room left, wrapped devices."""
 
 import torch
 
+from hillinfer.devices.device_scorer import DeviceScorer
+from hillinfer.devices.device_shadows import DeviceShadows
+from hillinfer.devices.opening import make_scorer
 from hillinfer.drive.calls import DriveCalls
 from hillinfer.drive.engine_table import open_engine
 from hillinfer.engine.budget_plan import kernel_spec
+from hillinfer.errors import warn_of_loss
 from hillinfer.rates.kept_rates import KeptRates, RatesKey
+from hillinfer.scoring.native import NativeScorer
 
 
 def key_of(shape, settings, cold_dir, device=None):
@@ -30,3 +35,63 @@ def slots_left(shadows):
     while shadows.room(count) is not None:
         count += 1
     return count
+
+
+class Through:
+    """A device that passes everything on to another; a test says what it does otherwise."""
+
+    def __init__(self, device):
+        self.device = device
+
+    def __getattr__(self, name):
+        return getattr(self.device, name)
+
+
+class Noting(Through):
+    """Notes how often each part of a device was called."""
+
+    def __init__(self, device):
+        super().__init__(device)
+        self.loads = self.launches = 0
+
+    def load(self, shadows):
+        self.loads += 1
+        self.device.load(shadows)
+
+    def score(self, *given):
+        self.launches += 1
+        return self.device.score(*given)
+
+
+class Wrapped:
+    """Opens a device of the host's table, or a package's, and wraps it; lists what it opened.
+
+    Parameters
+    ----------
+    name
+        In the table.
+    wrap
+        Takes the device and returns what is to be there for it.
+    opening
+        Opens it; as the table does where None.
+    """
+
+    def __init__(self, name, wrap=Noting, opening=None):
+        self._name, self._wrap, self._opening = name, wrap, opening
+        self.opened = []
+
+    @property
+    def table(self):
+        return {self._name: self.open}
+
+    def open(self, spec, scope, options, recorder):
+        if self._opening is not None:
+            scorer = self._opening(spec, scope, options, recorder)
+        else:
+            scorer = make_scorer(self._name, spec, scope, options, recorder)
+        if not isinstance(scorer, DeviceScorer):
+            return scorer
+        self.opened.append(self._wrap(scorer.shadows.device))
+        pace = scorer.shadows.pace
+        shadows = DeviceShadows(spec, self.opened[-1], options.beta, warn_of_loss, pace)
+        return DeviceScorer(NativeScorer(spec, scope), shadows, recorder)

@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 import hillinfer
+from hillinfer.devices.opening import DEVICES
+from hillinfer.engine.runtime import Runtime
 from hillinfer.hf.attach import Attachment
 from hillinfer.settings import Settings
 
@@ -46,13 +50,16 @@ def _stored(states):
     return states.clamp(-65504, 65504).to(torch.float16).to(torch.float32)
 
 
-def attached(model, cold_dir, **changes):
-    """Attach with the settings of these tests, changed as given."""
+def attached(model, cold_dir, devices=None, **changes):
+    """Attach with the settings of these tests, changed as given, and devices beside the host's."""
+    if devices is not None:
+        opened = partial(Runtime, devices={**DEVICES, **devices})
+        return attached_with(model, cold_dir, {"open_runtime": opened}, **changes)
     return hillinfer.attach(model, cold_dir=cold_dir, **(SETTINGS | changes))
 
 
 def attached_with(model, cold_dir, given, **changes):
-    """Attach so with something in the place of the drive, the plan or the lane, by its name."""
+    """Attach so with something in the place of a part of the attachment, by its name."""
     settings = Settings().changed(cold_dir=cold_dir, **(SETTINGS | changes))
     return Attachment(model, settings, **given)
 
@@ -89,12 +96,16 @@ def bits(output):
 
 
 class SelectionLog:
-    """Lists the sets that a cache selects: (layer-wise in call order) lists of positions."""
+    """Lists the sets that caches select: (layer-wise in call order) lists of positions."""
 
-    def __init__(self, cache):
+    def __init__(self):
         self.sets = []
         self.lengths = []
-        cache.engine.runtime.watch_selected = self.note
+
+    def attached(self, model, cold_dir, **changes):
+        """Attach with the settings of these tests, changed as given, and list what is selected."""
+        observed = partial(Runtime, observe_selected=self.note)
+        return attached_with(model, cold_dir, {"open_runtime": observed}, **changes)
 
     def note(self, layer, length, sets):
         """Take the sets of a layer that attention is about to see, or has just seen."""

@@ -17,7 +17,6 @@ from hillinfer.engine.budget_plan import BudgetPlan, kernel_spec
 from hillinfer.engine.runtime import Runtime
 from hillinfer.kv.pool_policies import POOL_POLICIES
 from hillinfer.model_shape import ModelShape
-from hillinfer.native.library import native_is_here
 from hillinfer.settings import HOST_DEVICES, Settings
 from hillinfer.shadow.store import STREAM_BUFFERS, shadow_bytes
 
@@ -49,7 +48,7 @@ class Path(StrEnum):
 
 
 # Those that score in this process; tests with kernels or cards name theirs.
-DEVICES = (*sorted(HOST_DEVICES), *(("core",) if native_is_here() else ()))
+DEVICES = (*sorted(HOST_DEVICES), "core")
 BATCHES = (1, 3)
 
 

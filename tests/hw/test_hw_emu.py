@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from vitis_place import ROOT, VitisPlace, tool_main
 from hillinfer.devices.xrt.process import environment_of
 from hillinfer.devices.xrt.xclbin import HW_EMU, Xclbin, check_xclbin
 from hillinfer_hw.emulation_image import PLATFORM
+from hillinfer_hw.own_emulator import OwnEmulator
 from hillinfer_hw.surrounding import Surrounding
 from hillinfer_hw.toolchain import MissingToolError
 from hillinfer_hw.xrt_installation import debian_xrt
@@ -81,10 +83,10 @@ class Place(VitisPlace):
             monkeypatch.delenv(name, raising=False)
         self.generations = Generations()
 
-    def run(self, *options, fault=""):
+    def run(self, *options, fault="", make_own=OwnEmulator):
         self.monkeypatch.setenv("STANDIN_FAULT", fault)
         given = ["--build", str(self.build), "--out", str(self.out), *options]
-        return tool_main("hw_emu")(given, self.generations)
+        return tool_main("hw_emu")(given, self.generations, make_own)
 
     def report(self):
         return json.loads(self.out.read_text())
@@ -283,9 +285,8 @@ def test_the_own_emulator_counts_launches_and_cycles(place, tmp_path, asked):
         )
 
     xrt = type("Xrt", (), {"version": "2.13.0"})
-    place.monkeypatch.setattr("hillinfer_hw.own_emulator.make_surrounding", make)
-    place.monkeypatch.setattr("hillinfer_hw.own_emulator.debian_xrt", lambda: xrt)
-    assert place.run("--emulator", asked) == 0
+    own = partial(OwnEmulator, make=make, find_xrt=lambda: xrt)
+    assert place.run("--emulator", asked, make_own=own) == 0
     folder = place.build / "hw_emu"
     assert made == [(SPEC, engine, folder / f"{STEM}-{engine}") for engine in ("rtl", "hls")]
     assert place.calls() == []

@@ -213,9 +213,9 @@ def test_a_fault_ends_in_an_error_and_nothing_is_left(own, fault):
     assert same(own.score(SMALL, launch), run_score_launch(SMALL, launch))
 
 
-def test_a_kernel_that_does_not_end_in_time_is_named(own, monkeypatch):
+def test_a_kernel_that_does_not_end_in_time_is_named(own):
     # It is the front that says so, however long it takes to get there.
-    monkeypatch.setattr("hillinfer_pynq.front_process._GRACE_S", ENOUGH)
+    own.grace = ENOUGH
     own.score(SMALL, random_launch(SMALL, Scope.LAYER, [1]))
     pids = front_and_device(own)
     own.patience = 1e-3

@@ -149,7 +149,7 @@ class Fuzzer:
         started = time.monotonic()
         for name, count in counts.items():
             for first in range(0, count, _BATCH):
-                self._try(self.make(name, n) for n in range(first, min(count, first + _BATCH)))
+                self.verdicts(self.make(name, n) for n in range(first, min(count, first + _BATCH)))
             say(self._line(name))
         self.tally.seconds = time.monotonic() - started
         return self.tally
@@ -164,7 +164,7 @@ class Fuzzer:
         while time.monotonic() - started < seconds:
             for name, share in shares.items():
                 batch = min(4 * _BATCH, max(1, _BATCH * share // (4 * least)))
-                self._try(self.make(name, done[name] + n) for n in range(batch))
+                self.verdicts(self.make(name, done[name] + n) for n in range(batch))
                 done[name] += batch
                 if time.monotonic() - started >= seconds:
                     break
@@ -177,16 +177,17 @@ class Fuzzer:
     def replay(self, files: Sequence[Path]) -> list[tuple[Path, Verdict]]:
         """Try inputs that were kept."""
         kept = [FuzzInput.load(file, self.seeds_of) for file in files]
-        return list(zip(files, self._try(kept), strict=True))
+        return list(zip(files, self.verdicts(kept), strict=True))
 
-    def _try(self, inputs: Iterable[FuzzInput]) -> list[Verdict]:
+    def verdicts(self, inputs: Iterable[FuzzInput]) -> list[Verdict]:
+        """Try inputs and count what became of each."""
         made = list(inputs)
         tries = [(one.write, partial(self._targets[one.target].try_one)) for one in made]
-        verdicts = []
+        found = []
         for one, verdict in zip(made, self._sandbox.run(tries), strict=True):
             self.tally.count(one, verdict, self._keep, self.seeds_of(one.target))
-            verdicts.append(verdict)
-        return verdicts
+            found.append(verdict)
+        return found
 
     def _line(self, name: str) -> str:
         counts = self.tally.kinds.get(name, Counter())

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,9 @@ from hillinfer_hw.emulated_card import CardWork, EmulatedCard
 from hillinfer_hw.emulation import Engine, make_surrounding
 from hillinfer_hw.emulator import EmulatorName
 from hillinfer_hw.generation_setting import GenerationSetting
-from hillinfer_hw.xrt_installation import debian_xrt
+from hillinfer_hw.surrounding import Surrounding
+from hillinfer_hw.xrt_installation import XrtInstallation, debian_xrt
+from hillinfer_model.kernel_spec import KernelSpec
 
 _LOG_VARIABLE = "HILLINFER_EMULATION_LOG"
 
@@ -27,21 +29,27 @@ class OwnEmulator:
     ----------
     build
         Folder below which they are made.
+    make
+        Makes the surrounding of a card.
+    find_xrt
+        Returns the XRT that is installed.
     """
 
     name: ClassVar[EmulatorName] = EmulatorName.OWN
     label: ClassVar[str] = "hw_emu (real XRT, emulated card)"
 
     build: Path
+    make: Callable[[KernelSpec, Engine, Path], Surrounding] = make_surrounding
+    find_xrt: Callable[[], XrtInstallation] = debian_xrt
 
     def check(self, setting: GenerationSetting, engines: Sequence[Engine]) -> None:
         """See that XRT is there; cards are made in seconds and say themselves what they miss."""
-        debian_xrt()
+        self.find_xrt()
 
     def card(self, setting: GenerationSetting, engine: Engine) -> EmulatedCard:
         """Make a card; see `Emulator`."""
         folder = (self.build / "hw_emu" / f"{setting.stem}-{engine}").resolve()
-        surrounding = make_surrounding(setting.spec, engine, folder)
+        surrounding = self.make(setting.spec, engine, folder)
         log = folder / "card.log"
         log.unlink(missing_ok=True)
         simulator = "verilator" if engine is Engine.RTL else "g++"
@@ -49,7 +57,7 @@ class OwnEmulator:
             surrounding.xclbin,
             {_LOG_VARIABLE: str(log)} | surrounding.for_process(),
             simulator,
-            debian_xrt().version,
+            self.find_xrt().version,
             partial(_logged_work, log),
         )
 

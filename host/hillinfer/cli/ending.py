@@ -378,12 +378,13 @@ class Program:
             self._app.command()(_carrying(command))
         self._app.callback(invoke_without_command=True, help=description)(_show_help)
 
-    def __call__(self, arguments: Sequence[str] | None = None) -> None:
+    def __call__(self, arguments: Sequence[str] | None = None, surroundings: object = None) -> None:
         """Run the command and end the process.
 
         What ends a command early becomes one line on standard error and the exit status that
         `ExitStatus` has for it. A defect shows its traceback where HILLINFER_TRACEBACK is set.
-        Without arguments, those of the process are taken.
+        Without arguments, those of the process are taken; `surroundings` are what a subcommand
+        reaches outside of itself, this machine's where None.
         """
         # Threads that spin while they wait for each other make a busy machine several times slower,
         # and an idle one hardly faster. OpenMP reads this when torch is loaded, which is later.
@@ -392,7 +393,9 @@ class Program:
 
         def command() -> object:
             with shown_warnings():
-                return self._app(given, prog_name=self._name, standalone_mode=False)
+                return self._app(
+                    given, prog_name=self._name, standalone_mode=False, obj=surroundings
+                )
 
         sys.exit(run_to_end(command))
 

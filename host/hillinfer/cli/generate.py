@@ -253,6 +253,7 @@ _DEFAULTS = Settings()
 
 def generate(
     *,
+    context: typer.Context,
     model: Annotated[
         str, typer.Option(help="Registry name, folder, GGUF file, or organisation/name on the hub.")
     ] = DEFAULT_MODEL,
@@ -453,4 +454,4 @@ def generate(
     quiet_transformers()
     from hillinfer.cli.run import run
 
-    run(request)
+    run(request, context.obj)

@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from hillinfer.cli.console import panics_unsaid
 from hillinfer.cli.generate import Asking, Compare, GenerateRequest
-from hillinfer.devices.opening import check_device
+from hillinfer.devices.opening import DEVICES, OpenDevice, check_device
+from hillinfer.drive.calls import DriveCalls
 from hillinfer.drive.directories import DriveFacts, prepared_cold_dir
 from hillinfer.engine.budget_growth import AUTO_FORMATS
 from hillinfer.engine.budget_plan import DevicePart, hit_bytes, kernel_spec
@@ -21,6 +23,7 @@ from hillinfer.kv.pool_policies import make_pool_policy
 from hillinfer.kv.sequence import observed_bytes
 from hillinfer.models.loader import ModelOutline
 from hillinfer.models.needs import Capacity, ContextNeeds
+from hillinfer.models.sources import ModelSource
 from hillinfer.projections.attachment import PackingBytes
 from hillinfer.projections.ways import make_projections
 from hillinfer.sessions.fingerprint import Fingerprint
@@ -34,6 +37,31 @@ from hillinfer_model.kernel_spec import GROUP_TOKENS
 _INTERACTIVE_QUESTION_TOKENS = 512
 # Tokenizers may leave out characters, such as repeated spaces, before they look for tokens.
 _FEWER_CHARACTERS = 16
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a run reaches outside of itself; a program that calls the command may give its own.
+
+    Parameters
+    ----------
+    calls
+        How the drive is reached; the operating system itself where None.
+    devices
+        What opens a device of each name.
+    probe
+        Looks at the cold directory with these calls.
+    measure
+        Returns what is free on that drive and where the model will run.
+    locate
+        Finds a model by its name.
+    """
+
+    calls: DriveCalls | None = None
+    devices: Mapping[str, OpenDevice] = field(default_factory=lambda: DEVICES)
+    probe: Callable[[Path, DriveCalls | None], DriveFacts] = DriveFacts.probe
+    measure: Callable[[DriveFacts, str], Capacity] = Capacity.measure
+    locate: Callable[[str, Callable[[str], None]], ModelSource] = ModelSource.locate
 
 
 @dataclass(frozen=True)
@@ -70,11 +98,12 @@ def check_run(
     prompt: QuestionPrompt,
     saved: SavedSession | None,
     say: Callable[[str], None],
+    around: Surroundings,
 ) -> CheckedRun:
     """Check model, device, session, positions, budget, memory and drive, and say what fits.
 
     `saved` is None where no session is used; `say` is called with a line for what a user should
-    know.
+    know; `around` is what the run reaches.
 
     Raises
     ------
@@ -114,7 +143,7 @@ def check_run(
             f"are more than the model's {positions} positions: shorten the prompt to "
             f"{max(0, positions - new_tokens)} tokens or lower --max-new-tokens"
         )
-    drive = DriveFacts.probe(prepared_cold_dir(request.settings.cold_dir))
+    drive = around.probe(prepared_cold_dir(request.settings.cold_dir), around.calls)
     if drive.warning:
         say(f"hillinfer: warning: {drive.warning}")
     needs = ContextNeeds.of(
@@ -139,8 +168,9 @@ def check_run(
         kernel_spec(outline.shape, choice.settings),
         settings.scope,
         settings.device_options,
+        around.devices,
     )
-    capacity = Capacity.measure(drive, outline.device)
+    capacity = around.measure(drive, outline.device)
     needs.check(context, capacity)
     footprint = needs.footprint(context)
     say(

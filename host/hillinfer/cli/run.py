@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from rich.console import Console
 
-import hillinfer
 from hillinfer.cli.console import (
     answering_view,
     error_console,
@@ -24,7 +23,7 @@ from hillinfer.cli.console import (
 )
 from hillinfer.cli.ending import OutputError
 from hillinfer.cli.generate import STOCK, Asking, GenerateRequest, typed_questions
-from hillinfer.cli.preflight import CheckedRun, check_run
+from hillinfer.cli.preflight import CheckedRun, Surroundings, check_run
 from hillinfer.cli.report import (
     RunRecord,
     machine_facts,
@@ -32,6 +31,7 @@ from hillinfer.cli.report import (
     settings_facts,
     version_facts,
 )
+from hillinfer.engine.runtime import Runtime
 from hillinfer.errors import HillInferError, SessionError, without_python_names
 from hillinfer.generate.answering import Answering, AnswerOptions, Generation, Progress
 from hillinfer.generate.prompt import DocumentPrompt, PromptForm, PromptStyle, QuestionPrompt
@@ -39,7 +39,7 @@ from hillinfer.generate.run_report import Answer, Comparison, RunReport, Session
 from hillinfer.hf.attach import Attachment
 from hillinfer.hf.cache import HillInferCache
 from hillinfer.models.loader import LoadedModel, ModelOutline
-from hillinfer.models.sources import ModelSource, local_model
+from hillinfer.models.sources import local_model
 from hillinfer.native.library import native_library
 from hillinfer.projections.attachment import ProjectionAttachment
 from hillinfer.projections.ways import make_projections
@@ -217,8 +217,15 @@ def save_cache(
 # --- One run ---
 
 
-def run(request: GenerateRequest) -> None:
+def run(request: GenerateRequest, surroundings: Surroundings | None = None) -> None:
     """Check, load, read, answer and report.
+
+    Parameters
+    ----------
+    request
+        What was asked for.
+    surroundings
+        What the run reaches outside of itself; this machine's where None.
 
     Raises
     ------
@@ -227,7 +234,7 @@ def run(request: GenerateRequest) -> None:
     EndedRunError
         Where reading or answering ended in the middle, after the report was written.
     """
-    console = error_console()
+    console, around = error_console(), surroundings or Surroundings()
     if request.threads is not None:
         torch.set_num_threads(request.threads)
     # Before anything is fetched or read.
@@ -235,12 +242,16 @@ def run(request: GenerateRequest) -> None:
     _check_places(request)
     way = make_projections(request.projections)
     with ExitStack() as opened:
-        saved = opened.enter_context(SavedSession(request.session)) if request.session else None
-        source = ModelSource.locate(request.model, console.print)
+        saved = (
+            opened.enter_context(SavedSession(request.session, around.calls))
+            if request.session
+            else None
+        )
+        source = around.locate(request.model, console.print)
         with panics_unsaid():
             outline = ModelOutline.read(source, request.number_type)
             prompt = make_prompt(request, outline.tokenizer, saved)
-        checked = check_run(request, outline, prompt, saved, console.print)
+        checked = check_run(request, outline, prompt, saved, console.print, around)
         loaded = outline.load()
         # Never taken off: a comparison runs with the same ones.
         projections = ProjectionAttachment(loaded.model, way)
@@ -249,7 +260,7 @@ def run(request: GenerateRequest) -> None:
                 f"projections: {request.projections}, {format_bytes(projections.held_bytes)} of "
                 "packed weights more than the model's own"
             )
-        _generate(request, checked, loaded, prompt, saved, console)
+        _generate(request, checked, loaded, prompt, saved, console, around)
 
 
 def _check_places(request: GenerateRequest) -> None:
@@ -293,6 +304,7 @@ def _generate(
     prompt: QuestionPrompt,
     saved: SavedSession | None,
     console: Console,
+    around: Surroundings,
 ) -> None:
     """Read, answer, compare and report, whatever ends it."""
     options = AnswerOptions(
@@ -304,7 +316,14 @@ def _generate(
     loading_peak = peak_rss_bytes()
     reset_peak_rss()
     with setup_warnings_shown(), ExitStack() as attached:
-        attachment = attached.enter_context(hillinfer.attach(loaded.model, checked.settings))
+        attachment = attached.enter_context(
+            Attachment(
+                loaded.model,
+                checked.settings,
+                around.calls,
+                open_runtime=partial(Runtime, devices=around.devices),
+            )
+        )
         cache, session = open_cache(attachment, request, checked, saved, loaded.tokenizer)
         generation = Generation(loaded.model, cache, request.chunk_tokens)
         answering = Answering(generation, loaded.tokenizer, prompt, options)

@@ -11,10 +11,11 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import entry_points
 from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol, cast
 
 import numpy as np
@@ -356,14 +357,18 @@ OpenDevice = Callable[[KernelSpec, Scope, DeviceOptions, Recorder], Scorer]
 
 PLUGIN_GROUP = "hillinfer.devices"
 # By device, the package that brings it and its place in the source tree.
-PLUGINS = {"pynq": ("hillinfer-pynq", "plugins/hillinfer_pynq")}
-DEVICES: dict[str, OpenDevice] = {
-    "nvme": lambda spec, scope, *_: NativeScorer(spec, scope),
-    "golden": lambda spec, scope, *_: GoldenScorer(spec, scope),
-    "core": open_core,
-    "csim": open_csim,
-    "xrt": open_xrt,
-}
+PLUGINS: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {"pynq": ("hillinfer-pynq", "plugins/hillinfer_pynq")}
+)
+DEVICES: Mapping[str, OpenDevice] = MappingProxyType(
+    {
+        "nvme": lambda spec, scope, *_: NativeScorer(spec, scope),
+        "golden": lambda spec, scope, *_: GoldenScorer(spec, scope),
+        "core": open_core,
+        "csim": open_csim,
+        "xrt": open_xrt,
+    }
+)
 
 
 def make_scorer(
@@ -372,20 +377,47 @@ def make_scorer(
     scope: Scope,
     options: DeviceOptions | None = None,
     recorder: Recorder = SILENT,
+    devices: Mapping[str, OpenDevice] = DEVICES,
+    plugins: Mapping[str, tuple[str, str]] = PLUGINS,
 ) -> Scorer:
-    """Return the scorer of a device, or raise SettingsError naming the devices there are."""
-    opening = DEVICES.get(device) or _plugin(device)
+    """Return the scorer of a device.
+
+    Parameters
+    ----------
+    device
+        Its name.
+    spec, scope, options, recorder
+        What it is opened with.
+    devices
+        What opens a device of each name; those of packages come after them.
+    plugins
+        The packages that bring devices, and where they lie in the source tree.
+
+    Raises
+    ------
+    SettingsError
+        Where there is no such device, naming those there are, or it cannot be used.
+    """
+    opening = devices.get(device) or _plugin(device, devices, plugins)
     return opening(spec, scope, options or DeviceOptions(), recorder)
 
 
-def check_device(device: str, spec: KernelSpec, scope: Scope, options: DeviceOptions) -> None:
+def check_device(
+    device: str,
+    spec: KernelSpec,
+    scope: Scope,
+    options: DeviceOptions,
+    devices: Mapping[str, OpenDevice] = DEVICES,
+) -> None:
     """Open a device and let it go; raise SettingsError where it cannot be used."""
-    scorer = make_scorer(device, spec, scope, options)
+    scorer = make_scorer(device, spec, scope, options, devices=devices)
     if isinstance(scorer, DeviceScorer):
         scorer.shadows.close()
 
 
-def _plugin(device: str) -> OpenDevice:
+def _plugin(
+    device: str, devices: Mapping[str, OpenDevice], plugins: Mapping[str, tuple[str, str]]
+) -> OpenDevice:
     """Return what opens a device that another package brings; only this imports any of it."""
     found = {one.name: one for one in entry_points(group=PLUGIN_GROUP)}
     if device in found:
@@ -397,11 +429,11 @@ def _plugin(device: str) -> OpenDevice:
                 "package again"
             ) from error
         return opening
-    if device in PLUGINS:
-        package, place = PLUGINS[device]
+    if device in plugins:
+        package, place = plugins[device]
         raise SettingsError(
             f"device={device} needs the package {package}: pip install ./{place} in HillInfer's "
             "source tree"
         )
-    names = ", ".join([*DEVICES, *sorted({*found, *PLUGINS} - {*DEVICES})])
+    names = ", ".join([*devices, *sorted({*found, *plugins} - {*devices})])
     raise SettingsError(f"device={device!r} is unknown: choose one of {names}")

@@ -30,11 +30,13 @@ _OLDEST_PYTHON = (3, 11)
 _SPEED_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "asimd", "bf16")
 
 
-def diagnose(cold_dir: Path | None, xclbin: Path | None = None) -> tuple[Finding, ...]:
+def diagnose(
+    cold_dir: Path | None, xclbin: Path | None = None, calls: DriveCalls | None = None
+) -> tuple[Finding, ...]:
     """Look at Python, packages, processor, memory, GPU, drive, model, tools and cards.
 
     `cold_dir` is the directory of the cold pool, the default one where None; `xclbin` an image of a
-    card's kernels to check, or None.
+    card's kernels to check, or None; `calls` how the drive is reached.
     """
     return (
         _python(),
@@ -43,8 +45,8 @@ def diagnose(cold_dir: Path | None, xclbin: Path | None = None) -> tuple[Finding
         _native_library(),
         _memory(),
         _gpu(),
-        _drive(cold_dir),
-        _read_engine(),
+        _drive(cold_dir, calls),
+        _read_engine(calls or DriveCalls()),
         *_rates(),
         *_models(),
         *_tools(),
@@ -109,9 +111,9 @@ def _gpu() -> Finding:
     return Finding("GPU", Verdict.OK, "; ".join(named))
 
 
-def _drive(cold_dir: Path | None) -> Finding:
+def _drive(cold_dir: Path | None, calls: DriveCalls | None) -> Finding:
     try:
-        drive = DriveFacts.probe(prepared_cold_dir(cold_dir))
+        drive = DriveFacts.probe(prepared_cold_dir(cold_dir), calls)
     except HillInferError as error:
         return Finding("cold directory", Verdict.MISSING, "unusable", str(error))
     found = (
@@ -122,8 +124,8 @@ def _drive(cold_dir: Path | None) -> Finding:
     return Finding("cold directory", verdict, found, drive.warning)
 
 
-def _read_engine() -> Finding:
-    reason = why_no_ring(DriveCalls())
+def _read_engine(calls: DriveCalls) -> Finding:
+    reason = why_no_ring(calls)
     if reason is None:
         return Finding("drive reads", Verdict.OK, engine_text("uring"))
     # Threads read the same bytes, with more work for the processor.

@@ -9,6 +9,7 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
+from hillinfer.drive.calls import DriveCalls
 from hillinfer.drive.files import IOMode, buffered_warning, probe_io_mode
 from hillinfer.errors import ColdPoolError, reason_of, way_out
 from hillinfer.system.files import user_cache_dir
@@ -102,8 +103,15 @@ class DriveFacts:
     io_mode: IOMode
 
     @classmethod
-    def probe(cls, directory: Path) -> DriveFacts:
+    def probe(cls, directory: Path, calls: DriveCalls | None = None) -> DriveFacts:
         """Look at an existing directory and try one block in it.
+
+        Parameters
+        ----------
+        directory
+            Where.
+        calls
+            How the drive is reached; the operating system itself where None.
 
         Raises
         ------
@@ -115,7 +123,7 @@ class DriveFacts:
             directory=directory,
             filesystem=filesystem_of(directory),
             free_bytes=room.f_bavail * room.f_frsize,
-            io_mode=probe_io_mode(directory),
+            io_mode=probe_io_mode(directory, calls),
         )
 
     @property

@@ -108,10 +108,10 @@ class ScratchPath:
             _close(descriptor, self.calls)
 
 
-def sweep(directory: Path, calls: DriveCalls | None = None) -> list[Path]:
+def sweep(directory: Path, calls: DriveCalls | None = None, user: int | None = None) -> list[Path]:
     """Remove the scratch files and directories of dead processes and return their paths.
 
-    Touches only names that `ScratchPath` gives, only what belongs to this user, and only what no
+    Touches only names that `ScratchPath` gives, only what belongs to the user, and only what no
     living process holds; follows no symbolic links. What cannot be looked at or removed stays.
 
     Parameters
@@ -120,19 +120,21 @@ def sweep(directory: Path, calls: DriveCalls | None = None) -> list[Path]:
         Where scratch lies, itself and not what is below.
     calls
         How the drive is reached; the operating system itself where None.
+    user
+        Whose they are, by number; this process's where None.
     """
-    reached = calls or DriveCalls()
+    reached, owner = calls or DriveCalls(), os.geteuid() if user is None else user
     try:
         with os.scandir(directory) as entries:
             names = [entry.name for entry in entries if _NAME.fullmatch(entry.name)]
     except OSError:
         return []
-    return [directory / name for name in names if _sweep_one(directory / name, reached)]
+    return [directory / name for name in names if _sweep_one(directory / name, reached, owner)]
 
 
-def _sweep_one(path: Path, calls: DriveCalls) -> bool:
+def _sweep_one(path: Path, calls: DriveCalls, owner: int) -> bool:
     try:
-        if not _is_own(path.lstat()):
+        if not _is_own(path.lstat(), owner):
             return False
         # Whatever took the name's place since then is not followed and does not block.
         descriptor = calls.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -141,7 +143,7 @@ def _sweep_one(path: Path, calls: DriveCalls) -> bool:
     try:
         # The lock shows that no owner lives; only what it is held on may be removed.
         calls.lock(descriptor)
-        if not _is_own(os.fstat(descriptor)) or not _is_still(path, descriptor):
+        if not _is_own(os.fstat(descriptor), owner) or not _is_still(path, descriptor):
             return False
         _remove(path)
     except OSError:
@@ -171,9 +173,9 @@ def _is_still(path: Path, descriptor: int) -> bool:
     return os.path.samestat(named, os.fstat(descriptor))
 
 
-def _is_own(status: os.stat_result) -> bool:
+def _is_own(status: os.stat_result, owner: int) -> bool:
     is_scratch = stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)
-    return is_scratch and status.st_uid == os.geteuid()
+    return is_scratch and status.st_uid == owner
 
 
 def _remove(path: Path) -> None:

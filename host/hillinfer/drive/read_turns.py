@@ -20,10 +20,15 @@ class ReadTurns:
     Who reads on demand may be interrupted by Ctrl-C anywhere; a turn ends, and others are told, all
     the same. So these are no context managers: between the frames of one, an interrupt would leave
     the turn taken for as long as its traceback lives. Reads ahead are another thread's.
+
+    Parameters
+    ----------
+    changed
+        What those wait for who have no turn yet; one of its own where None.
     """
 
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
+    def __init__(self, changed: threading.Condition | None = None) -> None:
+        self._changed = threading.Condition() if changed is None else changed
         self._taken = False
         self._demanded = 0
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +16,7 @@ from hillinfer.attention.native import host_attention
 from hillinfer.attention.softmax_merge import DenseAttention, RowAttention, RowStates
 from hillinfer.devices.device_scorer import DeviceScorer
 from hillinfer.devices.device_shadows import DeviceShadows
-from hillinfer.devices.opening import make_scorer
+from hillinfer.devices.opening import OpenDevice, make_scorer
 from hillinfer.drive.calls import DriveCalls
 from hillinfer.drive.checksums import RowSums
 from hillinfer.drive.engine_table import open_engine
@@ -153,6 +153,7 @@ def open_parts(
     evaluate: Callable[[Scorer, Settings], ImportanceEvaluation],
     lane: CopyLane | None,
     growth: BudgetGrowth | None,
+    devices: Mapping[str, OpenDevice],
 ) -> RuntimeParts:
     """Open the parts of a `Runtime`; parameters and errors are its.
 
@@ -173,7 +174,7 @@ def open_parts(
         undone.callback(recorder.close)
         if scorer is None:
             scorer = make_scorer(
-                settings.device, spec, settings.scope, settings.device_options, recorder
+                settings.device, spec, settings.scope, settings.device_options, recorder, devices
             )
             if isinstance(scorer, DeviceScorer):
                 undone.callback(scorer.shadows.close)

@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
 
+from hillinfer.devices.opening import DEVICES, OpenDevice
 from hillinfer.drive.calls import DriveCalls
 from hillinfer.engine.budget_growth import BudgetGrowth
 from hillinfer.engine.opening import open_parts
@@ -69,6 +70,10 @@ class Runtime:
         on the processor, and rows are attended to where they lie.
     growth
         How the budget follows the context; None where it is fixed.
+    devices
+        What opens the device that the settings name.
+    observe_selected
+        Called with layer, length and sets of every selection that is attended to.
 
     Attributes
     ----------
@@ -97,6 +102,8 @@ class Runtime:
         evaluate: Callable[[Scorer, Settings], ImportanceEvaluation] = ImportanceEvaluation,
         lane: CopyLane | None = None,
         growth: BudgetGrowth | None = None,
+        devices: Mapping[str, OpenDevice] = DEVICES,
+        observe_selected: Callable[[int, int, Sets], None] | None = None,
     ) -> None:
         self.shape = shape
         self.settings = settings
@@ -113,6 +120,7 @@ class Runtime:
             evaluate,
             lane,
             growth,
+            devices,
         )
         self.counters, self.recorder = parts.counters, parts.recorder
         self.layout, self.calls = parts.layout, parts.calls
@@ -128,8 +136,7 @@ class Runtime:
         self._selection, self._pipeline = parts.selection, parts.pipeline
         self._dense, self._attention, self._gpu = parts.dense, parts.attention, parts.gpu
         self.decode = parts.decode
-        # Called with layer, length and sets of every selection that is attended to; for tests.
-        self.watch_selected: Callable[[int, int, Sets], None] | None = None
+        self._observe_selected = observe_selected
         self._step = 0
         self._closed = False
 
@@ -364,8 +371,8 @@ class Runtime:
         if ahead is None and decode is not None:
             attended = decode.step(layer, sequence, query, scaling, self._step)
             if attended is not None:
-                if self.watch_selected is not None:
-                    self.watch_selected(layer, length, [decode.chosen.copy()])
+                if self._observe_selected is not None:
+                    self._observe_selected(layer, length, [decode.chosen.copy()])
                 self._rows.offer_filled(layer, sequence, self._step)
                 return attended
         if ahead is None:
@@ -380,8 +387,8 @@ class Runtime:
         else:
             assert keys is not None
             selected = self._selection.select(layer, sequence, query, keys, scaling)
-        if self.watch_selected is not None:
-            self.watch_selected(layer, length, selected)
+        if self._observe_selected is not None:
+            self._observe_selected(layer, length, selected)
         for counters in (self.counters, sequence.counters):
             counters.scored_tokens += length * len(selected)
             counters.selected_tokens += sum(len(positions) for positions in selected)

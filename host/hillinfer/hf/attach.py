@@ -69,6 +69,9 @@ class Attachment:
         Returns what a cache is to be made of; parameters as of `CachePlan.of`.
     make_lane
         Returns what copies to and from the devices of the model, None where nothing needs to.
+    open_runtime
+        Opens what is behind the caches, given the parameters of `Runtime`: that with some of its
+        own, like devices or an observer.
 
     Raises
     ------
@@ -85,6 +88,7 @@ class Attachment:
         calls: DriveCalls | None = None,
         plan: Callable[[ModelShape, Settings, int | None, int], CachePlan] = CachePlan.of,
         make_lane: Callable[[Collection[torch.device]], CopyLane | None] = lane_of,
+        open_runtime: Callable[..., Runtime] = Runtime,
     ) -> None:
         check_versions()
         # Nothing is attended to without it: said here rather than after a prefill.
@@ -95,7 +99,7 @@ class Attachment:
         self.model = model
         self.settings = with_named_query(settings, model.config.model_type)
         self.calls = calls or DriveCalls()
-        self._plan, self._make_lane = plan, make_lane
+        self._plan, self._make_lane, self._open_runtime = plan, make_lane, open_runtime
         predictor = predictor_of(model.config.model_type, settings.query)
         self._identity = ModelIdentity(model)
         self._previous = model.config._attn_implementation
@@ -307,7 +311,7 @@ class Attachment:
         in_memory = memory_warning(cold_dir)
         if in_memory:
             warnings.warn(in_memory, SetupWarning, stacklevel=4)
-        return Runtime(
+        return self._open_runtime(
             self._shape,
             made.settings,
             made.budget_bytes,

@@ -343,12 +343,3 @@ class NativeLibrary:
 def native_library() -> NativeLibrary:
     """Return the library, loaded once, or raise NativeError saying how to get it."""
     return NativeLibrary()
-
-
-def native_is_here() -> bool:
-    """Say whether the native library can be used."""
-    try:
-        native_library()
-    except NativeError:
-        return False
-    return True

@@ -212,7 +212,7 @@ class Manifest:
             "prompt_form": self.prompt_form.value if self.prompt_form else None,
             "digests": self.digests,
         }
-        return _sealed(content)
+        return sealed(content)
 
     @classmethod
     def parse(cls, data: bytes, directory: Path) -> Manifest:
@@ -234,7 +234,7 @@ class Manifest:
             )
         content.pop("manifest_digest", None)
         try:
-            whole = _sealed(content)
+            whole = sealed(content)
         except (ValueError, RecursionError) as error:
             raise damaged(directory, f"its manifest is no plain JSON ({error})") from error
         if whole != data:
@@ -269,7 +269,8 @@ class Manifest:
         return manifest
 
 
-def _sealed(content: dict[str, Any]) -> bytes:
+def sealed(content: dict[str, Any]) -> bytes:
+    """Return what a manifest's file holds: JSON content with its own digest."""
     text = json.dumps(content, sort_keys=True, indent=1, allow_nan=False)
     digest = hashlib.sha256(text.encode()).hexdigest()
     sealed = {**content, "manifest_digest": digest}

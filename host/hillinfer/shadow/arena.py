@@ -10,6 +10,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +43,10 @@ class HugePages:
     def collapse(self, address: int, byte_count: int) -> None:
         """Make huge pages of memory that is there, now, as far as the system can."""
         _madvise(address, byte_count, _MADV_COLLAPSE)
+
+    def in_background(self, work: Callable[[], None]) -> None:
+        """Do something in a thread of its own; RuntimeError where none starts."""
+        threading.Thread(target=work, name="hillinfer-huge-page", daemon=True).start()
 
 
 class _Holder(weakref.ref[NDArray[np.uint8]]):
@@ -182,9 +187,7 @@ class HugeRun:
             self._advise(mmap.MADV_HUGEPAGE, page)
             # It waits for every processor's turn, and whoever takes a place is in the middle of a
             # step. At most one for each huge page there will ever be, and soon gone.
-            threading.Thread(
-                target=self._collapse, args=(page,), name="hillinfer-huge-page", daemon=True
-            ).start()
+            self._system.in_background(partial(self._collapse, page))
 
     def _collapse(self, page: int) -> None:
         """Make a huge page now, unless a place of it went meanwhile."""
@@ -235,6 +238,7 @@ def _madvise(address: int, byte_count: int, advice: int) -> None:
 
 # Address space is taken in runs of at least so many bytes; memory only with each place.
 RUN_BYTES = 32 << 20
+_MAKE_RUN = HugeRun if hasattr(mmap, "MADV_HUGEPAGE") else None
 
 
 class ShadowArena:
@@ -250,20 +254,21 @@ class ShadowArena:
     run_bytes
         Address space that is taken at a time, at least.
     make_run
-        Makes a run of places of so many bytes, and so many of them; OSError where it cannot.
+        Makes a run of places of so many bytes, and so many of them; OSError where it cannot. None
+        where the system knows no huge pages.
     """
 
     def __init__(
         self,
         place_bytes: int,
         run_bytes: int = RUN_BYTES,
-        make_run: Callable[[int, int], HugeRun] = HugeRun,
+        make_run: Callable[[int, int], HugeRun] | None = _MAKE_RUN,
     ) -> None:
         self._place_bytes = place_bytes
         self._run_bytes = run_bytes
+        # None once the system refused.
         self._make_run = make_run
         self._runs: list[HugeRun] = []
-        self._refused = not hasattr(mmap, "MADV_HUGEPAGE")
         self._growing = threading.Lock()
 
     def take(self) -> NDArray[np.uint8]:
@@ -273,7 +278,7 @@ class ShadowArena:
                 memory = run.take()
                 if memory is not None:
                     return memory
-            memory = None if self._refused else self._from_new_run()
+            memory = self._from_new_run()
         return aligned_buffer(self._place_bytes) if memory is None else memory
 
     @property
@@ -282,10 +287,12 @@ class ShadowArena:
         return tuple(self._runs)
 
     def _from_new_run(self) -> NDArray[np.uint8] | None:
+        if self._make_run is None:
+            return None
         try:
             run = self._make_run(self._place_bytes, -(-self._run_bytes // self._place_bytes))
         except OSError:
-            self._refused = True
+            self._make_run = None
             return None
         self._runs.append(run)
         return run.take()

@@ -140,7 +140,7 @@ class ForwardSpans:
     """
 
     def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
+        self.recorder = recorder
         self._details: dict[str, Detail] = {}
         self._started = self._resumed = self._tokens = 0
 
@@ -160,11 +160,11 @@ class ForwardSpans:
     def store(self, layer: int) -> AbstractContextManager[None]:
         """Leave the model, and return what encloses the storing of a layer's rows."""
         self._leave_model()
-        return self._recorder.span(Lane.COPIES, "store", layer=layer)
+        return self.recorder.span(Lane.COPIES, "store", layer=layer)
 
     def attend(self, layer: int) -> AbstractContextManager[None]:
         """Return what encloses a layer's attention; `resume` follows."""
-        return self._recorder.span(Lane.STEPS, "attend", layer=layer)
+        return self.recorder.span(Lane.STEPS, "attend", layer=layer)
 
     def resume(self, layer: int) -> None:
         """Note that the model goes on after a layer's attention."""
@@ -175,11 +175,11 @@ class ForwardSpans:
         """End the forward pass; one that breaks off leaves no step behind."""
         self._leave_model()
         stop = time.perf_counter_ns()
-        self._recorder.note(Lane.STEPS, "step", self._started, stop, tokens=self._tokens)
+        self.recorder.note(Lane.STEPS, "step", self._started, stop, tokens=self._tokens)
 
     def _leave_model(self) -> None:
         stop = time.perf_counter_ns()
-        self._recorder.note(Lane.COMPUTE, "model", self._resumed, stop, **self._details)
+        self.recorder.note(Lane.COMPUTE, "model", self._resumed, stop, **self._details)
 
 
 # --- Steps of a layer ---

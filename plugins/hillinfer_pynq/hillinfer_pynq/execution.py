@@ -18,7 +18,7 @@ from hillinfer_model.launch_result import STATUS_FILL, LaunchResult
 from hillinfer_model.score_launch import ScoreLaunch
 from hillinfer_model.shadow_launch import ShadowLaunch
 from hillinfer_model.status_beat import HASH_BYTES
-from hillinfer_pynq.front_process import FrontProcess
+from hillinfer_pynq.front_process import GRACE_S, FrontProcess
 
 PATIENCE_S = 120.0
 _COUNT = struct.Struct("<i4x")
@@ -61,14 +61,20 @@ class PynqExecution:
         Returns the card that has a spec's kernels.
     patience
         Seconds in which a card must be loaded, and in which a launch must end.
+    grace
+        Seconds that the front has beyond them, to say what did not end.
     """
 
     name = "pynq"
 
     def __init__(
-        self, python: Path, card_of: Callable[[KernelSpec], Card], patience: float = PATIENCE_S
+        self,
+        python: Path,
+        card_of: Callable[[KernelSpec], Card],
+        patience: float = PATIENCE_S,
+        grace: float = GRACE_S,
     ) -> None:
-        self.python, self.card_of, self.patience = python, card_of, patience
+        self.python, self.card_of, self.patience, self.grace = python, card_of, patience, grace
         self._spec: KernelSpec | None = None
         self.front: FrontProcess | None = None
 
@@ -149,7 +155,13 @@ class PynqExecution:
         content = without_host_memory(xclbin, spec, name).pack()
         spec_hash = spec.digest()[:HASH_BYTES].hex()
         self.front = FrontProcess(
-            self.python, content, card.platform, spec_hash, card.environment, self.patience
+            self.python,
+            content,
+            card.platform,
+            spec_hash,
+            card.environment,
+            self.patience,
+            self.grace,
         )
         self._spec = spec
         return self.front

@@ -25,7 +25,7 @@ _PROGRAM = Path(__file__).with_name("front.py")
 # XRT's driver makes its sockets in /tmp/$USER: there, the folder can hold them too.
 _PARENT = Path("/tmp")
 # The front's own deadline comes first, because it can say more.
-_GRACE_S, _CLOSE_S = 3.0, 10.0
+GRACE_S, _CLOSE_S = 3.0, 10.0
 _TAIL = 2000
 
 
@@ -50,6 +50,8 @@ class FrontProcess:
         Variables that lead to XRT.
     seconds
         In which the card must be loaded.
+    grace
+        Seconds that it has beyond those of a launch, to say that this did not end.
 
     Raises
     ------
@@ -65,8 +67,10 @@ class FrontProcess:
         spec_hash: str,
         environment: Mapping[str, str],
         seconds: float,
+        grace: float = GRACE_S,
     ) -> None:
         self._count = 0
+        self._grace = grace
         # Only its owner can enter it.
         self.folder = Path(tempfile.mkdtemp(prefix="hillinfer-pynq-", dir=_PARENT))
         (self.folder / "kernels.xclbin").write_bytes(xclbin)
@@ -160,7 +164,7 @@ class FrontProcess:
         with suppress(BrokenPipeError):
             self._process.stdin.write(f"{name}\n".encode())
             self._process.stdin.flush()
-        self._wait("done", f"run {kernel}", seconds + _GRACE_S)
+        self._wait("done", f"run {kernel}", seconds + self._grace)
         found = tuple(self._read(folder / "out" / f"{own}.npy", buffers[own]) for own in results)
         shutil.rmtree(folder)
         return found

@@ -178,20 +178,21 @@ def test_whoever_observes_a_step_may_wait_for_threads_that_move_rows(cold_dir, b
     held, runtimes = [], []
 
     def observe(entry):
-        held.append(is_held(runtimes[0].parts.pools.attending))
+        # Threads that move rows hold it for moments, which a busy machine makes long.
+        held.append(is_held(runtimes[0].parts.pools.attending, seconds=30))
 
     _steps(cold_dir, budget, [], runtimes.append, observe)
     assert held
     assert not any(held)
 
 
-def is_held(lock):
+def is_held(lock, seconds=0.5):
     """Say whether another thread would have to wait for as long as this one does not go on."""
     got = []
 
     def take():
         # Long enough for a row to be moved.
-        got.append(lock.acquire(timeout=0.5))
+        got.append(lock.acquire(timeout=seconds))
         if got[0]:
             lock.release()
 

@@ -7,7 +7,6 @@ import torch
 from native_cases import Rows, shape_of
 
 from hillinfer.model_shape import StoredType
-from hillinfer.native.library import native_is_here
 from hillinfer.native.structures import row_addresses
 from hillinfer_bench.rivals.block_attention import NativeProducts, RowProducts, native_products
 
@@ -18,9 +17,6 @@ every_type = pytest.mark.parametrize("stored_type", StoredType)
 
 @pytest.fixture(params=["native", "torch"])
 def products_of(request):
-    if request.param == "native" and not native_is_here():
-        pytest.skip("no native library: run python tools/build_native.py")
-
     if request.param == "torch":
         return lambda shape: RowProducts(shape, 50, lambda _: None)
     return lambda shape: RowProducts(shape, 50)
@@ -88,8 +84,6 @@ def _own_threads():
 @pytest.mark.usefixtures("_own_threads")
 @pytest.mark.parametrize("threads", [1, 3])
 def test_threads_change_no_bit(threads):
-    if not native_is_here():
-        pytest.skip("no native library: run python tools/build_native.py")
     shape = shape_of(3, 3, 64)
     rows = Rows(shape, 1500)
     weights = torch.rand(shape.query_heads, 1500)

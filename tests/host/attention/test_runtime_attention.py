@@ -29,12 +29,13 @@ TOKENS = 300
 def make_runtime(request, cold_dir):
     made = []
 
-    def make(evaluate=ImportanceEvaluation, **changes):
+    def make(evaluate=ImportanceEvaluation, observe_selected=None, **changes):
         settings = Settings().changed(
             **({"alpha": 0.2, "block_rows": 40, "kept_sinks": 2, "kept_recent": 5} | changes)
         )
         budget = request.param.byte_count(SHAPE, settings, TOKENS)
-        runtime = Runtime(SHAPE, settings, budget, cold_dir, evaluate=evaluate)
+        given = {"evaluate": evaluate, "observe_selected": observe_selected}
+        runtime = Runtime(SHAPE, settings, budget, cold_dir, **given)
         made.append(runtime)
         return runtime
 
@@ -71,8 +72,9 @@ def test_chunks_attend_to_everything_before_them(make_runtime, chunks):
 @pytest.mark.parametrize("device", sorted(HOST_DEVICES))
 def test_a_step_attends_to_its_selected_set_and_nothing_else(make_runtime, scope, device):
     chosen = []
-    runtime = make_runtime(scope=scope, device=device)
-    runtime.watch_selected = lambda layer, length, sets: chosen.append(sets)
+    runtime = make_runtime(
+        observe_selected=lambda layer, length, sets: chosen.append(sets), scope=scope, device=device
+    )
     query, keys, values = states()
     sequence = runtime.open_sequence()
     runtime.append(0, sequence, keys[:, :250], values[:, :250])

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from hillinfer.native.library import native_is_here, native_library
+from hillinfer.native.library import native_library
 from hillinfer_bench.decode.rates import RateProbe, fastest_reader, memory_readers
 from hillinfer_bench.report.rows import Limit, MachineRates, is_beaten
 from hillinfer_bench.systems.system import Counted
@@ -46,11 +46,10 @@ def test_memory_is_read_in_every_way_there_is():
     readers = memory_readers(memory)
     assert {"linear float32", "linear bfloat16"} <= set(readers)
     assert readers["linear float32"]().tolist() == [[3 * 4096, 4096, 4096, 4096]]
-    if native_is_here():
-        variants = native_library().variants
-        assert {f"native {one.value}" for one in variants} <= set(readers)
-        whole = int(memory.view(np.uint64).sum(dtype=np.uint64))
-        assert {readers[f"native {one.value}"]() for one in variants} == {whole}
+    variants = native_library().variants
+    assert {f"native {one.value}" for one in variants} <= set(readers)
+    whole = int(memory.view(np.uint64).sum(dtype=np.uint64))
+    assert {readers[f"native {one.value}"]() for one in variants} == {whole}
 
 
 @pytest.mark.parametrize("fastest", ["one", "two", "three"])

@@ -9,7 +9,7 @@ import torch
 from bench_cases import measured_row
 from cli.command import Command
 
-from hillinfer.native.library import native_is_here, native_library
+from hillinfer.native.library import native_library
 from hillinfer_bench.report.bench_report import bench_report
 from hillinfer_bench.report.kinds import KindsError, MachineKind, kinds_table, read_reports
 from hillinfer_bench.report.rows import MachineRates
@@ -73,7 +73,7 @@ def test_reports_of_one_kind_are_told_apart(reports):
 
 def test_this_machine_has_a_kind():
     here = MachineKind.here(torch.bfloat16)
-    variant = native_library().variants[0].value if native_is_here() else "none"
+    variant = native_library().variants[0].value
     assert (here.variant, here.number_type) == (variant, "bfloat16")
     assert MachineKind.of(here.as_record()) == here
 

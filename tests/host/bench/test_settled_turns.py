@@ -7,12 +7,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from hillinfer.drive.calls import DriveCalls
 from hillinfer_bench.decode.measuring import take_steps
-from hillinfer_bench.rivals.drive_rows import DriveRows
 from hillinfer_bench.systems.case import BenchSetting, Case
 from hillinfer_bench.systems.kv_source import RandomKV
 from hillinfer_bench.systems.shapes import SHAPES
-from hillinfer_bench.systems.system import OpenSystem
 from hillinfer_bench.systems.table import make_system
 
 CONTEXT, STEPS, TURN = 16_384, 4, 2
@@ -46,26 +45,39 @@ class _Model:
         return SimpleNamespace(logits=torch.zeros(1, 1, 4))
 
 
+class SlowReads(DriveCalls):
+    """A drive that takes its time to read while it is slow."""
+
+    is_slow = False
+
+    def read_many(self, *given):
+        self._wait()
+        return super().read_many(*given)
+
+    def ring_enter(self, *given):
+        self._wait()
+        return super().ring_enter(*given)
+
+    def _wait(self):
+        if self.is_slow:
+            time.sleep(0.02)
+
+
 @pytest.fixture
-def systems(cold_dir, monkeypatch):
+def systems(cold_dir):
     """Both rivals that stream, filled, on a drive that is slow from now on."""
     shape = SHAPES["tiny"].kv_shape(CONTEXT + STEPS, torch.float32)
     case = Case("tiny", CONTEXT, tuple(STREAMING), steps=STEPS, warm_up=0)
     # More than buffers, less than keys.
     budget = 5 << 19
-    setting = BenchSetting(case, None, shape, budget, cold_dir, None)
+    calls = SlowReads()
+    setting = BenchSetting(case, None, shape, budget, cold_dir, None, calls=calls)
     source = RandomKV(shape, CONTEXT, 1)
     opened = [make_system(name).open(setting) for name in STREAMING]
     for system in opened:
         for chunk in source.chunks():
             system.fill(chunk)
-    read_span = DriveRows.read_span
-
-    def slow(*given):
-        time.sleep(0.02)
-        return read_span(*given)
-
-    monkeypatch.setattr(DriveRows, "read_span", slow)
+    calls.is_slow = True
     yield SimpleNamespace(opened=opened, shape=shape, source=source)
     for system in opened:
         system.close()
@@ -82,6 +94,19 @@ def test_no_system_reads_ahead_in_anothers_turn(systems):
     assert not leaks(systems)
 
 
-def test_without_waiting_it_would(systems, monkeypatch):
-    monkeypatch.setattr(type(systems.opened[0]), "settle", OpenSystem.settle)
+class Unsettled:
+    """A system that waits for nothing after its turn."""
+
+    def __init__(self, system):
+        self._system = system
+
+    def __getattr__(self, name):
+        return getattr(self._system, name)
+
+    def settle(self):
+        pass
+
+
+def test_without_waiting_it_would(systems):
+    systems.opened[:] = map(Unsettled, systems.opened)
     assert leaks(systems)

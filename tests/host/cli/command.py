@@ -34,13 +34,13 @@ class Command:
         self._monkeypatch = monkeypatch
         self._capfd = capfd
 
-    def __call__(self, *arguments, stdin=""):
+    def __call__(self, *arguments, stdin="", around=None):
         data = stdin if isinstance(stdin, bytes) else stdin.encode()
         with self._monkeypatch.context() as patch:
             patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), encoding="utf-8"))
             self._capfd.readouterr()
             with pytest.raises(SystemExit) as ended:
-                main_of(arguments)([str(argument) for argument in arguments])
+                main_of(arguments)([str(argument) for argument in arguments], around)
         out, err = self._capfd.readouterr()
         return Outcome(ended.value.code or 0, out, err)
 

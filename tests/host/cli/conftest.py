@@ -36,11 +36,12 @@ def ask_tiny(command, tiny_folder, cold_dir, document, tmp_path):
     """Generate from the tiny model and return the outcome and the report."""
     from command import read_report
 
-    def ask(*arguments):
+    def ask(*arguments, around=None):
         file = tmp_path / "run.json"
         outcome = command(
             *("generate", "--model", tiny_folder, "--prompt-file", document),
             *("--cold-dir", cold_dir, "--report", file, "--max-new-tokens", 12, *arguments),
+            around=around,
         )
         assert outcome.code == 0, outcome.err
         return outcome, read_report(file)

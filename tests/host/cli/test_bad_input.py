@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 
-from hillinfer.cli import preflight
+from hillinfer.cli.preflight import Surroundings
 from hillinfer.drive.directories import DriveFacts
 from hillinfer.drive.files import IOMode
 from hillinfer.models.needs import Capacity
@@ -18,9 +18,11 @@ from hillinfer.models.needs import Capacity
 def refuse(command, tiny_folder, cold_dir):
     """Generate from a short prompt with something wrong, and return the one line."""
 
-    def run(*arguments, stdin="", model=tiny_folder, prompt=("--prompt", "a cat sat on a mat")):
+    prompted = ("--prompt", "a cat sat on a mat")
+
+    def run(*arguments, stdin="", model=tiny_folder, prompt=prompted, around=None):
         chosen = ("generate", "--model", model, "--cold-dir", cold_dir, *prompt, *arguments)
-        outcome = command(*chosen, stdin=stdin)
+        outcome = command(*chosen, stdin=stdin, around=around)
         assert outcome.out == ""
         return outcome.error_line()
 
@@ -162,22 +164,19 @@ def test_cold_dir_cannot_be_written(refuse, tmp_path):
     assert "choose a writable directory" in line
 
 
-def test_cold_dir_full(refuse, monkeypatch):
-    def nearly_full(directory):
+def test_cold_dir_full(refuse):
+    def nearly_full(directory, calls):
         return DriveFacts(directory, "ext4", 100, IOMode.DIRECT)
 
-    monkeypatch.setattr(preflight.DriveFacts, "probe", nearly_full)
-    line = refuse()
+    line = refuse(around=Surroundings(probe=nearly_full))
     assert "on the drive of the cold directory but 100 B is free" in line
     assert "--cold-dir" in line
 
 
-def test_memory_too_small_names_the_largest_context(refuse, monkeypatch):
+def test_memory_too_small_names_the_largest_context(refuse):
     def measured(memory_bytes):
-        monkeypatch.setattr(
-            preflight.Capacity, "measure", lambda drive, device: Capacity(memory_bytes, 1 << 40)
-        )
-        return refuse("--prefill-chunk", 16, prompt=("--prompt", "a" * 3000))
+        small = Surroundings(measure=lambda drive, device: Capacity(memory_bytes, 1 << 40))
+        return refuse("--prefill-chunk", 16, prompt=("--prompt", "a" * 3000), around=small)
 
     line = measured(1 << 20)
     assert "of memory (weights" in line

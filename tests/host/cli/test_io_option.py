@@ -4,6 +4,7 @@
 import pytest
 from engine_cases import SKIP, kernel_permits_rings
 
+from hillinfer.cli.preflight import Surroundings
 from hillinfer.doctor.diagnosis import diagnose
 from hillinfer.drive.calls import DriveCalls
 from hillinfer.settings import IOChoice
@@ -11,15 +12,15 @@ from hillinfer.settings import IOChoice
 LEAST = ("--question", "which cat?", "--dram-budget", "auto", "--shadow", "int4")
 
 
-def forbid(monkeypatch):
-    def refuse(self, depth):
+class Forbidden(DriveCalls):
+    """A system that lets nobody have a ring."""
+
+    def ring_open(self, depth):
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr(DriveCalls, "ring_open", refuse)
 
-
-def drive_reads(directory):
-    return next(one for one in diagnose(directory) if one.name == "drive reads")
+def drive_reads(directory, calls=None):
+    return next(one for one in diagnose(directory, None, calls) if one.name == "drive reads")
 
 
 def test_every_choice_gives_the_same_tokens_and_is_reported(ask_tiny):
@@ -36,12 +37,11 @@ def test_every_choice_gives_the_same_tokens_and_is_reported(ask_tiny):
     assert engines == (["uring"] * 2 if kernel_permits_rings() else ["threads"]) + ["threads"]
 
 
-def test_where_io_uring_is_forbidden_threads_read(ask_tiny, monkeypatch, cold_dir):
+def test_where_io_uring_is_forbidden_threads_read(ask_tiny, cold_dir):
     expected, _ = ask_tiny(*LEAST)
-    forbid(monkeypatch)
-    outcome, report = ask_tiny(*LEAST)
+    outcome, report = ask_tiny(*LEAST, around=Surroundings(calls=Forbidden()))
     assert (outcome.out, report["io_engine"]) == (expected.out, "threads")
-    finding = drive_reads(cold_dir)
+    finding = drive_reads(cold_dir, Forbidden())
     assert finding.verdict == "ok"
     assert "threads" in finding.found
     assert "no io_uring: it is forbidden here" in finding.found
@@ -51,9 +51,9 @@ def test_where_io_uring_is_forbidden_threads_read(ask_tiny, monkeypatch, cold_di
 def ask_wrongly(command, tiny_folder, cold_dir, document):
     """Generate from the tiny model and return the outcome, which is an error."""
 
-    def ask(*arguments):
+    def ask(*arguments, around=None):
         given = ("--model", tiny_folder, "--prompt-file", document, "--cold-dir", cold_dir)
-        outcome = command("generate", *given, *LEAST, *arguments)
+        outcome = command("generate", *given, *LEAST, *arguments, around=around)
         assert outcome.code == 2, outcome
         assert outcome.out == ""
         return outcome.err
@@ -61,9 +61,8 @@ def ask_wrongly(command, tiny_folder, cold_dir, document):
     return ask
 
 
-def test_io_uring_by_name_is_refused_where_it_is_forbidden(ask_wrongly, monkeypatch):
-    forbid(monkeypatch)
-    said = ask_wrongly("--io", "uring")
+def test_io_uring_by_name_is_refused_where_it_is_forbidden(ask_wrongly):
+    said = ask_wrongly("--io", "uring", around=Surroundings(calls=Forbidden()))
     assert "io=uring: no io_uring, it is forbidden here" in said
     assert "choose --io auto or --io threads" in said
 

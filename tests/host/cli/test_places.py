@@ -6,6 +6,7 @@ import os
 import resource
 import socket
 import stat
+import subprocess
 import tempfile
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from command import read_report
 from forked import Forked
 
 import hillinfer
+from hillinfer.cli.preflight import Surroundings
 from hillinfer.errors import HillInferError, SettingsError
 from hillinfer.models.loader import load_model
 from hillinfer.models.registry_model import DEFAULT_MODEL
@@ -162,16 +164,15 @@ KEPT = ("--save-session", "--session", "--model")
 
 
 @pytest.fixture
-def generate(command, monkeypatch):
+def generate(command):
     """Answer with a model that is never looked for, because the places are what is tested."""
 
     def located(name, say):
         raise SettingsError("the places are good")
 
-    monkeypatch.setattr("hillinfer.models.sources.ModelSource.locate", located)
-
     def run(*arguments):
-        return command("generate", "--prompt", "text", "--question", "who?", *arguments)
+        asked = ("generate", "--prompt", "text", "--question", "who?", *arguments)
+        return command(*asked, around=Surroundings(locate=located))
 
     return run
 
@@ -300,14 +301,17 @@ def test_links_of_the_system_are_not_replaced(tmp_path):
             prepare_report(Path(place), "--report")
 
 
-def test_links_of_the_system_that_lead_nowhere_are_not_replaced(tmp_path, monkeypatch):
-    monkeypatch.setattr("hillinfer.system.files._SYSTEM_LINKS", (str(tmp_path / "dev"),))
-    (tmp_path / "dev").mkdir()
-    (tmp_path / "dev" / "stdout").symlink_to("nothing")
-    (tmp_path / "link").symlink_to("dev/stdout")
-    for place in (tmp_path / "dev" / "stdout", tmp_path / "link"):
-        with pytest.raises(ReportError, match="it stands for an open file"):
-            prepare_report(place, "--report")
+def test_links_of_the_system_that_lead_nowhere_are_not_replaced(tmp_path):
+    # A process that has ended, and that nobody has waited for, has no program any more.
+    with subprocess.Popen(["true"]) as ended:
+        os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+        nowhere = Path(f"/proc/{ended.pid}/exe")
+        assert nowhere.is_symlink()
+        assert not nowhere.exists()
+        (tmp_path / "link").symlink_to(nowhere)
+        for place in (nowhere, tmp_path / "link"):
+            with pytest.raises(ReportError, match="it stands for an open file"):
+                prepare_report(place, "--report")
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o277, 0o777], ids=oct)

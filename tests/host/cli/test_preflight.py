@@ -4,6 +4,7 @@
 import pytest
 
 from hillinfer.cli import preflight
+from hillinfer.cli.preflight import Surroundings
 from hillinfer.devices.opening import DEVICES, GoldenScorer
 from hillinfer.errors import SettingsError
 from hillinfer_model.choices import KeyMode
@@ -11,39 +12,41 @@ from hillinfer_model.choices import KeyMode
 INT4_NEEDED = ("--device", "golden", "--max-new-tokens", 2)
 
 
-@pytest.fixture
-def opened(monkeypatch):
-    """Return the formats that a device is opened with; one of them is all that it knows."""
-    formats = []
+class OnlyInt4:
+    """A device that knows one format; lists those that it is opened with."""
 
-    def open_device(spec, scope, *_):
-        formats.append(spec.key_mode)
+    def __init__(self):
+        self.opened = []
+        self.around = Surroundings(devices=DEVICES | {"golden": self.open})
+
+    def open(self, spec, scope, *_):
+        self.opened.append(spec.key_mode)
         if spec.key_mode is not KeyMode.INT4:
             raise SettingsError(f"an image for int4, not {spec.key_mode.value}")
         return GoldenScorer(spec, scope)
 
-    monkeypatch.setitem(DEVICES, "golden", open_device)
-    return formats
 
-
-def test_a_device_is_checked_with_the_format_that_auto_takes(ask_tiny, opened):
-    _, report = ask_tiny(*INT4_NEEDED, "--dram-budget", "64MiB")
+def test_a_device_is_checked_with_the_format_that_auto_takes(ask_tiny):
+    device = OnlyInt4()
+    _, report = ask_tiny(*INT4_NEEDED, "--dram-budget", "64MiB", around=device.around)
     assert report["settings"]["shadow"] == "int4"
-    assert len(opened) > 1
-    assert set(opened) == {KeyMode.INT4}
+    assert len(device.opened) > 1
+    assert set(device.opened) == {KeyMode.INT4}
 
 
 @pytest.mark.parametrize(("given", "found"), [("int4", None), ("int8", "int8")])
 def test_a_device_is_checked_with_the_format_of_a_session(
-    ask_tiny, command, tiny_folder, cold_dir, tmp_path, opened, given, found
+    ask_tiny, command, tiny_folder, cold_dir, tmp_path, given, found
 ):
+    device = OnlyInt4()
     session = tmp_path / "session"
     ask_tiny("--save-session", session, "--shadow", given, "--max-new-tokens", 1)
     outcome = command(
         *("generate", "--model", tiny_folder, "--cold-dir", cold_dir, "--session", session),
         *("--question", "which cat?", *INT4_NEEDED),
+        around=device.around,
     )
-    assert opened[0].value == given
+    assert device.opened[0].value == given
     if found is None:
         assert outcome.code == 0, outcome.err
     else:

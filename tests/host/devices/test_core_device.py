@@ -22,7 +22,7 @@ from hillinfer.devices.device_scorer import DeviceScorer
 from hillinfer.devices.device_shadows import DeviceShadows
 from hillinfer.devices.opening import CoreDevice
 from hillinfer.errors import warn_of_loss
-from hillinfer.native.library import HOW_TO_BUILD, NativeError, native_is_here
+from hillinfer.native.library import NativeError
 from hillinfer.rates.profiling import sample_shadows
 from hillinfer.scoring.launches import LaunchQueries, LaunchThread
 from hillinfer.scoring.native import NativeScorer
@@ -34,10 +34,6 @@ from hillinfer_model.kernel_spec import BEAT_BYTES, KernelSpec
 from hillinfer_model.query_block import QueryBlock
 from hillinfer_model.score_launch import SCOPE_NUMBERS, ScoreLaunch
 from hillinfer_model.selection import kept_positions
-
-pytestmark = pytest.mark.skipif(
-    not native_is_here(), reason=f"the native library is not built: {HOW_TO_BUILD}"
-)
 
 SPECS = [
     KernelSpec(64, 3, 3, KeyMode.INT4),

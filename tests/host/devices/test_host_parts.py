@@ -13,15 +13,11 @@ from twins.torch_scorer import TorchScorer
 
 from hillinfer.devices.device import ResidentShadow
 from hillinfer.devices.device_scorer import NativePart
-from hillinfer.native.library import HOW_TO_BUILD, native_is_here
 from hillinfer.scoring.layout import ProbeShadow, ShadowLayout
 from hillinfer.scoring.scorer import SegmentShadow, StreamedShadow
 from hillinfer_model.choices import KeyMode, Rule, Scope
 from hillinfer_model.kernel_spec import KernelSpec
 
-pytestmark = pytest.mark.skipif(
-    not native_is_here(), reason=f"the native library is not built: {HOW_TO_BUILD}"
-)
 MODES = (KeyMode.INT8, KeyMode.INT4, KeyMode.INT2)
 
 

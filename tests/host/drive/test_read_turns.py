@@ -57,16 +57,38 @@ class Readers:
             assert not thread.is_alive()
 
 
+class Counted(threading.Condition):
+    """Counts who waits, under its lock."""
+
+    waiting = 0
+
+    def wait(self, timeout=None):
+        self.waiting += 1
+        try:
+            return super().wait(timeout)
+        finally:
+            self.waiting -= 1
+
+
+def free(turns):
+    """Say whether somebody who reads ahead gets a turn."""
+    readers = Readers(turns)
+    readers.start("ahead", turns.ahead)
+    readers.join()
+    return readers.order == ["ahead"]
+
+
 def test_whoever_demands_has_the_next_turn():
-    turns = ReadTurns()
+    waiters = Counted()
+    turns = ReadTurns(waiters)
     readers = Readers(turns)
     with turns.ahead():
         readers.start("ahead", turns.ahead)
-        until(lambda: len(turns._changed._waiters) == 1)
+        until(lambda: waiters.waiting == 1)
         for i in range(3):
             readers.start(f"demand {i}", turns.on_demand)
         # Who came first wakes first: without a rule it would be the one that reads ahead.
-        until(lambda: len(turns._changed._waiters) == 4)
+        until(lambda: waiters.waiting == 4)
         assert readers.order == []
     readers.join()
     assert readers.order[-1] == "ahead"
@@ -188,7 +210,7 @@ def test_nothing_ahead_reads_nothing(gated):
     assert gated.order == []
 
 
-class Interrupted(threading.Condition):
+class Interrupted(Counted):
     """Ctrl-C comes while the main thread waits, once its wait is over."""
 
     def wait_for(self, predicate, timeout=None):
@@ -199,15 +221,15 @@ class Interrupted(threading.Condition):
 
 
 def test_an_interrupt_while_waiting_leaves_the_turn_to_others():
-    turns = ReadTurns()
-    turns._changed = Interrupted()
+    waiters = Interrupted()
+    turns = ReadTurns(waiters)
     readers = Readers(turns)
     begun, over = threading.Event(), threading.Event()
 
     def first_ahead():
         with turns.ahead():
             begun.set()
-            until(lambda: turns._demanded == 1)
+            until(lambda: waiters.waiting == 1)
             readers.start("second ahead", turns.ahead)
         over.set()
 
@@ -220,7 +242,7 @@ def test_an_interrupt_while_waiting_leaves_the_turn_to_others():
     holder.join()
     readers.join()
     assert readers.order == ["second ahead"]
-    assert (turns._taken, turns._demanded) == (False, 0)
+    assert free(turns)
 
 
 class OnceInterrupted(threading.Condition):
@@ -237,11 +259,8 @@ class OnceInterrupted(threading.Condition):
 
 @pytest.mark.parametrize("kind", ["demand", "on_demand"])
 def test_an_interrupt_right_after_a_note_takes_it_back(kind):
-    turns = ReadTurns()
-    turns._changed = OnceInterrupted()
+    turns = ReadTurns(OnceInterrupted())
     given = () if kind == "demand" else (lambda: None,)
     with pytest.raises(KeyboardInterrupt):
         getattr(turns, kind)(*given)
-    assert (turns._taken, turns._demanded) == (False, 0)
-    with turns.ahead():
-        pass
+    assert free(turns)

@@ -16,7 +16,6 @@ from hillinfer.engine.runtime import Runtime
 from hillinfer.errors import CacheUseError, ColdPoolError
 from hillinfer.kv.prefetch_buffer import BlockState
 from hillinfer.model_shape import ModelShape, StoredType
-from hillinfer.native.library import native_is_here
 from hillinfer.scoring.scorer import ImportanceEvaluation
 from hillinfer.settings import Settings
 
@@ -223,8 +222,6 @@ def noting(threads, kind=ImportanceEvaluation):
 @pytest.mark.parametrize("tokens", [TOKENS, 575, 576, 639, 640])
 def test_who_scores_changes_nothing(tokens, cold_dir):
     """Little is scored by whoever announces it, at once; more by another thread."""
-    if not native_is_here():
-        pytest.skip("no native library: run python tools/build_native.py")
     outputs, threads = [], []
     for kind in (Unhurried, ImportanceEvaluation):
         (cold_dir / kind.__name__).mkdir()
@@ -245,8 +242,6 @@ def test_who_scores_changes_nothing(tokens, cold_dir):
 
 def test_little_is_not_scored_beside_the_scoring_thread(cold_dir):
     """One after the other: rows are read in the order of layers, and nobody waits for a lock."""
-    if not native_is_here():
-        pytest.skip("no native library: run python tools/build_native.py")
     threads, main = [], threading.current_thread()
     made = Filled(cold_dir, evaluate=noting(threads))
     made.runtime.begin_step()
@@ -284,8 +279,6 @@ class Interrupted:
 
 @pytest.mark.parametrize("hands_over", [True, False])
 def test_an_interrupt_while_reading_begins_hangs_nobody(cold_dir, hands_over):
-    if not native_is_here():
-        pytest.skip("no native library: run python tools/build_native.py")
     made = Filled(cold_dir, prefetch_blocks=1)
     reading = made.runtime.prefetch._reading
     made.runtime.begin_step()

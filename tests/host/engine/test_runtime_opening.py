@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A runtime that cannot be opened holds nothing of the drive."""
 
+import csv
 import errno
 import os
 from contextlib import closing, suppress
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from copy_lanes import HostLane
-from runtime_rows import SETTINGS, SHAPE
+from runtime_rows import SETTINGS, SHAPE, fill, read
 
 from hillinfer.devices.device_scorer import DeviceScorer
 from hillinfer.devices.device_shadows import Pace
@@ -59,8 +60,9 @@ def without(monkeypatch):
             return {"calls": NoMoreFiles()}
         if part == "what selects":
             return {"evaluate": _raises}
-        name = {"a device": "make_scorer", "the last part": "PrefetchPipeline"}[part]
-        monkeypatch.setattr(runtime_opening, name, _raises)
+        if part == "a device":
+            return {"devices": {SETTINGS.device: _raises}}
+        monkeypatch.setattr(runtime_opening, "PrefetchPipeline", _raises)
         return {}
 
     return fail
@@ -112,13 +114,13 @@ def test_a_timeline_is_closed_where_the_trace_cannot_be_made(cold_dir, tmp_path)
 
 
 @pytest.mark.parametrize(("given", "closed"), [(False, 1), (True, 0)])
-def test_a_device_that_was_made_here_is_closed_after_an_error(given, closed, cold_dir, monkeypatch):
+def test_a_device_that_was_made_here_is_closed_after_an_error(given, closed, cold_dir):
     shadows = CountingDevice()
     spec = kernel_spec(SHAPE, SETTINGS)
     scorer = DeviceScorer(NativeScorer(spec, SETTINGS.scope), shadows)
-    monkeypatch.setattr(runtime_opening, "make_scorer", lambda *_: scorer)
+    made = {"scorer": scorer} if given else {"devices": {SETTINGS.device: lambda *_: scorer}}
     with pytest.raises(ColdPoolError, match="no more room"):
-        opened(cold_dir, scorer=scorer if given else None, evaluate=_raises)
+        opened(cold_dir, evaluate=_raises, **made)
     assert shadows.closed == closed
 
 
@@ -155,17 +157,21 @@ class LockingLane(HostLane):
         super().close()
 
 
-def test_every_entry_is_told_to_who_observes_and_to_the_timeline():
-    class Timeline:
-        def __init__(self):
-            self.entries = []
-
-        def observe(self, entry):
-            self.entries.append(entry)
-
-    timeline, seen = Timeline(), []
-    entry = object()
-    runtime_opening._told(seen.append, timeline)(entry)
-    assert timeline.entries == seen == [entry]
-    runtime_opening._told(seen.append, None)(entry)
-    assert (len(timeline.entries), len(seen)) == (1, 2)
+@pytest.mark.parametrize("observes", [True, False])
+@pytest.mark.parametrize("writes", [True, False])
+def test_every_entry_is_told_to_who_observes_and_to_the_timeline(
+    cold_dir, tmp_path, observes, writes
+):
+    file, seen = tmp_path / "pools.csv", []
+    settings = SETTINGS.changed(pool_timeline=file) if writes else SETTINGS
+    with closing(opened(cold_dir, settings, observe=seen.append if observes else None)) as runtime:
+        sequence = runtime.open_sequence()
+        fill(runtime, sequence, 150)
+        for _ in range(2):
+            read(runtime, 1, sequence, range(0, 150, 3))
+    steps = [(1, 1), (2, 1)]
+    assert [(one.step, one.layer) for one in seen] == (steps if observes else [])
+    assert file.exists() == writes
+    if writes:
+        rows = list(csv.DictReader(file.open()))
+        assert [(int(row["step"]), int(row["layer"])) for row in rows] == steps

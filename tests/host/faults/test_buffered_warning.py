@@ -9,35 +9,30 @@ import pytest
 from faulty_calls import WithoutDirectIO
 from tiny_models import TinyModel
 
-import hillinfer
 from hillinfer.cli.console import shown_warnings
-from hillinfer.drive import files as cold_file
+from hillinfer.cli.preflight import Surroundings
 from hillinfer.drive.files import IOMode, probe_io_mode
 from hillinfer.errors import HillInferWarning, SetupWarning
-from hillinfer.hf import attach
+from hillinfer.hf.attach import Attachment
+from hillinfer.settings import Settings
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "cli"))
 
 
-@pytest.fixture
-def no_direct_io(monkeypatch):
-    for module in (attach, cold_file):
-        monkeypatch.setattr(module, "DriveCalls", WithoutDirectIO)
-
-
-def new_cache_warnings(cold_dir):
+def new_cache_warnings(cold_dir, calls=None):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         model = TinyModel().build()
-        with hillinfer.attach(model, dram_budget="8MiB", cold_dir=cold_dir) as attachment:
+        settings = Settings().changed(dram_budget="8MiB", cold_dir=cold_dir)
+        with Attachment(model, settings, calls) as attachment:
             cache = attachment.new_cache()
             mode = cache.statistics().io_mode
             cache.close()
     return mode, [one for one in caught if issubclass(one.category, HillInferWarning)]
 
 
-def test_it_warns_with_the_directory_and_the_price(no_direct_io, cold_dir):
-    mode, (warning,) = new_cache_warnings(cold_dir)
+def test_it_warns_with_the_directory_and_the_price(cold_dir):
+    mode, (warning,) = new_cache_warnings(cold_dir, WithoutDirectIO())
     assert mode == "buffered"
     assert warning.category is SetupWarning
     said = str(warning.message)
@@ -52,14 +47,13 @@ def test_with_direct_io_it_does_not(cold_dir):
     assert new_cache_warnings(cold_dir) == ("direct", [])
 
 
-def test_the_command_says_it_once(
-    no_direct_io, monkeypatch, capfd, tiny_folder, cold_dir, tmp_path
-):
+def test_the_command_says_it_once(monkeypatch, capfd, tiny_folder, cold_dir):
     from command import Command
 
     outcome = Command(monkeypatch, capfd)(
         *("generate", "--model", tiny_folder, "--prompt", "a cat sat on a mat. " * 9),
         *("--cold-dir", cold_dir, "--max-new-tokens", 3, "--dram-budget", "32MiB"),
+        around=Surroundings(calls=WithoutDirectIO()),
     )
     assert outcome.code == 0, outcome.err
     told = [line for line in outcome.err.splitlines() if "direct I/O" in line]

@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import TinyModel, prompts
 
-from hillinfer.drive import checksums as row_sums
 from hillinfer.drive.checksums import sums_of
 from hillinfer.engine.budget_plan import BudgetPlan
 from hillinfer.errors import ColdPoolError, HillInferError
@@ -253,19 +252,10 @@ def test_shadows_that_are_streamed(model, saved, tmp_path, where):
 # --- the sum itself -----------------------------------------------------------------------------
 
 
-@pytest.fixture(params=["native", "portable"])
-def _summed(request, hide_native):
-    if request.param == "native" and not row_sums.native_is_here():
-        pytest.skip("the native library is not built")
-    if request.param == "portable":
-        hide_native(row_sums)
-
-
 def rows_of(seed, count, row_bytes):
     return np.random.default_rng(seed).integers(0, 256, (count, row_bytes), np.uint8)
 
 
-@pytest.mark.usefixtures("_summed")
 def test_every_flip_and_every_exchange_changes_a_sum():
     @settings(max_examples=40, deadline=None)
     @given(
@@ -291,7 +281,6 @@ def test_every_flip_and_every_exchange_changes_a_sum():
     check()
 
 
-@pytest.mark.skipif(not row_sums.native_is_here(), reason="the native library is not built")
 def test_a_sum_is_what_the_native_header_says():
     step, mix, word = 0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, (1 << 64) - 1
     rows = rows_of(1, 3, 320)

@@ -20,7 +20,6 @@ from hillinfer.drive.calls import DriveCalls
 from hillinfer.drive.landing import LandingTable
 from hillinfer.hf.cache import HillInferCache
 from hillinfer.kv.cold_store import ColdStore
-from hillinfer.native.library import native_is_here
 from hillinfer.settings import IOChoice
 
 HERE = Path(__file__).parent
@@ -69,7 +68,6 @@ def test_faults_give_right_tokens_or_clear_errors(places, below):
     assert tally.calls["preadv"] > 20
 
 
-@pytest.mark.skipif(not native_is_here(), reason="the native library is not built")
 def test_no_fault_of_native_reads_comes_to_light(places):
     failed = [
         Injection(kind, index, fault)

@@ -103,7 +103,7 @@ class Target:
 scratch, keep = Path(sys.argv[1]), Path(sys.argv[2])
 limits = Limits(cpu_seconds=1, wall_seconds=3, peak_bytes=128 << 20)
 fuzzer = Fuzzer([Target()], scratch, keep, 1, limits)
-verdicts = fuzzer._try([fuzzer.make("planted", n) for n in range(len(ALL))])
+verdicts = fuzzer.verdicts([fuzzer.make("planted", n) for n in range(len(ALL))])
 again = Fuzzer([Target()], scratch, keep, 1, limits).replay(sorted(keep.iterdir())[:1])
 print(json.dumps({
     "kinds": [[one.__name__, found.kind] for one, found in zip(ALL, verdicts)],
@@ -165,7 +165,7 @@ from hillinfer.sessions.opening import SavedSession
 def kinds(name, numbers):
     with tempfile.TemporaryDirectory() as scratch:
         fuzzer = Fuzzer(TARGETS, Path(scratch), Path(scratch, "kept"), 17)
-        return [found.kind for found in fuzzer._try(fuzzer.make(name, n) for n in numbers)]
+        return [found.kind for found in fuzzer.verdicts(fuzzer.make(name, n) for n in numbers)]
 
 SOME = (0, 1, 24, 31, 33)
 before = kinds("session", SOME), kinds("safetensors", range(2))

@@ -24,9 +24,9 @@ class Case:
     new_tokens: int
     selection: dict = field(default_factory=dict)
 
-    def run(self, model, cold_dir, **placement):
+    def run(self, model, cold_dir, devices=None, **placement):
         ids, mask = prompts(list(self.lengths), seed=len(self.lengths))
-        with attached(model, cold_dir, **self.selection, **placement) as hill:
+        with attached(model, cold_dir, devices, **self.selection, **placement) as hill:
             cache = hill.new_cache(self.tokens, len(self.lengths))
             output = run(model, cache, ids, mask, self.new_tokens, prefill_chunk_size=self.chunk)
             statistics = cache.statistics()

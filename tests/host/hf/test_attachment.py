@@ -9,8 +9,11 @@ from generation_runs import attached, bits, run
 from tiny_models import FAMILIES, TinyModel, prompts
 from transformers import DynamicCache, LlamaForCausalLM, StaticCache
 
-from hillinfer.engine.runtime import Runtime
-from hillinfer.errors import CacheUseError, UnsupportedFeatureError
+from hillinfer.devices.device_scorer import DeviceScorer
+from hillinfer.devices.device_shadows import DeviceShadows
+from hillinfer.devices.opening import CoreDevice
+from hillinfer.errors import CacheUseError, UnsupportedFeatureError, warn_of_loss
+from hillinfer.scoring.native import NativeScorer
 
 
 def forward_logits(model, ids):
@@ -145,13 +148,23 @@ def test_a_budget_in_percent_is_of_the_expected_length(cold_dir):
         cache.close()
 
 
-def test_a_device_is_told_the_expected_length(cold_dir, monkeypatch):
+def test_a_device_is_told_the_expected_length(cold_dir):
     told = []
-    monkeypatch.setattr(Runtime, "expect", lambda self, tokens: told.append(tokens))
-    with attached(TinyModel().build(), cold_dir, dram_budget="64MiB") as hill:
+
+    class Told(DeviceShadows):
+        def expect(self, segments):
+            told.append(segments)
+
+    def open_told(spec, scope, options, recorder):
+        shadows = Told(spec, CoreDevice(spec), options.beta, warn_of_loss)
+        return DeviceScorer(NativeScorer(spec, scope), shadows, recorder)
+
+    chosen = {"device": "core", "beta": 0.0, "dram_budget": "64MiB"}
+    with attached(TinyModel().build(), cold_dir, {"core": open_told}, **chosen) as hill:
         for given in ({"expected_tokens": 4000}, {}):
             hill.new_cache(**given).close()
-    assert told == [4000, 0]
+    # Of 1,024 tokens each.
+    assert told == [4, 0]
 
 
 def test_closed_caches_are_refused(cold_dir):

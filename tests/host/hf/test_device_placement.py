@@ -6,23 +6,23 @@ segments, forks, beams and cuts, budgets from the least to all hot.
 """
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
+from device_cases import Noting, Through, Wrapped, plant
 from emulated_cards import EmulatedCards
-from generation_runs import bits
+from generation_runs import SETTINGS, bits
 from placement_cases import ALL_HOT, Case, Placement
 from test_placement_invariance import BEAMS, beams_and_turns
 from test_shadow_placement import go
 from tiny_models import TinyModel
 
-from hillinfer.devices.device_shadows import DeviceShadows
-from hillinfer.devices.xrt import device as open_xrt
-from hillinfer.devices.xrt import device as xrt_device
+from hillinfer.devices.xrt.device import open_xrt
+from hillinfer.engine.budget_growth import AUTO_FORMATS
 from hillinfer.engine.budget_plan import kernel_spec
 from hillinfer.model_shape import ModelShape
-from hillinfer.rates.kept_rates import Rates
-from hillinfer.rates.profiling import Profiling
+from hillinfer.rates.kept_rates import KeptRates, Rates
 from hillinfer.settings import ModelName, Settings
 from hillinfer_hw.emulation import Engine
 
@@ -72,20 +72,6 @@ def expected(tmp_path_factory):
     return model, long, case, beams
 
 
-@pytest.fixture
-def launches(monkeypatch):
-    """What devices have been asked to score; losing one is an error in these tests."""
-    asked = []
-    score = DeviceShadows.score
-
-    def counted(self, scope, queries, segments):
-        asked.append(segments)
-        return score(self, scope, queries, segments)
-
-    monkeypatch.setattr(DeviceShadows, "score", counted)
-    return asked
-
-
 @pytest.mark.parametrize("share", [None, 0.2, 0.0])
 @pytest.mark.parametrize("device", DEVICES)
 def test_every_device_gives_the_same_bits(device, share, expected, cards, cold_dir):
@@ -115,18 +101,28 @@ MADE_RATES = {
 }
 
 
+@pytest.fixture
+def kept(monkeypatch, tmp_path):
+    """The rates of a user who has measured nothing yet."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return KeptRates.of_user()
+
+
 @pytest.mark.parametrize("model_name", ModelName)
 @pytest.mark.parametrize("rates", MADE_RATES)
-def test_an_automatic_beta_changes_no_bit(
-    rates, model_name, expected, cards, cold_dir, monkeypatch, tmp_path
-):
+def test_an_automatic_beta_changes_no_bit(rates, model_name, expected, cold_dir, kept):
     model, (long, _), _, _ = expected
     made, scores = MADE_RATES[rates]
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(Profiling, "rates", lambda self: made)
+    shape = ModelShape.from_config(TINY.config(), TINY.dtype)
+    # Whichever format the budget has room for.
+    for shadow in AUTO_FORMATS:
+        chosen = Settings().changed(**(SETTINGS | SELECTION), shadow=shadow)
+        plant(made, shape, chosen, cold_dir, "core")
+    planted = kept.all()
     found, statistics = LONG.run(
         model, cold_dir, dram_budget=ALL_HOT, device="core", beta="auto", beta_model=model_name
     )
+    assert kept.all() == planted, "it was measured"
     assert torch.equal(bits(found), bits(long))
     assert statistics.scored_tokens > 0
     if scores is not None:
@@ -135,60 +131,60 @@ def test_an_automatic_beta_changes_no_bit(
 
 @pytest.mark.parametrize("device", ["csim", "xrt-rtl"])
 def test_an_emulated_device_is_not_measured_and_gets_everything(
-    device, expected, cards, cold_dir, monkeypatch
+    device, expected, cards, cold_dir, kept
 ):
     model, (long, _), _, _ = expected
-    monkeypatch.setattr(Profiling, "rates", lambda self: pytest.fail("measured"))
     found, statistics = LONG.run(
         model, cold_dir, dram_budget=ALL_HOT, **{**DEVICES[device](cards), "beta": "auto"}
     )
+    assert kept.all() == []
     assert torch.equal(bits(found), bits(long))
     assert statistics.device_scored_tokens > 0
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_beams_and_turns_on_every_device(device, expected, cards, cold_dir, launches):
+def test_beams_and_turns_on_every_device(device, expected, cards, cold_dir):
     model, _, case, beams = expected
-    placement = Placement(0.1, DEVICES[device](cards)).for_case(case, 1_000_000)
-    found = beams_and_turns(model, cold_dir, **placement)
+    settings = DEVICES[device](cards)
+    placement = Placement(0.1, settings).for_case(case, 1_000_000)
+    noted = Wrapped(settings["device"])
+    found = beams_and_turns(model, cold_dir, devices=noted.table, **placement)
     for one, other in zip(found, beams, strict=True):
         assert torch.equal(one, other)
-    assert bool(launches) == (device in CARDS)
+    # Losing one is an error in these tests.
+    assert any(one.launches for one in noted.opened) == (device in CARDS)
+
+
+class Flipping(Through):
+    """Gets other codes than the host wrote."""
+
+    def write(self, slot, first_beat, beats):
+        wrong = beats.copy()
+        wrong[max(_spec().kv_heads - first_beat, 0) :] ^= 0x11
+        self.device.write(slot, first_beat, wrong)
 
 
 @pytest.mark.parametrize("device", CARDS)
-def test_a_flipped_bit_on_a_card_changes_what_comes_out(
-    device, expected, cards, cold_dir, monkeypatch
-):
+def test_a_flipped_bit_on_a_card_changes_what_comes_out(device, expected, cards, cold_dir):
     """The twin: what the card holds decides."""
     model, (long, _), _, _ = expected
-    update = DeviceShadows.update
-
-    def flipped(self, resident, shadow, coded_tokens):
-        wrong = shadow.copy()
-        wrong[_spec().kv_heads :] ^= 0x11
-        update(self, resident, wrong, coded_tokens)
-
-    monkeypatch.setattr(DeviceShadows, "update", flipped)
-    found, _ = LONG.run(model, cold_dir, dram_budget=ALL_HOT, **DEVICES[device](cards))
+    settings = DEVICES[device](cards)
+    flipping = Wrapped(settings["device"], Flipping)
+    found, _ = LONG.run(model, cold_dir, devices=flipping.table, dram_budget=ALL_HOT, **settings)
+    assert flipping.opened
     assert not torch.equal(bits(found), bits(long))
 
 
 @pytest.mark.parametrize("device", ["xrt-rtl", "xrt-hls"])
-def test_shadows_that_a_small_card_has_no_room_for(device, expected, cards, cold_dir, monkeypatch):
+def test_shadows_that_a_small_card_has_no_room_for(device, expected, cards, cold_dir):
     """Some segments stay on the card, others are read from the drive for every launch."""
     model = expected[0]
     wanted, in_dram = go(model, cold_dir, 100)
     chunk = 2 * _spec().segment_bytes
-    monkeypatch.setattr(xrt_device, "CHUNK_BYTES", chunk)
-    monkeypatch.setattr(open_xrt, "_RESERVED_BYTES", (4 << 30) - 3 * chunk)
-    loads = []
-    load = xrt_device.XrtDevice.load
-    monkeypatch.setattr(
-        xrt_device.XrtDevice, "load", lambda *given: loads.append(given[1]) or load(*given)
-    )
-    found, streamed = go(model, cold_dir, 0, **DEVICES[device](cards))
+    small = partial(open_xrt, chunk_bytes=chunk, reserved_bytes=(4 << 30) - 3 * chunk)
+    card = Wrapped("xrt", Noting, small)
+    found, streamed = go(model, cold_dir, 0, {"devices": card.table}, **DEVICES[device](cards))
     assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
-    assert loads
+    assert any(one.loads for one in card.opened)
     assert streamed.device_scored_tokens > 0
     assert streamed.shadow_write_bytes > 0 == in_dram.shadow_write_bytes

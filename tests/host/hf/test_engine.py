@@ -36,7 +36,7 @@ from tiny_models import TinyModel, prompts
 
 torch.set_num_threads(1)
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
-model = TinyModel(layers=32).build()
+model = TinyModel(layers=16).build()
 documents = [prompts([70], seed)[0] for seed in range(30)]
 
 
@@ -89,7 +89,7 @@ def test_thirty_documents_take_the_threads_and_files_of_one(cold_dir):
     assert max(files) <= files[0] + 8
     assert max(threads) <= threads[0] + 2
     assert told["held"]
-    assert told["after"][0] < files[0] - 32, "the last that is closed closes the files"
+    assert told["after"][0] < files[0] - 16, "the last that is closed closes the files"
     assert told["answers"][:3] == told["alone"]
 
 

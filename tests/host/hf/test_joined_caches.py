@@ -6,6 +6,7 @@ import torch
 from generation_runs import attached, run
 from test_cache_operations import feed
 from tiny_models import FAMILIES, TinyModel, prompts
+from torch.overrides import TorchFunctionMode
 from transformers import DynamicCache
 
 from hillinfer.errors import CacheUseError, UnsupportedFeatureError
@@ -14,17 +15,20 @@ TINY = TinyModel(layers=3)
 LENGTHS = (150, 70, 1100, 33)
 
 
+class RowByRow(TorchFunctionMode):
+    """Multiplies a row of the batch at a time, so that products round as they do alone."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func is torch.nn.functional.linear and args[0].ndim >= 3 and len(args[0]) > 1:
+            return torch.cat([func(one, *args[1:], **kwargs) for one in args[0].split(1)])
+        return func(*args, **kwargs)
+
+
 @pytest.fixture
-def row_by_row(monkeypatch):
-    """Multiply a row of the batch at a time, so that products round as they do alone."""
-    whole = torch.nn.functional.linear
-
-    def linear(states, *weights):
-        if states.ndim < 3 or len(states) == 1:
-            return whole(states, *weights)
-        return torch.cat([whole(one, *weights) for one in states.split(1)])
-
-    monkeypatch.setattr(torch.nn.functional, "linear", linear)
+def row_by_row():
+    with RowByRow():
+        yield
 
 
 def documents(lengths=LENGTHS):

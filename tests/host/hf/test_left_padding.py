@@ -27,36 +27,38 @@ KEPT = SETTINGS["kept_sinks"] + SETTINGS["kept_recent"]
 def test_each_sequence_gets_the_tokens_and_sets_it_gets_alone(scope, cold_dir):
     model = TINY.build()
     ids, mask = prompts(LENGTHS)
-    with attached(model, cold_dir, scope=scope) as hill:
-        cache = hill.new_cache()
-        together = SelectionLog(cache)
-        found = run(model, cache, ids, mask)
-        cache.close()
-        for number, length in enumerate(LENGTHS):
+
+    def answered(*prompt):
+        log = SelectionLog()
+        with log.attached(model, cold_dir, scope=scope) as hill:
             cache = hill.new_cache()
-            alone = SelectionLog(cache)
-            expected = run(model, cache, ids[number : number + 1, -length:])
+            output = run(model, cache, *prompt)
             cache.close()
-            own = together.sets[number :: len(LENGTHS)]
-            difference = logits(found)[:, number] - logits(expected)[:, 0]
-            assert difference.abs().max() < LOGIT_TOLERANCE[TINY.dtype]
-            assert torch.equal(found.sequences[number, 150:], expected.sequences[0, length:])
-            assert together.lengths[number :: len(LENGTHS)] == alone.lengths
-            # Batch size may change the last bit of a key and so, rarely, a neighbour in rank.
-            apart = [
-                set(mine) ^ set(others)
-                for ours, theirs in zip(own, alone.sets, strict=True)
-                for mine, others in zip(ours, theirs, strict=True)
-            ]
-            assert sum(len(one) for one in apart) <= len(apart) // 10
+        return output, log
+
+    found, together = answered(ids, mask)
+    for number, length in enumerate(LENGTHS):
+        expected, alone = answered(ids[number : number + 1, -length:])
+        own = together.sets[number :: len(LENGTHS)]
+        difference = logits(found)[:, number] - logits(expected)[:, 0]
+        assert difference.abs().max() < LOGIT_TOLERANCE[TINY.dtype]
+        assert torch.equal(found.sequences[number, 150:], expected.sequences[0, length:])
+        assert together.lengths[number :: len(LENGTHS)] == alone.lengths
+        # Batch size may change the last bit of a key and so, rarely, a neighbour in rank.
+        apart = [
+            set(mine) ^ set(others)
+            for ours, theirs in zip(own, alone.sets, strict=True)
+            for mine, others in zip(ours, theirs, strict=True)
+        ]
+        assert sum(len(one) for one in apart) <= len(apart) // 10
 
 
 def test_the_share_selected_follows_each_sequences_own_length(cold_dir):
     model = TINY.build()
     ids, mask = prompts(LENGTHS)
-    with attached(model, cold_dir, alpha=0.3) as hill:
+    log = SelectionLog()
+    with log.attached(model, cold_dir, alpha=0.3) as hill:
         cache = hill.new_cache()
-        log = SelectionLog(cache)
         run(model, cache, ids, mask, new_tokens=4)
         cache.close()
     steps = range(3)

@@ -156,11 +156,11 @@ BEAMS = Case(
 )
 
 
-def beams_and_turns(model, cold_dir, **placement):
+def beams_and_turns(model, cold_dir, devices=None, **placement):
     """Return what comes out of sequences that fork, are cut, are reordered and go on."""
     ids, mask = prompts([200, 130])
     question, _ = prompts([30, 30], seed=2)
-    with attached(model, cold_dir, **BEAMS.selection, **placement) as hill:
+    with attached(model, cold_dir, devices, **BEAMS.selection, **placement) as hill:
         cache = hill.new_cache()
         first = run(model, cache, ids, mask)
         talk = torch.cat([first.sequences, question], dim=1)

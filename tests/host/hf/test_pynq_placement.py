@@ -5,15 +5,18 @@ Few tokens of a tiny model, because every launch goes through files.
 """
 
 import os
+import signal
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 import torch
+from device_cases import Through, Wrapped
 from emulated_cards import EmulatedCards
 from generation_runs import bits
 from placement_cases import ALL_HOT, Case, Placement
 from tiny_models import TinyModel
 
-from hillinfer.devices.opening import LaunchDevice
 from hillinfer.engine.budget_plan import kernel_spec
 from hillinfer.errors import HillInferWarning
 from hillinfer.model_shape import ModelShape
@@ -21,8 +24,6 @@ from hillinfer.settings import Settings
 from hillinfer.system.processes import processes_in
 from hillinfer_hw.emulation import Engine
 from hillinfer_hw.toolchain import MissingToolError, find_pynq_python
-from hillinfer_pynq.execution import PynqExecution
-from hillinfer_pynq.front_process import FrontProcess
 
 # The kernels of test_device_placement.py, which are built once.
 TINY = TinyModel("llama", "gqa", torch.float16, head_dim=64)
@@ -58,65 +59,94 @@ def expected(tmp_path_factory):
     return model, *CASE.run(model, tmp_path_factory.mktemp("plain"), dram_budget=ALL_HOT)
 
 
+class AtFront(Through):
+    """A device of PYNQ's, with the folder and the process that its front has."""
+
+    def __init__(self, device):
+        super().__init__(device)
+        ((self.folder, self.front),) = own_fronts()
+
+
+def own_fronts():
+    """Return folder and number of each front that this process has started and not closed."""
+    found = []
+    for folder in Path("/tmp").glob("hillinfer-pynq-*"):
+        for pid in processes_in(folder):
+            # The state and the parent come behind the name, which may hold anything; a process of
+            # other tests may have ended meanwhile.
+            with suppress(FileNotFoundError, ProcessLookupError):
+                stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+                if int(stat[1]) == os.getpid():
+                    found.append((folder, pid))
+    return found
+
+
 @pytest.fixture
-def fronts(monkeypatch):
-    """The folders of the fronts that a test starts, none of which may be left."""
-    folders = []
-    start = FrontProcess.__init__
+def card():
+    """Return what makes devices of PYNQ's and wraps them; nothing of their fronts may be left."""
+    made = []
 
-    def started(self, *given):
-        start(self, *given)
-        folders.append(self.folder)
+    def wrapped(wrap=AtFront):
+        made.append(Wrapped("pynq", wrap))
+        return made[-1]
 
-    monkeypatch.setattr(FrontProcess, "__init__", started)
-    yield folders
-    assert folders
-    for folder in folders:
-        assert not folder.exists()
-        assert processes_in(folder) == []
+    yield wrapped
+    opened = [device for one in made for device in one.opened]
+    assert opened
+    for device in opened:
+        assert not device.folder.exists()
+        assert processes_in(device.folder) == []
 
 
 @pytest.mark.parametrize("share", [None, 0.0])
-def test_pynq_gives_the_same_bits(share, expected, pynq, fronts, cold_dir):
+def test_pynq_gives_the_same_bits(share, expected, pynq, card, cold_dir):
     model, plain, hot = expected
     placement = Placement(share, pynq).for_case(CASE, hot.kv_bytes)
-    found, statistics = CASE.run(model, cold_dir, **placement)
+    found, statistics = CASE.run(model, cold_dir, card().table, **placement)
     assert torch.equal(bits(found), bits(plain))
     assert 0 < statistics.device_scored_tokens < statistics.scored_tokens
 
 
+class Flipping(AtFront):
+    """Gets other exponents of the second group than the host wrote."""
+
+    def write(self, slot, first_beat, beats):
+        wrong = beats.copy()
+        # Contract, section 9: a group is a beat of exponents per KV head, then codes.
+        at = _spec().group_beats - first_beat
+        if 0 <= at < len(beats):
+            wrong[at, 6:14] ^= 8
+        self.device.write(slot, first_beat, wrong)
+
+
 def test_a_bit_of_some_exponents_flipped_on_the_way_to_the_card_changes_them(
-    expected, pynq, fronts, cold_dir, monkeypatch
+    expected, pynq, card, cold_dir
 ):
     """The twin: what the card scores is what is selected by."""
     model, plain, _ = expected
-    score = LaunchDevice.score
-
-    def flipped(self, scope, queries, segments):
-        group = self._spec.group_beats
-        # Contract, section 9: a group is a beat of exponents per KV head, then codes.
-        self._memory[segments[0].slot * self._spec.segment_beats + group, 6:14] ^= 8
-        return score(self, scope, queries, segments)
-
-    monkeypatch.setattr(LaunchDevice, "score", flipped)
-    found, statistics = CASE.run(model, cold_dir, dram_budget=ALL_HOT, **pynq)
+    flipping = card(Flipping).table
+    found, statistics = CASE.run(model, cold_dir, flipping, dram_budget=ALL_HOT, **pynq)
     assert statistics.device_scored_tokens > 0
     assert not torch.equal(bits(found), bits(plain))
 
 
-def test_a_front_that_dies_is_replaced_by_the_host(expected, pynq, fronts, cold_dir, monkeypatch):
+class Dying(AtFront):
+    """Its front dies when the second launch begins."""
+
+    launches = 0
+
+    def score(self, *given):
+        self.launches += 1
+        if self.launches == 2:
+            os.kill(self.front, signal.SIGKILL)
+        return self.device.score(*given)
+
+
+def test_a_front_that_dies_is_replaced_by_the_host(expected, pynq, card, cold_dir):
     model, plain, _ = expected
-    score, launches = PynqExecution.score, []
-
-    def dies(self, *given):
-        launches.append(self.front.pid)
-        if len(launches) == 2:
-            os.kill(self.front.pid, 9)
-        return score(self, *given)
-
-    monkeypatch.setattr(PynqExecution, "score", dies)
+    dying = card(Dying)
     with pytest.warns(HillInferWarning, match="PYNQ front could not run score_tokens: it has end"):
-        found, statistics = CASE.run(model, cold_dir, dram_budget=ALL_HOT, **pynq)
+        found, statistics = CASE.run(model, cold_dir, dying.table, dram_budget=ALL_HOT, **pynq)
     assert torch.equal(bits(found), bits(plain))
-    assert len(launches) == 2
+    assert [one.launches for one in dying.opened] == [2]
     assert statistics.device_scored_tokens > 0

@@ -9,7 +9,6 @@ from tiny_models import FAMILIES, TinyModel, prompts
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
 from hillinfer.errors import UnsupportedFeatureError
-from hillinfer.hf import features
 from hillinfer.hf.features import TESTED_FAMILIES
 
 
@@ -39,8 +38,12 @@ def test_a_model_with_another_causal_mask_is_refused_before_its_first_token(cold
         cache.close()
 
 
-def test_another_transformers_is_refused(monkeypatch, cold_dir):
-    monkeypatch.setattr(features, "version", lambda name: "5.24.1")
+def test_another_transformers_is_refused(monkeypatch, tmp_path, cold_dir):
+    # What Python says is installed where it looks first.
+    facts = tmp_path / "transformers-5.24.1.dist-info"
+    facts.mkdir()
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: transformers\nVersion: 5.24.1\n")
+    monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(UnsupportedFeatureError, match=r"5\.24\.1 is outside.*pip install"):
         attached(TinyModel().build(), cold_dir)
 

@@ -21,9 +21,9 @@ def expected_count(length, alpha, kept, most):
 def selections(cold_dir, prompt_length, new_tokens, **changes):
     model = TINY.build()
     ids, _ = prompts([prompt_length])
-    with attached(model, cold_dir, **changes) as hill:
+    log = SelectionLog()
+    with log.attached(model, cold_dir, **changes) as hill:
         cache = hill.new_cache()
-        log = SelectionLog(cache)
         run(model, cache, ids, new_tokens=new_tokens)
         statistics = cache.statistics()
         cache.close()
@@ -104,9 +104,9 @@ def test_two_tokens_at_once_attend_to_everything(cold_dir):
     model = TINY.build()
     ids, _ = prompts([150])
     further, _ = prompts([2], seed=3)
-    with attached(model, cold_dir, alpha=0.02) as hill, torch.no_grad():
+    log = SelectionLog()
+    with log.attached(model, cold_dir, alpha=0.02) as hill, torch.no_grad():
         cache = hill.new_cache()
-        log = SelectionLog(cache)
         for part in (*torch.split(ids, 64, dim=1), further):
             found = model(part, past_key_values=cache).logits
         cache.close()
@@ -126,9 +126,9 @@ def test_the_ranking_is_that_of_true_attention_weights(cold_dir):
     with torch.no_grad():
         weights = model(torch.cat([ids, step], dim=1), output_attentions=True).attentions[0]
     mass = weights[0, :, -1].sum(0).double()
-    with attached(model, cold_dir, alpha=0.2, shadow="int8") as hill, torch.no_grad():
+    log = SelectionLog()
+    with log.attached(model, cold_dir, alpha=0.2, shadow="int8") as hill, torch.no_grad():
         cache = hill.new_cache()
-        log = SelectionLog(cache)
         model(ids, past_key_values=cache)
         model(step, past_key_values=cache)
         cache.close()

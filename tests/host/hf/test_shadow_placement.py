@@ -15,10 +15,11 @@ from hillinfer.hf.cache import HillInferCache
 from hillinfer.hf.engine import Engine
 from hillinfer.kv.pool_policies import POOL_POLICIES
 from hillinfer.model_shape import ModelShape
+from hillinfer.scoring.native import NativeScorer
+from hillinfer.scoring.scorer import SegmentShadow
 from hillinfer.settings import Settings
 from hillinfer.shadow.store import shadow_bytes
 from hillinfer.values import ByteSize
-from hillinfer_model.kernel_spec import BEAT_BYTES
 
 LENGTHS = (2300, 1400)
 NEW = 4
@@ -32,15 +33,17 @@ def model():
     return TinyModel("llama", "gqa", torch.float32).build()
 
 
-def go(model, cold_dir, room, **changes):
-    """Return bits and statistics of a batch, and of a fork that goes on after a rewind."""
+def go(model, cold_dir, room, given=None, **changes):
+    """Return bits and statistics of a batch, and of a fork that goes on after a rewind.
+
+    `given` goes to the runtime.
+    """
     ids, mask = prompts(list(LENGTHS))
     with attached(model, cold_dir, **(SELECTION | {"dram_budget": "16MiB"} | changes)) as hill:
         shape = ModelShape.from_config(model.config, model.dtype)
         one = shadow_bytes(kernel_spec(shape, hill.settings))
-        cache = HillInferCache(
-            Engine(Runtime(shape, hill.settings, 8 << 20, cold_dir, shadow_limit_bytes=room * one))
-        )
+        given = {"shadow_limit_bytes": room * one} | (given or {})
+        cache = HillInferCache(Engine(Runtime(shape, hill.settings, 8 << 20, cold_dir, **given)))
         first = run(model, cache, ids, mask, NEW, prefill_chunk_size=700)
         fork = cache.fork()
         fork.crop(-500)
@@ -78,28 +81,33 @@ def test_streamed_with_every_pool_policy(model, cold_dir, policy):
     assert statistics.shadow_read_bytes > 0
 
 
-def test_a_bit_that_flips_on_the_drive_changes_what_comes_out(model, cold_dir, monkeypatch):
+class OtherCodes(NativeScorer):
+    """Scores other codes than those that the drive brings."""
+
+    def choose(self, query, scaling, segments, coming, wanted):
+        return super().choose(query, scaling, [*map(changed, segments)], coming, wanted)
+
+
+def changed(segment):
+    if not segment.on_drive:
+        return segment
+    wrong = segment.shadow.copy()
+    wrong[:, ::3] ^= 0x77
+    return SegmentShadow(segment.base_position, segment.tokens, wrong, segment.statistics)
+
+
+def test_other_codes_than_those_on_the_drive_change_what_comes_out(model, cold_dir):
     """The twin: the shadow that is read from the drive decides."""
+    chosen = Settings().changed(**SELECTION, shadow="int4")
+    spec = kernel_spec(ModelShape.from_config(model.config, model.dtype), chosen)
     (expected, _), _ = go(model, cold_dir, 0, shadow="int4")
-    write = Runtime.append
-
-    def flipping(runtime, *arguments):
-        store = runtime.parts.shadow_store
-        read = store.read_together
-
-        def flipped(slots, into):
-            read(slots, into).result()
-            beats = into[: len(slots) * store.slot_bytes].reshape(-1, BEAT_BYTES)
-            beats[:, ::3] ^= 0x77
-            return store._writer.submit(int)
-
-        store.read_together = flipped
-        Runtime.append = write
-        write(runtime, *arguments)
-
-    monkeypatch.setattr(Runtime, "append", flipping)
-    (found, _), _ = go(model, cold_dir, 0, shadow="int4")
+    other = {"scorer": OtherCodes(spec, chosen.scope)}
+    (found, _), _ = go(model, cold_dir, 0, other, shadow="int4")
     assert not torch.equal(found, expected)
+    # Where all shadows are in DRAM none is changed.
+    other = {"scorer": OtherCodes(spec, chosen.scope)}
+    (found, _), _ = go(model, cold_dir, 100, other, shadow="int4")
+    assert torch.equal(found, expected)
 
 
 def test_a_budget_that_cannot_hold_the_shadow_warns_and_gives_the_same_bits(cold_dir):

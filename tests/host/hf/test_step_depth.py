@@ -111,7 +111,7 @@ def test_a_step_with_a_part_after_the_other_is_deeper(steps):
     from twins.python_decode import PythonDecode
 
     cache, step = steps
-    PythonDecode.instead(cache._runtime)
+    PythonDecode.instead(cache.engine.runtime)
     with Calls() as calls:
         step()
     assert len(calls.deepest["hf/attention.py", "attention"]) > MOST_DEEP

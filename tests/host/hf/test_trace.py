@@ -2,21 +2,21 @@
 """A trace of real runs: every lane is in it, spans lie in their steps, and no token changes."""
 
 from collections import Counter
+from functools import partial
 from itertools import pairwise
 
 import pytest
 import torch
-from generation_runs import attached, bits, run
+from generation_runs import attached, attached_with, bits, run
 from tiny_models import TinyModel, prompts
 from trace_events import check, ends, load, spans
 
-from hillinfer.engine import selection as token_selection
 from hillinfer.engine.runtime import Runtime
 from hillinfer.hf.cache import HillInferCache
 from hillinfer.hf.engine import Engine
 from hillinfer.hf.hooks import FIRST_PREDICTED
 from hillinfer.model_shape import ModelShape
-from hillinfer.native.library import native_is_here
+from hillinfer.scoring.scorer import ImportanceEvaluation
 from hillinfer.trace.recorder import SILENT, Lane, Silent
 from hillinfer_bench.figures.trace_figures import TraceRecord
 
@@ -30,11 +30,12 @@ def model():
     return TINY.build()
 
 
-def generated(model, cold_dir, budget, lengths=(LENGTH,), **changes):
-    """Return the bits of a batch and the statistics of its cache."""
+def generated(model, cold_dir, budget, lengths=(LENGTH,), given=None, **changes):
+    """Return the bits of a batch and the statistics of its cache; `given` goes to the runtime."""
     ids, mask = prompts(list(lengths))
     changes = CHANGES | {"dram_budget": budget} | changes
-    with attached(model, cold_dir, **changes) as hill:
+    opened = {"open_runtime": partial(Runtime, **(given or {}))}
+    with attached_with(model, cold_dir, opened, **changes) as hill:
         cache = hill.new_cache(max(lengths) + NEW, len(lengths))
         output = run(model, cache, ids, mask, NEW, prefill_chunk_size=500)
         statistics = cache.statistics()
@@ -134,21 +135,24 @@ def scored_by_thread(events):
     return list(layers.values())
 
 
-def test_predicted_queries_are_scored_by_a_thread_of_their_own(
-    model, cold_dir, least, tmp_path, monkeypatch
-):
+class Unhurried(ImportanceEvaluation):
+    """Takes so long that another thread is to score."""
+
+    is_fast = False
+
+
+def test_predicted_queries_are_scored_by_a_thread_of_their_own(model, cold_dir, least, tmp_path):
     # So few tokens would be scored by whoever announces them.
-    monkeypatch.setattr(token_selection, "QUICK_BYTES", 0)
+    given = {"evaluate": Unhurried}
     first, ahead = set(range(FIRST_PREDICTED)), tmp_path / "ahead.json"
-    generated(model, cold_dir, least, trace=ahead)
+    generated(model, cold_dir, least, given=given, trace=ahead)
     assert sorted(scored_by_thread(load(ahead)), key=min) == [first, set(range(LAYERS)) - first]
     # The twin: with the layers' own queries nothing is ahead.
     file = tmp_path / "t.json"
-    generated(model, cold_dir, least, trace=file, query="true")
+    generated(model, cold_dir, least, given=given, trace=file, query="true")
     assert scored_by_thread(load(file)) == [set(range(LAYERS))]
 
 
-@pytest.mark.skipif(not native_is_here(), reason="torch always scores in a thread of its own")
 def test_few_tokens_are_scored_where_they_are_announced(traced):
     assert scored_by_thread(traced[1]) == [set(range(LAYERS))]
 
@@ -221,5 +225,5 @@ def test_without_a_trace_nothing_records(model, cold_dir):
     with attached(model, cold_dir) as hill:
         cache = hill.new_cache()
         assert cache.engine.runtime.recorder is SILENT
-        assert isinstance(cache.spans._recorder, Silent)
+        assert isinstance(cache.spans.recorder, Silent)
         cache.close()

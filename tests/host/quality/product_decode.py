@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-import hillinfer
+from hillinfer.engine.runtime import Runtime
+from hillinfer.hf.attach import Attachment
+from hillinfer.settings import Settings
 from hillinfer_bench.quality.policies import LayerQueries, SelectionPolicy
 
 
@@ -28,27 +30,33 @@ class Decoded:
 @torch.no_grad()
 def decode_through_cache(model, ids, first, cold_dir, **settings):
     """Read `ids` up to `first` as a prompt, then one by one through a `HillInferCache`."""
-    asked = []
-    # What is compared chooses with the layer's own queries.
-    settings = {"query": "true", "dram_budget": "256MiB", **settings}
-    with hillinfer.attach(model, cold_dir=cold_dir, **settings) as attachment:
-        cache = attachment.new_cache()
-        runtime, chosen = cache._runtime, []
-        attend = runtime.attend_selected
+    asked, chosen = [], []
 
-        def recorded(layer, sequence, query, keys, scaling):
-            attended = attend(layer, sequence, query, keys, scaling)
+    class Recording(Runtime):
+        def __init__(self, *given, **named):
+            super().__init__(*given, **named, observe_selected=self.note)
+
+        def note(self, layer, length, sets):
+            chosen.append(sets)
+
+        def attend_selected(self, layer, sequence, query, keys, scaling):
+            attended = super().attend_selected(layer, sequence, query, keys, scaling)
             asked.append((query[:, 0].float().cpu().clone(), scaling, np.stack(chosen.pop())))
             return attended
 
-        runtime.watch_selected = lambda layer, length, sets: chosen.append(sets)
-        runtime.attend_selected = recorded
+    # What is compared chooses with the layer's own queries.
+    chosen_settings = {"query": "true", "dram_budget": "256MiB", "cold_dir": cold_dir} | settings
+    with Attachment(
+        model, Settings().changed(**chosen_settings), open_runtime=Recording
+    ) as attachment:
+        cache = attachment.new_cache()
         model(torch.tensor([ids[:first]]), past_key_values=cache, logits_to_keep=1)
         logits = [
             model(torch.tensor([[token]]), past_key_values=cache).logits[0, -1]
             for token in ids[first:]
         ]
-        keys = [_stored_keys(cache, layer) for layer in range(cache._runtime.shape.layers)]
+        layers = cache.engine.runtime.shape.layers
+        keys = [_stored_keys(cache, layer) for layer in range(layers)]
         cache.close()
     by_layer = [asked[layer :: len(keys)] for layer in range(len(keys))]
     layers = [
@@ -62,14 +70,14 @@ def decode_through_cache(model, ids, first, cold_dir, **settings):
 
 def only_sequence(cache):
     """Return the one sequence that a cache holds."""
-    (sequence,) = cache._batch._sequences
+    (sequence,) = cache.sequences
     return sequence
 
 
 def _stored_keys(cache, layer):
     """Return the keys of all rows of the only sequence, (tokens, kv_heads, head_dim)."""
     sequence = only_sequence(cache)
-    runtime = cache._runtime
+    runtime = cache.engine.runtime
     positions = np.arange(sequence.lengths[layer])
     return torch.cat(
         [

@@ -8,16 +8,12 @@ import pytest
 
 from hillinfer.devices.device_shadows import DeviceShadows, GivenBeta
 from hillinfer.devices.opening import CoreDevice
-from hillinfer.native.library import HOW_TO_BUILD, native_is_here
 from hillinfer.rates.kept_rates import Rates
 from hillinfer.rates.latency import AutoBeta, ParallelScorers, ScoresThenRows
 from hillinfer_model.choices import KeyMode
 from hillinfer_model.kernel_spec import KernelSpec
 
 SPEC = KernelSpec(16, 1, 1, KeyMode.INT4)
-needs_native = pytest.mark.skipif(
-    not native_is_here(), reason=f"the native library is not built: {HOW_TO_BUILD}"
-)
 
 
 def auto(f_c, f_s, b_c=math.inf, b_s=math.inf, most=10**6):
@@ -35,7 +31,6 @@ def on_host(shadows, count):
     return [not shadows.wants(number) for number in range(count)]
 
 
-@needs_native
 @pytest.mark.parametrize(("f_c", "f_s", "hosts"), [(1, 1, 10), (3, 1, 15), (1, 3, 5), (1, 0, 20)])
 def test_every_prefix_is_shared_by_the_rates(shadows, f_c, f_s, hosts):
     shadows.share_by(auto(f_c, f_s))
@@ -51,7 +46,6 @@ def dear(most=10**6):
     return AutoBeta(ScoresThenRows(rates), 1024, 0.1, most)
 
 
-@needs_native
 def test_what_is_expected_is_shared_as_a_whole(shadows):
     shadows.share_by(dear())
     shadows.expect(40)
@@ -67,7 +61,6 @@ def test_what_is_expected_is_shared_as_a_whole(shadows):
     assert sum(on_host(shadows, 50)) == 25
 
 
-@needs_native
 def test_what_nobody_told_of_is_the_host_s_until_sharing_pays(shadows):
     """The twin: without a length, the first segments are placed as if none came after them."""
     shadows.share_by(dear())
@@ -75,7 +68,6 @@ def test_what_nobody_told_of_is_the_host_s_until_sharing_pays(shadows):
     assert sum(on_host(shadows, 40)) == 20
 
 
-@needs_native
 def test_a_short_one_that_is_expected_is_the_host_s(shadows):
     shadows.share_by(dear())
     shadows.expect(15)
@@ -85,13 +77,11 @@ def test_a_short_one_that_is_expected_is_the_host_s(shadows):
     assert sum(on_host(shadows, 64)) == 32
 
 
-@needs_native
 def test_memory_bounds_what_the_host_gets(shadows):
     shadows.share_by(auto(1, 0, most=3))
     assert sum(on_host(shadows, 20)) == 3
 
 
-@needs_native
 def test_what_is_placed_stays_and_what_comes_is_corrected(shadows):
     share = auto(1e6, 1e6, b_c=1e6, b_s=1e6)
     shadows.share_by(share)
@@ -106,12 +96,10 @@ def test_what_is_placed_stays_and_what_comes_is_corrected(shadows):
     assert on_host(shadows, 40) == after
 
 
-@needs_native
 def test_none_gives_the_device_everything(shadows):
     assert on_host(shadows, 8) == [False] * 8
 
 
-@needs_native
 @pytest.mark.parametrize("beta", [0.0, 0.3, 1.0, 2.5, 1e9])
 def test_a_given_beta_is_as_it_was(beta):
     device = CoreDevice(SPEC)

@@ -11,13 +11,8 @@ import pytest
 from device_cases import plant
 
 from hillinfer.model_shape import ModelShape, StoredType
-from hillinfer.native.library import HOW_TO_BUILD, native_is_here
 from hillinfer.rates.kept_rates import Rates
 from hillinfer.settings import Settings
-
-pytestmark = pytest.mark.skipif(
-    not native_is_here(), reason=f"the native library is not built: {HOW_TO_BUILD}"
-)
 
 
 @pytest.fixture(scope="module")

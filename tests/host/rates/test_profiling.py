@@ -18,16 +18,12 @@ from hillinfer.engine.budget_plan import kernel_spec, staging_bytes
 from hillinfer.engine.runtime import Runtime
 from hillinfer.errors import DeviceError, HillInferWarning, warn_of_loss
 from hillinfer.model_shape import ModelShape, StoredType
-from hillinfer.native.library import HOW_TO_BUILD, native_is_here
 from hillinfer.rates.kept_rates import KeptRates, Rates
 from hillinfer.rates.latency import LATENCY_MODELS, AutoBeta
 from hillinfer.rates.profiling import Profiling
 from hillinfer.scoring.native import NativeScorer
 from hillinfer.settings import Settings
 
-pytestmark = pytest.mark.skipif(
-    not native_is_here(), reason=f"the native library is not built: {HOW_TO_BUILD}"
-)
 SHAPE = ModelShape(
     layers=2, kv_heads=2, query_heads=4, head_dim=64, stored_type=StoredType.FLOAT16,
     max_positions=10_000,

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from hillinfer.attention.native import MOST_GROUP_SIZE
 from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer_bench.rivals.rival import RivalSetup
 from hillinfer_bench.rivals.table import make_rival
@@ -27,6 +28,8 @@ MULTI_HEAD = replace(SHAPE, kv_heads=3, query_heads=3, head_dim=40)
 WIDE = replace(SHAPE, kv_heads=8, query_heads=16, head_dim=128, layers=3)
 # Rows of 16 KiB, as in the paper's shapes: whole pages, larger than the gaps that are read through.
 PAPER = replace(SHAPE, kv_heads=32, query_heads=32, head_dim=128, layers=1)
+# So many query heads of one KV head that the native library leaves them to torch.
+LEFT_TO_TORCH = replace(SHAPE, kv_heads=1, query_heads=MOST_GROUP_SIZE + 1)
 SCALING = 0.3
 
 
@@ -40,7 +43,7 @@ def make_setup(cold_dir, shape=SHAPE, **changes):
 
 
 class Run:
-    """One rival and the same keys and values in a place of their own."""
+    """One rival, by its name or its class, and the same keys and values in a place of their own."""
 
     def __init__(self, name, setup, prompt, seed=0, observed=4):
         self.setup, self.prompt = setup, prompt
@@ -56,7 +59,7 @@ class Run:
         heads = (shape.layers, setup.batch, shape.query_heads, setup.context, shape.head_dim)
         self.queries = torch.randn(heads, generator=generator)
         self.length = prompt
-        self.rival = make_rival(name, setup)
+        self.rival = make_rival(name, setup) if isinstance(name, str) else name(setup)
         for layer, row in self.units():
             # In two pieces, as a chunked prefill brings them.
             for piece in (slice(0, prompt // 3), slice(prompt // 3, prompt)):

@@ -4,7 +4,7 @@
 from dataclasses import replace
 
 import pytest
-from rival_cases import MULTI_HEAD, SHAPE, Run, flip_on_drive, make_setup
+from rival_cases import LEFT_TO_TORCH, MULTI_HEAD, SHAPE, Run, flip_on_drive, make_setup
 
 from hillinfer.errors import BudgetError
 from hillinfer.model_shape import StoredType
@@ -38,10 +38,9 @@ def test_attends_to_everything_while_groups_spill(cold_dir, io, share, shape):
         assert run.rival.spilled[0][0] == before + GROUP
 
 
-def test_without_the_native_library_torch_attends(cold_dir, monkeypatch):
-    run = make_run(cold_dir, block_rows=50)
-    with run.rival as rival:
-        monkeypatch.setattr(rival.attention, "_native", None)
+def test_torch_attends_where_the_native_library_does_not(cold_dir):
+    run = make_run(cold_dir, LEFT_TO_TORCH, block_rows=50)
+    with run.rival:
         for _ in range(3):
             assert run.error(run.step()) < 1e-4
 

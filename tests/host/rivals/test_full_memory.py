@@ -10,8 +10,7 @@ from rival_cases import MULTI_HEAD, SHAPE, Run, make_setup
 from hillinfer.attention.native import host_attention
 from hillinfer.errors import SettingsError
 from hillinfer.model_shape import StoredType
-from hillinfer_bench.rivals import full
-from hillinfer_bench.rivals.full import KERNELS
+from hillinfer_bench.rivals.full import KERNELS, FullMemory
 from hillinfer_bench.rivals.table import make_rival
 
 FORMS = [
@@ -76,20 +75,19 @@ def test_bytes_read_are_those_of_the_form_that_won(cold_dir):
             assert rival.attended_token_bytes() == token * item_bytes
 
 
-def test_the_trial_takes_the_fastest(cold_dir, monkeypatch):
-    made = list(make_rival("full-memory", make_setup(cold_dir))._makers())
-    for number, form in enumerate(made):
-        seconds = iter([1.0 if i == number else 2.0 for i in range(len(made))])
-        monkeypatch.setattr(full, "_least_seconds", lambda attend, s=seconds: next(s))
-        assert make_rival("full-memory", make_setup(cold_dir)).describe() == form
+def test_the_trial_takes_the_fastest(cold_dir):
+    forms = FullMemory(make_setup(cold_dir), lambda attend: 1.0).forms
+    for number, form in enumerate(forms):
+        seconds = iter([1.0 if i == number else 2.0 for i in range(len(forms))])
+        rival = FullMemory(make_setup(cold_dir), lambda attend, s=seconds: next(s))
+        assert rival.describe() == form
 
 
-def test_the_trial_really_attends(cold_dir, monkeypatch):
+def test_the_trial_really_attends(cold_dir):
     found = []
-    monkeypatch.setattr(
-        full, "_least_seconds", lambda attend: found.append(attend().float()) or 1.0
+    FullMemory(
+        make_setup(cold_dir, context=100), lambda attend: found.append(attend().float()) or 1.0
     )
-    make_rival("full-memory", make_setup(cold_dir, context=100))
     assert len(found) >= 2 * len(KERNELS)
     for one in found:
         assert torch.allclose(one, found[0], atol=2e-2)

@@ -14,7 +14,7 @@ from hillinfer.errors import BudgetError
 from hillinfer.model_shape import StoredType
 from hillinfer_bench.rivals.block_attention import head_logits
 from hillinfer_bench.rivals.drive_rows import piece_counts, piece_units
-from hillinfer_bench.rivals.infinigen import PartialKeys
+from hillinfer_bench.rivals.infinigen import InfiniGen, PartialKeys
 from hillinfer_bench.rivals.rival import Meter
 from hillinfer_bench.rivals.table import make_rival
 from hillinfer_model.selection import selected_count
@@ -38,18 +38,16 @@ def fixed_bytes(setup):
     return partial + tails + (landed + 64) * row + scatter + logits
 
 
-def noted_sets(run, monkeypatch):
-    """The sets that the rival selects, by layer and sequence."""
-    noted = {}
-    rival = run.rival
-    batches = rival._batches
+class Noting(InfiniGen):
+    """Notes the sets that it selects, by layer and sequence."""
 
-    def note(layer, row, ahead):
-        yield from batches(layer, row, ahead)
-        noted[layer, row] = ahead.positions
+    def __init__(self, setup):
+        self.noted = {}
+        super().__init__(setup)
 
-    monkeypatch.setattr(rival, "_batches", note)
-    return noted
+    def batches(self, layer, row, ahead):
+        yield from super().batches(layer, row, ahead)
+        self.noted[layer, row] = ahead.positions
 
 
 def visible(run, positions):
@@ -70,9 +68,9 @@ def test_everything_selected_is_full_attention(cold_dir, shape, predicted, piece
 
 
 @pytest.mark.parametrize("predicted", [True, False])
-def test_attends_to_what_it_selects_and_nothing_else(cold_dir, monkeypatch, predicted):
-    run = Run(NAME, make_setup(cold_dir), 734)
-    noted = noted_sets(run, monkeypatch)
+def test_attends_to_what_it_selects_and_nothing_else(cold_dir, predicted):
+    run = Run(Noting, make_setup(cold_dir), 734)
+    noted = run.rival.noted
     with run.rival:
         for _ in range(5):
             found = run.step(predicted)
@@ -125,10 +123,10 @@ def test_a_bit_flipped_on_the_drive_is_seen(cold_dir):
         (PAPER, 1, 400, 1_000_000, 0.2),
     ],
 )
-def test_bytes_are_the_formula(cold_dir, monkeypatch, shape, batch, prompt, extra, alpha):
+def test_bytes_are_the_formula(cold_dir, shape, batch, prompt, extra, alpha):
     setup = make_setup(cold_dir, shape, batch=batch, alpha=alpha)
-    run = Run(NAME, replace(setup, budget_bytes=fixed_bytes(setup) + extra), prompt)
-    noted = noted_sets(run, monkeypatch)
+    run = Run(Noting, replace(setup, budget_bytes=fixed_bytes(setup) + extra), prompt)
+    noted = run.rival.noted
     region, bytes_of_row = -(-setup.context // 64) * 64, shape.row_bytes
     with run.rival as rival:
         slots = rival.pool.slots

@@ -7,7 +7,16 @@ import numpy as np
 import pytest
 import torch
 from reference_pool import ReferencePool, pages, scatter_bytes, spilled, wire_bytes
-from rival_cases import MULTI_HEAD, SCALING, SHAPE, WIDE, Run, flip_on_drive, make_setup
+from rival_cases import (
+    LEFT_TO_TORCH,
+    MULTI_HEAD,
+    SCALING,
+    SHAPE,
+    WIDE,
+    Run,
+    flip_on_drive,
+    make_setup,
+)
 
 from hillinfer.errors import BudgetError
 from hillinfer.model_shape import StoredType
@@ -103,10 +112,10 @@ def test_attends_to_the_best_pages_and_the_tail(cold_dir, name, alpha):
                 assert (found[unit].double() - run.exact(*unit)).abs().max() > 1e-3
 
 
-def test_without_the_native_library_torch_attends(cold_dir, name, monkeypatch):
-    run = Run(name, make_setup(cold_dir, context=1500, block_rows=50), 1400)
-    with run.rival as rival:
-        monkeypatch.setattr(rival.attention, "_native", None)
+def test_torch_attends_where_the_native_library_does_not(cold_dir, name):
+    setup = make_setup(cold_dir, LEFT_TO_TORCH, context=1500, block_rows=50)
+    run = Run(name, setup, 1400)
+    with run.rival:
         for _ in range(3):
             found = run.step()
             for unit in run.units():

@@ -10,6 +10,7 @@ from transformers import DynamicCache
 import hillinfer
 from hillinfer.errors import CacheUseError, UnsupportedFeatureError
 from hillinfer.model_shape import ModelShape
+from hillinfer_bench.rivals.full import FullMemory
 from hillinfer_bench.rivals.table import RIVALS, RivalCache, make_rival
 
 PROMPT, STEPS = 150, 8
@@ -39,7 +40,8 @@ def prefilled():
 def filled(name, prefilled, cold_dir, **changes):
     model, states, *_ = prefilled
     shape = ModelShape.from_config(model.config, model.dtype)
-    cache = RivalCache(make_rival(name, make_setup(cold_dir, shape, context=400, **changes)))
+    setup = make_setup(cold_dir, shape, context=400, **changes)
+    cache = RivalCache(make_rival(name, setup) if isinstance(name, str) else name(setup))
     for layer, (keys, values) in enumerate(states):
         for row in range(len(keys)):
             cache.fill(layer, row, keys[row], values[row])
@@ -91,11 +93,14 @@ def test_what_is_no_decode_step_is_refused(prefilled, cold_dir):
 
 
 @torch.no_grad()
-def test_a_broken_forward_pass_ends_the_cache(prefilled, cold_dir, monkeypatch):
+def test_a_broken_forward_pass_ends_the_cache(prefilled, cold_dir):
+    class Broken(FullMemory):
+        def attend(self, *given):
+            raise ZeroDivisionError
+
     model, _, first, _ = prefilled
-    cache = filled("full-memory", prefilled, cold_dir)
+    cache = filled(Broken, prefilled, cold_dir)
     with hillinfer.attach(model):
-        monkeypatch.setattr(cache.rival, "attend", lambda *given: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             model(first, past_key_values=cache)
         with pytest.raises(CacheUseError, match="broke off"):

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from hillinfer.native.library import Variant, native_is_here, native_library
+from hillinfer.native.library import Variant, native_library
 from hillinfer_bench.native_reads import read_sum
 
 # A thread's stack is 8 MiB of addresses: with room for some, later ones are refused. Memory that is
@@ -34,9 +34,6 @@ status = dict(line.split(":", 1) for line in open("/proc/self/status"))
 print(json.dumps([found, int(memory.sum()), int(status["Threads"])]))
 """
 
-needs_library = pytest.mark.skipif(
-    not native_is_here(), reason="the native library is not built: python tools/build_native.py"
-)
 needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="/proc says how many threads run")
 
 
@@ -52,7 +49,6 @@ def child(room, threads):
     return json.loads(done.stdout)
 
 
-@needs_library
 @needs_linux
 @pytest.mark.parametrize("room_mib", [1, 40])
 def test_refused_threads_leave_the_work_to_the_others(room_mib):
@@ -61,7 +57,6 @@ def test_refused_threads_leave_the_work_to_the_others(room_mib):
     assert threads < 60
 
 
-@needs_library
 @needs_linux
 def test_without_a_limit_they_all_start():
     found, expected, threads = child(-1, 60)
@@ -69,7 +64,6 @@ def test_without_a_limit_they_all_start():
     assert threads >= 60
 
 
-@needs_library
 @needs_linux
 def test_no_call_starts_more_threads_than_items():
     found, expected, threads = child(-1, 2**31 - 1)
@@ -77,7 +71,6 @@ def test_no_call_starts_more_threads_than_items():
     assert threads < 100
 
 
-@needs_library
 @pytest.mark.parametrize("variant", Variant)
 def test_every_word_is_read_once(variant):
     """Of whole kilobytes, over more than one piece of a thread's work."""

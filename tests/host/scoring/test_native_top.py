@@ -7,15 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hillinfer.native.library import native_is_here
 from hillinfer.scoring.native import native_top
 from hillinfer.scoring.scorer import TopAlpha, Wanted
 from hillinfer_model.score_block import ScoreBlock
 from hillinfer_model.selection import kept_positions, select_positions
-
-pytestmark = pytest.mark.skipif(
-    not native_is_here(), reason="the native library is not built: python tools/build_native.py"
-)
 
 
 def tuples_of(codes):

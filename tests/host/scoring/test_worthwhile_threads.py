@@ -10,7 +10,6 @@ import torch
 from native_variants import every_variant, native_scorer
 from scorer_cases import plain_keys, plain_query, segments_of
 
-from hillinfer.native.library import native_is_here
 from hillinfer.scoring.scorer import StreamedShadow
 from hillinfer_model.choices import KeyMode, Scope
 from hillinfer_model.kernel_spec import KernelSpec
@@ -38,7 +37,6 @@ print(json.dumps(found))
 """
 
 
-@pytest.mark.skipif(not native_is_here(), reason="the native library is not built")
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc says how many threads run")
 def test_few_rows_wake_no_other_thread():
     # Of 1 KiB each: under 1 MiB, between 1 and 1.5 MiB, and enough for all four.

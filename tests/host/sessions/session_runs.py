@@ -46,9 +46,9 @@ def content_of(directory):
 
 def seal(directory, content):
     """Write a manifest with a digest that fits, as somebody who knows the format would."""
-    from hillinfer.sessions.manifest import _sealed
+    from hillinfer.sessions.manifest import sealed
 
-    (directory / "session.json").write_bytes(_sealed(content))
+    (directory / "session.json").write_bytes(sealed(content))
 
 
 def seal_checksums(directory):

@@ -12,7 +12,6 @@ import torch
 from generation_runs import SETTINGS, attached
 from session_runs import IDS, PROMPT, TINY, answer, feed, seal_checksums
 
-from hillinfer.devices import opening
 from hillinfer.devices.device_scorer import DeviceScorer
 from hillinfer.devices.device_shadows import DeviceShadows
 from hillinfer.devices.opening import LaunchDevice, warn_of_loss
@@ -39,11 +38,9 @@ class Loads(LaunchDevice):
 
 
 @pytest.fixture
-def devices(monkeypatch):
-    """Let `--device csim` score with the golden model; return what makes and holds the devices."""
-    made = Devices()
-    monkeypatch.setitem(opening.DEVICES, "csim", made.open)
-    return made
+def devices():
+    """A device `csim` that scores with the golden model: what makes and holds it."""
+    return Devices()
 
 
 class Devices:
@@ -55,6 +52,10 @@ class Devices:
     def __init__(self):
         self.opened = []
         self.wrap = lambda device: device
+
+    @property
+    def table(self):
+        return {"csim": self.open}
 
     def open(self, spec, scope, options, recorder):
         device = Loads(spec, GoldenLaunches(self.flipped), self.slots)
@@ -73,9 +74,10 @@ def tight():
     return {**ahead, "dram_budget": 2 * staging}
 
 
-def save(model, cold_dir, device, place):
+def save(model, cold_dir, device, place, devices=None):
     """Save a session that a device helped to make; return its own answer."""
-    with attached(model, cold_dir, device=device, **SELECTION) as hill:
+    table = devices and devices.table
+    with attached(model, cold_dir, table, device=device, **SELECTION) as hill:
         cache = hill.new_cache()
         feed(model, cache, IDS)
         # A step that scores, so that statistics of the open segment are taken.
@@ -86,9 +88,9 @@ def save(model, cold_dir, device, place):
     return found
 
 
-def resume(model, cold_dir, device, place, **changes):
+def resume(model, cold_dir, device, place, devices, **changes):
     """Return the answer of a resumed session, and its statistics."""
-    with attached(model, cold_dir, device=device, **SELECTION, **changes) as hill:
+    with attached(model, cold_dir, devices.table, device=device, **SELECTION, **changes) as hill:
         cache = hill.load_session(place)
         found = answer(model, cache)
         statistics = cache.statistics()
@@ -111,8 +113,9 @@ def test_sessions_go_between_drive_and_device(
     tiny_model, cold_dir, tmp_path, devices, plain, first, second
 ):
     _, expected = plain
-    assert torch.equal(save(tiny_model, cold_dir, first, tmp_path / "session"), expected)
-    found, statistics = resume(tiny_model, cold_dir, second, tmp_path / "session")
+    place = tmp_path / "session"
+    assert torch.equal(save(tiny_model, cold_dir, first, place, devices), expected)
+    found, statistics = resume(tiny_model, cold_dir, second, place, devices)
     assert torch.equal(found, expected)
     assert (statistics.device_scored_tokens > 0) == (second == "csim")
 
@@ -120,7 +123,7 @@ def test_sessions_go_between_drive_and_device(
 def test_a_session_that_a_device_made_holds_the_same_shadow(
     tiny_model, cold_dir, tmp_path, devices, plain
 ):
-    save(tiny_model, cold_dir, "csim", tmp_path / "session")
+    save(tiny_model, cold_dir, "csim", tmp_path / "session", devices)
     for name in ("shadow.bin", "statistics.bin", "coded.bin"):
         assert (tmp_path / "session" / name).read_bytes() == (plain[0] / name).read_bytes()
 
@@ -134,7 +137,7 @@ def test_a_tight_budget_does_not_leave_the_device_idle(
     devices.slots = slots
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found, statistics = resume(tiny_model, cold_dir, "csim", place, **tight())
+        found, statistics = resume(tiny_model, cold_dir, "csim", place, devices, **tight())
     assert torch.equal(found, expected)
     assert bool(devices.opened[-1].loads) == loads
     # Two full segments, in each of two layers and at each of ten steps, wherever they lie.
@@ -151,14 +154,14 @@ def test_a_device_lost_while_it_serves_a_session_changes_nothing(
     devices.slots = 4
     devices.wrap = lambda device: FailingDevice(device, kind, number)
     with pytest.warns(HillInferWarning, match=f"{kind} failed; the host goes on"):
-        found, _ = resume(tiny_model, cold_dir, "csim", place, **tight())
+        found, _ = resume(tiny_model, cold_dir, "csim", place, devices, **tight())
     assert torch.equal(found, expected)
 
 
 def test_a_flipped_score_shows(tiny_model, cold_dir, devices, plain):
     place, expected = plain
     devices.flipped = 3
-    found, _ = resume(tiny_model, cold_dir, "csim", place)
+    found, _ = resume(tiny_model, cold_dir, "csim", place, devices)
     assert not torch.equal(found, expected)
 
 
@@ -175,5 +178,5 @@ def test_flipped_codes_of_a_session_show_on_the_device(
     devices.slots = slots
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found, _ = resume(tiny_model, cold_dir, "csim", tmp_path / "session", **tight())
+        found, _ = resume(tiny_model, cold_dir, "csim", tmp_path / "session", devices, **tight())
     assert not torch.equal(found, expected)

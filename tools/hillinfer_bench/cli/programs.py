@@ -3,7 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hillinfer.cli.ending import Program
 
 BENCH = frozenset({"decode", "quality", "pools", "compare", "pool-picture", "trace-picture"})
 
@@ -14,7 +18,7 @@ def module_of(arguments: Sequence[object]) -> str:
     return "hillinfer_bench.cli.main" if bench else "hillinfer_command"
 
 
-def main_of(arguments: Sequence[object]) -> Callable[[Sequence[str]], None]:
+def main_of(arguments: Sequence[object]) -> Program:
     """Return the entry point that has the subcommand that is named first."""
     if module_of(arguments) == "hillinfer_command":
         from hillinfer.cli.main import main

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from hillinfer.drive.calls import DriveCalls, Reads
 from hillinfer.drive.engine_table import open_engine
 from hillinfer.drive.files import ColdFile, aligned_buffer, probe_io_mode
-from hillinfer.native.library import native_is_here, native_library
+from hillinfer.native.library import native_library
 from hillinfer.settings import Settings
 from hillinfer.system.machine import MemoryFacts
 from hillinfer_bench.native_reads import read_sum
@@ -120,12 +120,11 @@ def memory_readers(memory: NDArray[np.float32]) -> dict[str, Callable[[], object
     """
     threads = torch.get_num_threads()
     readers: dict[str, Callable[[], object]] = {}
-    if native_is_here():
-        library = native_library()
-        for variant in library.variants:
-            readers[f"native {variant.value}"] = partial(
-                read_sum, variant, memory.ctypes.data, memory.nbytes, threads
-            )
+    library = native_library()
+    for variant in library.variants:
+        readers[f"native {variant.value}"] = partial(
+            read_sum, variant, memory.ctypes.data, memory.nbytes, threads
+        )
     for kind in (torch.float32, torch.bfloat16):
         weights = torch.from_numpy(memory).view(kind).view(-1, _CHANNELS)
         name = str(kind).removeprefix("torch.")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hillinfer.errors import HillInferError, reason_of
-from hillinfer.native.library import native_is_here, native_library
+from hillinfer.native.library import native_library
 from hillinfer.system.files import read_plain
 from hillinfer.system.machine import ProcessorFacts
 
@@ -34,7 +34,7 @@ class MachineKind:
     processor
         As the kernel calls it.
     variant
-        Instruction set that the native library takes here, such as `avx2`; `none` without it.
+        Instruction set that the native library takes here, such as `avx2`.
     number_type
         Of the model, such as `bfloat16`.
     """
@@ -46,7 +46,7 @@ class MachineKind:
     @classmethod
     def here(cls, number_type: object) -> MachineKind:
         """Return the kind of this machine, for a model of a type; `torch.bfloat16` or its name."""
-        variant = native_library().variants[0].value if native_is_here() else "none"
+        variant = native_library().variants[0].value
         return cls(ProcessorFacts.read().name, variant, str(number_type).removeprefix("torch."))
 
     def as_record(self) -> dict[str, str]:

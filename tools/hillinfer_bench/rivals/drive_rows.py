@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hillinfer.drive.calls import DriveCalls, Reads
+from hillinfer.drive.calls import Reads
 from hillinfer.drive.engine_table import open_engine
 from hillinfer.drive.files import PAGE_BYTES, ColdFile, probe_io_mode, round_up
 from hillinfer.drive.landing import JOIN_GAP_BYTES, FileRows
@@ -326,7 +326,7 @@ class DriveRival(Rival):
         self.spilled = [[0] * setup.batch for _ in range(setup.shape.layers)]
         self._stores: list[DriveRows] = []
         self.attention = BlockAttention(setup.shape, self.layout, setup.block_rows)
-        self.engine = open_engine(setup.io, setup.threads, DriveCalls())
+        self.engine = open_engine(setup.io, setup.threads, setup.calls)
         try:
             self.prepare()
         except BaseException:

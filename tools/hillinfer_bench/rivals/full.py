@@ -170,15 +170,28 @@ class FullMemory(Rival):
     ----------
     setup
         See `Rival`.
+    time_of
+        Returns the seconds that attending once takes, given what does it.
+
+    Attributes
+    ----------
+    forms
+        What can be chosen, in the order of the trial.
     """
 
     bounded: ClassVar[bool] = False
 
-    def __init__(self, setup: RivalSetup) -> None:
+    def __init__(
+        self,
+        setup: RivalSetup,
+        time_of: Callable[[Callable[[], torch.Tensor]], float] | None = None,
+    ) -> None:
         super().__init__(setup)
+        self._time_of = time_of or _least_seconds
         makers = self._makers()
         if setup.form not in (None, *makers):
             raise SettingsError(f"form={setup.form!r}: choose one of {', '.join(makers)}")
+        self.forms = tuple(makers)
         self._chosen = setup.form or self._fastest(makers)
         self.cache: MemoryCache | None = makers[self._chosen](setup, self.meter)
 
@@ -250,7 +263,7 @@ class FullMemory(Rival):
             cache = maker(small, Meter(None))
             for layer in range(layers):
                 cache.write(layer, 0, 0, keys, keys)
-            timed[name] = _least_seconds(_turns(cache, layers, small.context, query))
+            timed[name] = self._time_of(_turns(cache, layers, small.context, query))
             # The next form's arrays need the room.
             del cache
         return min(timed, key=lambda name: timed[name])

@@ -84,7 +84,7 @@ class PartialKeys:
 
 
 @dataclass(eq=False)
-class _Ahead:
+class Ahead:
     """A fetch under way, and what it is of; `positions` are known with the first piece."""
 
     spilled: int
@@ -130,7 +130,7 @@ class InfiniGen(DriveRival):
         self.pool = PooledRows(setup, self.rows, 1, self.meter)
         self.pool.take_pool(self.meter.free_bytes)
         self._thread = FetchThread(self._landing)
-        self._ahead: dict[tuple[int, int], _Ahead] = {}
+        self._ahead: dict[tuple[int, int], Ahead] = {}
 
     def scored_token_bytes(self) -> float:
         """Return those of the partial keys; see `Rival`."""
@@ -171,7 +171,7 @@ class InfiniGen(DriveRival):
         ahead = self._ahead.pop((layer, row), None)
         if ahead is None:
             ahead = self._start(layer, row, query, scaling, length)
-        return self.attention.attend(query, self._batches(layer, row, ahead), scaling)
+        return self.attention.attend(query, self.batches(layer, row, ahead), scaling)
 
     def begin_step(self) -> None:
         """Forget predictions of a step that broke off; see `Rival`."""
@@ -201,9 +201,9 @@ class InfiniGen(DriveRival):
 
     def _start(
         self, layer: int, row: int, query: torch.Tensor, scaling: float, length: int
-    ) -> _Ahead:
+    ) -> Ahead:
         known = min(length, self.lengths[layer][row])
-        ahead = _Ahead(self.spilled[layer][row], np.zeros(0, np.int64))
+        ahead = Ahead(self.spilled[layer][row], np.zeros(0, np.int64))
 
         def fetched(memory: Iterator[NDArray[np.uint8]]) -> Iterator[Fetched]:
             logits = self._logits[:, :known]
@@ -218,7 +218,8 @@ class InfiniGen(DriveRival):
         ahead.fetch = self._thread.start(fetched)
         return ahead
 
-    def _batches(self, layer: int, row: int, ahead: _Ahead) -> Iterator[list[Part]]:
+    def batches(self, layer: int, row: int, ahead: Ahead) -> Iterator[list[Part]]:
+        """Yield the rows that were selected, as they come."""
         assert ahead.fetch is not None
         for fetched in self._thread.pieces(ahead.fetch):
             if fetched.is_last:
@@ -227,7 +228,7 @@ class InfiniGen(DriveRival):
                 # More was to be read than a piece holds.
                 yield fetched.parts
 
-    def _rest(self, layer: int, row: int, ahead: _Ahead, parts: list[Part]) -> Iterator[Part]:
+    def _rest(self, layer: int, row: int, ahead: Ahead, parts: list[Part]) -> Iterator[Part]:
         """Yield the last piece's rows, those that left the tail meanwhile, and the tail's."""
         spilled, positions = self.spilled[layer][row], ahead.positions
         there, cold = np.searchsorted(positions, [ahead.spilled, spilled])

@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from types import TracebackType
@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from hillinfer.drive.calls import DriveCalls
 from hillinfer.drive.files import aligned_buffer
 from hillinfer.errors import BudgetError, CacheUseError, SettingsError
 from hillinfer.kv.sequence import RowLayout
@@ -65,6 +66,8 @@ class RivalSetup:
         An existing directory on the drive.
     io
         How rows are read.
+    calls
+        How the drive is reached.
     block_rows
         Rows that torch scores, and without the native library attends to, at a time.
     ahead_rows
@@ -98,6 +101,7 @@ class RivalSetup:
     alpha: float
     cold_dir: Path
     io: IOChoice = IOChoice.AUTO
+    calls: DriveCalls = field(default_factory=DriveCalls)
     block_rows: int = 1024
     ahead_rows: int = 4 * 512
     threads: int = 16

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from hillinfer.drive.calls import DriveCalls
 from hillinfer.engine.budget_plan import staging_bytes
 from hillinfer.errors import SettingsError
 from hillinfer.model_shape import ModelShape
@@ -163,6 +164,8 @@ class BenchSetting:
         Layers of the whole model, where `shape` has only some of them; 0 where it has all.
     trace
         File that HillInfer's own system writes its lanes to; None for none.
+    calls
+        How rivals reach the drive.
     """
 
     case: Case
@@ -173,6 +176,7 @@ class BenchSetting:
     selections: Selections | None
     all_layers: int = 0
     trace: Path | None = None
+    calls: DriveCalls = field(default_factory=DriveCalls)
 
     @property
     def whole(self) -> BenchSetting:

@@ -50,6 +50,7 @@ class RivalSystem(System):
             alpha=case.alpha,
             cold_dir=setting.cold_dir,
             io=settings.io,
+            calls=setting.calls,
             ahead_rows=settings.prefetch_blocks * settings.block_rows,
             threads=settings.io_threads,
             kept_sinks=settings.kept_sinks,

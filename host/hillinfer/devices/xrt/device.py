@@ -95,7 +95,7 @@ class XrtDevice:
     """Shadows in a card's memory, scored by its kernel; see `ScoringDevice`.
 
     `worker` has opened the card, `claims` admit what is taken of its memory, and `deadlines` say
-    when to give it up.
+    when to give it up. `chunk_bytes` is the least of its memory that is taken at a time.
 
     Attributes
     ----------
@@ -112,6 +112,7 @@ class XrtDevice:
         memory_bytes: int,
         claims: MemoryClaims,
         deadlines: Deadlines,
+        chunk_bytes: int = CHUNK_BYTES,
     ) -> None:
         self._spec = spec
         self._worker = worker
@@ -119,7 +120,7 @@ class XrtDevice:
         self._deadlines = deadlines
         # Whole pages, as files hold them.
         self._slot_bytes = -(-spec.segment_bytes // _PAGE) * _PAGE
-        self._per_chunk = max(CHUNK_BYTES // self._slot_bytes, 1)
+        self._per_chunk = max(chunk_bytes // self._slot_bytes, 1)
         self._chunk_bytes = self._per_chunk * self._slot_bytes
         chunks = memory_bytes // self._chunk_bytes
         self.slots = chunks * self._per_chunk
@@ -355,13 +356,16 @@ def open_xrt(
     recorder: Recorder = SILENT,
     start: Callable[[Mapping[str, str], int, float], WorkerProcess] = WorkerProcess,
     wait: Deadlines | None = None,
+    chunk_bytes: int = CHUNK_BYTES,
+    reserved_bytes: int = _RESERVED_BYTES,
 ) -> DeviceScorer:
     """Return a scorer whose device is a card that an xclbin is loaded on.
 
     `start` starts the process that has the card, and `wait` says when to give it up; None is what
-    is right for a card, or a simulator of one. Raises SettingsError where no xclbin is named, or it
-    is damaged or for other kernels or another platform (`XclbinError`), or the card cannot be
-    opened.
+    is right for a card, or a simulator of one. `chunk_bytes` of the card's memory are taken at a
+    time, and `reserved_bytes` are for the buffers of launches. Raises SettingsError where no xclbin
+    is named, or it is damaged or for other kernels or another platform (`XclbinError`), or the card
+    cannot be opened.
     """
     if options.xclbin is None:
         raise SettingsError(
@@ -384,9 +388,9 @@ def open_xrt(
     except XclbinError:
         worker.close()
         raise
-    memory = max(int(card["memory_bytes"]) - _RESERVED_BYTES, 0)
+    memory = max(int(card["memory_bytes"]) - reserved_bytes, 0)
     claims = MemoryClaims(user_cache_dir("cards"), str(card["place"]), memory)
-    device = XrtDevice(kernels, worker, memory, claims, deadlines)
+    device = XrtDevice(kernels, worker, memory, claims, deadlines, chunk_bytes)
     pace = Pace.EMULATED if xclbin.mode == HW_EMU else Pace.REAL
     shadows = DeviceShadows(spec, device, options.beta, warn_of_loss, pace)
     return DeviceScorer(NativeScorer(spec, scope), shadows, recorder)
