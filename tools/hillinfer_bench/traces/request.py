@@ -46,12 +46,13 @@ class TracesRequest:
         SettingsError
             Naming the option and what it allows.
         """
-        if not self.shares or not all(0 < share <= 1 for share in self.shares):
-            raise SettingsError(f"--capacities {self.shares} must lie above 0 and up to 1")
+        for share in self.shares:
+            if not 0 < share <= 1:
+                raise SettingsError(f"capacities={share} must be above 0 and at most 1")
         if not 0 <= self.copies <= _MOST_COPIES:
-            raise SettingsError(f"--copies {self.copies} must be 0 to {_MOST_COPIES}")
+            raise SettingsError(f"copies={self.copies} must be 0 to {_MOST_COPIES}")
         if self.processes < 1:
-            raise SettingsError(f"--processes {self.processes} must be at least 1")
+            raise SettingsError(f"processes={self.processes} must be at least 1")
 
     def traces(self) -> list[RequestTrace]:
         """Return the traces; TraceError where a file is none."""

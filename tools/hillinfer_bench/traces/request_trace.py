@@ -121,6 +121,8 @@ def _requests(lines: Iterable[bytes]) -> Iterator[Request]:
         try:
             told = json.loads(line)
             time, tokens, ids = told["timestamp"], told["input_length"], told["hash_ids"]
+            if not isinstance(ids, list):
+                raise TypeError
             request = Request(
                 float(time) / 1000,
                 int(tokens),
