@@ -112,15 +112,13 @@ def most_blocks(trace, capacity):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_belady_finds_as_many_blocks_as_any_way_could(seed):
-    trace = random_trace(requests=8, seed=seed)
-    short = tuple(
-        Request(r.time, 512 * min(4, len(r.blocks)), r.blocks[:4]) for r in trace.requests
-    )
+    trace = random_trace(requests=7, seed=seed)
+    short = tuple(Request(r.time, 512 * len(r.blocks[:3]), r.blocks[:3]) for r in trace.requests)
     trace = RequestTrace("short", short, trace.distinct)
-    store = RIVALS[BELADY](4, trace)
+    store = RIVALS[BELADY](3, trace)
     found = sum(store.serve(number, r).found for number, r in enumerate(trace.requests))
-    assert found == most_blocks(trace, 4)
-    assert found < most_blocks(trace, 5) or found == most_blocks(trace, 30)
+    assert found == most_blocks(trace, 3)
+    assert found > most_blocks(trace, 1)
 
 
 @pytest.mark.parametrize("share", SHARES)
