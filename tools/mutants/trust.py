@@ -13,7 +13,7 @@ TRUST: tuple[Mutant, ...] = (
     Mutant(
         "modules-from-the-current-directory",
         "Worker processes take modules from the directory that a command is called from.",
-        "tools/hillinfer_bench/replay/run.py",
+        "tools/hillinfer_bench/replay/processes.py",
         'os.environ[_SAFE_PATH] = "1"',
         'os.environ[_SAFE_PATH] = ""',
         (f"{_TESTS}/models/test_planted_code.py::test_workers_run_nothing_planted",),

@@ -49,7 +49,7 @@ setting = GenerationSetting("smollm2-135m", "int4", "weight_sum", 1, 100)
 compared_row(setting, "hls", SimpleNamespace(environment={}, xclbin="none"), run)
 """
 WORKERS = """
-from hillinfer_bench.replay.run import spawned_processes
+from hillinfer_bench.replay.processes import spawned_processes
 if __name__ == "__main__":
     with spawned_processes(2) as workers:
         print(sum(workers.map(abs, [-1, 2])))

@@ -20,6 +20,7 @@ from hillinfer_bench.figures.trace_figures import TraceRecord, lanes_figure, ste
 from hillinfer_bench.quality.texts import TextsRequest
 from hillinfer_bench.replay.request import PoolsRequest
 from hillinfer_bench.report.kinds import kinds_table, read_reports
+from hillinfer_bench.traces.request import DEFAULT_SHARES, TracesRequest
 
 # Options that several subcommands have.
 Model = Annotated[
@@ -150,6 +151,34 @@ def pools(
     print(run(request, console.print, reading_view(console).stage))
 
 
+def traces(
+    trace: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Trace in Mooncake's format, .jsonl or .jsonl.xz; give it again for more. By "
+            "default the two that come along."
+        ),
+    ] = None,
+    capacities: Annotated[
+        list[float] | None,
+        typer.Option(help="Blocks held over distinct ones; give it again for more."),
+    ] = None,
+    copies: Annotated[
+        int, typer.Option(help="Copies of each trace for the model of larger stores; 0 for none.")
+    ] = 8,
+    processes: Annotated[int, typer.Option(help="Replays at once.")] = 2,
+    out: Annotated[Path | None, typer.Option(help="Where the figures go as JSON.")] = None,
+) -> None:
+    """Replay public traces of requests with every way to evict and admit, and Belady's bound."""
+    request = TracesRequest(
+        tuple(trace or ()), tuple(capacities or DEFAULT_SHARES), copies, processes, out
+    )
+    from hillinfer_bench.traces.run import run
+
+    console = error_console()
+    print(run(request, console.print, reading_view(console).stage))
+
+
 def compare(
     files: Annotated[
         list[Path], typer.Argument(help="Reports of `decode`, as of two kinds of machine.")
@@ -204,6 +233,6 @@ def trace_picture(
 
 main = Program(
     "hillinfer-bench",
-    "Measures of HillInfer: decode beside rivals, selection quality, pool policies, pictures.",
-    (decode, quality, pools, compare, pool_picture, trace_picture),
+    "Measures of HillInfer: decode beside rivals, selection quality, pool policies, traces.",
+    (decode, quality, pools, traces, compare, pool_picture, trace_picture),
 )

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from hillinfer.cli.ending import Program
 
-BENCH = frozenset({"decode", "quality", "pools", "compare", "pool-picture", "trace-picture"})
+BENCH = frozenset(
+    {"decode", "quality", "pools", "traces", "compare", "pool-picture", "trace-picture"}
+)
 
 
 def module_of(arguments: Sequence[object]) -> str:

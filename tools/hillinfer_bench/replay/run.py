@@ -3,11 +3,9 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from threading import Lock
 
 from hillinfer.kv.pool_policies import POOL_POLICIES, make_pool_policy
@@ -21,36 +19,10 @@ from hillinfer_bench.figures.pools_figure import pools_figure
 from hillinfer_bench.quality.forced_reading import Prefix, compute_threads, selecting
 from hillinfer_bench.quality.run import run_facts
 from hillinfer_bench.quality.texts import TextSample
+from hillinfer_bench.replay.processes import spawned_processes
 from hillinfer_bench.replay.recording import SelectionTrace, record_selections
 from hillinfer_bench.replay.request import PoolsRequest
 from hillinfer_bench.replay.table import PoolRow, pool_rows, table_text, write_report
-
-_SAFE_PATH = "PYTHONSAFEPATH"
-
-
-@contextmanager
-def spawned_processes(count: int) -> Iterator[ProcessPoolExecutor]:
-    """Give fresh processes, which inherit no locks of threads that they do not have.
-
-    multiprocessing starts them with `python -c`, which looks for modules in the current directory
-    first, and there is no way to give it another option than by the environment.
-
-    Parameters
-    ----------
-    count
-        Most of them.
-    """
-    before = os.environ.get(_SAFE_PATH)
-    os.environ[_SAFE_PATH] = "1"
-    try:
-        with ProcessPoolExecutor(count, multiprocessing.get_context("spawn")) as workers:
-            yield workers
-    finally:
-        if before is None:
-            del os.environ[_SAFE_PATH]
-        else:
-            os.environ[_SAFE_PATH] = before
-
 
 Stage = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 _DEFAULT_TEXTS = 2
