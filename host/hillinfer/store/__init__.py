@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stored KV: prefixes of prompts on drives, shared by requests, processes and restarts."""
