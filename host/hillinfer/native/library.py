@@ -327,9 +327,7 @@ class NativeLibrary:
             sums.ctypes.data,
         )
 
-    def crc32c(
-        self, memory: NDArray[np.uint8], salts: NDArray[np.uint32]
-    ) -> NDArray[np.uint32]:
+    def crc32c(self, memory: NDArray[np.uint8], salts: NDArray[np.uint32]) -> NDArray[np.uint32]:
         """Return CRC-32C checksums of equal pieces of memory, one behind the other.
 
         Parameters

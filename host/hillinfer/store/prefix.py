@@ -167,6 +167,33 @@ class StoredPrefix:
             if coming is not None:
                 yield from coming.result()
 
+    def chunkwise(self) -> Iterator[tuple[int, NDArray[np.uint8]]]:
+        """Yield the rows of each chunk in all layers, checked, in one long read.
+
+        Yields
+        ------
+        The position of its first token, and rows, uint8 (layers, tokens, row_bytes), valid until
+        the next.
+
+        Raises
+        ------
+        OSError, WrongBytesError
+            As from `stream`.
+        """
+        layers, size = self.shape.layers, self.shape.object_bytes
+        pieces = [
+            _Piece(0, layers, range(number, number + 1)) for number in range(len(self.chunks))
+        ]
+        free = [aligned_buffer(layers * size) for _ in range(2)]
+        with ThreadPoolExecutor(1, thread_name_prefix="hillinfer-store-read") as ahead:
+            coming = ahead.submit(self._read, pieces[0], free[0])
+            for number, chunk in enumerate(self.chunks):
+                coming.result()
+                rows = free[number % 2][: layers * size].reshape(layers, CHUNK_TOKENS, -1)
+                if number + 1 < len(pieces):
+                    coming = ahead.submit(self._read, pieces[number + 1], free[(number + 1) % 2])
+                yield number * CHUNK_TOKENS, rows[:, : chunk.groups * GROUP_TOKENS]
+
     def read_groups(
         self, chunk: StoredChunk, layer: int, first: int, into: NDArray[np.uint8]
     ) -> None:

@@ -94,6 +94,11 @@ class PrefixWriter:
         Told what went wrong; nothing is written afterwards.
     turn
         Which turn of a conversation this is, 1 the first; 0 where nobody knows.
+
+    Attributes
+    ----------
+    cost_per_group
+        Seconds that computing a group took; None: those between two publishings count.
     """
 
     def __init__(
@@ -128,6 +133,7 @@ class PrefixWriter:
                 for position, chunk in enumerate(found.chunks)
                 if chunk.groups == CHUNK_GROUPS
             }
+        self.cost_per_group: float | None = None
         self._is_ended = False
         self._began = time.perf_counter()
 
@@ -307,9 +313,7 @@ class PrefixWriter:
         ]
         for drive in sorted({own.record.span.drive for own in changed}):
             self._files[drive].settle()
-        seconds = time.perf_counter() - self._began
-        self._began = time.perf_counter()
-        cost = seconds / max(1, groups - self._published)
+        cost = self._cost(groups)
         written = []
         for own in changed:
             own.sheet = self._sheet(own, groups, cost)
@@ -329,6 +333,14 @@ class PrefixWriter:
         for own in full:
             self._behind[own.record.position] = own.record.number
             del self._open[own.record.position]
+
+    def _cost(self, groups: int) -> float:
+        """Return the seconds that computing one group took: told, or since the last were stored."""
+        seconds = time.perf_counter() - self._began
+        self._began = time.perf_counter()
+        if self.cost_per_group is not None:
+            return self.cost_per_group
+        return seconds / max(1, groups - self._published)
 
     def _sheet(self, own: _Open, groups: int, cost: float) -> Sheet:
         first = own.record.position * CHUNK_GROUPS
