@@ -372,22 +372,17 @@ class Program:
     description
         First line of its help.
     commands
-        Functions, each a subcommand by its own name.
+        Functions, each a subcommand by its own name, and groups of them.
     """
 
     def __init__(
-        self, name: str, description: str, commands: Sequence[Callable[..., None]]
+        self,
+        name: str,
+        description: str,
+        commands: Sequence[Callable[..., None] | CommandGroup],
     ) -> None:
         self._name = name
-        self._app = typer.Typer(
-            help=description,
-            add_completion=False,
-            pretty_exceptions_enable=False,
-            rich_markup_mode=None,
-        )
-        for command in commands:
-            self._app.command()(_carrying(command))
-        self._app.callback(invoke_without_command=True, help=description)(_show_help)
+        self._app = _app(description, commands)
 
     def __call__(self, arguments: Sequence[str] | None = None) -> None:
         """Run the command and end the process.
@@ -410,6 +405,41 @@ class Program:
                 return self._app(given, prog_name=self._name, standalone_mode=False)
 
         sys.exit(run_to_end(command))
+
+
+@dataclass(frozen=True)
+class CommandGroup:
+    """Subcommands that have a word before them.
+
+    Parameters
+    ----------
+    name
+        The word.
+    description
+        First line of their help.
+    commands
+        Functions, each by its own name.
+    """
+
+    name: str
+    description: str
+    commands: Sequence[Callable[..., None]]
+
+
+def _app(description: str, commands: Sequence[Callable[..., None] | CommandGroup]) -> typer.Typer:
+    app = typer.Typer(
+        help=description,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+    )
+    for command in commands:
+        if isinstance(command, CommandGroup):
+            app.add_typer(_app(command.description, command.commands), name=command.name)
+        else:
+            app.command()(_carrying(command))
+    app.callback(invoke_without_command=True, help=description)(_show_help)
+    return app
 
 
 def _show_help(context: typer.Context) -> None:

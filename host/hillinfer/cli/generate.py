@@ -14,6 +14,7 @@ from hillinfer.cli.request import (
     Asking,
     Compare,
     GenerateRequest,
+    StoreUse,
     read_document,
     reads_stdin,
 )
@@ -169,6 +170,35 @@ def generate(
             "differs is read."
         ),
     ] = None,
+    store: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="HILLINFER_STORE",
+            help="Directory of a store: what it holds of the text is not read again, and what is "
+            "read is stored; see hillinfer store.",
+        ),
+    ] = None,
+    store_size: Annotated[
+        str | None,
+        typer.Option(
+            envvar="HILLINFER_STORE_SIZE",
+            help="Make the store where there is none yet, of this size, like 200GB.",
+        ),
+    ] = None,
+    reuse: Annotated[
+        str,
+        typer.Option(
+            help="longest: all stored tokens, by groups of 64; exact: what gives the bits of a run "
+            "that reads everything."
+        ),
+    ] = "longest",
+    salt: Annotated[
+        str,
+        typer.Option(
+            envvar="HILLINFER_STORE_SALT",
+            help="Of a tenant: what is stored with another one is not found.",
+        ),
+    ] = "",
     compare: Annotated[
         Compare | None, typer.Option(help="Also run the ordinary cache, side by side.")
     ] = None,
@@ -227,6 +257,7 @@ def generate(
         session=session,
         save_session=save_session,
         projections=projections,
+        store=StoreUse.of(store, store_size, reuse, salt),
         prompt_file=None if reads_stdin(prompt_file, prompt) else prompt_file,
     )
     # torch and transformers take seconds to import: help and bad options do not wait for them.

@@ -11,9 +11,10 @@ from typing import Annotated
 import typer
 
 from hillinfer.cli.console import error_console, quiet_transformers
-from hillinfer.cli.ending import Program
+from hillinfer.cli.ending import CommandGroup, Program
 from hillinfer.cli.generate import generate
 from hillinfer.cli.specs import specs
+from hillinfer.cli.store import COMMANDS
 from hillinfer.doctor.diagnosis import diagnose
 from hillinfer.doctor.finding import Finding, Verdict
 from hillinfer.models.registry_model import DEFAULT_MODEL, REGISTRY_MODELS, registry_model
@@ -96,5 +97,12 @@ def _line(finding: Finding) -> str:
 main = Program(
     "hillinfer",
     "Long-context LLM inference with the KV cache on a drive.",
-    (generate, doctor, fetch, models, specs),
+    (
+        generate,
+        doctor,
+        fetch,
+        models,
+        specs,
+        CommandGroup("store", "Keep what was read, for other runs, processes and days.", COMMANDS),
+    ),
 )

@@ -24,8 +24,10 @@ from hillinfer.generate.prompt import (
 from hillinfer.generate.sampling import Sampling
 from hillinfer.generate.special_tokens import SpecialTokens
 from hillinfer.settings import QuestionReading, Settings
+from hillinfer.store.keys import Reuse
+from hillinfer.store.store import Store
 from hillinfer.system.machine import NumberType
-from hillinfer.values import ByteSize, check_threads
+from hillinfer.values import ByteSize, check_threads, choice
 
 # --- The document ---
 
@@ -155,6 +157,57 @@ class Asking(StrEnum):
 
 
 @dataclass(frozen=True)
+class StoreUse:
+    """The store of a run.
+
+    Parameters
+    ----------
+    directory
+        Where it is.
+    size
+        Bytes to make it with where there is none; None: there must be one.
+    reuse
+        Where a stored prefix may end.
+    salt
+        Of a tenant.
+    """
+
+    directory: Path
+    size: int | None
+    reuse: Reuse
+    salt: bytes
+
+    @classmethod
+    def of(cls, directory: Path | None, size: str | None, reuse: str, salt: str) -> StoreUse | None:
+        """Return what options mean, None where they name no store.
+
+        Raises
+        ------
+        SettingsError
+            Where one of them means nothing.
+        """
+        way = choice("reuse", Reuse, reuse)
+        if directory is None:
+            return None
+        amount = None if size is None else ByteSize.parse(size)
+        if amount is not None and amount.byte_count is None:
+            raise SettingsError(f"'{size}' is a share of nothing: give --store-size like 200GB")
+        return cls(directory, None if amount is None else amount.byte_count, way, salt.encode())
+
+    def opened(self) -> Store:
+        """Return the store, made where there is none and a size was given.
+
+        Raises
+        ------
+        StoreError
+            Where there is none, or it cannot be used.
+        """
+        if self.size is not None and not Store.exists(self.directory):
+            Store.create(self.directory, self.size)
+        return Store(self.directory)
+
+
+@dataclass(frozen=True)
 class GenerateRequest:
     """One run of `hillinfer generate`.
 
@@ -188,6 +241,8 @@ class GenerateRequest:
         Directories of the session to use and of the one to save; None for none.
     projections
         Name in the table of projections: how linear layers are computed.
+    store
+        The store to look the document up in; None for none.
     prompt_file
         Where the document was read from; None where it was no file.
 
@@ -215,6 +270,7 @@ class GenerateRequest:
     session: Path | None = None
     save_session: Path | None = None
     projections: str = STOCK
+    store: StoreUse | None = None
     prompt_file: Path | None = None
     special_tokens: SpecialTokens = SpecialTokens.TEXT
 

@@ -44,6 +44,7 @@ from hillinfer.models.sources import ModelSource, local_model
 from hillinfer.native.library import native_library
 from hillinfer.projections.attachment import ProjectionAttachment
 from hillinfer.projections.ways import make_projections
+from hillinfer.reuse.stored_prompts import ReadFromStore, StoredGeneration, StoredPrompts
 from hillinfer.sessions.files import SessionError
 from hillinfer.sessions.opening import SavedSession
 from hillinfer.sessions.writing import prepare_target
@@ -261,6 +262,18 @@ def run(request: GenerateRequest) -> None:
         _generate(request, checked, loaded, prompt, saved, console)
 
 
+def _generation(
+    request: GenerateRequest, loaded: LoadedModel, cache: HillInferCache, opened: ExitStack
+) -> Generation:
+    """Return what reads and answers, with the store that the request names."""
+    use = request.store
+    if use is None:
+        return Generation(loaded.model, cache, request.chunk_tokens)
+    store = opened.enter_context(use.opened())
+    prompts = StoredPrompts(store, loaded.model, use.salt, use.reuse, request.chunk_tokens)
+    return StoredGeneration(loaded.model, cache, request.chunk_tokens, prompts)
+
+
 def _check_places(request: GenerateRequest) -> None:
     """Refuse places for files that cannot be written, are another file's, or change an input."""
     settings = request.settings
@@ -310,7 +323,7 @@ def _generate(
     with setup_warnings_shown(), ExitStack() as attached:
         attachment = attached.enter_context(hillinfer.attach(loaded.model, checked.settings))
         cache, session = open_cache(attachment, request, checked, saved, loaded.tokenizer)
-        generation = Generation(loaded.model, cache, request.chunk_tokens)
+        generation = _generation(request, loaded, cache, attached)
         answering = Answering(generation, loaded.tokenizer, prompt, options)
         blank = _blank_report(request, checked, loaded, session, cache.statistics(), loading_peak)
         record = RunRecord(request, answering, blank, loaded.shape.token_bytes)
@@ -353,12 +366,28 @@ def _read_and_answer(
     unread = checked.document_ids[checked.reused_tokens :]
     with reading_view(console).stage("prefill", len(unread)) as advance:
         answering.read(unread, advance)
+    told = getattr(answering.generation, "read_from_store", None)
+    if told is not None:
+        console.print(_store_line(told))
     if record.session is not None and request.save_session is not None:
         record.session = save_cache(
             cache, request, prompt, answering.tokenizer, record.session, console
         )
     if not request.only_saves:
         _answer(request, checked, prompt, answering, console)
+
+
+def _store_line(told: ReadFromStore) -> str:
+    """Return what a store did for a prompt, for people."""
+    lines = [f"store: {told.found_tokens} of {told.prompt_tokens} tokens found"]
+    if told.found_tokens:
+        seconds = told.find_seconds + told.read_seconds
+        lines.append(f"{format_bytes(told.read_bytes)} read in {seconds:.2f} s")
+    if told.stored_tokens:
+        lines.append(f"{told.stored_tokens} stored in {told.store_seconds:.2f} s")
+    if told.failure:
+        lines.append(f"not used: {told.failure}")
+    return "; ".join(lines)
 
 
 def _blank_report(

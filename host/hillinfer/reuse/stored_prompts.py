@@ -6,7 +6,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from enum import StrEnum
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,20 +19,11 @@ from hillinfer.hf.cache import HillInferCache
 from hillinfer.kv.sequence import RowLayout
 from hillinfer.model_shape import ModelShape
 from hillinfer.sessions.fingerprint import ModelIdentity
-from hillinfer.store.keys import CHUNK_TOKENS, Namespace
+from hillinfer.store.keys import CHUNK_TOKENS, Namespace, Reuse
 from hillinfer.store.prefix import StoredPrefix, WrongBytesError
 from hillinfer.store.store import Store
 from hillinfer_model.choices import KeyMode
 from hillinfer_model.kernel_spec import GROUP_TOKENS
-
-
-class Reuse(StrEnum):
-    """Where a stored prefix may end."""
-
-    LONGEST = "longest"
-    """At any group of 64 tokens: as vLLM's, numbers may be rounded as in another division."""
-    EXACT = "exact"
-    """At a border of prefill chunks: the bits of a run that computes everything."""
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,6 +60,15 @@ class Namespace:
         """SHA-256 of all of it, 32 bytes."""
         shape = f"{STORE_VERSION},{self.layers},{self.row_bytes},{self.shadow_bytes}\n"
         return hashlib.sha256(shape.encode() + self.about.encode()).digest()
+
+
+class Reuse(StrEnum):
+    """Where a stored prefix may end."""
+
+    LONGEST = "longest"
+    """At any group of 64 tokens: as vLLM's, numbers may be rounded as in another division."""
+    EXACT = "exact"
+    """At a border of prefill chunks: the bits of a run that computes everything."""
 
 
 # --- Hashes of prefixes ---

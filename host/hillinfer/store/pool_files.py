@@ -39,7 +39,8 @@ class StoreError(HillInferError):
 
 # --- What a store says of itself ---
 
-_ABOUT = "store.json"
+# What makes a directory a store.
+ABOUT = "store.json"
 _MOST_ABOUT_BYTES = 1 << 20
 _OWNERS = "owners"
 # What the index may take of a store's size: measured, it takes less than 3 kB of a chunk, and
@@ -89,7 +90,7 @@ class StorePlaces:
             Where there is none, or one that this version cannot use.
         """
         try:
-            about = json.loads(read_plain(directory / _ABOUT, _MOST_ABOUT_BYTES))
+            about = json.loads(read_plain(directory / ABOUT, _MOST_ABOUT_BYTES))
             version, pool = about["version"], bytes.fromhex(about["pool"])
             size = int(about["size"])
             files = tuple(
@@ -107,7 +108,7 @@ class StorePlaces:
             ) from error
         except (ValueError, KeyError, TypeError) as error:
             raise StoreError(
-                f"{directory / _ABOUT} does not say what a store says: make the store anew"
+                f"{directory / ABOUT} does not say what a store says: make the store anew"
             ) from error
         if version != STORE_VERSION or len(pool) != 16 or not files:
             raise StoreError(
@@ -137,7 +138,7 @@ class StorePlaces:
                         f"{place} is on {kind}, a network, where processes cannot share a store: "
                         "choose a local drive with --store"
                     )
-            if (directory / _ABOUT).exists():
+            if (directory / ABOUT).exists():
                 raise StoreError(f"{directory} holds a store already: use it, or choose another")
             if not (directory / _OWNERS).exists():
                 calls.mkdir(directory / _OWNERS)
@@ -149,7 +150,7 @@ class StorePlaces:
                 "size": size,
                 "drives": [["", own], *([str(place.resolve()), own] for place in drives)],
             }
-            _write_new(directory / _ABOUT, json.dumps(about, indent=1).encode(), calls)
+            _write_new(directory / ABOUT, json.dumps(about, indent=1).encode(), calls)
         except OSError as error:
             raise StoreError(
                 f"no store can be made in {directory}: {reason_of(error)}; "

@@ -30,8 +30,8 @@ from hillinfer.store.keys import (
     group_keys,
     root_key,
 )
-from hillinfer.store.maintenance import rebuild
-from hillinfer.store.pool_files import PoolFile, StoreError, StorePlaces
+from hillinfer.store.maintenance import Parts, Verified, chunks_of, rebuild, verify
+from hillinfer.store.pool_files import ABOUT, PoolFile, StoreError, StorePlaces
 from hillinfer.store.prefix import StoredChunk, StoredPrefix, WrongBytesError
 from hillinfer.store.retirement import Retirement
 from hillinfer.store.room import ExtentRoom
@@ -147,6 +147,11 @@ class Store:
             self._opened = opened.pop_all()
 
     @staticmethod
+    def exists(directory: Path | str) -> bool:
+        """Return whether a directory holds a store, usable or not."""
+        return (Path(directory) / ABOUT).exists()
+
+    @staticmethod
     def create(directory: Path | str, size: int, drives: Sequence[Path | str] = ()) -> None:
         """Make an empty store.
 
@@ -176,6 +181,50 @@ class Store:
     def statistics(self) -> dict[str, int | float]:
         """Return what the store holds now, by name."""
         return self.room.statistics()
+
+    def verify(
+        self, parts: Parts, on_progress: Callable[[int, int], None] = lambda done, of: None
+    ) -> Verified:
+        """Compare every chunk with its checksums; what is wrong is found by nobody any more.
+
+        Parameters
+        ----------
+        parts
+            What is looked at.
+        on_progress
+            Called with how many chunks are done, and of how many.
+        """
+        return verify(
+            self.database,
+            self.files,
+            self.places.pool,
+            self._retirement.quarantine,
+            parts,
+            on_progress,
+        )
+
+    def remove(self, name: str) -> int:
+        """Remove a stored prefix, as far as nothing else goes on from it; return how many chunks.
+
+        Parameters
+        ----------
+        name
+            First digits of its key, as `chains` gives them.
+
+        Raises
+        ------
+        StoreError
+            Where nothing, or more than one, is called so, or it is in use.
+        """
+        removed = 0
+        for number in chunks_of(self.database, name):
+            if not self._retirement.remove(number):
+                break
+            removed += 1
+        if not removed:
+            raise StoreError(f"'{name}' is in use: end what uses it, or wait")
+        self.room.clear_tombed()
+        return removed
 
     def find(
         self, namespace: Namespace, ids: Sequence[int], salt: bytes = b""

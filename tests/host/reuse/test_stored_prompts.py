@@ -10,7 +10,8 @@ from transformers import DynamicCache
 from hillinfer.errors import CacheUseError
 from hillinfer.generate.loop import Generation
 from hillinfer.generate.sampling import Sampling
-from hillinfer.reuse.stored_prompts import Reuse, StoredGeneration, StoredPrompts
+from hillinfer.reuse.stored_prompts import StoredGeneration, StoredPrompts
+from hillinfer.store.keys import Reuse
 from hillinfer.store.store import Store
 
 MIB = 1 << 20
