@@ -44,11 +44,12 @@ from hillinfer.models.sources import ModelSource, local_model
 from hillinfer.native.library import native_library
 from hillinfer.projections.attachment import ProjectionAttachment
 from hillinfer.projections.ways import make_projections
-from hillinfer.reuse.stored_prompts import ReadFromStore, StoredGeneration, StoredPrompts
+from hillinfer.reuse.stored_prompts import StoredGeneration, StoredPrompts
 from hillinfer.sessions.files import SessionError
 from hillinfer.sessions.opening import SavedSession
 from hillinfer.sessions.writing import prepare_target
 from hillinfer.statistics import CacheStatistics
+from hillinfer.store.store import Store
 from hillinfer.system.files import check_apart, check_outside, prepare_report
 from hillinfer.system.machine import peak_rss_bytes, reset_peak_rss
 from hillinfer.values import format_bytes
@@ -246,6 +247,7 @@ def run(request: GenerateRequest) -> None:
     way = make_projections(request.projections)
     with ExitStack() as opened:
         saved = opened.enter_context(SavedSession(request.session)) if request.session else None
+        store = opened.enter_context(request.store.opened()) if request.store else None
         source = ModelSource.locate(request.model, console.print)
         with panics_unsaid():
             outline = ModelOutline.read(source, request.number_type)
@@ -259,18 +261,24 @@ def run(request: GenerateRequest) -> None:
                 f"projections: {request.projections}, {format_bytes(projections.held_bytes)} of "
                 "packed weights more than the model's own"
             )
-        _generate(request, checked, loaded, prompt, saved, console)
+        _generate(request, checked, loaded, prompt, saved, store, console)
 
 
 def _generation(
-    request: GenerateRequest, loaded: LoadedModel, cache: HillInferCache, opened: ExitStack
+    request: GenerateRequest, loaded: LoadedModel, cache: HillInferCache, store: Store | None
 ) -> Generation:
     """Return what reads and answers, with the store that the request names."""
     use = request.store
-    if use is None:
+    if use is None or store is None:
         return Generation(loaded.model, cache, request.chunk_tokens)
-    store = opened.enter_context(use.opened())
-    prompts = StoredPrompts(store, loaded.model, use.salt, use.reuse, request.chunk_tokens)
+    prompts = StoredPrompts(
+        store,
+        loaded.model,
+        use.salt,
+        use.reuse,
+        request.chunk_tokens,
+        {"projections": request.projections},
+    )
     return StoredGeneration(loaded.model, cache, request.chunk_tokens, prompts)
 
 
@@ -314,6 +322,7 @@ def _generate(
     loaded: LoadedModel,
     prompt: QuestionPrompt,
     saved: SavedSession | None,
+    store: Store | None,
     console: Console,
 ) -> None:
     """Read, answer, compare and report, whatever ends it."""
@@ -323,7 +332,7 @@ def _generate(
     with setup_warnings_shown(), ExitStack() as attached:
         attachment = attached.enter_context(hillinfer.attach(loaded.model, checked.settings))
         cache, session = open_cache(attachment, request, checked, saved, loaded.tokenizer)
-        generation = _generation(request, loaded, cache, attached)
+        generation = _generation(request, loaded, cache, store)
         answering = Answering(generation, loaded.tokenizer, prompt, options)
         blank = _blank_report(request, checked, loaded, session, cache.statistics(), loading_peak)
         record = RunRecord(request, answering, blank, loaded.shape.token_bytes)
@@ -366,28 +375,12 @@ def _read_and_answer(
     unread = checked.document_ids[checked.reused_tokens :]
     with reading_view(console).stage("prefill", len(unread)) as advance:
         answering.read(unread, advance)
-    told = getattr(answering.generation, "read_from_store", None)
-    if told is not None:
-        console.print(_store_line(told))
     if record.session is not None and request.save_session is not None:
         record.session = save_cache(
             cache, request, prompt, answering.tokenizer, record.session, console
         )
     if not request.only_saves:
         _answer(request, checked, prompt, answering, console)
-
-
-def _store_line(told: ReadFromStore) -> str:
-    """Return what a store did for a prompt, for people."""
-    lines = [f"store: {told.found_tokens} of {told.prompt_tokens} tokens found"]
-    if told.found_tokens:
-        seconds = told.find_seconds + told.read_seconds
-        lines.append(f"{format_bytes(told.read_bytes)} read in {seconds:.2f} s")
-    if told.stored_tokens:
-        lines.append(f"{told.stored_tokens} stored in {told.store_seconds:.2f} s")
-    if told.failure:
-        lines.append(f"not used: {told.failure}")
-    return "; ".join(lines)
 
 
 def _blank_report(

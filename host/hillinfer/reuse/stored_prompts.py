@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from hillinfer.drive.files import aligned_buffer
 from hillinfer.errors import CacheUseError
 from hillinfer.generate.loop import Generation
+from hillinfer.generate.run_report import StoreFacts
 from hillinfer.hf.cache import HillInferCache
 from hillinfer.kv.sequence import RowLayout
 from hillinfer.model_shape import ModelShape
@@ -24,34 +25,6 @@ from hillinfer.store.prefix import StoredPrefix, WrongBytesError
 from hillinfer.store.store import Store
 from hillinfer_model.choices import KeyMode
 from hillinfer_model.kernel_spec import GROUP_TOKENS
-
-
-@dataclass(frozen=True)
-class ReadFromStore:
-    """What a store brought for one prompt.
-
-    Parameters
-    ----------
-    prompt_tokens, found_tokens
-        Of the prompt, and how many of them came from the store.
-    stored_tokens
-        How many more can be found from now on.
-    find_seconds, read_seconds, store_seconds
-        Looking up, reading rows into the cache, and storing.
-    read_bytes
-        Bytes of rows that were read.
-    failure
-        What went wrong and became a miss; empty where nothing did.
-    """
-
-    prompt_tokens: int
-    found_tokens: int = 0
-    stored_tokens: int = 0
-    find_seconds: float = 0.0
-    read_seconds: float = 0.0
-    store_seconds: float = 0.0
-    read_bytes: int = 0
-    failure: str = ""
 
 
 class OrdinaryCache(Protocol):
@@ -79,6 +52,8 @@ class StoredPrompts:
         Where a prefix may end.
     chunk_tokens
         Tokens of one forward pass that reads a prompt.
+    made_by
+        What else decides which bits rows have: an adapter, a way to compute linear layers.
     """
 
     def __init__(
@@ -88,6 +63,7 @@ class StoredPrompts:
         salt: bytes = b"",
         reuse: Reuse = Reuse.LONGEST,
         chunk_tokens: int = CHUNK_TOKENS,
+        made_by: Mapping[str, object] | None = None,
     ) -> None:
         self._store = store
         self._model = model
@@ -99,7 +75,7 @@ class StoredPrompts:
         # What the shadow is coded by changes no row, and ids say what a tokenizer made of a text.
         for name in ("shadow", "tokenizer", "contract_version", "segment_tokens"):
             del facts[name]
-        facts["made"] = "dense"
+        facts |= {"made": "dense", "device": model.device.type, "made_by": dict(made_by or {})}
         if reuse is Reuse.EXACT:
             facts |= {
                 "chunk_tokens": chunk_tokens,
@@ -176,7 +152,7 @@ class StoredPrompts:
 
     # --- HillInfer's caches ----------------------------------------------------------------
 
-    def fill(self, cache: HillInferCache, ids: Sequence[int]) -> ReadFromStore:
+    def fill(self, cache: HillInferCache, ids: Sequence[int]) -> StoreFacts:
         """Fill an empty cache of HillInfer with the longest stored prefix.
 
         Rows come chunk by chunk, so that memory holds one chunk beside the cache's budget.
@@ -185,7 +161,7 @@ class StoredPrompts:
         found = self._store.find(self.namespace, ids, self._salt)
         looked = time.perf_counter() - started
         if found is None:
-            return ReadFromStore(
+            return StoreFacts(
                 len(ids), find_seconds=looked, failure=self._store.counts.last_failure
             )
         failure, done = "", 0
@@ -207,7 +183,7 @@ class StoredPrompts:
                     done = position + count
             except (OSError, WrongBytesError) as error:
                 failure = str(error)
-        return ReadFromStore(
+        return StoreFacts(
             len(ids),
             found_tokens=done,
             find_seconds=looked,
@@ -302,7 +278,7 @@ class StoredGeneration(Generation):
     ) -> None:
         super().__init__(model, cache, chunk_tokens)
         self._prompts = prompts
-        self.read_from_store: ReadFromStore | None = None
+        self.read_from_store: StoreFacts | None = None
 
     def read(
         self, token_ids: Sequence[int], on_progress: Callable[[int], None] = lambda done: None
@@ -320,7 +296,7 @@ class StoredGeneration(Generation):
         seconds = (time.perf_counter() - begun) * len(token_ids) / (len(token_ids) - start)
         begun = time.perf_counter()
         stored = self._prompts.keep_from(self.cache, token_ids, seconds)
-        self.read_from_store = ReadFromStore(
+        self.read_from_store = StoreFacts(
             **asdict(told)
             | {
                 "stored_tokens": max(0, stored - start),
