@@ -21,6 +21,10 @@ from hillinfer.store.retirement import tomb
 _BATCH = 500
 
 
+class AlreadyStoredError(StoreError):
+    """What was to be stored is stored already, or about to be."""
+
+
 class Index:
     """Finds chunks by the keys of prefixes, and enters those that are written.
 
@@ -199,8 +203,20 @@ class Index:
             Where it comes in its chain.
         target
             Key of the longest prefix that it is to hold.
+
+        Raises
+        ------
+        AlreadyStoredError
+            Where another process has stored that, or is about to.
         """
         with self._database.transaction() as db:
+            other = db.execute(
+                "SELECT 1 FROM chunk WHERE target = ?1 "
+                "UNION ALL SELECT 1 FROM prefix WHERE hash = ?1",
+                (target,),
+            ).fetchone()
+            if other is not None:
+                raise AlreadyStoredError("another process stores the same prefix")
             place = db.execute(
                 "SELECT drive, unit, units FROM free WHERE units >= ? "
                 "ORDER BY drive <> ?, unit LIMIT 1",

@@ -11,7 +11,7 @@ from hillinfer.drive.leftovers import sweep
 from hillinfer.store.database import Chunk
 from hillinfer.store.eviction import ChunkFacts, EvictionPolicy
 from hillinfer.store.extent import ExtentShape, Header
-from hillinfer.store.index import Index
+from hillinfer.store.index import AlreadyStoredError, Index
 from hillinfer.store.keys import Namespace
 from hillinfer.store.pool_files import PoolFile, StorePlaces
 from hillinfer.store.retirement import Retirement
@@ -80,7 +80,9 @@ class ExtentRoom:
         parent_key: bytes,
         target: bytes,
     ) -> Chunk | None:
-        """Return an extent for a chunk, evicting others for it; None where there is no room.
+        """Return an extent for a chunk, evicting others for it.
+
+        None where there is no room, or another process stores the same.
 
         Parameters
         ----------
@@ -96,10 +98,13 @@ class ExtentRoom:
         for _ in range(_MOST_EVICTED):
             # Chunks that follow one another lie on different drives, which all serve each layer.
             self._next_drive = (self._next_drive + 1) % len(self._files)
-            found = self._index.begin(
-                number, self._owner, shape.units, self._next_drive, position, parent, parent_key,
-                target,
-            )  # fmt: skip
+            try:
+                found = self._index.begin(
+                    number, self._owner, shape.units, self._next_drive, position, parent,
+                    parent_key, target,
+                )  # fmt: skip
+            except AlreadyStoredError:
+                return None
             if found is not None or not self.make_room():
                 return found
         return None

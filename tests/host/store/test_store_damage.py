@@ -8,12 +8,12 @@ import time
 
 import numpy as np
 import pytest
-from store_cases import MIB, check, namespace, prompt, put
 
 from hillinfer.store.extent import UNIT_BYTES, ExtentShape
 from hillinfer.store.pool_files import StoreError
 from hillinfer.store.prefix import WrongBytesError
 from hillinfer.store.store import Store
+from hillinfer_bench.storing.made_prompts import check, namespace, prompt, put
 
 
 @pytest.fixture
@@ -36,6 +36,7 @@ def flip(path, offset, bit=0):
         file.write(bytes([byte ^ 1 << bit]))
 
 
+MIB = 1 << 20
 PARTS = {
     "header": lambda shape: 100,
     "ids": lambda shape: shape.body_at(0) + 5,
@@ -153,7 +154,7 @@ def test_a_lost_index_is_not_made_anew_under_another_process(place):
 WRITER = """
 import sys
 sys.path[:0] = sys.argv[2].split(":")
-from store_cases import namespace, prompt, put
+from hillinfer_bench.storing.made_prompts import namespace, prompt, put
 from hillinfer.store.store import Store
 with Store(sys.argv[1]) as store:
     print("open", flush=True)
