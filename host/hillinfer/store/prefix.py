@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ _THREADS = 4
 # bytes of all chunks are in flight: more of either is no faster.
 _JOINED_BYTES = 4 << 20
 _WINDOW_BYTES = 16 << 20
+_BUFFERS = 3
 
 
 @dataclass(frozen=True)
@@ -151,21 +153,12 @@ class StoredPrefix:
         OSError, WrongBytesError
             Where a drive fails or gives other bytes.
         """
-        pieces = self._pieces(first_layer)
-        most = max(
-            (piece.stop - piece.first) * len(piece.chunks) for piece in self._pieces(first_layer)
-        )
-        free = [aligned_buffer(most * self.shape.object_bytes) for _ in range(2)]
-        # The next piece comes while the caller looks at this one.
-        with ThreadPoolExecutor(1, thread_name_prefix="hillinfer-store-read") as ahead:
-            coming: Future[list[tuple[int, int, NDArray[np.uint8]]]] | None = None
-            for number, piece in enumerate(pieces):
-                following = ahead.submit(self._read, piece, free[number % 2])
-                if coming is not None:
-                    yield from coming.result()
-                coming = following
-            if coming is not None:
-                yield from coming.result()
+        pieces = list(self._pieces(first_layer))
+        most = max((piece.stop - piece.first) * len(piece.chunks) for piece in pieces)
+        for piece, buffer in self._read_ahead(pieces, most * self.shape.object_bytes):
+            for layer in range(piece.first, piece.stop):
+                for at, number in enumerate(piece.chunks):
+                    yield layer, number * CHUNK_TOKENS, self._rows(piece, buffer, layer, at)
 
     def chunkwise(self) -> Iterator[tuple[int, NDArray[np.uint8]]]:
         """Yield the rows of each chunk in all layers, checked, in one long read.
@@ -180,19 +173,18 @@ class StoredPrefix:
         OSError, WrongBytesError
             As from `stream`.
         """
-        layers, size = self.shape.layers, self.shape.object_bytes
+        layers = self.shape.layers
         pieces = [
             _Piece(0, layers, range(number, number + 1)) for number in range(len(self.chunks))
         ]
-        free = [aligned_buffer(layers * size) for _ in range(2)]
-        with ThreadPoolExecutor(1, thread_name_prefix="hillinfer-store-read") as ahead:
-            coming = ahead.submit(self._read, pieces[0], free[0])
-            for number, chunk in enumerate(self.chunks):
-                coming.result()
-                rows = free[number % 2][: layers * size].reshape(layers, CHUNK_TOKENS, -1)
-                if number + 1 < len(pieces):
-                    coming = ahead.submit(self._read, pieces[number + 1], free[(number + 1) % 2])
-                yield number * CHUNK_TOKENS, rows[:, : chunk.groups * GROUP_TOKENS]
+        for number, (piece, buffer) in enumerate(
+            self._read_ahead(pieces, layers * self.shape.object_bytes)
+        ):
+            for layer in range(layers):
+                self._rows(piece, buffer, layer, 0)
+            size = layers * self.shape.object_bytes
+            rows = buffer[:size].reshape(layers, CHUNK_TOKENS, -1)
+            yield number * CHUNK_TOKENS, rows[:, : self.chunks[number].groups * GROUP_TOKENS]
 
     def read_groups(
         self, chunk: StoredChunk, layer: int, first: int, into: NDArray[np.uint8]
@@ -253,10 +245,31 @@ class StoredPrefix:
                 stop = min(layer + joined, layers)
                 yield _Piece(layer, stop, range(part[0], part[-1] + 1))
 
-    def _read(
-        self, piece: _Piece, buffer: NDArray[np.uint8]
-    ) -> list[tuple[int, int, NDArray[np.uint8]]]:
-        """Read and check a piece; return its rows, layer by layer."""
+    def _read_ahead(
+        self, pieces: Sequence[_Piece], buffer_bytes: int
+    ) -> Iterator[tuple[_Piece, NDArray[np.uint8]]]:
+        """Yield pieces with what was read of each, valid until the next, while others come."""
+        free = deque(aligned_buffer(buffer_bytes) for _ in range(min(_BUFFERS, len(pieces))))
+        coming: deque[tuple[_Piece, NDArray[np.uint8], Future[None]]] = deque()
+        left = iter(pieces)
+        with ThreadPoolExecutor(1, thread_name_prefix="hillinfer-store-read") as ahead:
+            try:
+                while True:
+                    while free and (piece := next(left, None)) is not None:
+                        buffer = free.popleft()
+                        coming.append((piece, buffer, ahead.submit(self._read, piece, buffer)))
+                    if not coming:
+                        return
+                    piece, buffer, read = coming.popleft()
+                    read.result()
+                    yield piece, buffer
+                    free.append(buffer)
+            finally:
+                for _, _, read in coming:
+                    read.cancel()
+
+    def _read(self, piece: _Piece, buffer: NDArray[np.uint8]) -> None:
+        """Read a piece in long reads, all drives' one after the other."""
         shape, count = self.shape, piece.stop - piece.first
         chunk_bytes = count * shape.object_bytes
         by_drive: dict[int, list[tuple[int, int, int]]] = {}
@@ -278,16 +291,18 @@ class StoredPrefix:
         for drive, places in by_drive.items():
             columns = np.array(places, np.int64).T
             self._files[drive].read_many(Reads(*columns), buffer, _THREADS)
-        found = []
-        for layer in range(piece.first, piece.stop):
-            for at, number in enumerate(piece.chunks):
-                chunk = self.chunks[number]
-                start = at * chunk_bytes + (layer - piece.first) * shape.object_bytes
-                size = chunk.groups * shape.group_bytes
-                rows = buffer[start : start + size].reshape(-1, shape.row_bytes)
-                self._check(chunk, layer, 0, rows)
-                found.append((layer, number * CHUNK_TOKENS, rows))
-        return found
+
+    def _rows(
+        self, piece: _Piece, buffer: NDArray[np.uint8], layer: int, at: int
+    ) -> NDArray[np.uint8]:
+        """Return the checked rows of a layer of one of a piece's chunks."""
+        shape, chunk = self.shape, self.chunks[piece.chunks[at]]
+        start = at * (piece.stop - piece.first) + layer - piece.first
+        start *= shape.object_bytes
+        rows = buffer[start : start + chunk.groups * shape.group_bytes]
+        rows = rows.reshape(-1, shape.row_bytes)
+        self._check(chunk, layer, 0, rows)
+        return rows
 
     def _check(self, chunk: StoredChunk, layer: int, first: int, rows: NDArray[np.uint8]) -> None:
         stop = first + len(rows) // GROUP_TOKENS

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hillinfer.drive.calls import DriveCalls
+from hillinfer.drive.calls import DriveCalls, Reads
 from hillinfer.drive.files import aligned_buffer
 from hillinfer.drive.leftovers import ScratchPath, sweep
 from hillinfer.errors import HillInferError, reason_of, way_out
@@ -374,14 +374,24 @@ class Store:
         return StoredPrefix(kept, self.files, self._release, self._wrong)
 
     def _sheets(self, chunks: Sequence[Chunk]) -> list[list[tuple[int, Sheet]]]:
-        """Return the whole sheets of each chunk, with their numbers, in two."""
-        found = []
-        for chunk in chunks:
-            shape = self.index.shape(chunk.namespace)
-            data = aligned_buffer(shape.sheets_bytes)
-            self.files[chunk.span.drive].read(data, chunk.span.offset)
-            found.append(read_sheets(data.tobytes(), shape, self.places.pool))
-        return found
+        """Return the whole sheets of each chunk of one namespace, with their slots, in two."""
+        if not chunks:
+            return []
+        shape = self.index.shape(chunks[0].namespace)
+        size = shape.sheets_bytes
+        memory = aligned_buffer(len(chunks) * size)
+        for drive, file in enumerate(self.files):
+            own = [at for at, chunk in enumerate(chunks) if chunk.span.drive == drive]
+            if own:
+                offsets = np.array([chunks[at].span.offset for at in own], np.int64)
+                places = np.array(own, np.int64) * size
+                file.read_many(
+                    Reads(offsets, places, np.full(len(own), size)), memory, _SHEETS_AT_ONCE
+                )
+        return [
+            read_sheets(memory[at * size : (at + 1) * size].tobytes(), shape, self.places.pool)
+            for at in range(len(chunks))
+        ]
 
     def _quarantine(self, chunk: Chunk, what: str) -> None:
         self._counts.quarantined_chunks += 1
