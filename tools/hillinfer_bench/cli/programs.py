@@ -5,7 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-BENCH = frozenset({"decode", "quality", "pools", "compare", "pool-picture", "trace-picture"})
+BENCH = frozenset(
+    {"decode", "quality", "pools", "storing", "compare", "pool-picture", "trace-picture"}
+)
 
 
 def module_of(arguments: Sequence[object]) -> str:
