@@ -31,7 +31,7 @@ FUZZ_SECONDS ?= 600
 QUESTION ?= Which statement makes the listed identifiers be interpreted as globals?
 
 .DEFAULT_GOAL := help
-.PHONY: help setup scorer pyxrt xrt cross model run test test-kernels test-fast lint format quality pools query faults drive space prefill csim cocotb formal synth hw_emu bitstream pynq-env doctor clean beta projections peers bench traces mutants fuzz attack
+.PHONY: help setup scorer pyxrt xrt cross model run test test-kernels test-fast lint format quality pools store query faults drive space prefill csim cocotb formal synth hw_emu bitstream pynq-env doctor clean beta projections peers bench traces mutants fuzz attack
 
 help: ## List every target
 	@awk -F ':.*## ' '/^[a-z_-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -81,6 +81,9 @@ pools: model ## Replay selections of the real model with every pool policy (eigh
 
 traces: $(VENV)/installed ## Replay traces of requests with every policy of the store (minutes)
 	$(BIN)/hillinfer-bench traces --out $(BUILD)/reports/traces.json
+
+store: model ## Measure the store: rates, first token, kills, failing calls, flipped bits (ten minutes)
+	$(BIN)/hillinfer-bench storing --out $(BUILD)/reports/store.json
 
 bench: model ## Measure decode beside rivals in one run (ten minutes; PLAN=quick, goals or full)
 	# A tool that fails leaves no older figures behind for the report.

@@ -33,6 +33,7 @@ _ANY_FLOAT = ["-fno-finite-math-only", "-fsigned-zeros"]
 COMMON: dict[str, list[str]] = {
     **{name: [] for name in ("api", "choice", "offsets", "portable", "selection", "sequence")},
     "thread_pool": [],
+    "crc32c": [],
     "launch_thread": [],
     "file_reads": [],
     "landing": [],

@@ -13,8 +13,18 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from hillinfer.hf.attach import Attachment
+    from hillinfer.store.store import Store
 
-__all__ = ["ByteSize", "Settings", "attach"]
+__all__ = ["ByteSize", "Settings", "Store", "attach"]
+
+
+def __getattr__(name: str) -> Any:
+    # numpy and SQLite load only where a store is used.
+    if name == "Store":
+        from hillinfer.store.store import Store
+
+        return Store
+    raise AttributeError(f"module 'hillinfer' has no attribute '{name}'")
 
 
 def attach(model: PreTrainedModel, settings: Settings | None = None, **changes: Any) -> Attachment:

@@ -360,23 +360,18 @@ class _Messages(_Guarded):
 class Program:
     """A command of this project.
 
-    Each function of `commands` is a subcommand by its own name; `description` is the first line of
-    its help.
+    Each function of `commands` is a subcommand by its own name, each group has several behind a
+    word; `description` is the first line of its help.
     """
 
     def __init__(
-        self, name: str, description: str, commands: Sequence[Callable[..., None]]
+        self,
+        name: str,
+        description: str,
+        commands: Sequence[Callable[..., None] | CommandGroup],
     ) -> None:
         self._name = name
-        self._app = typer.Typer(
-            help=description,
-            add_completion=False,
-            pretty_exceptions_enable=False,
-            rich_markup_mode=None,
-        )
-        for command in commands:
-            self._app.command()(_carrying(command))
-        self._app.callback(invoke_without_command=True, help=description)(_show_help)
+        self._app = _app(description, commands)
 
     def __call__(self, arguments: Sequence[str] | None = None, surroundings: object = None) -> None:
         """Run the command and end the process.
@@ -398,6 +393,41 @@ class Program:
                 )
 
         sys.exit(run_to_end(command))
+
+
+@dataclass(frozen=True)
+class CommandGroup:
+    """Subcommands that have a word before them.
+
+    Parameters
+    ----------
+    name
+        The word.
+    description
+        First line of their help.
+    commands
+        Functions, each by its own name.
+    """
+
+    name: str
+    description: str
+    commands: Sequence[Callable[..., None]]
+
+
+def _app(description: str, commands: Sequence[Callable[..., None] | CommandGroup]) -> typer.Typer:
+    app = typer.Typer(
+        help=description,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+    )
+    for command in commands:
+        if isinstance(command, CommandGroup):
+            app.add_typer(_app(command.description, command.commands), name=command.name)
+        else:
+            app.command()(_carrying(command))
+    app.callback(invoke_without_command=True, help=description)(_show_help)
+    return app
 
 
 def _show_help(context: typer.Context) -> None:

@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 
 from hillinfer.cli.console import quiet_transformers
+from hillinfer.cli.store import StoreUse
 from hillinfer.errors import PromptError, SettingsError
 from hillinfer.generate.answering import Sampling
 from hillinfer.generate.prompt import PromptStyle, bounded, check_text, decoded, read_text
@@ -176,6 +177,8 @@ class GenerateRequest:
         Directories of the session to use and of the one to save; None for none.
     projections
         Name in the table of projections: how linear layers are computed.
+    store
+        The store to look the document up in; None for none.
     prompt_file
         Where the document was read from; None where it was no file.
     """
@@ -198,6 +201,7 @@ class GenerateRequest:
     session: Path | None = None
     save_session: Path | None = None
     projections: str = STOCK
+    store: StoreUse | None = None
     prompt_file: Path | None = None
     special_tokens: SpecialTokens = SpecialTokens.TEXT
 
@@ -390,6 +394,35 @@ def generate(
             "differs is read."
         ),
     ] = None,
+    store: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="HILLINFER_STORE",
+            help="Directory of a store: what it holds of the text is not read again, and what is "
+            "read is stored; see hillinfer store.",
+        ),
+    ] = None,
+    store_size: Annotated[
+        str | None,
+        typer.Option(
+            envvar="HILLINFER_STORE_SIZE",
+            help="Make the store where there is none yet, of this size, like 200GB.",
+        ),
+    ] = None,
+    reuse: Annotated[
+        str,
+        typer.Option(
+            help="longest: all stored tokens, by groups of 64; exact: what gives the bits of a run "
+            "that reads everything."
+        ),
+    ] = "longest",
+    salt: Annotated[
+        str,
+        typer.Option(
+            envvar="HILLINFER_STORE_SALT",
+            help="Of a tenant: what is stored with another one is not found.",
+        ),
+    ] = "",
     compare: Annotated[
         Compare | None, typer.Option(help="Also run the ordinary cache, side by side.")
     ] = None,
@@ -448,6 +481,7 @@ def generate(
         session=session,
         save_session=save_session,
         projections=projections,
+        store=StoreUse.of(store, store_size, reuse, salt),
         prompt_file=None if reads_stdin(prompt_file, prompt) else prompt_file,
     )
     # torch and transformers take seconds to import: help and bad options do not wait for them.

@@ -14,8 +14,9 @@ from rich.console import Console
 from rich.table import Table
 
 from hillinfer.cli.console import error_console, quiet_transformers
-from hillinfer.cli.ending import Program
+from hillinfer.cli.ending import CommandGroup, Program
 from hillinfer.cli.generate import generate
+from hillinfer.cli.store import COMMANDS
 from hillinfer.doctor.diagnosis import diagnose
 from hillinfer.doctor.finding import Finding, Verdict
 from hillinfer.errors import SettingsError
@@ -231,5 +232,12 @@ def _as_json(spec: KernelSpec, figures: KernelFigures) -> dict[str, Any]:
 main = Program(
     "hillinfer",
     "Long-context LLM inference with the KV cache on a drive.",
-    (generate, doctor, fetch, models, specs),
+    (
+        generate,
+        doctor,
+        fetch,
+        models,
+        specs,
+        CommandGroup("store", "Keep what was read, for other runs, processes and days.", COMMANDS),
+    ),
 )

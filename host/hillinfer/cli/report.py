@@ -20,7 +20,7 @@ from hillinfer.doctor.finding import python_version, run_packages
 from hillinfer.drive.directories import filesystem_of, prepared_cold_dir
 from hillinfer.errors import BrokenRunError, Failure
 from hillinfer.generate.answering import Answering
-from hillinfer.generate.run_report import Comparison, RunReport, SessionFacts
+from hillinfer.generate.run_report import Comparison, RunReport, SessionFacts, StoreFacts
 from hillinfer.model_shape import ModelShape
 from hillinfer.models.loader import LoadedModel
 from hillinfer.statistics import CacheStatistics
@@ -184,6 +184,8 @@ def report_lines(report: RunReport) -> list[tuple[str, str]]:
                 f"{report.session.open_seconds:.1f} s",
             )
         )
+    if report.store is not None:
+        lines.append(("store", store_line(report.store)))
     if statistics.kernel_launches or statistics.device_lost:
         share = statistics.device_scored_tokens / max(statistics.scored_tokens, 1)
         lines.append(
@@ -259,6 +261,19 @@ def _comparison_table(report: RunReport) -> Table:
 _RESERVE_BYTES = 4 << 20
 
 
+def store_line(told: StoreFacts) -> str:
+    """Return what a store did for a prompt, for people."""
+    parts = [f"{told.found_tokens} of {told.prompt_tokens} tokens found"]
+    if told.found_tokens:
+        seconds = told.find_seconds + told.read_seconds
+        parts.append(f"{format_bytes(told.read_bytes)} read in {seconds:.2f} s")
+    if told.stored_tokens:
+        parts.append(f"{told.stored_tokens} stored in {told.store_seconds:.2f} s")
+    if told.failure:
+        parts.append(f"not used: {told.failure}")
+    return "; ".join(parts)
+
+
 class RunRecord:
     """Collects what a run did, part by part; a part that fails ends it at `finish`, with all told.
 
@@ -330,6 +345,7 @@ class RunRecord:
             comparison=self.comparison,
             failure=None if self._broke is None else Failure.of(self._broke),
             session=self.session,
+            store=getattr(answering.generation, "read_from_store", None),
         )
 
     def finish(self, console: Console) -> None:

@@ -43,8 +43,10 @@ from hillinfer.models.sources import local_model
 from hillinfer.native.library import native_library
 from hillinfer.projections.attachment import ProjectionAttachment
 from hillinfer.projections.ways import make_projections
+from hillinfer.reuse.stored_prompts import StoredGeneration, StoredPrompts
 from hillinfer.sessions.opening import SavedSession
 from hillinfer.sessions.writing import prepare_target
+from hillinfer.store.store import Store
 from hillinfer.system.files import check_apart, check_outside, prepare_report
 from hillinfer.system.machine import peak_rss_bytes, reset_peak_rss
 from hillinfer.values import format_bytes
@@ -247,6 +249,7 @@ def run(request: GenerateRequest, surroundings: Surroundings | None = None) -> N
             if request.session
             else None
         )
+        store = opened.enter_context(request.store.opened(around.calls)) if request.store else None
         source = around.locate(request.model, console.print)
         with panics_unsaid():
             outline = ModelOutline.read(source, request.number_type)
@@ -260,7 +263,19 @@ def run(request: GenerateRequest, surroundings: Surroundings | None = None) -> N
                 f"projections: {request.projections}, {format_bytes(projections.held_bytes)} of "
                 "packed weights more than the model's own"
             )
-        _generate(request, checked, loaded, prompt, saved, console, around)
+        _generate(request, checked, loaded, prompt, saved, store, console, around)
+
+
+def _generation(
+    request: GenerateRequest, loaded: LoadedModel, cache: HillInferCache, store: Store | None
+) -> Generation:
+    """Return what reads and answers, with the store that the request names."""
+    use = request.store
+    if use is None or store is None:
+        return Generation(loaded.model, cache, request.chunk_tokens)
+    made_by = {"projections": request.projections}
+    prompts = StoredPrompts(store, loaded.model, use.salt, use.reuse, request.chunk_tokens, made_by)
+    return StoredGeneration(loaded.model, cache, request.chunk_tokens, prompts)
 
 
 def _check_places(request: GenerateRequest) -> None:
@@ -303,6 +318,7 @@ def _generate(
     loaded: LoadedModel,
     prompt: QuestionPrompt,
     saved: SavedSession | None,
+    store: Store | None,
     console: Console,
     around: Surroundings,
 ) -> None:
@@ -325,7 +341,7 @@ def _generate(
             )
         )
         cache, session = open_cache(attachment, request, checked, saved, loaded.tokenizer)
-        generation = Generation(loaded.model, cache, request.chunk_tokens)
+        generation = _generation(request, loaded, cache, store)
         answering = Answering(generation, loaded.tokenizer, prompt, options)
         # Of a run that did nothing yet; at its end the drive may be gone.
         blank = RunReport(

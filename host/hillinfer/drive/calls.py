@@ -108,6 +108,10 @@ class DriveCalls:
         """Return how many bytes long an open file is."""
         return os.fstat(descriptor).st_size
 
+    def allocate(self, descriptor: int, offset: int, byte_count: int) -> None:
+        """Take room on the drive for a part of a file, which reads as zeros until it is written."""
+        os.posix_fallocate(descriptor, offset, byte_count)
+
     def fsync(self, descriptor: int) -> None:
         """Wait until a file's or directory's content is on the drive."""
         os.fsync(descriptor)

@@ -131,7 +131,7 @@ class DriveFacts:
         """Why rows kept here do not do what a drive is for; None where all is well."""
         if self.filesystem in _IN_MEMORY:
             return _memory_warning(self.directory, self.filesystem)
-        if self.filesystem in _NETWORK:
+        if is_network(self.filesystem):
             return (
                 f"{self.directory} is on {self.filesystem}, a network: reads will be slow; choose "
                 "a local drive with --cold-dir"
@@ -152,6 +152,11 @@ def _memory_warning(directory: Path, filesystem: str) -> str:
         f"{directory} is {filesystem}, which is memory and not a drive: the cold pool saves "
         "nothing there; choose another with --cold-dir"
     )
+
+
+def is_network(filesystem: str) -> bool:
+    """Return whether a type of file system is one of other machines."""
+    return filesystem in _NETWORK
 
 
 def filesystem_of(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> str:

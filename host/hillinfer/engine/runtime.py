@@ -9,7 +9,9 @@ from concurrent.futures import Future
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from hillinfer.devices.opening import DEVICES, OpenDevice
 from hillinfer.drive.calls import DriveCalls
@@ -206,6 +208,15 @@ class Runtime:
             origin,
             self.calls,
         )
+
+    def copy_rows(self, layer: int, sequence: Sequence, start: int, out: NDArray[np.uint8]) -> None:
+        """Copy rows from a position on, uint8 (tokens, row_bytes), wherever they lie."""
+        self._settle()
+        self._buffers.settle()
+        done = 0
+        for rows in self.gather.stream(layer, sequence, np.arange(start, start + len(out))):
+            out[done : done + len(rows)] = rows
+            done += len(rows)
 
     @property
     def step(self) -> int:

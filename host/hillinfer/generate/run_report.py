@@ -117,6 +117,34 @@ class SessionFacts:
 
 
 @dataclass(frozen=True)
+class StoreFacts:
+    """What a store brought for one prompt.
+
+    Parameters
+    ----------
+    prompt_tokens, found_tokens
+        Of the prompt, and how many of them came from the store.
+    stored_tokens
+        How many more can be found from now on.
+    find_seconds, read_seconds, store_seconds
+        Looking up, reading rows into the cache, and storing.
+    read_bytes
+        Bytes of rows that were read.
+    failure
+        What went wrong and became a miss; empty where nothing did.
+    """
+
+    prompt_tokens: int
+    found_tokens: int = 0
+    stored_tokens: int = 0
+    find_seconds: float = 0.0
+    read_seconds: float = 0.0
+    store_seconds: float = 0.0
+    read_bytes: int = 0
+    failure: str = ""
+
+
+@dataclass(frozen=True)
 class RunReport:
     """One run of `hillinfer generate`.
 
@@ -142,6 +170,8 @@ class RunReport:
         What ended the run before its end, None where nothing did.
     session
         None where no session was used or saved.
+    store
+        None where no store was named, or the document was not read.
     """
 
     model: Mapping[str, Any]
@@ -157,6 +187,7 @@ class RunReport:
     comparison: Comparison | None = None
     failure: Failure | None = None
     session: SessionFacts | None = None
+    store: StoreFacts | None = None
 
     @property
     def error(self) -> str | None:
@@ -191,8 +222,9 @@ class RunReport:
 
     @property
     def prefill_tokens_per_second(self) -> float:
-        """Prompt tokens over that time, those left out that a session brought."""
+        """Prompt tokens over that time, those left out that a session or a store brought."""
         reused = self.session.reused_tokens if self.session else 0
+        reused += self.store.found_tokens if self.store else 0
         return _rate(self.prompt_tokens - reused, self.prefill_seconds)
 
     @property
@@ -230,6 +262,7 @@ class RunReport:
             "answers": [asdict(answer) for answer in self.answers],
             "comparison": asdict(self.comparison) if self.comparison else None,
             "session": asdict(self.session) if self.session else None,
+            "store": asdict(self.store) if self.store else None,
             "model": dict(self.model),
             "settings": dict(self.settings),
             "sampling": dict(self.sampling),

@@ -7,7 +7,9 @@ import sys
 from pathlib import Path
 from typing import Any, Never
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from hillinfer.errors import CacheUseError, UnsupportedFeatureError
 from hillinfer.generate.prompt import PromptForm
@@ -178,6 +180,26 @@ class HillInferCache(PassingCache):
                     if new is not None:
                         self._runtime.code_full_segments(layer, share.sequence, new[0])
             self.end_forward()
+
+    def copy_rows(self, layer: int, start: int, out: NDArray[np.uint8]) -> None:
+        """Copy rows as they are stored, for whoever stores them elsewhere.
+
+        Parameters
+        ----------
+        layer, start
+            Whose, and the position of the first.
+        out
+            uint8 (tokens, row_bytes): K of all KV heads, then V, in the stored type.
+
+        Raises
+        ------
+        CacheUseError
+            Where the cache holds several sequences, or padding.
+        ColdPoolError
+            Where they cannot be read.
+        """
+        with self._alone(Use(sys._getframe())):
+            self._runtime.copy_rows(layer, self._batch.only_sequence(), start, out)
 
     # --- what transformers calls -----------------------------------------------------------
 

@@ -117,6 +117,7 @@ _SIGNATURES = {
     "hillinfer_choose_tokens": (_INT, [_INT, *[_POINTER] * 4]),
     "hillinfer_attend_tokens": (_INT, [_INT, *[_POINTER] * 4, _LONG, *[_POINTER] * 2]),
     "hillinfer_decode_step": (_INT, [_INT, *[_POINTER] * 6]),
+    "hillinfer_crc32c": (None, [_POINTER, _LONG, _LONG, *[_POINTER] * 2]),
     "hillinfer_row_sums": (None, [_POINTER, _LONG, _POINTER, _LONG, _POINTER]),
 }
 _NO_MEMORY = 2
@@ -311,6 +312,29 @@ class NativeLibrary:
         self._functions.hillinfer_row_sums(
             memory.ctypes.data, memory.shape[1], places.ctypes.data, len(places), sums.ctypes.data
         )
+
+    def crc32c(self, memory: NDArray[np.uint8], salts: NDArray[np.uint32]) -> NDArray[np.uint32]:
+        """Return CRC-32C checksums of equal pieces of memory, one behind the other.
+
+        Parameters
+        ----------
+        memory
+            uint8 of shape (pieces, bytes), contiguous.
+        salts
+            uint32, contiguous, one per piece: the checksum of what comes before it, 0 for nothing.
+
+        Raises
+        ------
+        ValueError
+            The memory has gaps, or its pieces are not as many as the salts.
+        """
+        if memory.ndim != 2 or not memory.flags.c_contiguous or len(memory) != len(salts):
+            raise ValueError(f"{len(salts)} salts for pieces of shape {memory.shape}")
+        sums = np.empty(len(salts), np.uint32)
+        self._functions.hillinfer_crc32c(
+            memory.ctypes.data, memory.shape[1], len(memory), salts.ctypes.data, sums.ctypes.data
+        )
+        return sums
 
     def decode(self, name: str, *arguments: int | None) -> bool:
         """Call one of the functions of decode_step.h; return whether all rows are in memory.

@@ -179,6 +179,31 @@ def traces(
     print(run(request, console.print, reading_view(console).stage))
 
 
+def storing(
+    model: Model = DEFAULT_MODEL,
+    directory: Annotated[
+        Path, typer.Option("--store-dir", help="Directory on the drive, where stores are made.")
+    ] = Path("build"),
+    kills: Annotated[int, typer.Option(help="Processes that are killed.")] = 500,
+    flips: Annotated[int, typer.Option(help="Bits that are flipped.")] = 2000,
+    rounds: Annotated[int, typer.Option(help="Repetitions of each timed figure.")] = 7,
+    tokens: Annotated[int, typer.Option(help="Stored tokens, a multiple of 1,024.")] = 8192,
+    gigabytes: Annotated[
+        float, typer.Option(help="Most rows of a shape; it has fewer layers then.")
+    ] = 1.2,
+    out: Annotated[Path, typer.Option(help="Where the figures go as JSON.")] = Path(
+        "build/reports/store.json"
+    ),
+) -> None:
+    """Measure the store: rates, time to the first token, kills, failing calls, flipped bits."""
+    quiet_transformers()
+    from hillinfer_bench.storing.run import StoreRequest, run
+
+    request = StoreRequest(model, directory, out, kills, flips, rounds, tokens, gigabytes)
+    console = error_console()
+    print(run(request, console.print, reading_view(console).stage))
+
+
 def compare(
     files: Annotated[
         list[Path], typer.Argument(help="Reports of `decode`, as of two kinds of machine.")
@@ -233,6 +258,6 @@ def trace_picture(
 
 main = Program(
     "hillinfer-bench",
-    "Measures of HillInfer: decode beside rivals, selection quality, pool policies, traces.",
-    (decode, quality, pools, traces, compare, pool_picture, trace_picture),
+    "Measures of HillInfer: decode beside rivals, selection quality, pools, traces, stores.",
+    (decode, quality, pools, traces, storing, compare, pool_picture, trace_picture),
 )

@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The database behind a store's index: its tables, its transactions and its notes."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+from hillinfer.store.keys import STORE_VERSION
+from hillinfer.store.pool_files import Span, StoreError
+
+_SCHEMA = """
+CREATE TABLE meta(name TEXT PRIMARY KEY, value) WITHOUT ROWID;
+CREATE TABLE namespace(
+  id INTEGER PRIMARY KEY, digest BLOB UNIQUE, about TEXT, layers INT, row_bytes INT,
+  shadow_bytes INT);
+CREATE TABLE owner(id INTEGER PRIMARY KEY, token TEXT UNIQUE, pid INT, since REAL);
+CREATE TABLE chunk(
+  id INTEGER PRIMARY KEY, namespace INT, drive INT, unit INT, units INT, generation INT,
+  state INT, owner INT, key BLOB, target BLOB, parent INT, parent_key BLOB, position INT,
+  groups INT, children INT, hits REAL, last REAL, cost REAL, turn INT, pinned INT, worth REAL,
+  UNIQUE(drive, unit));
+CREATE INDEX leaves ON chunk(worth) WHERE state = 2 AND children = 0;
+CREATE INDEX branches ON chunk(parent_key);
+CREATE INDEX targets ON chunk(target) WHERE target IS NOT NULL;
+CREATE INDEX owned ON chunk(owner) WHERE owner IS NOT NULL;
+CREATE TABLE prefix(
+  hash BLOB, chunk INT, groups INT, PRIMARY KEY(hash, chunk)) WITHOUT ROWID;
+CREATE INDEX prefixes ON prefix(chunk);
+CREATE TABLE lease(
+  owner INT, chunk INT, n INT, PRIMARY KEY(owner, chunk)) WITHOUT ROWID;
+CREATE INDEX leased ON lease(chunk);
+CREATE TABLE free(drive INT, unit INT, units INT, PRIMARY KEY(drive, unit))
+  WITHOUT ROWID;
+"""
+_BUSY_SECONDS = 10.0
+# Of what nobody can find: it goes before everything else.
+UNREACHABLE = -1e300
+
+
+class State(IntEnum):
+    """What a chunk's extent is used for."""
+
+    WRITING = 1
+    READY = 2
+    QUARANTINED = 3
+    TOMBED = 4
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """What the index knows of a chunk.
+
+    Parameters
+    ----------
+    number
+        Its own in the index.
+    namespace
+        The number of its namespace.
+    span
+        Where it lies.
+    generation, key, position, groups, cost, turn
+        As in its header.
+    hits, last
+        How often it was found, decayed, and when the last time, in seconds.
+    """
+
+    number: int
+    namespace: int
+    span: Span
+    generation: int
+    key: bytes
+    position: int
+    groups: int
+    cost: float
+    turn: int
+    hits: float
+    last: float
+
+
+CHUNK_COLUMNS = (
+    "c.id, c.namespace, c.drive, c.unit, c.units, c.generation, c.key, c.position, c.groups, "
+    "c.cost, c.turn, c.hits, c.last"
+)
+
+
+def chunk_of(row: Sequence[object]) -> Chunk:
+    """Return the chunk of a row of `CHUNK_COLUMNS`."""
+    number, namespace, drive, unit, units, *rest = row
+    return Chunk(number, namespace, Span(drive, unit, units), *rest)  # type: ignore[arg-type]
+
+
+class Database:
+    """One process' connection; any of its threads may use it.
+
+    Parameters
+    ----------
+    path
+        An existing database.
+    pool
+        Identity of the store, 16 bytes.
+
+    Raises
+    ------
+    StoreError
+        Where the file is no index, or another store's or version's.
+    """
+
+    def __init__(self, path: Path, pool: bytes) -> None:
+        self._path = path
+        self._lock = threading.RLock()
+        try:
+            self._db = sqlite3.connect(
+                f"{path.absolute().as_uri()}?mode=rw",
+                uri=True,
+                timeout=_BUSY_SECONDS,
+                isolation_level=None,
+                check_same_thread=False,
+            )
+            try:
+                # What a power cut loses of the last transactions the drives' headers contradict.
+                self._db.execute("PRAGMA synchronous = NORMAL")
+                ((found,),) = self._db.execute("PRAGMA quick_check(1)").fetchall()
+                if found != "ok":
+                    raise sqlite3.DatabaseError(found)
+                own = self._db.execute("SELECT value FROM meta WHERE name = 'store'").fetchone()
+                if own != (_identity(pool),):
+                    raise sqlite3.DatabaseError("it is another store's, or another version's")
+            except BaseException:
+                self._db.close()
+                raise
+        except sqlite3.Error as error:
+            raise StoreError(f"the store's index {path} cannot be used: {error}") from error
+
+    @classmethod
+    def make(cls, path: Path, pool: bytes, capacity: Sequence[int]) -> Database:
+        """Make a new, empty database and return a connection to it.
+
+        Parameters
+        ----------
+        path, pool
+            As above; the file does not exist.
+        capacity
+            Units of each drive.
+
+        Raises
+        ------
+        OSError
+            Where the file cannot be made.
+        StoreError
+            Where SQLite refuses.
+        """
+        # SQLite gives the files beside it the rights of this one.
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        path.chmod(0o600)
+        try:
+            with closing(sqlite3.connect(path, isolation_level=None)) as db:
+                db.execute("PRAGMA journal_mode = WAL")
+                db.executescript(_SCHEMA)
+                db.execute("INSERT INTO meta VALUES ('store', ?)", (_identity(pool),))
+                # The first unit says whose file it is.
+                db.executemany("INSERT INTO free VALUES (?, 1, ?)", [*enumerate(capacity)])
+        except sqlite3.Error as error:
+            raise StoreError(f"the store's index {path} cannot be made: {error}") from error
+        return cls(path, pool)
+
+    def close(self) -> None:
+        """Close the connection."""
+        with self._lock:
+            self._db.close()
+
+    def note(self, name: str) -> object:
+        """Return what was noted by a name, None where nothing was."""
+        rows = self.rows("SELECT value FROM meta WHERE name = ?", (name,))
+        return rows[0][0] if rows else None
+
+    def set_notes(self, notes: dict[str, object]) -> None:
+        """Note things by their names."""
+        with self.transaction() as db:
+            db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", notes.items())
+
+    def rows(self, query: str, values: Sequence[object] = ()) -> list[Any]:
+        """Return the rows that a query finds, outside of a transaction."""
+        with self._lock:
+            try:
+                return self._db.execute(query, values).fetchall()
+            except sqlite3.Error as error:
+                raise StoreError(f"the store's index {self._path} failed: {error}") from error
+
+    @staticmethod
+    def generation(db: sqlite3.Connection) -> int:
+        """Return a number higher than any that a header has, inside a transaction."""
+        (value,) = db.execute(
+            "INSERT INTO meta VALUES ('generation', 1) "
+            "ON CONFLICT DO UPDATE SET value = value + 1 RETURNING value"
+        ).fetchone()
+        return int(value)
+
+    @contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """Change all or nothing, alone; what SQLite refuses becomes a StoreError."""
+        with self._lock:
+            try:
+                self._db.execute("BEGIN IMMEDIATE")
+                try:
+                    yield self._db
+                except BaseException:
+                    self._db.execute("ROLLBACK")
+                    raise
+                self._db.execute("COMMIT")
+            except sqlite3.Error as error:
+                raise StoreError(f"the store's index {self._path} failed: {error}") from error
+
+
+def _identity(pool: bytes) -> str:
+    return f"{STORE_VERSION}:{pool.hex()}"

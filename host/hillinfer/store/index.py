@@ -1,0 +1,334 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The index of a store: which chunk lies where, who uses it, and what room is free.
+
+SQLite holds it, so that several processes may look and change at once and a kill leaves it whole.
+It says nothing that the drives do not say too: `rebuild.py` makes it anew from their headers, and
+whatever it says is compared with them before a byte is used.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+
+from hillinfer.store.database import CHUNK_COLUMNS, Chunk, Database, State, chunk_of
+from hillinfer.store.extent import ExtentShape, Header
+from hillinfer.store.keys import CHUNK_GROUPS, Namespace
+from hillinfer.store.pool_files import Span, StoreError
+from hillinfer.store.retirement import tomb
+
+# Variables of one query; SQLite takes many more.
+_BATCH = 500
+
+
+class AlreadyStoredError(StoreError):
+    """What was to be stored is stored already, or about to be."""
+
+
+class Index:
+    """Finds chunks by the keys of prefixes, and enters those that are written.
+
+    Any thread may use it.
+
+    Parameters
+    ----------
+    database
+        The one behind it.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._shapes: dict[int, ExtentShape] = {}
+
+    def namespace(self, namespace: Namespace) -> int:
+        """Return the number of a namespace, a new one where it is."""
+        row = (
+            namespace.digest,
+            namespace.about,
+            namespace.layers,
+            namespace.row_bytes,
+            namespace.shadow_bytes,
+        )
+        with self._database.transaction() as db:
+            db.execute(
+                "INSERT INTO namespace(digest, about, layers, row_bytes, shadow_bytes) "
+                "VALUES (?, ?, ?, ?, ?) ON CONFLICT(digest) DO UPDATE SET about = excluded.about",
+                row,
+            )
+            found = db.execute("SELECT id FROM namespace WHERE digest = ?", row[:1]).fetchone()
+            return int(found[0])
+
+    def shape(self, namespace: int) -> ExtentShape:
+        """Return the shape of a namespace's extents."""
+        if namespace not in self._shapes:
+            (row,) = self._database.rows(
+                "SELECT layers, row_bytes, shadow_bytes FROM namespace WHERE id = ?", (namespace,)
+            )
+            self._shapes[namespace] = ExtentShape(*row)
+        return self._shapes[namespace]
+
+    # --- owners ----------------------------------------------------------------------------
+
+    def add_owner(self, token: str, pid: int, now: float) -> int:
+        """Enter a process that will lease and write; return its number."""
+        with self._database.transaction() as db:
+            added = db.execute(
+                "INSERT INTO owner(token, pid, since) VALUES (?, ?, ?)", (token, pid, now)
+            )
+            assert added.lastrowid is not None
+            return added.lastrowid
+
+    def owners(self) -> dict[str, int]:
+        """Return the numbers of all processes that have entered, by their tokens."""
+        return dict(self._database.rows("SELECT token, id FROM owner"))
+
+    def remove_owner(self, owner: int) -> None:
+        """Forget a process: its leases end, and what it was writing goes."""
+        with self._database.transaction() as db:
+            db.execute("DELETE FROM lease WHERE owner = ?", (owner,))
+            rows = db.execute(
+                "SELECT id FROM chunk WHERE owner = ? AND state = ?", (owner, State.WRITING)
+            ).fetchall()
+            for (number,) in rows:
+                tomb(db, number)
+            db.execute("UPDATE chunk SET owner = NULL, target = NULL WHERE owner = ?", (owner,))
+            db.execute("DELETE FROM owner WHERE id = ?", (owner,))
+
+    # --- looking up ------------------------------------------------------------------------
+
+    def lookup(self, keys: Sequence[bytes], owner: int) -> list[tuple[Chunk, int]]:
+        """Return the chunks of the longest stored prefix, leased, and how many groups of each.
+
+        All but the last are full.
+
+        Parameters
+        ----------
+        keys
+            Of all prefixes of a prompt that end with a full group, shortest first.
+        owner
+            Who leases them; `release` ends that.
+        """
+        with self._database.transaction() as db:
+            found = self._longest(db, keys)
+            db.executemany(
+                "INSERT INTO lease VALUES (?, ?, 1) ON CONFLICT DO UPDATE SET n = n + 1",
+                [(owner, chunk.number) for chunk, _ in found],
+            )
+        return found
+
+    def covered(self, keys: Sequence[bytes]) -> int:
+        """Return how many of a prompt's first groups are stored, without leasing any."""
+        with self._database.transaction() as db:
+            return sum(groups for _, groups in self._longest(db, keys))
+
+    def release(self, owner: int, chunks: Iterable[int]) -> None:
+        """End one lease of each of some chunks."""
+        with self._database.transaction() as db:
+            for number in chunks:
+                db.execute(
+                    "UPDATE lease SET n = n - 1 WHERE owner = ? AND chunk = ?", (owner, number)
+                )
+                db.execute(
+                    "DELETE FROM lease WHERE owner = ? AND chunk = ? AND n <= 0", (owner, number)
+                )
+
+    def touch(self, worths: Iterable[tuple[int, float, float, float]]) -> None:
+        """Note of chunks, by number, their decayed hits, when they were last found, their worth."""
+        with self._database.transaction() as db:
+            db.executemany(
+                "UPDATE chunk SET hits = ?2, last = ?3, worth = ?4 WHERE id = ?1 "
+                f"AND state = {State.READY:d}",
+                worths,
+            )
+
+    def _longest(self, db: sqlite3.Connection, keys: Sequence[bytes]) -> list[tuple[Chunk, int]]:
+        ends = keys[CHUNK_GROUPS - 1 :: CHUNK_GROUPS]
+        found: list[tuple[Chunk, int]] = []
+        for start in range(0, len(ends), _BATCH):
+            part = ends[start : start + _BATCH]
+            full = {
+                key: chunk for key, groups, chunk in self._ready(db, part) if groups == CHUNK_GROUPS
+            }
+            for key in part:
+                if key not in full:
+                    break
+                found.append((full[key], CHUNK_GROUPS))
+            if len(found) < start + len(part):
+                break
+        first = len(found) * CHUNK_GROUPS
+        rest = {key: groups for groups, key in enumerate(keys[first : first + CHUNK_GROUPS], 1)}
+        partial = [
+            (groups, chunk)
+            for key, groups, chunk in self._ready(db, list(rest))
+            if rest[key] == groups and chunk.position == len(found)
+        ]
+        if partial:
+            groups, chunk = max(partial, key=lambda one: one[0])
+            found.append((chunk, groups))
+        return found
+
+    @staticmethod
+    def _ready(db: sqlite3.Connection, keys: Sequence[bytes]) -> Iterator[tuple[bytes, int, Chunk]]:
+        marks = ", ".join("?" * len(keys))
+        for key, groups, *row in db.execute(
+            f"SELECT p.hash, p.groups, {CHUNK_COLUMNS} "
+            "FROM prefix p JOIN chunk c ON c.id = p.chunk "
+            f"WHERE p.hash IN ({marks}) AND c.state = {State.READY:d}",
+            keys,
+        ):
+            yield key, groups, chunk_of(row)
+
+    # --- writing ---------------------------------------------------------------------------
+
+    def begin(
+        self,
+        namespace: int,
+        owner: int,
+        units: int,
+        drive: int,
+        position: int,
+        parent: int | None,
+        parent_key: bytes,
+        target: bytes,
+    ) -> Chunk | None:
+        """Take an extent for a chunk that is about to be written; None where no room is free.
+
+        Parameters
+        ----------
+        namespace, owner
+            Whose.
+        units, drive
+            How long it is, and which drive is preferred.
+        position, parent, parent_key
+            Where it comes in its chain.
+        target
+            Key of the longest prefix that it is to hold.
+
+        Raises
+        ------
+        AlreadyStoredError
+            Where another process has stored that, or is about to.
+        """
+        with self._database.transaction() as db:
+            other = db.execute(
+                "SELECT 1 FROM chunk WHERE target = ?1 "
+                "UNION ALL SELECT 1 FROM prefix WHERE hash = ?1",
+                (target,),
+            ).fetchone()
+            if other is not None:
+                raise AlreadyStoredError("another process stores the same prefix")
+            place = db.execute(
+                "SELECT drive, unit, units FROM free WHERE units >= ? "
+                "ORDER BY drive <> ?, unit LIMIT 1",
+                (units, drive),
+            ).fetchone()
+            if place is None:
+                return None
+            own, unit, room = place
+            taken = db.execute(
+                "SELECT unit + units FROM chunk WHERE drive = ? AND unit < ? "
+                "ORDER BY unit DESC LIMIT 1",
+                (own, unit + units),
+            ).fetchone()
+            if taken is not None and taken[0] > unit:
+                raise StoreError(
+                    "the store's index gives room away that is in use: remove it, and it is made "
+                    "anew from what the drives hold"
+                )
+            db.execute("DELETE FROM free WHERE drive = ? AND unit = ?", (own, unit))
+            if room > units:
+                db.execute("INSERT INTO free VALUES (?, ?, ?)", (own, unit + units, room - units))
+            generation = self._database.generation(db)
+            added = db.execute(
+                "INSERT INTO chunk(namespace, drive, unit, units, generation, state, owner, key, "
+                "target, parent, parent_key, position, groups, children, hits, last, cost, turn, "
+                "pinned, worth) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, 0, 0, 0, 0, 0, 0, 0)",
+                (
+                    namespace, own, unit, units, generation, State.WRITING, owner, parent_key,
+                    target, parent, parent_key, position,
+                ),
+            )  # fmt: skip
+            if parent is not None:
+                db.execute("UPDATE chunk SET children = children + 1 WHERE id = ?", (parent,))
+            number = added.lastrowid
+            assert number is not None
+        return Chunk(
+            number, namespace, Span(own, unit, units), generation, parent_key, position, 0, 0.0, 0,
+            0.0, 0.0,
+        )  # fmt: skip
+
+    def take_generation(self) -> int:
+        """Return a number higher than any that a header has."""
+        with self._database.transaction() as db:
+            return self._database.generation(db)
+
+    def is_being_written(self, target: bytes) -> bool:
+        """Return whether some process is about to store a prefix."""
+        return bool(self._database.rows("SELECT 1 FROM chunk WHERE target = ?", (target,)))
+
+    def extend(self, number: int, owner: int, target: bytes) -> bool:
+        """Let a process fill more groups of a chunk; False where it is not its alone to do.
+
+        It leases it; nothing follows it, nobody else leases it or is filling it.
+        """
+        with self._database.transaction() as db:
+            changed = db.execute(
+                "UPDATE chunk SET owner = ?2, target = ?3 WHERE id = ?1 AND state = ?4 "
+                "AND groups < ?5 AND children = 0 AND owner IS NULL AND NOT EXISTS "
+                "(SELECT 1 FROM lease WHERE chunk = ?1 AND owner <> ?2)",
+                (number, owner, target, State.READY, CHUNK_GROUPS),
+            )
+            return changed.rowcount == 1
+
+    def publish(
+        self, written: Iterable[tuple[int, Header, Sequence[bytes], float]], now: float
+    ) -> None:
+        """Let everybody find chunks whose bytes are on their drives.
+
+        Parameters
+        ----------
+        written
+            Of each its number, its header, the keys of all its groups, and its worth.
+        now
+            The time, in seconds.
+        """
+        with self._database.transaction() as db:
+            for number, header, keys, worth in written:
+                db.execute(
+                    "UPDATE chunk SET state = ?, key = ?, groups = ?, generation = ?, cost = ?, "
+                    "turn = ?, last = ?, worth = ? WHERE id = ?",
+                    (
+                        State.READY, header.key, header.groups, header.generation, header.cost,
+                        header.turn, now, worth, number,
+                    ),
+                )  # fmt: skip
+                db.executemany(
+                    "INSERT OR IGNORE INTO prefix VALUES (?, ?, ?)",
+                    [(key, number, groups) for groups, key in enumerate(keys, 1)],
+                )
+                if header.is_full:
+                    # Chunks that came after one which is there again.
+                    db.execute(
+                        "UPDATE chunk SET parent = ? WHERE parent_key = ? AND position = ?",
+                        (number, header.key, header.position + 1),
+                    )
+                    db.execute(
+                        "UPDATE chunk SET children = "
+                        "(SELECT count(*) FROM chunk b WHERE b.parent = ?1) WHERE id = ?1",
+                        (number,),
+                    )
+
+    def end_writing(self, owner: int, chunks: Iterable[int]) -> None:
+        """Let chunks go that a process has filled; what it did not publish is thrown away."""
+        with self._database.transaction() as db:
+            for number in chunks:
+                row = db.execute(
+                    "SELECT state FROM chunk WHERE id = ? AND owner = ?", (number, owner)
+                ).fetchone()
+                if row is not None and row[0] == State.WRITING:
+                    tomb(db, number)
+                db.execute(
+                    "UPDATE chunk SET owner = NULL, target = NULL WHERE id = ? AND owner = ?",
+                    (number, owner),
+                )

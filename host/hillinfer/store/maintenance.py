@@ -1,0 +1,401 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What keeps a store in order: making its index anew from the drives, and looking at all bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal
+
+import numpy as np
+
+from hillinfer.drive.calls import Reads
+from hillinfer.drive.files import PAGE_BYTES, aligned_buffer
+from hillinfer.store.database import Database, State
+from hillinfer.store.extent import (
+    UNIT_BYTES,
+    ExtentShape,
+    Header,
+    Sheet,
+    group_sums,
+    read_header,
+    read_sheets,
+)
+from hillinfer.store.keys import CHUNK_TOKENS
+from hillinfer.store.pool_files import PoolFile, Span, StoreError
+from hillinfer_model.kernel_spec import GROUP_TOKENS
+
+# Headers that are read at once.
+_AT_ONCE = 512
+_THREADS = 16
+
+
+@dataclass(frozen=True)
+class Found:
+    """A chunk that a drive holds.
+
+    Parameters
+    ----------
+    span, sheet
+        Where it lies, and what its newer whole sheet says.
+    """
+
+    span: Span
+    sheet: Sheet
+
+    @property
+    def header(self) -> Header:
+        """Its header."""
+        return self.sheet.header
+
+
+def rebuild(database: Database, files: Sequence[PoolFile], pool: bytes, now: float) -> int:
+    """Fill an empty index with what the drives hold; return how many chunks that are.
+
+    Chunks whose prefix is not there are left out, and so is all but the newest of a key.
+
+    Parameters
+    ----------
+    database
+        Of a new index.
+    files, pool
+        The store's.
+    now
+        The time, in seconds.
+
+    Raises
+    ------
+    OSError
+        Where a drive cannot be read.
+    """
+    newest: dict[bytes, Found] = {}
+    left_out = []
+    for drive, file in enumerate(files):
+        for found in _scan(file, drive, pool):
+            known = newest.get(found.header.key)
+            if known is None or known.header.generation < found.header.generation:
+                newest[found.header.key] = found
+            else:
+                known = found
+            left_out += [] if known is None else [known]
+    full: dict[bytes, int] = {}
+    with database.transaction() as db:
+        namespaces: dict[bytes, int] = {}
+        count = most = 0
+        for one in sorted(newest.values(), key=lambda one: one.header.position):
+            header = one.header
+            if header.position and header.parent not in full:
+                left_out.append(one)
+                continue
+            if header.namespace not in namespaces:
+                added = db.execute(
+                    "INSERT INTO namespace(digest, about, layers, row_bytes, shadow_bytes) "
+                    "VALUES (?, '', ?, ?, ?)",
+                    (header.namespace, header.layers, header.row_bytes, header.shadow_bytes),
+                )
+                namespaces[header.namespace] = int(added.lastrowid or 0)
+            parent = full.get(header.parent)
+            added = db.execute(
+                "INSERT INTO chunk(namespace, drive, unit, units, generation, state, key, parent, "
+                "parent_key, position, groups, children, hits, last, cost, turn, pinned, worth) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, 0, ?, ?, ?, 0, ?)",
+                (
+                    namespaces[header.namespace], one.span.drive, one.span.unit, one.span.units,
+                    header.generation, State.READY, header.key, parent, header.parent,
+                    header.position, header.groups, now, header.cost, header.turn, now,
+                ),
+            )  # fmt: skip
+            number = int(added.lastrowid or 0)
+            db.executemany(
+                "INSERT OR IGNORE INTO prefix VALUES (?, ?, ?)",
+                [(key, number, groups) for groups, key in enumerate(one.sheet.group_keys, 1)],
+            )
+            if parent is not None:
+                db.execute("UPDATE chunk SET children = children + 1 WHERE id = ?", (parent,))
+            if header.is_full:
+                full[header.key] = number
+            count, most = count + 1, max(most, header.generation)
+        db.execute("INSERT OR REPLACE INTO meta VALUES ('generation', ?)", (most,))
+        _fill_free(db.execute, files)
+        # Before their room is anybody's: their headers would be found over another's rows.
+        blank = aligned_buffer(2 * PAGE_BYTES)
+        for one in left_out:
+            files[one.span.drive].write(blank, one.span.offset)
+        for file in files:
+            file.settle()
+    return count
+
+
+def _fill_free(
+    execute: Callable[..., Iterator[tuple[int, int]]], files: Sequence[PoolFile]
+) -> None:
+    """Note all room that no chunk takes."""
+    execute("DELETE FROM free")
+    for drive, file in enumerate(files):
+        at = 1
+        taken = list(
+            execute("SELECT unit, units FROM chunk WHERE drive = ? ORDER BY unit", (drive,))
+        )
+        for unit, units in [*taken, (file.units + 1, 0)]:
+            if unit > at:
+                execute("INSERT INTO free VALUES (?, ?, ?)", (drive, at, unit - at))
+            at = unit + units
+
+
+def _scan(file: PoolFile, drive: int, pool: bytes) -> Iterator[Found]:
+    """Yield the chunks that a file holds."""
+    units = file.byte_count // UNIT_BYTES
+    size = 2 * PAGE_BYTES
+    memory = aligned_buffer(_AT_ONCE * size)
+    unit = 1
+    while unit < units:
+        count = min(_AT_ONCE, units - unit)
+        places = np.arange(count)
+        file.read_many(
+            Reads((unit + places) * UNIT_BYTES, places * size, np.full(count, size)),
+            memory,
+            _THREADS,
+        )
+        following = unit + count
+        at = unit
+        while at < unit + count:
+            pages = memory[(at - unit) * size :][:size].tobytes()
+            found = _found(file, Span(drive, at, 1), pages, pool)
+            if found is not None:
+                yield found
+            at += 1 if found is None else found.span.units
+        unit = max(following, at)
+
+
+def _found(file: PoolFile, span: Span, pages: bytes, pool: bytes) -> Found | None:
+    headers = [
+        header
+        for start in (0, PAGE_BYTES)
+        if (header := read_header(pages[start : start + PAGE_BYTES], pool)) is not None
+    ]
+    best: Sheet | None = None
+    for shape in {header[0].shape for header in headers}:
+        for _, sheet in _sheets(file, span.offset, shape, pool):
+            if best is None or best.header.generation < sheet.header.generation:
+                best = sheet
+    if best is None:
+        return None
+    return Found(Span(span.drive, span.unit, best.header.shape.units), best)
+
+
+def _sheets(
+    file: PoolFile, offset: int, shape: ExtentShape, pool: bytes
+) -> list[tuple[int, Sheet]]:
+    if offset + shape.byte_count > file.byte_count:
+        return []
+    data = aligned_buffer(shape.sheets_bytes)
+    file.read(data, offset)
+    return read_sheets(data.tobytes(), shape, pool)
+
+
+# --- What is stored, by the prompts it came from ---
+
+
+@dataclass(frozen=True)
+class StoredChain:
+    """A stored prefix that nothing longer goes on from.
+
+    Parameters
+    ----------
+    name
+        What it is called in commands: the first digits of its key.
+    namespace
+        The first digits of its namespace' digest.
+    tokens
+        How many tokens it has; others may begin with the same.
+    own_bytes
+        Bytes of its last chunk's extent, which `remove` gives back.
+    hits, last
+        How often its last chunk was found, decayed, and when the last time, in seconds since 1970.
+    is_pinned
+        Whether it stays where room is short.
+    """
+
+    name: str
+    namespace: str
+    tokens: int
+    own_bytes: int
+    hits: float
+    last: float
+    is_pinned: bool
+
+
+_NAME_DIGITS = 12
+
+
+def chains(database: Database) -> list[StoredChain]:
+    """Return all stored prefixes that nothing goes on from, those used last first."""
+    return [
+        StoredChain(
+            key.hex()[:_NAME_DIGITS],
+            digest.hex()[:_NAME_DIGITS],
+            position * CHUNK_TOKENS + groups * GROUP_TOKENS,
+            units * UNIT_BYTES,
+            hits,
+            last,
+            bool(pinned),
+        )
+        for key, digest, position, groups, units, hits, last, pinned in database.rows(
+            "SELECT c.key, n.digest, c.position, c.groups, c.units, c.hits, c.last, c.pinned "
+            "FROM chunk c JOIN namespace n ON n.id = c.namespace "
+            f"WHERE c.state = {State.READY:d} AND c.children = 0 ORDER BY c.last DESC, c.id"
+        )
+    ]
+
+
+def chunks_of(database: Database, name: str) -> list[int]:
+    """Return the numbers of a stored prefix' chunks in the index, the last one first.
+
+    Parameters
+    ----------
+    database
+        The index'.
+    name
+        First digits of its key.
+
+    Raises
+    ------
+    StoreError
+        Where none has that name, or several do.
+    """
+    wanted = name.lower()
+    found = [
+        number
+        for number, key in database.rows(
+            f"SELECT id, key FROM chunk WHERE state = {State.READY:d} AND children = 0"
+        )
+        if key.hex().startswith(wanted)
+    ]
+    if len(found) != 1 or not wanted:
+        what = "nothing stored is" if not found else f"{len(found)} stored prefixes are"
+        raise StoreError(f"{what} called '{name}': hillinfer store ls names all that is stored")
+    numbers: list[int] = []
+    above: int | None = found[0]
+    while above is not None:
+        numbers.append(above)
+        ((above,),) = database.rows("SELECT parent FROM chunk WHERE id = ?", (above,))
+    return numbers
+
+
+def pin(database: Database, name: str, how: Literal[0, 1]) -> int:
+    """Let all chunks of a stored prefix stay where room is short (1), or go (0); return how many.
+
+    Raises
+    ------
+    StoreError
+        As `chunks_of` says.
+    """
+    numbers = chunks_of(database, name)
+    with database.transaction() as db:
+        db.executemany("UPDATE chunk SET pinned = ? WHERE id = ?", [(how, one) for one in numbers])
+    return len(numbers)
+
+
+# --- Looking at all bytes ---
+
+
+class Parts(StrEnum):
+    """What of every chunk is compared with its checksums."""
+
+    SHEETS = "sheets"
+    """Headers, token numbers and checksums alone: some pages of each."""
+    ALL = "all"
+    """All rows and shadows too: the whole store is read."""
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What looking at all chunks found.
+
+    Parameters
+    ----------
+    chunks, byte_count
+        Looked at.
+    wrong
+        Chunks that are not as they were written; nobody finds them any more.
+    """
+
+    chunks: int
+    byte_count: int
+    wrong: int
+
+
+def verify(
+    database: Database,
+    files: Sequence[PoolFile],
+    pool: bytes,
+    quarantine: Callable[[int], None],
+    parts: Parts,
+    on_progress: Callable[[int, int], None] = lambda done, all_of_them: None,
+) -> Verified:
+    """Compare every chunk with its checksums.
+
+    Parameters
+    ----------
+    database, files, pool
+        The store's.
+    quarantine
+        Told the number of each that is wrong.
+    parts
+        What is looked at of each.
+    on_progress
+        Called with how many chunks are done, and of how many.
+    """
+    rows = database.rows(
+        "SELECT c.id, c.drive, c.unit, c.units, c.key, n.layers, n.row_bytes, n.shadow_bytes "
+        f"FROM chunk c JOIN namespace n ON n.id = c.namespace WHERE c.state = {State.READY:d} "
+        "ORDER BY c.drive, c.unit"
+    )
+    looked = wrong = 0
+    for done, (number, drive, unit, units, key, *sizes) in enumerate(rows, 1):
+        shape, span = ExtentShape(*sizes), Span(drive, unit, units)
+        try:
+            right, size = _verified(files[drive], span, shape, pool, key, parts)
+        except OSError:
+            right, size = False, 0
+        looked += size
+        if not right:
+            # It may have gone, or gone on, since the list was made.
+            now = database.rows(
+                f"SELECT key FROM chunk WHERE id = ? AND state = {State.READY:d}", (number,)
+            )
+            if now == [(key,)]:
+                wrong += 1
+                quarantine(number)
+        on_progress(done, len(rows))
+    return Verified(len(rows), looked, wrong)
+
+
+def _verified(
+    file: PoolFile, span: Span, shape: ExtentShape, pool: bytes, key: bytes, parts: Parts
+) -> tuple[bool, int]:
+    """Return whether a chunk is as it was written, and how many bytes were looked at."""
+    sheets = _sheets(file, span.offset, shape, pool)
+    looked = shape.sheets_bytes
+    own = [one for _, one in sheets if key in (one.header.key, *one.group_keys)]
+    if not own:
+        return False, looked
+    if parts is Parts.SHEETS:
+        return True, looked
+    sheet = max(own, key=lambda one: one.header.generation)
+    groups = sheet.header.groups
+    rows = aligned_buffer(groups * shape.group_bytes)[: groups * shape.group_bytes]
+    shadow = aligned_buffer(max(1, shape.shadow_bytes))
+    for layer in range(shape.layers):
+        file.read(rows, span.offset + shape.rows_at(layer))
+        looked += len(rows)
+        sums = group_sums(rows.reshape(-1, shape.row_bytes), sheet.row_salts(layer, 0, groups))
+        if (sums != sheet.row_sums[layer, :groups]).any():
+            return False, looked
+        if sheet.header.has_shadow:
+            file.read(shadow, span.offset + shape.shadow_at(layer))
+            looked += len(shadow)
+            if group_sums(shadow, sheet.shadow_salt(layer))[0] != sheet.shadow_sums[layer]:
+                return False, looked
+    return True, looked

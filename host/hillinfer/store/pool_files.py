@@ -1,0 +1,369 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files of a store: what it says of itself, and a preallocated file per drive."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import secrets
+import struct
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hillinfer.drive.calls import DriveCalls, Reads
+from hillinfer.drive.directories import filesystem_of, is_network
+from hillinfer.drive.files import PAGE_BYTES, IOMode, aligned_buffer, round_up
+from hillinfer.errors import HillInferError, reason_of, way_out
+from hillinfer.native.structures import ReadWay
+from hillinfer.store.extent import UNIT_BYTES
+from hillinfer.store.keys import STORE_VERSION
+from hillinfer.system.files import read_plain
+from hillinfer.values import format_bytes
+
+# A read of this size is as fast as any longer one.
+READ_BYTES = 1 << 20
+# Files grow by this part of what they may become, so that a full drive is met early and seldom.
+_GROWTH_PART = 64
+_MAGIC = b"HillPool"
+_FIRST_PAGE = struct.Struct("<8sII16s")
+
+
+class StoreError(HillInferError):
+    """A store cannot be used, or something in it is not as it was written."""
+
+
+# --- What a store says of itself ---
+
+# What makes a directory a store.
+ABOUT = "store.json"
+_MOST_ABOUT_BYTES = 1 << 20
+_OWNERS = "owners"
+# What the index may take of a store's size: measured, it takes less than 3 kB of a chunk, and
+# SQLite's log up to 4 MiB beside it.
+_INDEX_LEAST, _INDEX_PART = 8 << 20, 1024
+LEAST_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class StorePlaces:
+    """Where the parts of a store lie.
+
+    Parameters
+    ----------
+    directory
+        The store's.
+    pool
+        Its identity, 16 random bytes that every file of it has.
+    size
+        Bytes that it may take in all.
+    files
+        The pool file of each drive, and what it may grow to.
+    """
+
+    directory: Path
+    pool: bytes
+    size: int
+    files: tuple[tuple[Path, int], ...]
+
+    @property
+    def index(self) -> Path:
+        """Where the index is."""
+        return self.directory / "index.sqlite"
+
+    @property
+    def owners(self) -> Path:
+        """Where processes show that they live."""
+        return self.directory / _OWNERS
+
+    @classmethod
+    def read(cls, directory: Path) -> StorePlaces:
+        """Return where the parts of an existing store lie.
+
+        Raises
+        ------
+        StoreError
+            Where there is none, or one that this version cannot use.
+        """
+        try:
+            about = json.loads(read_plain(directory / ABOUT, _MOST_ABOUT_BYTES))
+            version, pool = about["version"], bytes.fromhex(about["pool"])
+            size = int(about["size"])
+            files = tuple(
+                ((Path(place) if place else directory) / f"pool-{number}.kv", int(own))
+                for number, (place, own) in enumerate(about["drives"])
+            )
+        except FileNotFoundError as error:
+            raise StoreError(
+                f"{directory} holds no store: make one with hillinfer store init {directory}"
+            ) from error
+        except OSError as error:
+            raise StoreError(
+                f"the store {directory} cannot be read: {reason_of(error)}; "
+                f"{way_out(error, 'choose another --store')}"
+            ) from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise StoreError(
+                f"{directory / ABOUT} does not say what a store says: make the store anew"
+            ) from error
+        if version != STORE_VERSION or len(pool) != 16 or not files:
+            raise StoreError(
+                f"the store {directory} is of version {version}, not {STORE_VERSION}: use the "
+                "HillInfer that made it, or make the store anew"
+            )
+        return cls(directory, pool, size, files)
+
+    @classmethod
+    def create(cls, directory: Path, size: int, drives: Sequence[Path] = ()) -> StorePlaces:
+        """Make an empty store; parameters and errors as those of `Store.create`."""
+        calls = DriveCalls()
+        if size < LEAST_BYTES:
+            raise StoreError(
+                f"a store of {format_bytes(size)} is too small: give --store-size "
+                f"{format_bytes(LEAST_BYTES)} or more"
+            )
+        places = [directory, *drives]
+        try:
+            for place in places:
+                if not place.exists():
+                    place.parent.mkdir(parents=True, exist_ok=True)
+                    calls.mkdir(place)
+                kind = filesystem_of(place)
+                if is_network(kind):
+                    raise StoreError(
+                        f"{place} is on {kind}, a network, where processes cannot share a store: "
+                        "choose a local drive with --store"
+                    )
+            if (directory / ABOUT).exists():
+                raise StoreError(f"{directory} holds a store already: use it, or choose another")
+            if not (directory / _OWNERS).exists():
+                calls.mkdir(directory / _OWNERS)
+            left = size - max(_INDEX_LEAST, size // _INDEX_PART)
+            own = left // len(places) // UNIT_BYTES * UNIT_BYTES
+            about = {
+                "version": STORE_VERSION,
+                "pool": secrets.token_hex(16),
+                "size": size,
+                "drives": [["", own], *([str(place.resolve()), own] for place in drives)],
+            }
+            _write_new(directory / ABOUT, json.dumps(about, indent=1).encode(), calls)
+        except OSError as error:
+            raise StoreError(
+                f"no store can be made in {directory}: {reason_of(error)}; "
+                f"{way_out(error, 'choose another --store')}"
+            ) from error
+        return cls.read(directory)
+
+
+def _write_new(path: Path, data: bytes, calls: DriveCalls) -> None:
+    """Write a small file that is there as a whole or not at all."""
+    beside = path.with_suffix(".new")
+    descriptor = calls.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW)
+    try:
+        if calls.pwrite(descriptor, memoryview(data), 0) != len(data):
+            raise OSError(errno.ENOSPC, "no room for a small file", str(path))
+        calls.fsync(descriptor)
+    finally:
+        calls.close(descriptor)
+    calls.rename(beside, path)
+
+
+# --- Files of drives ---
+
+
+@dataclass(frozen=True)
+class Span:
+    """A run of a pool file.
+
+    Parameters
+    ----------
+    drive
+        Number of the file.
+    unit, units
+        Where it begins and how long it is, in units of 128 KiB.
+    """
+
+    drive: int
+    unit: int
+    units: int
+
+    @property
+    def offset(self) -> int:
+        """Where it begins, in bytes."""
+        return self.unit * UNIT_BYTES
+
+    @property
+    def byte_count(self) -> int:
+        """Its bytes."""
+        return self.units * UNIT_BYTES
+
+
+class PoolFile:
+    """One file of a store on one drive; any number of threads and processes may use it at once.
+
+    Parameters
+    ----------
+    path
+        An existing file, or one to be made.
+    pool
+        Identity of the store, 16 bytes.
+    drive
+        Its number in the store.
+    most_bytes
+        What it may grow to.
+    calls
+        How the drive is reached; the operating system itself where None.
+
+    Raises
+    ------
+    StoreError
+        Where it cannot be opened, or is a file of another store.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        pool: bytes,
+        drive: int,
+        most_bytes: int,
+        calls: DriveCalls | None = None,
+    ) -> None:
+        self.path = path
+        self._calls = calls or DriveCalls()
+        self._most_bytes = most_bytes // UNIT_BYTES * UNIT_BYTES
+        try:
+            self._descriptor, self.io_mode = self._opened()
+            try:
+                self._check(pool, drive)
+            except BaseException:
+                self.close()
+                raise
+        except OSError as error:
+            raise StoreError(
+                f"the store's file {path} cannot be used: {reason_of(error)}; "
+                f"{way_out(error, 'name the drive that it lies on, or make the store anew')}"
+            ) from error
+
+    @property
+    def descriptor(self) -> int:
+        """Number of the open file."""
+        return self._descriptor
+
+    @property
+    def units(self) -> int:
+        """Units that may be used, the first one aside, which says whose file it is."""
+        return self._most_bytes // UNIT_BYTES - 1
+
+    @property
+    def byte_count(self) -> int:
+        """Bytes that it takes on the drive now."""
+        return self._calls.size(self._descriptor)
+
+    def ensure(self, span: Span) -> None:
+        """Have room on the drive for a span.
+
+        Raises
+        ------
+        OSError
+            Where the drive has none.
+        """
+        stop = span.offset + span.byte_count
+        size = self.byte_count
+        if stop > size:
+            step = max(self._most_bytes // _GROWTH_PART, span.byte_count)
+            grown = min(max(round_up(stop, step), stop), self._most_bytes)
+            try:
+                self._calls.allocate(self._descriptor, size, grown - size)
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT) or grown == stop:
+                    raise
+                # The step is a convenience; what is wanted now may still fit.
+                self._calls.allocate(self._descriptor, size, stop - size)
+
+    def write(self, data: NDArray[np.uint8], offset: int) -> None:
+        """Write whole pages from page-aligned memory; OSError where that fails.
+
+        Parameters
+        ----------
+        data
+            uint8, contiguous, page-aligned.
+        offset
+            A multiple of 4,096.
+        """
+        view, done = data.reshape(-1).data, 0
+        while done < len(view):
+            done += self._progress(
+                self._calls.pwrite(self._descriptor, view[done:], offset + done), len(view) - done
+            )
+
+    def read(self, into: NDArray[np.uint8], offset: int) -> None:
+        """Fill page-aligned memory with whole pages; OSError where that fails."""
+        view, done = into.reshape(-1).data, 0
+        while done < len(view):
+            done += self._progress(
+                self._calls.preadv(self._descriptor, view[done:], offset + done), len(view) - done
+            )
+
+    def read_many(self, reads: Reads, into: NDArray[np.uint8], threads: int) -> None:
+        """Make many reads at once, so many in flight; OSError where one of them fails."""
+        way = ReadWay(watch=self._calls.watch, descriptor=self._descriptor, threads=threads)
+        results = self._calls.read_many(way, reads, into.ctypes.data)
+        assert results is not None, "threads give all their reads back"
+        for number, (came, wanted) in enumerate(
+            zip(results.tolist(), reads.byte_counts.tolist(), strict=True)
+        ):
+            if came < 0:
+                raise OSError(-came, os.strerror(-came), str(self.path))
+            if came < wanted:
+                start = int(reads.buffer_offsets[number])
+                self.read(into[start : start + wanted], int(reads.file_offsets[number]))
+
+    def settle(self) -> None:
+        """Wait until everything written is on the drive."""
+        self._calls.fdatasync(self._descriptor)
+
+    def close(self) -> None:
+        """Close the file; harmless when done twice."""
+        if self._descriptor >= 0:
+            descriptor, self._descriptor = self._descriptor, -1
+            with suppress(OSError):
+                self._calls.close(descriptor)
+
+    # --- inside ----------------------------------------------------------------------------
+
+    def _opened(self) -> tuple[int, IOMode]:
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+        try:
+            return self._calls.open(self.path, flags | os.O_DIRECT), IOMode.DIRECT
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            return self._calls.open(self.path, flags), IOMode.BUFFERED
+
+    def _check(self, pool: bytes, drive: int) -> None:
+        page = aligned_buffer(PAGE_BYTES)
+        expected = _FIRST_PAGE.pack(_MAGIC, STORE_VERSION, drive, pool)
+        if self.byte_count == 0:
+            self._calls.allocate(self._descriptor, 0, UNIT_BYTES)
+            page[: len(expected)] = np.frombuffer(expected, np.uint8)
+            self.write(page, 0)
+            self.settle()
+            return
+        self.read(page, 0)
+        if page[: len(expected)].tobytes() != expected:
+            raise StoreError(
+                f"{self.path} is not file {drive} of this store: another store's file, or another "
+                "drive, is in its place; put the right one back, or make the store anew"
+            )
+
+    def _progress(self, count: int, wanted: int) -> int:
+        # Direct I/O may stop anywhere but must go on at a multiple of 4,096.
+        whole = count if count == wanted else count // PAGE_BYTES * PAGE_BYTES
+        if not whole:
+            raise OSError(errno.EIO, "no progress: the file is shorter than it was", str(self.path))
+        return whole

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How chunks leave a store's index: evicted, removed or quarantined, and their room is free."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable
+
+from hillinfer.store.database import CHUNK_COLUMNS, UNREACHABLE, Chunk, Database, State, chunk_of
+from hillinfer.store.extent import UNIT_BYTES
+from hillinfer.store.pool_files import Span
+from hillinfer_model.kernel_spec import GROUP_TOKENS
+
+
+class Retirement:
+    """Takes chunks out of an index.
+
+    A chunk is tombed first: nobody finds it any more, and its headers are to go from its drive.
+    Only then is its room free, or a rebuild would find an old header over a new writer's rows.
+
+    Parameters
+    ----------
+    database
+        The index'.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def evict(self, most: int) -> list[Chunk]:
+        """Take up to so many chunks of least worth out of the index, leaves only, and return them.
+
+        Their room is not free before `freed`: their headers must go from the drive first. What
+        is pinned, leased or being filled stays.
+        """
+        with self._database.transaction() as db:
+            rows = db.execute(
+                f"SELECT {CHUNK_COLUMNS}, c.worth FROM chunk c WHERE state = {State.READY:d} "
+                "AND children = 0 AND pinned = 0 AND owner IS NULL AND NOT EXISTS "
+                "(SELECT 1 FROM lease WHERE chunk = c.id) ORDER BY worth LIMIT ?",
+                (most,),
+            ).fetchall()
+            for *row, worth in rows:
+                tomb(db, int(row[0]))
+                if worth > UNREACHABLE:
+                    db.execute(
+                        "INSERT INTO meta VALUES ('age', ?1) "
+                        "ON CONFLICT DO UPDATE SET value = max(value, ?1)",
+                        (worth,),
+                    )
+            return [chunk_of(row[:-1]) for row in rows]
+
+    def remove(self, number: int) -> bool:
+        """Take a chunk out of the index unless somebody uses it or something follows it."""
+        with self._database.transaction() as db:
+            row = db.execute(
+                "SELECT 1 FROM chunk c WHERE id = ? AND children = 0 AND owner IS NULL "
+                "AND NOT EXISTS (SELECT 1 FROM lease WHERE chunk = c.id)",
+                (number,),
+            ).fetchone()
+            if row is not None:
+                tomb(db, number)
+            return row is not None
+
+    def quarantine(self, number: int) -> None:
+        """Let nobody find a chunk any more whose bytes are wrong, nor what follows it."""
+        with self._database.transaction() as db:
+            db.execute("DELETE FROM prefix WHERE chunk = ?", (number,))
+            db.execute(
+                "UPDATE chunk SET state = ?, target = NULL WHERE id = ?",
+                (State.QUARANTINED, number),
+            )
+            db.execute(
+                "WITH RECURSIVE below(id) AS (SELECT id FROM chunk WHERE parent = ?1 "
+                "UNION SELECT c.id FROM chunk c JOIN below b ON c.parent = b.id) "
+                "UPDATE chunk SET worth = ?2 WHERE id IN below",
+                (number, UNREACHABLE),
+            )
+
+    def drop_quarantined(self) -> None:
+        """Give the room of quarantined chunks up that nobody leases; `tombed` has them then."""
+        with self._database.transaction() as db:
+            rows = db.execute(
+                "SELECT id FROM chunk c WHERE state = ? AND NOT EXISTS "
+                "(SELECT 1 FROM lease WHERE chunk = c.id)",
+                (State.QUARANTINED,),
+            ).fetchall()
+            for (number,) in rows:
+                tomb(db, number)
+
+    def tombed(self) -> list[Chunk]:
+        """Return all chunks whose headers are to go from their drives."""
+        rows = self._database.rows(
+            f"SELECT {CHUNK_COLUMNS} FROM chunk c WHERE state = ?", (State.TOMBED,)
+        )
+        return [chunk_of(row) for row in rows]
+
+    def freed(self, chunks: Iterable[Chunk]) -> None:
+        """Let the room of tombed chunks be used again; their headers are gone from the drives."""
+        with self._database.transaction() as db:
+            for chunk in chunks:
+                gone = db.execute(
+                    "DELETE FROM chunk WHERE id = ? AND state = ?", (chunk.number, State.TOMBED)
+                )
+                if gone.rowcount:
+                    _give(db, chunk.span)
+
+    def age(self) -> float:
+        """Return the worth of the last chunk that was evicted, the most of all; 0 for none."""
+        age = self._database.note("age")
+        return float(age) if isinstance(age, int | float) else 0.0
+
+    def statistics(self) -> dict[str, int | float]:
+        """Return how many chunks there are in each state, and their tokens and units."""
+        found: dict[str, int | float] = {}
+        states = {State.READY: "chunks", State.WRITING: "writing", State.QUARANTINED: "quarantined"}
+        for state, name in states.items():
+            ((count, groups, units),) = self._database.rows(
+                "SELECT count(*), coalesce(sum(groups), 0), coalesce(sum(units), 0) FROM chunk "
+                "WHERE state = ?",
+                (state,),
+            )
+            found[name] = int(count)
+            if state is State.READY:
+                found["tokens"] = int(groups) * GROUP_TOKENS
+                found["chunk_bytes"] = int(units) * UNIT_BYTES
+        ((free,),) = self._database.rows("SELECT coalesce(sum(units), 0) FROM free")
+        found["free_bytes"] = int(free) * UNIT_BYTES
+        ((leases,),) = self._database.rows("SELECT count(*) FROM lease")
+        found["leases"] = int(leases)
+        return found
+
+
+def _give(db: sqlite3.Connection, span: Span) -> None:
+    unit, units = span.unit, span.units
+    before = db.execute(
+        "SELECT unit, units FROM free WHERE drive = ? AND unit < ? ORDER BY unit DESC LIMIT 1",
+        (span.drive, unit),
+    ).fetchone()
+    if before is not None and before[0] + before[1] == unit:
+        unit, units = before[0], units + before[1]
+    after = db.execute(
+        "DELETE FROM free WHERE drive = ? AND unit = ? RETURNING units",
+        (span.drive, span.unit + span.units),
+    ).fetchone()
+    if after is not None:
+        units += after[0]
+    db.execute("INSERT OR REPLACE INTO free VALUES (?, ?, ?)", (span.drive, unit, units))
+
+
+def tomb(db: sqlite3.Connection, number: int) -> None:
+    """Take a chunk out of everybody's reach, inside a transaction."""
+    db.execute("DELETE FROM prefix WHERE chunk = ?", (number,))
+    db.execute(
+        "UPDATE chunk SET children = children - 1 "
+        "WHERE id = (SELECT parent FROM chunk WHERE id = ?)",
+        (number,),
+    )
+    db.execute(
+        "UPDATE chunk SET state = ?, owner = NULL, target = NULL, parent = NULL WHERE id = ?",
+        (State.TOMBED, number),
+    )

@@ -1,0 +1,360 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Storing a prefix: rows go to their extents as they are made, and are found once published."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hillinfer.drive.files import PAGE_BYTES, aligned_buffer
+from hillinfer.store.database import Chunk
+from hillinfer.store.extent import ExtentShape, Header, Sheet, group_sums, salts
+from hillinfer.store.keys import CHUNK_GROUPS, CHUNK_TOKENS, TOKEN_TYPE, Namespace, group_keys
+from hillinfer.store.pool_files import PoolFile
+from hillinfer.store.prefix import StoredPrefix
+from hillinfer_model.kernel_spec import GROUP_TOKENS
+
+
+class Room(Protocol):
+    """What a writer asks its store for."""
+
+    def begin(
+        self,
+        namespace: Namespace,
+        position: int,
+        parent: int | None,
+        parent_key: bytes,
+        target: bytes,
+    ) -> Chunk | None:
+        """Return an extent to fill; None where there is no room for it."""
+
+    def extend(self, number: int, target: bytes) -> bool:
+        """Say whether a chunk may be filled further by this process."""
+
+    def generation(self) -> int:
+        """Return a number higher than any that a header has."""
+
+    def publish(self, written: Sequence[tuple[int, Header, Sequence[bytes]]]) -> None:
+        """Let everybody find chunks that are on their drives."""
+
+    def end_writing(self, chunks: Sequence[int]) -> None:
+        """Let chunks go; what was not published is thrown away."""
+
+
+@dataclass
+class _Open:
+    """A chunk that is being filled.
+
+    Parameters
+    ----------
+    record
+        From the index.
+    sheet
+        As it was published last, or empty.
+    slot
+        Which of both sheets is written next.
+    row_sums, shadow_sums
+        Checksums, filled in as rows come.
+    """
+
+    record: Chunk
+    sheet: Sheet
+    slot: int
+    row_sums: NDArray[np.uint32]
+    shadow_sums: NDArray[np.uint32]
+
+
+class PrefixWriter:
+    """Fills chunks with the rows of one prompt, in any order of layers, and publishes them.
+
+    One thread at a time. What fails ends the storing, and never what made the rows.
+
+    Parameters
+    ----------
+    room
+        Hands out extents and publishes.
+    files
+        The store's, by number of the drive.
+    pool
+        Identity of the store.
+    namespace
+        Of the rows.
+    root
+        Key that the chain begins with.
+    ids
+        All tokens that are to be stored; what is behind the last full group is not.
+    found
+        The stored prefix of the same tokens, open, or None; rows go on behind it.
+    failed
+        Told what went wrong; nothing is written afterwards.
+    turn
+        Which turn of a conversation this is, 1 the first; 0 where nobody knows.
+
+    Attributes
+    ----------
+    cost_per_group
+        Seconds that computing a group took; None: those between two publishings count.
+    """
+
+    def __init__(
+        self,
+        room: Room,
+        files: Sequence[PoolFile],
+        pool: bytes,
+        namespace: Namespace,
+        root: bytes,
+        ids: Sequence[int],
+        found: StoredPrefix | None,
+        failed: Callable[[Exception], None],
+        turn: int = 0,
+    ) -> None:
+        self._room = room
+        self._files = files
+        self._pool = pool
+        self._namespace = namespace
+        self._shape = ExtentShape.of(namespace)
+        self._ids = np.ascontiguousarray(ids, TOKEN_TYPE)
+        self._keys = [root, *group_keys(root, self._ids)]
+        self._found = found
+        self._failed = failed
+        self._turn = turn
+        self._open: dict[int, _Open] = {}
+        self._published = 0 if found is None else found.tokens // GROUP_TOKENS
+        # Numbers of chunks that are full and published, by position.
+        self._behind: dict[int, int] = {}
+        if found is not None:
+            self._behind = {
+                position: chunk.record.number
+                for position, chunk in enumerate(found.chunks)
+                if chunk.groups == CHUNK_GROUPS
+            }
+        self.cost_per_group: float | None = None
+        self._is_ended = False
+        self._began = time.perf_counter()
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether nothing more is stored: it was closed, there is no room, or something failed."""
+        return self._is_ended
+
+    @property
+    def published_tokens(self) -> int:
+        """Tokens that everybody can find, the found prefix included."""
+        return self._published * GROUP_TOKENS
+
+    def write(self, layer: int, first_group: int, rows: NDArray[np.uint8]) -> None:
+        """Write rows of full groups that were just made.
+
+        Parameters
+        ----------
+        layer
+            Whose.
+        first_group
+            Number of the first group in the prompt; the found prefix is before it.
+        rows
+            uint8 (groups * 64, row_bytes), contiguous, page-aligned.
+        """
+        groups = len(rows) // GROUP_TOKENS
+        done = 0
+        while done < groups and not self._is_ended:
+            position, at = divmod(first_group + done, CHUNK_GROUPS)
+            count = min(groups - done, CHUNK_GROUPS - at)
+            part = rows[done * GROUP_TOKENS : (done + count) * GROUP_TOKENS]
+            self._attempt(self._write_part, layer, position, at, part)
+            done += count
+
+    def write_shadow(self, layer: int, position: int, shadow: NDArray[np.uint8]) -> None:
+        """Write the shadow of a chunk all groups of which are written or will be.
+
+        Parameters
+        ----------
+        layer, position
+            Whose, and the number of the chunk in the prompt.
+        shadow
+            uint8 (shadow_bytes,), page-aligned.
+        """
+        if not self._is_ended:
+            self._attempt(self._write_shadow, layer, position, shadow)
+
+    def publish(self, tokens: int) -> None:
+        """Let everybody find all full groups below a position; all layers of them are written.
+
+        Parameters
+        ----------
+        tokens
+            The position, at most as many as were given.
+        """
+        groups = min(tokens // GROUP_TOKENS, len(self._keys) - 1)
+        if groups > self._published and not self._is_ended:
+            self._attempt(self._publish, groups)
+
+    def close(self) -> None:
+        """End: what was not published is thrown away; harmless when done twice."""
+        self._is_ended = True
+        numbers = [one.record.number for one in self._open.values()]
+        self._open = {}
+        if numbers:
+            try:
+                self._room.end_writing(numbers)
+            except Exception as error:
+                self._failed(error)
+
+    # --- inside ----------------------------------------------------------------------------
+
+    def _attempt(self, step: Callable[..., None], *arguments: object) -> None:
+        try:
+            step(*arguments)
+        except Exception as error:
+            self._failed(error)
+            self.close()
+
+    def _chunk(self, position: int) -> _Open | None:
+        """Return the chunk at a position that is being filled, begun now where it was not."""
+        if position in self._open:
+            return self._open[position]
+        first = position * CHUNK_GROUPS
+        target = self._keys[min(first + CHUNK_GROUPS, len(self._keys) - 1)]
+        own = self._extended(position, target) or self._begun(position, target)
+        if own is None:
+            # No room: what follows could not be found without it.
+            self.close()
+            return None
+        self._open[position] = own
+        return own
+
+    def _begun(self, position: int, target: bytes) -> _Open | None:
+        first = position * CHUNK_GROUPS
+        before = self._keys[first]
+        above = self._open.get(position - 1)
+        parent = self._behind.get(position - 1) if above is None else above.record.number
+        record = self._room.begin(self._namespace, position, parent, before, target)
+        if record is None:
+            return None
+        header = Header(
+            self._pool,
+            self._namespace.digest,
+            before,
+            before,
+            record.generation,
+            position,
+            0,
+            self._shape.layers,
+            self._shape.row_bytes,
+            self._shape.shadow_bytes,
+            turn=self._turn,
+        )
+        sheet = Sheet.empty(header)
+        own = _Open(record, sheet, 0, sheet.row_sums.copy(), sheet.shadow_sums.copy())
+        self._files[record.span.drive].ensure(record.span)
+        self._open[position] = own
+        if self._published > first:
+            self._copy(own, self._published - first)
+        return own
+
+    def _extended(self, position: int, target: bytes) -> _Open | None:
+        """Return the last chunk of the found prefix, where it may be filled in its place."""
+        found = self._found
+        if found is None or position != len(found.chunks) - 1:
+            return None
+        last = found.chunks[-1]
+        if last.groups < last.sheet.header.groups or last.groups == CHUNK_GROUPS:
+            return None
+        if not self._room.extend(last.record.number, target):
+            return None
+        sheet = last.sheet
+        sums = sheet.row_sums.copy(), sheet.shadow_sums.copy()
+        return _Open(last.record, sheet, 1 - last.slot, *sums)
+
+    def _copy(self, own: _Open, groups: int) -> None:
+        """Copy the first groups of the found prefix' last chunk: others go on from it elsewhere."""
+        assert self._found is not None
+        last = self._found.chunks[-1]
+        rows = aligned_buffer(groups * self._shape.group_bytes)
+        rows = rows[: groups * self._shape.group_bytes].reshape(-1, self._shape.row_bytes)
+        for layer in range(self._shape.layers):
+            self._found.read_groups(last, layer, 0, rows)
+            self._put(own, layer, 0, rows)
+
+    def _write_part(self, layer: int, position: int, at: int, rows: NDArray[np.uint8]) -> None:
+        own = self._chunk(position)
+        if own is not None:
+            self._put(own, layer, at, rows)
+
+    def _put(self, own: _Open, layer: int, at: int, rows: NDArray[np.uint8]) -> None:
+        count = len(rows) // GROUP_TOKENS
+        first = own.record.position * CHUNK_GROUPS + at
+        keys = self._keys[first + 1 : first + 1 + count]
+        own.row_sums[layer, at : at + count] = group_sums(rows, salts(keys, layer))
+        span = own.record.span
+        self._files[span.drive].write(rows, span.offset + self._shape.rows_at(layer, at))
+
+    def _write_shadow(self, layer: int, position: int, shadow: NDArray[np.uint8]) -> None:
+        own = self._chunk(position)
+        stop = (position + 1) * CHUNK_GROUPS
+        if own is None or stop >= len(self._keys):
+            return
+        salt = salts([self._keys[stop]], -1 - layer)
+        own.shadow_sums[layer] = group_sums(shadow, salt)[0]
+        span = own.record.span
+        self._files[span.drive].write(shadow, span.offset + self._shape.shadow_at(layer))
+
+    def _publish(self, groups: int) -> None:
+        """Commit: bytes to the drives, then sheets, then the index."""
+        changed = [
+            own
+            for position, own in sorted(self._open.items())
+            if position * CHUNK_GROUPS < groups
+            and own.sheet.header.groups < min(groups - position * CHUNK_GROUPS, CHUNK_GROUPS)
+        ]
+        for drive in sorted({own.record.span.drive for own in changed}):
+            self._files[drive].settle()
+        cost = self._cost(groups)
+        written = []
+        for own in changed:
+            own.sheet = self._sheet(own, groups, cost)
+            span = own.record.span
+            page, body = own.sheet.packed()
+            places = (body, self._shape.body_at(own.slot)), (page, own.slot * PAGE_BYTES)
+            for data, at in places:
+                memory = aligned_buffer(len(data))
+                memory[:] = np.frombuffer(data, np.uint8)
+                self._files[span.drive].write(memory, span.offset + at)
+            own.slot = 1 - own.slot
+            written.append((own.record.number, own.sheet.header, own.sheet.group_keys))
+        self._room.publish(written)
+        self._published = groups
+        full = [own for own in changed if own.sheet.header.is_full]
+        self._room.end_writing([own.record.number for own in full])
+        for own in full:
+            self._behind[own.record.position] = own.record.number
+            del self._open[own.record.position]
+
+    def _cost(self, groups: int) -> float:
+        """Return the seconds that computing one group took: told, or since the last were stored."""
+        seconds = time.perf_counter() - self._began
+        self._began = time.perf_counter()
+        if self.cost_per_group is not None:
+            return self.cost_per_group
+        return seconds / max(1, groups - self._published)
+
+    def _sheet(self, own: _Open, groups: int, cost: float) -> Sheet:
+        first = own.record.position * CHUNK_GROUPS
+        count = min(groups - first, CHUNK_GROUPS)
+        ids = np.zeros(CHUNK_TOKENS, TOKEN_TYPE)
+        start = first * GROUP_TOKENS
+        ids[: count * GROUP_TOKENS] = self._ids[start : start + count * GROUP_TOKENS]
+        old = own.sheet.header
+        header = replace(
+            old,
+            key=self._keys[first + count],
+            groups=count,
+            generation=self._room.generation(),
+            cost=old.cost + cost * (count - old.groups),
+            has_shadow=count == CHUNK_GROUPS and bool(own.shadow_sums.any()),
+        )
+        return Sheet(header, ids, own.row_sums.copy(), own.shadow_sums.copy())

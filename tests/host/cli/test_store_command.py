@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`hillinfer generate --store` and `hillinfer store`: what was read once is not read again."""
+
+import json
+
+import pytest
+from command import read_report
+
+
+@pytest.fixture
+def long_document(tmp_path):
+    file = tmp_path / "long.txt"
+    file.write_text("".join(f"cat {i} sat on mat {i * 7 % 61}. " for i in range(150)))
+    return file
+
+
+@pytest.fixture
+def generate(command, tiny_folder, cold_dir, tmp_path):
+    """Run the command and return its outcome and report; `code` is what is expected."""
+
+    def run(*arguments, code=0):
+        report = tmp_path / "run.json"
+        report.unlink(missing_ok=True)
+        outcome = command(
+            *("generate", "--model", tiny_folder, "--cold-dir", cold_dir, "--report", report),
+            *("--max-new-tokens", 12, "--prefill-chunk", 256, *arguments),
+        )
+        assert outcome.code == code, outcome.err
+        return outcome, read_report(report) if report.exists() else None
+
+    return run
+
+
+def test_a_second_run_reads_what_the_first_one_stored(generate, command, long_document, tmp_path):
+    asked = ("--prompt-file", long_document, "--question", "which cat?")
+    plain, without = generate(*asked)
+    assert without["store"] is None
+    place = tmp_path / "store"
+    stored = (*asked, "--store", place, "--store-size", "64MiB", "--reuse", "exact")
+    first, report = generate(*stored)
+    assert first.out == plain.out
+    assert report["store"]["found_tokens"] == 0
+    assert report["store"]["stored_tokens"] == report["document_tokens"] // 64 * 64
+    again, report = generate(*stored)
+    assert again.out == plain.out
+    assert report["store"]["found_tokens"] == (report["document_tokens"] - 1) // 256 * 256
+    assert report["store"]["read_bytes"] > 0
+    assert report["store"]["failure"] == ""
+    assert f"{report['store']['found_tokens']} of {report['document_tokens']} tokens found" in (
+        again.err
+    )
+    # Another tenant, and another way to compute, have another store.
+    for other in (("--salt", "other"), ("--projections", "fused")):
+        assert generate(*stored, *other)[1]["store"]["found_tokens"] == 0
+    listed = json.loads(command("store", "ls", "--store", place, "--json").out)
+    assert {one["tokens"] for one in listed} == {report["document_tokens"] // 64 * 64}
+    assert len(listed) == 3
+
+
+def test_a_store_is_made_looked_into_and_emptied(generate, command, long_document, tmp_path):
+    place = tmp_path / "store"
+    assert "a store of 64.0 MiB" in command("store", "init", place, "--size", "64MiB").out
+    line = command("store", "init", place, "--size", "64MiB").error_line()
+    assert "holds a store already" in line
+    asked = ("--prompt-file", long_document, "--question", "which cat?", "--store", place)
+    generate(*asked)
+    (one,) = json.loads(command("store", "ls", "--store", place, "--json").out)
+    told = command("store", "ls", "--store", place).out
+    assert told.startswith(f"{one['name']}  ")
+    assert json.loads(command("store", "stats", "--store", place, "--json").out)["chunks"] > 0
+    for how in ((), ("--deep",)):
+        told = command("store", "verify", "--store", place, *how)
+        assert told.out.endswith(" 0 wrong\n")
+    assert "pinned" in command("store", "pin", one["name"], "--store", place).out
+    assert ", pinned" in command("store", "ls", "--store", place).out
+    command("store", "unpin", one["name"], "--store", place)
+    assert ", pinned" not in command("store", "ls", "--store", place).out
+    line = command("store", "rm", "0000", "--store", place).error_line()
+    assert "hillinfer store ls names all" in line
+    assert "removed" in command("store", "rm", one["name"][:6], "--store", place).out
+    assert command("store", "ls", "--store", place).out == ""
+    assert command("store", "gc", "--store", place).out == "0 chunks freed\n"
+
+
+def test_verify_finds_what_changed_and_the_answer_stays(generate, command, long_document, tmp_path):
+    place = tmp_path / "store"
+    asked = ("--prompt-file", long_document, "--question", "which cat?")
+    plain, _ = generate(*asked)
+    stored = (*asked, "--store", place, "--store-size", "64MiB", "--reuse", "exact")
+    generate(*stored)
+    file = place / "pool-0.kv"
+    data = bytearray(file.read_bytes())
+    at = 128 * 1024 + 64 * 1024
+    data[at] ^= 4
+    file.write_bytes(data)
+    assert command("store", "verify", "--store", place).out.endswith(" 0 wrong\n")
+    assert command("store", "verify", "--store", place, "--deep").out.endswith(" 1 wrong\n")
+    again, report = generate(*stored)
+    assert again.out == plain.out
+    assert report["store"]["found_tokens"] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--store", "{}/none"), "hillinfer store init"),
+        (("--store", "{}/none", "--store-size", "1MiB"), "too small: give --store-size 64.0 MiB"),
+        (("--store", "{}/none", "--store-size", "25%"), "give --store-size like 200GB"),
+        (("--reuse", "some"), "longest"),
+    ],
+)
+def test_a_store_that_cannot_be_is_refused_with_the_way_out(
+    generate, long_document, tmp_path, arguments, says
+):
+    given = [str(one).replace("{}", str(tmp_path)) for one in arguments]
+    outcome, _ = generate("--prompt-file", long_document, *given, code=2)
+    assert says in outcome.error_line()

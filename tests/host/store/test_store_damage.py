@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is damaged is never used: a flipped bit, a swapped chunk, a lost index, a killed writer."""
+
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from hillinfer.store.extent import UNIT_BYTES, ExtentShape
+from hillinfer.store.pool_files import StoreError
+from hillinfer.store.prefix import WrongBytesError
+from hillinfer.store.store import Store
+from hillinfer_bench.storing.made_prompts import check, namespace, prompt, put
+
+
+@pytest.fixture
+def place(tmp_path):
+    Store.create(tmp_path / "store", 128 * MIB)
+    return tmp_path / "store"
+
+
+def spans(place, space, ids):
+    """Return where the chunks of a stored prompt begin in the pool file."""
+    with Store(place) as store, store.find(space, ids) as found:
+        return [chunk.record.span.offset for chunk in found.chunks]
+
+
+def flip(path, offset, bit=0):
+    with path.open("r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([byte ^ 1 << bit]))
+
+
+MIB = 1 << 20
+PARTS = {
+    "header": lambda shape: 100,
+    "ids": lambda shape: shape.body_at(0) + 5,
+    "sums": lambda shape: shape.body_at(0) + 4096 + 3,
+    "shadow": lambda shape: shape.shadow_at(1) + 77,
+    "rows": lambda shape: shape.rows_at(2, 9) + 1234,
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_a_flipped_bit_is_found_before_a_byte_is_used(place, part, number):
+    space, ids = namespace(), prompt(1, 3072)
+    with Store(place) as store:
+        # At once: the other one of both sheets holds nothing.
+        put(store, space, ids, step=4096)
+    begin = spans(place, space, ids)[number]
+    flip(place / "pool-0.kv", begin + PARTS[part](ExtentShape.of(space)))
+    with Store(place) as store:
+        if part in ("rows", "shadow"):
+            with pytest.raises(WrongBytesError, match="not as they were written"):
+                check(store, space, ids)
+        else:
+            assert check(store, space, ids) == 1024 * number
+        assert store.counts.quarantined_chunks == 1
+        # It is a miss from now on, what is before it is not, and it can be stored again.
+        assert check(store, space, ids) == 1024 * number
+        put(store, space, ids)
+        assert check(store, space, ids) == 3072
+
+
+def test_a_flipped_bit_that_nothing_depends_on_is_no_miss(place):
+    """The twin: what is not flipped is found."""
+    space, ids = namespace(), prompt(1, 3072)
+    with Store(place) as store:
+        put(store, space, ids)
+    begin = spans(place, space, ids)[1]
+    # Behind the last row.
+    flip(place / "pool-0.kv", begin + ExtentShape.of(space).byte_count - 1)
+    with Store(place) as store:
+        assert check(store, space, ids) == 3072
+
+
+def test_two_chunks_that_changed_places_are_misses(place):
+    space = namespace()
+    first, second = prompt(2, 1024), prompt(3, 1024)
+    with Store(place) as store:
+        put(store, space, first)
+        put(store, space, second)
+    (one,), (other,) = spans(place, space, first), spans(place, space, second)
+    size = ExtentShape.of(space).byte_count
+    with (place / "pool-0.kv").open("r+b") as file:
+        file.seek(one)
+        held = file.read(size)
+        file.seek(other)
+        moved = file.read(size)
+        file.seek(one)
+        file.write(moved)
+        file.seek(other)
+        file.write(held)
+    with Store(place) as store:
+        assert check(store, space, first) == check(store, space, second) == 0
+
+
+def test_rows_of_another_chunk_are_not_those_of_this_one(place):
+    space = namespace()
+    first, second = prompt(2, 1024), prompt(3, 1024)
+    with Store(place) as store:
+        put(store, space, first)
+        put(store, space, second)
+    (one,), (other,) = spans(place, space, first), spans(place, space, second)
+    shape = ExtentShape.of(space)
+    data = np.fromfile(place / "pool-0.kv", np.uint8)
+    at, size = shape.rows_at(0), shape.object_bytes
+    data[one + at : one + at + size] = data[other + at : other + at + size]
+    data.tofile(place / "pool-0.kv")
+    with Store(place) as store:
+        with pytest.raises(WrongBytesError, match="not as they were written"):
+            check(store, space, first)
+        assert check(store, space, second) == 1024
+
+
+@pytest.mark.parametrize("how", ["lost", "broken", "empty"])
+def test_a_lost_index_is_made_anew_from_the_drives(place, how):
+    space, ids = namespace(), prompt(4, 5000)
+    branch = ids[:2000] + prompt(5, 1000)
+    with Store(place) as store:
+        put(store, space, ids)
+        put(store, space, branch)
+        before = store.statistics()
+    path = place / "index.sqlite"
+    if how == "lost":
+        path.unlink()
+    else:
+        path.write_bytes(b"" if how == "empty" else b"SQLite format 3\0" + bytes(8192))
+    started = time.perf_counter()
+    with Store(place) as store:
+        assert time.perf_counter() - started < 1
+        assert check(store, space, ids) == 4992
+        assert check(store, space, branch) == 2944
+        after = store.statistics()
+        assert after == before
+        put(store, space, prompt(6, 3000))
+        assert check(store, space, prompt(6, 3000)) == 2944
+        assert check(store, space, ids) == 4992
+
+
+def test_a_lost_index_is_not_made_anew_under_another_process(place):
+    with Store(place):
+        (place / "index.sqlite").unlink()
+        with pytest.raises(StoreError, match="end them"):
+            Store(place)
+
+
+WRITER = """
+import sys
+sys.path[:0] = sys.argv[2].split(":")
+from hillinfer_bench.storing.made_prompts import namespace, prompt, put
+from hillinfer.store.store import Store
+with Store(sys.argv[1]) as store:
+    print("open", flush=True)
+    for seed in range(int(sys.argv[3]), 10**6, 2):
+        put(store, namespace(), prompt(seed, 1500), step=256)
+        print(seed, flush=True)
+"""
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_killed_writer_loses_nothing_that_was_published(tmp_path, seed):
+    place = tmp_path / "small"
+    Store.create(place, 64 * MIB)
+    space = namespace()
+    numbers = np.random.default_rng(seed)
+    for turn in range(3):
+        running = [
+            subprocess.Popen(
+                [sys.executable, "-c", WRITER, str(place), ":".join(sys.path), str(first)],
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for first in (1000 * turn, 1000 * turn + 1)
+        ]
+        for one in running:
+            assert one.stdout.readline() == "open\n"
+        time.sleep(float(numbers.uniform(0.05, 0.6)))
+        told = []
+        for one in running:
+            one.send_signal(signal.SIGKILL)
+            said = one.communicate()[0].split()
+            told.append([int(line) for line in said])
+        started = time.perf_counter()
+        with Store(place) as store:
+            assert time.perf_counter() - started < 1
+            facts = store.statistics()
+            assert facts["writing"] == facts["leases"] == 0
+            for seeds in told:
+                for number in seeds[-2:]:
+                    assert check(store, space, prompt(number, 1500)) == 1472
+            assert store.counts.failures == 0
+            total = facts["chunk_bytes"] + facts["free_bytes"]
+            assert total == store.files[0].units * UNIT_BYTES

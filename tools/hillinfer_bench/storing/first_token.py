@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Time to the first token of a stored prompt, beside computing it again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from hillinfer.generate.answering import Generation
+from hillinfer.reuse.stored_prompts import StoredPrompts
+from hillinfer.store.store import Store
+from hillinfer_bench.quality.texts import TextSample
+
+_CHUNK_TOKENS = 1024
+
+
+@dataclass(frozen=True)
+class FirstToken:
+    """One prompt, in a cache of transformers.
+
+    Parameters
+    ----------
+    stored_tokens, new_tokens
+        Of the prompt: what the store has, and what is computed behind it.
+    recompute_seconds
+        Reading the whole prompt, as transformers does.
+    stored_seconds
+        Of each round: looking up, reading rows into a new cache, and computing the rest.
+    compute_seconds
+        Of each round: computing the rest alone, behind rows that are in memory.
+    read_seconds
+        Of each round: looking up and reading alone.
+    agrees
+        Whether the first token is the same.
+    """
+
+    stored_tokens: int
+    new_tokens: int
+    recompute_seconds: float
+    stored_seconds: list[float]
+    compute_seconds: list[float]
+    read_seconds: list[float]
+    agrees: bool
+
+    @property
+    def speedup(self) -> float:
+        """Of the stored prompt over computing it again."""
+        return self.recompute_seconds / median(self.stored_seconds)
+
+    @property
+    def allowed_seconds(self) -> float:
+        """1.15 times the larger of reading and computing, and 50 ms."""
+        larger = max(median(self.compute_seconds), median(self.read_seconds))
+        return 1.15 * larger + 0.05
+
+
+def measure_first_token(
+    place: Path,
+    model: Any,
+    sample: TextSample,
+    new_tokens: int,
+    rounds: int,
+    say: Callable[[str], None],
+) -> FirstToken:
+    """Read a text, store it, and read it from the store.
+
+    Parameters
+    ----------
+    place
+        Where the store is made.
+    model
+        Of transformers, unmodified.
+    sample
+        The text.
+    new_tokens
+        How many of its last tokens are not stored.
+    rounds
+        How often it is read from the store.
+    say
+        Takes a line of progress.
+    """
+    from transformers import DynamicCache
+
+    ids = list(sample.token_ids)
+    held = len(ids) - new_tokens
+    Store.create(place, 2 << 30)
+    full = DynamicCache(config=model.config)
+    generation = Generation(model, full, _CHUNK_TOKENS)
+    seconds = -time.perf_counter()
+    generation.read(ids)
+    seconds += time.perf_counter()
+    expected = _next_token(generation)
+    say(f"{len(ids)} tokens computed in {seconds:.1f} s")
+    stored, computed, read = [], [], []
+    agrees = True
+    with Store(place) as store:
+        prompts = StoredPrompts(store, model)
+        prompts.keep(_cut(full, held), ids[:held], seconds * held / len(ids))
+        for _ in range(rounds):
+            began = time.perf_counter()
+            cache = DynamicCache(config=model.config)
+            tokens = prompts.load_into(cache, ids)
+            loaded = time.perf_counter()
+            own = Generation(model, cache, _CHUNK_TOKENS)
+            own.read(ids[tokens:])
+            agrees = agrees and _next_token(own) == expected
+            ended = time.perf_counter()
+            stored.append(ended - began)
+            read.append(loaded - began)
+            computed.append(ended - loaded)
+    return FirstToken(tokens, len(ids) - tokens, seconds, stored, computed, read, agrees)
+
+
+def _next_token(generation: Generation) -> int:
+    from hillinfer.generate.answering import Sampling
+
+    (token,) = generation.decode(Sampling(), 1, frozenset())
+    return token
+
+
+def _cut(cache: Any, tokens: int) -> Any:
+    """Return a cache of the first tokens of another one, which stays."""
+    from transformers import DynamicCache
+
+    own = DynamicCache()
+    for layer, one in enumerate(cache.layers):
+        own.update(one.keys[:, :, :tokens], one.values[:, :, :tokens], layer)
+    return own
