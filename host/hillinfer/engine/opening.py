@@ -210,7 +210,11 @@ def open_parts(
         undone.callback(store.close)
         if store.own_io_mode is IOMode.BUFFERED:
             warnings.warn(buffered_warning(cold_dir), SetupWarning, stacklevel=3)
-        landing = LandingArea(settings.prefetch_blocks, settings.block_rows, shape.row_bytes)
+        # In groups where that divides blocks: little sets of several sequences land side by side.
+        whole = settings.block_rows % GROUP_TOKENS == 0
+        size = GROUP_TOKENS if whole else settings.block_rows
+        blocks = settings.prefetch_blocks * (settings.block_rows // size)
+        landing = LandingArea(blocks, size, shape.row_bytes)
         prefetch = PrefetchBuffer(store, landing)
         # At least a group, so that a tile of attention never waits for two buffers.
         buffers = RowBuffers(max(settings.block_rows, GROUP_TOKENS), shape.row_bytes)

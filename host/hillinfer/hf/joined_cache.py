@@ -226,8 +226,13 @@ class JoinedCache(AttachedCache):
 
     def announce(self, layer: int, query: torch.Tensor, scaling: float) -> None:
         """Let every row select for a layer before the layer's own turn."""
-        for one in self._members:
-            one.cache.announce(layer, query[one.rows], scaling)
+
+        def announce() -> None:
+            for one in self._members:
+                one.cache.announce(layer, query[one.rows], scaling)
+
+        # The drive is given all of it at once: little sets one by one leave it idle in between.
+        self._engine.runtime.prefetch.together(announce)
 
     # --- inside ----------------------------------------------------------------------------
 

@@ -157,23 +157,18 @@ class LandedRows:
         Blocks of the landing area that hold them.
     is_wanted
         Attention waits: what has no room yet is not waited for.
+    positions
+        Of the rows, int64, ascending: a part of the selection.
+    places
+        Where each of them lies, int64: rows of the landing area.
     """
 
     def __init__(self, reading: Future[ReadCost]) -> None:
         self.reading = reading
         self.blocks: list[int] = []
         self.is_wanted = False
-        self._positions = self._places = np.zeros(0, np.int64)
-
-    @property
-    def positions(self) -> NDArray[np.int64]:
-        """Positions of the rows, int64, ascending: a part of the selection."""
-        return self._positions
-
-    @property
-    def places(self) -> NDArray[np.int64]:
-        """Where each of them lies, int64: rows of the landing area."""
-        return self._places
+        self.positions: NDArray[np.int64] = np.zeros(0, np.int64)
+        self.places: NDArray[np.int64] = np.zeros(0, np.int64)
 
     def add(
         self, blocks: list[int], positions: NDArray[np.int64], places: NDArray[np.int64]
@@ -190,16 +185,16 @@ class LandedRows:
             int64, of the same length.
         """
         self.blocks += blocks
-        self._positions = np.concatenate([self._positions, positions])
-        self._places = np.concatenate([self._places, places])
+        self.positions = np.concatenate([self.positions, positions])
+        self.places = np.concatenate([self.places, places])
 
     def among(self, positions: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return for each of some positions, int64, each once, whether its row landed."""
-        return np.isin(positions, self._positions, assume_unique=True)
+        return np.isin(positions, self.positions, assume_unique=True)
 
     def places_of(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the places of rows that landed, by position."""
-        return self._places[np.searchsorted(self._positions, positions)]
+        return self.places[np.searchsorted(self.positions, positions)]
 
 
 @dataclass
@@ -292,6 +287,15 @@ class PrefetchBuffer:
                 raise
         return landed
 
+    def together(self, begin: Callable[[], None]) -> None:
+        """Call what begins to read for several; what they want of a layer is one batch."""
+        gate = threading.Event()
+        try:
+            self._reading.submit(gate.wait)
+            begin()
+        finally:
+            gate.set()
+
     def want(self, landed: LandedRows | None) -> None:
         """Let nothing wait for room any more that was begun no later than this.
 
@@ -370,9 +374,8 @@ class PrefetchBuffer:
                 together = [one for one in together if not one.landed.reading.done()]
         except BaseException as error:
             # Whoever attends is told.
-            for one in together:
-                if not one.landed.reading.done():
-                    one.landed.reading.set_exception(error)
+            for one in (one for one in together if not one.landed.reading.done()):
+                one.landed.reading.set_exception(error)
 
     def _land(self, together: list[_Waiting]) -> None:
         """Read what there is room for, wait for room, or end a set that waits no longer."""
@@ -381,7 +384,7 @@ class PrefetchBuffer:
         if parts:
             self._fill(parts)
         elif self._is_wanted(first.landed):
-            self._end(first)
+            first.landed.reading.set_result(first.cost)
         else:
             self.landing.wait_for_room(partial(self._is_wanted, first.landed))
 
@@ -430,10 +433,7 @@ class PrefetchBuffer:
         one.landed.add(part.blocks, one.positions[:size], part.places)
         one.positions, one.rows = one.positions[size:], one.rows[size:]
         if not len(one.rows):
-            self._end(one)
-
-    def _end(self, waiting: _Waiting) -> None:
-        waiting.landed.reading.set_result(waiting.cost)
+            one.landed.reading.set_result(one.cost)
 
     def _give(self, landed: LandedRows) -> None:
         # Each once, wherever an interrupt comes.

@@ -125,6 +125,30 @@ def test_sets_of_a_layer_that_stand_in_line_are_read_as_one(line):
     assert set(line.buffer.landing.states()) == {BlockState.FREE}
 
 
+def test_sets_that_begin_together_are_read_as_one(line):
+    landed = []
+    line.calls.landed.clear()
+    line.buffer.together(lambda: landed.extend(line.begin(*one) for one in SETS))
+    for one, own in zip(landed, SETS, strict=True):
+        line.assert_landed(one, *own)
+    assert line.calls.landed == [12, 2, 1]
+    line.give_back(*landed)
+
+
+def test_an_error_in_the_middle_of_sets_that_begin_together_holds_nothing_up(line):
+    landed = []
+
+    def begin():
+        landed.append(line.begin(*FIRST))
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        line.buffer.together(begin)
+    line.assert_landed(landed[0], *FIRST)
+    line.buffer.abandon_unclaimed()
+    assert set(line.buffer.landing.states()) == {BlockState.FREE}
+
+
 def test_a_set_that_began_alone_is_read_alone(line):
     """What the order of the test before is compared with."""
     line.calls.landed.clear()
