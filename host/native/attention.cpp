@@ -15,6 +15,8 @@ namespace {
 constexpr size_t kRangeBytes = 2048;
 // Chunks of a set whose partials are held at a time.
 constexpr int64_t kWaveChunks = 64;
+// What each thread is to have to choose from, at least.
+constexpr int64_t kThreadItems = 4;
 
 size_t partial_floats(int heads, int padded_dim) { return size_t(heads) * (2 + padded_dim); }
 
@@ -91,17 +93,20 @@ public:
 
     void run(std::vector<RowSet>& sets) {
         take_chunks(sets);
-        std::vector<Item> items;
         int64_t bytes = 0;
         for (const Chunk& chunk : chunks_) {
             bytes += chunk.count * int64_t(set_kv_heads_ * attention_.head_bytes() * 2);
-            for (int head = 0; head < set_kv_heads_; head += range_heads_) {
-                items.push_back({&chunk,
-                                 {chunk.set * set_kv_heads_ + head,
-                                  std::min(range_heads_, set_kv_heads_ - head)}});
-            }
         }
         const int threads = worthwhile_threads(attention_.threads, bytes);
+        const int together = heads_together(threads);
+        std::vector<Item> items;
+        for (const Chunk& chunk : chunks_) {
+            for (int head = 0; head < set_kv_heads_; head += together) {
+                items.push_back({&chunk,
+                                 {chunk.set * set_kv_heads_ + head,
+                                  std::min(together, set_kv_heads_ - head)}});
+            }
+        }
         run_parallel(threads, int64_t(items.size()), [&](int64_t number, int) {
             const Item& item = items[number];
             const int head = item.range.first * attention_.group_size;
@@ -116,6 +121,18 @@ public:
     }
 
 private:
+    // Fewer where chunks are few, so that all threads end at about the same time; how many makes no
+    // difference to a head.
+    int heads_together(int threads) const {
+        int together = range_heads_;
+        while (threads > 1 && together > 1 &&
+               int64_t(chunks_.size()) * ((set_kv_heads_ + together - 1) / together) <
+                   kThreadItems * threads) {
+            together = (together + 1) / 2;
+        }
+        return together;
+    }
+
     Partial open(int set) const { return state_.open.from(set * set_heads_, padded_dim_); }
 
     // The first chunk continues what is open; the others get memory of their own.

@@ -4,10 +4,12 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <memory>
 #include <vector>
 
 #include "api.h"
 #include "choice.h"
+#include "thread_pool.h"
 
 namespace hillinfer {
 namespace {
@@ -227,6 +229,33 @@ void attend_selected(const AttentionKernels& kernels, const DecodeStep& step,
     attend(kernels, attention, {addresses, count}, out);
 }
 
+// A choice that another thread makes, with all that it was asked.
+struct ChoiceAhead {
+    ChoiceAhead(const Kernels& kernels, const LayerTable& table, const DecodeStep& asked,
+                int64_t* positions)
+        : step(asked), errand([this, &kernels, table, positions] {
+              bool finite = true;
+              outcome = guarded([&] { finite = choose_tokens(kernels, table, step, positions); });
+              outcome = finite ? outcome : kNotFinite;
+          }) {
+        const float* const from = widened(asked, query);
+        if (query.empty()) {
+            query.assign(from, from + size_t(asked.shape.kv_heads) * asked.group_size *
+                                          asked.shape.head_dim);
+        }
+        step.query = query.data();
+        step.head_stride = asked.shape.head_dim;
+        step.query_type = kFloat32Numbers;
+        // The caller has the others.
+        step.threads = 1;
+    }
+
+    std::vector<float> query;
+    DecodeStep step;
+    int32_t outcome = kDone;
+    Errand errand;
+};
+
 }  // namespace hillinfer
 
 using namespace hillinfer;
@@ -236,6 +265,8 @@ HILLINFER_API int64_t hillinfer_store_token(const LayerTable* table, const Shape
                                             int32_t number_type, const void* keys,
                                             int64_t key_stride, const void* values,
                                             int64_t value_stride) {
+    // The layer attends in a moment.
+    expect_parallel();
     return store_token(*table, *shape, number_type, keys, key_stride, values, value_stride);
 }
 
@@ -259,6 +290,26 @@ HILLINFER_API int32_t hillinfer_choose_tokens(int32_t variant, const LayerTable*
         return outcome;
     }
     return !finite ? kNotFinite : found == kAllHot ? kDone : kCold;
+}
+
+// Begins to choose in a thread of the library's own; `end` must follow and returns what
+// hillinfer_choose_tokens without a pool does. Of what is passed only positions, segments, tail and
+// what segments point to must stay until then.
+HILLINFER_API int32_t hillinfer_choose_begin(int32_t variant, const LayerTable* table,
+                                             const DecodeStep* step, int64_t* positions,
+                                             ChoiceAhead** ahead) {
+    return guarded([&] {
+        std::unique_ptr<ChoiceAhead> own(
+            new ChoiceAhead(*scoring_kernels(variant), *table, *step, positions));
+        own->errand.begin();
+        *ahead = own.release();
+    });
+}
+
+HILLINFER_API int32_t hillinfer_choose_end(ChoiceAhead* ahead) {
+    const std::unique_ptr<ChoiceAhead> own(ahead);
+    own->errand.end();
+    return own->outcome;
 }
 
 // Counts selected positions as hits, finds their rows and, where all of them are in memory, attends

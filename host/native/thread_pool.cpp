@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
+#include <deque>
 #include <mutex>
 #include <new>
 #include <system_error>
@@ -14,24 +16,187 @@
 namespace hillinfer {
 namespace {
 
+// A helper looks for work so long before it sleeps, and whoever called waits so long for helpers
+// before it does: the parts of a decode step follow on each other sooner, and to sleep and be woken
+// takes as long as one of them.
+constexpr std::chrono::microseconds kLooks{200};
+
+inline void pause() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("isb" ::: "memory");
+#endif
+}
+
+// Looks until `seen()` or time is up; returns whether it was seen.
+template <class Seen>
+bool look(Seen seen) {
+    constexpr int kPauses = 16;
+    const auto stop = std::chrono::steady_clock::now() + kLooks;
+    do {
+        for (int i = 0; i < kPauses; ++i) {
+            if (seen()) {
+                return true;
+            }
+            pause();
+        }
+    } while (std::chrono::steady_clock::now() < stop);
+    return seen();
+}
+
+// What helpers look at, in one word: the round, how many of them it wants, whether it takes any
+// more, and how many are at work in it.
+class Gate {
+public:
+    static constexpr uint64_t kOne = 1;
+    static constexpr uint64_t kOpen = 1u << 16;
+    static constexpr int kWantedShift = 17;
+    static constexpr int kRoundShift = 32;
+
+    static uint32_t round(uint64_t word) { return uint32_t(word >> kRoundShift); }
+    static int wanted(uint64_t word) { return int(word >> kWantedShift & 0x7FFF); }
+    static int at_work(uint64_t word) { return int(word & 0xFFFF); }
+
+    uint64_t word() const { return word_.load(); }
+
+    // Only while nobody is at work.
+    void open(int wanted) {
+        const uint64_t next = uint64_t(round(word()) + 1) << kRoundShift;
+        word_.store(next | uint64_t(wanted) << kWantedShift | kOpen);
+    }
+
+    void close() { word_.fetch_and(~kOpen); }
+
+    bool enter(int number, uint32_t of) {
+        uint64_t known = word();
+        while (known & kOpen && round(known) == of && number < wanted(known)) {
+            if (word_.compare_exchange_weak(known, known + kOne)) {
+                return true;
+            }
+        }
+        return false;
+    }
+
+    // Whether nobody is at work any more, nor comes.
+    bool leave() {
+        const uint64_t before = word_.fetch_sub(kOne);
+        return at_work(before) == 1 && !(before & kOpen);
+    }
+
+private:
+    std::atomic<uint64_t> word_{0};
+};
+
+// What threads wait for; others make it true and then tell.
+class Event {
+public:
+    template <class Seen>
+    void wait(Seen seen) {
+        if (!look(seen)) {
+            std::unique_lock<std::mutex> lock(mutex_);
+            waiting_.fetch_add(1);
+            told_.wait(lock, seen);
+            waiting_.fetch_sub(1);
+        }
+    }
+
+    void tell() {
+        if (waiting_.load()) {
+            // It waits now, or has not looked for the last time.
+            { const std::lock_guard<std::mutex> lock(mutex_); }
+            told_.notify_all();
+        }
+    }
+
+private:
+    std::mutex mutex_;
+    std::condition_variable told_;
+    std::atomic<int> waiting_{0};
+};
+
+// A thread's bed.
+struct Helper {
+    std::mutex mutex;
+    std::condition_variable ready;
+    std::atomic<bool> asleep{false};
+    bool called = false;
+
+    void wake() {
+        // Between looking at the gate for the last time and being asleep it says that it is.
+        if (asleep.load()) {
+            {
+                const std::lock_guard<std::mutex> lock(mutex);
+                asleep.store(false);
+                called = true;
+            }
+            ready.notify_one();
+        }
+    }
+
+    template <class Seen>
+    void sleep(Seen seen) {
+        std::unique_lock<std::mutex> lock(mutex);
+        asleep.store(true);
+        ready.wait(lock, [&] { return called || seen(); });
+        asleep.store(false);
+        called = false;
+    }
+};
+
+}  // namespace
+
 class Pool {
 public:
     void run(int threads, int64_t items, const std::function<void(int64_t, int)>& work) {
         const int helpers = grow(threads - 1);
-        {
-            const std::lock_guard<std::mutex> lock(mutex_);
-            work_ = &work;
-            items_ = items;
-            next_.store(0, std::memory_order_relaxed);
-            wanted_ = helpers;
-            running_ = wanted_;
-            ++round_;
-        }
-        start_.notify_all();
+        work_ = &work;
+        items_ = items;
+        next_.store(0);
+        gate_.open(helpers);
+        wake(helpers);
         take_items(work, items, 0);
-        std::unique_lock<std::mutex> lock(mutex_);
-        done_.wait(lock, [&] { return running_ == 0; });
-        work_ = nullptr;
+        // Nothing is left for a helper that has not come yet, and nobody waits for it.
+        gate_.close();
+        finished_.wait([&] { return Gate::at_work(gate_.word()) == 0; });
+        expected_.store(false);
+    }
+
+    void expect() {
+        if (!expected_.exchange(true)) {
+            wake(std::min(Gate::wanted(gate_.word()), started_.load()));
+        }
+    }
+
+    void begin(Errand& errand) {
+        {
+            const std::lock_guard<std::mutex> lock(errands_mutex_);
+            errands_.push_back(&errand);
+            errand_count_.store(int(errands_.size()));
+        }
+        if (!started_.load()) {
+            const std::unique_lock<std::mutex> lock(in_use, std::try_to_lock);
+            if (lock.owns_lock()) {
+                grow(1);
+            }
+        }
+        wake(std::min(started_.load(), 1));
+    }
+
+    // Whether no thread has begun it, nor will.
+    bool take_back(Errand& errand) {
+        const std::lock_guard<std::mutex> lock(errands_mutex_);
+        const auto place = std::find(errands_.begin(), errands_.end(), &errand);
+        if (place == errands_.end()) {
+            return false;
+        }
+        errands_.erase(place);
+        errand_count_.store(int(errands_.size()));
+        return true;
+    }
+
+    void wait(const Errand& errand) {
+        ended_.wait([&] { return errand.done_.load(); });
     }
 
     std::mutex in_use;
@@ -40,35 +205,68 @@ private:
     // Returns how many of so many helpers there are: where the system gives no more threads or no
     // memory for one, those that exist and the caller do the work.
     int grow(int helpers) {
+        int started = started_.load();
         try {
-            while (started_ < helpers) {
-                // A new thread must not take part in a round that ended before it came.
-                std::thread([this, number = started_, round = round_] { help(number, round); })
-                    .detach();
-                ++started_;
+            while (started < helpers) {
+                Helper* const own = new Helper;
+                helpers_[started].store(own);
+                std::thread([this, own, number = started, seen = Gate::round(gate_.word())] {
+                    help(*own, number, seen);
+                }).detach();
+                started_.store(++started);
             }
         } catch (const std::system_error&) {
+            delete helpers_[started].exchange(nullptr);
         } catch (const std::bad_alloc&) {
         }
-        return std::min(started_, helpers);
+        return std::min(started, helpers);
     }
 
-    void help(int number, uint64_t seen) {
-        std::unique_lock<std::mutex> lock(mutex_);
+    void wake(int helpers) {
+        for (int i = 0; i < helpers; ++i) {
+            helpers_[i].load()->wake();
+        }
+    }
+
+    void help(Helper& own, int number, uint32_t seen) {
         while (true) {
-            start_.wait(lock, [&] { return round_ != seen; });
-            seen = round_;
-            if (number >= wanted_) {
-                continue;
+            // Errands are the first one's: the others need not look at two things.
+            const auto comes = [&] {
+                return Gate::round(gate_.word()) != seen || (number == 0 && errand_count_.load());
+            };
+            while (!look(comes)) {
+                own.sleep(comes);
             }
-            const auto* work = work_;
-            const int64_t items = items_;
-            lock.unlock();
-            take_items(*work, items, number + 1);
-            lock.lock();
-            if (--running_ == 0) {
-                done_.notify_one();
+            const uint32_t round = Gate::round(gate_.word());
+            if (round != seen) {
+                seen = round;
+                if (gate_.enter(number, seen)) {
+                    take_items(*work_, items_, number + 1);
+                    if (gate_.leave()) {
+                        finished_.tell();
+                    }
+                }
+            } else {
+                run_errand();
             }
+        }
+    }
+
+    void run_errand() {
+        Errand* own = nullptr;
+        {
+            const std::lock_guard<std::mutex> lock(errands_mutex_);
+            if (!errands_.empty()) {
+                own = errands_.front();
+                errands_.pop_front();
+                errand_count_.store(int(errands_.size()));
+            }
+        }
+        if (own) {
+            own->work_();
+            // From here on whoever began it may take its memory back.
+            own->done_.store(true);
+            ended_.tell();
         }
     }
 
@@ -78,26 +276,39 @@ private:
         }
     }
 
-    int started_ = 0;
-    std::mutex mutex_;
-    std::condition_variable start_;
-    std::condition_variable done_;
-    std::atomic<int64_t> next_{0};
+    std::atomic<int> started_{0};
+    std::atomic<Helper*> helpers_[kMostThreads] = {};
+    Event finished_;
+    Event ended_;
+    std::atomic<bool> expected_{true};
+    std::mutex errands_mutex_;
+    std::deque<Errand*> errands_;
     const std::function<void(int64_t, int)>* work_ = nullptr;
     int64_t items_ = 0;
-    uint64_t round_ = 0;
-    int wanted_ = 0;
-    int running_ = 0;
+    alignas(64) Gate gate_;
+    std::atomic<int> errand_count_{0};
+    alignas(64) std::atomic<int64_t> next_{0};
 };
 
+namespace {
+
 // Never destroyed: its threads may still wait while the process ends.
-Pool* pool = nullptr;
+std::atomic<Pool*> pool{nullptr};
 std::once_flag once;
 
 // Without memory for it every call runs on its caller alone.
-void make_pool() { pool = new (std::nothrow) Pool; }
+void make_pool() { pool.store(new (std::nothrow) Pool); }
 
-// A second thread for 1 MiB: with fewer selected rows it gains nothing on two idle cores.
+Pool* the_pool() {
+    std::call_once(once, [] {
+        make_pool();
+        // A forked child has none of its parent's threads.
+        pthread_atfork(nullptr, nullptr, make_pool);
+    });
+    return pool.load();
+}
+
+// A second thread for 1 MiB: with fewer selected rows it gains nothing on two cores that share no cache.
 constexpr int64_t kThreadBytes = 512 << 10;
 
 }  // namespace
@@ -106,15 +317,32 @@ int worthwhile_threads(int threads, int64_t bytes) {
     return int(std::clamp<int64_t>(bytes / kThreadBytes, 1, std::max(threads, 1)));
 }
 
+void expect_parallel() {
+    if (Pool* const own = pool.load()) {
+        own->expect();
+    }
+}
+
+void Errand::begin() {
+    pool_ = the_pool();
+    if (pool_) {
+        pool_->begin(*this);
+    }
+}
+
+void Errand::end() {
+    // In a forked child nobody else does it, whoever had begun.
+    if (pool_ && pool_ == pool.load() && !pool_->take_back(*this)) {
+        pool_->wait(*this);
+        return;
+    }
+    work_();
+}
+
 void run_parallel(int threads, int64_t items, const std::function<void(int64_t, int)>& work) {
     threads = int(std::min<int64_t>(std::min(threads, kMostThreads), items));
     if (threads > 1) {
-        std::call_once(once, [] {
-            make_pool();
-            // A forked child has none of its parent's threads.
-            pthread_atfork(nullptr, nullptr, make_pool);
-        });
-        Pool* const own = pool;
+        Pool* const own = the_pool();
         std::unique_lock<std::mutex> in_use;
         if (own) {
             in_use = std::unique_lock<std::mutex>(own->in_use, std::try_to_lock);

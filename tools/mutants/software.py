@@ -548,6 +548,27 @@ _HARD_TO_SEE = (
         (f"{_SLOW}[rows are selected again-most]",),
     ),
     Mutant(
+        "choice-aside-reads-the-callers-query",
+        "A choice that another thread makes reads the query where the caller has it.",
+        "host/native/decode_step.cpp",
+        "step.query = query.data();",
+        "step.query = asked.query;",
+        (
+            f"{_TESTS}/engine/test_choice_aside.py::test_sets_and_outputs_are_those_of_one_thread[0.0]",
+        ),
+        Built.NATIVE,
+    ),
+    Mutant(
+        "choice-aside-at-a-groups-end",
+        "Another thread chooses while the token that comes begins a group, over the tail's rows.",
+        "host/hillinfer/engine/decode_step.py",
+        "            and past % GROUP_TOKENS != 0\n",
+        "",
+        (
+            f"{_TESTS}/engine/test_choice_aside.py::test_where_a_group_or_a_segment_ends_the_caller_chooses[1088-False]",
+        ),
+    ),
+    Mutant(
         "pool-looked-at-too-early-ahead",
         "What is read ahead is chosen while rows are being promoted.",
         "host/hillinfer/kv/gather.py",

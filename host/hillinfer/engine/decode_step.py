@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from hillinfer.attention.native import NativeAttention
+from hillinfer.engine.choice_ahead import ChoiceAhead
 from hillinfer.engine.selection import TokenSelection, explained
 from hillinfer.kv.gather import Gather
 from hillinfer.kv.hot_pools import HotPools
@@ -35,6 +36,8 @@ from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
 
 # Hits are counted in Python.
 _NOT_COUNTED = -1
+# After a step with cold rows it is looked for so many steps what is to be read.
+_STEPS_AFTER_COLD = 16
 Fetched = Generator[NDArray[np.uint64], None, None]
 
 
@@ -147,6 +150,9 @@ class NativeDecode:
         # attends, and what all layers of a step have in common is told once.
         self._both, self._ahead, self._rows = _Asked(described()), _Asked(described()), described()
         self._rows_address = ctypes.addressof(self._rows)
+        self._segment_tokens = spec.segment_tokens
+        # The newest step, and the first from which on rows are thought to be hot again.
+        self._newest_step = self._aside_from = 0
         self._positions = np.zeros(0, np.int64)
         self._addresses = np.zeros(0, np.uint64)
         self._places = 0, 0
@@ -263,6 +269,7 @@ class NativeDecode:
         not for the native library: it attends to a part of all tokens and on the processor.
         """
         count, length, asked = len(positions), sequence.lengths[layer], self._rows
+        self._newest_step = step
         if not 0 < count < length or not math.isfinite(scaling):
             return None
         if not self._tell_query(asked, query):
@@ -290,6 +297,8 @@ class NativeDecode:
                 self._pools.hits.note(layer, sequence, length & -GROUP_TOKENS, length)
                 if self._shift == _NOT_COUNTED:
                     self._policy.tally(sequence.hits.counts[layer], positions)
+                if not is_hot:
+                    self._aside_from = step + _STEPS_AFTER_COLD
                 # What was read ahead is to be given back also where it is not wanted any more.
                 if not is_hot or landed is not None:
                     fetched, first = self._fetch(
@@ -308,8 +317,11 @@ class NativeDecode:
 
     def choose_next(
         self, layer: int, sequence: Sequence, query: torch.Tensor, scaling: float
-    ) -> tuple[NDArray[np.int64], LandedRows | None] | None:
+    ) -> tuple[NDArray[np.int64], LandedRows | None] | ChoiceAhead | None:
         """Choose for the token that is about to come to a layer, and begin to read what is cold.
+
+        Where nothing is to be read a thread of the native library's chooses while the layer before
+        computes.
 
         Parameters
         ----------
@@ -320,8 +332,9 @@ class NativeDecode:
 
         Returns
         -------
-        int64 positions, ascending, the coming token's the last, and what lands of them; None, and
-        nothing is done, where the choice is not one that the native library makes over its tables.
+        int64 positions, ascending, the coming token's the last, and what lands of them, or who
+        chooses them; None, and nothing is done, where the choice is not one that the native library
+        makes over its tables.
 
         Raises
         ------
@@ -347,6 +360,19 @@ class NativeDecode:
                 if own is None:
                     return None
                 held, started = sequence.tell(layer), time.perf_counter_ns()
+                if self._may_choose_aside(layer, sequence, past):
+                    words = sequence.described[layer][1]
+                    held = (
+                        held,
+                        sequence,
+                        words,
+                        [one.layers[layer].shadow for one in sequence.segments],
+                    )
+                    choice = ChoiceAhead(self._library, layer, positions, own, words, held)
+                    choice.begin(
+                        self._choosing_number, sequence.table_addresses[layer], ahead.address
+                    )
+                    return choice
                 # While rows of the layer move nobody may look where they are.
                 is_still = self._pools.is_still(layer)
                 is_hot = self._library.decode(
@@ -386,6 +412,23 @@ class NativeDecode:
             self._addresses = np.empty(2 * both.count, np.uint64)
             self._places = self._positions.ctypes.data, self._addresses.ctypes.data
         return True
+
+    def _may_choose_aside(self, layer: int, sequence: Sequence, past: int) -> bool:
+        """Say whether another thread may choose while this one goes on, and gains time by it.
+
+        It may where what it looks at stays as it is until the layer's turn: no segment of the
+        sequence begins or becomes full with the token that comes, and its group goes on. It gains
+        where the layer's rows are all hot, as far as that is known, and nothing is to be read.
+        """
+        inside = past % self._segment_tokens
+        return (
+            self._ahead.step.threads > 1
+            and not self._is_recorded
+            and past % GROUP_TOKENS != 0
+            and 0 < inside < self._segment_tokens - 1
+            and self._newest_step >= self._aside_from
+            and self._pools.layers[layer].used_rows >= past & -GROUP_TOKENS
+        )
 
     def _tell_query(self, step: DecodeStep, query: torch.Tensor) -> bool:
         """Say where a query lies; False where the library cannot read it, or others refuse it."""

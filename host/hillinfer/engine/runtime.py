@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from hillinfer.devices.opening import DEVICES, OpenDevice
 from hillinfer.drive.calls import DriveCalls
 from hillinfer.engine.budget_growth import BudgetGrowth
+from hillinfer.engine.choice_ahead import ChoiceAhead
 from hillinfer.engine.opening import open_parts
 from hillinfer.engine.selection import Sets
 from hillinfer.gpu.copies import CopiedRows, packed_rows
@@ -339,6 +340,9 @@ class Runtime:
         )
         if is_quick and self.decode is not None:
             chosen = self.decode.choose_next(layer, sequence, query, scaling)
+            if isinstance(chosen, ChoiceAhead):
+                self._pipeline.keep_choice(layer, sequence, chosen)
+                return
             if chosen is not None:
                 self._pipeline.keep(layer, sequence, *chosen)
                 return

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -28,6 +29,9 @@ from hillinfer.trace.recorder import Lane, Recorder
 from hillinfer_model.choices import Scope
 from hillinfer_model.errors import NonFiniteQueryError
 from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
+
+if TYPE_CHECKING:
+    from hillinfer.engine.choice_ahead import ChoiceAhead
 
 Sets = list[NDArray[np.int64]]
 # Scoring of one layer, as the native library counts it in bytes (`Shape::work_bytes`), that is done
@@ -158,11 +162,13 @@ class TokenSelection:
 
         It does where the processor scores little, and waits for neither a device nor a drive.
         """
-        return (
-            self._is_fast
-            and sequence.lengths[layer] * self._token_work <= QUICK_BYTES
-            and not any(segment.layers[layer].slot is not None for segment in sequence.segments)
-        )
+        if not self._is_fast or sequence.lengths[layer] * self._token_work > QUICK_BYTES:
+            return False
+        # A generator takes five times as long, at every layer.
+        for segment in sequence.segments:  # noqa: SIM110
+            if segment.layers[layer].slot is not None:
+                return False
+        return True
 
     def announced(
         self,
@@ -336,6 +342,8 @@ class PrefetchPipeline:
         self._ahead: dict[tuple[int, int], Future[Ahead]] = {}
         # Chosen in the caller's own thread.
         self._known: dict[tuple[int, int], Ahead] = {}
+        # In one of the native library's.
+        self._choices: dict[tuple[int, int], ChoiceAhead] = {}
 
     def announce(
         self, layer: int, sequence: Sequence, past: int, select: Callable[[], Sets]
@@ -386,6 +394,10 @@ class PrefetchPipeline:
         """Keep what was chosen for a layer that comes next until `take`, and what lands of it."""
         self._known[layer, id(sequence)] = Ahead([positions], landed, None)
 
+    def keep_choice(self, layer: int, sequence: Sequence, choice: ChoiceAhead) -> None:
+        """Keep what is being chosen of rows that are all hot, until `take`."""
+        self._choices[layer, id(sequence)] = choice
+
     def announced(self, layer: int, sequence: Sequence) -> Ahead | None:
         """Return what was announced of a layer, once it is selected; None where nothing was.
 
@@ -395,6 +407,10 @@ class PrefetchPipeline:
             What went wrong while selecting.
         """
         key = layer, id(sequence)
+        choice = self._choices.get(key)
+        if choice is not None:
+            self._known[key] = Ahead([choice.positions()], None, None)
+            del self._choices[key]
         known = self._known.get(key)
         if known is not None:
             return known
@@ -425,14 +441,21 @@ class PrefetchPipeline:
             wait(self._ahead.values())
             self._ahead.clear()
         self._known.clear()
+        self._drop_choices()
         if self._copies is not None:
             self._copies.settle()
         if self._prefetch.unclaimed:
             self._prefetch.abandon_unclaimed()
 
     def close(self) -> None:
-        """Stop the scoring thread."""
+        """Stop the scoring thread, and wait for what is being chosen."""
+        self._drop_choices()
         self._scoring.shutdown(cancel_futures=True)
+
+    def _drop_choices(self) -> None:
+        for choice in self._choices.values():
+            choice.drop()
+        self._choices.clear()
 
     def _work(self, layer: int, sequence: Sequence, past: int, select: Callable[[], Sets]) -> Ahead:
         sets = select()

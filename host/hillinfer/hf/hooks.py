@@ -15,7 +15,6 @@ from typing import Any, cast
 
 import torch
 from transformers import PreTrainedModel
-from transformers.models.llama.modeling_llama import rotate_half
 
 from hillinfer.errors import CacheUseError, ColdPoolError, SettingsError, UnsupportedFeatureError
 from hillinfer.hf import attention
@@ -250,7 +249,9 @@ class RotaryPredictor(QueryPredictor):
         query = query.transpose(1, 2)
         # What `apply_rotary_pos_emb` does to a query, without a key to turn beside it.
         cosines, sines = rotary[0].unsqueeze(1), rotary[1].unsqueeze(1)
-        turned: torch.Tensor = query * cosines + rotate_half(query) * sines
+        first, second = query.chunk(2, -1)
+        half_turned = torch.cat((-second, first), -1)
+        turned: torch.Tensor = query * cosines + half_turned * sines
         return turned
 
     def scaling(self, layer: Any) -> float:
@@ -386,8 +387,9 @@ class _Announce(ModelHook):
             return
         following, predictor = self._following, self._predictor
         query = predictor.predict(following, hidden, kwargs.get("position_embeddings"))
-        with cache.spans.announce():
-            cache.announce(self._number, query, predictor.scaling(following))
+        cache.spans.announce()
+        cache.announce(self._number, query, predictor.scaling(following))
+        cache.spans.go_on()
 
     _left_out = torch.compiler.disable(__call__)  # type: ignore[no-untyped-call]
 

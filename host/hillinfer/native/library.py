@@ -66,7 +66,7 @@ HOW_TO_BUILD = (
     "tree or install HillInfer again"
 )
 
-_INTERFACE_VERSION = 11
+_INTERFACE_VERSION = 12
 _POINTER = ctypes.c_void_p
 _INT = ctypes.c_int32
 _LONG = ctypes.c_int64
@@ -115,6 +115,8 @@ _SIGNATURES = {
     # Every layer calls these at every step: a plain address takes a tenth of a reference's time.
     "hillinfer_store_token": (_LONG, [*[_POINTER] * 2, _INT, _POINTER, _LONG, _POINTER, _LONG]),
     "hillinfer_choose_tokens": (_INT, [_INT, *[_POINTER] * 4]),
+    "hillinfer_choose_begin": (_INT, [_INT, *[_POINTER] * 3, ctypes.POINTER(_POINTER)]),
+    "hillinfer_choose_end": (_INT, [_POINTER]),
     "hillinfer_attend_tokens": (_INT, [_INT, *[_POINTER] * 4, _LONG, *[_POINTER] * 2]),
     "hillinfer_decode_step": (_INT, [_INT, *[_POINTER] * 6]),
     "hillinfer_crc32c": (None, [_POINTER, _LONG, _LONG, *[_POINTER] * 2]),
@@ -357,6 +359,33 @@ class NativeLibrary:
             raise IndexError(_NOWHERE)
         self._check(name, outcome)
         return True
+
+    def begin_choice(self, variant: int, table: int, step: int, positions: int) -> int:
+        """Begin to choose tokens in a thread of the library's; see host/native/decode_step.cpp.
+
+        Parameters
+        ----------
+        variant
+            Number of the instruction set.
+        table, step, positions
+            Addresses; what the table points to, and the positions, live until the choice ends.
+
+        Returns
+        -------
+        What `end_choice` is to be given, once.
+        """
+        ahead = ctypes.c_void_p()
+        # It takes a few microseconds.
+        begun = self._holding.hillinfer_choose_begin(
+            variant, table, step, positions, ctypes.byref(ahead)
+        )
+        self._check("hillinfer_choose_begin", begun)
+        assert ahead.value is not None
+        return ahead.value
+
+    def end_choice(self, choice: int) -> None:
+        """Return once tokens are chosen; raises as `call` does."""
+        self._check("hillinfer_choose_end", self._functions.hillinfer_choose_end(choice))
 
     def store_token(self, *arguments: int) -> int:
         """Store the row of a token; see host/native/decode_step.h. It takes a microsecond."""

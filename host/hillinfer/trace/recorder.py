@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple, Protocol
@@ -150,11 +150,12 @@ class ForwardSpans:
         self._tokens = tokens
         self._started = self._resumed = time.perf_counter_ns()
 
-    @contextmanager
-    def announce(self) -> Iterator[None]:
-        """Enclose what a predicted query sets going, in the middle of the model's time."""
+    def announce(self) -> None:
+        """Leave the model for what a predicted query sets going; `go_on` follows."""
         self._leave_model()
-        yield
+
+    def go_on(self) -> None:
+        """Note that the model goes on after it."""
         self._resumed = time.perf_counter_ns()
 
     def store(self, layer: int) -> AbstractContextManager[None]:

@@ -26,14 +26,17 @@ VARIABLES = {
     "OMP_NUM_THREADS": "1",
     "PYTHONPATH": os.pathsep.join([str(RUN.parents[1]), os.environ.get("PYTHONPATH", "")]),
 }
+_AVX512 = {
+    "150": "9895fbed0e067703",
+    "1100": "f8a9107c08f1db63",
+    "2300": "569bab7478fbfa32",
+    "session": "3aba65c433375e0d",
+}
 # By the processor's vendor and what the native library computes with.
 RECORDED = {
-    ("GenuineIntel", "avx512vnni"): {
-        "150": "9895fbed0e067703",
-        "1100": "f8a9107c08f1db63",
-        "2300": "569bab7478fbfa32",
-        "session": "3aba65c433375e0d",
-    },
+    ("GenuineIntel", "avx512vnni"): _AVX512,
+    # A Zen 4.
+    ("AuthenticAMD", "avx512vnni"): _AVX512,
 }
 
 
