@@ -56,10 +56,15 @@ class Run:
 
     def __init__(self, cold_dir, tokens=1100):
         byte_count = Budget.ALL_HOT.byte_count(SHAPE, CHOSEN, tokens + 100)
-        self.runtime = Runtime(SHAPE, CHOSEN, byte_count, cold_dir)
-        self.sequence = self.runtime.open_sequence()
         self.sets = []
-        self.runtime.watch_selected = lambda layer, length, sets: self.sets.append(sets[0].copy())
+        self.runtime = Runtime(
+            SHAPE,
+            CHOSEN,
+            byte_count,
+            cold_dir,
+            observe_selected=lambda layer, length, sets: self.sets.append(sets[0].copy()),
+        )
+        self.sequence = self.runtime.open_sequence()
         self.runtime.begin_step()
         for layer in range(LAYERS):
             keys, values = states(layer, tokens - 1)

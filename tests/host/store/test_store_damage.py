@@ -156,7 +156,7 @@ import sys
 sys.path[:0] = sys.argv[2].split(":")
 from hillinfer_bench.storing.made_prompts import namespace, prompt, put
 from hillinfer.store.store import Store
-with Store(sys.argv[1]) as store:
+with Store(sys.argv[1], eviction="lru") as store:
     print("open", flush=True)
     for seed in range(int(sys.argv[3]), 10**6, 2):
         put(store, namespace(), prompt(seed, 1500), step=256)

@@ -190,7 +190,8 @@ def _forked_writer(place: Path, first: int, kill_at: int) -> tuple[int, int]:
 
 def _write_until_killed(place: Path, first: int, kill_at: int, pipe: int) -> NoReturn:
     try:
-        with Store(place, calls=CountedCalls(kill_at, _die)) as store:
+        # What was stored last stays: only older ones may be missing afterwards.
+        with Store(place, "lru", calls=CountedCalls(kill_at, _die)) as store:
             for number in range(first, first + 500):
                 if put(store, SPACE, prompt(number, _TOKENS), step=256) == _FOUND:
                     os.write(pipe, f"{number}\n".encode())
