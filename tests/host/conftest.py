@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models on a drive and budgets that the host's tests share."""
 
+import sys
+
 import pytest
 
 
@@ -35,3 +37,14 @@ def hub_cache(monkeypatch, tmp_path):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     return tmp_path / "hub"
+
+
+@pytest.fixture(autouse=True)
+def threads_of_torch():
+    """Fail a test that leaves torch with other threads: forks of a later one would hang in it."""
+    before = sys.modules["torch"].get_num_threads() if "torch" in sys.modules else None
+    yield
+    if before is not None:
+        after = sys.modules["torch"].get_num_threads()
+        sys.modules["torch"].set_num_threads(before)
+        assert after == before, f"torch was left with {after} threads, not {before}"

@@ -102,6 +102,7 @@ def run(tmp_path):
 
 
 @pytest.mark.parametrize("spoil", [None, 0.0])
+@pytest.mark.usefixtures("two_threads")
 def test_sets_and_outputs_are_those_of_one_thread(tmp_path, spoil):
     told = []
     for threads in (1, 2):
