@@ -114,6 +114,9 @@ def in_the_gather_thread(model, cache, calls):
 
 
 def in_the_writing_thread(model, cache, calls):
+    # What was written before must not have one of both buffers still: this feed wants them.
+    for layer in range(TINY.layers):
+        cache.engine.runtime.parts.store.settle_all(layer)
     calls.thread = "hillinfer-write"
     feed(model, cache, IDS[:, :64])
 
