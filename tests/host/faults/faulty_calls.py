@@ -60,6 +60,7 @@ FAULTS: dict[str, tuple[Fault, ...]] = {
     "ring_enter": (*_ERRORS, Fault.EAGAIN),
     "read_done": (*_ERRORS, *_PARTS),
     "size": (Fault.EIO, Fault.DELAY),
+    "allocate": (*_ERRORS, *_SPACE),
     "fsync": (*_ERRORS, *_SPACE),
     "fdatasync": (*_ERRORS, *_SPACE),
     "lock": (Fault.EIO, Fault.DELAY),
