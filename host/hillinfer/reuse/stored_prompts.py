@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from hillinfer.drive.files import aligned_buffer
-from hillinfer.errors import CacheUseError
+from hillinfer.errors import CacheUseError, HillInferError
 from hillinfer.generate.answering import Generation
 from hillinfer.generate.run_report import StoreFacts
 from hillinfer.hf.cache import HillInferCache
@@ -231,6 +231,7 @@ class StoredPrompts:
     ) -> int:
         found = self._store.find(self.namespace, ids, self._salt)
         stored = 0 if found is None else found.tokens
+        writer = None
         try:
             writer = self._store.writer(self.namespace, ids, found, self._salt)
             if writer is None:
@@ -250,9 +251,10 @@ class StoredPrompts:
                     writer.write(layer, start // GROUP_TOKENS, own)
                 writer.publish(stop)
                 start = stop
-            writer.close()
             return writer.published_tokens
         finally:
+            if writer is not None:
+                writer.close()
             if found is not None:
                 found.close()
 
@@ -295,11 +297,17 @@ class StoredGeneration(Generation):
         super().read(token_ids[start:], lambda done: on_progress(start + done))
         seconds = (time.perf_counter() - begun) * len(token_ids) / (len(token_ids) - start)
         begun = time.perf_counter()
-        stored = self._prompts.keep_from(self.cache, token_ids, seconds)
+        stored, failure = start, told.failure
+        try:
+            stored = self._prompts.keep_from(self.cache, token_ids, seconds)
+        except HillInferError as error:
+            # Rows that cannot be read back are not stored; the answer does not wait for that.
+            failure = failure or str(error)
         self.read_from_store = StoreFacts(
             **asdict(told)
             | {
                 "stored_tokens": max(0, stored - start),
+                "failure": failure,
                 "store_seconds": time.perf_counter() - begun,
             }
         )

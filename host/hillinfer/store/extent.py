@@ -256,41 +256,11 @@ def read_header(page: bytes, pool: bytes) -> tuple[Header, int] | None:
     content, (crc,) = page[: PAGE_BYTES - _CRC.size], _CRC.unpack(page[-_CRC.size :])
     if checksum(content) != crc:
         return None
-    (
-        _,
-        version,
-        has_shadow,
-        own_pool,
-        namespace,
-        parent,
-        key,
-        generation,
-        position,
-        groups,
-        layers,
-        row_bytes,
-        shadow_bytes,
-        cost,
-        turn,
-        body_crc,
-    ) = _HEADER.unpack_from(content)
-    if version != STORE_VERSION or own_pool != pool or not 0 < groups <= CHUNK_GROUPS:
+    _, version, has_shadow, *fields, body_crc = _HEADER.unpack_from(content)
+    # In the order in which `Header` has them.
+    header = Header(*fields, bool(has_shadow))
+    if version != STORE_VERSION or header.pool != pool or not 0 < header.groups <= CHUNK_GROUPS:
         return None
-    header = Header(
-        own_pool,
-        namespace,
-        parent,
-        key,
-        generation,
-        position,
-        groups,
-        layers,
-        row_bytes,
-        shadow_bytes,
-        cost,
-        turn,
-        bool(has_shadow),
-    )
     return header, body_crc
 
 

@@ -116,11 +116,6 @@ class Index:
             )
         return found
 
-    def covered(self, keys: Sequence[bytes]) -> int:
-        """Return how many of a prompt's first groups are stored, without leasing any."""
-        with self._database.transaction() as db:
-            return sum(groups for _, groups in self._longest(db, keys))
-
     def release(self, owner: int, chunks: Iterable[int]) -> None:
         """End one lease of each of some chunks."""
         with self._database.transaction() as db:

@@ -133,15 +133,10 @@ class StoredPrefix:
         """Bytes of its rows in all layers."""
         return self.tokens * self.shape.layers * self.shape.row_bytes
 
-    def stream(self, first_layer: int = 0) -> Iterator[tuple[int, int, NDArray[np.uint8]]]:
+    def stream(self) -> Iterator[tuple[int, int, NDArray[np.uint8]]]:
         """Yield all rows, layer by layer, as the drive gives them in long reads.
 
         Checked: what is not as it was written is not yielded.
-
-        Parameters
-        ----------
-        first_layer
-            Where to begin.
 
         Yields
         ------
@@ -153,7 +148,7 @@ class StoredPrefix:
         OSError, WrongBytesError
             Where a drive fails or gives other bytes.
         """
-        pieces = list(self._pieces(first_layer))
+        pieces = list(self._pieces())
         most = max((piece.stop - piece.first) * len(piece.chunks) for piece in pieces)
         for piece, buffer in self._read_ahead(pieces, most * self.shape.object_bytes):
             for layer in range(piece.first, piece.stop):
@@ -234,12 +229,12 @@ class StoredPrefix:
 
     # --- inside ----------------------------------------------------------------------------
 
-    def _pieces(self, first_layer: int) -> Iterator[_Piece]:
+    def _pieces(self) -> Iterator[_Piece]:
         """Cut the prefix into reads of neighbouring layers and chunks."""
         size, layers = self.shape.object_bytes, self.shape.layers
         joined = max(1, _JOINED_BYTES // size)
         together = max(1, _WINDOW_BYTES // (joined * size))
-        for layer in range(first_layer, layers, joined):
+        for layer in range(0, layers, joined):
             numbers = iter(range(len(self.chunks)))
             while part := list(islice(numbers, together)):
                 stop = min(layer + joined, layers)

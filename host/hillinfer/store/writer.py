@@ -6,7 +6,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,33 +16,8 @@ from hillinfer.store.extent import ExtentShape, Header, Sheet, group_sums, salts
 from hillinfer.store.keys import CHUNK_GROUPS, CHUNK_TOKENS, TOKEN_TYPE, Namespace, group_keys
 from hillinfer.store.pool_files import PoolFile
 from hillinfer.store.prefix import StoredPrefix
+from hillinfer.store.room import ExtentRoom
 from hillinfer_model.kernel_spec import GROUP_TOKENS
-
-
-class Room(Protocol):
-    """What a writer asks its store for."""
-
-    def begin(
-        self,
-        namespace: Namespace,
-        position: int,
-        parent: int | None,
-        parent_key: bytes,
-        target: bytes,
-    ) -> Chunk | None:
-        """Return an extent to fill; None where there is no room for it."""
-
-    def extend(self, number: int, target: bytes) -> bool:
-        """Say whether a chunk may be filled further by this process."""
-
-    def generation(self) -> int:
-        """Return a number higher than any that a header has."""
-
-    def publish(self, written: Sequence[tuple[int, Header, Sequence[bytes]]]) -> None:
-        """Let everybody find chunks that are on their drives."""
-
-    def end_writing(self, chunks: Sequence[int]) -> None:
-        """Let chunks go; what was not published is thrown away."""
 
 
 @dataclass
@@ -103,7 +77,7 @@ class PrefixWriter:
 
     def __init__(
         self,
-        room: Room,
+        room: ExtentRoom,
         files: Sequence[PoolFile],
         pool: bytes,
         namespace: Namespace,
