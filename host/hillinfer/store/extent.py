@@ -258,7 +258,7 @@ def read_header(page: bytes, pool: bytes) -> tuple[Header, int] | None:
         return None
     _, version, has_shadow, *fields, body_crc = _HEADER.unpack_from(content)
     # In the order in which `Header` has them.
-    header = Header(*fields, bool(has_shadow))
+    header = Header(*[*fields, bool(has_shadow)])
     if version != STORE_VERSION or header.pool != pool or not 0 < header.groups <= CHUNK_GROUPS:
         return None
     return header, body_crc
