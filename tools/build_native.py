@@ -40,6 +40,7 @@ COMMON: dict[str, list[str]] = {
     "promotion": [],
     "read_plan": [],
     "ring": [],
+    "attending": [],
     "attention": _ANY_FLOAT,
     "attention_api": [],
     "attention_portable": _ANY_FLOAT,
@@ -47,6 +48,7 @@ COMMON: dict[str, list[str]] = {
     "row_places": [],
     "row_products": _ANY_FLOAT,
     "row_sums": [],
+    "tables": [],
 }
 _X86 = {
     "avx2": ["-mavx2"],

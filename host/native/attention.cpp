@@ -75,6 +75,20 @@ struct Item {
     HeadRange range;  // Of the layer.
 };
 
+// KV heads that are worked on together. Fewer where chunks are few, so that all threads end at about
+// the same time; how many makes no difference to a head.
+int heads_together(const Attention& attention, int kv_heads, int chunks, int threads) {
+    const size_t head_bytes = std::max<size_t>(attention.head_bytes(), 1);
+    int together = std::clamp<int>(int(std::min<size_t>(kRangeBytes / head_bytes,
+                                                        kMostHeads / attention.group_size)),
+                                   1, kv_heads);
+    while (threads > 1 && together > 1 &&
+           int64_t(chunks) * ((kv_heads + together - 1) / together) < kThreadItems * threads) {
+        together = (together + 1) / 2;
+    }
+    return together;
+}
+
 class Wave {
 public:
     Wave(const AttentionKernels& kernels, const Attention& attention, int64_t sets,
@@ -84,12 +98,7 @@ public:
           state_(state),
           set_kv_heads_(int(attention.kv_heads / sets)),
           set_heads_(set_kv_heads_ * attention.group_size),
-          padded_dim_(attention.padded_dim()) {
-        const size_t head_bytes = std::max<size_t>(attention.head_bytes(), 1);
-        range_heads_ = std::clamp<int>(int(std::min<size_t>(kRangeBytes / head_bytes,
-                                                            kMostHeads / attention.group_size)),
-                                       1, set_kv_heads_);
-    }
+          padded_dim_(attention.padded_dim()) {}
 
     void run(std::vector<RowSet>& sets) {
         take_chunks(sets);
@@ -98,7 +107,8 @@ public:
             bytes += chunk.count * int64_t(set_kv_heads_ * attention_.head_bytes() * 2);
         }
         const int threads = worthwhile_threads(attention_.threads, bytes);
-        const int together = heads_together(threads);
+        const int together =
+            heads_together(attention_, set_kv_heads_, int(chunks_.size()), threads);
         std::vector<Item> items;
         for (const Chunk& chunk : chunks_) {
             for (int head = 0; head < set_kv_heads_; head += together) {
@@ -121,18 +131,6 @@ public:
     }
 
 private:
-    // Fewer where chunks are few, so that all threads end at about the same time; how many makes no
-    // difference to a head.
-    int heads_together(int threads) const {
-        int together = range_heads_;
-        while (threads > 1 && together > 1 &&
-               int64_t(chunks_.size()) * ((set_kv_heads_ + together - 1) / together) <
-                   kThreadItems * threads) {
-            together = (together + 1) / 2;
-        }
-        return together;
-    }
-
     Partial open(int set) const { return state_.open.from(set * set_heads_, padded_dim_); }
 
     // The first chunk continues what is open; the others get memory of their own.
@@ -178,7 +176,6 @@ private:
     const int set_kv_heads_;
     const int set_heads_;
     const int padded_dim_;
-    int range_heads_;
     std::vector<Chunk> chunks_;
     std::unique_ptr<float[]> memory_;
 };
@@ -235,6 +232,96 @@ void attention_result(const AttentionKernels& kernels, const Attention& attentio
             *out++ = total.outputs[size_t(head) * padded_dim + place] / total.sums[head];
         }
     }
+}
+
+ComingRows::ComingRows(const AttentionKernels& kernels, const Attention& attention, void* memory,
+                       const uint64_t* rows, int64_t count)
+    : kernels_(&kernels), attention_(&attention), state_(memory), rows_(rows) {
+    const State state(attention, memory);
+    const int heads = attention.query_heads(), padded_dim = attention.padded_dim();
+    int64_t before = state.open_rows[0];
+    for (int64_t first = 0; first < count;) {
+        const int64_t own = std::min(kChunkRows - before, count - first);
+        chunks_.push_back({first, own, 0, before, {}});
+        first += own;
+        before = 0;
+    }
+    const size_t floats = State::floats(attention);
+    memory_.reset(new float[floats * chunks_.size()]);
+    for (size_t i = 0; i < chunks_.size(); ++i) {
+        chunks_[i].partial = partial_in(memory_.get() + floats * i, heads);
+        if (i) {
+            clear(chunks_[i].partial, heads, padded_dim);
+        } else {
+            copy(chunks_[i].partial, state.open, heads, padded_dim);
+        }
+    }
+}
+
+// How many rows of a chunk may be attended to by now: whole tiles, or all.
+int64_t ComingRows::ready(const Chunk& chunk) const {
+    int64_t here = chunk.done;
+    while (here < chunk.count && __atomic_load_n(rows_ + chunk.first + here, __ATOMIC_ACQUIRE)) {
+        ++here;
+    }
+    return here == chunk.count ? here
+                               : (chunk.before + here) / kTileRows * kTileRows - chunk.before;
+}
+
+void ComingRows::advance() {
+    const Attention& attention = *attention_;
+    const int kv_heads = attention.kv_heads, padded_dim = attention.padded_dim();
+    std::vector<int64_t> stops;
+    int64_t rows = 0;
+    for (const Chunk& chunk : chunks_) {
+        stops.push_back(std::max(ready(chunk), chunk.done));
+        rows += stops.back() - chunk.done;
+    }
+    if (!rows) {
+        return;
+    }
+    const int64_t bytes = rows * int64_t(2 * kv_heads * attention.head_bytes());
+    const int threads = worthwhile_threads(attention.threads, bytes);
+    const int chunks = int(chunks_.size());
+    const int together = heads_together(attention, kv_heads, chunks, threads);
+    const int ranges = (kv_heads + together - 1) / together;
+    const State state(attention, state_);
+    run_parallel(threads, int64_t(chunks) * ranges, [&](int64_t number, int) {
+        const Chunk& chunk = chunks_[size_t(number / ranges)];
+        const int64_t count = stops[size_t(number / ranges)] - chunk.done;
+        if (!count) {
+            return;
+        }
+        const int first = int(number % ranges) * together;
+        const HeadRange range{first, std::min(together, kv_heads - first)};
+        const int head = first * attention.group_size;
+        kernels_->add_rows(attention, state.query + size_t(head) * padded_dim, range,
+                           rows_ + chunk.first + chunk.done, count,
+                           chunk.partial.from(head, padded_dim));
+    });
+    for (size_t i = 0; i < chunks_.size(); ++i) {
+        chunks_[i].done = stops[i];
+    }
+}
+
+bool ComingRows::end() {
+    for (const Chunk& chunk : chunks_) {
+        if (chunk.done < chunk.count) {
+            return false;
+        }
+    }
+    const State state(*attention_, state_);
+    const int heads = attention_->query_heads(), padded_dim = attention_->padded_dim();
+    for (const Chunk& chunk : chunks_) {
+        copy(state.open, chunk.partial, heads, padded_dim);
+        state.open_rows[0] += int32_t(chunk.count);
+        if (state.open_rows[0] == kChunkRows) {
+            kernels_->merge(state.total, state.open, heads, padded_dim);
+            clear(state.open, heads, padded_dim);
+            state.open_rows[0] = 0;
+        }
+    }
+    return true;
 }
 
 void attend(const AttentionKernels& kernels, const Attention& attention, RowSet rows, float* out) {

@@ -8,6 +8,8 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <vector>
 
 namespace hillinfer {
 
@@ -99,6 +101,42 @@ void attention_result(const AttentionKernels& kernels, const Attention& attentio
                       const void* state, float* out);
 // Output of one set of rows, all here, at least one.
 void attend(const AttentionKernels& kernels, const Attention& attention, RowSet rows, float* out);
+
+// Rows of one set that follow those a state has, and come while others are attended to. Every chunk has
+// a softmax of its own that takes its tiles in order, so bits do not depend on when a row comes.
+class ComingRows {
+public:
+    // `rows` has addresses, 0 for a row that is not here; whoever brings one writes its address, from
+    // any thread. All but the last rows of a state are whole tiles.
+    ComingRows(const AttentionKernels& kernels, const Attention& attention, void* state,
+               const uint64_t* rows, int64_t count);
+    ComingRows(ComingRows&&) = default;
+
+    // Attends to those tiles of each chunk that are here, up to the first that is not.
+    void advance();
+
+    // Adds the rows to the state, which was as before until now; false, and nothing is done, where
+    // some are not attended to.
+    bool end();
+
+private:
+    struct Chunk {
+        int64_t first;
+        int64_t count;
+        int64_t done;
+        int64_t before;  // Rows of the state's open chunk, which this one goes on with.
+        Partial partial;
+    };
+
+    int64_t ready(const Chunk& chunk) const;
+
+    const AttentionKernels* kernels_;
+    const Attention* attention_;
+    void* state_;
+    const uint64_t* rows_;
+    std::vector<Chunk> chunks_;
+    std::unique_ptr<float[]> memory_;
+};
 
 // For rows that are keys alone: out[head * stride + row] of every query head.
 void inner_products(const AttentionKernels& kernels, const Attention& attention,

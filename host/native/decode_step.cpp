@@ -115,7 +115,7 @@ const float* widened(const DecodeStep& step, std::vector<float>& memory) {
     return memory.data();
 }
 
-void code_tail(const Kernels& kernels, const LayerTable& table, const DecodeStep& step) {
+void code_tail(const Kernels& kernels, LayerTable& table, const DecodeStep& step) {
     const Shape& shape = step.shape;
     Segment& segment = table.segments[table.segment_count - 1];
     const int64_t base = (table.segment_count - 1) * shape.segment_tokens;
@@ -141,13 +141,13 @@ void code_tail(const Kernels& kernels, const LayerTable& table, const DecodeStep
         }
         kernels.encode(shape, keys, stride, shape.head_dim, 1, segment,
                        const_cast<uint8_t*>(segment.shadow), first - base, stop - first);
-        segment.tokens = stop - base;
+        table.coded = segment.tokens = stop - base;
     }
 }
 
 }  // namespace
 
-int64_t store_token(const LayerTable& table, const Shape& shape, int32_t number_type,
+int64_t store_token(LayerTable& table, const Shape& shape, int32_t number_type,
                     const void* keys, int64_t key_stride, const void* values,
                     int64_t value_stride) {
     const int64_t place = table.length % kGroupTokens;
@@ -167,10 +167,12 @@ int64_t store_token(const LayerTable& table, const Shape& shape, int32_t number_
         }
     }
     std::fill(out, end, uint16_t(0));
+    table.held = table.length - place;
+    ++table.length;
     return overflows;
 }
 
-bool choose_tokens(const Kernels& kernels, const LayerTable& table, DecodeStep& step,
+bool choose_tokens(const Kernels& kernels, LayerTable& table, DecodeStep& step,
                    int64_t* positions) {
     code_tail(kernels, table, step);
     step.coded_at = now();
@@ -202,41 +204,68 @@ void tally(const LayerTable& table, const DecodeStep& step, const int64_t* posit
 
 Found find_selected(const LayerTable& table, const PoolTable& pool, const DecodeStep& step,
                     const int64_t* positions, int64_t count, bool ahead, uint64_t* addresses) {
-    const int64_t settled = table.length / kGroupTokens * kGroupTokens;
-    const Places places{positions,
-                        count,
-                        settled,
-                        ahead ? settled : table.held,
-                        table.length,
-                        uint64_t(reinterpret_cast<uintptr_t>(table.tail)),
-                        table.groups,
-                        table.group_count,
-                        pool.slot_of_row,
-                        pool.row_count,
-                        ahead ? nullptr : pool.stamps,
-                        pool.slots,
-                        table.row_bytes,
-                        step.step};
+    Places places = places_of(table, pool, positions, count, ahead ? -1 : step.step);
+    if (ahead) {
+        places.held = places.settled;
+    }
     return find_rows(places, addresses);
+}
+
+void list_misses(const LayerTable& table, const int64_t* positions, int64_t count,
+                 uint64_t* addresses, Misses& misses) {
+    misses.count = misses.arrived = 0;
+    std::vector<int64_t> rest;
+    const auto list = [&](int64_t number, int64_t place) {
+        const int64_t position = positions[number], at = misses.count++;
+        misses.numbers[at] = number;
+        misses.rows[at] = table.groups[position / kGroupTokens] * kGroupTokens +
+                          position % kGroupTokens;
+        misses.places[at] = place;
+        misses.positions[at] = int32_t(position);
+        misses.hits[at] = position < table.hit_count ? table.hits[position] : uint16_t(0);
+    };
+    int64_t next = 0;
+    for (int64_t number = 0; number < count; ++number) {
+        if (addresses[number]) {
+            continue;
+        }
+        while (next < misses.landed_count && misses.landed_positions[next] < positions[number]) {
+            ++next;
+        }
+        if (next < misses.landed_count && misses.landed_positions[next] == positions[number]) {
+            const int64_t place = misses.landed_places[next];
+            addresses[number] = misses.landed + uint64_t(place * table.row_bytes);
+            list(number, place);
+        } else {
+            rest.push_back(number);
+        }
+    }
+    misses.arrived = misses.count;
+    for (const int64_t number : rest) {
+        list(number, misses.count - misses.arrived);
+    }
+}
+
+Attention attention_of(const DecodeStep& step, std::vector<float>& memory) {
+    return {widened(step, memory), step.shape.kv_heads, step.group_size, step.shape.head_dim,
+            step.stored_type,      step.scaling,        step.threads};
 }
 
 void attend_selected(const AttentionKernels& kernels, const DecodeStep& step,
                      const uint64_t* addresses, int64_t count, float* out) {
     std::vector<float> memory;
-    const Attention attention{widened(step, memory), step.shape.kv_heads, step.group_size,
-                              step.shape.head_dim,   step.stored_type,    step.scaling,
-                              step.threads};
-    attend(kernels, attention, {addresses, count}, out);
+    attend(kernels, attention_of(step, memory), {addresses, count}, out);
 }
 
 // A choice that another thread makes, with all that it was asked.
 struct ChoiceAhead {
-    ChoiceAhead(const Kernels& kernels, const LayerTable& table, const DecodeStep& asked,
+    ChoiceAhead(const Kernels& kernels, LayerTable& table, const DecodeStep& asked,
                 int64_t* positions)
-        : step(asked), errand([this, &kernels, table, positions] {
+        : step(asked), errand([this, &kernels, &table, seen = table, positions]() mutable {
               bool finite = true;
-              outcome = guarded([&] { finite = choose_tokens(kernels, table, step, positions); });
+              outcome = guarded([&] { finite = choose_tokens(kernels, seen, step, positions); });
               outcome = finite ? outcome : kNotFinite;
+              table.coded = seen.coded;
           }) {
         const float* const from = widened(asked, query);
         if (query.empty()) {
@@ -261,7 +290,7 @@ struct ChoiceAhead {
 using namespace hillinfer;
 
 // See decode_step.h.
-HILLINFER_API int64_t hillinfer_store_token(const LayerTable* table, const Shape* shape,
+HILLINFER_API int64_t hillinfer_store_token(LayerTable* table, const Shape* shape,
                                             int32_t number_type, const void* keys,
                                             int64_t key_stride, const void* values,
                                             int64_t value_stride) {
@@ -272,7 +301,7 @@ HILLINFER_API int64_t hillinfer_store_token(const LayerTable* table, const Shape
 
 // Chooses tokens and, where a pool is given, looks whether all that are stored are hot: kCold where
 // one of them is not.
-HILLINFER_API int32_t hillinfer_choose_tokens(int32_t variant, const LayerTable* table,
+HILLINFER_API int32_t hillinfer_choose_tokens(int32_t variant, LayerTable* table,
                                               const PoolTable* pool, DecodeStep* step,
                                               int64_t* positions) {
     bool finite = true;
@@ -293,9 +322,9 @@ HILLINFER_API int32_t hillinfer_choose_tokens(int32_t variant, const LayerTable*
 }
 
 // Begins to choose in a thread of the library's own; `end` must follow and returns what
-// hillinfer_choose_tokens without a pool does. Of what is passed only positions, segments, tail and
-// what segments point to must stay until then.
-HILLINFER_API int32_t hillinfer_choose_begin(int32_t variant, const LayerTable* table,
+// hillinfer_choose_tokens without a pool does. The sequence and the positions must stay until then; of
+// its table only the tail's rows that are there, and the segments.
+HILLINFER_API int32_t hillinfer_choose_begin(int32_t variant, LayerTable* table,
                                              const DecodeStep* step, int64_t* positions,
                                              ChoiceAhead** ahead) {
     return guarded([&] {
@@ -313,13 +342,15 @@ HILLINFER_API int32_t hillinfer_choose_end(ChoiceAhead* ahead) {
 }
 
 // Counts selected positions as hits, finds their rows and, where all of them are in memory, attends
-// to them; else kCold, or kMisplaced for a position that is nowhere. Hits are left alone where the
-// shift is negative: Python counts them.
+// to them; else kCold, or kMisplaced for a position that is nowhere. What was not hot is listed as
+// misses, also where all of it was read ahead. Hits are left alone where the shift is negative: Python
+// counts them.
 HILLINFER_API int32_t hillinfer_attend_tokens(int32_t variant, const LayerTable* table,
                                               const PoolTable* pool, const DecodeStep* step,
                                               const int64_t* positions, int64_t count,
-                                              uint64_t* addresses, float* out) {
+                                              Misses* misses, uint64_t* addresses, float* out) {
     Found found = kAllHot;
+    misses->count = misses->arrived = 0;
     const int32_t outcome = guarded([&] {
         for (int64_t i = 0; i < count; ++i) {
             if (positions[i] < 0 || positions[i] >= table->length) {
@@ -331,6 +362,10 @@ HILLINFER_API int32_t hillinfer_attend_tokens(int32_t variant, const LayerTable*
             tally(*table, *step, positions, count);
         }
         found = find_selected(*table, *pool, *step, positions, count, false, addresses);
+        if (found == kSomeCold) {
+            list_misses(*table, positions, count, addresses, *misses);
+            found = misses->arrived == misses->count ? kAllHot : kSomeCold;
+        }
         if (found == kAllHot) {
             attend_selected(*attention_kernels(variant), *step, addresses, count, out);
         }
@@ -342,13 +377,14 @@ HILLINFER_API int32_t hillinfer_attend_tokens(int32_t variant, const LayerTable*
 }
 
 // Both, one behind the other.
-HILLINFER_API int32_t hillinfer_decode_step(int32_t variant, const LayerTable* table,
+HILLINFER_API int32_t hillinfer_decode_step(int32_t variant, LayerTable* table,
                                             const PoolTable* pool, DecodeStep* step,
-                                            int64_t* positions, uint64_t* addresses, float* out) {
+                                            int64_t* positions, Misses* misses,
+                                            uint64_t* addresses, float* out) {
     const int32_t outcome = hillinfer_choose_tokens(variant, table, nullptr, step, positions);
     if (outcome != kDone) {
         return outcome;
     }
-    return hillinfer_attend_tokens(variant, table, pool, step, positions, step->count, addresses,
-                                   out);
+    return hillinfer_attend_tokens(variant, table, pool, step, positions, step->count, misses,
+                                   addresses, out);
 }

@@ -3,39 +3,18 @@
 // attended to. What is known of a sequence and a pool lies in tables that are kept between calls.
 #pragma once
 #include <cstdint>
+#include <vector>
 
 #include "attention.h"
 #include "kernels.h"
 #include "row_places.h"
+#include "tables.h"
 
 namespace hillinfer {
 
 enum NumberType : int32_t { kFloat32Numbers = 0, kBfloat16Numbers = 1, kFloat16Numbers = 2 };
 
-// The block table of one sequence in one layer, with its hit counts and the descriptors of its
-// shadow. Shared with Python, which updates what changes: the order and types of these fields, and
-// of those below, are part of the C interface.
-struct LayerTable {
-    const int64_t* groups;
-    int64_t group_count;
-    uint8_t* tail;  // Rows from `held` on.
-    int64_t row_bytes;
-    int64_t length;
-    int64_t held;
-    uint16_t* hits;
-    int64_t hit_count;
-    Segment* segments;  // All that are coded; the last one may be open.
-    int64_t segment_count;
-};
-
-// The slots of a layer's hot pool.
-struct PoolTable {
-    const int32_t* slot_of_row;
-    int64_t row_count;
-    int32_t* stamps;
-    uint64_t slots;
-};
-
+// Shared with Python: the order and types of these fields are part of the C interface.
 struct DecodeStep {
     Shape shape;
     const void* query;    // Query heads * head_dim, as the model made it.
@@ -60,13 +39,13 @@ struct DecodeStep {
 // Stores the row of the token at position `length`, whose group it does not open: keys and values of
 // each KV head, of the stored type already or float32 that becomes FP16. Returns how many finite
 // numbers did not fit and became the largest that do.
-int64_t store_token(const LayerTable& table, const Shape& shape, int32_t number_type,
+int64_t store_token(LayerTable& table, const Shape& shape, int32_t number_type,
                     const void* keys, int64_t key_stride, const void* values,
                     int64_t value_stride);
 
 // Codes the keys in the tail that are not coded yet, all of the last segment, and chooses
 // `step.count` positions, a coming token the last of them. False where the query is not finite.
-bool choose_tokens(const Kernels& kernels, const LayerTable& table, DecodeStep& step,
+bool choose_tokens(const Kernels& kernels, LayerTable& table, DecodeStep& step,
                    int64_t* positions);
 
 // Counts positions as hits and lets those of before fade.
@@ -77,6 +56,31 @@ void tally(const LayerTable& table, const DecodeStep& step, const int64_t* posit
 // token that is coming none is stamped, and a group that the newest token filled has left the tail.
 Found find_selected(const LayerTable& table, const PoolTable& pool, const DecodeStep& step,
                     const int64_t* positions, int64_t count, bool ahead, uint64_t* addresses);
+
+// Rows of a selection that are not in memory, and what was read ahead. Shared with Python, as above.
+struct Misses {
+    // What was read ahead: positions, ascending, and which rows from `landed` on they are.
+    const int64_t* landed_positions;
+    const int64_t* landed_places;
+    int64_t landed_count;
+    uint64_t landed;
+    // Of each miss, those that were read ahead first: which of the selection it is, the number of its
+    // row, its place there, position and hits.
+    int64_t* numbers;
+    int64_t* rows;
+    int64_t* places;
+    int32_t* positions;
+    uint16_t* hits;
+    int64_t arrived;
+    int64_t count;
+};
+
+// Lists the rows without an address; those that were read ahead get theirs.
+void list_misses(const LayerTable& table, const int64_t* positions, int64_t count,
+                 uint64_t* addresses, Misses& misses);
+
+// What attention computes for a step; the query's memory is `memory` where it was widened.
+Attention attention_of(const DecodeStep& step, std::vector<float>& memory);
 
 // Attends to rows that are all here; `out` gets query heads * head_dim.
 void attend_selected(const AttentionKernels& kernels, const DecodeStep& step,

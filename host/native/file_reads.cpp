@@ -63,6 +63,9 @@ public:
         for (int i = 0; i < helpers; ++i) {
             start_.notify_one();
         }
+        if (helpers && batch.arrivals) {
+            batch.arrivals->meanwhile();
+        }
         take_reads(batch);
         lock.lock();
         // Whoever has not come by now finds nothing to do.

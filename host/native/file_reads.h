@@ -38,6 +38,9 @@ struct FileReads {
 class Arrivals {
 public:
     virtual void came(int64_t read) = 0;
+    // Whether the caller's thread has something to do while reads are under way, and does it.
+    virtual bool has_work() const { return false; }
+    virtual void meanwhile() {}
 
 protected:
     ~Arrivals() = default;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <optional>
 
 #include "read_plan.h"
 #include "row_sums.h"
@@ -14,9 +15,10 @@ namespace {
 // Runs are copied out as their reads come, while others are under way, by whichever thread has them.
 class Batch final : public Arrivals {
 public:
-    Batch(const Landing& landing, const std::vector<WantedRow>& sorted, const ReadPlan& plan)
-        : landing_(landing), sorted_(sorted), plan_(plan), coming_(plan.runs.size()),
-          wrong_(landing.wrong) {
+    Batch(const Landing& landing, const std::vector<WantedRow>& sorted, const ReadPlan& plan,
+          AttendingRun* attending)
+        : landing_(landing), sorted_(sorted), plan_(plan), attending_(attending),
+          coming_(plan.runs.size()), wrong_(landing.wrong) {
         for (const int64_t run : plan.run_of_read) {
             coming_[size_t(run)].fetch_add(1, std::memory_order_relaxed);
         }
@@ -26,6 +28,14 @@ public:
         const int64_t run = plan_.run_of_read[size_t(read)];
         if (coming_[size_t(run)].fetch_sub(1, std::memory_order_acq_rel) == 1) {
             finish(plan_.runs[size_t(run)]);
+        }
+    }
+
+    bool has_work() const override { return attending_; }
+
+    void meanwhile() override {
+        if (attending_) {
+            attending_->advance();
         }
     }
 
@@ -55,6 +65,9 @@ private:
                     note_wrong(wanted.index);
                 }
             }
+            if (attending_) {
+                attending_->here(landing_.numbers[wanted.index], row);
+            }
         }
     }
 
@@ -67,6 +80,7 @@ private:
     const Landing& landing_;
     const std::vector<WantedRow>& sorted_;
     const ReadPlan& plan_;
+    AttendingRun* const attending_;
     // Reads of each run that have not come.
     std::vector<std::atomic<int32_t>> coming_;
     std::atomic<int64_t> wrong_;
@@ -104,6 +118,10 @@ Outcome land(const ReadWay& way, Landing& landing) {
     const std::vector<WantedRow> sorted = in_file_order(landing.rows, landing.count);
     ReadPlan plan;
     std::vector<int64_t> results;
+    std::optional<AttendingRun> attending;
+    if (landing.attending) {
+        attending.emplace(*landing.attending);
+    }
     while (landing.landed < landing.count) {
         int64_t next = landing.count;
         if (landing.buffer) {
@@ -112,7 +130,7 @@ Outcome land(const ReadWay& way, Landing& landing) {
         } else {
             plan_in_place(sorted, landing.places, landing.row_bytes, landing.out, plan);
         }
-        Batch batch(landing, sorted, plan);
+        Batch batch(landing, sorted, plan, attending ? &*attending : nullptr);
         if (landing.is_read) {
             batch.finish_all();
         } else {
@@ -134,6 +152,9 @@ Outcome land(const ReadWay& way, Landing& landing) {
         }
         landing.is_read = 0;
         landing.landed = next;
+    }
+    if (attending) {
+        attending->end();
     }
     return kDone;
 }

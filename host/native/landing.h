@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "api.h"
+#include "attending.h"
 #include "file_reads.h"
 
 namespace hillinfer {
@@ -33,6 +34,10 @@ struct Landing {
     int64_t* missing_offsets;
     uint64_t* missing_addresses;
     int64_t* missing_counts;
+    // Who attends to the rows as they come, and which of its addresses each of them is; null where nobody
+    // does. It is done when all of its rows are here.
+    Attending* attending;
+    const int64_t* numbers;
 };
 
 // Lands rows, batch after batch, until all are there or reads of a batch did not come whole. These are

@@ -63,7 +63,7 @@ bool is_smaller(const Ranked& one, const Ranked& other) {
 }
 
 // Candidates that are not hot, the best first.
-std::vector<Ranked> ranked_candidates(const PoolSlots& slots, const Promotion& promotion) {
+std::vector<Ranked> ranked_candidates(const PoolTable& slots, const Promotion& promotion) {
     std::vector<Ranked> ranked;
     for (int64_t i = 0; i < promotion.count; ++i) {
         if (slots.slot_of_row[promotion.rows[i]] >= 0) {
@@ -77,7 +77,7 @@ std::vector<Ranked> ranked_candidates(const PoolSlots& slots, const Promotion& p
 }
 
 // Those of `most` slots that rank lowest, the lowest first, of rows that nobody looks at now.
-std::vector<Ranked> lowest_slots(const PoolSlots& slots, const Promotion& promotion, size_t most) {
+std::vector<Ranked> lowest_slots(const PoolTable& slots, const Promotion& promotion, size_t most) {
     std::vector<Ranked> ranked;
     for (int64_t slot = 0; slot < slots.used; ++slot) {
         if (slots.rows[slot] < 0 || slots.last_selected[slot] >= promotion.settled_before) {
@@ -96,7 +96,7 @@ std::vector<Ranked> lowest_slots(const PoolSlots& slots, const Promotion& promot
     return ranked;
 }
 
-void fill(const PoolSlots& slots, const Promotion& promotion, int64_t slot, int64_t candidate) {
+void fill(const PoolTable& slots, const Promotion& promotion, int64_t slot, int64_t candidate) {
     const int64_t row = promotion.rows[candidate];
     std::memcpy(slots.data + slot * slots.row_bytes,
                 promotion.source + promotion.places[candidate] * slots.row_bytes,
@@ -111,7 +111,7 @@ void fill(const PoolSlots& slots, const Promotion& promotion, int64_t slot, int6
 
 }  // namespace
 
-bool promote(const PoolSlots& slots, Promotion& promotion) {
+bool promote(const PoolTable& slots, Promotion& promotion) {
     for (int64_t i = 0; i < promotion.count; ++i) {
         if (promotion.rows[i] < 0 || promotion.rows[i] >= slots.row_count ||
             promotion.places[i] < 0 || promotion.places[i] >= promotion.source_rows) {
@@ -147,12 +147,38 @@ bool promote(const PoolSlots& slots, Promotion& promotion) {
     return true;
 }
 
+int64_t shrink(SlotPool& pool, int64_t capacity, const Promotion& promotion) {
+    if (capacity >= pool.table.used) {
+        return 0;
+    }
+    const int64_t held = pool.table.used - pool.free_slots();
+    int64_t demoted = 0;
+    if (held > capacity) {
+        for (const Ranked& lowest : lowest_slots(pool.table, promotion, size_t(held - capacity))) {
+            const int64_t row = pool.table.rows[lowest.index];
+            pool.forget(row, row + 1);
+            ++demoted;
+        }
+    }
+    pool.pack(capacity);
+    return demoted;
+}
+
 }  // namespace hillinfer
 
-HILLINFER_API int32_t hillinfer_promote(const hillinfer::PoolSlots* slots,
+HILLINFER_API int32_t hillinfer_promote(const hillinfer::PoolTable* slots,
                                         hillinfer::Promotion* promotion) {
     bool is_placed = true;
     const int32_t failed =
         hillinfer::guarded([&] { is_placed = hillinfer::promote(*slots, *promotion); });
     return failed ? failed : is_placed ? hillinfer::kDone : hillinfer::kMisplaced;
+}
+
+// Returns how many rows were demoted, or below 0 where there was no memory to rank them in.
+HILLINFER_API int64_t hillinfer_pool_shrink(hillinfer::SlotPool* pool, int64_t capacity,
+                                            const hillinfer::Promotion* promotion) {
+    int64_t demoted = 0;
+    const int32_t failed =
+        hillinfer::guarded([&] { demoted = hillinfer::shrink(*pool, capacity, *promotion); });
+    return failed ? -1 : demoted;
 }

@@ -3,28 +3,15 @@
 #pragma once
 #include <cstdint>
 
+#include "tables.h"
+
 namespace hillinfer {
 
 // What a row is worth to the pool policies that are known here; others rank rows themselves. Numbers
 // are part of the interface; Python has the same.
 enum Worth : int32_t { kRankedByCaller = -1, kHits = 0, kLastSelected = 1, kPinnedHits = 2, kNewest = 3 };
 
-// Shared with Python: the order and types of these fields, and of those below, are part of the C
-// interface.
-struct PoolSlots {
-    int32_t* slot_of_row;  // Below 0 where a row is not hot.
-    int64_t row_count;
-    uint8_t* data;
-    int64_t row_bytes;
-    // An entry for each slot: its row, below 0 where it is free, and what is known of that.
-    int64_t* rows;
-    int32_t* positions;
-    int32_t* last_selected;
-    int32_t* lengths;
-    uint16_t* counts;
-    int64_t used;
-};
-
+// Shared with Python: the order and types of these fields are part of the C interface.
 struct Promotion {
     // Candidates, each once, and where their bytes lie.
     const int64_t* rows;
@@ -53,6 +40,10 @@ struct Promotion {
 
 // Promotes candidates that are not hot yet into free slots, and in place of rows that rank below them.
 // False where a candidate's row or place is nowhere.
-bool promote(const PoolSlots& slots, Promotion& promotion);
+bool promote(const PoolTable& slots, Promotion& promotion);
+
+// Demotes all but the best `capacity` rows and gives their memory back; says how many they were. Of
+// the promotion its moment and keys of slots are looked at.
+int64_t shrink(SlotPool& pool, int64_t capacity, const Promotion& promotion);
 
 }  // namespace hillinfer

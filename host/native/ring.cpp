@@ -196,14 +196,26 @@ bool Ring::read(const ReadWay& way, const FileReads& reads, Arrivals* arrivals) 
         const uint32_t more = uint32_t(std::min<int64_t>(room, reads.count - pushed));
         push(way, reads, pushed, more);
         pushed += more;
+        int taken = 0;
+        if (more && arrivals && arrivals->has_work()) {
+            taken = enter(way, 0);
+            if (taken >= 0) {
+                arrivals->meanwhile();
+            }
+        }
         // Half of them, so that the drive has the other half while new ones are made and rows copied.
         const uint32_t under_way = in_flight() + queued();
-        const int taken = enter(way, under_way <= kFew ? under_way : under_way / 2);
+        if (taken >= 0) {
+            taken = enter(way, under_way <= kFew ? under_way : under_way / 2);
+        }
         if (taken < 0 && taken != -EINTR) {
             // Too much for the kernel now: it looks at what is queued in `enter` only.
             break;
         }
         reap(way, reads, arrivals);
+        if (arrivals) {
+            arrivals->meanwhile();
+        }
     }
     return drain(way, reads, arrivals);
 }

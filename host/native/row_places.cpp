@@ -6,11 +6,24 @@
 #include "api.h"
 
 namespace hillinfer {
-namespace {
 
-constexpr int64_t kGroupTokens = 64;
-
-}  // namespace
+Places places_of(const LayerTable& table, const PoolTable& pool, const int64_t* positions,
+                 int64_t count, int32_t step) {
+    return {positions,
+            count,
+            table.length / kGroupTokens * kGroupTokens,
+            table.held,
+            table.length,
+            uint64_t(reinterpret_cast<uintptr_t>(table.tail)),
+            table.groups,
+            table.group_count,
+            pool.slot_of_row,
+            pool.row_count,
+            step < 0 ? nullptr : pool.last_selected,
+            uint64_t(reinterpret_cast<uintptr_t>(pool.data)),
+            table.row_bytes,
+            step};
+}
 
 Found find_rows(const Places& places, uint64_t* out) {
     bool cold = false;
@@ -58,8 +71,13 @@ void copy_rows(const uint64_t* rows, int64_t count, int64_t row_bytes, uint8_t* 
 }  // namespace hillinfer
 
 // Returns 0, or -1 for a position that is nowhere.
-HILLINFER_API int64_t hillinfer_row_places(const hillinfer::Places* places, uint64_t* out) {
-    return hillinfer::find_rows(*places, out) == hillinfer::kNowhere ? -1 : 0;
+HILLINFER_API int64_t hillinfer_find_rows(const hillinfer::LayerTable* table,
+                                          const hillinfer::PoolTable* pool,
+                                          const int64_t* positions, int64_t count, int32_t step,
+                                          uint64_t* out) {
+    const hillinfer::Places places =
+        hillinfer::places_of(*table, *pool, positions, count, step);
+    return hillinfer::find_rows(places, out) == hillinfer::kNowhere ? -1 : 0;
 }
 
 HILLINFER_API void hillinfer_copy_rows(const uint64_t* rows, int64_t count, int64_t row_bytes,

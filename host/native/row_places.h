@@ -4,9 +4,10 @@
 #pragma once
 #include <cstdint>
 
+#include "tables.h"
+
 namespace hillinfer {
 
-// Shared with Python: the order and types of these fields are part of the C interface.
 struct Places {
     const int64_t* positions;
     int64_t count;
@@ -23,6 +24,10 @@ struct Places {
     int64_t row_bytes;
     int32_t step;
 };
+
+// Where the rows of a sequence's layer may lie; slots are stamped with a step that is not below 0.
+Places places_of(const LayerTable& table, const PoolTable& pool, const int64_t* positions,
+                 int64_t count, int32_t step);
 
 // What was found: kNowhere where a position is behind the last token or in no group.
 enum Found : int32_t { kAllHot, kSomeCold, kNowhere };

@@ -191,6 +191,13 @@ class NativeAttention:
     variant
         Instructions to use; None for the best that this processor has.
 
+    Attributes
+    ----------
+    shape, variant
+        As given, or the best there is.
+    state_bytes
+        Memory of a softmax that goes on from call to call.
+
     Raises
     ------
     NativeError
@@ -212,7 +219,7 @@ class NativeAttention:
                 f"{shape.group_size} query heads per KV head: the native library attends with 1 to"
                 f" {MOST_GROUP_SIZE}; use torch"
             )
-        self._state_bytes = library.attention_bytes(ctypes.byref(described(shape, None, 1.0)))
+        self.state_bytes = library.attention_bytes(ctypes.byref(described(shape, None, 1.0)))
 
     def begin(self, query: torch.Tensor, scaling: float) -> NativeSoftmax:
         """Return a softmax over no rows yet, for rows that come in several batches.
@@ -229,7 +236,7 @@ class NativeAttention:
         ValueError
             The query has another shape, type or device, or the scaling is not finite.
         """
-        return NativeSoftmax(self.shape, self.variant, query, scaling, self._state_bytes)
+        return NativeSoftmax(self.shape, self.variant, query, scaling, self.state_bytes)
 
     def attend(
         self, query: torch.Tensor, scaling: float, sets: Sequence[NDArray[np.uint64]]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hillinfer.drive.files import PAGE_BYTES
+from hillinfer.native.coming import Coming
 from hillinfer.native.structures import Landing
 from hillinfer.trace.recorder import ReadCost
 
@@ -37,6 +39,8 @@ class FileRows:
     sums
         uint32, the checksum of each row of the file as far as rows are wanted; None where nobody
         looks.
+    coming
+        Who attends to the rows as they come; None where nobody does.
     """
 
     rows: NDArray[np.int64]
@@ -44,6 +48,7 @@ class FileRows:
     places: NDArray[np.int64]
     buffer: NDArray[np.uint8]
     sums: NDArray[np.uint32] | None = None
+    coming: Coming | None = None
 
     def __post_init__(self) -> None:
         if self.out.ndim != 2 or not self.out.flags.c_contiguous or self.out.shape[1] % 64:
@@ -111,7 +116,9 @@ class LandingTable:
         # As many reads as a batch has at most; memory that nobody touches takes none.
         most = len(rows) + len(self.memory) // MAX_READ_BYTES + 1
         self._missing = np.empty((3, most), np.int64)
-        self._kept = (wanted, rows, places)
+        coming = wanted.coming
+        numbers = None if coming is None else np.ascontiguousarray(coming.numbers, np.int64)
+        self._kept = (wanted, rows, places, numbers)
         offsets, addresses, counts = (one.ctypes.data for one in self._missing)
         self.table = Landing(
             rows.ctypes.data,
@@ -128,6 +135,8 @@ class LandingTable:
             missing_offsets=offsets,
             missing_addresses=addresses,
             missing_counts=counts,
+            attending=None if coming is None else ctypes.addressof(coming.run.table),
+            numbers=None if numbers is None else numbers.ctypes.data,
         )
 
     @property

@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hillinfer.engine.selection import explained
+from hillinfer.kv.sequence import Sequence
 from hillinfer.native.library import NativeLibrary
 from hillinfer.shadow.segments import SegmentLayer
 from hillinfer_model.errors import NonFiniteQueryError
@@ -24,12 +24,12 @@ class ChoiceAhead:
     ----------
     library
         Chooses.
-    layer
+    layer, sequence
         Whose tokens.
     positions
         int64, contiguous: becomes what is chosen.
-    own, words
-        The layer's last segment, and the descriptors whose last word becomes its coded tokens.
+    own
+        The layer's last segment, which learns how many of its tokens are coded.
     held
         What else the library looks at until it has chosen.
     """
@@ -38,29 +38,30 @@ class ChoiceAhead:
         self,
         library: NativeLibrary,
         layer: int,
+        sequence: Sequence,
         positions: NDArray[np.int64],
         own: SegmentLayer,
-        words: Any,
         held: object,
     ) -> None:
         self._library = library
         self._layer = layer
+        self._sequence = sequence
         self._positions = positions
         self._own = own
-        self._words = words
         self._held = held
         self._handle: int | None = None
 
-    def begin(self, variant: int, table: int, step: int) -> None:
+    def begin(self, variant: int, step: int) -> None:
         """Begin to choose; `positions` or `drop` must follow.
 
         Parameters
         ----------
         variant
             Number of the instruction set.
-        table, step
-            Addresses of what the library is told; they may change afterwards.
+        step
+            Address of what the library is asked; it may change afterwards.
         """
+        table = self._sequence.table_addresses[self._layer]
         self._handle = self._library.begin_choice(variant, table, step, self._positions.ctypes.data)
 
     def positions(self) -> NDArray[np.int64]:
@@ -78,7 +79,7 @@ class ChoiceAhead:
             except NonFiniteQueryError as error:
                 raise explained(self._layer, error) from error
             finally:
-                self._own.coded_tokens = self._words[-1]
+                self._own.coded_tokens = self._sequence.tables.coded[self._layer]
         return self._positions
 
     def drop(self) -> None:

@@ -6,8 +6,6 @@ from __future__ import annotations
 import ctypes
 import math
 import time
-from collections.abc import Generator, Iterable
-from itertools import chain
 
 import numpy as np
 import torch
@@ -15,6 +13,7 @@ from numpy.typing import NDArray
 
 from hillinfer.attention.native import NativeAttention
 from hillinfer.engine.choice_ahead import ChoiceAhead
+from hillinfer.engine.cold_rows import ColdRows
 from hillinfer.engine.selection import TokenSelection, explained
 from hillinfer.kv.gather import Gather
 from hillinfer.kv.hot_pools import HotPools
@@ -24,12 +23,13 @@ from hillinfer.kv.prefetch_buffer import LandedRows
 from hillinfer.kv.sequence import NUMBER_TYPES, Sequence
 from hillinfer.kv.shadow_keeper import ShadowKeeper
 from hillinfer.model_shape import StoredType
+from hillinfer.native.coming import ComingAttention, MissList
 from hillinfer.native.library import native_library
 from hillinfer.native.structures import DecodeStep, Shape
 from hillinfer.scoring.arguments import query_factor
 from hillinfer.scoring.scorer import ImportanceEvaluation, Wanted
 from hillinfer.statistics import Counters
-from hillinfer.trace.recorder import SILENT, Lane, Recorder
+from hillinfer.trace.recorder import SILENT, Lane, LayerStep, Recorder
 from hillinfer_model.choices import Scope
 from hillinfer_model.errors import NonFiniteQueryError
 from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
@@ -38,7 +38,6 @@ from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
 _NOT_COUNTED = -1
 # After a step with cold rows it is looked for so many steps what is to be read.
 _STEPS_AFTER_COLD = 16
-Fetched = Generator[NDArray[np.uint64], None, None]
 
 
 class _Asked:
@@ -79,19 +78,19 @@ class _Asked:
 class NativeDecode:
     """Chooses tokens, finds their rows and attends to them, for one new token on the processor.
 
-    Where all rows are hot nothing of it happens in Python. Rows that are cold are read run by run,
-    and attended to as they come.
+    Where all rows are hot, or were read ahead, one call does it. Where others are cold it lists
+    them, and a second one attends to all rows while those land.
 
     Parameters
     ----------
     attention
-        Says what is in a row, and attends to rows that come run by run.
+        Says what is in a row, and with which instructions it is attended to.
     spec, scope
         Of the scoring contract.
     evaluation, selection, shadow
         Who chooses, codes and knows where shadows lie.
-    pools, gather
-        Where rows lie, and who brings those that are cold.
+    pools, gather, cold
+        Where rows lie, who reads them ahead, and who has those attended to that are cold.
     policy
         Tallies hits.
     log
@@ -112,18 +111,19 @@ class NativeDecode:
         shadow: ShadowKeeper,
         pools: HotPools,
         gather: Gather,
+        cold: ColdRows,
         policy: PoolPolicy,
         log: LayerStepLog,
         counters: Counters,
         recorder: Recorder,
     ) -> None:
         self._library = native_library()
-        self._attention = attention
         self._evaluation = evaluation
         self._selection = selection
         self._shadow = shadow
         self._pools = pools
         self._gather = gather
+        self._cold = cold
         self._policy = policy
         self._counters = counters
         self._log = log
@@ -155,7 +155,9 @@ class NativeDecode:
         self._newest_step = self._aside_from = 0
         self._positions = np.zeros(0, np.int64)
         self._addresses = np.zeros(0, np.uint64)
-        self._places = 0, 0
+        self._places = 0, 0, 0
+        self._misses = MissList()
+        self._coming = ComingAttention(self._number, attention.state_bytes)
 
     @property
     def chosen(self) -> NDArray[np.int64]:
@@ -194,16 +196,17 @@ class NativeDecode:
         if sequence.observed[layer] is not None or not self._tell_query(both.step, query):
             return None
         out, count = torch.empty(self._query_shape), both.count
-        fetched: Fetched | None = None
+        entry: LayerStep | None = None
         try:
             with self._selection.scoring:
                 own = self._shadow.described(layer, sequence, length)
                 if own is None:
                     return None
                 both.step.step = step
+                self._misses.expect(count)
                 with self._pools.attending:
                     self._settle(layer, sequence, length)
-                    held, started = sequence.tell(layer), time.perf_counter_ns()
+                    started = time.perf_counter_ns()
                     is_hot = self._library.decode(
                         "hillinfer_decode_step",
                         self._number,
@@ -213,33 +216,21 @@ class NativeDecode:
                         *self._places,
                         out.data_ptr(),
                     )
-                    del held
-                    own.coded_tokens = sequence.described[layer][1][-1]
-                    self._pools.hits.note(layer, sequence, length & -GROUP_TOKENS, length)
-                    if self._shift == _NOT_COUNTED or not is_hot:
-                        positions, addresses = self._positions[:count], self._addresses[:count]
-                        if self._shift == _NOT_COUNTED:
-                            self._policy.tally(sequence.hits.counts[layer], positions)
-                        if not is_hot:
-                            fetched, first = self._fetch(
-                                layer, sequence, positions, step, None, addresses
-                            )
+                    own.coded_tokens = sequence.tables.coded[layer]
+                    self._note_hits(layer, sequence, self._positions[:count])
+                    if not is_hot:
+                        self._coming.begin(both.address, self._addresses[:count], out.data_ptr())
+                        entry = self._cold.attend(
+                            layer, sequence, count, step, None, self._misses, self._coming
+                        )
             for counters in (self._counters, sequence.counters):
                 counters.scored_tokens += length
                 counters.selected_tokens += count
             if self._is_recorded:
                 started = self._note_chosen(both.step, layer, length, started)
-            if fetched is not None:
-                return self._run_by_run(layer, query, scaling, chain(first, fetched))
         except NonFiniteQueryError as error:
             raise explained(layer, error) from error
-        finally:
-            if fetched is not None:
-                # Here and now: what it holds must not wait for a traceback to go.
-                fetched.close()
-        if self._is_recorded:
-            self._note_attended(layer, started)
-        self._log.end_hot(layer, sequence, step, count)
+        self._end(layer, sequence, step, count, entry, started)
         return out if query.dtype is torch.float32 else out.to(query.dtype)
 
     def attend(
@@ -275,44 +266,39 @@ class NativeDecode:
         if not self._tell_query(asked, query):
             return None
         out, addresses = torch.empty(self._query_shape), np.empty(count, np.uint64)
-        fetched: Fetched | None = None
-        try:
-            with self._pools.attending:
-                asked.scaling, asked.threads = scaling, torch.get_num_threads()
-                asked.step = step
-                self._settle(layer, sequence, length)
-                held, started = sequence.tell(layer), time.perf_counter_ns()
-                is_hot = self._library.decode(
-                    "hillinfer_attend_tokens",
-                    self._number,
-                    sequence.table_addresses[layer],
-                    self._pools.layers[layer].table_address,
-                    self._rows_address,
-                    positions.ctypes.data,
-                    count,
-                    addresses.ctypes.data,
-                    out.data_ptr(),
-                )
-                del held
-                self._pools.hits.note(layer, sequence, length & -GROUP_TOKENS, length)
-                if self._shift == _NOT_COUNTED:
-                    self._policy.tally(sequence.hits.counts[layer], positions)
-                if not is_hot:
-                    self._aside_from = step + _STEPS_AFTER_COLD
-                # What was read ahead is to be given back also where it is not wanted any more.
-                if not is_hot or landed is not None:
-                    fetched, first = self._fetch(
-                        layer, sequence, positions, step, landed, addresses
-                    )
-            if fetched is not None:
-                return self._run_by_run(layer, query, scaling, chain(first, fetched))
-        finally:
-            if fetched is not None:
-                # Here and now: what it holds must not wait for a traceback to go.
-                fetched.close()
-        if self._is_recorded:
-            self._note_attended(layer, started)
-        self._log.end_hot(layer, sequence, step, count)
+        asked.scaling, asked.threads, asked.step = scaling, torch.get_num_threads(), step
+        entry: LayerStep | None = None
+        self._misses.expect(count)
+
+        def look() -> bool:
+            is_hot = self._library.decode(
+                "hillinfer_attend_tokens",
+                self._number,
+                sequence.table_addresses[layer],
+                self._pools.layers[layer].table_address,
+                self._rows_address,
+                positions.ctypes.data,
+                count,
+                self._misses.address,
+                addresses.ctypes.data,
+                out.data_ptr(),
+            )
+            self._note_hits(layer, sequence, positions)
+            return is_hot
+
+        with self._pools.attending:
+            self._settle(layer, sequence, length)
+            started = time.perf_counter_ns()
+            self._coming.begin(self._rows_address, addresses, out.data_ptr())
+            given = layer, sequence, count, step, landed, self._misses, self._coming
+            # What was read ahead is to be given back also where it is not wanted any more.
+            if landed is not None:
+                entry = self._cold.attend(*given, look)
+            elif not look():
+                entry = self._cold.attend(*given)
+        if self._misses.count:
+            self._aside_from = step + _STEPS_AFTER_COLD
+        self._end(layer, sequence, step, count, entry, started)
         return out if query.dtype is torch.float32 else out.to(query.dtype)
 
     def choose_next(
@@ -359,19 +345,11 @@ class NativeDecode:
                 own = self._shadow.described(layer, sequence, past)
                 if own is None:
                     return None
-                held, started = sequence.tell(layer), time.perf_counter_ns()
+                started = time.perf_counter_ns()
                 if self._may_choose_aside(layer, sequence, past):
-                    words = sequence.described[layer][1]
-                    held = (
-                        held,
-                        sequence,
-                        words,
-                        [one.layers[layer].shadow for one in sequence.segments],
-                    )
-                    choice = ChoiceAhead(self._library, layer, positions, own, words, held)
-                    choice.begin(
-                        self._choosing_number, sequence.table_addresses[layer], ahead.address
-                    )
+                    held = [one.layers[layer].shadow for one in sequence.segments]
+                    choice = ChoiceAhead(self._library, layer, sequence, positions, own, held)
+                    choice.begin(self._choosing_number, ahead.address)
                     return choice
                 # While rows of the layer move nobody may look where they are.
                 is_still = self._pools.is_still(layer)
@@ -383,8 +361,7 @@ class NativeDecode:
                     ahead.address,
                     positions.ctypes.data,
                 )
-                del held
-                own.coded_tokens = sequence.described[layer][1][-1]
+                own.coded_tokens = sequence.tables.coded[layer]
         except NonFiniteQueryError as error:
             raise explained(layer, error) from error
         if self._is_recorded:
@@ -410,7 +387,11 @@ class NativeDecode:
         if both.count > len(self._positions):
             self._positions = np.empty(2 * both.count, np.int64)
             self._addresses = np.empty(2 * both.count, np.uint64)
-            self._places = self._positions.ctypes.data, self._addresses.ctypes.data
+            self._places = (
+                self._positions.ctypes.data,
+                self._misses.address,
+                self._addresses.ctypes.data,
+            )
         return True
 
     def _may_choose_aside(self, layer: int, sequence: Sequence, past: int) -> bool:
@@ -446,6 +427,32 @@ class NativeDecode:
         if length > len(sequence.hits.counts[layer]):
             self._pools.cover_hits(sequence.hits, layer, length)
 
+    def _note_hits(self, layer: int, sequence: Sequence, positions: NDArray[np.int64]) -> None:
+        """Note that a selection was counted, or count it."""
+        length = sequence.lengths[layer]
+        self._pools.hits.note(layer, sequence, length & -GROUP_TOKENS, length)
+        if self._shift == _NOT_COUNTED:
+            counts = sequence.hits.counts[layer]
+            self._policy.tally(counts, positions)
+            self._misses.recount(counts)
+
+    def _end(
+        self,
+        layer: int,
+        sequence: Sequence,
+        step: int,
+        rows: int,
+        entry: LayerStep | None,
+        started: int,
+    ) -> None:
+        """Log rows of a layer that were all hot, or what was read of them."""
+        if self._is_recorded:
+            self._note_attended(layer, started)
+        if entry is None:
+            self._log.end_hot(layer, sequence, step, rows)
+        else:
+            self._log.end(entry, sequence)
+
     def _note_chosen(self, step: DecodeStep, layer: int, tokens: int, started: int) -> int:
         """Note how long coding and choosing took; return when the latter ended."""
         coded, chosen = int(step.coded_at), int(step.chosen_at)
@@ -456,40 +463,3 @@ class NativeDecode:
     def _note_attended(self, layer: int, started: int) -> None:
         stop = time.perf_counter_ns()
         self._recorder.note(Lane.COMPUTE, "attention", started, stop, layer=layer)
-
-    def _fetch(
-        self,
-        layer: int,
-        sequence: Sequence,
-        positions: NDArray[np.int64],
-        step: int,
-        landed: LandedRows | None,
-        addresses: NDArray[np.uint64],
-    ) -> tuple[Fetched, list[NDArray[np.uint64]]]:
-        """Begin to fetch rows some of which are cold; return the runs, and the first of them.
-
-        Called while `attending` is held, and it is held from then on: until all rows were attended
-        to none may move.
-        """
-        fetched = self._gather.in_place(
-            layer, sequence, positions, step, landed, self._library.tile_rows, addresses
-        )
-        try:
-            return fetched, [next(fetched)]
-        except BaseException:
-            fetched.close()
-            raise
-
-    def _run_by_run(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        scaling: float,
-        runs: Iterable[NDArray[np.uint64]],
-    ) -> torch.Tensor:
-        """Attend to runs of rows as they come."""
-        softmax = self._attention.begin(query[:, 0], scaling)
-        for run in runs:
-            with self._recorder.span(Lane.COMPUTE, "attention", layer=layer):
-                softmax.add([run])
-        return softmax.result()[:, None].to(query.dtype)

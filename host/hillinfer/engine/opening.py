@@ -27,6 +27,7 @@ from hillinfer.drive.regions import GroupTable
 from hillinfer.drive.shared_files import OpenFiles
 from hillinfer.engine.budget_growth import BudgetGrowth, FollowingBudget
 from hillinfer.engine.budget_plan import kernel_spec, staging_bytes, widened_bytes
+from hillinfer.engine.cold_rows import ColdRows
 from hillinfer.engine.decode_step import NativeDecode
 from hillinfer.engine.selection import PrefetchPipeline, TokenSelection
 from hillinfer.errors import SetupWarning
@@ -303,6 +304,7 @@ def open_parts(
                 shadow,
                 pools,
                 gather,
+                ColdRows(store, pools, keeper, prefetch, buffers),
                 policy,
                 log,
                 counters,

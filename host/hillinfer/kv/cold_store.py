@@ -24,6 +24,7 @@ from hillinfer.drive.read_turns import ReadTurns
 from hillinfer.drive.shared_files import BaseMap, ReadFile, RowBase
 from hillinfer.errors import ColdPoolError, HillInferError
 from hillinfer.model_shape import ModelShape
+from hillinfer.native.coming import Coming
 from hillinfer.statistics import Counters
 from hillinfer.trace.recorder import SILENT, Lane, ReadCost, Recorder
 from hillinfer_model.kernel_spec import GROUP_TOKENS
@@ -45,12 +46,15 @@ class WantedRows:
         uint8 of shape (any, row_bytes).
     places
         int64, where in `out` each row goes.
+    coming
+        Who attends to them as they come; None where nobody does.
     """
 
     layer: int
     rows: NDArray[np.int64]
     out: NDArray[np.uint8]
     places: NDArray[np.int64]
+    coming: Coming | None = None
 
     @property
     def groups(self) -> NDArray[np.int64]:
@@ -60,7 +64,8 @@ class WantedRows:
     def only(self, chosen: NDArray[np.bool_], first_row: int = 0) -> WantedRows:
         """Return some of them, numbered from `first_row` on, by one flag for each row."""
         rows = self.rows[chosen]
-        return WantedRows(self.layer, rows - first_row, self.out, self.places[chosen])
+        coming = None if self.coming is None else self.coming.only(chosen)
+        return WantedRows(self.layer, rows - first_row, self.out, self.places[chosen], coming)
 
     def pieces(self, most: int) -> Iterator[WantedRows]:
         """Yield all of them, at most so many at a time."""
@@ -410,7 +415,7 @@ class ColdStore:
         started = time.perf_counter_ns()
         landed = self._engine.land(
             self._file(layer, base),
-            FileRows(wanted.rows, wanted.out, wanted.places, self._buffer, sums),
+            FileRows(wanted.rows, wanted.out, wanted.places, self._buffer, sums, wanted.coming),
         )
         self._recorder.note(
             Lane.READS,

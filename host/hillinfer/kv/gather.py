@@ -121,7 +121,6 @@ class Gather:
         step: int,
         landed: LandedRows | None,
         tile_rows: int,
-        addresses: NDArray[np.uint64] | None = None,
     ) -> Generator[NDArray[np.uint64], None, None]:
         """Yield the addresses of selected rows where they lie, and promote those that were cold.
 
@@ -137,9 +136,6 @@ class Gather:
             What of them `land` has read ahead; given up here.
         tile_rows
             All runs but the last are multiples of it; at most 64.
-        addresses
-            Where rows lie, 0 for cold ones, where that is known and counted, and the pools'
-            `attending` is held since.
 
         Yields
         ------
@@ -152,7 +148,7 @@ class Gather:
                 places = np.arange(len(own))
                 yield _Run(start, found[start:stop], own - start, rows, places, len(own))
 
-        for run, _ in self._selected(layer, sequence, positions, step, landed, addresses, cut):
+        for run, _ in self._selected(layer, sequence, positions, step, landed, cut):
             yield run.addresses
 
     def copied(
@@ -175,7 +171,7 @@ class Gather:
                 rows = sequence.rows(positions[rest[first:last]])
                 yield _Run(block.start, found[block], own, rows, own, len(found[block]))
 
-        for run, buffer in self._selected(layer, sequence, positions, step, landed, None, cut):
+        for run, buffer in self._selected(layer, sequence, positions, step, landed, cut):
             assert buffer is not None
             yield positions[run.start : run.start + len(run.addresses)], _together(run, buffer)
 
@@ -315,22 +311,20 @@ class Gather:
         positions: NDArray[np.int64],
         step: int,
         landed: LandedRows | None,
-        addresses: NDArray[np.uint64] | None,
         cut: Callable[[NDArray[np.uint64], NDArray[np.int64]], Iterable[_Run]],
     ) -> Iterator[tuple[_Run, NDArray[np.uint8] | None]]:
         """Live the life of a selected set; yield its runs with all addresses, and their buffers.
 
         Parameters
         ----------
-        layer, sequence, positions, step, landed, addresses
+        layer, sequence, positions, step, landed
             As in `in_place`.
         cut
             Returns runs, given all addresses and which positions are to be read on demand.
         """
         promoting: Future[tuple[int, int]] | None = None
         with self._pools.attending:
-            if addresses is None:
-                addresses = self._keeper.begin_in_place(layer, sequence, positions, step)
+            addresses = self._keeper.begin_in_place(layer, sequence, positions, step)
             entry = LayerStep(step, layer, sequence.lengths[layer])
             started = time.perf_counter()
             try:

@@ -3,16 +3,12 @@
 
 from __future__ import annotations
 
-import ctypes
-import mmap
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hillinfer.drive.files import PAGE_BYTES, private_memory, round_up
 from hillinfer.kv.pool_policies import (
     PIN,
     RANKED_BY_PYTHON,
@@ -21,7 +17,8 @@ from hillinfer.kv.pool_policies import (
     native_worth,
 )
 from hillinfer.native.library import native_library
-from hillinfer.native.structures import Places, PoolSlots, PoolTable, Promotion, row_addresses
+from hillinfer.native.structures import Promotion, row_addresses
+from hillinfer.native.tables import PoolTables
 
 if TYPE_CHECKING:
     from hillinfer.kv.sequence import Sequence
@@ -78,59 +75,10 @@ def rank(policy: PoolPolicy, rows: RowHistory, moment: PoolMoment) -> NDArray[np
 # --- the pool ---
 
 NOWHERE = -1
+# A step that stamps no slot.
+_NOBODY = -1
 # Row number, position, step of the last selection, length of its sequence, hits.
 SLOT_BYTES = 8 + 4 + 4 + 4 + 2
-_MOVED_AT_ONCE = 64
-
-
-class SlotTable:
-    """Columns with an entry per slot; memory is taken as slots are used.
-
-    Parameters
-    ----------
-    slots
-        Entries that address space is reserved for.
-    row_bytes
-        Bytes of a row.
-
-    Attributes
-    ----------
-    data
-        uint8 of shape (slots, row_bytes): the rows themselves.
-    rows
-        int64: row numbers, -1 where a slot is free.
-    positions, last_selected, lengths, counts
-        int32, int32, int32, uint16: what `RowHistory` holds.
-    """
-
-    def __init__(self, slots: int, row_bytes: int) -> None:
-        self._item_bytes = (row_bytes, 8, 4, 4, 4, 2)
-        self._arenas = [private_memory(slots * size) for size in self._item_bytes]
-        data, rows, positions, last_selected, lengths, counts = self._arenas
-        self.data: NDArray[np.uint8] = np.frombuffer(data, np.uint8, slots * row_bytes).reshape(
-            slots, row_bytes
-        )
-        self.rows: NDArray[np.int64] = np.frombuffer(rows, np.int64, slots)
-        self.positions: NDArray[np.int32] = np.frombuffer(positions, np.int32, slots)
-        self.last_selected: NDArray[np.int32] = np.frombuffer(last_selected, np.int32, slots)
-        self.lengths: NDArray[np.int32] = np.frombuffer(lengths, np.int32, slots)
-        self.counts: NDArray[np.uint16] = np.frombuffer(counts, np.uint16, slots)
-
-    def move(self, sources: NDArray[np.int64], targets: NDArray[np.int64]) -> None:
-        """Copy entries from some slots to others, none of them both."""
-        columns = (self.data, self.rows, self.positions, self.last_selected, self.lengths)
-        # In pieces: what is moved is in memory twice meanwhile, when memory is short.
-        for start in range(0, len(sources), _MOVED_AT_ONCE):
-            piece = slice(start, start + _MOVED_AT_ONCE)
-            for column in (*columns, self.counts):
-                column[targets[piece]] = column[sources[piece]]
-
-    def give_back(self, first_slot: int) -> None:
-        """Give the memory of all slots from `first_slot` on back; they read as zeros then."""
-        for arena, size in zip(self._arenas, self._item_bytes, strict=True):
-            first_page = round_up(first_slot * size, PAGE_BYTES)
-            if first_page < len(arena):
-                arena.madvise(mmap.MADV_DONTNEED, first_page, len(arena) - first_page)
 
 
 @dataclass(frozen=True)
@@ -184,60 +132,40 @@ class HotPool:
     ----------
     policy
         Ranks rows; another may take its place while nothing is promoted.
-    slot_of_row
-        int32, the slot of each row number that is covered, -1 where it is not hot.
-    table, table_address
+    columns
+        What each slot holds and what is known of it, those that are free included; the native
+        library owns it.
+    table_address
         What decode steps in the native library find rows by.
     """
 
     def __init__(self, row_bytes: int, most_rows: int, policy: PoolPolicy) -> None:
-        self._slots = SlotTable(most_rows, row_bytes)
+        self.columns = PoolTables(most_rows, row_bytes)
         self.policy = policy
         self._row_bytes = row_bytes
-        self.slot_of_row = np.full(0, NOWHERE, np.int32)
-        self._used = 0
         self._library = native_library()
-        # Memory of slots stays where it is, so the library is told once.
-        self.table = PoolTable(
-            slot_of_row=self.slot_of_row.ctypes.data,
-            stamps=self._slots.last_selected.ctypes.data,
-            slots=self._slots.data.ctypes.data,
-        )
-        self.table_address = ctypes.addressof(self.table)
-        slots = self._slots
-        known = slots.rows, slots.positions, slots.last_selected, slots.lengths, slots.counts
-        self._columns = PoolSlots(
-            self.slot_of_row.ctypes.data,
-            0,
-            slots.data.ctypes.data,
-            row_bytes,
-            *(one.ctypes.data for one in known),
-        )
+        self.table_address = self.columns.address
 
     @property
-    def columns(self) -> SlotTable:
-        """What each slot holds and what is known of it, those that are free included."""
-        return self._slots
+    def slot_of_row(self) -> NDArray[np.int32]:
+        """The slot of each row number that is covered, int32, -1 where it is not hot."""
+        return self.columns.slot_of_row
 
     @property
     def used_rows(self) -> int:
         """Slots this pool takes memory for."""
-        return self._used
+        return self.columns.used
 
     @property
     def hot_rows(self) -> NDArray[np.int64]:
         """Row numbers of all rows in the pool, in no order."""
-        rows = self._slots.rows[: self._used]
+        rows = self.columns.rows[: self.used_rows]
         return np.asarray(rows[rows != NOWHERE])
 
     def cover(self, rows: int) -> None:
         """Make room in the table for row numbers below `rows`."""
         if rows > len(self.slot_of_row):
-            grown = np.full(rows, NOWHERE, np.int32)
-            grown[: len(self.slot_of_row)] = self.slot_of_row
-            self.slot_of_row = grown
-            for table in (self.table, self._columns):
-                table.slot_of_row, table.row_count = grown.ctypes.data, rows
+            self.columns.cover(rows)
 
     def slots(self, rows: NDArray[np.int64]) -> NDArray[np.int32]:
         """Return the slot of each row, -1 where it is not hot."""
@@ -247,17 +175,17 @@ class HotPool:
         self, slots: NDArray[np.int32], out: NDArray[np.uint8], places: NDArray[np.int64]
     ) -> None:
         """Copy rows from slots to places of `out`, uint8 of shape (any, row_bytes)."""
-        out[places] = self._slots.data[slots]
+        out[places] = self.columns.data[slots]
 
     def addresses(self, slots: NDArray[np.int32]) -> NDArray[np.uint64]:
         """Return where the rows in some slots lie in memory."""
-        return row_addresses(self._slots.data, slots)
+        return row_addresses(self.columns.data, slots)
 
     def find(
         self, layer: int, sequence: Sequence, positions: NDArray[np.int64]
     ) -> NDArray[np.uint64]:
         """Return where rows lie in memory; see `locate`. Nobody has selected them."""
-        return self._found(layer, sequence, positions, None, 0)
+        return self._found(layer, sequence, positions, _NOBODY)
 
     def locate(
         self, layer: int, sequence: Sequence, positions: NDArray[np.int64], step: int
@@ -282,87 +210,43 @@ class HotPool:
         IndexError
             The sequence has no such position.
         """
-        return self._found(layer, sequence, positions, self.table.stamps, step)
+        return self._found(layer, sequence, positions, step)
 
     def _found(
-        self,
-        layer: int,
-        sequence: Sequence,
-        positions: NDArray[np.int64],
-        stamps: int | None,
-        step: int,
+        self, layer: int, sequence: Sequence, positions: NDArray[np.int64], step: int
     ) -> NDArray[np.uint64]:
         wanted = np.ascontiguousarray(positions, np.int64)
-        # Held until rows are found: another thread may replace the groups meanwhile.
-        groups, groups_address = sequence.group_table()
-        places = Places(
-            wanted.ctypes.data,
-            len(wanted),
-            sequence.tail_start(layer),
-            sequence.held_starts[layer],
-            sequence.lengths[layer],
-            sequence.tail_address(layer),
-            groups_address,
-            len(groups),
-            self.table.slot_of_row,
-            self.table.row_count,
-            stamps,
-            self.table.slots,
-            self._row_bytes,
-            step,
-        )
         addresses = np.empty(len(wanted), np.uint64)
-        self._library.row_places(places, addresses)
+        table = sequence.table_addresses[layer]
+        self._library.find_rows(table, self.table_address, wanted, step, addresses)
         return addresses
 
     def note_hits(self, slots: NDArray[np.int32], step: int) -> None:
         """Note that these slots were selected in this step."""
-        self._slots.last_selected[slots] = step
+        self.columns.last_selected[slots] = step
 
-    def refresh(
-        self,
-        rows_at: Callable[[NDArray[np.int64]], NDArray[np.int64]],
-        settled: int,
-        counts: NDArray[np.uint16],
-        length: int,
-    ) -> None:
+    def refresh(self, layer: int, sequence: Sequence, settled: int, length: int) -> None:
         """Learn what a sequence's hits are now, of its hot rows that were not selected as well.
 
         Parameters
         ----------
-        rows_at
-            Returns the row numbers of the sequence's positions, all below `settled`.
+        layer, sequence
+            Whose hits.
         settled
             Its tokens in full groups.
-        counts
-            uint16, its hit-rate table in this layer.
         length
             Its context length N.
         """
-        slots = self._slots
-        inside = slots.positions[: self._used] < settled
-        # Of one sequence every slot is its own, and a slice costs a fraction of an index: every
-        # step does this for all hot rows.
-        which: slice | NDArray[np.int64] = slice(0, self._used)
-        if not inside.all():
-            which = np.flatnonzero(inside)
-        positions = slots.positions[which].astype(np.int64)
-        own = slots.rows[which] == rows_at(positions)
-        if not own.all():
-            which, positions = np.flatnonzero(inside)[own], positions[own]
-        slots.counts[which] = counts[positions]
-        slots.lengths[which] = length
+        self.columns.refresh(sequence.table_addresses[layer], settled, length)
 
     def growth(self, candidates: int, capacity: int) -> int:
         """Return by how many slots the pool would grow for so many candidates."""
-        room = min(capacity, len(self._slots.rows)) - self._used
-        free = int((self._slots.rows[: self._used] == NOWHERE).sum())
-        return max(0, min(room, candidates - free))
+        room = min(capacity, len(self.columns.rows)) - self.used_rows
+        return max(0, min(room, candidates - self.columns.free)) if room > 0 else 0
 
     def grow(self, slots: int) -> None:
         """Take more slots, free at first."""
-        self._slots.rows[self._used : self._used + slots] = NOWHERE
-        self._used += slots
+        self.columns.grow(slots)
 
     def promote(
         self, candidates: Candidates, moment: PoolMoment, settled_before: int
@@ -395,48 +279,30 @@ class HotPool:
             source,
             np.ascontiguousarray(candidates.places, np.int64),
         )
-        promotion = Promotion(
-            *(one.ctypes.data for one in arrays),
-            len(source),
-            len(candidates),
-            None if keys is None else keys[0].ctypes.data,
-            None if keys is None else keys[1].ctypes.data,
-            worth,
-            moment.step,
-            moment.length,
-            settled_before,
-            moment.kept_sinks,
-            moment.kept_recent,
-            moment.alpha,
+        promotion = _moment(moment, worth, None if keys is None else keys[1])
+        promotion.rows, promotion.positions, promotion.counts = (
+            one.ctypes.data for one in arrays[:3]
         )
-        self._columns.used = self._used
+        promotion.source, promotion.places = (one.ctypes.data for one in arrays[3:])
+        promotion.source_rows, promotion.count = len(source), len(candidates)
+        promotion.keys = None if keys is None else keys[0].ctypes.data
+        promotion.settled_before = settled_before
         # All of it without Python's lock: another thread computes meanwhile.
-        self._library.promote(self._columns, promotion)
+        self._library.promote(self.table_address, promotion)
         return promotion.promoted, promotion.demoted
 
     def shrink(self, capacity: int, moment: PoolMoment) -> int:
         """Demote all but the best `capacity` rows, give their memory back, and say how many."""
-        if capacity >= self._used:
+        if capacity >= self.used_rows:
             return 0
-        slots = self._slots
-        settled = np.flatnonzero(slots.rows[: self._used] != NOWHERE)
-        keys = self._keys(settled, moment)
-        demoted = settled[_least(keys, len(settled) - capacity)]
-        self._leave(demoted)
-        # Those that stay move together below the new end.
-        occupied = slots.rows[: self._used] != NOWHERE
-        sources = capacity + np.flatnonzero(occupied[capacity:])
-        targets = np.flatnonzero(~occupied[:capacity])[: len(sources)]
-        slots.move(sources, targets)
-        self.slot_of_row[slots.rows[targets]] = targets
-        self._used = capacity
-        slots.give_back(capacity)
-        return len(demoted)
+        worth, keys = native_worth(self.policy), None
+        if worth == RANKED_BY_PYTHON:
+            keys = self._slot_keys(moment)
+        return self.columns.shrink(capacity, _moment(moment, worth, keys))
 
     def forget(self, first_row: int, last_row: int) -> None:
         """Drop the rows of first_row <= row < last_row, whose groups are free again."""
-        slots = self.slot_of_row[first_row:last_row]
-        self._leave(slots[slots != NOWHERE])
+        self.columns.forget(first_row, last_row)
 
     def _all_keys(
         self, candidates: Candidates, moment: PoolMoment
@@ -449,16 +315,20 @@ class HotPool:
         steps = np.full(count, moment.step, np.int32)
         lengths = np.full(count, moment.length, np.int32)
         keys = self._rank(candidates.positions, candidates.counts, steps, lengths, moment)
-        own = np.zeros(self._used, np.int64)
-        occupied = self._slots.rows[: self._used] != NOWHERE
         cold = int((self.slot_of_row[candidates.rows] == NOWHERE).sum())
-        if cold > self._used - int(occupied.sum()):
-            settled = np.flatnonzero(occupied)
-            own[settled] = self._keys(settled, moment)
+        crowded = cold > self.columns.free
+        own = self._slot_keys(moment) if crowded else np.zeros(self.used_rows, np.int64)
         return np.ascontiguousarray(keys, np.int64), own
 
+    def _slot_keys(self, moment: PoolMoment) -> NDArray[np.int64]:
+        """Return the keys of all slots by the policy alone, 0 for those that are free."""
+        own = np.zeros(self.used_rows, np.int64)
+        settled = np.flatnonzero(self.columns.rows[: self.used_rows] != NOWHERE)
+        own[settled] = self._keys(settled, moment)
+        return own
+
     def _keys(self, slots: NDArray[np.int64], moment: PoolMoment) -> NDArray[np.int64]:
-        table = self._slots
+        table = self.columns
         return self._rank(
             table.positions[slots],
             table.counts[slots],
@@ -478,17 +348,15 @@ class HotPool:
         rows = RowHistory(positions, counts, last_selected, lengths, moment.alpha)
         return rank(self.policy, rows, moment)
 
-    def _leave(self, slots: NDArray[np.integer]) -> None:
-        rows = self._slots.rows[slots]
-        self.slot_of_row[rows[rows != NOWHERE]] = NOWHERE
-        self._slots.rows[slots] = NOWHERE
 
-
-def _least(keys: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-    """Return where the smallest keys lie, rising; a pool of many rows is never sorted whole."""
-    if count <= 0:
-        return np.zeros(0, np.int64)
-    if count >= len(keys):
-        return np.argsort(keys)
-    least = np.argpartition(keys, count - 1)[:count]
-    return least[np.argsort(keys[least])]
+def _moment(moment: PoolMoment, worth: int, slot_keys: NDArray[np.int64] | None) -> Promotion:
+    """Return how rows rank in a moment, with no candidates."""
+    return Promotion(
+        slot_keys=None if slot_keys is None else slot_keys.ctypes.data,
+        worth=worth,
+        step=moment.step,
+        length=moment.length,
+        kept_sinks=moment.kept_sinks,
+        kept_recent=moment.kept_recent,
+        alpha=moment.alpha,
+    )

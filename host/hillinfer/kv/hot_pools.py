@@ -216,10 +216,9 @@ class HotPools:
             hits.cover(layer, tokens)
             self._accountant.give(Part.OTHER, old)
 
-    def copy_hits(self, hits: HitRateTable) -> HitRateTable:
-        """Return a copy of a hit-rate table for a fork."""
+    def take_hits(self, hits: HitRateTable) -> None:
+        """Count one more hit-rate table like this, for a fork."""
         self._accountant.take(Part.OTHER, hits.byte_count)
-        return hits.copy()
 
     def give_hits(self, hits: HitRateTable) -> None:
         """Count a hit-rate table as freed."""

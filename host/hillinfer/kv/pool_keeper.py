@@ -169,6 +169,14 @@ class PoolKeeper:
             uint8 of shape (any, row_bytes), and where in it each row lies; to be left alone until
             the returned future is done.
         """
+        return self.offer_missed(
+            entry, sequence, _candidates(entry.layer, sequence, positions, source, places)
+        )
+
+    def offer_missed(
+        self, entry: LayerStep, sequence: Sequence, candidates: Candidates
+    ) -> Future[tuple[int, int]]:
+        """Let rows that were cold become hot; see `offer_read`."""
 
         def note(moved: tuple[int, int]) -> None:
             entry.promoted += moved[0]
@@ -177,10 +185,8 @@ class PoolKeeper:
                 counters.promoted_rows += moved[0]
                 counters.demoted_rows += moved[1]
 
-        self._misses[entry.layer] += len(positions)
-        return self._offer(
-            entry.layer, sequence, positions, source, places, entry.step, entry.step, note
-        )
+        self._misses[entry.layer] += len(candidates)
+        return self._offer(entry.layer, sequence, candidates, entry.step, entry.step, note)
 
     def offer_written(
         self,
@@ -202,8 +208,9 @@ class PoolKeeper:
         self._pools.settle(layer)
         self._pools.cover_hits(sequence.hits, layer, length)
         self._pools.hits.note(layer, sequence, length, length)
+        candidates = _candidates(layer, sequence, positions, source, places)
         # Nobody reads now, so rows of this very step may give way too.
-        return self._offer(layer, sequence, positions, source, places, step, step + 1, _ignore)
+        return self._offer(layer, sequence, candidates, step, step + 1, _ignore)
 
     def _count(self, layer: int, sequence: Sequence, selected: NDArray[np.int64]) -> None:
         self._pools.settle(layer)
@@ -219,29 +226,36 @@ class PoolKeeper:
         self,
         layer: int,
         sequence: Sequence,
-        positions: NDArray[np.int64],
-        source: NDArray[np.uint8],
-        places: NDArray[np.int64],
+        candidates: Candidates,
         step: int,
         settled_before: int,
         done: Callable[[tuple[int, int]], None],
     ) -> Future[tuple[int, int]]:
         settings = self._settings
-        candidates = Candidates(
-            rows=sequence.rows(positions),
-            positions=positions.astype(np.int32),
-            counts=sequence.hits.counts[layer][positions],
-            source=source,
-            places=places,
-        )
         moment = PoolMoment(
             step=step,
-            length=max(sequence.lengths[layer], int(positions[-1]) + 1),
+            length=max(sequence.lengths[layer], int(candidates.positions[-1]) + 1),
             alpha=settings.alpha,
             kept_sinks=settings.kept_sinks,
             kept_recent=settings.kept_recent,
         )
         return self._pools.promote(layer, candidates, moment, settled_before, done)
+
+
+def _candidates(
+    layer: int,
+    sequence: Sequence,
+    positions: NDArray[np.int64],
+    source: NDArray[np.uint8],
+    places: NDArray[np.int64],
+) -> Candidates:
+    return Candidates(
+        rows=sequence.rows(positions),
+        positions=positions.astype(np.int32),
+        counts=sequence.hits.counts[layer][positions],
+        source=source,
+        places=places,
+    )
 
 
 def _ignore(moved: tuple[int, int]) -> None:

@@ -6,8 +6,9 @@ from __future__ import annotations
 import ctypes
 import queue
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from functools import partial
 
 import numpy as np
 import torch
@@ -21,7 +22,7 @@ from hillinfer.kv.gather import Gather
 from hillinfer.kv.hot_pools import HotPools
 from hillinfer.kv.pool_keeper import PoolKeeper
 from hillinfer.kv.saved_sequences import SavedShadow, fill_sequence
-from hillinfer.kv.sequence import NUMBER_TYPES, HitRateTable, RowLayout, Sequence, observed_bytes
+from hillinfer.kv.sequence import NUMBER_TYPES, RowLayout, Sequence, observed_bytes
 from hillinfer.kv.shadow_keeper import ShadowKeeper
 from hillinfer.memory_budget import Accountant, Part
 from hillinfer.model_shape import ModelShape
@@ -171,42 +172,36 @@ class RowKeeper:
 
     def open(self) -> Sequence:
         """Return a new, empty sequence."""
+        return self._open(partial(Sequence, self._shape.layers, self._shape.row_bytes))
+
+    def _open(self, make: Callable[[], Sequence]) -> Sequence:
         self._pools.take_tail()
         self._take_observed()
-        sequence = Sequence(self._shape.layers, self._shape.row_bytes)
+        sequence = make()
         self.sequences.append(sequence)
         return sequence
 
     def fork(self, sequence: Sequence) -> Sequence:
         """Return a sequence with the same tokens; full groups and segments are shared."""
-        hits = self._pools.copy_hits(sequence.hits)
+        self._pools.take_hits(sequence.hits)
         try:
-            copy = self.open()
+            copy = self._open(sequence.fork)
         except BaseException:
-            self._pools.give_hits(hits)
+            self._pools.give_hits(sequence.hits)
             raise
-        copy.token_ids = sequence.token_ids[:]
-        copy.lengths = list(sequence.lengths)
-        copy.groups = list(sequence.groups)
         for group in copy.groups:
             self._groups.share(group)
-        copy.tails[:] = sequence.tails
-        copy.held_starts = list(sequence.held_starts)
         copy.segments = self._shadow.share(sequence)
-        copy.hits = hits
-        copy.observed = list(sequence.observed)
         return copy
 
     def release(self, sequence: Sequence) -> None:
         """Free whatever only this sequence owned."""
         self._tell_hits(sequence)
         self._shadow.truncate(sequence, 0)
-        self._give_groups(sequence, 0)
-        sequence.lengths = [0] * self._shape.layers
+        self._give_groups(sequence.truncate(0))
         del sequence.token_ids[:]
         self.sequences.remove(sequence)
         self._pools.give_hits(sequence.hits)
-        sequence.hits = HitRateTable(self._shape.layers)
         self._accountant.give(Part.OTHER, self._observed_bytes)
         self._pools.give_tail()
 
@@ -268,7 +263,7 @@ class RowKeeper:
         sequence.token_ids.extend(saved.token_ids()[:tokens])
         for group in range(first, first + groups):
             self._groups.share(group)
-            sequence.groups.append(group)
+            sequence.append_groups([group])
         open_rows = np.arange(groups * GROUP_TOKENS, tokens)
         for layer, tail in enumerate(sequence.tails):
             if not whole:
@@ -281,8 +276,8 @@ class RowKeeper:
         )
         self._shadow.adopt(sequence, SavedShadow(saved), segments, tokens, shadow)
         fill_sequence(saved, sequence, tokens, self._keeper.observed_queries)
-        sequence.lengths = [tokens] * self._shape.layers
-        sequence.held_starts = [groups * GROUP_TOKENS] * self._shape.layers
+        for layer in range(self._shape.layers):
+            sequence.set_length(layer, tokens, groups * GROUP_TOKENS)
 
     def truncate(self, sequence: Sequence, length: int) -> None:
         """Forget the tokens from position `length` on, in every layer."""
@@ -310,11 +305,7 @@ class RowKeeper:
         self._tell_hits(sequence)
         if max(sequence.lengths) > length:
             sequence.observed = [None] * self._shape.layers
-        for layer, old in enumerate(sequence.lengths):
-            if old > length:
-                sequence.lengths[layer], sequence.held_starts[layer] = length, start
-        self._give_groups(sequence, start // GROUP_TOKENS)
-        sequence.hits.forget(length)
+        self._give_groups(sequence.truncate(length))
         del sequence.token_ids[length:]
 
     def append(
@@ -347,8 +338,8 @@ class RowKeeper:
                 end = filled + tokens - done
                 own = (keys[:, done:], values[:, done:]) if done else (keys, values)
                 self._layout.pack(*own, tail[filled:end])
-                sequence.held_starts[layer] = sequence.tail_start(layer)
-                sequence.lengths[layer] += tokens - done
+                length = sequence.lengths[layer]
+                sequence.set_length(layer, length + tokens - done, sequence.tail_start(layer))
                 break
             groups = min((filled + tokens - done) // GROUP_TOKENS, self._write_back.buffer_groups)
             taken = groups * GROUP_TOKENS - filled
@@ -366,7 +357,8 @@ class RowKeeper:
                 )
                 if done + taken == tokens:
                     tail[:] = buffer[taken + filled - GROUP_TOKENS : taken + filled]
-                    sequence.held_starts[layer] = int(positions[-GROUP_TOKENS])
+                    held = int(positions[-GROUP_TOKENS])
+                    sequence.set_length(layer, sequence.lengths[layer], held)
                 # A single token is attended to before its group may push out what it attends to.
                 if tokens > 1:
                     promoting = self._keeper.offer_written(layer, sequence, positions, buffer, step)
@@ -375,7 +367,8 @@ class RowKeeper:
                 raise
             self._write_back.send(layer, numbers, buffer, promoting)
             sequence.counters.cold_write_bytes += numbers.size * GROUP_TOKENS * buffer.shape[1]
-            sequence.lengths[layer] += taken
+            length = sequence.lengths[layer] + taken
+            sequence.set_length(layer, length, sequence.held_starts[layer])
             done += taken
 
     def append_token(
@@ -409,9 +402,8 @@ class RowKeeper:
         strides, value_strides = keys.stride(), values.stride()
         if not (keys.is_cpu and strides[3] == value_strides[3] == 1):
             return None
-        sequence.tables[layer].length = length
         size = keys.itemsize
-        overflows = self._library.store_token(
+        return self._library.store_token(
             sequence.table_addresses[layer],
             self._states_address,
             number_type,
@@ -420,9 +412,6 @@ class RowKeeper:
             values.data_ptr() + batch_row * value_strides[0] * size,
             value_strides[1],
         )
-        sequence.held_starts[layer] = length // GROUP_TOKENS * GROUP_TOKENS
-        sequence.lengths[layer] = length + 1
-        return overflows
 
     def newest_keys(self, layer: int, sequence: Sequence) -> torch.Tensor:
         """Return the keys of the newest token, stored type, (kv_heads, 1, head_dim), a view."""
@@ -443,11 +432,11 @@ class RowKeeper:
         uint8 (row_bytes,), to be filled before anyone looks; None, and nothing is taken in, where
         the token would fill its group, which goes to the drive at once.
         """
-        filled = sequence.lengths[layer] % GROUP_TOKENS
+        length = sequence.lengths[layer]
+        filled = length % GROUP_TOKENS
         if filled + 1 == GROUP_TOKENS:
             return None
-        sequence.held_starts[layer] = sequence.tail_start(layer)
-        sequence.lengths[layer] += 1
+        sequence.set_length(layer, length + 1, length - filled)
         place: NDArray[np.uint8] = sequence.tails[layer, filled]
         return place
 
@@ -476,17 +465,16 @@ class RowKeeper:
             raise
 
     def _group_numbers(self, sequence: Sequence, first: int, count: int) -> NDArray[np.int64]:
-        while len(sequence.groups) < first + count:
-            sequence.groups.append(self._groups.take())
+        while sequence.group_count < first + count:
+            sequence.append_groups([self._groups.take()])
         self._pools.cover(self._groups.groups * GROUP_TOKENS)
         self._store.cover(self._groups.groups)
         return np.asarray(sequence.groups[first : first + count], np.int64)
 
-    def _give_groups(self, sequence: Sequence, keep: int) -> None:
-        for group in sequence.groups[keep:]:
+    def _give_groups(self, groups: list[int]) -> None:
+        for group in groups:
             if self._groups.give(group):
                 self._pools.forget_group(group)
-        sequence.drop_groups(keep)
         self._close_bases()
 
     def _close_bases(self) -> None:

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-import ctypes
 from array import array
+from collections.abc import Iterable
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from hillinfer.model_shape import ModelShape, StoredType
-from hillinfer.native.structures import LayerTable
+from hillinfer.native.tables import SequenceTables
 from hillinfer.shadow.segments import Segment
 from hillinfer.statistics import Counters, LayerHits
 from hillinfer_model.kernel_spec import GROUP_TOKENS
@@ -125,19 +125,23 @@ GROWTH_TOKENS = 1024
 class HitRateTable:
     """2 bytes per token and layer of one sequence (HillInfer section 5.4).
 
-    What they mean is the pool policy's matter; none lets them overflow.
+    What they mean is the pool policy's matter; none lets them overflow. The native library owns
+    them.
 
     Parameters
     ----------
-    layers
-        Layers of the model.
+    tables
+        Whose.
+
+    Attributes
+    ----------
+    counts
+        uint16 of each layer, where they lie; others once `cover` has made room for more.
     """
 
-    def __init__(self, layers: int) -> None:
-        # One array per layer: growing one never needs a second copy of all.
-        self.counts: list[NDArray[np.uint16]] = [np.zeros(0, np.uint16) for _ in range(layers)]
-        # Asking numpy takes long, and every layer would at every step.
-        self.addresses = [0] * layers
+    def __init__(self, tables: SequenceTables) -> None:
+        self._tables = tables
+        self.counts = [tables.hits(layer) for layer in range(len(tables.addresses))]
 
     @property
     def byte_count(self) -> int:
@@ -150,23 +154,10 @@ class HitRateTable:
 
     def cover(self, layer: int, tokens: int) -> None:
         """Make room for a layer's positions below `tokens`, with no hits yet."""
-        counts = self.counts[layer]
-        if tokens > len(counts):
-            grown = np.zeros(room_for(tokens), np.uint16)
-            grown[: len(counts)] = counts
-            self.counts[layer], self.addresses[layer] = grown, grown.ctypes.data
-
-    def forget(self, length: int) -> None:
-        """Drop the hits of positions from `length` on."""
-        for counts in self.counts:
-            counts[length:] = 0
-
-    def copy(self) -> HitRateTable:
-        """Return a table with the same hits that goes on by itself."""
-        copy = HitRateTable(0)
-        copy.counts = [counts.copy() for counts in self.counts]
-        copy.addresses = [counts.ctypes.data for counts in copy.counts]
-        return copy
+        if tokens > len(self.counts[layer]):
+            # Nobody but this list is to look at the smaller one.
+            self._tables.cover_hits(layer, room_for(tokens))
+            self.counts[layer] = self._tables.hits(layer)
 
 
 def room_for(tokens: int) -> int:
@@ -180,9 +171,11 @@ def room_for(tokens: int) -> int:
 class Sequence:
     """State of one sequence; rows by logical position, padding never stored.
 
-    Groups are numbers in the cold pool, one per 64 positions, the same in every layer; full
-    groups may be shared with sequences that have the same prefix. The open group's rows, fewer
-    than 64, lie in `tails`; a group that the newest token filled lies there until the next comes.
+    Where they lie is in tables that the native library owns: calls here change them, and attributes
+    look at them. Groups are numbers in the cold pool, one per 64 positions, the same in every
+    layer; full groups may be shared with sequences that have the same prefix. The open group's
+    rows, fewer than 64, lie in `tails`; a group that the newest token filled lies there until the
+    next comes.
 
     Parameters
     ----------
@@ -190,83 +183,89 @@ class Sequence:
         Layers of the model.
     row_bytes
         Bytes of a row.
+    tables
+        What it begins with; empty ones where None.
+
+    Attributes
+    ----------
+    lengths, held_starts
+        Of each layer its tokens, and the position of the first row in its tail; to be looked at.
+    tails
+        uint8 (layers, 64, row_bytes): rows of the open group, which stay where they are.
+    table_addresses
+        Of each layer's table, for the native library.
     """
 
-    def __init__(self, layers: int, row_bytes: int) -> None:
+    def __init__(self, layers: int, row_bytes: int, tables: SequenceTables | None = None) -> None:
         # 4 bytes per token, where a list of numbers takes 36.
         self.token_ids = array("i")
-        self.lengths = [0] * layers
-        self.groups: list[int] = []
-        # The same as an array: made anew for every group that comes, not at every step.
-        # The groups' numbers and where they lie; replaced together, by any thread.
-        self._group_table: tuple[NDArray[np.int64], int] = (np.zeros(0, np.int64), 0)
-        self.tails = np.zeros((layers, GROUP_TOKENS, row_bytes), np.uint8)
-        # They stay where they are, and asking numpy takes long.
-        self._tail_address: int = self.tails.ctypes.data
-        self._tail_bytes = GROUP_TOKENS * row_bytes
-        # What the native library knows of each layer: what stays is told once, what changes when it
-        # does.
-        self.tables = [
-            LayerTable(tail=self.tail_address(layer), row_bytes=row_bytes)
-            for layer in range(layers)
-        ]
-        self.table_addresses = [ctypes.addressof(table) for table in self.tables]
-        # Of which moment the descriptors of its shadow are, layer by layer, and their memory.
-        self.described = [(-1, array("q"))] * layers
-        # Position of the first row in `tails`, layer by layer.
-        self.held_starts = [0] * layers
+        self.tables = SequenceTables(layers, row_bytes) if tables is None else tables
+        # Asked for at every layer and step.
+        self.lengths, self.held_starts = self.tables.lengths, self.tables.held_starts
+        self.tails, self.table_addresses = self.tables.tails, self.tables.addresses
+        self._groups = self.tables.groups()
+        # Of which moment the descriptors of its shadow are, layer by layer.
+        self.described = [-1] * layers
         self.segments: list[Segment] = []
-        self.hits = HitRateTable(layers)
+        self.hits = HitRateTable(self.tables)
         # Queries of the last prefill tokens, float32 (queries, query_heads, head_dim), until what
         # they select is counted.
         self.observed: list[torch.Tensor | None] = [None] * layers
         # What steps did for it: where several caches take a step together, each gets its own.
         self.counters, self.layer_hits = Counters(), LayerHits(layers)
 
+    def fork(self) -> Sequence:
+        """Return a sequence of the same rows and hits; it has no segments yet."""
+        copy = Sequence(len(self.described), self.tails.shape[2], self.tables.fork())
+        copy.token_ids = self.token_ids[:]
+        copy.observed = list(self.observed)
+        return copy
+
     @property
     def tokens(self) -> int:
         """Tokens whose rows are there, by the first layer: it has a forward pass's first."""
         return self.lengths[0]
 
+    @property
+    def groups(self) -> list[int]:
+        """The numbers of its groups, in the order of positions."""
+        numbers: list[int] = self._groups.tolist()
+        return numbers
+
+    @property
+    def group_count(self) -> int:
+        """How many groups it has."""
+        return len(self._groups)
+
+    def append_groups(self, numbers: Iterable[int]) -> None:
+        """Let the next positions lie in these groups, in every layer."""
+        self.tables.append_groups(np.fromiter(numbers, np.int64))
+        self._groups = self.tables.groups()
+
+    def set_length(self, layer: int, length: int, held: int) -> None:
+        """Say how many tokens a layer has, and which position the first row of its tail has."""
+        self.tables.set_length(layer, length, held)
+
+    def truncate(self, length: int) -> list[int]:
+        """Forget positions from `length` on, with their hits; return the groups that go.
+
+        Of a group that is cut the tail must have the rows that stay.
+        """
+        gone = self.groups[length // GROUP_TOKENS :]
+        self.tables.truncate(length)
+        self._groups = self.tables.groups()
+        self.described = [-1] * len(self.described)
+        return gone
+
     def tail_start(self, layer: int) -> int:
         """Return the position of the open group's first token in a layer."""
         return self.lengths[layer] // GROUP_TOKENS * GROUP_TOKENS
 
-    def tail_address(self, layer: int) -> int:
-        """Return where a layer's tail lies in memory."""
-        return self._tail_address + layer * self._tail_bytes
-
-    def tell(self, layer: int) -> object:
-        """Bring a layer's table for the native library up to date.
-
-        Returns
-        -------
-        What its addresses point to and another thread may replace, to be held while the library is
-        at work.
-        """
-        table, known = self.tables[layer], self._group_table
-        if len(known[0]) != len(self.groups):
-            known = self.group_table()
-        table.length, table.held = self.lengths[layer], self.held_starts[layer]
-        table.groups, table.group_count = known[1], len(known[0])
-        hits = self.hits
-        table.hits, table.hit_count = hits.addresses[layer], len(hits.counts[layer])
-        return known
-
-    def group_table(self) -> tuple[NDArray[np.int64], int]:
-        """Return the numbers of all groups, int64, and their address while the array is held."""
-        known = self._group_table
-        if len(known[0]) != len(self.groups):
-            numbers = np.asarray(self.groups, np.int64)
-            known = self._group_table = numbers, numbers.ctypes.data
-        return known
-
     def rows(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the row numbers of positions in full groups, int64 of the same shape."""
-        table, _ = self.group_table()
         # Every step asks for those of all hot rows, and numpy's remainder takes many times what its
         # quotient does.
-        first: NDArray[np.int64] = table.take(positions // GROUP_TOKENS) * GROUP_TOKENS
+        first: NDArray[np.int64] = self._groups.take(positions // GROUP_TOKENS) * GROUP_TOKENS
         return first + (positions & (GROUP_TOKENS - 1))
 
     def count_reads(self, reads: int, byte_count: int, rows: int) -> None:
@@ -282,12 +281,6 @@ class Sequence:
         self.counters.cold_reads += reads
         self.counters.cold_read_bytes += byte_count
         self.counters.cold_useful_bytes += rows * self.tails.shape[2]
-
-    def drop_groups(self, keep: int) -> None:
-        """Forget all groups but the first `keep`."""
-        del self.groups[keep:]
-        # Others may come in their places before anyone asks for rows.
-        self._group_table = (np.zeros(0, np.int64), 0)
 
 
 # --- hits that pools do not know of yet ---
@@ -332,7 +325,7 @@ class UntoldHits:
             self._untold[layer] = {}
             pool = self._pools[layer]
             for sequence, (settled, length) in untold.items():
-                pool.refresh(sequence.rows, settled, sequence.hits.counts[layer], length)
+                pool.refresh(layer, sequence, settled, length)
 
     def tell_of(self, layer: int, sequence: Sequence) -> None:
         """Do so before a sequence's hits or rows change in a way that is not noted."""

@@ -158,17 +158,14 @@ class ShadowKeeper:
             return None
         if not sequence.held_starts[layer] <= last * size + own.coded_tokens <= stop:
             return None
-        moment, words = sequence.described[layer]
-        if moment != self._memory.changes:
-            described = self._memory.words(layer, segments)
-            if described is None:
+        if sequence.described[layer] != self._memory.changes:
+            words = self._memory.words(layer, segments)
+            if words is None:
                 return None
-            words = described
-            sequence.described[layer] = self._memory.changes, words
-            table = sequence.tables[layer]
-            table.segments = words.buffer_info()[0]
-            table.segment_count = len(segments)
-        words[-1] = own.coded_tokens
+            sequence.tables.describe(layer, words, len(segments))
+            sequence.described[layer] = self._memory.changes
+        elif sequence.tables.coded[layer] != own.coded_tokens:
+            sequence.tables.note_coded(layer, own.coded_tokens)
         return own
 
     def share(self, sequence: Sequence) -> list[Segment]:

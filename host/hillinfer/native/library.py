@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Callable
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
@@ -14,12 +15,11 @@ from numpy.typing import NDArray
 
 from hillinfer.errors import HillInferError
 from hillinfer.native.structures import (
+    Attending,
     Attention,
     Choice,
     FileReads,
     Landing,
-    Places,
-    PoolSlots,
     Promotion,
     Quota,
     ReadWay,
@@ -66,7 +66,7 @@ HOW_TO_BUILD = (
     "tree or install HillInfer again"
 )
 
-_INTERFACE_VERSION = 12
+_INTERFACE_VERSION = 13
 _POINTER = ctypes.c_void_p
 _INT = ctypes.c_int32
 _LONG = ctypes.c_int64
@@ -105,20 +105,40 @@ _SIGNATURES = {
         _INT,
         [_INT, _ATTENTION, _POINTER, _LONG, _POINTER, _LONG, _POINTER],
     ),
-    "hillinfer_promote": (_INT, [ctypes.POINTER(PoolSlots), ctypes.POINTER(Promotion)]),
+    "hillinfer_free": (None, [_POINTER]),
+    "hillinfer_sequence_open": (_INT, [_LONG, _LONG, ctypes.POINTER(_POINTER)]),
+    "hillinfer_sequence_fork": (_INT, [_POINTER, ctypes.POINTER(_POINTER)]),
+    "hillinfer_sequence_close": (None, [_POINTER]),
+    "hillinfer_sequence_layers": (_POINTER, [_POINTER]),
+    "hillinfer_sequence_append_groups": (_INT, [_POINTER, _POINTER, _LONG]),
+    "hillinfer_sequence_set_length": (None, [_POINTER, *[_LONG] * 3]),
+    "hillinfer_sequence_truncate": (None, [_POINTER, _LONG]),
+    "hillinfer_sequence_cover_hits": (_INT, [_POINTER, _LONG, _LONG, ctypes.POINTER(_POINTER)]),
+    "hillinfer_sequence_describe": (_INT, [_POINTER, _LONG, _POINTER, _LONG]),
+    "hillinfer_sequence_note_coded": (None, [_POINTER, _LONG, _LONG]),
+    "hillinfer_pool_open": (_INT, [_LONG, _LONG, ctypes.POINTER(_POINTER)]),
+    "hillinfer_pool_close": (None, [_POINTER]),
+    "hillinfer_pool_cover": (_INT, [_POINTER, _LONG, ctypes.POINTER(_POINTER)]),
+    "hillinfer_pool_grow": (None, [_POINTER, _LONG]),
+    "hillinfer_pool_free_slots": (_LONG, [_POINTER]),
+    "hillinfer_pool_forget": (None, [_POINTER, _LONG, _LONG]),
+    "hillinfer_pool_refresh": (None, [_POINTER, _POINTER, _LONG, _LONG]),
+    "hillinfer_pool_shrink": (_LONG, [_POINTER, _LONG, ctypes.POINTER(Promotion)]),
+    "hillinfer_promote": (_INT, [_POINTER, ctypes.POINTER(Promotion)]),
     "hillinfer_ring_open": (_INT, [ctypes.c_uint32, ctypes.POINTER(_POINTER)]),
     "hillinfer_ring_close": (None, [_POINTER]),
     "hillinfer_read_file": (_INT, [ctypes.POINTER(ReadWay), ctypes.POINTER(FileReads)]),
     "hillinfer_land": (_INT, [ctypes.POINTER(ReadWay), ctypes.POINTER(Landing)]),
-    "hillinfer_row_places": (_LONG, [ctypes.POINTER(Places), _POINTER]),
+    "hillinfer_find_rows": (_LONG, [*[_POINTER] * 3, _LONG, _INT, _POINTER]),
     "hillinfer_copy_rows": (None, [_POINTER, _LONG, _LONG, _POINTER]),
     # Every layer calls these at every step: a plain address takes a tenth of a reference's time.
     "hillinfer_store_token": (_LONG, [*[_POINTER] * 2, _INT, _POINTER, _LONG, _POINTER, _LONG]),
     "hillinfer_choose_tokens": (_INT, [_INT, *[_POINTER] * 4]),
     "hillinfer_choose_begin": (_INT, [_INT, *[_POINTER] * 3, ctypes.POINTER(_POINTER)]),
     "hillinfer_choose_end": (_INT, [_POINTER]),
-    "hillinfer_attend_tokens": (_INT, [_INT, *[_POINTER] * 4, _LONG, *[_POINTER] * 2]),
-    "hillinfer_decode_step": (_INT, [_INT, *[_POINTER] * 6]),
+    "hillinfer_attend_tokens": (_INT, [_INT, *[_POINTER] * 4, _LONG, *[_POINTER] * 3]),
+    "hillinfer_decode_step": (_INT, [_INT, *[_POINTER] * 7]),
+    "hillinfer_attend_run": (_INT, [ctypes.POINTER(Attending)]),
     "hillinfer_crc32c": (None, [_POINTER, _LONG, _LONG, *[_POINTER] * 2]),
     "hillinfer_row_sums": (None, [_POINTER, _LONG, _POINTER, _LONG, _POINTER]),
 }
@@ -140,6 +160,8 @@ class NativeLibrary:
 
     Attributes
     ----------
+    functions, tables
+        The functions themselves; while one of `tables` runs Python's global lock is kept.
     variants
         What this processor can run, fastest first.
     tile_rows
@@ -148,25 +170,25 @@ class NativeLibrary:
 
     def __init__(self, path: Path = LIBRARY) -> None:
         try:
-            self._functions = ctypes.CDLL(str(path))
-            self._holding = ctypes.PyDLL(str(path))
-            for functions in (self._functions, self._holding):
+            self.functions = ctypes.CDLL(str(path))
+            self.tables = ctypes.PyDLL(str(path))
+            for functions in (self.functions, self.tables):
                 for name, (result, arguments) in _SIGNATURES.items():
                     function = getattr(functions, name)
                     function.restype, function.argtypes = result, arguments
         except (OSError, AttributeError) as error:
             reason = "is not built" if not path.exists() else f"cannot be used ({error})"
             raise NativeError(f"the native library {reason}: {HOW_TO_BUILD}") from error
-        found = self._functions.hillinfer_version()
+        found = self.functions.hillinfer_version()
         wanted = 100 * CONTRACT_VERSION + _INTERFACE_VERSION
         if found != wanted:
             raise NativeError(
                 f"the native library is version {found}, not {wanted}: {HOW_TO_BUILD}"
             )
         self.variants = tuple(
-            one for one in PREFERENCE if self._functions.hillinfer_has_variant(one.number)
+            one for one in PREFERENCE if self.functions.hillinfer_has_variant(one.number)
         )
-        self.tile_rows = int(self._functions.hillinfer_tile_rows())
+        self.tile_rows = int(self.functions.hillinfer_tile_rows())
 
     def call(self, name: str, *arguments: object) -> None:
         """Call a function that returns whether it did what it should.
@@ -180,14 +202,44 @@ class NativeLibrary:
         NonFiniteQueryError
             A query that it was to scale is not finite.
         """
-        self._check(name, getattr(self._functions, name)(*arguments))
+        self._check(name, getattr(self.functions, name)(*arguments))
+
+    def make(self, name: str, *arguments: object) -> int:
+        """Call a function that makes an object, and return where it lies; see `call`."""
+        made = ctypes.c_void_p()
+        self.call(name, *arguments, ctypes.byref(made))
+        assert made.value is not None
+        return made.value
+
+    def closing(self, name: str) -> Callable[[int], None]:
+        """Return a function that frees an object."""
+        close: Callable[[int], None] = getattr(self.functions, name)
+        return close
+
+    def sequence_layers(self, sequence: int) -> int:
+        """Return where the tables of a sequence's layers lie."""
+        return int(self.functions.hillinfer_sequence_layers(sequence))
+
+    def open_pool(self, slots: int, row_bytes: int) -> int:
+        """Make the slots of a hot pool and return where they are described.
+
+        Raises
+        ------
+        OSError
+            The system does not reserve memory for so many.
+        """
+        pool = ctypes.c_void_p()
+        error = -self.functions.hillinfer_pool_open(slots, row_bytes, ctypes.byref(pool))
+        if error or pool.value is None:
+            raise OSError(error, os.strerror(error))
+        return pool.value
 
     def call_holding(self, name: str, *arguments: object) -> None:
         """Call a function that is done in a microsecond, and keep Python's global lock; see `call`.
 
         Where several threads run Python, who lets go of the lock waits for it afterwards.
         """
-        self._check(name, getattr(self._holding, name)(*arguments))
+        self._check(name, getattr(self.tables, name)(*arguments))
 
     @staticmethod
     def _check(name: str, outcome: int) -> None:
@@ -202,11 +254,11 @@ class NativeLibrary:
 
     def attention_bytes(self, attention: object) -> int:
         """Return the bytes of a softmax's state, for a reference to an `Attention`."""
-        return int(self._functions.hillinfer_attention_bytes(attention))
+        return int(self.functions.hillinfer_attention_bytes(attention))
 
     def close_launches(self, thread: ctypes.c_void_p) -> None:
         """End a thread that `hillinfer_launches_open` made."""
-        self._functions.hillinfer_launches_close(thread)
+        self.functions.hillinfer_launches_close(thread)
 
     def open_ring(self, depth: int) -> int:
         """Make a ring of io_uring for the calling thread and return its address.
@@ -217,21 +269,21 @@ class NativeLibrary:
             The kernel gives none.
         """
         ring = ctypes.c_void_p()
-        error = -self._functions.hillinfer_ring_open(depth, ctypes.byref(ring))
+        error = -self.functions.hillinfer_ring_open(depth, ctypes.byref(ring))
         if error or ring.value is None:
             raise OSError(error, os.strerror(error))
         return ring.value
 
     def close_ring(self, ring: int) -> None:
         """Give a ring back that reads nothing now."""
-        self._functions.hillinfer_ring_close(ring)
+        self.functions.hillinfer_ring_close(ring)
 
     def read_file(self, way: ReadWay, reads: FileReads) -> bool:
         """Make many reads of a file at once; see host/native/file_reads.h.
 
         Returns whether none is under way: a ring may not have given its reads back.
         """
-        return not self._functions.hillinfer_read_file(way, reads)
+        return not self.functions.hillinfer_read_file(way, reads)
 
     def land(self, way: ReadWay, landing: Landing) -> bool:
         """Bring rows of a file to their places; see host/native/landing.h.
@@ -245,7 +297,7 @@ class NativeLibrary:
         MemoryError, NativeError
             As from `call`.
         """
-        outcome = self._functions.hillinfer_land(way, landing)
+        outcome = self.functions.hillinfer_land(way, landing)
         if outcome == _MISPLACED:
             raise IndexError("a row has no place, or no checksum")
         if outcome == _LOST:
@@ -253,7 +305,7 @@ class NativeLibrary:
         self._check("hillinfer_land", outcome)
         return True
 
-    def promote(self, slots: PoolSlots, promotion: Promotion) -> None:
+    def promote(self, slots: int, promotion: Promotion) -> None:
         """Promote rows; see host/native/promotion.h.
 
         Raises
@@ -263,18 +315,27 @@ class NativeLibrary:
         MemoryError, NativeError
             As from `call`.
         """
-        outcome = self._functions.hillinfer_promote(slots, promotion)
+        outcome = self.functions.hillinfer_promote(slots, promotion)
         if outcome == _MISPLACED:
             raise IndexError("a row that is offered is nowhere")
         self._check("hillinfer_promote", outcome)
 
-    def row_places(self, places: Places, out: NDArray[np.uint64]) -> None:
+    def find_rows(
+        self,
+        table: int,
+        pool: int,
+        positions: NDArray[np.int64],
+        step: int,
+        out: NDArray[np.uint64],
+    ) -> None:
         """Find rows; see host/native/row_places.h.
 
-        `out` is contiguous and gets one address per position, 0 for a row that is cold. Raises
-        IndexError where a position is nowhere.
+        `positions` and `out` are contiguous; that gets one address for each, 0 for a row that is
+        cold. Slots are stamped with a step that is not below 0. Raises IndexError where a position
+        is nowhere.
         """
-        if self._functions.hillinfer_row_places(ctypes.byref(places), out.ctypes.data):
+        given = positions.ctypes.data, len(positions), step, out.ctypes.data
+        if self.functions.hillinfer_find_rows(table, pool, *given):
             raise IndexError(_NOWHERE)
 
     def copy_rows(self, addresses: NDArray[np.uint64], out: NDArray[np.uint8]) -> None:
@@ -286,7 +347,7 @@ class NativeLibrary:
         """
         if out.ndim != 2 or not out.flags.c_contiguous or len(out) < len(addresses):
             raise ValueError(f"{len(addresses)} rows do not go to an array of shape {out.shape}")
-        self._functions.hillinfer_copy_rows(
+        self.functions.hillinfer_copy_rows(
             addresses.ctypes.data, len(addresses), out.shape[1], out.ctypes.data
         )
 
@@ -311,7 +372,7 @@ class NativeLibrary:
             return
         if int(places.min()) < 0 or int(places.max()) >= len(memory):
             raise IndexError(f"rows {places.min()} to {places.max()} of {len(memory)}")
-        self._functions.hillinfer_row_sums(
+        self.functions.hillinfer_row_sums(
             memory.ctypes.data, memory.shape[1], places.ctypes.data, len(places), sums.ctypes.data
         )
 
@@ -333,7 +394,7 @@ class NativeLibrary:
         if memory.ndim != 2 or not memory.flags.c_contiguous or len(memory) != len(salts):
             raise ValueError(f"{len(salts)} salts for pieces of shape {memory.shape}")
         sums = np.empty(len(salts), np.uint32)
-        self._functions.hillinfer_crc32c(
+        self.functions.hillinfer_crc32c(
             memory.ctypes.data, memory.shape[1], len(memory), salts.ctypes.data, sums.ctypes.data
         )
         return sums
@@ -350,7 +411,7 @@ class NativeLibrary:
         MemoryError, NativeError, NonFiniteQueryError
             As from `call`.
         """
-        outcome = getattr(self._functions, name)(*arguments)
+        outcome = getattr(self.functions, name)(*arguments)
         if not outcome:
             return True
         if outcome == _COLD:
@@ -376,7 +437,7 @@ class NativeLibrary:
         """
         ahead = ctypes.c_void_p()
         # It takes a few microseconds.
-        begun = self._holding.hillinfer_choose_begin(
+        begun = self.tables.hillinfer_choose_begin(
             variant, table, step, positions, ctypes.byref(ahead)
         )
         self._check("hillinfer_choose_begin", begun)
@@ -385,11 +446,11 @@ class NativeLibrary:
 
     def end_choice(self, choice: int) -> None:
         """Return once tokens are chosen; raises as `call` does."""
-        self._check("hillinfer_choose_end", self._functions.hillinfer_choose_end(choice))
+        self._check("hillinfer_choose_end", self.functions.hillinfer_choose_end(choice))
 
     def store_token(self, *arguments: int) -> int:
         """Store the row of a token; see host/native/decode_step.h. It takes a microsecond."""
-        return int(self._holding.hillinfer_store_token(*arguments))
+        return int(self.tables.hillinfer_store_token(*arguments))
 
 
 @cache

@@ -157,36 +157,11 @@ class Attention(ctypes.Structure):
     )
 
 
-class Places(ctypes.Structure):
-    """Selected positions of a layer, and where their rows may lie.
-
-    Attributes
-    ----------
-    kept
-        Arrays that addresses point to; they must live until the library was called.
-    """
-
-    _fields_ = (
-        ("positions", ctypes.c_void_p),
-        ("count", ctypes.c_int64),
-        ("settled", ctypes.c_int64),
-        ("held", ctypes.c_int64),
-        ("length", ctypes.c_int64),
-        ("tail", ctypes.c_uint64),
-        ("groups", ctypes.c_void_p),
-        ("group_count", ctypes.c_int64),
-        ("slot_of_row", ctypes.c_void_p),
-        ("row_count", ctypes.c_int64),
-        ("stamps", ctypes.c_void_p),
-        ("slots", ctypes.c_uint64),
-        ("row_bytes", ctypes.c_int64),
-        ("step", _INT),
-    )
-    kept: tuple[NDArray[np.int64], ...] = ()
-
-
 class LayerTable(ctypes.Structure):
-    """The block table of one sequence in one layer: where its rows, hits and shadow lie."""
+    """The block table of one sequence in one layer: where its rows, hits and shadow lie.
+
+    The library owns and changes it.
+    """
 
     _fields_ = (
         ("groups", ctypes.c_void_p),
@@ -199,22 +174,15 @@ class LayerTable(ctypes.Structure):
         ("hit_count", ctypes.c_int64),
         ("segments", ctypes.c_void_p),
         ("segment_count", ctypes.c_int64),
+        ("coded", ctypes.c_int64),
     )
 
 
 class PoolTable(ctypes.Structure):
-    """The slots of a layer's hot pool."""
+    """The slots of a layer's hot pool with all that is known of their rows.
 
-    _fields_ = (
-        ("slot_of_row", ctypes.c_void_p),
-        ("row_count", ctypes.c_int64),
-        ("stamps", ctypes.c_void_p),
-        ("slots", ctypes.c_uint64),
-    )
-
-
-class PoolSlots(ctypes.Structure):
-    """The slots of a layer's hot pool with all that is known of their rows."""
+    The library owns and changes it.
+    """
 
     _fields_ = (
         ("slot_of_row", ctypes.c_void_p),
@@ -227,6 +195,7 @@ class PoolSlots(ctypes.Structure):
         ("lengths", ctypes.c_void_p),
         ("counts", ctypes.c_void_p),
         ("used", ctypes.c_int64),
+        ("slots", ctypes.c_int64),
     )
 
 
@@ -276,6 +245,40 @@ class DecodeStep(ctypes.Structure):
         ("fade_shift", _INT),
         ("coded_at", ctypes.c_int64),
         ("chosen_at", ctypes.c_int64),
+    )
+
+
+class Misses(ctypes.Structure):
+    """Rows of a selection that are not in memory, and what was read ahead."""
+
+    _fields_ = (
+        ("landed_positions", ctypes.c_void_p),
+        ("landed_places", ctypes.c_void_p),
+        ("landed_count", ctypes.c_int64),
+        ("landed", ctypes.c_uint64),
+        ("numbers", ctypes.c_void_p),
+        ("rows", ctypes.c_void_p),
+        ("places", ctypes.c_void_p),
+        ("positions", ctypes.c_void_p),
+        ("hits", ctypes.c_void_p),
+        ("arrived", ctypes.c_int64),
+        ("count", ctypes.c_int64),
+    )
+
+
+class Attending(ctypes.Structure):
+    """A run of rows that are attended to while some of them come."""
+
+    _fields_ = (
+        ("step", ctypes.c_void_p),
+        ("state", ctypes.c_void_p),
+        ("addresses", ctypes.c_void_p),
+        ("count", ctypes.c_int64),
+        ("out", ctypes.c_void_p),
+        ("variant", _INT),
+        ("is_begun", _INT),
+        ("is_done", _INT),
+        ("nanoseconds", ctypes.c_int64),
     )
 
 
@@ -338,6 +341,8 @@ class Landing(ctypes.Structure):
         ("missing_offsets", ctypes.c_void_p),
         ("missing_addresses", ctypes.c_void_p),
         ("missing_counts", ctypes.c_void_p),
+        ("attending", ctypes.c_void_p),
+        ("numbers", ctypes.c_void_p),
     )
 
 

@@ -13,11 +13,15 @@ from placement_matrix import Budget
 from twins.python_decode import PythonDecode
 
 from hillinfer.engine.runtime import Runtime
+from hillinfer.kv.cold_store import ColdStore
 from hillinfer.kv.gather import Gather
+from hillinfer.kv.hot_pool import HotPool
 from hillinfer.kv.pool_policies import DecayedCounts, PoolPolicy
+from hillinfer.kv.sequence import Sequence
 from hillinfer.model_shape import ModelShape, StoredType
+from hillinfer.native.coming import MissList
 from hillinfer.native.library import native_library
-from hillinfer.native.structures import DecodeStep, LayerTable, PoolTable, Shape
+from hillinfer.native.structures import DecodeStep, Shape, row_addresses
 from hillinfer.settings import Settings
 
 SHAPE = ModelShape(1, 2, 4, 8, StoredType.FLOAT16, 10_000)
@@ -28,23 +32,19 @@ class Scene:
     """All of some rows in slots, but for those that are told to be on the drive."""
 
     def __init__(self, rows, count, cold=()):
-        slots = np.full(64 * -(-count // 64), -1, np.int32)
-        slots[:count] = rows.places
-        slots[list(cold)] = -1
+        groups, row_bytes = -(-count // 64), rows.memory.shape[1]
         self.positions = np.arange(count)
-        self.groups = np.arange(len(slots) // 64)
-        self.stamps = np.zeros(len(rows.memory), np.int32)
-        self.slots = slots
-        self.table = LayerTable(
-            groups=self.groups.ctypes.data,
-            group_count=len(self.groups),
-            row_bytes=rows.memory.shape[1],
-            length=len(slots),
-            held=len(slots),
-        )
-        self.pool = PoolTable(
-            slots.ctypes.data, len(slots), self.stamps.ctypes.data, rows.memory.ctypes.data
-        )
+        self.pool = HotPool(row_bytes, len(rows.memory), PoolPolicy())
+        self.pool.cover(64 * groups)
+        self.pool.grow(len(rows.memory))
+        self.pool.slot_of_row[:count] = rows.places
+        self.pool.slot_of_row[list(cold)] = -1
+        self.memory = self.pool.columns.data
+        self.sequence = Sequence(1, row_bytes)
+        self.sequence.append_groups(range(groups))
+        self.sequence.set_length(0, 64 * groups, 64 * groups)
+        self.misses = MissList()
+        self.expected = row_addresses(self.memory, rows.places)
 
     def attend(self, variant, rows, scaling, fade_shift=-1):
         """Return what the library makes of all positions, or None, and their addresses."""
@@ -62,15 +62,18 @@ class Scene:
             fade_shift=fade_shift,
         )
         addresses = np.empty(len(self.positions), np.uint64)
+        self.memory[:] = rows.memory
+        self.misses.expect(len(addresses))
         out = torch.empty(shape.query_heads, shape.head_dim)
         is_hot = native_library().decode(
             "hillinfer_attend_tokens",
             variant.number,
-            ctypes.addressof(self.table),
-            ctypes.addressof(self.pool),
+            self.sequence.table_addresses[0],
+            self.pool.table_address,
             ctypes.addressof(asked),
             self.positions.ctypes.data,
             len(self.positions),
+            self.misses.address,
             addresses.ctypes.data,
             out.data_ptr(),
         )
@@ -86,9 +89,9 @@ def test_hot_rows_give_the_bits_of_several_calls(variant, count):
     scene = Scene(rows, count)
     out, addresses = scene.attend(variant, rows, rows.scaling)
     expected = attention.attend(rows.query, rows.scaling, [rows.addresses])
-    assert addresses.tolist() == rows.addresses.tolist()
+    assert addresses.tolist() == scene.expected.tolist()
     assert same_bits(out, expected)
-    assert (scene.stamps[rows.places] == 7).all()
+    assert (scene.pool.columns.last_selected[rows.places] == 7).all()
     # The twin: one bit of the last row.
     rows.memory[rows.places[-1], -1] ^= 1
     out, _ = scene.attend(variant, rows, rows.scaling)
@@ -97,10 +100,14 @@ def test_hot_rows_give_the_bits_of_several_calls(variant, count):
 
 def test_a_cold_row_is_told_and_nothing_is_attended_to():
     rows = Rows(shape_of(2, 2, 32), 100)
-    out, addresses = Scene(rows, 100, cold=[40]).attend(_best(), rows, 1.0)
+    scene = Scene(rows, 100, cold=[40])
+    out, addresses = scene.attend(_best(), rows, 1.0)
     assert out is None
     assert np.flatnonzero(addresses == 0).tolist() == [40]
-    assert np.delete(addresses, 40).tolist() == np.delete(rows.addresses, 40).tolist()
+    assert np.delete(addresses, 40).tolist() == np.delete(scene.expected, 40).tolist()
+    assert (scene.misses.arrived, scene.misses.count) == (0, 1)
+    missed = scene.misses.part(0, 1)
+    assert (missed.numbers[0], missed.rows[0], missed.positions[0]) == (40, 40, 40)
 
 
 @pytest.mark.parametrize("policy", [PoolPolicy(), DecayedCounts()], ids=["counts", "fading"])
@@ -112,7 +119,10 @@ def test_hits_are_counted_as_the_policy_counts_them(policy):
     # What is full already, and almost.
     hits[:5] = 65535, 65534, 65533, 49151, 49152
     expected = hits.copy()
-    scene.table.hits, scene.table.hit_count = hits.ctypes.data, len(hits)
+    scene.sequence.hits.cover(0, len(hits))
+    counts = scene.sequence.hits.counts[0]
+    counts[: len(hits)] = hits
+    hits = counts[: len(hits)]
     for _ in range(12):
         scene.positions = np.flatnonzero(random.random(200) < 0.5)
         scene.attend(_best(), rows, 1.0, policy.fade_shift)
@@ -127,14 +137,15 @@ def test_hits_are_counted_as_the_policy_counts_them(policy):
 def test_a_position_that_is_nowhere_is_refused(positions):
     rows = Rows(shape_of(2, 2, 32), 64)
     scene = Scene(rows, 64)
-    scene.table.length, scene.positions = 63, np.array(positions)
+    scene.sequence.set_length(0, 63, 63)
+    scene.positions = np.array(positions)
     with pytest.raises(IndexError, match="behind the last token"):
         scene.attend(_best(), rows, 1.0)
 
 
 @pytest.mark.parametrize("budget", [Budget.ALL_HOT, Budget.LEAST])
 def test_a_step_in_one_call_is_one_a_part_after_the_other(cold_dir, monkeypatch, budget):
-    """Numbers and counts alike; and where all rows are hot none is fetched."""
+    """Numbers and counts alike; and the library needs nobody to find its rows run by run."""
     fetched, outputs, counts = [], [], []
     as_it_is = Gather.in_place
 
@@ -150,25 +161,22 @@ def test_a_step_in_one_call_is_one_a_part_after_the_other(cold_dir, monkeypatch,
     assert all(same_bits(a, b) for a, b in zip(*outputs, strict=True))
     assert not same_bits(outputs[0][0], outputs[1][1])
     assert counts[0][:3] == counts[1][:3]
-    assert counts[1][3] == 3
-    if budget is Budget.ALL_HOT:
-        assert counts[0][3] == 0
-    else:
-        assert counts[0][3] > 0
+    assert (counts[0][3], counts[1][3]) == (0, 3)
+    assert (counts[0][1] > 0) == (budget is Budget.LEAST)
 
 
 def test_no_row_moves_between_the_look_and_attention(cold_dir, monkeypatch):
     """Whoever finds a cold row goes on with the addresses of the others, so they must hold."""
-    held = []
-    as_it_is = Gather.in_place
+    held, runtimes = [], []
+    as_it_is = ColdStore.read_rows
 
-    def fetch(self, *given):
+    def read(self, *given):
         # Where the first row is asked for.
-        held.append(is_held(self._pools.attending))
-        yield from as_it_is(self, *given)
+        held.append(is_held(runtimes[0].parts.pools.attending))
+        return as_it_is(self, *given)
 
-    monkeypatch.setattr(Gather, "in_place", fetch)
-    _steps(cold_dir, Budget.LEAST, [])
+    monkeypatch.setattr(ColdStore, "read_rows", read)
+    _steps(cold_dir, Budget.LEAST, [], runtimes.append)
     assert held
     assert all(held)
 

@@ -164,7 +164,7 @@ def test_what_nobody_asks_for_leaves_nothing_behind(run, two_threads):
     assert run.runtime.parts.pipeline.announced(1, run.sequence) is None
     announced(run, seed=4)
     run.runtime.truncate(run.sequence, 1000)
-    assert run.sequence.lengths == [1000] * LAYERS
+    assert list(run.sequence.lengths) == [1000] * LAYERS
 
 
 def test_closing_waits_for_what_is_being_chosen(tmp_path, two_threads):

@@ -7,12 +7,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hillinfer.kv.pool_policies import POOL_POLICIES, make_pool_policy
-from hillinfer.kv.sequence import GROWTH_TOKENS, HIT_BYTES, HitRateTable, room_for
+from hillinfer.kv.sequence import GROWTH_TOKENS, HIT_BYTES, Sequence, room_for
+
+
+def table_of(layers):
+    return Sequence(layers, 8).hits
 
 
 @pytest.mark.parametrize("name", POOL_POLICIES)
 def test_entries_stop_at_the_largest_number_of_two_bytes(name):
-    table = HitRateTable(2)
+    table = table_of(2)
     table.cover(1, 100)
     table.counts[1][:4] = [65_533, 65_534, 65_535, 7]
     policy = make_pool_policy(name)
@@ -26,7 +30,7 @@ def test_entries_stop_at_the_largest_number_of_two_bytes(name):
 
 
 def test_growth_is_counted_before_it_happens_and_keeps_what_is_there():
-    table = HitRateTable(3)
+    table = table_of(3)
     assert table.byte_count == 0
     tokens = (1, 5, GROWTH_TOKENS, GROWTH_TOKENS + 1, 70, 5 * GROWTH_TOKENS)
     expected = 0
@@ -55,12 +59,13 @@ def test_room_comes_in_steps(tokens, entries):
 @settings(max_examples=50, deadline=None)
 @given(length=st.integers(0, 3000), layers=st.integers(1, 3))
 def test_truncation_drops_hits_in_every_layer_and_no_others(length, layers):
-    table = HitRateTable(layers)
+    sequence = Sequence(layers, 8)
+    table = sequence.hits
     for layer in range(layers):
         table.cover(layer, 1000 * (layer + 1))
         table.counts[layer][:] = layer + 1
     size = table.byte_count
-    table.forget(length)
+    sequence.truncate(length)
     for layer, counts in enumerate(table.counts):
         assert (counts[:length] == layer + 1).all()
         assert not counts[length:].any()
@@ -68,16 +73,17 @@ def test_truncation_drops_hits_in_every_layer_and_no_others(length, layers):
 
 
 def test_a_copy_goes_on_by_itself():
-    table = HitRateTable(2)
+    sequence = Sequence(2, 8)
+    table = sequence.hits
     for layer in range(2):
         table.cover(layer, 10)
         table.counts[layer][3] = 5
-    copy = table.copy()
+    copy = sequence.fork().hits
     assert copy.byte_count == table.byte_count
     table.counts[0][3] = 6
     copy.counts[1][3] = 7
     copy.cover(1, 5000)
-    table.forget(0)
+    sequence.truncate(0)
     assert [int(counts[3]) for counts in copy.counts] == [5, 7]
     assert [int(counts[3]) for counts in table.counts] == [0, 0]
     assert len(table.counts[1]) == GROWTH_TOKENS

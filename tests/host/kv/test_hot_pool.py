@@ -18,6 +18,7 @@ from hillinfer.kv.pool_policies import (
     RowHistory,
     make_pool_policy,
 )
+from hillinfer.kv.sequence import Sequence
 
 ROW_BYTES = 64
 ROWS = 60
@@ -122,7 +123,7 @@ class PoolOfRows(RuleBasedStateMachine):
     @rule(settled=st.integers(0, 30), seed=st.integers(0, 99), length=st.integers(30, 99))
     def refresh(self, settled, seed, length):
         counts = np.random.default_rng(seed).integers(0, 9, 30).astype(np.uint16)
-        self.pool.refresh(lambda positions: positions, settled, counts, length)
+        refresh(self.pool, 0, settled, counts, length)
         for row, (position, _, last, _) in self.known.items():
             if row < settled:
                 self.known[row] = position, int(counts[row]), last, length
@@ -179,7 +180,7 @@ def test_against_a_dictionary():
 
 def new_pool(policy="lru", slots=8, most=8):
     made = HotPool(ROW_BYTES, most, make_pool_policy(policy))
-    made.cover(ROWS)
+    made.cover(128)
     made.grow(slots)
     return made
 
@@ -251,7 +252,7 @@ def test_a_recent_token_is_kept_only_while_it_is_recent():
     pool = new_pool("counts", slots=2)
     promote(pool, [10, 11], at(1, length=12, recent=2))
     assert promote(pool, [5], at(2, length=12, recent=2), counts=9) == (0, 0)
-    pool.refresh(lambda positions: positions, 12, np.zeros(64, np.uint16), 40)
+    refresh(pool, 0, 12, np.zeros(64, np.uint16), 40)
     assert promote(pool, [5], at(2, length=40, recent=2), counts=9) == (1, 1)
 
 
@@ -280,18 +281,27 @@ def test_hits_that_fade_are_learnt_of_rows_that_are_not_selected():
     promote(pool, [0, 1], at(1), counts=[60_000, 50_000])
     assert promote(pool, [2], at(2), counts=8192) == (0, 0)
     faded = np.full(64, 100, np.uint16)
-    pool.refresh(lambda positions: positions, 1, faded, 1 << 20)
+    refresh(pool, 0, 1, faded, 1 << 20)
     assert promote(pool, [2], at(2), counts=8192) == (1, 1)
     assert hot_rows(pool) == [1, 2]
+
+
+def refresh(pool, group, settled, counts, length):
+    """Let a pool learn the hits of a sequence whose first group this is."""
+    sequence = Sequence(1, ROW_BYTES)
+    sequence.append_groups([group])
+    sequence.hits.cover(0, len(counts))
+    sequence.hits.counts[0][: len(counts)] = counts
+    pool.refresh(0, sequence, settled, length)
 
 
 def test_refreshing_leaves_rows_of_other_sequences_alone():
     pool = new_pool("counts", slots=2)
     # Both stand at position 3, of two sequences whose groups differ.
-    rows = candidates([3, 43], ROW_BYTES, 5, positions=[3, 3])
+    rows = candidates([3, 67], ROW_BYTES, 5, positions=[3, 3])
     pool.promote(rows, at(1, length=100), 1)
-    pool.refresh(lambda positions: positions + 40, 10, np.arange(10, dtype=np.uint16), 77)
-    slots = pool.slots(np.array([3, 43]))
+    refresh(pool, 1, 10, np.arange(10, dtype=np.uint16), 77)
+    slots = pool.slots(np.array([3, 67]))
     assert pool.columns.counts[slots].tolist() == [5, 3]
     assert pool.columns.lengths[slots].tolist() == [100, 77]
 
@@ -308,12 +318,12 @@ def promote_at(pool, positions):
 def test_refreshing_changes_own_settled_rows_and_no_other(settled, free, others):
     """Whether all slots are the sequence's, as in most steps, or not."""
     pool = new_pool("counts", slots=6 + 2 * others + free, most=20)
-    known = {row: row - 40 for row in (49, 41, 46, 43, 40, 47)}
+    known = {row: row - 64 for row in (73, 65, 70, 67, 64, 71)}
     promote_at(pool, known)
     if others:
         promote_at(pool, {3: 3, 8: 8})
     counts = np.arange(100, 110, dtype=np.uint16)
-    pool.refresh(lambda positions: positions + 40, settled, counts, 77)
+    refresh(pool, 1, settled, counts, 77)
     rows = [*known, *((3, 8) if others else ())]
     slots = pool.slots(np.array(rows))
     expected = [

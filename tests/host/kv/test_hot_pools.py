@@ -11,7 +11,7 @@ from hillinfer.errors import BudgetError
 from hillinfer.kv.hot_pool import SLOT_BYTES
 from hillinfer.kv.hot_pools import HotPools, LayerShares
 from hillinfer.kv.pool_policies import LeastRecentlyUsed, PoolPolicy
-from hillinfer.kv.sequence import HitRateTable
+from hillinfer.kv.sequence import Sequence
 from hillinfer.memory_budget import TABLE_GROWTH_ROWS, Accountant, Part
 from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.settings import PoolSizes
@@ -199,14 +199,14 @@ def test_tables_grow_in_steps_and_are_counted():
 def test_hit_rate_tables_are_counted_as_they_grow_part_and_go(make_pools):
     accountant, pools = make_pools(50)
     before = accountant.held()[Part.OTHER]
-    hits = HitRateTable(SHAPE.layers)
+    hits = Sequence(SHAPE.layers, SHAPE.row_bytes).hits
     for layer, tokens in ((0, 1), (0, 1024), (1, 1500), (0, 3000), (0, 10)):
         pools.cover_hits(hits, layer, tokens)
         assert accountant.held()[Part.OTHER] == before + hits.byte_count
-    copy = pools.copy_hits(hits)
+    pools.take_hits(hits)
     assert accountant.held()[Part.OTHER] == before + 2 * hits.byte_count
     pools.give_hits(hits)
-    pools.give_hits(copy)
+    pools.give_hits(hits)
     assert accountant.held()[Part.OTHER] == before
 
 
@@ -214,7 +214,7 @@ def test_a_growing_hit_rate_table_is_counted_beside_the_old_one():
     accountant = Accountant(10_000)
     shares = LayerShares(SHAPE.layers, PoolSizes.EQUAL)
     pools = HotPools(SHAPE, accountant, LeastRecentlyUsed(), shares)
-    hits = HitRateTable(SHAPE.layers)
+    hits = Sequence(SHAPE.layers, SHAPE.row_bytes).hits
     pools.cover_hits(hits, 0, 1024)
     pools.cover_hits(hits, 0, 1025)
     assert accountant.held()[Part.OTHER] == 2 * 2048

@@ -50,10 +50,10 @@ class Scene:
         return made
 
     def extend(self, sequence, length):
-        sequence.lengths = [length] * SHAPE.layers
-        sequence.held_starts = [length // 64 * 64] * SHAPE.layers
-        for _ in range(len(sequence.groups), length // 64):
-            sequence.groups.append(self.groups)
+        for layer in range(SHAPE.layers):
+            sequence.set_length(layer, length, length // 64 * 64)
+        for _ in range(sequence.group_count, length // 64):
+            sequence.append_groups([self.groups])
             self.groups += 1
 
     def clip(self, slots):

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where rows lie that attention reads in place."""
 
-import weakref
-
 import numpy as np
 import pytest
 from pool_cases import at, candidates
@@ -31,8 +29,8 @@ def scene(pool, length, held, seed):
     """Make some rows of a sequence of groups in disorder hot, and return the sequence."""
     random = np.random.default_rng(seed)
     sequence = Sequence(2, 64)
-    sequence.groups += random.permutation(15)[: length // 64].tolist()
-    sequence.lengths, sequence.held_starts = [0, length], [0, held]
+    sequence.append_groups(random.permutation(15)[: length // 64].tolist())
+    sequence.set_length(1, length, held)
     hot = random.permutation(sequence.rows(np.arange(held)))[:60]
     pool.grow(70)
     pool.promote(candidates(hot.tolist(), 64), at(1, length), 1)
@@ -56,7 +54,7 @@ def test_rows_are_where_pool_and_tail_have_them(make_pool, length, held):
     pool = make_pool()
     sequence = scene(pool, length, held, seed=length)
     if length % 64 == 0 and held == length:
-        sequence.lengths[1] += 1
+        sequence.set_length(1, length + 1, held)
     random = np.random.default_rng(0)
     for step in (5, 6):
         positions = np.flatnonzero(random.random(sequence.lengths[1]) < 0.4)
@@ -99,41 +97,8 @@ def test_positions_that_do_not_exist_are_refused(make_pool, positions):
 def test_groups_that_are_not_there_are_refused(make_pool):
     pool = make_pool()
     sequence = scene(pool, 900, 896, seed=1)
-    sequence.drop_groups(3)
+    sequence.truncate(192)
+    sequence.set_length(1, 900, 896)
     assert (pool.locate(1, sequence, np.array([191]), 2) >= 0).all()
     with pytest.raises(IndexError):
         pool.locate(1, sequence, np.array([192]), 2)
-
-
-def test_groups_that_another_thread_looks_up_anew_stay_until_rows_are_found():
-    """The library is given an address, and lets other threads go on meanwhile."""
-    pool = HotPool(64, 70, PoolPolicy())
-    pool.cover(1000)
-    sequence = scene(pool, 896, 832, seed=4)
-    seen = []
-
-    class Library:
-        def row_places(self, *arguments):
-            held = weakref.ref(sequence.group_table()[0])
-            sequence.groups.append(14)
-            sequence.rows(np.arange(64))
-            seen.append(held() is not None)
-            assert arguments[0].groups != sequence.group_table()[1]
-            real.row_places(*arguments)
-
-    expected = pool.locate(1, sequence, np.arange(832), 2)
-    real, pool._library = pool._library, Library()
-    assert np.array_equal(pool.locate(1, sequence, np.arange(832), 3), expected)
-    assert seen == [True]
-
-
-def test_a_table_of_groups_and_its_address_come_together():
-    sequence = Sequence(1, 64)
-    sequence.groups += [3, 1]
-    numbers, address = sequence.group_table()
-    sequence.groups.append(2)
-    assert (numbers.tolist(), address) == ([3, 1], numbers.ctypes.data)
-    numbers, address = sequence.group_table()
-    assert (numbers.tolist(), address) == ([3, 1, 2], numbers.ctypes.data)
-    sequence.drop_groups(1)
-    assert sequence.group_table()[0].tolist() == [3]

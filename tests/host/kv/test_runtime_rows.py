@@ -378,7 +378,7 @@ def lose_a_kept_row(runtime, known):
 
 def hold_a_row_of_nobody(runtime, known):
     # The group is still hot when the sequence has already given it back.
-    known[0][0].lengths[1] = 127
+    known[0][0].set_length(1, 127, 64)
     known[0][1][1] = known[0][1][1][:127]
     known[0][0].tails[1, :63] = known[0][1][1][64:]
 

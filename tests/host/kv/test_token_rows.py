@@ -66,7 +66,7 @@ def test_a_row_has_the_bits_that_torch_rounds_to(make_runtime, dtype, stored):
         assert runtime.append_token(1, ones, two[:, :, 2:3], values[None].expand(2, 3, 1, 10), 1)
         assert runtime.counters.fp16_overflows - before == overflows
         runtime.append(1, others, rounded[0][0], rounded[1][0])
-    assert ones.lengths == others.lengths == [0, 40]
+    assert list(ones.lengths) == list(others.lengths) == [0, 40]
     np.testing.assert_array_equal(ones.tails, others.tails)
     # The twin: one number that differs in its last bit.
     others.tails[1, 39, 0] ^= 1

@@ -71,8 +71,8 @@ class Scene:
         self.pools.cover(4096)
         self.sequences = [Sequence(1, SHAPE.row_bytes) for _ in range(2)]
         for sequence, own in zip(self.sequences, ([2, 3], [4, 5]), strict=True):
-            sequence.lengths, sequence.held_starts = [LENGTH], [LENGTH // 64 * 64]
-            sequence.groups = [0, 1, *own]
+            sequence.set_length(0, LENGTH, LENGTH // 64 * 64)
+            sequence.append_groups([0, 1, *own])
             self.pools.cover_hits(sequence.hits, 0, LENGTH)
         held = sum(accountant.held().values())
         accountant.budget_bytes = held + SLOTS * (SHAPE.row_bytes + SLOT_BYTES)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the accountant counts is what a runtime holds: every array that can be reached from it."""
 
+import ctypes
 import gc
 import mmap
 import tracemalloc
@@ -13,10 +14,11 @@ from copy_lanes import HostLane
 from resident_memory import run_taken
 
 from hillinfer.engine.runtime import Runtime
-from hillinfer.kv.hot_pool import SLOT_BYTES, Candidates, HotPool, PoolMoment, SlotTable
+from hillinfer.kv.hot_pool import SLOT_BYTES, Candidates, HotPool, PoolMoment
 from hillinfer.kv.pool_policies import LeastRecentlyUsed
 from hillinfer.memory_budget import Part
 from hillinfer.model_shape import ModelShape, StoredType
+from hillinfer.native.tables import PoolTables
 from hillinfer.settings import Settings
 from hillinfer.shadow.arena import HugeRun
 
@@ -30,7 +32,14 @@ SHAPE = ModelShape(
 )
 # Small things: index arrays of the last gather, a future's result, one query.
 SMALL = 64 << 10
-_LEFT_OUT = (type, types.ModuleType, types.FunctionType, types.FrameType, types.CodeType, SlotTable)
+_LEFT_OUT = (
+    type,
+    types.ModuleType,
+    types.FunctionType,
+    types.FrameType,
+    types.CodeType,
+    PoolTables,
+)
 
 
 def held_arrays(root):
@@ -48,7 +57,10 @@ def held_arrays(root):
                 memory = memory.base
             root = memory if memory.base is None else memory.base
             root = root.obj if isinstance(root, memoryview) else root
-            if any(memory.ctypes.data in addresses for addresses in runs):
+            if isinstance(root, ctypes.Array):
+                # Of the native library's; several look at it.
+                sizes[ctypes.addressof(root)] = ctypes.sizeof(root)
+            elif any(memory.ctypes.data in addresses for addresses in runs):
                 # Address space, which is memory where arrays lie and nowhere else.
                 sizes[memory.ctypes.data] = memory.nbytes
             else:

@@ -3,7 +3,9 @@
 
 from contextlib import closing
 
+from hillinfer.attention.native import NativeAttention
 from hillinfer.engine.decode_step import NativeDecode
+from hillinfer.trace.recorder import Lane
 
 
 class PythonDecode(NativeDecode):
@@ -14,6 +16,7 @@ class PythonDecode(NativeDecode):
         """Let a runtime decode so."""
         own = object.__new__(cls)
         own.__dict__.update(runtime.decode.__dict__)
+        own.attention = NativeAttention(runtime.shape)
         runtime.decode = own
 
     def step(self, *given):
@@ -27,6 +30,10 @@ class PythonDecode(NativeDecode):
         if not 0 < len(positions) < sequence.lengths[layer]:
             return None
         tile_rows = self._library.tile_rows
+        softmax = self.attention.begin(query[:, 0], scaling)
         runs = self._gather.in_place(layer, sequence, positions, step, landed, tile_rows)
         with closing(runs):
-            return self._run_by_run(layer, query, scaling, runs)
+            for run in runs:
+                with self._recorder.span(Lane.COMPUTE, "attention", layer=layer):
+                    softmax.add([run])
+        return softmax.result()[:, None].to(query.dtype)

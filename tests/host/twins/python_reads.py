@@ -194,6 +194,8 @@ class ThreadEngine:
                 self.read(file, wanted.buffer, batch)
                 cost += _cost(batch)
                 out[wanted.places[batch.wanted]] = at_64[batch.row_offsets // 64]
+        if wanted.coming is not None:
+            wanted.coming.come(out, wanted.places)
         differs = np.zeros(len(wanted.rows), bool)
         if wanted.sums is not None:
             differs = sums_of(out, wanted.places) != wanted.sums[wanted.rows]

@@ -103,7 +103,7 @@ class PoolReplay:
         self._counters = Counters()
         self._keeper = PoolKeeper(self._pools, policy, trace.settings, self._counters)
         self._sequence = Sequence(layers, shape.row_bytes)
-        self._sequence.groups = list(range(rows // GROUP_TOKENS))
+        self._sequence.append_groups(range(rows // GROUP_TOKENS))
         # What grows during a run is taken at once: the pools then have all the rest to the row.
         self._accountant.take(Part.OTHER, tables)
         self._pools.take_tail()
@@ -155,9 +155,8 @@ class PoolReplay:
             self._keeper.offer_written(
                 layer, self._sequence, full, self._rows[: len(full)], self._step
             )
-            self._sequence.lengths[layer] = int(full[-1]) + 1
-        self._sequence.lengths[layer] = end
-        self._sequence.held_starts[layer] = self._sequence.tail_start(layer)
+            self._sequence.set_length(layer, int(full[-1]) + 1, first)
+        self._sequence.set_length(layer, end, end // GROUP_TOKENS * GROUP_TOKENS)
 
     def _read(self, layer: int, positions: NDArray[np.int64]) -> LayerStep:
         """Find the rows of a selected set and offer those that were cold."""

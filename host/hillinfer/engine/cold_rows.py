@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows that a step selects and that are on the drive alone: landed, attended to, promoted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hillinfer.kv.cold_store import ColdStore, WantedRows
+from hillinfer.kv.gather import tile_runs
+from hillinfer.kv.hot_pool import Candidates
+from hillinfer.kv.hot_pools import HotPools
+from hillinfer.kv.pool_keeper import PoolKeeper
+from hillinfer.kv.prefetch_buffer import LandedRows, PrefetchBuffer, RowBuffers
+from hillinfer.kv.sequence import Sequence
+from hillinfer.native.coming import Coming, ComingAttention, MissedRows, MissList
+from hillinfer.native.library import native_library
+from hillinfer.trace.recorder import LayerStep
+
+
+class ColdRows:
+    """Has the native library attend to a selection while what is missing of it comes.
+
+    Parameters
+    ----------
+    store, pools
+        Where full groups lie.
+    keeper
+        Promotes rows that were read.
+    prefetch
+        Has read some ahead.
+    buffers
+        Where rows go that are read on demand.
+    """
+
+    def __init__(
+        self,
+        store: ColdStore,
+        pools: HotPools,
+        keeper: PoolKeeper,
+        prefetch: PrefetchBuffer,
+        buffers: RowBuffers,
+    ) -> None:
+        self._store = store
+        self._pools = pools
+        self._keeper = keeper
+        self._prefetch = prefetch
+        self._buffers = buffers
+        self._tile_rows = native_library().tile_rows
+
+    def attend(
+        self,
+        layer: int,
+        sequence: Sequence,
+        count: int,
+        step: int,
+        landed: LandedRows | None,
+        misses: MissList,
+        attention: ComingAttention,
+        look: Callable[[], object] | None = None,
+    ) -> LayerStep:
+        """Read what a selection misses while the library attends to it, and promote it.
+
+        The pools' `attending` is held.
+
+        Parameters
+        ----------
+        layer, sequence
+            Whose rows.
+        count
+            How many are selected.
+        step
+            The decode step.
+        landed
+            What of them `land` has read ahead; given up here.
+        misses
+            Has, or gets, what is missing.
+        attention
+            Has begun; it goes on with the runs.
+        look
+            Finds rows, lists misses and attends where all rows are here, once what was read ahead
+            is; None where that was done, and nothing was read ahead.
+
+        Returns
+        -------
+        What was read, for the log.
+        """
+        promoting: Future[tuple[int, int]] | None = None
+        entry = LayerStep(step, layer, sequence.lengths[layer])
+        started = time.perf_counter()
+        try:
+            self._prefetch.claim(landed)
+            entry.note_reads(self._prefetch.arrive(landed))
+            entry.wait_seconds = time.perf_counter() - started
+            if landed is not None:
+                misses.tell_landed(landed.positions, landed.places, self._prefetch.rows)
+            if look is not None:
+                look()
+            entry.cold_rows = misses.count
+            entry.hot_rows = count - entry.cold_rows
+            if misses.arrived:
+                promoting = self._keeper.offer_missed(
+                    entry,
+                    sequence,
+                    _candidates(misses.part(0, misses.arrived), self._prefetch.rows),
+                )
+            if misses.count > misses.arrived:
+                self._demand(entry, sequence, count, misses, attention)
+        except BaseException:
+            # An interrupt may have come before a promotion that has begun was noted.
+            self._pools.finish()
+            raise
+        finally:
+            self._prefetch.let_go(landed, promoting)
+        return entry
+
+    def _demand(
+        self,
+        entry: LayerStep,
+        sequence: Sequence,
+        count: int,
+        misses: MissList,
+        attention: ComingAttention,
+    ) -> None:
+        """Read misses that were not read ahead; one run holds as many as a buffer does."""
+        self._buffers.settle()
+        rest = misses.part(misses.arrived, misses.count)
+        most = self._buffers.rows
+        # Between the reads of one set nothing is read ahead.
+        self._store.demand()
+        try:
+            taken = 0
+            for turn, (start, stop, own) in enumerate(
+                tile_runs(count, rest.numbers, self._tile_rows, most)
+            ):
+                part = misses.part(misses.arrived + taken, misses.arrived + taken + len(own))
+                taken += len(own)
+                started, attended = time.perf_counter(), attention.seconds
+                addresses, places = attention.run(start, stop), part.places - part.places[:1]
+                if len(own):
+                    buffer = self._buffers.take(turn % 2, len(own))
+                    coming = Coming(attention, addresses, part.numbers - start)
+                    wanted = WantedRows(entry.layer, part.rows, buffer, places, coming)
+                    entry.note_reads(self._store.read_rows(wanted))
+                attention.end()
+                attended = attention.seconds - attended
+                entry.wait_seconds += time.perf_counter() - started - attended
+                if len(own):
+                    candidates = _candidates(part, buffer, places)
+                    offered = self._keeper.offer_missed(entry, sequence, candidates)
+                    self._buffers.lend(turn % 2, offered)
+        finally:
+            self._store.satisfy()
+
+
+def _candidates(
+    missed: MissedRows, source: NDArray[np.uint8], places: NDArray[np.int64] | None = None
+) -> Candidates:
+    own = missed.places if places is None else places
+    return Candidates(missed.rows, missed.positions, missed.hits, source, own)

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of a selection that are not in memory, and attention to them while they come."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hillinfer.native.library import native_library
+from hillinfer.native.structures import Attending, Misses, row_addresses
+
+# --- What is missing ---
+
+
+@dataclass(frozen=True)
+class MissedRows:
+    """Some rows that were not in memory; all arrays have the shape (rows,).
+
+    Parameters
+    ----------
+    numbers
+        int64, ascending: which of the selection they are.
+    rows
+        int64, their row numbers.
+    places
+        int64, where they were read to; of those that were not, how many of these come before.
+    positions
+        int32, logical positions.
+    hits
+        uint16, from the hit-rate table.
+    """
+
+    numbers: NDArray[np.int64]
+    rows: NDArray[np.int64]
+    places: NDArray[np.int64]
+    positions: NDArray[np.int32]
+    hits: NDArray[np.uint16]
+
+
+class MissList:
+    """What the library lists of a selection, call after call in the same memory.
+
+    Attributes
+    ----------
+    address
+        What the library is told.
+    """
+
+    def __init__(self) -> None:
+        self._table = Misses()
+        self.address = ctypes.addressof(self._table)
+        self._kept: object = None
+        self._make(0)
+
+    def expect(self, count: int) -> None:
+        """Have room for so many, and know of nothing that was read ahead."""
+        if count > len(self._numbers):
+            self._make(2 * count)
+        self._table.landed_count = 0
+
+    def tell_landed(
+        self,
+        positions: NDArray[np.int64],
+        places: NDArray[np.int64],
+        memory: NDArray[np.uint8],
+    ) -> None:
+        """Say what was read ahead, for the next call.
+
+        Parameters
+        ----------
+        positions
+            int64, ascending.
+        places
+            int64, which rows of the memory they are.
+        memory
+            uint8 (any, row_bytes), contiguous.
+        """
+        table, self._kept = self._table, (positions, places)
+        table.landed_positions, table.landed_places = positions.ctypes.data, places.ctypes.data
+        table.landed_count, table.landed = len(positions), memory.ctypes.data
+
+    @property
+    def arrived(self) -> int:
+        """How many were read ahead; they come first."""
+        return int(self._table.arrived)
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return int(self._table.count)
+
+    def recount(self, counts: NDArray[np.uint16]) -> None:
+        """Look hits up again, in a layer's hit-rate table that changed since they were listed."""
+        own = slice(0, self.count)
+        self._hits[own] = counts[self._positions[own]]
+
+    def part(self, start: int, stop: int) -> MissedRows:
+        """Return some of them, which stay when the list is used again."""
+        own = slice(start, stop)
+        arrays = (self._numbers, self._rows, self._places, self._positions, self._hits)
+        return MissedRows(*(one[own].copy() for one in arrays))
+
+    def _make(self, room: int) -> None:
+        self._numbers, self._rows, self._places = np.empty((3, room), np.int64)
+        self._positions, self._hits = np.empty(room, np.int32), np.empty(room, np.uint16)
+        table = self._table
+        table.numbers, table.rows = self._numbers.ctypes.data, self._rows.ctypes.data
+        table.places, table.positions = self._places.ctypes.data, self._positions.ctypes.data
+        table.hits = self._hits.ctypes.data
+
+
+# --- What comes ---
+
+_LINE_BYTES = 64
+
+
+class ComingAttention:
+    """Attention to a selection, run by run, while rows of a run come.
+
+    Parameters
+    ----------
+    variant
+        Number of the instruction set.
+    state_bytes
+        What `NativeLibrary.attention_bytes` says for the shape.
+
+    Attributes
+    ----------
+    table
+        What the library is told of a run.
+    """
+
+    def __init__(self, variant: int, state_bytes: int) -> None:
+        self._library = native_library()
+        self._memory = np.empty(state_bytes + _LINE_BYTES, np.uint8)
+        address = self._memory.ctypes.data
+        # Vectors that cross no line load faster.
+        self.table = Attending(state=address + -address % _LINE_BYTES, variant=variant)
+        self._addresses = np.zeros(0, np.uint64)
+        self._out = 0
+
+    def begin(self, step: int, addresses: NDArray[np.uint64], out: int) -> None:
+        """Begin with the first run.
+
+        Parameters
+        ----------
+        step
+            Address of what a decode step is asked for.
+        addresses
+            uint64, contiguous: where the rows of the selection lie, 0 for those that come.
+        out
+            Address of float32 (query_heads, head_dim), which get the output.
+        """
+        self.table.step, self.table.is_begun, self.table.nanoseconds = step, 0, 0
+        self._addresses, self._out = addresses, out
+
+    def run(self, start: int, stop: int) -> NDArray[np.uint64]:
+        """Go on with a run of the selection, and return its addresses.
+
+        Runs are multiples of the library's tile, but for the last.
+        """
+        own, table = self._addresses[start:stop], self.table
+        table.addresses, table.count, table.is_done = own.ctypes.data, len(own), 0
+        table.out = self._out if stop == len(self._addresses) else None
+        return own
+
+    def end(self) -> None:
+        """Attend to what is left of a run whose rows are all here."""
+        if not self.table.is_done:
+            self._library.call("hillinfer_attend_run", self.table)
+
+    @property
+    def seconds(self) -> float:
+        """What attention took since `begin`."""
+        return float(self.table.nanoseconds) / 1e9
+
+
+@dataclass(frozen=True)
+class Coming:
+    """Rows that a run waits for.
+
+    Parameters
+    ----------
+    run
+        The run's attention.
+    addresses
+        uint64: those of the run, which get theirs.
+    numbers
+        int64, contiguous: which of them each row is.
+    """
+
+    run: ComingAttention
+    addresses: NDArray[np.uint64]
+    numbers: NDArray[np.int64]
+
+    def only(self, chosen: NDArray[np.bool_]) -> Coming:
+        """Return some of the rows, by one flag for each."""
+        return Coming(self.run, self.addresses, self.numbers[chosen])
+
+    def come(self, memory: NDArray[np.uint8], places: NDArray[np.int64]) -> None:
+        """Say where all of them lie: places of uint8 memory (any, row_bytes)."""
+        self.addresses[self.numbers] = row_addresses(memory, places)

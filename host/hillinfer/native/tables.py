@@ -1,0 +1,308 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables of sequences and hot pools, which the native library owns and calls change."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hillinfer.native.library import NativeLibrary, native_library
+from hillinfer.native.structures import LayerTable, PoolTable, Promotion
+from hillinfer_model.kernel_spec import GROUP_TOKENS
+
+# --- Memory of the library's, looked at from Python ---
+
+
+class Handle:
+    """An object of the library's, which is freed when nobody looks at its memory any more.
+
+    Parameters
+    ----------
+    address
+        Of the object.
+    free
+        The library's function that frees it.
+
+    Attributes
+    ----------
+    address
+        As given.
+    """
+
+    def __init__(self, address: int, free: Any) -> None:
+        self.address = address
+        # Where the process ends the system frees all of it; threads may still look at it then.
+        weakref.finalize(self, free, address).atexit = False
+
+    def view(self, address: int | None, count: int, item: np.dtype[Any]) -> NDArray[Any]:
+        """Return items of the object's memory, a flat array that keeps the object alive."""
+        if not count or address is None:
+            return np.zeros(0, item)
+        memory = (ctypes.c_uint8 * (count * item.itemsize)).from_address(address)
+        memory.owner = self
+        return np.frombuffer(memory, item)
+
+
+class Column:
+    """An array of the library's that it replaces by a longer one when it has to.
+
+    Parameters
+    ----------
+    handle
+        Whose it is.
+    item
+        What an entry is.
+
+    Attributes
+    ----------
+    array
+        The entries, where they lie until there is room for more.
+    """
+
+    def __init__(self, handle: Handle, item: np.dtype[Any]) -> None:
+        self._handle = handle
+        self._item = item
+        self.array: NDArray[Any] = np.zeros(0, item)
+
+    def grow(self, name: str, *arguments: int) -> None:
+        """Call what makes room for more; `look` must follow."""
+        library, before = native_library(), ctypes.c_void_p()
+        library.call_holding(name, self._handle.address, *arguments, ctypes.byref(before))
+        if before.value is not None:
+            # Another thread may look at it until it has an array of its own.
+            memory = self.array.base
+            assert memory is not None
+            memory.owner = Handle(before.value, library.closing("hillinfer_free"))  # type: ignore[union-attr]
+
+    def look(self, address: int | None, count: int) -> None:
+        """Look at the entries where they lie now."""
+        self.array = self._handle.view(address, count, self._item)
+
+
+_WORD = np.dtype(np.int64)
+_WORDS = ctypes.sizeof(LayerTable) // _WORD.itemsize
+
+
+def _word(name: str) -> int:
+    return int(getattr(LayerTable, name).offset) // _WORD.itemsize
+
+
+_LENGTH, _HELD, _CODED = map(_word, ("length", "held", "coded"))
+
+# --- Sequences ---
+
+
+class SequenceTables:
+    """The tables of one sequence: groups, lengths, tails, hit counts and shadow descriptors.
+
+    Parameters
+    ----------
+    layers
+        Layers of the model.
+    row_bytes
+        Bytes of a row.
+    source
+        Tables that these begin as a copy of, without descriptors; empty ones where None.
+
+    Raises
+    ------
+    MemoryError
+        There is none for the tails.
+
+    Attributes
+    ----------
+    addresses
+        Where each layer's table lies, as decode steps in the library are told.
+    lengths, held_starts, coded
+        Of each layer its tokens, the position of the first row in its tail, and the coded tokens of
+        the last segment that is described; to be looked at.
+    tails
+        uint8 (layers, 64, row_bytes), where it stays.
+    """
+
+    def __init__(self, layers: int, row_bytes: int, source: SequenceTables | None = None) -> None:
+        self._library: NativeLibrary = native_library()
+        self._layers, self._row_bytes = layers, row_bytes
+        if source is None:
+            address = self._library.make("hillinfer_sequence_open", layers, row_bytes)
+        else:
+            address = self._library.make("hillinfer_sequence_fork", source.handle.address)
+        self.handle = Handle(address, self._library.closing("hillinfer_sequence_close"))
+        self._address = address
+        first = self._library.sequence_layers(address)
+        size = ctypes.sizeof(LayerTable)
+        self.addresses = [first + layer * size for layer in range(layers)]
+        self._tables = [LayerTable.from_address(one) for one in self.addresses]
+        words = self.handle.view(first, layers * _WORDS, _WORD).reshape(layers, _WORDS)
+        words.flags.writeable = False
+        self.lengths = memoryview(words[:, _LENGTH])
+        self.held_starts = memoryview(words[:, _HELD])
+        self.coded = memoryview(words[:, _CODED])
+        tail = GROUP_TOKENS * row_bytes
+        tails = self.handle.view(self._tables[0].tail, layers * tail, np.dtype(np.uint8))
+        self.tails: NDArray[np.uint8] = tails.reshape(layers, GROUP_TOKENS, row_bytes)
+        self._hits = [Column(self.handle, np.dtype(np.uint16)) for _ in range(layers)]
+        for column, table in zip(self._hits, self._tables, strict=True):
+            column.look(table.hits, table.hit_count)
+
+    def fork(self) -> SequenceTables:
+        """Return tables that have the same and go on by themselves."""
+        return SequenceTables(self._layers, self._row_bytes, self)
+
+    @property
+    def group_count(self) -> int:
+        """Groups of the block table."""
+        return int(self._tables[0].group_count)
+
+    def groups(self) -> NDArray[np.int64]:
+        """Return the numbers of all groups, int64; what comes later is not in it."""
+        table = self._tables[0]
+        groups = self.handle.view(table.groups, table.group_count, _WORD)
+        groups.flags.writeable = False
+        return groups
+
+    def hits(self, layer: int) -> NDArray[np.uint16]:
+        """Return a layer's hit counts, uint16, where they lie until there is room for more."""
+        return self._hits[layer].array
+
+    def append_groups(self, numbers: NDArray[np.int64]) -> None:
+        """Let the next positions lie in these groups, int64, contiguous."""
+        self._library.call_holding(
+            "hillinfer_sequence_append_groups", self._address, numbers.ctypes.data, len(numbers)
+        )
+
+    def set_length(self, layer: int, length: int, held: int) -> None:
+        """Say how many tokens a layer has, and which position its tail begins with."""
+        self._library.tables.hillinfer_sequence_set_length(self._address, layer, length, held)
+
+    def truncate(self, length: int) -> None:
+        """Forget positions from `length` on, with the groups and hits behind it."""
+        self._library.tables.hillinfer_sequence_truncate(self._address, length)
+
+    def cover_hits(self, layer: int, entries: int) -> None:
+        """Make room for the hits of so many positions."""
+        column, table = self._hits[layer], self._tables[layer]
+        column.grow("hillinfer_sequence_cover_hits", layer, entries)
+        column.look(table.hits, table.hit_count)
+
+    def describe(self, layer: int, words: Any, count: int) -> None:
+        """Describe the shadow of a layer, `SEGMENT_WORDS` words for each of its segments."""
+        self._library.call_holding(
+            "hillinfer_sequence_describe", self._address, layer, words.buffer_info()[0], count
+        )
+
+    def note_coded(self, layer: int, tokens: int) -> None:
+        """Say how many tokens of the last segment are coded, where somebody else coded them."""
+        self._library.tables.hillinfer_sequence_note_coded(self._address, layer, tokens)
+
+
+# --- Pools ---
+
+# Of a promotion that nobody waits for: no slot is as late as that.
+_NEVER = np.iinfo(np.int32).max
+
+
+class PoolTables:
+    """The slots of one layer's hot pool, with their memory.
+
+    Memory is taken as slots are used, and given back as the pool shrinks.
+
+    Parameters
+    ----------
+    slots
+        Entries that address space is reserved for.
+    row_bytes
+        Bytes of a row.
+
+    Raises
+    ------
+    OSError
+        The system does not reserve so much.
+
+    Attributes
+    ----------
+    address
+        What calls of the library are told.
+    data
+        uint8 of shape (slots, row_bytes): the rows themselves.
+    rows
+        int64: row numbers, -1 where a slot is free.
+    positions, last_selected, lengths, counts
+        int32, int32, int32, uint16: what `RowHistory` holds.
+    """
+
+    def __init__(self, slots: int, row_bytes: int) -> None:
+        self._library = native_library()
+        self.address = self._library.open_pool(slots, row_bytes)
+        self._handle = Handle(self.address, self._library.closing("hillinfer_pool_close"))
+        self._table = table = PoolTable.from_address(self.address)
+        view = self._handle.view
+        data = view(table.data, slots * row_bytes, np.dtype(np.uint8))
+        self.data: NDArray[np.uint8] = data.reshape(slots, row_bytes)
+        self.rows: NDArray[np.int64] = view(table.rows, slots, _WORD)
+        int32 = np.dtype(np.int32)
+        self.positions: NDArray[np.int32] = view(table.positions, slots, int32)
+        self.last_selected: NDArray[np.int32] = view(table.last_selected, slots, int32)
+        self.lengths: NDArray[np.int32] = view(table.lengths, slots, int32)
+        self.counts: NDArray[np.uint16] = view(table.counts, slots, np.dtype(np.uint16))
+        self._slot_of_row = Column(self._handle, int32)
+
+    @property
+    def slot_of_row(self) -> NDArray[np.int32]:
+        """The slot of each row number that is covered, int32, -1 where it is not hot.
+
+        Another array once more are covered.
+        """
+        return self._slot_of_row.array
+
+    @property
+    def used(self) -> int:
+        """Slots that memory is taken for."""
+        return int(self._table.used)
+
+    @property
+    def free(self) -> int:
+        """Slots of those that no row is in."""
+        return int(self._library.tables.hillinfer_pool_free_slots(self.address))
+
+    def cover(self, rows: int) -> None:
+        """Make room in the table for row numbers below `rows`."""
+        self._slot_of_row.grow("hillinfer_pool_cover", rows)
+        self._slot_of_row.look(self._table.slot_of_row, self._table.row_count)
+
+    def grow(self, slots: int) -> None:
+        """Take more slots, free at first."""
+        self._library.tables.hillinfer_pool_grow(self.address, slots)
+
+    def forget(self, first: int, last: int) -> None:
+        """Drop rows of first <= row < last."""
+        self._library.tables.hillinfer_pool_forget(self.address, first, last)
+
+    def refresh(self, sequence: int, settled: int, length: int) -> None:
+        """Learn what a sequence's hits are now; `sequence` is the address of a layer's table."""
+        self._library.tables.hillinfer_pool_refresh(self.address, sequence, settled, length)
+
+    def shrink(self, capacity: int, moment: Promotion) -> int:
+        """Demote all but the best rows, give the rest back, and say how many were demoted.
+
+        Parameters
+        ----------
+        capacity
+            How many slots stay.
+        moment
+            How rows rank.
+
+        Raises
+        ------
+        MemoryError
+            There is none to rank them in.
+        """
+        moment.settled_before = _NEVER
+        demoted: int = self._library.functions.hillinfer_pool_shrink(self.address, capacity, moment)
+        if demoted < 0:
+            raise MemoryError("the pool found no memory to rank its rows in")
+        return demoted

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention while rows land gives the bits of attention to rows that were all there."""
+
+import ctypes
+import os
+
+import numpy as np
+import pytest
+import torch
+from native_cases import Rows, every_variant, native_attention, same_bits, shape_of
+from twins.python_reads import ThreadEngine
+
+from hillinfer.drive.calls import DriveCalls
+from hillinfer.drive.checksums import RowSums
+from hillinfer.drive.engine_table import open_engine
+from hillinfer.drive.files import aligned_buffer
+from hillinfer.errors import ColdPoolError
+from hillinfer.kv.cold_store import ColdStore, WantedRows
+from hillinfer.memory_budget import Accountant
+from hillinfer.model_shape import StoredType
+from hillinfer.native.coming import Coming, ComingAttention
+from hillinfer.native.library import native_library
+from hillinfer.native.structures import DecodeStep, Shape
+from hillinfer.settings import IOChoice
+from hillinfer.statistics import Counters
+
+SHAPE = shape_of(2, 3, 32)
+TILE = 64
+
+
+class Scene:
+    """All rows of a selection on a drive, some of them in memory too."""
+
+    def __init__(self, folder, count, engine, variant, buffer_bytes=1 << 16):
+        self.rows = Rows(SHAPE, count)
+        self.attention = native_attention(variant, SHAPE)
+        calls = DriveCalls()
+        self.engine = (
+            ThreadEngine(2) if engine == "twin" else open_engine(IOChoice(engine), 3, calls)
+        )
+        groups = np.arange(-(-count // 64))
+        sums = RowSums(1, Accountant(1 << 30))
+        self.store = ColdStore(
+            folder, SHAPE, buffer_bytes, self.engine, Counters(), calls, sums=sums
+        )
+        self.store.cover(len(groups))
+        size = 64 * len(groups) * SHAPE.row_bytes
+        content = aligned_buffer(size)[:size].reshape(-1, SHAPE.row_bytes)
+        content[:] = 0
+        content[:count] = self.rows.memory[self.rows.places]
+        self.store.write_groups(0, groups, content, lambda: None)
+        self.store.settle_all(0)
+        self.query = self.rows.query.float().contiguous()
+        self.step = DecodeStep(
+            shape=Shape(kv_heads=SHAPE.kv_heads, head_dim=SHAPE.head_dim),
+            query=self.query.data_ptr(),
+            head_stride=SHAPE.head_dim,
+            group_size=SHAPE.group_size,
+            stored_type=0 if SHAPE.stored_type is StoredType.BFLOAT16 else 1,
+            scaling=self.rows.scaling,
+            threads=2,
+        )
+        self.coming = ComingAttention(variant.number, self.attention.state_bytes)
+
+    def attend(self, cold, ends):
+        """Return the output where some rows are cold, run after run."""
+        addresses, out = self.rows.addresses, torch.empty(SHAPE.query_heads, SHAPE.head_dim)
+        addresses[cold] = 0
+        self.coming.begin(ctypes.addressof(self.step), addresses, out.data_ptr())
+        landed = []
+        for start, stop in zip([0, *ends], [*ends, len(addresses)], strict=True):
+            own = cold[(cold >= start) & (cold < stop)]
+            run = self.coming.run(start, stop)
+            if len(own):
+                memory = np.full((2 * len(own), SHAPE.row_bytes), 0xFF, np.uint8)
+                places = np.random.default_rng(stop).permutation(len(memory))[: len(own)]
+                coming = Coming(self.coming, run, own - start)
+                self.store.read_rows(WantedRows(0, own, memory, places, coming))
+                landed.append(memory)
+            self.coming.end()
+            assert run.all()
+        return out
+
+    def expected(self):
+        given = self.rows.query, self.rows.scaling, [self.rows.addresses]
+        return self.attention.attend(*given)
+
+    def close(self):
+        self.store.close()
+        self.engine.close()
+
+
+@pytest.fixture
+def make_scene(tmp_path):
+    made = []
+
+    def make(*given, **changes):
+        made.append(Scene(tmp_path, *given, **changes))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+@every_variant
+@pytest.mark.parametrize("engine", ["threads", "uring", "twin"])
+@pytest.mark.parametrize("count", [1, 64, 130, 512, 1100])
+def test_bits_do_not_depend_on_what_comes(make_scene, variant, engine, count):
+    scene, random = make_scene(count, engine, variant), np.random.default_rng(count)
+    expected = scene.expected()
+    for share in (0.02, 0.3, 1.0):
+        cold = np.flatnonzero(random.random(count) < share)
+        tiles = np.arange(TILE, count, TILE)
+        for ends in ([], random.permutation(tiles)[:3], tiles):
+            assert same_bits(scene.attend(cold, np.sort(ends).tolist()), expected)
+    assert scene.coming.seconds > 0
+    # The twin: one bit of one row in memory.
+    scene.rows.memory[scene.rows.places[-1], -1] ^= 1
+    assert not same_bits(scene.attend(np.arange(count - 1), []), expected)
+
+
+@pytest.mark.parametrize("engine", ["threads", "uring"])
+def test_rows_that_come_in_many_batches_are_attended_to_once(make_scene, engine):
+    """A buffer of few rows lands a selection in many goes of one call."""
+    variant = native_library().variants[0]
+    scene = make_scene(700, engine, variant, buffer_bytes=3 << 12)
+    for cold in (np.arange(700), np.arange(0, 700, 7), np.arange(500, 700)):
+        assert same_bits(scene.attend(cold, []), scene.expected())
+
+
+@pytest.mark.parametrize("engine", ["threads", "uring", "twin"])
+def test_a_row_that_changed_on_the_drive_is_told(make_scene, engine):
+    scene = make_scene(300, engine, native_library().variants[0])
+    descriptor = os.open(f"/proc/self/fd/{scene.store.files[0].descriptor}", os.O_RDWR)
+    place = 200 * SHAPE.row_bytes
+    byte = os.pread(descriptor, 1, place)[0]
+    os.pwrite(descriptor, bytes([byte ^ 1]), place)
+    os.fsync(descriptor)
+    os.close(descriptor)
+    with pytest.raises(ColdPoolError, match="not what was written"):
+        scene.attend(np.arange(150, 250), [])
+    # What follows begins anew.
+    assert same_bits(scene.attend(np.arange(100), []), scene.expected())
