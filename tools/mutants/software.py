@@ -554,8 +554,8 @@ _HARD_TO_SEE = (
         "rows-of-this-step-demoted",
         "Rows that a step selected may be demoted before it has read them.",
         "host/hillinfer/kv/pool_keeper.py",
-        "entry.layer, sequence, positions, source, places, entry.step, entry.step, note",
-        "entry.layer, sequence, positions, source, places, entry.step, entry.step + 1, note",
+        "entry.layer, sequence, candidates, entry.step, entry.step, note",
+        "entry.layer, sequence, candidates, entry.step, entry.step + 1, note",
         (
             f"{_TESTS}/kv/test_pool_keeper.py::test_what_a_step_selected_gives_way_in_the_next_at_the_earliest",
         ),

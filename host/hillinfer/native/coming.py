@@ -100,8 +100,13 @@ class MissList:
     def part(self, start: int, stop: int) -> MissedRows:
         """Return some of them, which stay when the list is used again."""
         own = slice(start, stop)
-        arrays = (self._numbers, self._rows, self._places, self._positions, self._hits)
-        return MissedRows(*(one[own].copy() for one in arrays))
+        return MissedRows(
+            self._numbers[own].copy(),
+            self._rows[own].copy(),
+            self._places[own].copy(),
+            self._positions[own].copy(),
+            self._hits[own].copy(),
+        )
 
     def _make(self, room: int) -> None:
         self._numbers, self._rows, self._places = np.empty((3, room), np.int64)

@@ -42,9 +42,10 @@ class Handle:
         """Return items of the object's memory, a flat array that keeps the object alive."""
         if not count or address is None:
             return np.zeros(0, item)
-        memory = (ctypes.c_uint8 * (count * item.itemsize)).from_address(address)
+        memory: Any = (ctypes.c_uint8 * (count * item.itemsize)).from_address(address)
         memory.owner = self
-        return np.frombuffer(memory, item)
+        array: NDArray[Any] = np.frombuffer(memory, item)
+        return array
 
 
 class Column:
@@ -74,9 +75,8 @@ class Column:
         library.call_holding(name, self._handle.address, *arguments, ctypes.byref(before))
         if before.value is not None:
             # Another thread may look at it until it has an array of its own.
-            memory = self.array.base
-            assert memory is not None
-            memory.owner = Handle(before.value, library.closing("hillinfer_free"))  # type: ignore[union-attr]
+            memory: Any = self.array.base
+            memory.owner = Handle(before.value, library.closing("hillinfer_free"))
 
     def look(self, address: int | None, count: int) -> None:
         """Look at the entries where they lie now."""
@@ -131,7 +131,7 @@ class SequenceTables:
             address = self._library.make("hillinfer_sequence_open", layers, row_bytes)
         else:
             address = self._library.make("hillinfer_sequence_fork", source.handle.address)
-        self.handle = Handle(address, self._library.closing("hillinfer_sequence_close"))
+        self.handle: Handle = Handle(address, self._library.closing("hillinfer_sequence_close"))
         self._address = address
         first = self._library.sequence_layers(address)
         size = ctypes.sizeof(LayerTable)
@@ -139,9 +139,9 @@ class SequenceTables:
         self._tables = [LayerTable.from_address(one) for one in self.addresses]
         words = self.handle.view(first, layers * _WORDS, _WORD).reshape(layers, _WORDS)
         words.flags.writeable = False
-        self.lengths = memoryview(words[:, _LENGTH])
-        self.held_starts = memoryview(words[:, _HELD])
-        self.coded = memoryview(words[:, _CODED])
+        self.lengths = words[:, _LENGTH].data
+        self.held_starts = words[:, _HELD].data
+        self.coded = words[:, _CODED].data
         tail = GROUP_TOKENS * row_bytes
         tails = self.handle.view(self._tables[0].tail, layers * tail, np.dtype(np.uint8))
         self.tails: NDArray[np.uint8] = tails.reshape(layers, GROUP_TOKENS, row_bytes)

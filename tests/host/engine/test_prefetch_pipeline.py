@@ -464,13 +464,13 @@ def test_an_interrupt_while_a_promotion_begins_waits_for_it(cold_dir, monkeypatc
     made.announce(1, seed=1)
     keys = made.append(1, 0)
     pools, keeper = made.runtime.parts.pools, made.runtime.parts.keeper
-    offer, before, settled = keeper.offer_read, pools.layers[1].used_rows, []
+    offer, before, settled = keeper.offer_missed, pools.layers[1].used_rows, []
 
     def interrupted(*given):
         offer(*given)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(keeper, "offer_read", interrupted)
+    monkeypatch.setattr(keeper, "offer_missed", interrupted)
     with pytest.raises(KeyboardInterrupt):
         made.attend(1, keys, seed=1)
     # Called at once where nothing is under way.
