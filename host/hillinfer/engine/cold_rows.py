@@ -115,6 +115,7 @@ class ColdRows:
             self._pools.finish()
             raise
         finally:
+            misses.forget_landed()
             self._prefetch.let_go(landed, promoting)
         return entry
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import math
 import time
+from functools import partial
 
 import numpy as np
 import torch
@@ -153,10 +154,7 @@ class NativeDecode:
         self._segment_tokens = spec.segment_tokens
         # The newest step, and the first from which on rows are thought to be hot again.
         self._newest_step = self._aside_from = 0
-        self._positions = np.zeros(0, np.int64)
-        self._addresses = np.zeros(0, np.uint64)
-        self._places = 0, 0, 0
-        self._misses = MissList()
+        self._make_room(0)
         self._coming = ComingAttention(self._number, attention.state_bytes)
 
     @property
@@ -203,7 +201,6 @@ class NativeDecode:
                 if own is None:
                     return None
                 both.step.step = step
-                self._misses.expect(count)
                 with self._pools.attending:
                     self._settle(layer, sequence, length)
                     started = time.perf_counter_ns()
@@ -268,36 +265,41 @@ class NativeDecode:
         out, addresses = torch.empty(self._query_shape), np.empty(count, np.uint64)
         asked.scaling, asked.threads, asked.step = scaling, torch.get_num_threads(), step
         entry: LayerStep | None = None
-        self._misses.expect(count)
+        if count > self._room:
+            self._make_room(count)
 
-        def look() -> bool:
-            is_hot = self._library.decode(
-                "hillinfer_attend_tokens",
-                self._number,
-                sequence.table_addresses[layer],
-                self._pools.layers[layer].table_address,
-                self._rows_address,
-                positions.ctypes.data,
-                count,
-                self._misses.address,
-                addresses.ctypes.data,
-                out.data_ptr(),
-            )
+        decode = partial(
+            self._library.decode,
+            "hillinfer_attend_tokens",
+            self._number,
+            sequence.table_addresses[layer],
+            self._pools.layers[layer].table_address,
+            self._rows_address,
+            positions.ctypes.data,
+            count,
+            self._misses.address,
+            addresses.ctypes.data,
+            out.data_ptr(),
+        )
+
+        def look() -> None:
+            decode()
             self._note_hits(layer, sequence, positions)
-            return is_hot
 
         with self._pools.attending:
             self._settle(layer, sequence, length)
             started = time.perf_counter_ns()
-            self._coming.begin(self._rows_address, addresses, out.data_ptr())
-            given = layer, sequence, count, step, landed, self._misses, self._coming
-            # What was read ahead is to be given back also where it is not wanted any more.
-            if landed is not None:
-                entry = self._cold.attend(*given, look)
-            elif not look():
-                entry = self._cold.attend(*given)
-        if self._misses.count:
-            self._aside_from = step + _STEPS_AFTER_COLD
+            is_hot = False
+            if landed is None:
+                is_hot = decode()
+                self._note_hits(layer, sequence, positions)
+            if not is_hot:
+                # What was read ahead is to be given back also where it is not wanted any more.
+                self._coming.begin(self._rows_address, addresses, out.data_ptr())
+                given = layer, sequence, count, step, landed, self._misses, self._coming
+                entry = self._cold.attend(*given, None if landed is None else look)
+                if entry.cold_rows:
+                    self._aside_from = step + _STEPS_AFTER_COLD
         self._end(layer, sequence, step, count, entry, started)
         return out if query.dtype is torch.float32 else out.to(query.dtype)
 
@@ -384,15 +386,21 @@ class NativeDecode:
         wanted.check(length, 0)
         self._selection.make_room(length)
         both.tell(length, scaling, 0, wanted)
-        if both.count > len(self._positions):
-            self._positions = np.empty(2 * both.count, np.int64)
-            self._addresses = np.empty(2 * both.count, np.uint64)
-            self._places = (
-                self._positions.ctypes.data,
-                self._misses.address,
-                self._addresses.ctypes.data,
-            )
+        if both.count > self._room:
+            self._make_room(both.count)
         return True
+
+    def _make_room(self, count: int) -> None:
+        """Have room for a selection of so many rows."""
+        self._room = 2 * count
+        self._misses = MissList(self._room)
+        self._positions = np.empty(self._room, np.int64)
+        self._addresses = np.empty(self._room, np.uint64)
+        self._places = (
+            self._positions.ctypes.data,
+            self._misses.address,
+            self._addresses.ctypes.data,
+        )
 
     def _may_choose_aside(self, layer: int, sequence: Sequence, past: int) -> bool:
         """Say whether another thread may choose while this one goes on, and gains time by it.

@@ -43,23 +43,29 @@ class MissedRows:
 class MissList:
     """What the library lists of a selection, call after call in the same memory.
 
+    Parameters
+    ----------
+    room
+        Most rows of a selection.
+
     Attributes
     ----------
     address
         What the library is told.
     """
 
-    def __init__(self) -> None:
-        self._table = Misses()
+    def __init__(self, room: int) -> None:
+        self._numbers, self._rows, self._places = np.empty((3, room), np.int64)
+        self._positions, self._hits = np.empty(room, np.int32), np.empty(room, np.uint16)
+        self._table = Misses(
+            numbers=self._numbers.ctypes.data,
+            rows=self._rows.ctypes.data,
+            places=self._places.ctypes.data,
+            positions=self._positions.ctypes.data,
+            hits=self._hits.ctypes.data,
+        )
         self.address = ctypes.addressof(self._table)
         self._kept: object = None
-        self._make(0)
-
-    def expect(self, count: int) -> None:
-        """Have room for so many, and know of nothing that was read ahead."""
-        if count > len(self._numbers):
-            self._make(2 * count)
-        self._table.landed_count = 0
 
     def tell_landed(
         self,
@@ -67,7 +73,7 @@ class MissList:
         places: NDArray[np.int64],
         memory: NDArray[np.uint8],
     ) -> None:
-        """Say what was read ahead, for the next call.
+        """Say what was read ahead, until `forget_landed`.
 
         Parameters
         ----------
@@ -81,6 +87,10 @@ class MissList:
         table, self._kept = self._table, (positions, places)
         table.landed_positions, table.landed_places = positions.ctypes.data, places.ctypes.data
         table.landed_count, table.landed = len(positions), memory.ctypes.data
+
+    def forget_landed(self) -> None:
+        """Know of nothing that was read ahead."""
+        self._table.landed_count, self._kept = 0, None
 
     @property
     def arrived(self) -> int:
@@ -107,14 +117,6 @@ class MissList:
             self._positions[own].copy(),
             self._hits[own].copy(),
         )
-
-    def _make(self, room: int) -> None:
-        self._numbers, self._rows, self._places = np.empty((3, room), np.int64)
-        self._positions, self._hits = np.empty(room, np.int32), np.empty(room, np.uint16)
-        table = self._table
-        table.numbers, table.rows = self._numbers.ctypes.data, self._rows.ctypes.data
-        table.places, table.positions = self._places.ctypes.data, self._positions.ctypes.data
-        table.hits = self._hits.ctypes.data
 
 
 # --- What comes ---

@@ -43,7 +43,7 @@ class Scene:
         self.sequence = Sequence(1, row_bytes)
         self.sequence.append_groups(range(groups))
         self.sequence.set_length(0, 64 * groups, 64 * groups)
-        self.misses = MissList()
+        self.misses = MissList(count)
         self.expected = row_addresses(self.memory, rows.places)
 
     def attend(self, variant, rows, scaling, fade_shift=-1):
@@ -63,7 +63,6 @@ class Scene:
         )
         addresses = np.empty(len(self.positions), np.uint64)
         self.memory[:] = rows.memory
-        self.misses.expect(len(addresses))
         out = torch.empty(shape.query_heads, shape.head_dim)
         is_hot = native_library().decode(
             "hillinfer_attend_tokens",
