@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from native_cases import Rows, every_variant, native_attention, same_bits, shape_of
+from single_reads import SingleReads
 from twins.python_reads import ThreadEngine
 
 from hillinfer.drive.calls import DriveCalls
@@ -28,13 +29,28 @@ SHAPE = shape_of(2, 3, 32)
 TILE = 64
 
 
+class Short(SingleReads):
+    """A drive that gives back every third read as one that brought nothing."""
+
+    def __init__(self):
+        self.reads = self.again = 0
+
+    def read_done(self, descriptor, into, offset, result):
+        self.reads += 1
+        return 0 if self.reads % 3 == 0 else result
+
+    def preadv(self, descriptor, into, offset):
+        self.again += 1
+        return super().preadv(descriptor, into, offset)
+
+
 class Scene:
     """All rows of a selection on a drive, some of them in memory too."""
 
-    def __init__(self, folder, count, engine, variant, buffer_bytes=1 << 16):
+    def __init__(self, folder, count, engine, variant, buffer_bytes=1 << 16, calls=None):
         self.rows = Rows(SHAPE, count)
         self.attention = native_attention(variant, SHAPE)
-        calls = DriveCalls()
+        calls = calls or DriveCalls()
         self.engine = (
             ThreadEngine(2) if engine == "twin" else open_engine(IOChoice(engine), 3, calls)
         )
@@ -127,6 +143,16 @@ def test_rows_that_come_in_many_batches_are_attended_to_once(make_scene, engine)
     scene = make_scene(700, engine, variant, buffer_bytes=3 << 12)
     for cold in (np.arange(700), np.arange(0, 700, 7), np.arange(500, 700)):
         assert same_bits(scene.attend(cold, []), scene.expected())
+
+
+@pytest.mark.parametrize("engine", ["threads", "uring"])
+def test_rows_that_come_by_a_second_read_are_attended_to_once(make_scene, engine):
+    calls = Short()
+    scene = make_scene(700, engine, native_library().variants[0], 5 << 12, calls)
+    for cold in (np.arange(700), np.arange(0, 700, 7)):
+        before = calls.again
+        assert same_bits(scene.attend(cold, [256]), scene.expected())
+        assert calls.again > before
 
 
 @pytest.mark.parametrize("engine", ["threads", "uring", "twin"])
