@@ -8,6 +8,7 @@
 
 #include "read_plan.h"
 #include "row_sums.h"
+#include "shape.h"
 
 namespace hillinfer {
 namespace {
@@ -55,7 +56,7 @@ private:
             const int64_t place = landing_.places[wanted.index];
             uint8_t* const row = landing_.out + place * landing_.row_bytes;
             if (landing_.buffer) {
-                std::memcpy(row, bytes + wanted.row * landing_.row_bytes - run.file_offset,
+                std::memcpy(row, bytes + wanted.offset - run.file_offset,
                             size_t(landing_.row_bytes));
             }
             if (landing_.sums) {
@@ -90,6 +91,7 @@ bool is_placed(const Landing& landing) {
     for (int64_t i = 0; i < landing.count; ++i) {
         const int64_t row = landing.rows[i], place = landing.places[i];
         if (row < 0 || place < 0 || place >= landing.out_rows ||
+            (landing.starts && row / kGroupTokens >= landing.start_count) ||
             (landing.sums && row >= landing.sum_count)) {
             return false;
         }
@@ -115,7 +117,8 @@ Outcome land(const ReadWay& way, Landing& landing) {
         return kMisplaced;
     }
     landing.missing = 0;
-    const std::vector<WantedRow> sorted = in_file_order(landing.rows, landing.count);
+    const std::vector<WantedRow> sorted = in_file_order(
+        landing.rows, landing.count, landing.row_bytes, landing.starts);
     ReadPlan plan;
     std::vector<int64_t> results;
     std::optional<AttendingRun> attending;

@@ -11,7 +11,7 @@ namespace hillinfer {
 
 // Shared with Python: the order and types of these fields are part of the C interface.
 struct Landing {
-    const int64_t* rows;    // Numbers in the file, each once.
+    const int64_t* rows;    // Their numbers, each once.
     const int64_t* places;  // Which row of `out` each becomes.
     int64_t count;
     int64_t row_bytes;
@@ -19,8 +19,11 @@ struct Landing {
     int64_t out_rows;
     uint8_t* buffer;  // What reads go through; null where rows are read to their places.
     int64_t buffer_bytes;
-    const uint32_t* sums;  // Checksums of the file's rows; null where nobody looks.
+    const uint32_t* sums;  // Checksums of rows, by their numbers; null where nobody looks.
     int64_t sum_count;
+    // Where in the file each group of 64 rows begins; null where row r lies at r * row_bytes.
+    const int64_t* starts;
+    int64_t start_count;
     // Where the next call goes on: rows in the order of the file that are there, and whether somebody
     // else has read what was missing of the batch behind them.
     int64_t landed;

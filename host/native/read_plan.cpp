@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "shape.h"
+
 namespace hillinfer {
 namespace {
 
@@ -16,18 +18,22 @@ constexpr int64_t kMaxReadBytes = 256 * 1024;
 
 }  // namespace
 
-std::vector<WantedRow> in_file_order(const int64_t* rows, int64_t count) {
+std::vector<WantedRow> in_file_order(const int64_t* rows, int64_t count, int64_t row_bytes,
+                                     const int64_t* starts) {
     std::vector<WantedRow> sorted;
     sorted.reserve(size_t(count));
     bool rising = true;
     for (int64_t i = 0; i < count; ++i) {
-        rising &= i == 0 || rows[i - 1] < rows[i];
-        sorted.push_back({rows[i], i});
+        const int64_t row = rows[i];
+        const int64_t offset =
+            starts ? starts[row / kGroupTokens] + row % kGroupTokens * row_bytes : row * row_bytes;
+        rising &= i == 0 || sorted.back().offset < offset;
+        sorted.push_back({row, offset, i});
     }
     // What a selection wants mostly comes in order.
     if (!rising) {
         std::sort(sorted.begin(), sorted.end(), [](const WantedRow& one, const WantedRow& other) {
-            return one.row < other.row;
+            return one.offset < other.offset;
         });
     }
     return sorted;
@@ -39,7 +45,7 @@ int64_t plan_batch(const std::vector<WantedRow>& sorted, int64_t first, int64_t 
     int64_t used = 0, end = 0, next = first;
     plan.runs.clear();
     for (; next < int64_t(sorted.size()); ++next) {
-        const int64_t begin = sorted[next].row * row_bytes;
+        const int64_t begin = sorted[next].offset;
         const int64_t own_start = begin / page * page;
         const int64_t own_end = (begin + row_bytes + page - 1) / page * page;
         const bool is_new = next == first || own_start > end + kJoinGapBytes;
@@ -64,10 +70,10 @@ void plan_in_place(const std::vector<WantedRow>& sorted, const int64_t* places, 
     plan.runs.clear();
     for (int64_t next = 0; next < int64_t(sorted.size()); ++next) {
         const int64_t place = places[sorted[next].index];
-        const bool is_new = next == 0 || sorted[next].row != sorted[next - 1].row + 1 ||
+        const bool is_new = next == 0 || sorted[next].offset != sorted[next - 1].offset + row_bytes ||
                             place != places[sorted[next - 1].index] + 1;
         if (is_new) {
-            plan.runs.push_back({next, next, sorted[next].row * row_bytes, 0,
+            plan.runs.push_back({next, next, sorted[next].offset, 0,
                                  reinterpret_cast<uint64_t>(out) + place * row_bytes});
         }
         plan.runs.back().stop = next + 1;

@@ -7,9 +7,10 @@
 
 namespace hillinfer {
 
-// A row that is wanted: its number in the file, and which of those wanted it is.
+// A row that is wanted: its number, where it lies in the file, and which of those wanted it is.
 struct WantedRow {
     int64_t row;
+    int64_t offset;
     int64_t index;
 };
 
@@ -31,8 +32,10 @@ struct ReadPlan {
     void cut();
 };
 
-// The rows in the order of the file; each comes once.
-std::vector<WantedRow> in_file_order(const int64_t* rows, int64_t count);
+// The rows in the order of the file; each comes once. `starts` says where each group of rows begins;
+// where it is null, row r lies at r * row_bytes.
+std::vector<WantedRow> in_file_order(const int64_t* rows, int64_t count, int64_t row_bytes,
+                                     const int64_t* starts);
 
 // Plans a batch that begins with the row `first` of the sorted ones: whole pages, joined over small
 // gaps, one behind the other in a buffer, as many rows as fit and one at least. Returns where the next

@@ -10,6 +10,7 @@ from __future__ import annotations
 from mutants.mutant import Built, Equivalent, Mutant
 
 _TESTS = "tests/host"
+_REUSE = f"{_TESTS}/reuse/test_opened_in_place.py"
 _SLOW = f"{_TESTS}/hf/test_slow_promotions.py::test_late_promotions_change_nothing"
 
 _LIVED = (
@@ -450,19 +451,68 @@ _CAUGHT = (
         "run-over-base-and-own-file",
         "Groups of the base and of the own file are read as one run.",
         "host/hillinfer/kv/cold_store.py",
-        "(np.diff(numbers) != 1) | (np.diff(which) != 0)",
-        "np.diff(numbers) != 1",
+        "(np.diff(starts) != self._group_bytes) | (np.diff(files) != 0)",
+        "np.diff(starts) != self._group_bytes",
         (f"{_TESTS}/kv/test_cold_store.py::test_frozen_groups_are_read_and_never_written",),
     ),
     Mutant(
         "base-from-the-first-group",
         "Rows of a session are read as if its groups were the first of all.",
-        "host/hillinfer/kv/cold_store.py",
-        "wanted.only(part.chosen, part.first * GROUP_TOKENS)",
-        "wanted.only(part.chosen)",
+        "host/hillinfer/drive/regions.py",
+        "np.tile((groups - first) * self._group_bytes",
+        "np.tile(groups * self._group_bytes",
         (
             f"{_TESTS}/kv/test_cold_store.py::test_rows_of_several_bases_and_of_the_own_files_come_together",
         ),
+    ),
+    Mutant(
+        "placed-groups-in-the-order-of-numbers",
+        "Rows of groups that lie elsewhere are looked for at the place of their numbers.",
+        "host/native/read_plan.cpp",
+        "starts ? starts[row / kGroupTokens]",
+        "starts && row < 0 ? starts[row / kGroupTokens]",
+        (f"{_TESTS}/drive/test_placed_groups.py::test_rows_land_from_where_their_groups_lie",),
+        Built.NATIVE,
+    ),
+    Mutant(
+        "extent-freed-under-its-readers",
+        "An extent that could not be published is given back while a cache reads its rows there.",
+        "host/hillinfer/store/writer.py",
+        "if own.sheet.header.groups or not is_read(own.record.number)",
+        "if own.sheet.header.groups or is_read(own.record.number)",
+        (f"{_REUSE}::test_an_extent_that_is_read_stays",),
+    ),
+    Mutant(
+        "tail-filled-twice",
+        "Two caches of a process that found the same tail both go on in its extent.",
+        "host/hillinfer/store/index.py",
+        "AND groups = ?6 ",
+        "AND ?6 > 0 ",
+        (f"{_REUSE}::test_a_tail_is_filled_by_one",),
+    ),
+    Mutant(
+        "selected-rows-are-stored",
+        "Rows that were made under selection go to the store, too.",
+        "host/hillinfer/hf/cache_pass.py",
+        "        if ids.shape[1] == 1:\n            # Its rows",
+        "        if ids.shape[1] == 0:\n            # Its rows",
+        (f"{_REUSE}::test_rows_made_under_selection_are_not_stored",),
+    ),
+    Mutant(
+        "rows-of-a-store-with-other-checksums",
+        "Checksums of rows that a store has are taken for others.",
+        "host/hillinfer/kv/opened_sequences.py",
+        "shadow.sums[: part.count * GROUP_TOKENS]",
+        "0 * shadow.sums[: part.count * GROUP_TOKENS]",
+        (f"{_REUSE}::test_a_flipped_bit_reaches_no_token",),
+    ),
+    Mutant(
+        "second-cache-with-rows-of-its-own",
+        "What another cache has open is opened once more.",
+        "host/hillinfer/extents/shared_chunks.py",
+        "return shared is not None and all(at in shared.groups for at in range(count))",
+        "return False",
+        (f"{_REUSE}::test_a_second_cache_reads_nothing_and_holds_nothing_twice",),
     ),
     Mutant(
         "base-closed-under-its-forks",
@@ -514,7 +564,7 @@ _CAUGHT = (
     Mutant(
         "last-token-of-a-cut-resume",
         "The last row of a session that is resumed in part is not read.",
-        "host/hillinfer/kv/rows.py",
+        "host/hillinfer/kv/opened_sequences.py",
         "open_rows = np.arange(groups * GROUP_TOKENS, tokens)",
         "open_rows = np.arange(groups * GROUP_TOKENS, tokens - 1)",
         (f"{_TESTS}/sessions/test_prefix.py::test_what_is_read_on_equals_an_unbroken_run",),

@@ -266,7 +266,8 @@ def store_line(told: StoreFacts) -> str:
     parts = [f"{told.found_tokens} of {told.prompt_tokens} tokens found"]
     if told.found_tokens:
         seconds = told.find_seconds + told.read_seconds
-        parts.append(f"{format_bytes(told.read_bytes)} read in {seconds:.2f} s")
+        parts.append(f"opened in {seconds:.2f} s with {format_bytes(told.read_bytes)} read")
+        parts.append(f"the rest {told.way}")
     if told.stored_tokens:
         parts.append(f"{told.stored_tokens} stored in {told.store_seconds:.2f} s")
     if told.failure:

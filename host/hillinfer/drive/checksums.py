@@ -66,7 +66,10 @@ class RowSums:
         memory
             uint8 of shape (rows, row_bytes), contiguous.
         """
-        sums = sums_of(memory, np.arange(len(rows)))
+        self.take(layer, rows, sums_of(memory, np.arange(len(rows))))
+
+    def take(self, layer: int, rows: NDArray[np.int64], sums: NDArray[np.uint32]) -> None:
+        """Take the sums of rows, uint32, from who knows them."""
         with self._changing:
             self._tables[layer][rows] = sums
 
@@ -84,6 +87,11 @@ class RowSums:
         Of rows that nobody writes now; those of others may change.
         """
         return self._tables[layer][first_row:]
+
+    def noted(self, layer: int, rows: NDArray[np.int64]) -> NDArray[np.uint32]:
+        """Return the sums of rows, uint32, a copy."""
+        with self._changing:
+            return self._tables[layer][rows]
 
     def wrong_row(
         self,

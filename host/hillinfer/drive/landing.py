@@ -28,7 +28,8 @@ class FileRows:
     Parameters
     ----------
     rows
-        int64 row numbers of the file, in any order, each once; row r starts at r · row_bytes.
+        int64 row numbers, in any order, each once; row r starts at r · row_bytes of the file, or
+        where `starts` says.
     out
         uint8 of shape (any, row_bytes), contiguous, row_bytes a multiple of 64.
     places
@@ -41,6 +42,9 @@ class FileRows:
         looks.
     coming
         Who attends to the rows as they come; None where nobody does.
+    starts
+        int64, contiguous: the byte of the file that each group of 64 rows starts at, as far as
+        rows are wanted; None where they lie one behind the other.
     """
 
     rows: NDArray[np.int64]
@@ -49,6 +53,7 @@ class FileRows:
     buffer: NDArray[np.uint8]
     sums: NDArray[np.uint32] | None = None
     coming: Coming | None = None
+    starts: NDArray[np.int64] | None = None
 
     def __post_init__(self) -> None:
         if self.out.ndim != 2 or not self.out.flags.c_contiguous or self.out.shape[1] % 64:
@@ -131,6 +136,8 @@ class LandingTable:
             len(wanted.buffer),
             None if wanted.sums is None else wanted.sums.ctypes.data,
             0 if wanted.sums is None else len(wanted.sums),
+            None if wanted.starts is None else wanted.starts.ctypes.data,
+            0 if wanted.starts is None else len(wanted.starts),
             wrong=-1,
             missing_offsets=offsets,
             missing_addresses=addresses,

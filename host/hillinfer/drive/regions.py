@@ -1,11 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which places of a store's files are in use, by how many owners, and which belong to a session."""
+"""Which groups are in use, by how many owners, which belong to a session, and where each lies."""
 
 from __future__ import annotations
 
 import heapq
+import threading
 from bisect import bisect_right, insort
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import count
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hillinfer.drive.files import IOMode
+from hillinfer.drive.shared_files import ReadFile, RowBase
+
+# --- Who owns groups ---
 
 
 @dataclass(order=True)
@@ -132,3 +143,239 @@ class GroupTable:
             if length == count:
                 return first
         return first if length and first + length == len(self._owners) else len(self._owners)
+
+
+# --- Where groups lie ---
+
+# Number of the file that is the cold pool's own.
+OWN_FILE = -1
+
+
+@dataclass(frozen=True)
+class PlacedGroups:
+    """Those of some groups of a layer that lie in one file.
+
+    Parameters
+    ----------
+    chosen
+        bool, a flag for each group; None where all of them do.
+    file
+        Number of the file, or `OWN_FILE`.
+    starts
+        int64, by group number: the byte of the file that each group starts at; None in the own
+        file, where they lie in the order of their numbers.
+    """
+
+    chosen: NDArray[np.bool_] | None
+    file: int
+    starts: NDArray[np.int64] | None
+
+
+class Placement:
+    """In which file each group of a cold pool lies, and at which byte, layer by layer.
+
+    A group lies in the cold pool's own file of its layer until it is placed elsewhere. Any thread
+    may look while another places groups that nobody looks for. Where nothing ever lay elsewhere
+    there are no tables.
+
+    Parameters
+    ----------
+    layers
+        Layers of the model.
+    """
+
+    def __init__(self, layers: int) -> None:
+        # Number of the file and byte of it, (layers, groups); they grow by being replaced.
+        self._files = np.zeros((layers, 0), np.int16)
+        self._starts = np.zeros((layers, 0), np.int64)
+        self._changing = threading.Lock()
+
+    def place(
+        self, layers: slice, groups: NDArray[np.int64], file: int, starts: NDArray[np.int64]
+    ) -> None:
+        """Let groups of some layers lie in a file, each at a byte of it.
+
+        Parameters
+        ----------
+        layers, groups
+            Whose; int64, one at least.
+        file
+            Its number.
+        starts
+            int64 (layers, groups), bytes.
+        """
+        with self._changing:
+            self._cover(int(groups.max()) + 1)
+            # Who sees the file sees where in it.
+            self._starts[layers, groups] = starts
+            self._files[layers, groups] = file
+
+    def forget(self, layers: slice, groups: NDArray[np.int64]) -> None:
+        """Let groups of some layers lie in the own files again."""
+        if self._files.shape[1]:
+            with self._changing:
+                self._files[layers, groups[groups < self._files.shape[1]]] = OWN_FILE
+
+    def of(self, layer: int, groups: NDArray[np.int64]) -> NDArray[np.int16]:
+        """Return the number of the file that each group lies in, int16."""
+        files = self._files[layer]
+        found = np.full(len(groups), OWN_FILE, np.int16)
+        known = groups < len(files)
+        found[known] = files[groups[known]]
+        return found
+
+    def parts(self, layer: int, groups: NDArray[np.int64]) -> Iterator[PlacedGroups]:
+        """Yield the files that some groups of a layer lie in, and which do."""
+        if not self._files.shape[1]:
+            yield PlacedGroups(None, OWN_FILE, None)
+            return
+        files = self.of(layer, groups)
+        # Behind the files: a table that is held has all groups that lie elsewhere now.
+        starts = self._starts[layer]
+        for file in sorted(set(files.tolist())):
+            chosen = files == file
+            yield PlacedGroups(
+                None if chosen.all() else chosen, file, None if file == OWN_FILE else starts
+            )
+
+    def starts(self, layer: int, groups: NDArray[np.int64], stride: int) -> NDArray[np.int64]:
+        """Return the byte of its file that each group of `stride` bytes starts at, int64."""
+        starts = groups * stride
+        for part in self.parts(layer, groups):
+            if part.starts is not None:
+                chosen = slice(None) if part.chosen is None else part.chosen
+                starts[chosen] = part.starts[groups[chosen]]
+        return starts
+
+    def _cover(self, groups: int) -> None:
+        layers, known = self._files.shape
+        if groups > known:
+            room = max(groups, 2 * known)
+            files = np.full((layers, room), OWN_FILE, np.int16)
+            starts = np.zeros((layers, room), np.int64)
+            files[:, :known], starts[:, :known] = self._files, self._starts
+            # Who sees the new files sees the new starts.
+            self._starts = starts
+            self._files = files
+
+
+@dataclass(frozen=True)
+class WrittenElsewhere:
+    """Groups of one write that went to another file than the cold pool's own.
+
+    Parameters
+    ----------
+    first, stop
+        Which of the groups of the write.
+    file
+        Number of the file, as `OtherFiles.add_file` gave it.
+    start
+        The byte that the first of them starts at; the others follow.
+    """
+
+    first: int
+    stop: int
+    file: int
+    start: int
+
+
+# Writes rows of whole groups elsewhere, page-aligned uint8 (64 · groups, row_bytes), in the writing
+# thread; what it does not tell of goes to the own file.
+WriteElsewhere = Callable[[NDArray[np.uint8]], list[WrittenElsewhere]]
+
+
+class OtherFiles:
+    """The files that groups of a cold pool lie in beside its own, and which lie where.
+
+    Parameters
+    ----------
+    layers
+        Layers of the model.
+    group_bytes
+        Bytes of a group in one layer.
+
+    Attributes
+    ----------
+    placement
+        Which group lies in which.
+    """
+
+    def __init__(self, layers: int, group_bytes: int) -> None:
+        self.placement = Placement(layers)
+        self._layers, self._group_bytes = layers, group_bytes
+        self._files: dict[int, tuple[Sequence[ReadFile], IOMode]] = {}
+        # Of each base, by its first group, its number as a file.
+        self._bases: dict[int, tuple[int, RowBase]] = {}
+        self._numbers = count()
+
+    @property
+    def io_modes(self) -> set[IOMode]:
+        """How they are read."""
+        return {mode for _, mode in self._files.values()}
+
+    @property
+    def are_used(self) -> bool:
+        """Whether any groups may lie in them."""
+        return bool(self._files)
+
+    def in_base(self, groups: NDArray[np.int64]) -> bool:
+        """Say whether any of some groups lie in a base."""
+        return any(
+            ((groups >= first) & (groups < first + base.count)).any()
+            for first, (_, base) in self._bases.items()
+        )
+
+    def file(self, layer: int, number: int) -> ReadFile:
+        """Return a file of a layer by its number."""
+        return self._files[number][0][layer]
+
+    def add_file(self, file: ReadFile, mode: IOMode) -> int:
+        """Return a number for a file that groups of all layers may lie in; its owner closes it."""
+        number = next(self._numbers)
+        self._files[number] = [file] * self._layers, mode
+        return number
+
+    def place(self, layer: int, groups: NDArray[np.int64], file: int, start: int) -> None:
+        """Let groups of a layer lie one behind the other in a file, from some byte on."""
+        places = start + np.arange(len(groups)) * self._group_bytes
+        self.placement.place(slice(layer, layer + 1), groups, file, places[None])
+
+    def place_in_all(self, groups: NDArray[np.int64], file: int, starts: NDArray[np.int64]) -> None:
+        """Let groups of all layers lie in a file, each at a byte of it, int64 (layers, groups)."""
+        self.placement.place(slice(None), groups, file, starts)
+
+    def leave(self, groups: Iterable[int]) -> None:
+        """Let groups that nobody owns lie in the own files again, for who writes them next."""
+        self.placement.forget(slice(None), np.fromiter(groups, np.int64))
+
+    # --- bases -----------------------------------------------------------------------------
+
+    def base_like(self, base: RowBase) -> int | None:
+        """Return where a base of the same files begins that has as many groups, or None."""
+        for first, (_, own) in self._bases.items():
+            if base.key is not None and own.key == base.key and own.count >= base.count:
+                return first
+        return None
+
+    def add_base(self, first: int, base: RowBase) -> None:
+        """Let groups from `first` on lie in a base, which is closed with this."""
+        number = next(self._numbers)
+        self._files[number] = base.files, base.io_mode
+        self._bases[first] = number, base
+        groups = np.arange(first, first + base.count)
+        if base.count:
+            starts = np.tile((groups - first) * self._group_bytes, (self._layers, 1))
+            self.place_in_all(groups, number, starts)
+
+    def drop_base(self, first: int) -> None:
+        """Close the base whose groups begin with `first`, if there is one."""
+        if first in self._bases:
+            number, base = self._bases.pop(first)
+            self.leave(range(first, first + base.count))
+            del self._files[number]
+            base.close()
+
+    def close(self) -> None:
+        """Close all bases."""
+        for _, base in self._bases.values():
+            base.close()

@@ -31,11 +31,14 @@ from hillinfer.engine.cold_rows import ColdRows
 from hillinfer.engine.decode_step import NativeDecode
 from hillinfer.engine.selection import PrefetchPipeline, TokenSelection
 from hillinfer.errors import SetupWarning
+from hillinfer.extents.recording import EngineSide
+from hillinfer.extents.shared_chunks import SharedChunks
 from hillinfer.gpu.attention import GpuSide
 from hillinfer.gpu.staging import CopyLane, StagingPlan
 from hillinfer.kv.cold_store import ColdStore
 from hillinfer.kv.gather import Gather
 from hillinfer.kv.hot_pools import HotPools, LayerShares
+from hillinfer.kv.opened_sequences import SequenceOpener
 from hillinfer.kv.pool_keeper import LayerStepLog, PoolKeeper
 from hillinfer.kv.pool_policies import make_pool_policy
 from hillinfer.kv.prefetch_buffer import LandingArea, PrefetchBuffer, RowBuffers
@@ -81,6 +84,8 @@ class RuntimeParts:
         Rows on their way from the drive.
     groups, rows, shadow, shadow_memory
         What sequences own.
+    opener, recording
+        Takes up sequences of sessions and stores; what rows on their way into a store pass through.
     selection, dense, attention, decode, pipeline
         Choosing tokens and attending to them; `decode` is None where the model computes on a GPU.
     gpu
@@ -109,6 +114,8 @@ class RuntimeParts:
     rows: RowKeeper
     shadow: ShadowKeeper
     shadow_memory: ShadowMemory
+    opener: SequenceOpener
+    recording: EngineSide
     selection: TokenSelection
     dense: DenseAttention
     attention: RowAttention
@@ -129,6 +136,7 @@ class RuntimeParts:
                 ends.callback(self.device.close)
             ends.callback(self.engine.close)
             ends.callback(self.shadow_store.close)
+            ends.callback(self.recording.chunks.close)
             ends.callback(self.store.close)
             ends.callback(self.pools.close)
             ends.callback(self.buffers.close)
@@ -237,6 +245,7 @@ def open_parts(
             counters,
         )
         groups = GroupTable()
+        chunks = SharedChunks(store.others, groups)
         shadow_store = ShadowStore(
             cold_dir,
             store.own_io_mode,
@@ -270,8 +279,20 @@ def open_parts(
             keeper,
             shadow,
             accountant,
+            chunks,
+        )
+        opener = SequenceOpener(
+            shape,
+            store,
+            groups,
+            chunks,
+            pools,
+            keeper,
+            shadow,
+            rows,
             OpenFiles.of_process(),
         )
+        recording = EngineSide(chunks, store.behind_writes, store.sums_of, shadow.stored_codes)
         evaluation = evaluate(scorer, settings)
         selection = TokenSelection(
             evaluation,
@@ -340,6 +361,8 @@ def open_parts(
         rows=rows,
         shadow=shadow,
         shadow_memory=shadow_memory,
+        opener=opener,
+        recording=recording,
         selection=selection,
         dense=dense,
         attention=attention,

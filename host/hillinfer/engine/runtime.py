@@ -9,9 +9,7 @@ from concurrent.futures import Future
 from dataclasses import asdict, replace
 from pathlib import Path
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from hillinfer.devices.opening import DEVICES, OpenDevice
 from hillinfer.drive.calls import DriveCalls
@@ -21,6 +19,7 @@ from hillinfer.engine.opening import open_parts
 from hillinfer.engine.selection import Sets
 from hillinfer.gpu.copies import CopiedRows, packed_rows
 from hillinfer.gpu.staging import CopyLane, StagingKind
+from hillinfer.kv.opened_sequences import OpenedRows, StoredRows
 from hillinfer.kv.prefetch_buffer import LandedRows
 from hillinfer.kv.saved_sequences import (
     RowOwner,
@@ -189,11 +188,18 @@ class Runtime:
         self._rows.truncate(sequence, length)
 
     def resume(self, saved: SavedSession, tokens: int) -> Sequence:
-        """Return a sequence of the first tokens of a saved session; see `RowKeeper.resume`."""
+        """Return a sequence of the first tokens of a saved session; see `SequenceOpener`."""
         self._settle()
         if self._following is not None:
             self._following.cover(self._rows.tokens + tokens)
-        return self._rows.resume(saved, tokens)
+        return self.parts.opener.resume(saved, tokens)
+
+    def open_stored(self, sequence: Sequence, stored: StoredRows) -> OpenedRows:
+        """Give an empty sequence the first tokens of a stored prompt; see `SequenceOpener`."""
+        self._settle()
+        if self._following is not None:
+            self._following.cover(self._rows.tokens + stored.tokens)
+        return self.parts.opener.open_stored(sequence, stored)
 
     def save(self, sequence: Sequence, target: Path, origin: SessionOrigin) -> SavedBytes:
         """Save a sequence of whole tokens; see `save_sequence`."""
@@ -209,15 +215,6 @@ class Runtime:
             origin,
             self.calls,
         )
-
-    def copy_rows(self, layer: int, sequence: Sequence, start: int, out: NDArray[np.uint8]) -> None:
-        """Copy rows from a position on, uint8 (tokens, row_bytes), wherever they lie."""
-        self._settle()
-        self._buffers.settle()
-        done = 0
-        for rows in self.gather.stream(layer, sequence, np.arange(start, start + len(out))):
-            out[done : done + len(rows)] = rows
-            done += len(rows)
 
     @property
     def step(self) -> int:

@@ -132,6 +132,9 @@ class StoreFacts:
         Bytes of rows that were read.
     failure
         What went wrong and became a miss; empty where nothing did.
+    way
+        How what follows the found tokens was read: `streamed`, all of it at once while their rows
+        stream by, or `opened in place`, token by token; empty where none were found.
     """
 
     prompt_tokens: int
@@ -142,6 +145,7 @@ class StoreFacts:
     store_seconds: float = 0.0
     read_bytes: int = 0
     failure: str = ""
+    way: str = ""
 
 
 @dataclass(frozen=True)

@@ -189,6 +189,20 @@ class Batch:
             )
         return distinct[0]
 
+    def open_one(self) -> Sequence:
+        """Return the sequence of the one row that this empty batch has from here on.
+
+        Raises
+        ------
+        CacheUseError
+            Where it holds tokens already.
+        """
+        if any(sequence.token_ids for sequence in self._sequences):
+            raise CacheUseError("this cache holds tokens already: give a new one")
+        self.clear()
+        self._sequences, self._pads = [self._runtime.open_sequence()], [0]
+        return self._sequences[0]
+
     def __len__(self) -> int:
         return len(self._sequences)
 

@@ -4,22 +4,24 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Never
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from hillinfer.errors import CacheUseError, UnsupportedFeatureError
+from hillinfer.extents.recording import EngineSide, Recording
 from hillinfer.generate.prompt import PromptForm
 from hillinfer.hf.batch import Batch
 from hillinfer.hf.cache_pass import PassingCache
 from hillinfer.hf.engine import CacheFamily, Engine, Use
 from hillinfer.hf.features import ModelInUse
+from hillinfer.kv.opened_sequences import OpenedRows, StoredRows
 from hillinfer.kv.saved_sequences import SavedBytes, SessionOrigin
 from hillinfer.kv.sequence import Sequence
 from hillinfer.sessions.fingerprint import ModelIdentity
+from hillinfer.settings import Settings
 from hillinfer.statistics import CacheStatistics
 
 
@@ -181,31 +183,56 @@ class HillInferCache(PassingCache):
                         self._runtime.code_full_segments(layer, share.sequence, new[0])
             self.end_forward()
 
-    def copy_rows(self, layer: int, start: int, out: NDArray[np.uint8]) -> None:
-        """Copy rows as they are stored, for whoever stores them elsewhere.
+    # --- what a store brings and takes -----------------------------------------------------
+
+    def open_stored(self, stored: StoredRows) -> OpenedRows:
+        """Take the first tokens of a stored prompt into this empty cache; see `SequenceOpener`."""
+        with self._alone(Use(sys._getframe())):
+            sequence = self._batch.open_one()
+            try:
+                opened = self._runtime.open_stored(sequence, stored)
+            except BaseException:
+                self._forget_tokens()
+                raise
+            self._index_lengths = list(sequence.lengths)
+            return opened
+
+    def record(self, make: Callable[[EngineSide, int], Recording | None]) -> Recording | None:
+        """Let the rows of the prompt that comes go to a store as they are made.
 
         Parameters
         ----------
-        layer, start
-            Whose, and the position of the first.
-        out
-            uint8 (tokens, row_bytes): K of all KV heads, then V, in the stored type.
-
-        Raises
-        ------
-        CacheUseError
-            Where the cache holds several sequences, or padding.
-        ColdPoolError
-            Where they cannot be read.
+        make
+            Makes what takes them, of what they pass through, and of the first segment of the cache
+            that has no statistics yet; None for nothing.
         """
         with self._alone(Use(sys._getframe())):
-            self._runtime.copy_rows(layer, self._batch.only_sequence(), start, out)
+            sequence = (
+                self._batch.open_one() if not len(self._batch) else self._batch.only_sequence()
+            )
+            segments = sequence.segments
+            fresh = sum(own.layers[0].statistics is not None for own in segments)
+            recording = make(self._runtime.parts.recording, fresh)
+            sequence.recording = recording
+            return recording
+
+    def end_recording(self) -> None:
+        """Publish all full groups that are recorded, and record no more."""
+        with self._alone(Use(sys._getframe())):
+            for sequence in self._batch.sequences():
+                self._runtime.parts.rows.end_recording(sequence)
+
+    @property
+    def settings(self) -> Settings:
+        """What the engine was opened with."""
+        return self._runtime.settings
 
     # --- what transformers calls -----------------------------------------------------------
 
     def reset(self) -> None:
         """Forget all tokens; the cache can be used for another prompt."""
-        with self._alone(Use(sys._getframe())):
+        # A pass that broke off needs no rows back first, which a drive may refuse.
+        with self._alone_as_is(Use(sys._getframe())):
             self._forget_tokens()
 
     def crop(self, tokens_to_remove: int) -> None:

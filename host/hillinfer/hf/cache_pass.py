@@ -289,6 +289,9 @@ class PassingCache(AttachedCache):
         plan = self._plan
         if plan is not None:
             plan.check_attended(self._index_lengths, self._fresh)
+            for share in plan.shares:
+                if share.sequence.recording is not None:
+                    self._runtime.parts.rows.note_pass(share.sequence)
         self._forget_forward()
 
     # --- inside ----------------------------------------------------------------------------
@@ -330,6 +333,19 @@ class PassingCache(AttachedCache):
         self._take_turn(use)
         return use
 
+    def _alone_as_is(self, use: Use) -> Use:
+        """Return a use that has its turn, whatever a pass that broke off left behind."""
+        self._check_process()
+        self._engine.turns.take(use)
+        try:
+            self._check_open()
+            self._engine.free_dropped()
+            self._engine.serve(self._family)
+        except BaseException:
+            use.end()
+            raise
+        return use
+
     def _take_turn(self, use: Use) -> None:
         self._check_process()
         self._engine.turns.take(use)
@@ -351,6 +367,11 @@ class PassingCache(AttachedCache):
     def _take_tokens(self, ids: torch.Tensor, mask: torch.Tensor | None, use: Use) -> ForwardPlan:
         start = self.get_seq_length()
         shares = self._batch.begin_forward(ids, start, mask)
+        if ids.shape[1] == 1:
+            # Its rows are made under selection, and so is all that follows.
+            for share in shares:
+                if share.sequence.recording is not None:
+                    self._runtime.parts.rows.end_recording(share.sequence)
         plan = ForwardPlan(start=start, tokens=ids.shape[1], batch=ids.shape[0], shares=shares)
         self._plan, self._pass, self._fresh = plan, use, {}
         return plan
@@ -360,8 +381,7 @@ class PassingCache(AttachedCache):
 
         The cache holds whole tokens again afterwards.
         """
-        if not self._closer.alive:
-            raise CacheUseError(_CLOSED)
+        self._check_open()
         self._engine.free_dropped()
         if self._plan is None:
             return
@@ -372,6 +392,10 @@ class PassingCache(AttachedCache):
         self._batch.truncate(start)
         self._index_lengths = [start] * len(self._index_lengths)
         self._forget_forward()
+
+    def _check_open(self) -> None:
+        if not self._closer.alive:
+            raise CacheUseError(_CLOSED)
 
     def _forget_tokens(self) -> None:
         self._batch.clear()

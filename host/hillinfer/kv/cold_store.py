@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -21,7 +21,8 @@ from hillinfer.drive.files import PAGE_BYTES, ColdFile, IOMode, aligned_buffer, 
 from hillinfer.drive.landing import FileRows, Landed
 from hillinfer.drive.read_engines import ReadEngine
 from hillinfer.drive.read_turns import ReadTurns
-from hillinfer.drive.shared_files import BaseMap, ReadFile, RowBase
+from hillinfer.drive.regions import OWN_FILE, OtherFiles, PlacedGroups, WriteElsewhere
+from hillinfer.drive.shared_files import ReadFile, RowBase
 from hillinfer.errors import ColdPoolError, HillInferError
 from hillinfer.model_shape import ModelShape
 from hillinfer.native.coming import Coming
@@ -61,11 +62,10 @@ class WantedRows:
         """The group of each row, int64."""
         return self.rows // GROUP_TOKENS
 
-    def only(self, chosen: NDArray[np.bool_], first_row: int = 0) -> WantedRows:
-        """Return some of them, numbered from `first_row` on, by one flag for each row."""
-        rows = self.rows[chosen]
+    def only(self, chosen: NDArray[np.bool_]) -> WantedRows:
+        """Return some of them, by one flag for each row."""
         coming = None if self.coming is None else self.coming.only(chosen)
-        return WantedRows(self.layer, rows - first_row, self.out, self.places[chosen], coming)
+        return WantedRows(self.layer, self.rows[chosen], self.out, self.places[chosen], coming)
 
     def pieces(self, most: int) -> Iterator[WantedRows]:
         """Yield all of them, at most so many at a time."""
@@ -90,9 +90,10 @@ class _PendingWrite:
 class ColdStore:
     """Writes groups of rows once and reads rows in batches, one file per layer.
 
-    Row r of a layer is row r % 64 of group r // 64. Runs of groups may lie in bases, files that are
-    read and never written. The store's own files have every group at the place of its number, with
-    holes, which take no room on the drive, where others lie in a base.
+    Row r of a layer is row r % 64 of group r // 64. Groups may lie in other files: in those of a
+    base, which are read and never written, or in files that several stores share. The store's own
+    files have every group at the place of its number, with holes, which take no room on the drive,
+    where others lie elsewhere.
 
     Parameters
     ----------
@@ -115,6 +116,11 @@ class ColdStore:
         None where nobody looks.
     ahead_bytes
         Most bytes that are read ahead at a time, which reads on demand wait for.
+
+    Attributes
+    ----------
+    others
+        Files that groups lie in beside the own ones.
     """
 
     def __init__(
@@ -137,9 +143,10 @@ class ColdStore:
         self._calls = calls
         self.own_io_mode: IOMode = probe_io_mode(directory, calls)
         self._files: list[ColdFile] = self.fresh_files()
-        self._bases: BaseMap[RowBase] = BaseMap()
         self._row_bytes = shape.row_bytes
         self._group_bytes = GROUP_TOKENS * shape.row_bytes
+        self.others = OtherFiles(shape.layers, self._group_bytes)
+        self._placement = self.others.placement
         self._buffer = aligned_buffer(max(read_buffer_bytes, shape.row_bytes + 2 * PAGE_BYTES))
         self._engine = engine
         # Reads ahead and reads on demand share the buffer, and the drive.
@@ -152,7 +159,7 @@ class ColdStore:
     @property
     def io_mode(self) -> IOMode:
         """Buffered where any of the files is read or written so."""
-        modes = {self.own_io_mode, *(base.io_mode for base in self._bases.bases)}
+        modes = {self.own_io_mode, *self.others.io_modes}
         return IOMode.BUFFERED if IOMode.BUFFERED in modes else IOMode.DIRECT
 
     @property
@@ -160,17 +167,8 @@ class ColdStore:
         """The store's own files, one per layer; those of bases are none of them."""
         return tuple(self._files)
 
-    @property
-    def has_bases(self) -> bool:
-        """Whether any groups lie in a base."""
-        return bool(self._bases)
-
-    def base_like(self, base: RowBase) -> int | None:
-        """Return where a base of the same files begins that has as many groups, or None."""
-        return self._bases.like(base)
-
     def add_base(self, first: int, base: RowBase) -> None:
-        """Let groups from `first` on lie in a base, which the store closes.
+        """Let groups from `first` on lie in a base of the other files.
 
         Nobody owns these groups, and there is room for them (`cover`).
 
@@ -186,13 +184,28 @@ class ColdStore:
             if self._sums is not None and base.sums is not None:
                 sums = base.sums[layer][: base.count * GROUP_TOKENS]
                 self._sums.adopt(layer, first * GROUP_TOKENS, sums)
-        self._bases = self._bases.having(first, replace(base, sums=None))
+        self.others.add_base(first, base)
 
-    def drop_base(self, first: int) -> None:
-        """Close the base whose groups begin with `first`, if there is one."""
-        base, self._bases = self._bases.without(first)
-        if base is not None:
-            base.close()
+    # --- groups in files of others ---------------------------------------------------------
+
+    def adopt_sums(self, layer: int, groups: NDArray[np.int64], sums: NDArray[np.uint32]) -> None:
+        """Take the checksums of the rows of groups that lie elsewhere, uint32 (64 · groups,)."""
+        if self._sums is not None:
+            self._sums.take(layer, _rows_of(groups), sums)
+
+    def adopt_rows(self, layer: int, groups: NDArray[np.int64], rows: NDArray[np.uint8]) -> None:
+        """Take the checksums of rows of groups that lie elsewhere, (64 · groups, row_bytes)."""
+        if self._sums is not None:
+            self._sums.note(layer, _rows_of(groups), rows)
+
+    def sums_of(self, layer: int, groups: NDArray[np.int64]) -> NDArray[np.uint32]:
+        """Return the checksums of the rows of groups that are written, uint32 (64 · groups,)."""
+        assert self._sums is not None, "an engine has them"
+        return self._sums.noted(layer, _rows_of(groups))
+
+    def behind_writes(self, work: Callable[[], None]) -> Future[None]:
+        """Do something in the writing thread, behind everything that is queued."""
+        return self._writer.submit(work)
 
     def cover(self, groups: int) -> None:
         """Make room for the checksums of the groups below `groups`.
@@ -236,9 +249,9 @@ class ColdStore:
         fresh
             From `fresh_files`.
         """
-        if self._bases:
+        if self.others.are_used:
             raise ValueError("this cold pool has a base already")
-        self._bases = self._bases.having(0, RowBase(self._files, groups, self.own_io_mode))
+        self.others.add_base(0, RowBase(self._files, groups, self.own_io_mode))
         self._files = fresh
 
     def write_groups(
@@ -247,6 +260,7 @@ class ColdStore:
         groups: NDArray[np.int64],
         rows: NDArray[np.uint8],
         done: Callable[[], None],
+        elsewhere: WriteElsewhere | None = None,
     ) -> None:
         """Queue full groups to be written; the caller computes on while they are.
 
@@ -260,8 +274,10 @@ class ColdStore:
             Page-aligned uint8 of shape (64 · groups, row_bytes), left alone until `done`.
         done
             Called from the writing thread when `rows` may be used again.
+        elsewhere
+            Writes what it can to another file; None for the own one alone.
         """
-        if (self._bases.which(groups) >= 0).any():
+        if self.others.in_base(groups):
             raise ValueError("groups of a base of this cold pool are never written")
         file = self._files[layer]
         data = rows.reshape(-1).data
@@ -271,8 +287,15 @@ class ColdStore:
             try:
                 if self._sums is not None:
                     self._sums.note(layer, _rows_of(groups), rows)
-                breaks = np.flatnonzero(np.diff(groups) != 1) + 1
+                left = np.ones(len(groups), np.bool_)
+                for run in [] if elsewhere is None else elsewhere(rows):
+                    self.others.place(layer, groups[run.first : run.stop], run.file, run.start)
+                    left[run.first : run.stop] = False
+                breaks = np.flatnonzero((np.diff(groups) != 1) | (np.diff(left) != 0)) + 1
                 for begin, end in pairwise([0, *breaks.tolist(), len(groups)]):
+                    if not left[begin]:
+                        continue
+                    self._placement.forget(slice(layer, layer + 1), groups[begin:end])
                     piece = data[begin * self._group_bytes : end * self._group_bytes]
                     at = int(groups[begin]) * self._group_bytes
                     with self._recorder.span(Lane.WRITES, "rows", layer=layer, bytes=len(piece)):
@@ -351,16 +374,16 @@ class ColdStore:
         numbers = np.asarray(groups, np.int64)
         self.settle(layer, numbers)
         most = len(self._buffer) // PAGE_BYTES * PAGE_BYTES
-        bases = self._bases
-        which = bases.which(numbers)
-        breaks = np.flatnonzero((np.diff(numbers) != 1) | (np.diff(which) != 0)) + 1
-        for begin, end in pairwise([0, *breaks.tolist(), len(numbers)]):
+        files = self._placement.of(layer, numbers)
+        starts = self._placement.starts(layer, numbers, self._group_bytes)
+        breaks = (np.diff(starts) != self._group_bytes) | (np.diff(files) != 0)
+        breaks |= np.diff(numbers) != 1
+        for begin, end in pairwise([0, *(np.flatnonzero(breaks) + 1).tolist(), len(numbers)]):
             if begin == end:
                 continue
-            first, base = bases.of(int(numbers[begin]))
-            file = self._file(layer, base)
-            at = int(numbers[begin]) - first
-            offset, last = at * self._group_bytes, (at + end - begin) * self._group_bytes
+            file = self._file(layer, int(files[begin]))
+            offset = int(starts[begin])
+            last = offset + (end - begin) * self._group_bytes
             stream = None
             if self._sums is not None:
                 first_row = int(numbers[begin]) * GROUP_TOKENS
@@ -379,8 +402,7 @@ class ColdStore:
         self._writer.shutdown(cancel_futures=True)
         for file in self._files:
             file.close()
-        for base in self._bases.bases:
-            base.close()
+        self.others.close()
 
     def _raise_failure(self) -> None:
         if isinstance(self._failure, ColdPoolError):
@@ -391,16 +413,15 @@ class ColdStore:
     def _read_now(self, wanted: WantedRows) -> ReadCost:
         """Read rows that are settled, while it is the caller's turn."""
         cost, wrong = ReadCost(), len(wanted.rows)
-        if self._bases:
-            for part in self._bases.parts(wanted.groups):
-                own = wanted.only(part.chosen, part.first * GROUP_TOKENS)
-                landed = self._land(own, part.first * GROUP_TOKENS, part.base)
-                cost += landed.cost
-                if landed.wrong is not None:
-                    wrong = min(wrong, int(np.flatnonzero(part.chosen)[landed.wrong]))
-        else:
-            landed = self._land(wanted, 0, None)
-            cost, wrong = landed.cost, wrong if landed.wrong is None else landed.wrong
+        for part in self._placement.parts(wanted.layer, wanted.groups):
+            own = wanted if part.chosen is None else wanted.only(part.chosen)
+            landed = self._land(own, part)
+            cost += landed.cost
+            if landed.wrong is not None:
+                at = landed.wrong
+                if part.chosen is not None:
+                    at = int(np.flatnonzero(part.chosen)[at])
+                wrong = min(wrong, at)
         if wrong < len(wanted.rows):
             raise self._changed(wanted.layer, int(wanted.rows[wrong]))
         self._counters.cold_useful_bytes += len(wanted.rows) * self._row_bytes
@@ -408,14 +429,22 @@ class ColdStore:
         self._counters.cold_read_bytes += cost.byte_count
         return cost
 
-    def _land(self, wanted: WantedRows, first_row: int, base: RowBase | None) -> Landed:
-        """Bring rows of one file by its own numbers, the first of which is `first_row` here."""
+    def _land(self, wanted: WantedRows, part: PlacedGroups) -> Landed:
+        """Bring rows of one file."""
         layer = wanted.layer
-        sums = None if self._sums is None else self._sums.expected(layer, first_row)
+        sums = None if self._sums is None else self._sums.expected(layer, 0)
         started = time.perf_counter_ns()
         landed = self._engine.land(
-            self._file(layer, base),
-            FileRows(wanted.rows, wanted.out, wanted.places, self._buffer, sums, wanted.coming),
+            self._file(layer, part.file),
+            FileRows(
+                wanted.rows,
+                wanted.out,
+                wanted.places,
+                self._buffer,
+                sums,
+                wanted.coming,
+                part.starts,
+            ),
         )
         self._recorder.note(
             Lane.READS,
@@ -430,12 +459,15 @@ class ColdStore:
 
     def _changed(self, layer: int, row: int) -> HillInferError:
         """Return the error that says that a row is not as it was written."""
-        first, base = self._bases.of(row // GROUP_TOKENS)
-        place = (row - first * GROUP_TOKENS) * self._row_bytes
-        return self._file(layer, base).changed(self._row_bytes, place)
+        group = np.array([row // GROUP_TOKENS])
+        start = int(self._placement.starts(layer, group, self._group_bytes)[0])
+        file = self._file(layer, int(self._placement.of(layer, group)[0]))
+        return file.changed(self._row_bytes, start + row % GROUP_TOKENS * self._row_bytes)
 
-    def _file(self, layer: int, base: RowBase | None) -> ReadFile:
-        return self._files[layer] if base is None else base.files[layer]
+    def _file(self, layer: int, number: int) -> ReadFile:
+        if number == OWN_FILE:
+            return self._files[layer]
+        return self.others.file(layer, number)
 
 
 def _rows_of(groups: NDArray[np.int64]) -> NDArray[np.int64]:

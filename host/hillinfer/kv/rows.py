@@ -15,20 +15,19 @@ import torch
 from numpy.typing import NDArray
 
 from hillinfer.drive.files import aligned_buffer
-from hillinfer.drive.regions import GroupTable
-from hillinfer.drive.shared_files import OpenFiles, RowBase, ShadowBase
-from hillinfer.kv.cold_store import ColdStore, WantedRows
+from hillinfer.drive.regions import GroupTable, WriteElsewhere
+from hillinfer.extents.recording import Recorded
+from hillinfer.extents.shared_chunks import SharedChunks
+from hillinfer.kv.cold_store import ColdStore
 from hillinfer.kv.gather import Gather
 from hillinfer.kv.hot_pools import HotPools
 from hillinfer.kv.pool_keeper import PoolKeeper
-from hillinfer.kv.saved_sequences import SavedShadow, fill_sequence
 from hillinfer.kv.sequence import NUMBER_TYPES, RowLayout, Sequence, observed_bytes
 from hillinfer.kv.shadow_keeper import ShadowKeeper
 from hillinfer.memory_budget import Accountant, Part
 from hillinfer.model_shape import ModelShape
 from hillinfer.native.library import native_library
 from hillinfer.native.structures import Shape
-from hillinfer.sessions.opening import SavedSession
 from hillinfer.statistics import Counters
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
@@ -76,6 +75,7 @@ class WriteBack:
         groups: NDArray[np.int64],
         buffer: NDArray[np.uint8],
         promoting: Future[tuple[int, int]] | None,
+        elsewhere: WriteElsewhere | None,
     ) -> None:
         """Queue the first rows of a buffer to be written.
 
@@ -87,6 +87,8 @@ class WriteBack:
             From `buffer`.
         promoting
             Who else looks at it, until it is done.
+        elsewhere
+            Writes what it can to another file than the cold pool's own.
         """
         rows = buffer[: len(groups) * GROUP_TOKENS]
 
@@ -97,7 +99,7 @@ class WriteBack:
                 # Also called where it is done already, or cancelled.
                 promoting.add_done_callback(lambda _: self._free.put(buffer))
 
-        self._store.write_groups(layer, groups, rows, written)
+        self._store.write_groups(layer, groups, rows, written, elsewhere)
 
 
 class RowKeeper:
@@ -115,8 +117,8 @@ class RowKeeper:
         Gives way to what happens to rows.
     accountant
         Counts what each sequence holds.
-    open_files
-        Has descriptors for the files of sessions.
+    chunks
+        Which groups lie in a store.
     """
 
     def __init__(
@@ -131,7 +133,7 @@ class RowKeeper:
         keeper: PoolKeeper,
         shadow: ShadowKeeper,
         accountant: Accountant,
-        open_files: OpenFiles,
+        chunks: SharedChunks,
     ) -> None:
         self._shape = shape
         self._layout = layout
@@ -143,7 +145,7 @@ class RowKeeper:
         self._keeper = keeper
         self._shadow = shadow
         self._accountant = accountant
-        self._open_files = open_files
+        self._chunks = chunks
         self.sequences: list[Sequence] = []
         self._library = native_library()
         self._states = Shape(kv_heads=shape.kv_heads, head_dim=shape.head_dim)
@@ -196,6 +198,7 @@ class RowKeeper:
 
     def release(self, sequence: Sequence) -> None:
         """Free whatever only this sequence owned."""
+        self._settle_recording(sequence)
         self._tell_hits(sequence)
         self._shadow.truncate(sequence, 0)
         self._give_groups(sequence.truncate(0))
@@ -205,84 +208,27 @@ class RowKeeper:
         self._accountant.give(Part.OTHER, self._observed_bytes)
         self._pools.give_tail()
 
-    def resume(self, saved: SavedSession, tokens: int) -> Sequence:
-        """Return a sequence of the first tokens of a saved session, whose rows become a base.
+    def note_pass(self, sequence: Sequence) -> None:
+        """Learn that a pass is through, and publish what it made whole."""
+        recording = sequence.recording
+        if recording is None:
+            return
+        if recording.is_done:
+            sequence.recording = None
+        elif recording.awaits(min(sequence.lengths)):
+            recording.publish(_recorded(sequence))
 
-        Parameters
-        ----------
-        saved
-            Verified.
-        tokens
-            How many to take: all of them, with everything as it was, or fewer, with whole segments
-            as they were and nothing else but rows.
-        """
-        sequence = self.open()
-        try:
-            base = saved.take_base(-(-tokens // GROUP_TOKENS), self._open_files)
-            try:
-                first = self._open_base(base.rows)
-                try:
-                    self._fill(sequence, saved, tokens, first, base.shadow)
-                finally:
-                    self._groups.let_go(first)
-                    self._close_bases()
-            except BaseException:
-                base.close()
-                raise
-        except BaseException:
-            self.release(sequence)
-            raise
-        return sequence
-
-    def _open_base(self, base: RowBase) -> int:
-        """Return the first group of a base, which is held; that of the same files if one is open.
-
-        Rows that two sequences read from the same files are the same rows: hot once, for both.
-        """
-        first = self._store.base_like(base)
-        if first is not None:
-            base.close()
-            self._groups.hold(first)
-            return first
-        first = self._groups.open_region(base.count)
-        try:
-            self._pools.cover(self._groups.groups * GROUP_TOKENS)
-            self._store.cover(self._groups.groups)
-            self._store.add_base(first, base)
-        except BaseException:
-            self._groups.let_go(first)
-            self._close_bases()
-            raise
-        return first
-
-    def _fill(
-        self, sequence: Sequence, saved: SavedSession, tokens: int, first: int, shadow: ShadowBase
-    ) -> None:
-        """Give an empty sequence the first tokens of a session whose groups begin with `first`."""
-        groups, whole = tokens // GROUP_TOKENS, tokens == saved.tokens
-        sequence.token_ids.extend(saved.token_ids()[:tokens])
-        for group in range(first, first + groups):
-            self._groups.share(group)
-            sequence.append_groups([group])
-        open_rows = np.arange(groups * GROUP_TOKENS, tokens)
-        for layer, tail in enumerate(sequence.tails):
-            if not whole:
-                places = open_rows % GROUP_TOKENS
-                rows = first * GROUP_TOKENS + open_rows
-                self._store.read_rows(WantedRows(layer, rows, tail, places))
-            self._pools.cover_hits(sequence.hits, layer, tokens)
-        segments = (
-            saved.manifest.extent.segments if whole else tokens // self._shadow.spec.segment_tokens
-        )
-        self._shadow.adopt(sequence, SavedShadow(saved), segments, tokens, shadow)
-        fill_sequence(saved, sequence, tokens, self._keeper.observed_queries)
-        for layer in range(self._shape.layers):
-            sequence.set_length(layer, tokens, groups * GROUP_TOKENS)
+    def end_recording(self, sequence: Sequence) -> None:
+        """Publish all full groups and record no more, behind what is queued."""
+        recording = sequence.recording
+        if recording is not None and not recording.is_ended:
+            recording.finish(_recorded(sequence))
 
     def truncate(self, sequence: Sequence, length: int) -> None:
         """Forget the tokens from position `length` on, in every layer."""
         # Whatever may fail, reading rows back and copying a shared segment, comes before anything
         # of the sequence changes.
+        self._settle_recording(sequence)
         start = length // GROUP_TOKENS * GROUP_TOKENS
         reopened = [
             layer
@@ -365,7 +311,10 @@ class RowKeeper:
             except BaseException:
                 self._write_back.put_back(buffer)
                 raise
-            self._write_back.send(layer, numbers, buffer, promoting)
+            elsewhere = None
+            if sequence.recording is not None:
+                elsewhere = sequence.recording.elsewhere(layer, first, numbers)
+            self._write_back.send(layer, numbers, buffer, promoting, elsewhere)
             sequence.counters.cold_write_bytes += numbers.size * GROUP_TOKENS * buffer.shape[1]
             length = sequence.lengths[layer] + taken
             sequence.set_length(layer, length, sequence.held_starts[layer])
@@ -472,12 +421,30 @@ class RowKeeper:
         return np.asarray(sequence.groups[first : first + count], np.int64)
 
     def _give_groups(self, groups: list[int]) -> None:
-        for group in groups:
-            if self._groups.give(group):
-                self._pools.forget_group(group)
-        self._close_bases()
+        given = [group for group in groups if self._groups.give(group)]
+        for group in given:
+            self._pools.forget_group(group)
+        self._chunks.forget(given)
+        self.close_bases()
 
-    def _close_bases(self) -> None:
+    def _settle_recording(self, sequence: Sequence) -> None:
+        """Wait until what is queued of a sequence's groups is written: others may get them."""
+        recording = sequence.recording
+        if recording is not None:
+            self.end_recording(sequence)
+            recording.settle()
+            sequence.recording = None
+
+    def close_bases(self) -> None:
         """Close the files of sessions whose rows nobody has any more."""
         for first in self._groups.close_idle_regions():
-            self._store.drop_base(first)
+            self._store.others.drop_base(first)
+
+
+def _recorded(sequence: Sequence) -> Recorded:
+    return Recorded(
+        min(sequence.lengths),
+        np.array(sequence.token_ids, np.int64),
+        np.array(sequence.groups, np.int64),
+        sequence.segments,
+    )

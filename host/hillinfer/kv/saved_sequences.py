@@ -286,7 +286,7 @@ class RowOwner:
     def holds_only(self, sequence: Sequence) -> bool:
         """Whether the files hold this sequence's groups in order, none before, none after."""
         in_order = sequence.groups == list(range(self.groups.groups))
-        return in_order and not self.store.has_bases and bool(sequence.groups)
+        return in_order and not self.store.others.are_used and bool(sequence.groups)
 
 
 def save_sequence(

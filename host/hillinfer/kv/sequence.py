@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from hillinfer.extents.recording import Recording
 from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.native.tables import SequenceTables
 from hillinfer.shadow.segments import Segment
@@ -213,6 +214,8 @@ class Sequence:
         self.observed: list[torch.Tensor | None] = [None] * layers
         # What steps did for it: where several caches take a step together, each gets its own.
         self.counters, self.layer_hits = Counters(), LayerHits(layers)
+        # Takes its rows to a store as they are made; None where nobody stores them.
+        self.recording: Recording | None = None
 
     def fork(self) -> Sequence:
         """Return a sequence of the same rows and hits; it has no segments yet."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as SequenceOf
 from functools import partial
 from weakref import WeakKeyDictionary
 
@@ -17,6 +18,7 @@ from hillinfer.kv.sequence import RowLayout, Sequence
 from hillinfer.scoring.scorer import Scorer, SegmentShadow
 from hillinfer.shadow.memory import ShadowMemory
 from hillinfer.shadow.segments import Segment, SegmentLayer
+from hillinfer_model.channel_statistics import ChannelStatistics
 from hillinfer_model.kernel_spec import GROUP_TOKENS, KernelSpec
 
 # --- The keys of open groups, where they lie ---
@@ -221,6 +223,55 @@ class ShadowKeeper:
                         partial(saved.read_codes, number, layer),
                     )
                     self._memory.leave_to_device(own, (number + 1) * size, tokens)
+
+    def share_segment(self, sequence: Sequence, segment: Segment) -> None:
+        """Give a sequence its next segment, which others have too."""
+        segment.owners += 1
+        sequence.segments.append(segment)
+
+    def adopt_stored(
+        self,
+        sequence: Sequence,
+        layers: SequenceOf[tuple[ChannelStatistics, NDArray[np.uint8]]],
+        tokens: int,
+    ) -> Segment:
+        """Give a sequence its next segment, full, and return it.
+
+        Parameters
+        ----------
+        sequence
+            Whose; all segments before it are there.
+        layers
+            Of each its statistics, and codes, uint8 (bytes,), which are copied.
+        tokens
+            That the sequence is about to have.
+        """
+        size, number = self.spec.segment_tokens, len(sequence.segments)
+        segment = self._own(sequence, number)
+        for own, (statistics, codes) in zip(segment.layers, layers, strict=True):
+
+            def read(into: NDArray[np.uint8], codes: NDArray[np.uint8] = codes) -> None:
+                into.reshape(-1)[:] = codes
+
+            self._memory.adopt(own, number, statistics, size, None, read)
+            self._memory.leave_to_device(own, (number + 1) * size, tokens)
+        return segment
+
+    def stored_codes(
+        self, segment: Segment
+    ) -> list[tuple[NDArray[np.uint8], ChannelStatistics]] | None:
+        """Return codes and statistics of a full segment; None where not all of them are here."""
+        found = []
+        for own in segment.layers:
+            shadow, statistics = own.shadow, own.statistics
+            if statistics is None or own.coded_tokens < self.spec.segment_tokens:
+                return None
+            if shadow is None:
+                if own.slot is None:
+                    return None
+                shadow = self._memory.whole(own).copy()
+            found.append((shadow, statistics))
+        return found
 
     def shadows(self, layer: int, sequence: Sequence) -> list[SegmentShadow]:
         """Return what is coded of a layer already, to be read in this order."""

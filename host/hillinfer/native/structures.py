@@ -332,6 +332,8 @@ class Landing(ctypes.Structure):
         ("buffer_bytes", _LONG),
         ("sums", ctypes.c_void_p),
         ("sum_count", _LONG),
+        ("starts", ctypes.c_void_p),
+        ("start_count", _LONG),
         ("landed", _LONG),
         ("is_read", _LONG),
         ("reads", _LONG),

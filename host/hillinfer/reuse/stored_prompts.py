@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,18 +15,29 @@ import torch
 from numpy.typing import NDArray
 
 from hillinfer.drive.files import aligned_buffer
-from hillinfer.errors import CacheUseError, HillInferError
+from hillinfer.engine.budget_plan import kernel_spec
+from hillinfer.errors import CacheUseError
+from hillinfer.extents.recording import EngineSide, Recording
+from hillinfer.extents.shared_chunks import StoredRowsError
+from hillinfer.extents.slot import ShadowSlot
 from hillinfer.generate.answering import Generation
 from hillinfer.generate.run_report import StoreFacts
 from hillinfer.hf.cache import HillInferCache
+from hillinfer.kv.opened_sequences import OpenedRows, StoredRows
 from hillinfer.kv.sequence import RowLayout
 from hillinfer.model_shape import ModelShape
+from hillinfer.reuse.ways import PassRates, Way
 from hillinfer.sessions.fingerprint import ModelIdentity
+from hillinfer.settings import Settings
 from hillinfer.store.keys import CHUNK_TOKENS, Namespace, Reuse
+from hillinfer.store.pool_files import StoreError
 from hillinfer.store.prefix import StoredPrefix, WrongBytesError
 from hillinfer.store.store import Store
 from hillinfer_model.choices import KeyMode
 from hillinfer_model.kernel_spec import GROUP_TOKENS
+
+# What key shadows of a store are coded in: the one that caches have unless told otherwise.
+_SHADOW = KeyMode.INT4
 
 
 class OrdinaryCache(Protocol):
@@ -54,6 +67,9 @@ class StoredPrompts:
         Tokens of one forward pass that reads a prompt.
     made_by
         What else decides which bits rows have: an adapter, a way to compute linear layers.
+    rates
+        By which what follows a stored prefix is read token by token where that is sooner; None for
+        all at once. With `Reuse.EXACT` it is always all at once.
     """
 
     def __init__(
@@ -64,10 +80,12 @@ class StoredPrompts:
         reuse: Reuse = Reuse.LONGEST,
         chunk_tokens: int = CHUNK_TOKENS,
         made_by: Mapping[str, object] | None = None,
+        rates: PassRates | None = None,
     ) -> None:
         self._store = store
         self._model = model
         self._salt = salt
+        self._rates = None if reuse is Reuse.EXACT else rates
         self._border = GROUP_TOKENS if reuse is Reuse.LONGEST else _common(chunk_tokens)
         self._shape = ModelShape.from_config(model.config, model.dtype)
         self._layout = RowLayout(self._shape)
@@ -83,7 +101,11 @@ class StoredPrompts:
                 "torch": str(torch.__version__),
                 "attention": str(getattr(model.config, "_attn_implementation", "")),
             }
-        self.namespace = Namespace.of(facts, self._shape.layers, self._shape.row_bytes, 0)
+        self._slot = _slot_of(self._shape)
+        shadow_bytes = 0 if self._slot is None else self._slot.byte_count
+        self.namespace = Namespace.of(
+            facts, self._shape.layers, self._shape.row_bytes, shadow_bytes
+        )
 
     # --- ordinary caches -------------------------------------------------------------------
 
@@ -152,52 +174,83 @@ class StoredPrompts:
 
     # --- HillInfer's caches ----------------------------------------------------------------
 
-    def fill(self, cache: HillInferCache, ids: Sequence[int]) -> StoreFacts:
-        """Fill an empty cache of HillInfer with the longest stored prefix.
+    def open(self, cache: HillInferCache, ids: Sequence[int]) -> StoredReading:
+        """Give an empty cache of HillInfer the longest stored prefix, and store what it reads.
 
-        Rows come chunk by chunk, so that memory holds one chunk beside the cache's budget.
+        Rows of the prefix stay where the store has them: the cache reads what it selects. Rows
+        that passes of several tokens bring from now on go to the store as they leave memory, and
+        are found by everybody chunk by chunk. The store must stay open while the cache is.
+
+        Parameters
+        ----------
+        cache
+            Empty.
+        ids
+            Token numbers of the whole prompt, of which the cache gets those behind the prefix.
+
+        Raises
+        ------
+        CacheUseError
+            Where the cache holds tokens already.
         """
+        assert self._slot is not None, "a model with a cache of HillInfer has shadows"
         started = time.perf_counter()
         found = self._store.find(self.namespace, ids, self._salt)
         looked = time.perf_counter() - started
-        if found is None:
-            return StoreFacts(
-                len(ids), find_seconds=looked, failure=self._store.counts.last_failure
+        opened = OpenedRows(0, 0, None)
+        if found is not None:
+            stored = StoredRows(
+                self._store, found, ids, self._usable(found, ids), self._slot, _fits(cache)
             )
-        failure, done = "", 0
-        with found:
-            tokens = self._usable(found, ids)
             try:
-                for position, chunk in found.chunkwise():
-                    count = min(tokens - position, chunk.shape[1])
-                    if count <= 0:
-                        break
-                    rows = chunk[:, :count]
-                    held = self._states(count)
-                    for layer, own in enumerate(held):
-                        self._fill(own, 0, rows[layer], count)
-                    part = torch.tensor([list(ids[position : position + count])])
-                    cache.fill(
-                        part, *(list(map(_batched, side)) for side in zip(*held, strict=True))
-                    )
-                    done = position + count
-            except (OSError, WrongBytesError) as error:
-                failure = str(error)
-        return StoreFacts(
+                opened = cache.open_stored(stored)
+            except StoreError as error:
+                opened = OpenedRows(0, 0, error)
+        failure = opened.failure
+        if failure is not None and found is not None:
+            # Wrong bytes are found no more, and what was behind them is stored again.
+            found.close()
+            found = self._store.find(self.namespace, ids, self._salt)
+        facts = StoreFacts(
             len(ids),
-            found_tokens=done,
+            found_tokens=opened.tokens,
             find_seconds=looked,
             read_seconds=time.perf_counter() - started - looked,
-            read_bytes=done * self._shape.token_bytes,
-            failure=failure,
+            read_bytes=opened.read_bytes,
+            way=str(self.way(opened.tokens, len(ids) - opened.tokens)) if opened.tokens else "",
+            failure=str(failure) if failure is not None else self._failure_of(found),
         )
+        recording = cache.record(partial(self._recording, cache, ids, found))
+        if recording is None and found is not None:
+            found.close()
+        return StoredReading(cache, facts, recording)
 
-    def keep_from(self, cache: HillInferCache, ids: Sequence[int], seconds: float = 0.0) -> int:
-        """Store the rows of a prompt that a cache of HillInfer holds, read densely.
+    def way(self, found_tokens: int, tokens: int) -> Way:
+        """Return how tokens behind a stored prefix are best read."""
+        if tokens == 1:
+            return Way.IN_PLACE
+        if self._rates is None:
+            return Way.STREAMED
+        return self._rates.way(found_tokens * self._shape.token_bytes, tokens)
 
-        Parameters and result as in `keep`.
-        """
-        return self._keep(ids, cache.copy_rows, seconds)
+    def _failure_of(self, found: StoredPrefix | None) -> str:
+        return "" if found is not None else self._store.counts.last_failure
+
+    def _recording(
+        self,
+        cache: HillInferCache,
+        ids: Sequence[int],
+        found: StoredPrefix | None,
+        engine: EngineSide,
+        first_segment: int,
+    ) -> Recording | None:
+        published = partial(engine.chunks.note_published, self._store)
+        writer = self._store.writer(self.namespace, ids, found, self._salt, keeper=published)
+        if writer is None:
+            return None
+        assert self._slot is not None
+        first = first_segment if _fits(cache) else sys.maxsize
+        return Recording(self._store, writer, found, ids, engine, self._slot, first)
 
     # --- inside ----------------------------------------------------------------------------
 
@@ -259,6 +312,50 @@ class StoredPrompts:
                 found.close()
 
 
+class StoredReading:
+    """A prompt that a cache is about to read, or has read, as far as a store had no rows of it.
+
+    Parameters
+    ----------
+    cache
+        Holds the stored prefix.
+    facts
+        What came of opening it.
+    recording
+        Takes rows to the store; None where none are stored.
+    """
+
+    def __init__(
+        self, cache: HillInferCache, facts: StoreFacts, recording: Recording | None
+    ) -> None:
+        self._cache, self._facts, self._recording = cache, facts, recording
+
+    @property
+    def found_tokens(self) -> int:
+        """Tokens that the cache holds already."""
+        return self._facts.found_tokens
+
+    @property
+    def way(self) -> Way:
+        """How the tokens behind them are to be read."""
+        return Way(self._facts.way or Way.STREAMED)
+
+    def finish(self) -> None:
+        """Publish what is left of the prompt, behind the rows that are being written."""
+        if self._recording is not None:
+            self._cache.end_recording()
+
+    def facts(self) -> StoreFacts:
+        """Return what the store did, once everything is published that is queued."""
+        if self._recording is None:
+            return self._facts
+        began = time.perf_counter()
+        self._recording.settle()
+        stored = max(0, self._recording.published_tokens - self._facts.found_tokens)
+        seconds = self._facts.store_seconds + time.perf_counter() - began
+        return replace(self._facts, stored_tokens=stored, store_seconds=seconds)
+
+
 class StoredGeneration(Generation):
     """A generation that looks a prompt up in a store before it reads it, and stores it afterwards.
 
@@ -269,10 +366,6 @@ class StoredGeneration(Generation):
     prompts
         The store, as the model uses it.
 
-    Attributes
-    ----------
-    read_from_store
-        What the store brought for the prompt that was read first; None before.
     """
 
     def __init__(
@@ -280,41 +373,65 @@ class StoredGeneration(Generation):
     ) -> None:
         super().__init__(model, cache, chunk_tokens)
         self._prompts = prompts
-        self.read_from_store: StoreFacts | None = None
+        self._reading: StoredReading | None = None
+        self._passes: list[Sequence[int]] = []
+
+    @property
+    def read_from_store(self) -> StoreFacts | None:
+        """What the store brought for the prompt that was read first; None before."""
+        return None if self._reading is None else self._reading.facts()
 
     def read(
         self, token_ids: Sequence[int], on_progress: Callable[[int], None] = lambda done: None
     ) -> None:
         """Read tokens; the first ones of a first prompt come from the store where it has them."""
-        if self.read_from_store is not None or self.cache.get_seq_length():
+        if self._reading is not None or self.cache.get_seq_length():
             super().read(token_ids, on_progress)
             return
-        told = self.read_from_store = self._prompts.fill(self.cache, token_ids)
-        start = told.found_tokens
+        reading = self._reading = self._prompts.open(self.cache, token_ids)
+        start = reading.found_tokens
         if start:
+            # As they were read: where the store fails they are read so again.
+            size = self._chunk_tokens
+            self._passes = [token_ids[at : at + size] for at in range(0, start, size)]
+            self._passes[-1] = token_ids[(len(self._passes) - 1) * size : start]
             on_progress(start)
-        begun = time.perf_counter()
-        super().read(token_ids[start:], lambda done: on_progress(start + done))
-        seconds = (time.perf_counter() - begun) * len(token_ids) / (len(token_ids) - start)
-        begun = time.perf_counter()
-        stored, failure = start, told.failure
+        is_single = start and reading.way is Way.IN_PLACE
+        own = super().read_singly if is_single else super().read
+        own(token_ids[start:], lambda done: on_progress(start + done))
+        reading.finish()
+
+    def fork(self) -> StoredGeneration:
+        """Return a generation that goes on from here by itself, and needs no store either."""
+        twin = StoredGeneration(self._model, self.cache.fork(), self._chunk_tokens, self._prompts)
+        twin._logits, twin._passes = self._logits, list(self._passes)
+        twin._reading = self._reading
+        return twin
+
+    def _forward(self, token_ids: Sequence[int]) -> None:
         try:
-            stored = self._prompts.keep_from(self.cache, token_ids, seconds)
-        except HillInferError as error:
-            # Rows that cannot be read back are not stored; the answer does not wait for that.
-            failure = failure or str(error)
-        self.read_from_store = StoreFacts(
-            **asdict(told)
-            | {
-                "stored_tokens": max(0, stored - start),
-                "failure": failure,
-                "store_seconds": time.perf_counter() - begun,
-            }
-        )
+            super()._forward(token_ids)
+        except StoredRowsError:
+            # Rows that the store has cannot be read: all are computed, in the passes that made
+            # them, so that no bit of the answer is another.
+            self.cache.reset()
+            for one in self._passes:
+                super()._forward(one)
+            super()._forward(token_ids)
+        self._passes.append(token_ids)
 
 
-def _batched(states: torch.Tensor) -> torch.Tensor:
-    return states[None]
+def _slot_of(shape: ModelShape) -> ShadowSlot | None:
+    """Return how shadows of a model are stored; None where it can have none."""
+    try:
+        return ShadowSlot(kernel_spec(shape, Settings(shadow=_SHADOW)))
+    except ValueError:
+        return None
+
+
+def _fits(cache: HillInferCache) -> bool:
+    """Return whether a cache has the shadows that a store has."""
+    return cache.settings.key_mode is _SHADOW
 
 
 def _common(chunk_tokens: int) -> int:

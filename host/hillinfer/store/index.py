@@ -116,6 +116,14 @@ class Index:
             )
         return found
 
+    def lease(self, owner: int, chunks: Iterable[int]) -> None:
+        """Lease chunks that stay meanwhile, because their owner is filling them."""
+        with self._database.transaction() as db:
+            db.executemany(
+                "INSERT INTO lease VALUES (?, ?, 1) ON CONFLICT DO UPDATE SET n = n + 1",
+                [(owner, number) for number in chunks],
+            )
+
     def release(self, owner: int, chunks: Iterable[int]) -> None:
         """End one lease of each of some chunks."""
         with self._database.transaction() as db:
@@ -262,17 +270,18 @@ class Index:
         """Return whether some process is about to store a prefix."""
         return bool(self._database.rows("SELECT 1 FROM chunk WHERE target = ?", (target,)))
 
-    def extend(self, number: int, owner: int, target: bytes) -> bool:
+    def extend(self, number: int, owner: int, groups: int, target: bytes) -> bool:
         """Let a process fill more groups of a chunk; False where it is not its alone to do.
 
-        It leases it; nothing follows it, nobody else leases it or is filling it.
+        It leases it and knows all its groups; nothing follows it, nobody else leases it or is
+        filling it.
         """
         with self._database.transaction() as db:
             changed = db.execute(
                 "UPDATE chunk SET owner = ?2, target = ?3 WHERE id = ?1 AND state = ?4 "
-                "AND groups < ?5 AND children = 0 AND owner IS NULL AND NOT EXISTS "
+                "AND groups < ?5 AND groups = ?6 AND children = 0 AND owner IS NULL AND NOT EXISTS "
                 "(SELECT 1 FROM lease WHERE chunk = ?1 AND owner <> ?2)",
-                (number, owner, target, State.READY, CHUNK_GROUPS),
+                (number, owner, target, State.READY, CHUNK_GROUPS, groups),
             )
             return changed.rowcount == 1
 

@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
+from typing import NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -150,36 +151,10 @@ class StoredPrefix:
         """
         pieces = list(self._pieces())
         most = max((piece.stop - piece.first) * len(piece.chunks) for piece in pieces)
-        for piece, buffer in self._read_ahead(pieces, most * self.shape.object_bytes):
+        for piece, buffer in self._read_ahead(pieces, most * self.shape.object_bytes, self._read):
             for layer in range(piece.first, piece.stop):
                 for at, number in enumerate(piece.chunks):
                     yield layer, number * CHUNK_TOKENS, self._rows(piece, buffer, layer, at)
-
-    def chunkwise(self) -> Iterator[tuple[int, NDArray[np.uint8]]]:
-        """Yield the rows of each chunk in all layers, checked, in one long read.
-
-        Yields
-        ------
-        The position of its first token, and rows, uint8 (layers, tokens, row_bytes), valid until
-        the next.
-
-        Raises
-        ------
-        OSError, WrongBytesError
-            As from `stream`.
-        """
-        layers = self.shape.layers
-        pieces = [
-            _Piece(0, layers, range(number, number + 1)) for number in range(len(self.chunks))
-        ]
-        for number, (piece, buffer) in enumerate(
-            self._read_ahead(pieces, layers * self.shape.object_bytes)
-        ):
-            for layer in range(layers):
-                self._rows(piece, buffer, layer, 0)
-            size = layers * self.shape.object_bytes
-            rows = buffer[:size].reshape(layers, CHUNK_TOKENS, -1)
-            yield number * CHUNK_TOKENS, rows[:, : self.chunks[number].groups * GROUP_TOKENS]
 
     def read_groups(
         self, chunk: StoredChunk, layer: int, first: int, into: NDArray[np.uint8]
@@ -202,18 +177,31 @@ class StoredPrefix:
         self._files[span.drive].read(into, span.offset + chunk.shape.rows_at(layer, first))
         self._check(chunk, layer, first, into)
 
-    def read_shadow(self, chunk: StoredChunk, layer: int, into: NDArray[np.uint8]) -> None:
-        """Read and check the shadow of a chunk in a layer, uint8 (shadow_bytes,), page-aligned.
+    def shadows(
+        self, numbers: Sequence[int]
+    ) -> Generator[tuple[int, NDArray[np.uint8]], None, None]:
+        """Yield the shadow planes of some chunks, checked, while those of the next come.
+
+        Parameters
+        ----------
+        numbers
+            Which of the prefix, in this order; all of them have one.
+
+        Yields
+        ------
+        The number, and uint8 (layers, shadow_bytes), valid until the next.
 
         Raises
         ------
         OSError, WrongBytesError
             As from `stream`.
         """
-        span, sheet = chunk.record.span, chunk.sheet
-        self._files[span.drive].read(into, span.offset + chunk.shape.shadow_at(layer))
-        if group_sums(into, sheet.shadow_salt(layer))[0] != sheet.shadow_sums[layer]:
-            self._fail(chunk, f"the key shadows of layer {layer}")
+        size = self.shape.layers * self.shape.shadow_bytes
+        pieces = [_Piece(0, self.shape.layers, range(number, number + 1)) for number in numbers]
+        if not pieces:
+            return
+        for piece, buffer in self._read_ahead(pieces, size, self._read_shadows):
+            yield piece.chunks[0], buffer[:size].reshape(self.shape.layers, -1)
 
     def close(self) -> None:
         """Let the chunks be evicted; harmless when done twice."""
@@ -241,7 +229,10 @@ class StoredPrefix:
                 yield _Piece(layer, stop, range(part[0], part[-1] + 1))
 
     def _read_ahead(
-        self, pieces: Sequence[_Piece], buffer_bytes: int
+        self,
+        pieces: Sequence[_Piece],
+        buffer_bytes: int,
+        into: Callable[[_Piece, NDArray[np.uint8]], None],
     ) -> Iterator[tuple[_Piece, NDArray[np.uint8]]]:
         """Yield pieces with what was read of each, valid until the next, while others come."""
         free = deque(aligned_buffer(buffer_bytes) for _ in range(min(_BUFFERS, len(pieces))))
@@ -252,7 +243,7 @@ class StoredPrefix:
                 while True:
                     while free and (piece := next(left, None)) is not None:
                         buffer = free.popleft()
-                        coming.append((piece, buffer, ahead.submit(self._read, piece, buffer)))
+                        coming.append((piece, buffer, ahead.submit(into, piece, buffer)))
                     if not coming:
                         return
                     piece, buffer, read = coming.popleft()
@@ -287,6 +278,18 @@ class StoredPrefix:
             columns = np.array(places, np.int64).T
             self._files[drive].read_many(Reads(*columns), buffer, _THREADS)
 
+    def _read_shadows(self, piece: _Piece, buffer: NDArray[np.uint8]) -> None:
+        """Read and check the shadow plane of one chunk; who takes it copies it meanwhile."""
+        chunk = self.chunks[piece.chunks[0]]
+        span, layers = chunk.record.span, self.shape.layers
+        size = layers * self.shape.shadow_bytes
+        reads = Reads.in_pieces(span.offset + self.shape.shadow_at(0), size, READ_BYTES)
+        self._files[span.drive].read_many(reads, buffer, _THREADS)
+        own_salts = np.concatenate([chunk.sheet.shadow_salt(layer) for layer in range(layers)])
+        differs = group_sums(buffer[:size], own_salts) != chunk.sheet.shadow_sums
+        if differs.any():
+            self._fail(chunk, f"the key shadows of layer {int(differs.argmax())}")
+
     def _rows(
         self, piece: _Piece, buffer: NDArray[np.uint8], layer: int, at: int
     ) -> NDArray[np.uint8]:
@@ -305,7 +308,7 @@ class StoredPrefix:
         if (group_sums(rows, own) != chunk.sheet.row_sums[layer, first:stop]).any():
             self._fail(chunk, f"rows of layer {layer}")
 
-    def _fail(self, chunk: StoredChunk, what: str) -> None:
+    def _fail(self, chunk: StoredChunk, what: str) -> NoReturn:
         error = WrongBytesError(chunk, what)
         self._wrong(error)
         raise error

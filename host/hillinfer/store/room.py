@@ -107,9 +107,9 @@ class ExtentRoom:
                 return found
         return None
 
-    def extend(self, number: int, target: bytes) -> bool:
-        """Say whether a chunk may be filled further by this process."""
-        return self._index.extend(number, self._owner, target)
+    def extend(self, number: int, groups: int, target: bytes) -> bool:
+        """Say whether a chunk of so many groups may be filled further by this process."""
+        return self._index.extend(number, self._owner, groups, target)
 
     def generation(self) -> int:
         """Return a number higher than any that a header has."""

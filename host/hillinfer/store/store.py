@@ -269,6 +269,7 @@ class Store:
         found: StoredPrefix | None = None,
         salt: bytes = b"",
         turn: int = 0,
+        keeper: Callable[[Sequence[StoredChunk]], None] | None = None,
     ) -> PrefixWriter | None:
         """Return what stores the rest of a prompt behind its stored prefix.
 
@@ -282,6 +283,9 @@ class Store:
             What `find` returned, open until the writer is closed.
         turn
             Which turn of a conversation this is, 1 the first; 0 where nobody knows.
+        keeper
+            Told of chunks that are published, which are leased for it then until `release`; None
+            where nobody reads them on.
         """
         try:
             self._check_process()
@@ -297,9 +301,44 @@ class Store:
         except (OSError, StoreError) as error:
             self._failed(error)
             return None
+
+        def published(chunks: Sequence[StoredChunk]) -> None:
+            if keeper is not None:
+                self.lease([chunk.record.number for chunk in chunks])
+                keeper(chunks)
+
         return PrefixWriter(
-            self.room, self.files, self.places.pool, namespace, root, ids, found, self._failed, turn
+            self.room,
+            self.files,
+            self.places.pool,
+            namespace,
+            root,
+            ids,
+            found,
+            self._failed,
+            turn,
+            published,
         )
+
+    def lease(self, chunks: list[int]) -> None:
+        """Lease chunks once more that this process leases or is filling; StoreError on failure."""
+        self.index.lease(self._owner, chunks)
+
+    def release(self, chunks: list[int]) -> None:
+        """End one lease of each of some chunks, by their numbers."""
+        try:
+            self.index.release(self._owner, chunks)
+        except StoreError as error:
+            self._failed(error)
+
+    def blame(self, number: int, error: Exception) -> None:
+        """Let nobody find a chunk any more that could not be read, or is not as it was written."""
+        self._counts.quarantined_chunks += 1
+        try:
+            self._retirement.quarantine(number)
+        except StoreError as failure:
+            self._failed(failure)
+        self._failed(error)
 
     def close(self) -> None:
         """Give leases and files back; harmless when done twice."""
@@ -383,7 +422,7 @@ class Store:
         if not kept:
             return None
         self.room.touch([chunk.record for chunk in kept])
-        return StoredPrefix(kept, self.files, self._release, self._wrong)
+        return StoredPrefix(kept, self.files, self.release, self._wrong)
 
     def _sheets(self, chunks: Sequence[Chunk]) -> list[list[tuple[int, Sheet]]]:
         """Return the whole sheets of each chunk of one namespace, with their slots, in two."""
@@ -411,18 +450,7 @@ class Store:
         self._failed(StoreError(f"{what} is not what was written to chunk {chunk.number}"))
 
     def _wrong(self, error: WrongBytesError) -> None:
-        self._counts.quarantined_chunks += 1
-        try:
-            self._retirement.quarantine(error.chunk.record.number)
-        except StoreError as failure:
-            self._failed(failure)
-        self._failed(error)
-
-    def _release(self, chunks: list[int]) -> None:
-        try:
-            self.index.release(self._owner, chunks)
-        except StoreError as error:
-            self._failed(error)
+        self.blame(error.chunk.record.number, error)
 
     def _failed(self, error: Exception) -> None:
         self._counts.failures += 1

@@ -14,8 +14,8 @@ from hillinfer.drive.files import PAGE_BYTES, aligned_buffer
 from hillinfer.store.database import Chunk
 from hillinfer.store.extent import ExtentShape, Header, Sheet, group_sums, salts
 from hillinfer.store.keys import CHUNK_GROUPS, CHUNK_TOKENS, TOKEN_TYPE, Namespace, group_keys
-from hillinfer.store.pool_files import PoolFile
-from hillinfer.store.prefix import StoredPrefix
+from hillinfer.store.pool_files import PoolFile, Span
+from hillinfer.store.prefix import StoredChunk, StoredPrefix
 from hillinfer.store.room import ExtentRoom
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
@@ -34,6 +34,8 @@ class _Open:
         Which of both sheets is written next.
     row_sums, shadow_sums
         Checksums, filled in as rows come.
+    shadow_layers
+        Layers whose shadows are written.
     """
 
     record: Chunk
@@ -41,12 +43,46 @@ class _Open:
     slot: int
     row_sums: NDArray[np.uint32]
     shadow_sums: NDArray[np.uint32]
+    shadow_layers: int = 0
+
+    def stored(self) -> StoredChunk:
+        """Return it as who finds it sees it."""
+        return StoredChunk(self.record, self.sheet, 1 - self.slot, self.sheet.header.groups)
+
+
+@dataclass(frozen=True)
+class WrittenRun:
+    """Groups that were written one behind the other.
+
+    Parameters
+    ----------
+    first, stop
+        Which of the groups that were given.
+    chunk
+        The number of the chunk that they are part of.
+    at
+        Which of its groups the first is.
+    span, offset
+        The chunk's extent, and the byte of its file that the first begins at.
+    """
+
+    first: int
+    stop: int
+    chunk: int
+    at: int
+    span: Span
+    offset: int
+
+
+def _told_nobody(chunks: Sequence[StoredChunk]) -> None:
+    """Keep nothing of chunks that were published."""
 
 
 class PrefixWriter:
     """Fills chunks with the rows of one prompt, in any order of layers, and publishes them.
 
-    One thread at a time. What fails ends the storing, and never what made the rows.
+    One thread at a time. What fails ends the storing, and never what made the rows: what was
+    written stays where it is until `close`.
 
     Parameters
     ----------
@@ -68,6 +104,8 @@ class PrefixWriter:
         Told what went wrong; nothing is written afterwards.
     turn
         Which turn of a conversation this is, 1 the first; 0 where nobody knows.
+    published
+        Told of chunks that everybody finds now, before anybody may evict them.
 
     Attributes
     ----------
@@ -86,7 +124,9 @@ class PrefixWriter:
         found: StoredPrefix | None,
         failed: Callable[[Exception], None],
         turn: int = 0,
+        published: Callable[[Sequence[StoredChunk]], None] = _told_nobody,
     ) -> None:
+        self._tell_published = published
         self._room = room
         self._files = files
         self._pool = pool
@@ -117,12 +157,17 @@ class PrefixWriter:
         return self._is_ended
 
     @property
+    def tokens(self) -> int:
+        """Tokens of the full groups that are to be stored, the found prefix included."""
+        return (len(self._keys) - 1) * GROUP_TOKENS
+
+    @property
     def published_tokens(self) -> int:
         """Tokens that everybody can find, the found prefix included."""
         return self._published * GROUP_TOKENS
 
-    def write(self, layer: int, first_group: int, rows: NDArray[np.uint8]) -> None:
-        """Write rows of full groups that were just made.
+    def write(self, layer: int, first_group: int, rows: NDArray[np.uint8]) -> list[WrittenRun]:
+        """Write rows of full groups that were just made; return what was written where.
 
         Parameters
         ----------
@@ -133,14 +178,22 @@ class PrefixWriter:
         rows
             uint8 (groups * 64, row_bytes), contiguous, page-aligned.
         """
-        groups = len(rows) // GROUP_TOKENS
+        groups = min(len(rows) // GROUP_TOKENS, len(self._keys) - 1 - first_group)
         done = 0
+        written: list[WrittenRun] = []
         while done < groups and not self._is_ended:
             position, at = divmod(first_group + done, CHUNK_GROUPS)
             count = min(groups - done, CHUNK_GROUPS - at)
             part = rows[done * GROUP_TOKENS : (done + count) * GROUP_TOKENS]
             self._attempt(self._write_part, layer, position, at, part)
+            own = self._open.get(position)
+            if own is not None and not self._is_ended:
+                offset = own.record.span.offset + self._shape.rows_at(layer, at)
+                written.append(
+                    WrittenRun(done, done + count, own.record.number, at, own.record.span, offset)
+                )
             done += count
+        return written
 
     def write_shadow(self, layer: int, position: int, shadow: NDArray[np.uint8]) -> None:
         """Write the shadow of a chunk all groups of which are written or will be.
@@ -167,16 +220,28 @@ class PrefixWriter:
         if groups > self._published and not self._is_ended:
             self._attempt(self._publish, groups)
 
+    def finish(self, is_read: Callable[[int], bool]) -> None:
+        """Write no more, and let others go on from what was published.
+
+        Parameters
+        ----------
+        is_read
+            Says of a chunk that was not published, by its number, whether somebody reads its rows;
+            who does ends it with `ExtentRoom.end_writing`. The others are thrown away.
+        """
+        self._is_ended = True
+        ended = [
+            position
+            for position, own in self._open.items()
+            if own.sheet.header.groups or not is_read(own.record.number)
+        ]
+        self._end(ended)
+        self._open = {}
+
     def close(self) -> None:
         """End: what was not published is thrown away; harmless when done twice."""
         self._is_ended = True
-        numbers = [one.record.number for one in self._open.values()]
-        self._open = {}
-        if numbers:
-            try:
-                self._room.end_writing(numbers)
-            except Exception as error:
-                self._failed(error)
+        self._end(list(self._open))
 
     # --- inside ----------------------------------------------------------------------------
 
@@ -184,8 +249,16 @@ class PrefixWriter:
         try:
             step(*arguments)
         except Exception as error:
+            self._is_ended = True
             self._failed(error)
-            self.close()
+
+    def _end(self, positions: Sequence[int]) -> None:
+        numbers = [self._open.pop(position).record.number for position in positions]
+        if numbers:
+            try:
+                self._room.end_writing(numbers)
+            except Exception as error:
+                self._failed(error)
 
     def _chunk(self, position: int) -> _Open | None:
         """Return the chunk at a position that is being filled, begun now where it was not."""
@@ -196,7 +269,7 @@ class PrefixWriter:
         own = self._extended(position, target) or self._begun(position, target)
         if own is None:
             # No room: what follows could not be found without it.
-            self.close()
+            self._is_ended = True
             return None
         self._open[position] = own
         return own
@@ -224,8 +297,9 @@ class PrefixWriter:
         )
         sheet = Sheet.empty(header)
         own = _Open(record, sheet, 0, sheet.row_sums.copy(), sheet.shadow_sums.copy())
-        self._files[record.span.drive].ensure(record.span)
+        # First: it is given back with the others whatever fails.
         self._open[position] = own
+        self._files[record.span.drive].ensure(record.span)
         if self._published > first:
             self._copy(own, self._published - first)
         return own
@@ -238,7 +312,7 @@ class PrefixWriter:
         last = found.chunks[-1]
         if last.groups < last.sheet.header.groups or last.groups == CHUNK_GROUPS:
             return None
-        if not self._room.extend(last.record.number, target):
+        if not self._room.extend(last.record.number, last.groups, target):
             return None
         sheet = last.sheet
         sums = sheet.row_sums.copy(), sheet.shadow_sums.copy()
@@ -274,6 +348,7 @@ class PrefixWriter:
             return
         salt = salts([self._keys[stop]], -1 - layer)
         own.shadow_sums[layer] = group_sums(shadow, salt)[0]
+        own.shadow_layers += 1
         span = own.record.span
         self._files[span.drive].write(shadow, span.offset + self._shape.shadow_at(layer))
 
@@ -302,6 +377,7 @@ class PrefixWriter:
             written.append((own.record.number, own.sheet.header, own.sheet.group_keys))
         self._room.publish(written)
         self._published = groups
+        self._tell_published([own.stored() for own in changed])
         full = [own for own in changed if own.sheet.header.is_full]
         self._room.end_writing([own.record.number for own in full])
         for own in full:
@@ -329,6 +405,6 @@ class PrefixWriter:
             groups=count,
             generation=self._room.generation(),
             cost=old.cost + cost * (count - old.groups),
-            has_shadow=count == CHUNK_GROUPS and bool(own.shadow_sums.any()),
+            has_shadow=count == CHUNK_GROUPS and own.shadow_layers == self._shape.layers,
         )
         return Sheet(header, ids, own.row_sums.copy(), own.shadow_sums.copy())

@@ -6,6 +6,9 @@ import json
 import pytest
 from command import read_report
 
+from hillinfer.store.extent import UNIT_BYTES, read_header
+from hillinfer.store.store import Store
+
 
 @pytest.fixture
 def long_document(tmp_path):
@@ -90,8 +93,12 @@ def test_verify_finds_what_changed_and_the_answer_stays(generate, command, long_
     generate(*stored)
     file = place / "pool-0.kv"
     data = bytearray(file.read_bytes())
-    at = 128 * 1024 + 64 * 1024
-    data[at] ^= 4
+    pages = [bytes(data[at : at + 4096]) for at in (UNIT_BYTES, UNIT_BYTES + 4096)]
+    with Store(place) as opened:
+        header = next(
+            found[0] for page in pages if (found := read_header(page, opened.places.pool))
+        )
+    data[UNIT_BYTES + header.shape.rows_at(0) + 1000] ^= 4
     file.write_bytes(data)
     assert command("store", "verify", "--store", place).out.endswith(" 0 wrong\n")
     assert command("store", "verify", "--store", place, "--deep").out.endswith(" 1 wrong\n")

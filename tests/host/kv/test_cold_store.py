@@ -304,7 +304,7 @@ def test_frozen_groups_are_read_and_never_written(mode, make_store):
             store.settle_all(layer)
         before = list(store.files)
         store.freeze(frozen, store.fresh_files())
-        assert store.has_bases
+        assert store.others.are_used
         files = [os.fstat(file.descriptor) for file in before]
         later_rows = aligned_buffer(later * 64 * row_bytes)[: later * 64 * row_bytes]
         later_rows[:] = rows[frozen * 64 :].reshape(-1)
@@ -418,10 +418,10 @@ def test_numbers_of_a_base_that_is_gone_are_others_groups(cold_dir):
     one, first_rows = base_of(cold_dir, mode, 1, 3, 64)
     store.add_base(2, one)
     np.testing.assert_array_equal(read(store, 1, np.arange(128, 320), 64), first_rows[1])
-    store.drop_base(2)
+    store.others.drop_base(2)
     with pytest.raises(ColdPoolError):
         one.files[0].read(aligned_buffer(4096).data, 0)
-    store.drop_base(2)
+    store.others.drop_base(2)
     own = groups_of(50, 3, 64)
     write(store, 1, np.arange(2, 5), own)
     np.testing.assert_array_equal(read(store, 1, np.arange(128, 320), 64), own)
@@ -431,7 +431,7 @@ def test_numbers_of_a_base_that_is_gone_are_others_groups(cold_dir):
         another, rows = base_of(cold_dir, mode, seed, 3, 64)
         store.add_base(2, another)
         np.testing.assert_array_equal(read(store, 1, np.arange(128, 320), 64), rows[1])
-        store.drop_base(2)
+        store.others.drop_base(2)
     store.close()
     engine.close()
 

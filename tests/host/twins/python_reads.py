@@ -38,7 +38,19 @@ class ReadBatch(Reads):
     row_offsets: NDArray[np.int64]
 
 
-def plan_reads(rows: NDArray[np.int64], row_bytes: int, buffer_bytes: int) -> Iterator[ReadBatch]:
+def offsets_of(wanted: FileRows) -> NDArray[np.int64]:
+    """Return the byte of the file that each row starts at, int64."""
+    if wanted.starts is None:
+        return wanted.rows * wanted.row_bytes
+    return wanted.starts[wanted.rows // 64] + wanted.rows % 64 * wanted.row_bytes
+
+
+def plan_reads(
+    rows: NDArray[np.int64],
+    row_bytes: int,
+    buffer_bytes: int,
+    offsets: NDArray[np.int64] | None = None,
+) -> Iterator[ReadBatch]:
     """Plan aligned, joined reads of the rows at the given places of a file.
 
     Parameters
@@ -49,9 +61,12 @@ def plan_reads(rows: NDArray[np.int64], row_bytes: int, buffer_bytes: int) -> It
         Bytes of a row; row r starts at r * row_bytes.
     buffer_bytes
         Size of the buffer, at least one row and two pages.
+    offsets
+        The byte of the file that each row starts at, where it is another.
     """
-    order = np.argsort(rows, kind="stable")
-    first = rows[order] * row_bytes
+    offsets = rows * row_bytes if offsets is None else offsets
+    order = np.argsort(offsets, kind="stable")
+    first = offsets[order]
     start = first // PAGE_BYTES * PAGE_BYTES
     end = -(-(first + row_bytes) // PAGE_BYTES) * PAGE_BYTES
     if not len(order):
@@ -74,7 +89,12 @@ def plan_reads(rows: NDArray[np.int64], row_bytes: int, buffer_bytes: int) -> It
         begin = stop
 
 
-def plan_in_place(rows: NDArray[np.int64], places: NDArray[np.int64], row_bytes: int) -> Reads:
+def plan_in_place(
+    rows: NDArray[np.int64],
+    places: NDArray[np.int64],
+    row_bytes: int,
+    offsets: NDArray[np.int64] | None = None,
+) -> Reads:
     """Plan reads of rows to their places; neighbours in file and memory are read together.
 
     Parameters
@@ -85,13 +105,16 @@ def plan_in_place(rows: NDArray[np.int64], places: NDArray[np.int64], row_bytes:
         int64, which row of the buffer each of them becomes.
     row_bytes
         Bytes of a row, a multiple of 4,096.
+    offsets
+        As above.
     """
-    order = np.argsort(rows, kind="stable")
-    rows, places = rows[order], places[order]
-    neighbours = (np.diff(rows) == 1) & (np.diff(places) == 1)
+    offsets = rows * row_bytes if offsets is None else offsets
+    order = np.argsort(offsets, kind="stable")
+    offsets, places = offsets[order], places[order]
+    neighbours = (np.diff(offsets) == row_bytes) & (np.diff(places) == 1)
     heads = np.append(0, np.flatnonzero(~neighbours) + 1)
     sizes = np.diff(heads, append=len(rows)) * row_bytes
-    return Reads(*_in_pieces(rows[heads] * row_bytes, places[heads] * row_bytes, sizes))
+    return Reads(*_in_pieces(offsets[heads], places[heads] * row_bytes, sizes))
 
 
 def _batch(
@@ -179,7 +202,9 @@ class ThreadEngine:
         if len(wanted.places) and not 0 <= wanted.places.min() <= wanted.places.max() < len(out):
             raise IndexError("a row has no place, or no checksum")
         if wanted.lie_in_pages and len(wanted.rows):
-            in_place = plan_in_place(wanted.rows, wanted.places, wanted.row_bytes)
+            in_place = plan_in_place(
+                wanted.rows, wanted.places, wanted.row_bytes, offsets_of(wanted)
+            )
             self.read(file, out.reshape(-1), in_place)
             cost += _cost(in_place)
         elif len(wanted.rows):
@@ -190,7 +215,8 @@ class ThreadEngine:
                 strides=(64, 1),
                 writeable=False,
             )
-            for batch in plan_reads(wanted.rows, wanted.row_bytes, len(wanted.buffer)):
+            size = len(wanted.buffer)
+            for batch in plan_reads(wanted.rows, wanted.row_bytes, size, offsets_of(wanted)):
                 self.read(file, wanted.buffer, batch)
                 cost += _cost(batch)
                 out[wanted.places[batch.wanted]] = at_64[batch.row_offsets // 64]

@@ -128,11 +128,13 @@ def check(store: Store, space: Namespace, ids: Sequence[int], salt: bytes = b"")
             seen += len(rows)
         if seen != found.tokens * space.layers:
             raise WrongTokensError(f"{seen} rows for {found.tokens} tokens")
-        for number, chunk in enumerate(found.chunks):
-            if chunk.sheet.header.has_shadow and chunk.groups == CHUNK_GROUPS:
-                for layer in range(space.layers):
-                    shadow = aligned_buffer(space.shadow_bytes)
-                    found.read_shadow(chunk, layer, shadow)
-                    if not np.array_equal(shadow, shadow_of(space, ids, layer, number)):
-                        raise WrongTokensError(f"shadow of layer {layer} of chunk {number}")
+        whole = [
+            number
+            for number, chunk in enumerate(found.chunks)
+            if chunk.sheet.header.has_shadow and chunk.groups == CHUNK_GROUPS
+        ]
+        for number, shadows in found.shadows(whole):
+            for layer, shadow in enumerate(shadows):
+                if not np.array_equal(shadow, shadow_of(space, ids, layer, number)):
+                    raise WrongTokensError(f"shadow of layer {layer} of chunk {number}")
         return found.tokens

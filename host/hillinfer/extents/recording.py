@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of a prompt on their way into a store, as they are made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hillinfer.drive.files import aligned_buffer
+from hillinfer.drive.regions import WriteElsewhere, WrittenElsewhere
+from hillinfer.extents.shared_chunks import SharedChunks
+from hillinfer.extents.slot import ShadowSlot, StoredShadow
+from hillinfer.shadow.segments import Segment
+from hillinfer.store.keys import CHUNK_GROUPS, CHUNK_TOKENS, TOKEN_TYPE
+from hillinfer.store.prefix import StoredPrefix
+from hillinfer.store.store import Store
+from hillinfer.store.writer import PrefixWriter
+from hillinfer_model.channel_statistics import ChannelStatistics
+from hillinfer_model.kernel_spec import GROUP_TOKENS
+
+
+@dataclass(frozen=True)
+class RecordedChunk:
+    """A chunk that is whole in every layer and about to be published.
+
+    Parameters
+    ----------
+    position
+        Its number in the prompt.
+    groups
+        int64, the numbers of its groups.
+    segment
+        Its shadow in all layers.
+    codes
+        Of each layer, uint8, and the statistics that they were made by.
+    """
+
+    position: int
+    groups: NDArray[np.int64]
+    segment: Segment
+    codes: list[tuple[NDArray[np.uint8], ChannelStatistics]]
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A sequence that is recorded, between two passes.
+
+    Parameters
+    ----------
+    tokens
+        How many of its rows every layer has.
+    ids
+        Their token numbers, int64.
+    groups
+        int64, the numbers of its groups.
+    segments
+        Its shadow.
+    """
+
+    tokens: int
+    ids: NDArray[np.int64]
+    groups: NDArray[np.int64]
+    segments: Sequence[Segment]
+
+
+# Codes of each layer of a segment and the statistics that they were made by; None where memory
+# and the drive do not have all of it.
+CodesOf = Callable[[Segment], list[tuple[NDArray[np.uint8], ChannelStatistics]] | None]
+
+
+@dataclass(frozen=True)
+class EngineSide:
+    """What of an engine rows on their way into a store pass through.
+
+    Parameters
+    ----------
+    chunks
+        Which chunks are read.
+    queue
+        Does something in the writing thread, behind what is queued.
+    sums
+        Returns the checksums of groups of a layer that are written, uint32 (groups, 64).
+    codes
+        Returns the shadow of a segment.
+    """
+
+    chunks: SharedChunks
+    queue: Callable[[Callable[[], None]], Future[None]]
+    sums: Callable[[int, NDArray[np.int64]], NDArray[np.uint32]]
+    codes: CodesOf
+
+
+class Recording:
+    """Writes the dense rows of one sequence to a store as they leave DRAM, and publishes them.
+
+    Rows are written once. What fails ends the recording: rows that come then go to the cold pool's
+    own files.
+
+    Parameters
+    ----------
+    store, writer
+        Where rows go.
+    found
+        The stored prefix that they come behind, which is closed with this; None where there is
+        none.
+    ids
+        Token numbers of the prompt.
+    engine
+        What rows pass through.
+    slot
+        How shadows are stored.
+    first_segment
+        The first whose statistics will be those of dense reading.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        writer: PrefixWriter,
+        found: StoredPrefix | None,
+        ids: Sequence[int],
+        engine: EngineSide,
+        slot: ShadowSlot,
+        first_segment: int,
+    ) -> None:
+        self._store, self._writer, self._found = store, writer, found
+        self._ids = np.ascontiguousarray(ids, TOKEN_TYPE)
+        self._engine, self._chunks, self._slot = engine, engine.chunks, slot
+        self._first_segment = first_segment
+        # Groups that the store has, and those of which it was told that they are whole.
+        self._first = 0 if found is None else found.tokens // GROUP_TOKENS
+        self._told = self._first
+        self._numbers: dict[int, int] = {}
+        self._ended: Future[None] | None = None
+        self._chunks.call_at_close(self, self._end)
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether no more rows are taken."""
+        return self._ended is not None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether everything is published that ever will be."""
+        return self._ended is not None and self._ended.done()
+
+    @property
+    def published_tokens(self) -> int:
+        """Tokens of the prompt that everybody can find; all of them once `settle` is through."""
+        return self._writer.published_tokens
+
+    def elsewhere(self, layer: int, first: int, groups: NDArray[np.int64]) -> WriteElsewhere | None:
+        """Return what writes groups to the store that begin with the one of some number.
+
+        Parameters
+        ----------
+        layer
+            Whose.
+        first
+            The first group's number in the sequence.
+        groups
+            int64, their numbers in the cold pool.
+        """
+        if self._ended is not None or first + len(groups) <= self._first:
+            return None
+        return partial(self._write, layer, first, groups)
+
+    def awaits(self, tokens: int) -> bool:
+        """Whether a chunk is whole that `publish` was not told of, with so many tokens."""
+        return self._ended is None and tokens // CHUNK_TOKENS * CHUNK_GROUPS > self._told
+
+    def publish(self, made: Recorded) -> None:
+        """Publish the chunks that are whole, behind what is queued."""
+        if self.awaits(made.tokens):
+            self._queue(made, made.tokens // CHUNK_TOKENS * CHUNK_GROUPS)
+
+    def finish(self, made: Recorded) -> None:
+        """Publish all full groups and end, behind what is queued; harmless when done twice."""
+        if self._ended is None:
+            groups = min(made.tokens, self._writer.tokens) // GROUP_TOKENS
+            if groups > self._told:
+                self._queue(made, groups)
+            if self._ended is None:
+                self._ended = self._engine.queue(self._end)
+
+    def settle(self) -> None:
+        """Wait until everything is published, after `finish`."""
+        if self._ended is not None:
+            self._ended.result()
+
+    def _queue(self, made: Recorded, groups: int) -> None:
+        tokens = groups * GROUP_TOKENS
+        if not np.array_equal(made.ids[:tokens], self._ids[:tokens]):
+            # Rows of other tokens than were promised: nothing of them is published.
+            self._ended = self._engine.queue(self._end)
+            return
+        chunks = []
+        for position in range(self._told // CHUNK_GROUPS, groups // CHUNK_GROUPS):
+            codes = None
+            if self._first_segment <= position < len(made.segments):
+                codes = self._engine.codes(made.segments[position])
+            if codes is not None:
+                own = made.groups[position * CHUNK_GROUPS : (position + 1) * CHUNK_GROUPS]
+                chunks.append(RecordedChunk(position, own, made.segments[position], codes))
+        self._told = groups
+        self._engine.queue(partial(self._publish, chunks, tokens))
+
+    # --- in the writing thread -------------------------------------------------------------
+
+    def _write(
+        self, layer: int, first: int, groups: NDArray[np.int64], rows: NDArray[np.uint8]
+    ) -> list[WrittenElsewhere]:
+        skipped = max(0, self._first - first)
+        written = []
+        for run in self._writer.write(layer, first + skipped, rows[skipped * GROUP_TOKENS :]):
+            begin, end = skipped + run.first, skipped + run.stop
+            self._numbers[(first + begin) // CHUNK_GROUPS] = run.chunk
+            self._chunks.note_written(self._store, run, run.span, groups[begin:end].tolist())
+            file = self._chunks.file(self._store, run.span.drive)
+            written.append(WrittenElsewhere(begin, end, file, run.offset))
+        return written
+
+    def _publish(self, chunks: list[RecordedChunk], tokens: int) -> None:
+        size = self._slot.byte_count
+        memory = aligned_buffer(size)[:size]
+        for chunk in chunks:
+            for layer, (codes, statistics) in enumerate(chunk.codes):
+                sums = self._engine.sums(layer, chunk.groups)
+                self._slot.pack(StoredShadow(codes, statistics, sums), memory)
+                self._writer.write_shadow(layer, chunk.position, memory)
+        self._writer.publish(tokens)
+        for chunk in chunks:
+            number = self._numbers.get(chunk.position)
+            if number is not None:
+                self._chunks.note_segment(self._store, number, chunk.segment)
+
+    def _end(self) -> None:
+        self._chunks.spare(self)
+        self._writer.finish(partial(self._chunks.is_read, self._store))
+        if self._found is not None:
+            self._found.close()

@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Takes up sequences whose rows lie somewhere already: in a saved session, or in a store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Sequence as SequenceOf
+from contextlib import closing
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hillinfer.drive.files import aligned_buffer
+from hillinfer.drive.regions import GroupTable
+from hillinfer.drive.shared_files import OpenFiles, RowBase, ShadowBase
+from hillinfer.extents.shared_chunks import SharedChunks
+from hillinfer.extents.slot import ShadowSlot, StoredShadow
+from hillinfer.kv.cold_store import ColdStore, WantedRows
+from hillinfer.kv.hot_pools import HotPools
+from hillinfer.kv.pool_keeper import PoolKeeper
+from hillinfer.kv.rows import RowKeeper
+from hillinfer.kv.saved_sequences import SavedShadow, fill_sequence
+from hillinfer.kv.sequence import Sequence
+from hillinfer.kv.shadow_keeper import ShadowKeeper
+from hillinfer.model_shape import ModelShape
+from hillinfer.sessions.opening import SavedSession
+from hillinfer.shadow.segments import Segment
+from hillinfer.store.keys import CHUNK_GROUPS
+from hillinfer.store.prefix import StoredChunk, StoredPrefix, WrongBytesError
+from hillinfer.store.store import Store
+from hillinfer_model.kernel_spec import GROUP_TOKENS
+
+
+@dataclass(frozen=True)
+class StoredRows:
+    """A stored prefix that is to be read where it lies.
+
+    Parameters
+    ----------
+    store, prefix
+        The prefix, leased while it is opened.
+    ids
+        Token numbers of its prompt.
+    tokens
+        How many of them to take, whole groups.
+    slot
+        How the store has shadows.
+    has_codes
+        Whether those shadows are coded as the engine's are.
+    """
+
+    store: Store
+    prefix: StoredPrefix
+    ids: SequenceOf[int]
+    tokens: int
+    slot: ShadowSlot
+    has_codes: bool
+
+
+@dataclass(frozen=True)
+class OpenedRows:
+    """What came of opening a stored prefix.
+
+    Parameters
+    ----------
+    tokens
+        How many are there.
+    read_bytes
+        Bytes that were read for it.
+    failure
+        Why there are no more; None where all are there.
+    """
+
+    tokens: int
+    read_bytes: int
+    failure: Exception | None
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A chunk of a prefix, and what of it is to be read.
+
+    Parameters
+    ----------
+    number, chunk, count
+        Of the prefix; how many of its groups are wanted.
+    segment
+        Its shadow where another sequence has it.
+    is_open
+        Whether other sequences have all these groups.
+    reads_shadow
+        Whether its shadow plane is to be read.
+    """
+
+    number: int
+    chunk: StoredChunk
+    count: int
+    segment: Segment | None
+    is_open: bool
+    reads_shadow: bool
+
+
+class SequenceOpener:
+    """Gives sequences the first tokens of a saved session, or of a stored prompt.
+
+    Parameters
+    ----------
+    shape
+        The model's.
+    store, groups, chunks
+        The cold pool, and which groups of it lie elsewhere.
+    pools, keeper, shadow, rows
+        What sequences own.
+    open_files
+        Has descriptors for the files of sessions.
+    """
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        store: ColdStore,
+        groups: GroupTable,
+        chunks: SharedChunks,
+        pools: HotPools,
+        keeper: PoolKeeper,
+        shadow: ShadowKeeper,
+        rows: RowKeeper,
+        open_files: OpenFiles,
+    ) -> None:
+        self._shape = shape
+        self._store, self._groups, self._chunks = store, groups, chunks
+        self._pools, self._keeper, self._shadow, self._rows = pools, keeper, shadow, rows
+        self._open_files = open_files
+
+    # --- saved sessions --------------------------------------------------------------------
+
+    def resume(self, saved: SavedSession, tokens: int) -> Sequence:
+        """Return a sequence of the first tokens of a saved session, whose rows become a base.
+
+        Parameters
+        ----------
+        saved
+            Verified.
+        tokens
+            How many to take: all of them, with everything as it was, or fewer, with whole segments
+            as they were and nothing else but rows.
+        """
+        sequence = self._rows.open()
+        try:
+            base = saved.take_base(-(-tokens // GROUP_TOKENS), self._open_files)
+            try:
+                first = self._open_base(base.rows)
+                try:
+                    self._fill(sequence, saved, tokens, first, base.shadow)
+                finally:
+                    self._groups.let_go(first)
+                    self._rows.close_bases()
+            except BaseException:
+                base.close()
+                raise
+        except BaseException:
+            self._rows.release(sequence)
+            raise
+        return sequence
+
+    def _open_base(self, base: RowBase) -> int:
+        """Return the first group of a base, which is held; that of the same files if one is open.
+
+        Rows that two sequences read from the same files are the same rows: hot once, for both.
+        """
+        first = self._store.others.base_like(base)
+        if first is not None:
+            base.close()
+            self._groups.hold(first)
+            return first
+        first = self._groups.open_region(base.count)
+        try:
+            self._pools.cover(self._groups.groups * GROUP_TOKENS)
+            self._store.cover(self._groups.groups)
+            self._store.add_base(first, base)
+        except BaseException:
+            self._groups.let_go(first)
+            self._rows.close_bases()
+            raise
+        return first
+
+    def _fill(
+        self, sequence: Sequence, saved: SavedSession, tokens: int, first: int, shadow: ShadowBase
+    ) -> None:
+        """Give an empty sequence the first tokens of a session whose groups begin with `first`."""
+        groups, whole = tokens // GROUP_TOKENS, tokens == saved.tokens
+        sequence.token_ids.extend(saved.token_ids()[:tokens])
+        for group in range(first, first + groups):
+            self._groups.share(group)
+            sequence.append_groups([group])
+        open_rows = np.arange(groups * GROUP_TOKENS, tokens)
+        for layer, tail in enumerate(sequence.tails):
+            if not whole:
+                places = open_rows % GROUP_TOKENS
+                rows = first * GROUP_TOKENS + open_rows
+                self._store.read_rows(WantedRows(layer, rows, tail, places))
+            self._pools.cover_hits(sequence.hits, layer, tokens)
+        segments = (
+            saved.manifest.extent.segments if whole else tokens // self._shadow.spec.segment_tokens
+        )
+        self._shadow.adopt(sequence, SavedShadow(saved), segments, tokens, shadow)
+        fill_sequence(saved, sequence, tokens, self._keeper.observed_queries)
+        for layer in range(self._shape.layers):
+            sequence.set_length(layer, tokens, groups * GROUP_TOKENS)
+
+    # --- stored prompts --------------------------------------------------------------------
+
+    def open_stored(self, sequence: Sequence, stored: StoredRows) -> OpenedRows:
+        """Give an empty sequence the first tokens of a stored prompt, whose rows stay there.
+
+        Key shadows come, and rows of chunks that have none: their checksums are taken. What other
+        sequences opened is shared with them. Where a chunk is wrong or cannot be read the tokens
+        end before it.
+
+        Raises
+        ------
+        BudgetError
+            Where the budget does not hold it.
+        StoreError
+            Where the store's index fails.
+        """
+        groups = stored.tokens // GROUP_TOKENS
+        chunks = stored.prefix.chunks[: -(-groups // CHUNK_GROUPS)]
+        parts = [
+            self._part(stored, number, chunk, min(CHUNK_GROUPS, groups - number * CHUNK_GROUPS))
+            for number, chunk in enumerate(chunks)
+        ]
+        planes = stored.prefix.shadows([part.number for part in parts if part.reads_shadow])
+        read_bytes = 0
+        failure: Exception | None = None
+        with closing(planes), self._chunks.leasing(stored.store, chunks):
+            try:
+                for part in parts:
+                    read_bytes += self._take(sequence, stored, part, planes)
+            except (OSError, WrongBytesError) as error:
+                # What came before it is whole.
+                failure = error
+        tokens = len(sequence.groups) * GROUP_TOKENS
+        sequence.token_ids.frombytes(np.asarray(stored.ids[:tokens], np.int32).tobytes())
+        for layer in range(self._shape.layers):
+            self._pools.cover_hits(sequence.hits, layer, tokens)
+        for layer in range(self._shape.layers):
+            sequence.set_length(layer, tokens, tokens)
+        return OpenedRows(tokens, read_bytes, failure)
+
+    def _part(self, stored: StoredRows, number: int, chunk: StoredChunk, count: int) -> _Part:
+        segment = self._chunks.segment(stored.store, chunk) if count == CHUNK_GROUPS else None
+        is_open = self._chunks.has_groups(stored.store, chunk, count)
+        has_shadow = chunk.sheet.header.has_shadow
+        # Of a part of a chunk checksums alone are wanted.
+        wants = segment is None and (count == CHUNK_GROUPS or not is_open)
+        return _Part(number, chunk, count, segment, is_open, has_shadow and wants)
+
+    def _take(
+        self,
+        sequence: Sequence,
+        stored: StoredRows,
+        part: _Part,
+        planes: Iterator[tuple[int, NDArray[np.uint8]]],
+    ) -> int:
+        """Append one chunk's groups to a sequence; return the bytes that were read for it."""
+        shape, layers = part.chunk.shape, range(self._shape.layers)
+        shadows: list[StoredShadow] = []
+        rows: list[NDArray[np.uint8]] = []
+        # Whatever the drive may refuse comes before anything of the sequence changes.
+        if part.reads_shadow:
+            _, plane = next(planes)
+            shadows = [stored.slot.unpack(own) for own in plane]
+        elif part.segment is None and not part.is_open:
+            size = part.count * shape.group_bytes
+            for layer in layers:
+                memory = aligned_buffer(size)[:size].reshape(-1, shape.row_bytes)
+                stored.prefix.read_groups(part.chunk, layer, 0, memory)
+                rows.append(memory)
+        numbers = self._chunks.open(stored.store, part.chunk, part.count)
+        sequence.append_groups(numbers)
+        self._pools.cover(self._groups.groups * GROUP_TOKENS)
+        self._store.cover(self._groups.groups)
+        own = np.array(numbers, np.int64)
+        for layer, shadow in enumerate(shadows):
+            self._store.adopt_sums(layer, own, shadow.sums[: part.count * GROUP_TOKENS])
+        for layer, memory in enumerate(rows):
+            self._store.adopt_rows(layer, own, memory)
+        # Segments come in order: behind one that is to be coded all are.
+        if part.count == CHUNK_GROUPS and len(sequence.segments) == part.number:
+            if part.segment is not None:
+                self._shadow.share_segment(sequence, part.segment)
+            elif shadows and stored.has_codes:
+                made = [(one.statistics, one.codes) for one in shadows]
+                segment = self._shadow.adopt_stored(sequence, made, stored.tokens)
+                self._chunks.note_segment(stored.store, part.chunk.record.number, segment)
+        return sum(one.nbytes for one in rows) + len(shadows) * shape.shadow_bytes

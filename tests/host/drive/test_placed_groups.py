@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Groups lie in any file at any byte, and rows of them land right."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from landings import WAYS, SeenReads, file_of, land, random_content, wanted_rows
+
+from hillinfer.drive.files import PAGE_BYTES, probe_io_mode
+from hillinfer.drive.regions import OWN_FILE, Placement
+
+GROUP = 64
+
+
+@pytest.mark.parametrize("row_bytes", [64, 768, 1024, 12288])
+@pytest.mark.parametrize("seed", range(3))
+def test_rows_land_from_where_their_groups_lie(row_bytes, seed, tmp_path):
+    content, chooser = random_content(), np.random.default_rng(seed)
+    size = GROUP * row_bytes
+    slots = len(content) // (size + PAGE_BYTES)
+    most = min(12, slots)
+    starts = chooser.permutation(slots)[:most] * (size + PAGE_BYTES)
+    rows = chooser.permutation(most * GROUP)[:150]
+    offsets = starts[rows // GROUP] + rows % GROUP * row_bytes
+    expected = content[offsets[:, None] + np.arange(row_bytes)]
+    file = file_of(tmp_path, probe_io_mode(tmp_path), content)
+    outcomes = []
+    for way in WAYS:
+        wanted = replace(wanted_rows(rows, row_bytes, 1 << 18), starts=starts)
+        outcome = land(way, file, wanted, SeenReads())
+        np.testing.assert_array_equal(outcome.out[wanted.places], expected)
+        outcomes.append(outcome)
+    for other in outcomes[1:]:
+        assert other.landed == outcomes[0].landed
+    # The twin: rows that are looked for one behind the other are not these.
+    wanted = wanted_rows(rows % (len(content) // row_bytes), row_bytes, 1 << 18)
+    assert not np.array_equal(land("twin", file, wanted, SeenReads()).out[wanted.places], expected)
+    native = next(way for way in WAYS if way != "twin")
+    wanted = replace(wanted_rows([most * GROUP], row_bytes, 1 << 18), starts=starts)
+    with pytest.raises(IndexError):
+        land(native, file, wanted, SeenReads())
+    file.close()
+
+
+def test_groups_lie_in_the_own_file_until_they_are_placed():
+    placement = Placement(2)
+    groups = np.arange(8)
+    (part,) = placement.parts(0, groups)
+    assert (part.chosen, part.file, part.starts) == (None, OWN_FILE, None)
+    placement.place(slice(None), np.array([2, 5]), 3, np.array([[0, 4096], [8192, 12288]]))
+    placement.place(slice(1, 2), np.array([6]), 4, np.array([[20480]]))
+    assert placement.of(0, groups).tolist() == [-1, -1, 3, -1, -1, 3, -1, -1]
+    assert placement.of(1, groups).tolist() == [-1, -1, 3, -1, -1, 3, 4, -1]
+    assert placement.starts(1, groups, 100).tolist() == [0, 100, 8192, 300, 400, 12288, 20480, 700]
+    parts = {part.file: part.chosen.nonzero()[0].tolist() for part in placement.parts(1, groups)}
+    assert parts == {-1: [0, 1, 3, 4, 7], 3: [2, 5], 4: [6]}
+    placement.forget(slice(None), np.array([5, 7, 100]))
+    assert placement.of(0, groups).tolist() == [-1, -1, 3, -1, -1, -1, -1, -1]

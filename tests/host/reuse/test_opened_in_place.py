@@ -1,0 +1,581 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of a stored prompt stay in the store: caches read them there, and write theirs once."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+
+import pytest
+import torch
+from generation_runs import SETTINGS
+from placement_matrix import Budget, pairs
+from placement_matrix import Path as RowPath
+from tiny_models import TinyModel, prompts
+from transformers import DynamicCache
+
+from hillinfer.drive.calls import DriveCalls
+from hillinfer.engine.budget_plan import kernel_spec
+from hillinfer.engine.runtime import Runtime
+from hillinfer.generate.answering import Generation, Sampling
+from hillinfer.hf.attach import Attachment
+from hillinfer.model_shape import ModelShape
+from hillinfer.reuse.stored_prompts import StoredGeneration, StoredPrompts
+from hillinfer.reuse.ways import PassRates, Way
+from hillinfer.settings import Settings
+from hillinfer.shadow.store import STREAM_BUFFERS, shadow_bytes
+from hillinfer.store.keys import Reuse
+from hillinfer.store.maintenance import Parts
+from hillinfer.store.store import Store
+from hillinfer.values import ByteSize
+from hillinfer_model.choices import KeyMode
+
+MIB = 1 << 20
+CHUNK = 128
+# Two chunks of the store, and a tail.
+TOKENS, STORED = 2500, 2432
+NEW = 6
+
+
+@pytest.fixture
+def store(tmp_path):
+    Store.create(tmp_path / "store", 64 * MIB)
+    with Store(tmp_path / "store") as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def model():
+    return TinyModel(head_dim=32, dtype=torch.bfloat16).build()
+
+
+def ids_of(tokens, seed=0):
+    ids, _ = prompts([tokens])
+    return [(one + seed) % 60 for one in ids[0].tolist()]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Greedy tokens, and the bits of the logits that the last of them was taken from."""
+
+    tokens: list[int]
+    bits: bytes
+
+
+def answer(model, generation, ids, tokens=NEW):
+    """Read a prompt and answer; the bits are those of one token more."""
+    generation.read(ids)
+    made = list(generation.decode(Sampling(), tokens, frozenset()))
+    with torch.no_grad():
+        output = model(torch.tensor([made[-1:]]), past_key_values=generation.cache)
+    return Answer(made, output.logits.float().numpy().tobytes())
+
+
+def small(cold_dir, **changes):
+    chosen = SETTINGS | {"dram_budget": ByteSize(24 * MIB)}
+    return Settings().changed(cold_dir=cold_dir, **(chosen | changes))
+
+
+def attached(model, cold_dir, **changes):
+    return Attachment(model, small(cold_dir, **changes))
+
+
+def least(model, cold_dir):
+    """Return a budget for two sequences in which no row stays hot."""
+    shape = ModelShape.from_config(model.config, model.dtype)
+    return ByteSize(Budget.LEAST.byte_count(shape, small(cold_dir), TOKENS + NEW, 2))
+
+
+def plain_answer(model, hill, ids):
+    generation = Generation(model, hill.new_cache(TOKENS + NEW), CHUNK)
+    found = answer(model, generation, ids)
+    generation.close()
+    return found
+
+
+def stored(model, store):
+    return StoredPrompts(store, model, reuse=Reuse.EXACT, chunk_tokens=CHUNK)
+
+
+def through(model, cache, prompts_of):
+    return StoredGeneration(model, cache, CHUNK, prompts_of)
+
+
+def attached_in(way, model, cold_dir):
+    """Attach as a line of the matrix says."""
+    shape = ModelShape.from_config(model.config, model.dtype)
+
+    def opened(shape_, settings, budget, directory, **given):
+        if way.path is RowPath.STREAMED:
+            budget += STREAM_BUFFERS * shadow_bytes(kernel_spec(shape_, settings))
+            given |= {"shadow_limit_bytes": 0}
+        return Runtime(shape_, settings, budget, directory, **given)
+
+    settings = way.settings(small(cold_dir))
+    budget = ByteSize(way.budget.byte_count(shape, settings, TOKENS + NEW, 3))
+    return Attachment(model, settings.changed(dram_budget=budget), open_runtime=opened)
+
+
+@pytest.mark.parametrize("way", pairs(batch=(1,)), ids=str)
+def test_no_bit_depends_on_the_store(way, model, store, cold_dir):
+    ids = ids_of(TOKENS)
+    with attached_in(way, model, cold_dir) as hill, torch.no_grad():
+        plain = plain_answer(model, hill, ids)
+        for found in (0, STORED // CHUNK * CHUNK):
+            cache = hill.new_cache(TOKENS + NEW)
+            generation = through(model, cache, stored(model, store))
+            assert answer(model, generation, ids) == plain
+            told = generation.read_from_store
+            assert (told.found_tokens, told.failure) == (found, "")
+            cache.close()
+    assert store.counts.failures == 0
+    assert store.statistics()["leases"] == 0
+
+
+def test_a_bit_of_a_row_changes_the_bits_of_an_answer(model, store, cold_dir):
+    """The twin: rows that are stored with one bit flipped, and checksums of these, are seen."""
+    ids = ids_of(1100)
+    full = DynamicCache()
+    Generation(model, full, CHUNK).read(ids)
+    full.layers[0].values.view(torch.int16)[0, 0, 1000, 5] ^= 1 << 9
+    with attached(model, cold_dir, alpha=1.0) as hill, torch.no_grad():
+        plain = plain_answer(model, hill, ids)
+        prompts_of = stored(model, store)
+        assert prompts_of.keep(full, ids) == 1088
+        generation = through(model, hill.new_cache(), prompts_of)
+        assert answer(model, generation, ids).bits != plain.bits
+        assert generation.read_from_store.found_tokens == 1024
+        generation.close()
+
+
+# --- caches that share ---
+
+
+def opened_pair(model, hill, store, ids):
+    """Return two generations that have read the same prompt, both open."""
+    found = []
+    for _ in range(2):
+        generation = through(model, hill.new_cache(), stored(model, store))
+        generation.read(ids)
+        # Everything is published once it is told.
+        assert generation.read_from_store.failure == ""
+        found.append(generation)
+    return found
+
+
+def test_a_second_cache_reads_nothing_and_holds_nothing_twice(model, store, cold_dir):
+    ids = ids_of(TOKENS)
+    with attached(model, cold_dir) as hill, torch.no_grad():
+        plain = plain_answer(model, hill, ids)
+        one, other = opened_pair(model, hill, store, ids)
+        assert one.read_from_store.found_tokens == 0
+        assert (other.read_from_store.found_tokens, other.read_from_store.read_bytes) == (2432, 0)
+        # Only what is behind the prefix is there twice.
+        token_bytes = ModelShape.from_config(model.config, model.dtype).token_bytes
+        both, alone = hill.statistics().kv_bytes, one.statistics().kv_bytes
+        assert both == alone + (TOKENS - STORED) * token_bytes
+        assert store.statistics()["leases"] == 3
+        for generation in (other, one):
+            made = list(generation.decode(Sampling(), NEW, frozenset()))
+            assert made == plain.tokens
+        one.close()
+        assert store.statistics()["leases"] == 3
+        other.close()
+        assert store.statistics()["leases"] == 0
+        # The twin: what nobody has open is read.
+        third = through(model, hill.new_cache(), stored(model, store))
+        third.read(ids)
+        assert third.read_from_store.read_bytes > 0
+        third.close()
+
+
+def test_prompts_that_part_go_on_by_themselves(model, store, cold_dir):
+    shared = ids_of(1500)
+    ends = [ids_of(700, seed=seed) for seed in (3, 7)]
+    with attached(model, cold_dir) as hill, torch.no_grad():
+        first = through(model, hill.new_cache(), stored(model, store))
+        first.read(shared)
+        assert first.read_from_store.stored_tokens == 1472
+        going = []
+        for end in ends:
+            generation = through(model, hill.new_cache(), stored(model, store))
+            generation.read(shared + end)
+            assert generation.read_from_store.found_tokens == 1408
+            going.append(generation)
+        for generation, end in zip(going, ends, strict=True):
+            plain = plain_answer(model, hill, shared + end)
+            assert list(generation.decode(Sampling(), NEW, frozenset())) == plain.tokens
+        for generation in (first, *going):
+            generation.close()
+        for end in ends:
+            again = through(model, hill.new_cache(), stored(model, store))
+            plain = plain_answer(model, hill, shared + end)
+            assert answer(model, again, shared + end) == plain
+            assert again.read_from_store.found_tokens == 2176
+            again.close()
+    assert store.counts.failures == 0
+    assert store.statistics()["leases"] == store.statistics()["writing"] == 0
+
+
+def test_rows_are_written_once(model, store, cold_dir):
+    made = []
+
+    def opened(*given, **named):
+        made.append(Runtime(*given, **named))
+        return made[-1]
+
+    def own_blocks():
+        return sum(os.fstat(file.descriptor).st_blocks for file in made[-1].parts.store.files)
+
+    ids = ids_of(STORED)
+    with Attachment(model, small(cold_dir), open_runtime=opened) as hill, torch.no_grad():
+        generation = through(model, hill.new_cache(), stored(model, store))
+        generation.read(ids)
+        assert generation.read_from_store.stored_tokens == STORED
+        assert own_blocks() == 0
+        # The twin: rows made under selection are the cache's own.
+        list(generation.decode(Sampling(), 65, frozenset()))
+        made[-1].parts.store.settle_all(0)
+        assert own_blocks() > 0
+        generation.close()
+
+
+def test_chunks_are_found_while_the_prompt_is_being_read(model, store, cold_dir):
+    ids = ids_of(TOKENS)
+    seen = []
+    with attached(model, cold_dir) as hill, torch.no_grad():
+        generation = through(model, hill.new_cache(), stored(model, store))
+        with Store(store.places.directory) as other:
+            space = stored(model, store).namespace
+
+            def look(done):
+                if done == 2432:
+                    with other.find(space, ids) as found:
+                        seen.append(found.tokens)
+
+            generation.read(ids, look)
+        generation.close()
+    # The tail comes at the end of the prompt.
+    assert seen == [2048] or seen == [1024]
+
+
+def test_the_next_turn_of_a_conversation_goes_on_in_the_store(model, store, cold_dir):
+    question = ids_of(1100)
+    with attached(model, cold_dir) as hill, torch.no_grad():
+        first = through(model, hill.new_cache(), stored(model, store))
+        first.read(question)
+        said = list(first.decode(Sampling(), 100, frozenset()))
+        assert first.read_from_store.stored_tokens == 1088
+        first.close()
+        # What was said is read densely now, whatever rows it left behind.
+        turn = question + said + ids_of(300, seed=9)
+        plain = plain_answer(model, hill, turn)
+        second = through(model, hill.new_cache(), stored(model, store))
+        assert answer(model, second, turn) == plain
+        told = second.read_from_store
+        assert (told.found_tokens, told.stored_tokens) == (1024, 1472 - 1024)
+        assert told.way == "streamed"
+        second.close()
+    # The tail went on in its place.
+    assert store.statistics()["chunks"] == 2
+
+
+def test_a_session_is_saved_from_a_store(model, store, cold_dir, tmp_path):
+    ids = ids_of(TOKENS)
+    with attached(model, cold_dir) as hill, torch.no_grad():
+        plain = plain_answer(model, hill, ids)
+        for _ in range(2):
+            generation = through(model, hill.new_cache(), stored(model, store))
+            generation.read(ids[:-1])
+            assert generation.read_from_store.failure == ""
+            cache = generation.cache
+        cache.save_session(tmp_path / "saved")
+        resumed = Generation(model, hill.load_session(tmp_path / "saved"), CHUNK)
+        # One token alone is selected for; so is the unbroken run's, read likewise.
+        expected = Generation(model, hill.new_cache(), CHUNK)
+        expected.read(ids[:-1])
+        assert answer(model, resumed, ids[-1:]) == answer(model, expected, ids[-1:])
+        assert plain.tokens
+        # The twin: another token gives another answer.
+        other = Generation(model, hill.load_session(tmp_path / "saved"), CHUNK)
+        assert answer(model, other, [ids[-1] ^ 1]) != answer(model, generation, ids[-1:])
+
+
+def test_tokens_are_read_singly_where_that_is_sooner(model, store, cold_dir):
+    ids = ids_of(TOKENS)
+    with attached(model, cold_dir) as hill, torch.no_grad():
+        first = through(model, hill.new_cache(), StoredPrompts(store, model))
+        first.read(ids)
+        first.close()
+        for rates, way in (
+            (PassRates(1e3, 1e-3), Way.IN_PLACE),
+            (PassRates(1e12, 1.0), Way.STREAMED),
+        ):
+            own = StoredPrompts(store, model, rates=rates)
+            generation = through(model, hill.new_cache(), own)
+            generation.read(ids)
+            assert generation.read_from_store.way == str(way)
+            assert generation.cache.get_seq_length() == TOKENS
+            generation.close()
+
+
+def test_caches_of_another_shadow_share_rows(model, store, cold_dir):
+    ids = ids_of(TOKENS)
+    for shadow in (KeyMode.INT4, KeyMode.INT8, KeyMode.INT8):
+        with attached(model, cold_dir, shadow=shadow) as hill, torch.no_grad():
+            plain = plain_answer(model, hill, ids)
+            generation = through(model, hill.new_cache(), stored(model, store))
+            assert answer(model, generation, ids) == plain
+            found = generation.read_from_store.found_tokens
+            generation.close()
+    assert found == STORED
+
+
+def test_a_tail_is_filled_by_one(model, store, cold_dir):
+    shared = ids_of(1500)
+    both = [shared + ids_of(200, seed=seed) for seed in (3, 7)]
+    prompts_of = stored(model, store)
+    with attached(model, cold_dir) as hill, torch.no_grad():
+        first = through(model, hill.new_cache(), prompts_of)
+        first.read(shared)
+        first.close()
+        # Both find the tail before either goes on from it.
+        caches = [hill.new_cache() for _ in both]
+        readings = [prompts_of.open(*one) for one in zip(caches, both, strict=True)]
+        for cache, ids, reading in zip(caches, both, readings, strict=True):
+            assert reading.found_tokens == 1408
+            Generation(model, cache, CHUNK).read(ids[1408:])
+            reading.finish()
+            assert reading.facts().stored_tokens == 1664 - 1408
+            cache.close()
+        for ids in both:
+            plain = plain_answer(model, hill, ids)
+            again = through(model, hill.new_cache(), prompts_of)
+            assert answer(model, again, ids) == plain
+            assert again.read_from_store.found_tokens == 1664
+            again.close()
+    assert store.verify(Parts.ALL).wrong == store.counts.failures == 0
+
+
+def test_rows_made_under_selection_are_not_stored(model, store, cold_dir):
+    ids = ids_of(1500)
+    prompts_of = stored(model, store)
+    with attached(model, cold_dir) as hill, torch.no_grad():
+        cache = hill.new_cache()
+        reading = prompts_of.open(cache, ids)
+        generation = Generation(model, cache, CHUNK)
+        generation.read(ids[:1152])
+        generation.read_singly(ids[1152:1300])
+        generation.read(ids[1300:])
+        reading.finish()
+        assert reading.facts().stored_tokens == 1152
+        cache.close()
+        # The twin: read at once, they are.
+        again = through(model, hill.new_cache(), prompts_of)
+        again.read(ids)
+        assert again.read_from_store.stored_tokens == 1472 - 1152
+        again.close()
+
+
+# --- what fails ---
+
+
+def test_an_extent_that_is_read_stays(model, store, cold_dir):
+    ids = ids_of(TOKENS)
+    failing = FailingCalls("none", 0)
+    with attached(model, cold_dir, dram_budget=least(model, cold_dir)) as hill, torch.no_grad():
+        plain = plain_answer(model, hill, ids)
+        with Store(store.places.directory, calls=failing) as own:
+            failing.left = {"fdatasync": 0}
+            generation = through(model, hill.new_cache(), stored(model, own))
+            generation.read(ids)
+            assert generation.read_from_store.stored_tokens == 0
+            assert own.statistics()["writing"] > 0
+            assert list(generation.decode(Sampling(), NEW, frozenset())) == plain.tokens
+            failing.left = {}
+            generation.close()
+            assert own.statistics()["writing"] == 0
+
+
+def flip(store, unit_offset, bit=3):
+    with store.places.files[0][0].open("r+b") as file:
+        file.seek(unit_offset)
+        byte = file.read(1)[0]
+        file.seek(unit_offset)
+        file.write(bytes([byte ^ 1 << bit]))
+
+
+# Where in a chunk, and how many tokens are found then.
+FLIPS = {
+    "codes": (0, lambda shape: shape.shadow_at(1) + 99, 0),
+    "codes of the second": (1, lambda shape: shape.shadow_at(0) + 99, 1024),
+    "checksums of rows": (1, lambda shape: shape.shadow_at(2) - 77, 1024),
+    "rows": (0, lambda shape: shape.rows_at(1, 5) + 1234, 2432),
+    "rows of the tail": (2, lambda shape: shape.rows_at(0, 2) + 7, 2048),
+    "nothing": (2, lambda shape: shape.byte_count - 1, 2432),
+}
+
+
+@pytest.mark.parametrize("name", FLIPS)
+def test_a_flipped_bit_reaches_no_token(name, model, store, cold_dir):
+    number, place, found = FLIPS[name]
+    ids = ids_of(TOKENS)
+    with attached(model, cold_dir) as hill, torch.no_grad():
+        plain = plain_answer(model, hill, ids)
+        first = through(model, hill.new_cache(), stored(model, store))
+        assert answer(model, first, ids) == plain
+        first.close()
+        with store.find(stored(model, store).namespace, ids) as prefix:
+            flip(store, prefix.chunks[number].record.span.offset + place(prefix.shape))
+        again = through(model, hill.new_cache(), stored(model, store))
+        assert answer(model, again, ids) == plain
+        assert again.read_from_store.found_tokens == found
+        again.close()
+        assert store.counts.quarantined_chunks == (name != "nothing")
+        if found < STORED:
+            # What was wrong is stored again, and so is what came behind it.
+            with store.find(stored(model, store).namespace, ids) as prefix:
+                assert prefix.tokens == TOKENS // 64 * 64
+    assert store.statistics()["leases"] == 0
+
+
+@pytest.mark.parametrize("found", [0, STORED])
+def test_a_drive_that_goes_away_costs_no_bit(found, model, store, cold_dir):
+    ids = ids_of(TOKENS)
+    with attached(model, cold_dir, dram_budget=least(model, cold_dir)) as hill, torch.no_grad():
+        plain = plain_answer(model, hill, ids)
+        first = None
+        if found:
+            first = through(model, hill.new_cache(), stored(model, store))
+            first.read(ids)
+            assert first.read_from_store.stored_tokens > found
+        generation = through(model, hill.new_cache(), stored(model, store))
+        generation.read(ids)
+        fork = generation.fork()
+        assert generation.read_from_store.found_tokens == found
+        if first is not None:
+            first.close()
+        os.truncate(store.places.files[0][0], 128 * 1024)
+        for one in (generation, fork):
+            assert list(one.decode(Sampling(), NEW, frozenset())) == plain.tokens
+            one.close()
+    assert store.counts.quarantined_chunks
+
+
+class FailingCalls(DriveCalls):
+    """An operating system one kind of whose calls fails from some call on."""
+
+    def __init__(self, kind, first, number=errno.EIO):
+        self.left = {kind: first}
+        self.number = number
+
+    def _count(self, kind):
+        if kind in self.left:
+            self.left[kind] -= 1
+            if self.left[kind] < 0:
+                raise OSError(self.number, os.strerror(self.number))
+
+    def pwrite(self, descriptor, data, offset):
+        self._count("pwrite")
+        return super().pwrite(descriptor, data, offset)
+
+    def preadv(self, descriptor, into, offset):
+        self._count("preadv")
+        return super().preadv(descriptor, into, offset)
+
+    def read_many(self, way, reads, address):
+        self._count("read_many")
+        return super().read_many(way, reads, address)
+
+    def fdatasync(self, descriptor):
+        self._count("fdatasync")
+        super().fdatasync(descriptor)
+
+    def allocate(self, descriptor, offset, byte_count):
+        self._count("allocate")
+        super().allocate(descriptor, offset, byte_count)
+
+
+FAILURES = [
+    *(("pwrite", first, errno.EIO) for first in (0, 9, 42, 60)),
+    ("pwrite", 20, errno.ENOSPC),
+    *(("fdatasync", first, errno.EIO) for first in (0, 2)),
+    *(("allocate", first, errno.ENOSPC) for first in (0, 1)),
+    *(("read_many", first, errno.EIO) for first in (0, 1, 4)),
+    ("preadv", 0, errno.EIO),
+]
+
+
+@pytest.mark.parametrize(("kind", "first", "number"), FAILURES)
+def test_a_call_that_fails_costs_no_answer(kind, first, number, model, store, cold_dir):
+    ids = ids_of(TOKENS)
+    place = store.places.directory
+    with attached(model, cold_dir) as hill, torch.no_grad():
+        plain = plain_answer(model, hill, ids)
+        failing = FailingCalls("none", 0)
+        with Store(place, calls=failing) as own:
+            failing.left, failing.number = {kind: first}, number
+            for _ in range(2):
+                generation = through(model, hill.new_cache(), stored(model, own))
+                assert answer(model, generation, ids) == plain
+                generation.close()
+            failing.left = {}
+        with Store(place) as own:
+            facts = own.statistics()
+            assert facts["writing"] == facts["leases"] == 0
+            assert own.verify(Parts.ALL).wrong == 0
+            generation = through(model, hill.new_cache(), stored(model, own))
+            assert answer(model, generation, ids) == plain
+            generation.close()
+            assert own.counts.failures == 0
+
+
+# --- processes that are killed ---
+
+READER = """
+import os, signal, sys
+sys.path[:0] = sys.argv[3].split(":")
+import torch
+from test_opened_in_place import CHUNK, FailingCalls, Store, TinyModel, attached, ids_of, stored
+from test_opened_in_place import through
+from pathlib import Path
+
+class Killing(FailingCalls):
+    def _count(self, kind):
+        try:
+            super()._count(kind)
+        except OSError:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+model = TinyModel(head_dim=32, dtype=torch.bfloat16).build()
+kind, first = sys.argv[4:6]
+calls = Killing("none", 0)
+with attached(model, Path(sys.argv[2])) as hill, torch.no_grad():
+    with Store(sys.argv[1], calls=calls) as store:
+        calls.left = {kind: int(first)}
+        generation = through(model, hill.new_cache(), stored(model, store))
+        generation.read(ids_of(2500))
+        generation.close()
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "first"), [("pwrite", 5), ("pwrite", 43), ("fdatasync", 1), ("allocate", 1)]
+)
+def test_a_killed_reader_leaves_the_store_whole(kind, first, model, store, cold_dir):
+    ids, place = ids_of(TOKENS), store.places.directory
+    arguments = [str(place), str(cold_dir), ":".join(sys.path), kind, str(first)]
+    ended = subprocess.run([sys.executable, "-c", READER, *arguments], check=False)
+    assert ended.returncode == -signal.SIGKILL
+    with Store(place) as own:
+        facts = own.statistics()
+        assert facts["writing"] == facts["leases"] == 0
+        assert own.verify(Parts.ALL).wrong == 0
+        with attached(model, cold_dir) as hill, torch.no_grad():
+            plain = plain_answer(model, hill, ids)
+            generation = through(model, hill.new_cache(), stored(model, own))
+            assert answer(model, generation, ids) == plain
+            generation.close()
+        assert own.counts.failures == 0
