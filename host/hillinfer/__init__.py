@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hillinfer.errors import SettingsError
@@ -27,7 +28,15 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'hillinfer' has no attribute '{name}'")
 
 
-def attach(model: PreTrainedModel, settings: Settings | None = None, **changes: Any) -> Attachment:
+def attach(
+    model: PreTrainedModel,
+    settings: Settings | None = None,
+    *,
+    store: Store | Path | str | None = None,
+    reuse: str = "longest",
+    salt: bytes = b"",
+    **changes: Any,
+) -> Attachment:
     """Put HillInfer on a transformers model; `.detach()` or a `with` block takes it off.
 
     Parameters
@@ -36,6 +45,14 @@ def attach(model: PreTrainedModel, settings: Settings | None = None, **changes: 
         A decoder-only model, unmodified.
     settings
         How tokens are selected and where rows lie; the defaults where None.
+    store
+        A `Store` that is open, or the directory of one: every prompt is looked up in it and stored.
+        Nothing is stored where None.
+    reuse
+        Where a stored prefix may end: `longest`, at any 64 tokens, or `exact`, where an unbroken
+        run has the same bits.
+    salt
+        Of a tenant: what is stored with another one is not found.
     changes
         Single settings by name, like ``alpha=0.1`` or ``dram_budget="2GiB"``.
 
@@ -43,6 +60,8 @@ def attach(model: PreTrainedModel, settings: Settings | None = None, **changes: 
     ------
     SettingsError
         Where a setting is unknown or out of range.
+    StoreError
+        Where the directory holds no store, or one that cannot be used.
     UnsupportedFeatureError
         Where the model cannot work with selected tokens.
     """
@@ -54,4 +73,16 @@ def attach(model: PreTrainedModel, settings: Settings | None = None, **changes: 
             f"settings must be hillinfer.Settings, not {type(settings).__name__}: give single "
             "settings by name, like alpha=0.1"
         )
-    return Attachment(model, (settings or Settings()).changed(**changes))
+    chosen = (settings or Settings()).changed(**changes)
+    if store is None:
+        return Attachment(model, chosen)
+    # numpy and SQLite load only where a store is used.
+    from hillinfer.reuse.model_prompts import ModelPrompts
+
+    rounding = {"block_rows": chosen.block_rows}
+    prompts = ModelPrompts(store, model, reuse, salt, divided_by=rounding)
+    try:
+        return Attachment(model, chosen, prompts=prompts)
+    except BaseException:
+        prompts.close()
+        raise

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from mutants.hardware import HARDWARE
 from mutants.mutant import Mutant
+from mutants.prompts import PROMPTS
 from mutants.software import SOFTWARE
 from mutants.trust import TRUST
 
-MUTANTS: tuple[Mutant, ...] = (*SOFTWARE, *HARDWARE, *TRUST)
+MUTANTS: tuple[Mutant, ...] = (*SOFTWARE, *HARDWARE, *TRUST, *PROMPTS)

@@ -346,7 +346,7 @@ class RunRecord:
             comparison=self.comparison,
             failure=None if self._broke is None else Failure.of(self._broke),
             session=self.session,
-            store=getattr(answering.generation, "read_from_store", None),
+            store=getattr(answering.generation.cache, "read_from_store", None),
         )
 
     def finish(self, console: Console) -> None:

@@ -43,9 +43,10 @@ from hillinfer.models.sources import local_model
 from hillinfer.native.library import native_library
 from hillinfer.projections.attachment import ProjectionAttachment
 from hillinfer.projections.ways import make_projections
-from hillinfer.reuse.stored_prompts import StoredGeneration, StoredPrompts
+from hillinfer.reuse.model_prompts import ModelPrompts
 from hillinfer.sessions.opening import SavedSession
 from hillinfer.sessions.writing import prepare_target
+from hillinfer.settings import Settings
 from hillinfer.store.store import Store
 from hillinfer.system.files import check_apart, check_outside, prepare_report
 from hillinfer.system.machine import peak_rss_bytes, reset_peak_rss
@@ -266,16 +267,17 @@ def run(request: GenerateRequest, surroundings: Surroundings | None = None) -> N
         _generate(request, checked, loaded, prompt, saved, store, console, around)
 
 
-def _generation(
-    request: GenerateRequest, loaded: LoadedModel, cache: HillInferCache, store: Store | None
-) -> Generation:
-    """Return what reads and answers, with the store that the request names."""
+def _prompts(
+    request: GenerateRequest, settings: Settings, loaded: LoadedModel, store: Store | None
+) -> ModelPrompts | None:
+    """Return the store that the request names, as the model uses it."""
     use = request.store
     if use is None or store is None:
-        return Generation(loaded.model, cache, request.chunk_tokens)
-    made_by = {"projections": request.projections}
-    prompts = StoredPrompts(store, loaded.model, use.salt, use.reuse, request.chunk_tokens, made_by)
-    return StoredGeneration(loaded.model, cache, request.chunk_tokens, prompts)
+        return None
+    made_by = {} if request.projections == STOCK else {"projections": request.projections}
+    return ModelPrompts(
+        store, loaded.model, use.reuse, use.salt, made_by, {"block_rows": settings.block_rows}
+    )
 
 
 def _check_places(request: GenerateRequest) -> None:
@@ -338,10 +340,11 @@ def _generate(
                 checked.settings,
                 around.calls,
                 open_runtime=partial(Runtime, devices=around.devices),
+                prompts=_prompts(request, checked.settings, loaded, store),
             )
         )
         cache, session = open_cache(attachment, request, checked, saved, loaded.tokenizer)
-        generation = _generation(request, loaded, cache, store)
+        generation = Generation(loaded.model, cache, request.chunk_tokens)
         answering = Answering(generation, loaded.tokenizer, prompt, options)
         # Of a run that did nothing yet; at its end the drive may be gone.
         blank = RunReport(

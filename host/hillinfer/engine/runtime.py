@@ -203,8 +203,7 @@ class Runtime:
 
     def save(self, sequence: Sequence, target: Path, origin: SessionOrigin) -> SavedBytes:
         """Save a sequence of whole tokens; see `save_sequence`."""
-        self._settle()
-        self._buffers.settle()
+        self.settle()
         self._store.check()
         return save_sequence(
             sequence,
@@ -215,6 +214,11 @@ class Runtime:
             origin,
             self.calls,
         )
+
+    def settle(self) -> None:
+        """Wait until nothing is under way that moves rows."""
+        self._settle()
+        self._buffers.settle()
 
     @property
     def step(self) -> int:

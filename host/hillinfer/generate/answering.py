@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from hillinfer.errors import CacheUseError, Failure, Finish, SettingsError
+from hillinfer.errors import CacheUseError, ColdPoolError, Failure, Finish, SettingsError
 from hillinfer.generate.prompt import QuestionPrompt
 from hillinfer.generate.run_report import Answer
 from hillinfer.settings import QuestionReading
@@ -159,11 +159,10 @@ class TextStream:
 class Generation:
     """One sequence that grows in a cache, HillInfer's or transformers' own.
 
-    The same tokens as `model.generate` with `prefill_chunk_size`, but every step is the caller's:
-    for progress, for text as it comes, for stopping anywhere, and for several questions about one
-    document. The model is one of transformers, attached where the cache is HillInfer's; `cache` is
-    what to pass as `past_key_values`, and `chunk_tokens` the tokens of one forward call while a
-    prompt is read.
+    The same tokens as `model.generate` with `prefill_chunk_size`, but every step is the caller's,
+    for progress, text as it comes, stopping anywhere, and several questions about a document. The
+    model is one of transformers, attached where the cache is HillInfer's; `cache` is what to pass
+    as `past_key_values`, and `chunk_tokens` the tokens of one forward call while a prompt is read.
     """
 
     def __init__(self, model: Any, cache: Any, chunk_tokens: int = 1024) -> None:
@@ -173,15 +172,27 @@ class Generation:
         self._model = model
         self._chunk_tokens = chunk_tokens
         self._logits: torch.Tensor | None = None
+        # All passes so far, where rows may lie in a store.
+        self._passes: list[Sequence[int]] | None = None
 
     def read(
         self, token_ids: Sequence[int], on_progress: Callable[[int], None] = lambda done: None
     ) -> None:
         """Read tokens in chunks; every token of a chunk attends to everything before it.
 
-        `on_progress` is called after each chunk with the number of tokens read so far.
+        The first ones come from a store where the cache has one that holds them. `on_progress` is
+        called after each chunk with the number of tokens read so far.
         """
-        for start in range(0, len(token_ids), self._chunk_tokens):
+        found = self._look_up(token_ids)
+        if found:
+            # As they would be read: where the store fails later, they are.
+            size = self._chunk_tokens
+            self._passes = [token_ids[at : min(at + size, found)] for at in range(0, found, size)]
+            on_progress(found)
+            if self.cache.read_from_store.is_read_singly:
+                self.read_singly(token_ids[found:], lambda done: on_progress(found + done))
+                return
+        for start in range(found, len(token_ids), self._chunk_tokens):
             chunk = token_ids[start : start + self._chunk_tokens]
             self._forward(chunk)
             on_progress(start + len(chunk))
@@ -226,7 +237,7 @@ class Generation:
         twin = Generation(
             self._model, own() if own else copy.deepcopy(self.cache), self._chunk_tokens
         )
-        twin._logits = self._logits
+        twin._logits, twin._passes = self._logits, copy.copy(self._passes)
         return twin
 
     def statistics(self) -> CacheStatistics | None:
@@ -240,11 +251,38 @@ class Generation:
         if close:
             close()
 
-    def _forward(self, token_ids: Sequence[int]) -> None:
+    def _look_up(self, token_ids: Sequence[int]) -> int:
+        """Return how many tokens the cache took from a store."""
+        if not token_ids or not hasattr(self.cache, "look_up"):
+            return 0
+        found: int = self.cache.look_up(self._ids(token_ids), chunk_tokens=self._chunk_tokens)
+        if self._passes is None and getattr(self.cache, "read_from_store", None) is not None:
+            self._passes = []
+        return found
+
+    def _ids(self, token_ids: Sequence[int]) -> torch.Tensor:
         # Not above: the command reads its options without torch.
         import torch
 
-        ids = torch.tensor([list(token_ids)], device=self._model.device)
+        return torch.tensor([list(token_ids)], device=self._model.device)
+
+    def _forward(self, token_ids: Sequence[int]) -> None:
+        try:
+            self._pass(token_ids)
+        except ColdPoolError as error:
+            if self._passes is None or not self.cache.leave_store(error):
+                raise
+            # Rows that the store has cannot be read: all are computed as they would have been made.
+            passes, self._passes = self._passes, None
+            for one in (*passes, token_ids):
+                self._pass(one)
+        if self._passes is not None:
+            self._passes.append(token_ids)
+
+    def _pass(self, token_ids: Sequence[int]) -> None:
+        import torch
+
+        ids = self._ids(token_ids)
         with torch.no_grad():
             output = self._model(
                 input_ids=ids, past_key_values=self.cache, use_cache=True, logits_to_keep=1

@@ -147,6 +147,11 @@ class StoreFacts:
     failure: str = ""
     way: str = ""
 
+    @property
+    def is_read_singly(self) -> bool:
+        """Whether what follows the found tokens is read token by token."""
+        return self.way == "opened in place"
+
 
 @dataclass(frozen=True)
 class RunReport:

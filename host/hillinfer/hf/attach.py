@@ -24,7 +24,7 @@ from hillinfer.errors import SessionError, SettingsError, SetupWarning, Unsuppor
 from hillinfer.gpu.staging import CopyLane, lane_of
 from hillinfer.hf import attention
 from hillinfer.hf.cache import HillInferCache
-from hillinfer.hf.engine import Engine, Expectation
+from hillinfer.hf.engine import RUNTIME_THREADS, Engine, Expectation
 from hillinfer.hf.features import (
     NAME,
     AttachedName,
@@ -41,6 +41,8 @@ from hillinfer.hf.hooks import (
     with_named_query,
 )
 from hillinfer.hf.joined_cache import JoinedCache
+from hillinfer.hf.prompts import CachePrompts, PromptStore
+from hillinfer.hf.stored_cache import StoredCache
 from hillinfer.model_shape import ModelShape
 from hillinfer.native.library import native_library
 from hillinfer.sessions.fingerprint import ModelIdentity
@@ -72,6 +74,9 @@ class Attachment:
     open_runtime
         Opens what is behind the caches, given the parameters of `Runtime`: that with some of its
         own, like devices or an observer.
+    prompts
+        The store that the caches look prompts up in, let go after the last of them; none where
+        None.
 
     Raises
     ------
@@ -89,6 +94,7 @@ class Attachment:
         plan: Callable[[ModelShape, Settings, int | None, int], CachePlan] = CachePlan.of,
         make_lane: Callable[[Collection[torch.device]], CopyLane | None] = lane_of,
         open_runtime: Callable[..., Runtime] = Runtime,
+        prompts: PromptStore | None = None,
     ) -> None:
         check_versions()
         # Nothing is attended to without it: said here rather than after a prefill.
@@ -99,6 +105,7 @@ class Attachment:
         self.model = model
         self.settings = with_named_query(settings, model.config.model_type)
         self.calls = calls or DriveCalls()
+        self._prompts = prompts
         self._plan, self._make_lane, self._open_runtime = plan, make_lane, open_runtime
         predictor = predictor_of(model.config.model_type, settings.query)
         self._identity = ModelIdentity(model)
@@ -118,7 +125,12 @@ class Attachment:
         self._engine: weakref.ref[Engine] | None = None
         self._opened_for: object = None
 
-    def new_cache(self, expected_tokens: int | None = None, sequences: int = 1) -> HillInferCache:
+    def new_cache(
+        self,
+        expected_tokens: int | None = None,
+        sequences: int = 1,
+        prompts: PromptStore | None = None,
+    ) -> HillInferCache:
         """Return an empty cache.
 
         Parameters
@@ -131,6 +143,9 @@ class Attachment:
             gets its share of the expected context, where β is automatic.
         sequences
             Sequences of different rows that are expected.
+        prompts
+            The store that this cache looks prompts up in, as of another tenant, open while the
+            cache is; the attachment's where None.
 
         Raises
         ------
@@ -143,7 +158,8 @@ class Attachment:
             engine = self._joined(expectation)
             try:
                 family = engine.open_family(expectation)
-                return HillInferCache(engine, family, None, self._identity, self._model_in_use)
+                kind, own = self._cache_with(prompts or self._prompts)
+                return kind(engine, family, None, self._identity, self._model_in_use, own)
             finally:
                 engine.part()
 
@@ -229,10 +245,16 @@ class Attachment:
             family = engine.open_family(expectation)
             # Whoever opens another one meanwhile must leave room for it.
             family.await_one()
+            kind, own = self._cache_with(self._prompts)
             try:
                 sequence = engine.resume(family, saved, tokens)
-                return HillInferCache.resumed(
-                    engine, family, sequence, self._identity, self._model_in_use
+                return kind.resumed(
+                    engine,
+                    family,
+                    sequence,
+                    self._identity,
+                    self._model_in_use,
+                    own,
                 )
             finally:
                 family.lose()
@@ -271,6 +293,15 @@ class Attachment:
         self._engine, self._opened_for = weakref.ref(engine), wanted
         engine.join()
         return engine
+
+    @staticmethod
+    def _cache_with(
+        prompts: PromptStore | None,
+    ) -> tuple[type[HillInferCache], CachePrompts | None]:
+        """Return what to make a cache of that looks its prompts up there."""
+        if prompts is None:
+            return HillInferCache, None
+        return StoredCache, CachePrompts(prompts)
 
     @property
     def _devices(self) -> frozenset[torch.device]:
@@ -333,6 +364,13 @@ class Attachment:
             self._query_hooks.remove()
         self._generate.remove()
         self.model.set_attn_implementation(self._previous)
+        if self._prompts is not None:
+            engine = self._shared_engine
+            if engine is None or engine.is_closed:
+                self._prompts.close()
+            else:
+                # Its caches may go on behind another attachment, and read what the store holds.
+                weakref.finalize(engine, _closed_aside, self._prompts)
 
     def __enter__(self) -> Attachment:
         return self
@@ -344,6 +382,11 @@ class Attachment:
         trace: TracebackType | None,
     ) -> None:
         self.detach()
+
+
+def _closed_aside(prompts: PromptStore) -> None:
+    """Let a store go in a thread of its own: the garbage collector may be in the middle of it."""
+    threading.Thread(target=prompts.close, name=f"{RUNTIME_THREADS}store", daemon=False).start()
 
 
 def _check_shadow(saved: SavedSession, engine: Engine) -> None:

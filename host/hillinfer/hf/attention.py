@@ -14,8 +14,9 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 
-from hillinfer.errors import UnsupportedFeatureError
+from hillinfer.errors import ColdPoolError, UnsupportedFeatureError
 from hillinfer.hf.engine import Use
+from hillinfer.hf.prompts import PromptCall
 from hillinfer.trace.recorder import ForwardSpans
 
 # --- a cache ---
@@ -48,6 +49,45 @@ class AttachedCache(Cache):  # type: ignore[misc]
     @abstractmethod
     def check_continues(self, ids: torch.Tensor, mask: torch.Tensor | None) -> None:
         """Refuse full ids (batch, tokens) that do not start with what this cache holds."""
+
+    def look_up(
+        self,
+        ids: torch.Tensor,
+        mask: torch.Tensor | None = None,
+        chunk_tokens: int | None = None,
+    ) -> int:
+        """Take what a store has of a prompt that comes; return how many tokens need not come."""
+        return 0
+
+    def begin_prompt(self, ids: torch.Tensor, mask: torch.Tensor | None, call: PromptCall) -> None:
+        """Learn what `generate` brings in a call that began."""
+
+    def leave_store(self, error: ColdPoolError) -> bool:
+        """Forget all tokens where an error is a store's, which is used no more; else do nothing."""
+        return False
+
+    @property
+    def takes_whole(self) -> bool:
+        """Whether `begin_whole` may leave tokens of the next pass out."""
+        return False
+
+    def begin_whole(
+        self,
+        ids: torch.Tensor,
+        mask: torch.Tensor | None,
+        positions: torch.Tensor | None,
+        call: PromptCall,
+    ) -> int:
+        """Learn what a pass is to bring; return how many of its first tokens need not come."""
+        return 0
+
+    @property
+    def holds_prompt(self) -> bool:
+        """Whether a prompt is complete that `end_prompt` is to be told of."""
+        return False
+
+    def end_prompt(self) -> None:
+        """Learn that a pass is through and others may use the engine."""
 
     @abstractmethod
     def begin_generate(self, use: Use) -> Use | None:

@@ -12,8 +12,10 @@ import torch
 
 from hillinfer.engine.runtime import Runtime
 from hillinfer.errors import CacheUseError, UnsupportedFeatureError
+from hillinfer.hf.prompts import Made
 from hillinfer.kv.sequence import Sequence
 from hillinfer.model_shape import ModelShape
+from hillinfer_model.kernel_spec import GROUP_TOKENS
 
 # --- Reading attention masks ---
 
@@ -160,12 +162,13 @@ class Batch:
         self._runtime = runtime
         self._sequences: list[Sequence] = []
         self._pads: list[int] = []
+        self._made: list[Made] = []
 
     @classmethod
     def of(cls, runtime: Runtime, sequence: Sequence) -> Batch:
         """Return a batch of one row that continues a sequence."""
         batch = cls(runtime)
-        batch._sequences, batch._pads = [sequence], [0]
+        batch._sequences, batch._pads, batch._made = [sequence], [0], [Made()]
         return batch
 
     def only_sequence(self) -> Sequence:
@@ -201,6 +204,7 @@ class Batch:
             raise CacheUseError("this cache holds tokens already: give a new one")
         self.clear()
         self._sequences, self._pads = [self._runtime.open_sequence()], [0]
+        self._made = [Made()]
         return self._sequences[0]
 
     def __len__(self) -> int:
@@ -224,14 +228,20 @@ class Batch:
         """Free all sequences."""
         for sequence in _distinct(self._sequences):
             self._runtime.release(sequence)
-        self._sequences, self._pads = [], []
+        self._sequences, self._pads, self._made = [], [], []
 
     def fork(self) -> Batch:
         """Return a batch of the same rows that goes on independently."""
         copy = Batch(self._runtime)
         forked = {id(one): self._runtime.fork(one) for one in _distinct(self._sequences)}
         copy._sequences = [forked[id(one)] for one in self._sequences]
-        copy._pads = list(self._pads)
+        copy._pads, copy._made = list(self._pads), list(self._made)
+        return copy
+
+    def fork_row(self, row: int) -> Batch:
+        """Return a batch of one row alone, padding left out, that goes on independently."""
+        copy = Batch.of(self._runtime, self._runtime.fork(self._sequences[row]))
+        copy._made = [self._made[row]]
         return copy
 
     def truncate(self, length: int) -> None:
@@ -240,16 +250,68 @@ class Batch:
         for sequence in _distinct(self._sequences):
             self._runtime.truncate(sequence, max(0, length - pads[id(sequence)]))
         self._pads = [min(pad, length) for pad in self._pads]
+        self._made = [
+            made.until(length - pad) for made, pad in zip(self._made, self._pads, strict=True)
+        ]
 
     def choose(self, indices: list[int]) -> None:
         """Keep the given rows, in the given order, some of them perhaps more than once."""
         before = _distinct(self._sequences)
         self._sequences = [self._sequences[i] for i in indices]
         self._pads = [self._pads[i] for i in indices]
+        self._made = [self._made[i] for i in indices]
         kept = set(map(id, self._sequences))
         for sequence in before:
             if id(sequence) not in kept:
                 self._runtime.release(sequence)
+
+    @property
+    def made(self) -> list[tuple[int, Made]]:
+        """How rows were made: the first batch row of each sequence, and its own."""
+        first = {id(sequence): row for row, sequence in reversed([*enumerate(self._sequences)])}
+        return [(row, self._made[row]) for row in sorted(first.values())]
+
+    def end_forward(self, plan: ForwardPlan) -> int:
+        """Note how a pass that got through made its rows; return how many groups it filled densely.
+
+        Parameters
+        ----------
+        plan
+            Of the pass, all tokens of which have their own positions.
+        """
+        groups = 0
+        for share in plan.shares:
+            row = share.batch_rows[0]
+            before = self._made[row]
+            start = max(0, plan.start - self._pads[row])
+            made = before.after(start, share.tokens, plan.tokens, plan.batch)
+            groups += made.dense // GROUP_TOKENS - before.dense // GROUP_TOKENS
+            for one in share.batch_rows:
+                self._made[one] = made
+        return groups
+
+    def filled(self, chunk_tokens: int | None) -> None:
+        """Note that all rows came from a store, for prompts that are read in such chunks."""
+        lengths = [len(sequence.token_ids) for sequence in self._sequences]
+        self._made = [Made(length, chunk_tokens or 0, length) for length in lengths]
+
+    def take(self, others: SequenceOf[Batch], pads: SequenceOf[int], rows: SequenceOf[int]) -> None:
+        """Take over rows of other batches, which are empty then, in the place of none.
+
+        Parameters
+        ----------
+        others
+            Of one row each, or of none, which holds no tokens.
+        pads
+            Padding of each.
+        rows
+            Which of them each batch row continues.
+        """
+        opened = [one._sequences[0] if one else self._runtime.open_sequence() for one in others]
+        for one in others:
+            one._sequences, one._pads, one._made = [], [], []
+        self._sequences = [opened[i] for i in rows]
+        self._pads = [pads[i] for i in rows]
 
     def begin_forward(
         self, ids: torch.Tensor, start: int, mask: torch.Tensor | None
@@ -372,6 +434,7 @@ class Batch:
                 self.clear()
                 raise
             self._sequences.append(opened[key])
+        self._made = [Made()] * len(self._sequences)
 
     def _part(self, new_ids: SequenceOf[list[int]]) -> None:
         """Fork sequences whose batch rows bring different tokens from now on."""

@@ -6,17 +6,21 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Never
+from typing import Any, Never, Self
 
 import torch
 
 from hillinfer.errors import CacheUseError, UnsupportedFeatureError
 from hillinfer.extents.recording import EngineSide, Recording
 from hillinfer.generate.prompt import PromptForm
+from hillinfer.generate.run_report import StoreFacts
 from hillinfer.hf.batch import Batch
 from hillinfer.hf.cache_pass import PassingCache
 from hillinfer.hf.engine import CacheFamily, Engine, Use
 from hillinfer.hf.features import ModelInUse
+from hillinfer.hf.prompts import (
+    CachePrompts,
+)
 from hillinfer.kv.opened_sequences import OpenedRows, StoredRows
 from hillinfer.kv.saved_sequences import SavedBytes, SessionOrigin
 from hillinfer.kv.sequence import Sequence
@@ -63,7 +67,7 @@ class HillInferCache(PassingCache):
         """
         return self._batch.token_ids
 
-    def fork(self) -> HillInferCache:
+    def fork(self) -> Self:
         """Return a cache with the same tokens that shares all full groups and segments.
 
         Both may go on independently, also in different threads; nothing is read or written for it.
@@ -71,14 +75,12 @@ class HillInferCache(PassingCache):
         """
         with self._alone(Use(sys._getframe())):
             batch = self._batch.fork()
-            copy = HillInferCache(self._engine, self._family, batch, self._identity, self._model)
-            copy._index_lengths = list(self._index_lengths)
-            return copy
+            return self._beside(batch, list(self._index_lengths))
 
-    def __copy__(self) -> HillInferCache:
+    def __copy__(self) -> Self:
         return self.fork()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> HillInferCache:
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         # Before what refers to this cache is copied, which may refer to it again.
         memo[id(self)] = fork = self.fork()
         return fork
@@ -135,9 +137,11 @@ class HillInferCache(PassingCache):
         sequence: Sequence,
         identity: ModelIdentity,
         model: ModelInUse,
-    ) -> HillInferCache:
+        prompts: CachePrompts | None = None,
+    ) -> Self:
         """Return a cache of one row, the first of its family, that continues a sequence."""
-        cache = cls(engine, family, Batch.of(engine.runtime, sequence), identity, model)
+        batch = Batch.of(engine.runtime, sequence)
+        cache = cls(engine, family, batch, identity, model, prompts)
         cache._index_lengths = list(sequence.lengths)
         return cache
 
@@ -223,9 +227,26 @@ class HillInferCache(PassingCache):
                 self._runtime.parts.rows.end_recording(sequence)
 
     @property
+    def read_from_store(self) -> StoreFacts | None:
+        """What a store did for the prompt that this cache began with; None where none is named."""
+        return None
+
+    def await_stored(self) -> None:
+        """Wait until everybody finds what of a complete prompt is on its way to a store."""
+
+    @property
     def settings(self) -> Settings:
         """What the engine was opened with."""
         return self._runtime.settings
+
+    # --- inside ----------------------------------------------------------------------------
+
+    def _beside(self, batch: Batch | None, lengths: list[int]) -> Self:
+        """Return a cache of this family with these rows, and that many tokens in each layer."""
+        prompts = None if self._prompts is None else self._prompts.fork()
+        copy = type(self)(self._engine, self._family, batch, self._identity, self._model, prompts)
+        copy._index_lengths = lengths
+        return copy
 
     # --- what transformers calls -----------------------------------------------------------
 

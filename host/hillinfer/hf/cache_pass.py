@@ -14,6 +14,7 @@ from hillinfer.hf.attention import AttachedCache, HillInferLayer
 from hillinfer.hf.batch import Batch, ForwardPlan, SequenceShare
 from hillinfer.hf.engine import CacheFamily, Engine, Expectation, Use
 from hillinfer.hf.features import ModelInUse
+from hillinfer.hf.prompts import CachePrompts, in_place
 from hillinfer.kv.sequence import Sequence
 from hillinfer.sessions.fingerprint import ModelIdentity
 from hillinfer.settings import QuerySource
@@ -37,6 +38,8 @@ class PassingCache(AttachedCache):
         Of the model, for saving sessions; without one none can be saved.
     model
         The model that was attached, for messages.
+    prompts
+        The store that prompts are looked up in; None where none is named.
     """
 
     def __init__(
@@ -46,6 +49,7 @@ class PassingCache(AttachedCache):
         batch: Batch | None = None,
         identity: ModelIdentity | None = None,
         model: ModelInUse | None = None,
+        prompts: CachePrompts | None = None,
     ) -> None:
         runtime = engine.runtime
         super().__init__(
@@ -56,6 +60,9 @@ class PassingCache(AttachedCache):
         self._index_lengths = [0] * runtime.shape.layers
         self._identity = identity
         self._model = model
+        self._prompts = prompts
+        # Of the pass under way: whether its tokens are where and as a prompt's own pass has them.
+        self._is_in_place = True
         self.spans = ForwardSpans(runtime.recorder)
         self._plan: ForwardPlan | None = None
         self._pass: Use | None = None
@@ -112,6 +119,16 @@ class PassingCache(AttachedCache):
                 f"{str(dtype).removeprefix('torch.')} now: make another with new_cache()"
             )
 
+    def check_positions(self, positions: torch.Tensor | None) -> None:
+        """Notice positions, or numbers, that rows of the same tokens would not be stored with."""
+        plan = self._plan
+        if plan is not None and plan.tokens > 1:
+            self._is_in_place = not _is_autocast() and in_place(
+                positions, plan.start, plan.tokens, self._batch.pads
+            )
+            if not self._is_in_place:
+                self._end_recordings(plan)
+
     def begin_generate(self, use: Use) -> Use | None:
         """Learn that a call of `generate` brings tokens until the use is over.
 
@@ -134,6 +151,12 @@ class PassingCache(AttachedCache):
         # No hook told of that, and the pass would keep what the call refers to, this cache too.
         if self._pass is not None and not self._pass.is_under_way:
             self._pass.end()
+        if self._prompts is not None:
+            if self._prompts.is_tentative:
+                # Nothing came behind what the store brought: the cache is as it was before.
+                with self._alone(Use(sys._getframe())):
+                    self._forget_tokens()
+            self._prompts.forget()
 
     def begin_forward(self, ids: torch.Tensor, mask: torch.Tensor | None, use: Use) -> None:
         """Learn which tokens a forward pass brings.
@@ -252,6 +275,18 @@ class PassingCache(AttachedCache):
                     out[row, tokens - share.tokens :] = attended
         return out
 
+    @property
+    def takes_whole(self) -> bool:
+        """Whether a store is named, and the next pass may be a prompt's first."""
+        is_empty = self._plan is not None or not self.get_seq_length()
+        return self._prompts is not None and is_empty
+
+    @property
+    def holds_prompt(self) -> bool:
+        """Whether there is a prompt to store, which is complete."""
+        prompts = self._prompts
+        return prompts is not None and prompts.is_complete(self.get_seq_length())
+
     # --- what a joined batch calls ---------------------------------------------------------
 
     @property
@@ -275,7 +310,7 @@ class PassingCache(AttachedCache):
         if not self._closer.alive:
             raise CacheUseError(_CLOSED)
         length = self.get_seq_length()
-        return [length - pad for pad in self._batch.pads]
+        return [length - pad for pad in self._batch.pads] or [0]
 
     def begin_joined(self, ids: torch.Tensor, mask: torch.Tensor | None, use: Use) -> None:
         """Begin this cache's part of a pass of several, whose turn it is; as `begin_forward`."""
@@ -292,6 +327,12 @@ class PassingCache(AttachedCache):
             for share in plan.shares:
                 if share.sequence.recording is not None:
                     self._runtime.parts.rows.note_pass(share.sequence)
+            if plan.tokens > 1 and self._is_in_place:
+                groups = self._batch.end_forward(plan)
+                if self._prompts is not None:
+                    self._prompts.end_pass(sum(one.tokens for one in plan.shares), groups)
+            elif self._prompts is not None:
+                self._prompts.end_pass(0, 0)
         self._forget_forward()
 
     # --- inside ----------------------------------------------------------------------------
@@ -366,15 +407,24 @@ class PassingCache(AttachedCache):
 
     def _take_tokens(self, ids: torch.Tensor, mask: torch.Tensor | None, use: Use) -> ForwardPlan:
         start = self.get_seq_length()
+        self._is_in_place = True
+        if self._prompts is not None:
+            self._prompts.begin_pass()
+            if self._prompts.is_tentative and 0 < len(self._batch) < len(ids):
+                # `generate` repeats its ids for beams, and what came from the store with them.
+                self._repeat_rows(len(ids))
         shares = self._batch.begin_forward(ids, start, mask)
-        if ids.shape[1] == 1:
-            # Its rows are made under selection, and so is all that follows.
-            for share in shares:
-                if share.sequence.recording is not None:
-                    self._runtime.parts.rows.end_recording(share.sequence)
         plan = ForwardPlan(start=start, tokens=ids.shape[1], batch=ids.shape[0], shares=shares)
+        if plan.tokens == 1:
+            # Its rows are made under selection, and so is all that follows.
+            self._end_recordings(plan)
         self._plan, self._pass, self._fresh = plan, use, {}
         return plan
+
+    def _end_recordings(self, plan: ForwardPlan) -> None:
+        for share in plan.shares:
+            if share.sequence.recording is not None:
+                self._runtime.parts.rows.end_recording(share.sequence)
 
     def _recover(self) -> None:
         """Free dropped caches and forget a forward pass that broke off.
@@ -386,7 +436,7 @@ class PassingCache(AttachedCache):
         if self._plan is None:
             return
         start = self._plan.start
-        if start == 0:
+        if start == 0 or (self._prompts is not None and self._prompts.is_tentative):
             self._forget_tokens()
             return
         self._batch.truncate(start)
@@ -397,8 +447,15 @@ class PassingCache(AttachedCache):
         if not self._closer.alive:
             raise CacheUseError(_CLOSED)
 
+    def _repeat_rows(self, rows: int) -> None:
+        copies, rest = divmod(rows, len(self._batch))
+        if not rest:
+            self._batch.choose([i for i in range(len(self._batch)) for _ in range(copies)])
+
     def _forget_tokens(self) -> None:
         self._batch.clear()
+        if self._prompts is not None:
+            self._prompts.forget()
         self._index_lengths = [0] * len(self._index_lengths)
         self._forget_forward()
 
@@ -430,6 +487,11 @@ class PassingCache(AttachedCache):
                 "this cache was not told about the forward pass: call the model that was attached"
             )
         return self._model.untold()
+
+
+def _is_autocast() -> bool:
+    """Whether torch computes in other types than the model's."""
+    return torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
 
 
 def _newest(states: torch.Tensor, tokens: int) -> torch.Tensor:

@@ -284,6 +284,11 @@ class Engine:
         """Whether this process is a fork of the one that made the engine."""
         return self._process != os.getpid()
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether its last cache is closed or dropped."""
+        return self._closed
+
     # --- who uses it -----------------------------------------------------------------------
 
     def join(self) -> bool:

@@ -21,6 +21,7 @@ from hillinfer.hf import attention
 from hillinfer.hf.attention import AttachedCache
 from hillinfer.hf.engine import Use
 from hillinfer.hf.features import NAME
+from hillinfer.hf.prompts import PromptCall, without_first
 from hillinfer.settings import QuerySource, Settings
 
 # --- hooks ---
@@ -82,17 +83,24 @@ class _Before(ModelHook):
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(
         self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
-        arguments = _named(module, args, kwargs)
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        arguments = _named(module.forward, args, kwargs)
         cache = arguments.get("past_key_values")
         if not isinstance(cache, AttachedCache):
-            return
+            return None
         _check_arguments(module, arguments)
         cache.check_dtype(cast(PreTrainedModel, module).dtype)
+        mask, found = arguments.get("attention_mask"), 0
+        if cache.takes_whole:
+            call, ids = PromptCall.of_forward(module, arguments), arguments["input_ids"]
+            found = cache.begin_whole(ids, mask, arguments.get("position_ids"), call)
+            if found:
+                arguments = without_first(arguments, found)
         use = Use(_forward_frame())
-        cache.begin_forward(arguments["input_ids"], arguments.get("attention_mask"), use)
+        cache.begin_forward(arguments["input_ids"], mask, use)
         attention.begin_own(use)
         cache.check_positions(arguments.get("position_ids"))
+        return ((), arguments) if found else None
 
 
 class _After(ModelHook):
@@ -104,13 +112,15 @@ class _After(ModelHook):
         kwargs: dict[str, Any],
         output: Any,
     ) -> None:
-        cache = _named(module, args, kwargs).get("past_key_values")
+        cache = _named(module.forward, args, kwargs).get("past_key_values")
         if not isinstance(cache, AttachedCache):
             return
         # Nothing comes out of a forward pass that raised; the cache then forgets what it brought.
         if output is not None:
             attention.end_own()
             cache.end_forward()
+            if cache.holds_prompt:
+                cache.end_prompt()
             return
         use = attention.own_use()
         # This hook is called for a pass that was refused at its beginning, too.
@@ -170,12 +180,12 @@ def _forward_frame() -> FrameType:
 
 
 def _named(
-    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return all arguments of a forward pass by name."""
+    """Return all arguments of a call by name."""
     if not args:
         return kwargs
-    return dict(zip(inspect.signature(module.forward).parameters, args, strict=False)) | kwargs
+    return dict(zip(inspect.signature(function).parameters, args, strict=False)) | kwargs
 
 
 # --- what predicts queries ---
@@ -430,17 +440,34 @@ class GuardedGenerate:
         with Use(sys._getframe()) as use:
             around = cache.begin_generate(use)
             try:
-                ids = kwargs.get("input_ids", kwargs.get("inputs", args[0] if args else None))
+                given = _named(self._generate, args, kwargs)
+                ids, mask = given.get("input_ids", given.get("inputs")), given.get("attention_mask")
                 if ids is not None:
                     check_ids(ids)
-                    cache.check_continues(ids, kwargs.get("attention_mask"))
-                return self._generate(*args, **kwargs)
+                    cache.check_continues(ids, mask)
+                    call = PromptCall.of_generate(self._model, ids, given)
+                    cache.begin_prompt(ids, mask, call)
+                return self._generated(cache, args, kwargs)
             except ColdPoolError as error:
                 raise ColdPoolError(
                     f"{error}; the tokens generated until then are in the cache's token_ids"
                 ) from error
             finally:
                 cache.end_generate(around)
+
+    def _generated(
+        self, cache: AttachedCache, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Generate, and once more without a store where rows of it cannot be read."""
+        random = torch.get_rng_state()
+        try:
+            return self._generate(*args, **kwargs)
+        except ColdPoolError as error:
+            # What a streamer was given would come twice.
+            if kwargs.get("streamer") is not None or not cache.leave_store(error):
+                raise
+            torch.set_rng_state(random)
+            return self._generate(*args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         if self._replaced is not None:

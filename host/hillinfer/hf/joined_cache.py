@@ -11,10 +11,16 @@ import torch
 
 from hillinfer.errors import CacheUseError, UnsupportedFeatureError
 from hillinfer.hf.attention import AttachedCache, HillInferLayer
+from hillinfer.hf.batch import left_padding
 from hillinfer.hf.cache import HillInferCache
 from hillinfer.hf.engine import CacheFamily, Expectation, Use
+from hillinfer.hf.prompts import PromptCall
 from hillinfer.statistics import CacheStatistics
 from hillinfer.trace.recorder import ForwardSpans
+
+# Of prompts that `generate` brings to caches without tokens, what is left for the first pass
+# together: one that brings a single token would select instead of attending to everything.
+_TOGETHER = 2
 
 
 @dataclass(frozen=True)
@@ -35,7 +41,8 @@ class JoinedCache(AttachedCache):
     Parameters
     ----------
     caches
-        Of one attachment, each with tokens; the first one's rows come first.
+        Of one attachment; the first one's rows come first. One without tokens is a row: `generate`
+        lets it read its prompt by itself.
 
     Raises
     ------
@@ -150,6 +157,24 @@ class JoinedCache(AttachedCache):
                 f"rows of joined caches begin at positions {wanted.tolist()}, and position_ids "
                 f"begin at {found}: call the model with **joined.inputs(input_ids)"
             )
+        assert positions is not None
+        whole = positions.expand(len(wanted), -1)
+        for one in self._members:
+            one.cache.check_positions(whole[one.rows])
+
+    def begin_prompt(self, ids: torch.Tensor, mask: torch.Tensor | None, call: PromptCall) -> None:
+        """Let each cache without tokens read its row by itself, up to what is computed together."""
+        if not call.may_skip or (mask is not None and mask.shape != ids.shape):
+            return
+        longest = self.get_seq_length()
+        together = ids.shape[1] - longest if longest else _TOGETHER
+        pads = [0] * len(ids) if mask is None else left_padding(mask)
+        for one in self._members:
+            if not one.cache.get_seq_length():
+                row = ids[one.rows.start, pads[one.rows.start] :].tolist()
+                call.read(one.cache, row[: max(0, len(row) - together)])
+                # The next row may begin alike.
+                one.cache.await_stored()
 
     def begin_generate(self, use: Use) -> Use | None:
         """Learn of it in every cache."""
@@ -208,6 +233,17 @@ class JoinedCache(AttachedCache):
             if use is not None:
                 use.end()
 
+    @property
+    def holds_prompt(self) -> bool:
+        """Whether any cache has a prompt to store."""
+        return any(one.cache.holds_prompt for one in self._members)
+
+    def end_prompt(self) -> None:
+        """Let each cache store what it has of a prompt that is complete."""
+        for one in self._members:
+            if one.cache.holds_prompt:
+                one.cache.end_prompt()
+
     def store(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Store each row's new keys and values in its cache."""
         for one in self._members:
@@ -265,9 +301,8 @@ def _members(caches: Sequence[HillInferCache]) -> tuple[_Member, ...]:
                 f"cache {number} and cache 0 belong to two engines (two models, or a model that "
                 "changed its number type): join caches of one attachment"
             )
-        rows = cache.batch_size
-        if rows < 1:
-            raise CacheUseError(f"cache {number} holds no tokens: read its document first")
+        # A cache without tokens is going to hold a prompt.
+        rows = max(1, cache.batch_size)
         members.append(_Member(cache, slice(start, start + rows)))
         start += rows
     return tuple(members)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -18,16 +18,15 @@ from hillinfer.drive.files import aligned_buffer
 from hillinfer.engine.budget_plan import kernel_spec
 from hillinfer.errors import CacheUseError
 from hillinfer.extents.recording import EngineSide, Recording
-from hillinfer.extents.shared_chunks import StoredRowsError
 from hillinfer.extents.slot import ShadowSlot
-from hillinfer.generate.answering import Generation
 from hillinfer.generate.run_report import StoreFacts
 from hillinfer.hf.cache import HillInferCache
+from hillinfer.hf.prompts import Made, ends_singly
 from hillinfer.kv.opened_sequences import OpenedRows, StoredRows
 from hillinfer.kv.sequence import RowLayout
 from hillinfer.model_shape import ModelShape
+from hillinfer.reuse.described_model import DescribedModel
 from hillinfer.reuse.ways import PassRates, Way
-from hillinfer.sessions.fingerprint import ModelIdentity
 from hillinfer.settings import Settings
 from hillinfer.store.keys import CHUNK_TOKENS, Namespace, Reuse
 from hillinfer.store.pool_files import StoreError
@@ -64,9 +63,13 @@ class StoredPrompts:
     reuse
         Where a prefix may end.
     chunk_tokens
-        Tokens of one forward pass that reads a prompt.
+        Tokens of one forward pass that reads a prompt; None: all of them.
     made_by
         What else decides which bits rows have: an adapter, a way to compute linear layers.
+    described
+        What is known of the model already; it is described anew where None.
+    divided_by
+        What else decides how a division into passes rounds, for `exact`.
     rates
         By which what follows a stored prefix is read token by token where that is sooner; None for
         all at once. With `Reuse.EXACT` it is always all at once.
@@ -78,28 +81,30 @@ class StoredPrompts:
         model: Any,
         salt: bytes = b"",
         reuse: Reuse = Reuse.LONGEST,
-        chunk_tokens: int = CHUNK_TOKENS,
+        chunk_tokens: int | None = CHUNK_TOKENS,
         made_by: Mapping[str, object] | None = None,
+        described: Mapping[str, object] | None = None,
+        divided_by: Mapping[str, object] | None = None,
         rates: PassRates | None = None,
     ) -> None:
         self._store = store
         self._model = model
         self._salt = salt
         self._rates = None if reuse is Reuse.EXACT else rates
-        self._border = GROUP_TOKENS if reuse is Reuse.LONGEST else _common(chunk_tokens)
+        self._reuse, self._chunk_tokens = reuse, chunk_tokens
+        self._border = GROUP_TOKENS if reuse is Reuse.LONGEST else _common(chunk_tokens or 1)
         self._shape = ModelShape.from_config(model.config, model.dtype)
         self._layout = RowLayout(self._shape)
-        facts = asdict(ModelIdentity(model).fingerprint(KeyMode.INT8))
-        # What the shadow is coded by changes no row, and ids say what a tokenizer made of a text.
-        for name in ("shadow", "tokenizer", "contract_version", "segment_tokens"):
-            del facts[name]
-        facts |= {"made": "dense", "device": model.device.type, "made_by": dict(made_by or {})}
+        facts = dict(described if described is not None else DescribedModel(model).facts())
+        facts |= {"made": "dense", "made_by": dict(made_by or {})}
         if reuse is Reuse.EXACT:
             facts |= {
                 "chunk_tokens": chunk_tokens,
                 "threads": torch.get_num_threads(),
                 "torch": str(torch.__version__),
+                "capability": torch.backends.cpu.get_cpu_capability(),
                 "attention": str(getattr(model.config, "_attn_implementation", "")),
+                "divided_by": dict(divided_by or {}),
             }
         self._slot = _slot_of(self._shape)
         shadow_bytes = 0 if self._slot is None else self._slot.byte_count
@@ -193,6 +198,34 @@ class StoredPrompts:
         CacheUseError
             Where the cache holds tokens already.
         """
+        facts, found = self._opened(cache, ids)
+        recording = None
+        # What is behind a border has, in other prompts, the bits of another division.
+        whole = ids[: self.whole(len(ids))]
+        if whole:
+            recording = cache.record(partial(self._recording, cache, whole, found))
+        if recording is None and found is not None:
+            found.close()
+        return StoredReading(facts, recording)
+
+    def fill(self, cache: HillInferCache, ids: Sequence[int]) -> StoreFacts:
+        """Give an empty cache the longest stored prefix, and store nothing; else as `open`."""
+        facts, found = self._opened(cache, ids)
+        if found is not None:
+            found.close()
+        return facts
+
+    def keep_from(self, cache: HillInferCache, ids: Sequence[int], seconds: float = 0.0) -> int:
+        """Store the rows of a prompt that a cache of HillInfer holds, read densely.
+
+        Parameters and result as in `keep`.
+        """
+        return self._keep(ids, cache.copy_rows, seconds)
+
+    def _opened(
+        self, cache: HillInferCache, ids: Sequence[int]
+    ) -> tuple[StoreFacts, StoredPrefix | None]:
+        """Give a cache the longest stored prefix; return it, leased, where it may go on."""
         assert self._slot is not None, "a model with a cache of HillInfer has shadows"
         started = time.perf_counter()
         found = self._store.find(self.namespace, ids, self._salt)
@@ -207,6 +240,10 @@ class StoredPrompts:
             except StoreError as error:
                 opened = OpenedRows(0, 0, error)
         failure = opened.failure
+        if self.whole(opened.tokens) != opened.tokens:
+            # A drive that failed in the middle has left a prefix that ends elsewhere.
+            cache.crop(self.whole(opened.tokens) - opened.tokens)
+            opened = replace(opened, tokens=self.whole(opened.tokens))
         if failure is not None and found is not None:
             # Wrong bytes are found no more, and what was behind them is stored again.
             found.close()
@@ -220,10 +257,7 @@ class StoredPrompts:
             way=str(self.way(opened.tokens, len(ids) - opened.tokens)) if opened.tokens else "",
             failure=str(failure) if failure is not None else self._failure_of(found),
         )
-        recording = cache.record(partial(self._recording, cache, ids, found))
-        if recording is None and found is not None:
-            found.close()
-        return StoredReading(cache, facts, recording)
+        return facts, found
 
     def way(self, found_tokens: int, tokens: int) -> Way:
         """Return how tokens behind a stored prefix are best read."""
@@ -252,10 +286,31 @@ class StoredPrompts:
         first = first_segment if _fits(cache) else sys.maxsize
         return Recording(self._store, writer, found, ids, engine, self._slot, first)
 
+    # --- where a prefix may end ------------------------------------------------------------
+
+    def whole(self, tokens: int) -> int:
+        """Return how many tokens, at most so many, end where a stored prefix may end."""
+        if self._reuse is Reuse.EXACT and self._chunk_tokens is None:
+            # A prompt that is read in one pass has no border before its end.
+            return 0
+        return tokens // self._border * self._border
+
+    def storable(self, made: Made) -> int:
+        """Return how many tokens have rows that may be stored."""
+        if self._reuse is Reuse.LONGEST:
+            return self.whole(made.dense)
+        return self.whole(made.even) if made.chunk == self._chunk_tokens else 0
+
     # --- inside ----------------------------------------------------------------------------
 
     def _usable(self, found: StoredPrefix, ids: Sequence[int]) -> int:
-        return min(found.tokens, len(ids) - 1) // self._border * self._border
+        """Return how many tokens of a found prefix to take; at least one is computed."""
+        tokens = self.whole(min(found.tokens, len(ids) - 1))
+        # A pass of a single token selects; the last one does so only where it would anyway.
+        size = self._chunk_tokens
+        if ends_singly(len(ids) - tokens, size) and not ends_singly(len(ids), size):
+            tokens -= self._border
+        return max(0, tokens)
 
     def _states(self, tokens: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
         size = (self._shape.kv_heads, tokens, self._shape.head_dim)
@@ -282,6 +337,8 @@ class StoredPrompts:
         rows: Callable[[int, int, NDArray[np.uint8]], None],
         seconds: float,
     ) -> int:
+        # What is behind a border has, in other prompts, the bits of another division.
+        ids = ids[: self.whole(len(ids))]
         found = self._store.find(self.namespace, ids, self._salt)
         stored = 0 if found is None else found.tokens
         writer = None
@@ -317,33 +374,24 @@ class StoredReading:
 
     Parameters
     ----------
-    cache
-        Holds the stored prefix.
     facts
         What came of opening it.
     recording
         Takes rows to the store; None where none are stored.
     """
 
-    def __init__(
-        self, cache: HillInferCache, facts: StoreFacts, recording: Recording | None
-    ) -> None:
-        self._cache, self._facts, self._recording = cache, facts, recording
+    def __init__(self, facts: StoreFacts, recording: Recording | None) -> None:
+        self._facts, self._recording = facts, recording
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether rows go to the store as they are made."""
+        return self._recording is not None
 
     @property
     def found_tokens(self) -> int:
         """Tokens that the cache holds already."""
         return self._facts.found_tokens
-
-    @property
-    def way(self) -> Way:
-        """How the tokens behind them are to be read."""
-        return Way(self._facts.way or Way.STREAMED)
-
-    def finish(self) -> None:
-        """Publish what is left of the prompt, behind the rows that are being written."""
-        if self._recording is not None:
-            self._cache.end_recording()
 
     def facts(self) -> StoreFacts:
         """Return what the store did, once everything is published that is queued."""
@@ -354,71 +402,6 @@ class StoredReading:
         stored = max(0, self._recording.published_tokens - self._facts.found_tokens)
         seconds = self._facts.store_seconds + time.perf_counter() - began
         return replace(self._facts, stored_tokens=stored, store_seconds=seconds)
-
-
-class StoredGeneration(Generation):
-    """A generation that looks a prompt up in a store before it reads it, and stores it afterwards.
-
-    Parameters
-    ----------
-    model, cache, chunk_tokens
-        As in `Generation`; an empty cache of HillInfer.
-    prompts
-        The store, as the model uses it.
-
-    """
-
-    def __init__(
-        self, model: Any, cache: HillInferCache, chunk_tokens: int, prompts: StoredPrompts
-    ) -> None:
-        super().__init__(model, cache, chunk_tokens)
-        self._prompts = prompts
-        self._reading: StoredReading | None = None
-        self._passes: list[Sequence[int]] = []
-
-    @property
-    def read_from_store(self) -> StoreFacts | None:
-        """What the store brought for the prompt that was read first; None before."""
-        return None if self._reading is None else self._reading.facts()
-
-    def read(
-        self, token_ids: Sequence[int], on_progress: Callable[[int], None] = lambda done: None
-    ) -> None:
-        """Read tokens; the first ones of a first prompt come from the store where it has them."""
-        if self._reading is not None or self.cache.get_seq_length():
-            super().read(token_ids, on_progress)
-            return
-        reading = self._reading = self._prompts.open(self.cache, token_ids)
-        start = reading.found_tokens
-        if start:
-            # As they were read: where the store fails they are read so again.
-            size = self._chunk_tokens
-            self._passes = [token_ids[at : at + size] for at in range(0, start, size)]
-            self._passes[-1] = token_ids[(len(self._passes) - 1) * size : start]
-            on_progress(start)
-        is_single = start and reading.way is Way.IN_PLACE
-        own = super().read_singly if is_single else super().read
-        own(token_ids[start:], lambda done: on_progress(start + done))
-        reading.finish()
-
-    def fork(self) -> StoredGeneration:
-        """Return a generation that goes on from here by itself, and needs no store either."""
-        twin = StoredGeneration(self._model, self.cache.fork(), self._chunk_tokens, self._prompts)
-        twin._logits, twin._passes = self._logits, list(self._passes)
-        twin._reading = self._reading
-        return twin
-
-    def _forward(self, token_ids: Sequence[int]) -> None:
-        try:
-            super()._forward(token_ids)
-        except StoredRowsError:
-            # Rows that the store has cannot be read: all are computed, in the passes that made
-            # them, so that no bit of the answer is another.
-            self.cache.reset()
-            for one in self._passes:
-                super()._forward(one)
-            super()._forward(token_ids)
-        self._passes.append(token_ids)
 
 
 def _slot_of(shape: ModelShape) -> ShadowSlot | None:

@@ -43,7 +43,7 @@ def test_a_second_run_reads_what_the_first_one_stored(generate, command, long_do
     first, report = generate(*stored)
     assert first.out == plain.out
     assert report["store"]["found_tokens"] == 0
-    assert report["store"]["stored_tokens"] == report["document_tokens"] // 64 * 64
+    assert report["store"]["stored_tokens"] == report["document_tokens"] // 256 * 256
     again, report = generate(*stored)
     assert again.out == plain.out
     assert report["store"]["found_tokens"] == (report["document_tokens"] - 1) // 256 * 256
@@ -56,7 +56,7 @@ def test_a_second_run_reads_what_the_first_one_stored(generate, command, long_do
     for other in (("--salt", "other"), ("--projections", "fused")):
         assert generate(*stored, *other)[1]["store"]["found_tokens"] == 0
     listed = json.loads(command("store", "ls", "--store", place, "--json").out)
-    assert {one["tokens"] for one in listed} == {report["document_tokens"] // 64 * 64}
+    assert {one["tokens"] for one in listed} == {report["document_tokens"] // 256 * 256}
     assert len(listed) == 3
 
 

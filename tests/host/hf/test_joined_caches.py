@@ -156,6 +156,37 @@ def test_a_batch_of_several_rows_is_joined_whole(row_by_row, cold_dir):
             cache.close()
 
 
+def test_caches_without_tokens_read_their_prompts_by_themselves(cold_dir):
+    texts = [prompts([length], seed=length)[0] for length in (150, 70, 2, 33)]
+    ids = torch.zeros(4, 150, dtype=torch.long)
+    mask = torch.zeros_like(ids)
+    for row, text in enumerate(texts):
+        ids[row, -text.shape[1] :], mask[row, -text.shape[1] :] = text, 1
+    with attached(TINY.build(), cold_dir, alpha=1.0) as hill:
+        expected = []
+        for text in texts:
+            cache = hill.new_cache()
+            expected.append(run(hill.model, cache, text, new_tokens=5).sequences[0, -5:])
+            cache.close()
+        caches = [hill.new_cache() for _ in texts]
+        joined = hill.join(caches)
+        together = run(hill.model, joined, ids, mask, new_tokens=5)
+        assert torch.equal(together.sequences[:, -5:], torch.stack(expected))
+        assert not torch.equal(expected[0], expected[1])
+        assert [len(row) for row in joined.token_ids] == [154, 74, 6, 37]
+        for cache in caches:
+            cache.close()
+        # A pass of one's own brings each of them as many tokens.
+        caches = [hill.new_cache() for _ in range(2)]
+        joined = hill.join(caches)
+        with torch.no_grad():
+            logits = hill.model(**joined.inputs(ids[:2, -60:])).logits
+        assert logits.shape[:2] == (2, 60)
+        assert [cache.get_seq_length() for cache in caches] == [60, 60]
+        for cache in caches:
+            cache.close()
+
+
 def test_a_step_that_breaks_off_leaves_every_cache_as_it_was(row_by_row, cold_dir):
     turn, _ = prompts([1, 1, 1], seed=8)
     with attached(TINY.build(), cold_dir, alpha=0.3) as hill:
@@ -201,17 +232,16 @@ def test_loaded_sessions_and_new_caches_take_steps_together(row_by_row, cold_dir
 def test_what_cannot_be_joined_is_named(cold_dir):
     first, second = documents((80, 40))
     with attached(TINY.build(), cold_dir) as hill, attached(TINY.build(), cold_dir) as other:
-        cache, empty, strange = read(hill, first), hill.new_cache(), read(other, second)
+        cache, strange = read(hill, first), read(other, second)
         for given, message in [
             ([], "no caches were given"),
             ([cache, cache], "cache 1 is there twice: join cache.fork()"),
             ([cache, strange], "cache 1 and cache 0 belong to two engines"),
-            ([cache, empty], "cache 1 holds no tokens: read its document first"),
             ([cache, DynamicCache(config=hill.model.config)], "cache 1 is DynamicCache"),
         ]:
             with pytest.raises(CacheUseError, match=message):
                 hill.join(given)
-        for one in (cache, empty, strange):
+        for one in (cache, strange):
             one.close()
 
 

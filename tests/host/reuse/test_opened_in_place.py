@@ -22,7 +22,8 @@ from hillinfer.engine.runtime import Runtime
 from hillinfer.generate.answering import Generation, Sampling
 from hillinfer.hf.attach import Attachment
 from hillinfer.model_shape import ModelShape
-from hillinfer.reuse.stored_prompts import StoredGeneration, StoredPrompts
+from hillinfer.reuse.model_prompts import ModelPrompts
+from hillinfer.reuse.stored_prompts import StoredPrompts
 from hillinfer.reuse.ways import PassRates, Way
 from hillinfer.settings import Settings
 from hillinfer.shadow.store import STREAM_BUFFERS, shadow_bytes
@@ -99,8 +100,15 @@ def stored(model, store):
     return StoredPrompts(store, model, reuse=Reuse.EXACT, chunk_tokens=CHUNK)
 
 
-def through(model, cache, prompts_of):
-    return StoredGeneration(model, cache, CHUNK, prompts_of)
+def through(model, hill, store, *expected):
+    """Return a generation over a cache that uses a store."""
+    prompts_of = ModelPrompts(store, model, "exact")
+    return Generation(model, hill.new_cache(*expected, prompts=prompts_of), CHUNK)
+
+
+def told(generation):
+    """Return what a store did for a generation's prompt."""
+    return generation.cache.read_from_store
 
 
 def attached_in(way, model, cold_dir):
@@ -124,12 +132,11 @@ def test_no_bit_depends_on_the_store(way, model, store, cold_dir):
     with attached_in(way, model, cold_dir) as hill, torch.no_grad():
         plain = plain_answer(model, hill, ids)
         for found in (0, STORED // CHUNK * CHUNK):
-            cache = hill.new_cache(TOKENS + NEW)
-            generation = through(model, cache, stored(model, store))
+            generation = through(model, hill, store, TOKENS + NEW)
             assert answer(model, generation, ids) == plain
-            told = generation.read_from_store
-            assert (told.found_tokens, told.failure) == (found, "")
-            cache.close()
+            facts = told(generation)
+            assert (facts.found_tokens, facts.failure) == (found, "")
+            generation.close()
     assert store.counts.failures == 0
     assert store.statistics()["leases"] == 0
 
@@ -143,10 +150,10 @@ def test_a_bit_of_a_row_changes_the_bits_of_an_answer(model, store, cold_dir):
     with attached(model, cold_dir, alpha=1.0) as hill, torch.no_grad():
         plain = plain_answer(model, hill, ids)
         prompts_of = stored(model, store)
-        assert prompts_of.keep(full, ids) == 1088
-        generation = through(model, hill.new_cache(), prompts_of)
+        assert prompts_of.keep(full, ids) == 1024
+        generation = through(model, hill, store)
         assert answer(model, generation, ids).bits != plain.bits
-        assert generation.read_from_store.found_tokens == 1024
+        assert told(generation).found_tokens == 1024
         generation.close()
 
 
@@ -157,10 +164,10 @@ def opened_pair(model, hill, store, ids):
     """Return two generations that have read the same prompt, both open."""
     found = []
     for _ in range(2):
-        generation = through(model, hill.new_cache(), stored(model, store))
+        generation = through(model, hill, store)
         generation.read(ids)
         # Everything is published once it is told.
-        assert generation.read_from_store.failure == ""
+        assert told(generation).failure == ""
         found.append(generation)
     return found
 
@@ -170,8 +177,8 @@ def test_a_second_cache_reads_nothing_and_holds_nothing_twice(model, store, cold
     with attached(model, cold_dir) as hill, torch.no_grad():
         plain = plain_answer(model, hill, ids)
         one, other = opened_pair(model, hill, store, ids)
-        assert one.read_from_store.found_tokens == 0
-        assert (other.read_from_store.found_tokens, other.read_from_store.read_bytes) == (2432, 0)
+        assert told(one).found_tokens == 0
+        assert (told(other).found_tokens, told(other).read_bytes) == (2432, 0)
         # Only what is behind the prefix is there twice.
         token_bytes = ModelShape.from_config(model.config, model.dtype).token_bytes
         both, alone = hill.statistics().kv_bytes, one.statistics().kv_bytes
@@ -185,9 +192,9 @@ def test_a_second_cache_reads_nothing_and_holds_nothing_twice(model, store, cold
         other.close()
         assert store.statistics()["leases"] == 0
         # The twin: what nobody has open is read.
-        third = through(model, hill.new_cache(), stored(model, store))
+        third = through(model, hill, store)
         third.read(ids)
-        assert third.read_from_store.read_bytes > 0
+        assert told(third).read_bytes > 0
         third.close()
 
 
@@ -195,14 +202,14 @@ def test_prompts_that_part_go_on_by_themselves(model, store, cold_dir):
     shared = ids_of(1500)
     ends = [ids_of(700, seed=seed) for seed in (3, 7)]
     with attached(model, cold_dir) as hill, torch.no_grad():
-        first = through(model, hill.new_cache(), stored(model, store))
+        first = through(model, hill, store)
         first.read(shared)
-        assert first.read_from_store.stored_tokens == 1472
+        assert told(first).stored_tokens == 1408
         going = []
         for end in ends:
-            generation = through(model, hill.new_cache(), stored(model, store))
+            generation = through(model, hill, store)
             generation.read(shared + end)
-            assert generation.read_from_store.found_tokens == 1408
+            assert told(generation).found_tokens == 1408
             going.append(generation)
         for generation, end in zip(going, ends, strict=True):
             plain = plain_answer(model, hill, shared + end)
@@ -210,10 +217,10 @@ def test_prompts_that_part_go_on_by_themselves(model, store, cold_dir):
         for generation in (first, *going):
             generation.close()
         for end in ends:
-            again = through(model, hill.new_cache(), stored(model, store))
+            again = through(model, hill, store)
             plain = plain_answer(model, hill, shared + end)
             assert answer(model, again, shared + end) == plain
-            assert again.read_from_store.found_tokens == 2176
+            assert told(again).found_tokens == 2176
             again.close()
     assert store.counts.failures == 0
     assert store.statistics()["leases"] == store.statistics()["writing"] == 0
@@ -231,9 +238,9 @@ def test_rows_are_written_once(model, store, cold_dir):
 
     ids = ids_of(STORED)
     with Attachment(model, small(cold_dir), open_runtime=opened) as hill, torch.no_grad():
-        generation = through(model, hill.new_cache(), stored(model, store))
+        generation = through(model, hill, store)
         generation.read(ids)
-        assert generation.read_from_store.stored_tokens == STORED
+        assert told(generation).stored_tokens == STORED
         assert own_blocks() == 0
         # The twin: rows made under selection are the cache's own.
         list(generation.decode(Sampling(), 65, frozenset()))
@@ -246,7 +253,7 @@ def test_chunks_are_found_while_the_prompt_is_being_read(model, store, cold_dir)
     ids = ids_of(TOKENS)
     seen = []
     with attached(model, cold_dir) as hill, torch.no_grad():
-        generation = through(model, hill.new_cache(), stored(model, store))
+        generation = through(model, hill, store)
         with Store(store.places.directory) as other:
             space = stored(model, store).namespace
 
@@ -264,19 +271,19 @@ def test_chunks_are_found_while_the_prompt_is_being_read(model, store, cold_dir)
 def test_the_next_turn_of_a_conversation_goes_on_in_the_store(model, store, cold_dir):
     question = ids_of(1100)
     with attached(model, cold_dir) as hill, torch.no_grad():
-        first = through(model, hill.new_cache(), stored(model, store))
+        first = through(model, hill, store)
         first.read(question)
         said = list(first.decode(Sampling(), 100, frozenset()))
-        assert first.read_from_store.stored_tokens == 1088
+        assert told(first).stored_tokens == 1024
         first.close()
         # What was said is read densely now, whatever rows it left behind.
         turn = question + said + ids_of(300, seed=9)
         plain = plain_answer(model, hill, turn)
-        second = through(model, hill.new_cache(), stored(model, store))
+        second = through(model, hill, store)
         assert answer(model, second, turn) == plain
-        told = second.read_from_store
-        assert (told.found_tokens, told.stored_tokens) == (1024, 1472 - 1024)
-        assert told.way == "streamed"
+        facts = told(second)
+        assert (facts.found_tokens, facts.stored_tokens) == (1024, 1408 - 1024)
+        assert facts.way == "streamed"
         second.close()
     # The tail went on in its place.
     assert store.statistics()["chunks"] == 2
@@ -287,9 +294,9 @@ def test_a_session_is_saved_from_a_store(model, store, cold_dir, tmp_path):
     with attached(model, cold_dir) as hill, torch.no_grad():
         plain = plain_answer(model, hill, ids)
         for _ in range(2):
-            generation = through(model, hill.new_cache(), stored(model, store))
+            generation = through(model, hill, store)
             generation.read(ids[:-1])
-            assert generation.read_from_store.failure == ""
+            assert told(generation).failure == ""
             cache = generation.cache
         cache.save_session(tmp_path / "saved")
         resumed = Generation(model, hill.load_session(tmp_path / "saved"), CHUNK)
@@ -306,17 +313,17 @@ def test_a_session_is_saved_from_a_store(model, store, cold_dir, tmp_path):
 def test_tokens_are_read_singly_where_that_is_sooner(model, store, cold_dir):
     ids = ids_of(TOKENS)
     with attached(model, cold_dir) as hill, torch.no_grad():
-        first = through(model, hill.new_cache(), StoredPrompts(store, model))
+        first = Generation(model, hill.new_cache(prompts=ModelPrompts(store, model)), CHUNK)
         first.read(ids)
         first.close()
         for rates, way in (
             (PassRates(1e3, 1e-3), Way.IN_PLACE),
             (PassRates(1e12, 1.0), Way.STREAMED),
         ):
-            own = StoredPrompts(store, model, rates=rates)
-            generation = through(model, hill.new_cache(), own)
+            own = ModelPrompts(store, model, rates=rates)
+            generation = Generation(model, hill.new_cache(prompts=own), CHUNK)
             generation.read(ids)
-            assert generation.read_from_store.way == str(way)
+            assert told(generation).way == str(way)
             assert generation.cache.get_seq_length() == TOKENS
             generation.close()
 
@@ -326,9 +333,9 @@ def test_caches_of_another_shadow_share_rows(model, store, cold_dir):
     for shadow in (KeyMode.INT4, KeyMode.INT8, KeyMode.INT8):
         with attached(model, cold_dir, shadow=shadow) as hill, torch.no_grad():
             plain = plain_answer(model, hill, ids)
-            generation = through(model, hill.new_cache(), stored(model, store))
+            generation = through(model, hill, store)
             assert answer(model, generation, ids) == plain
-            found = generation.read_from_store.found_tokens
+            found = told(generation).found_tokens
             generation.close()
     assert found == STORED
 
@@ -336,9 +343,9 @@ def test_caches_of_another_shadow_share_rows(model, store, cold_dir):
 def test_a_tail_is_filled_by_one(model, store, cold_dir):
     shared = ids_of(1500)
     both = [shared + ids_of(200, seed=seed) for seed in (3, 7)]
-    prompts_of = stored(model, store)
     with attached(model, cold_dir) as hill, torch.no_grad():
-        first = through(model, hill.new_cache(), prompts_of)
+        prompts_of = stored(model, store)
+        first = through(model, hill, store)
         first.read(shared)
         first.close()
         # Both find the tail before either goes on from it.
@@ -347,35 +354,35 @@ def test_a_tail_is_filled_by_one(model, store, cold_dir):
         for cache, ids, reading in zip(caches, both, readings, strict=True):
             assert reading.found_tokens == 1408
             Generation(model, cache, CHUNK).read(ids[1408:])
-            reading.finish()
+            cache.end_recording()
             assert reading.facts().stored_tokens == 1664 - 1408
             cache.close()
         for ids in both:
             plain = plain_answer(model, hill, ids)
-            again = through(model, hill.new_cache(), prompts_of)
+            again = through(model, hill, store)
             assert answer(model, again, ids) == plain
-            assert again.read_from_store.found_tokens == 1664
+            assert told(again).found_tokens == 1664
             again.close()
     assert store.verify(Parts.ALL).wrong == store.counts.failures == 0
 
 
 def test_rows_made_under_selection_are_not_stored(model, store, cold_dir):
     ids = ids_of(1500)
-    prompts_of = stored(model, store)
     with attached(model, cold_dir) as hill, torch.no_grad():
+        prompts_of = stored(model, store)
         cache = hill.new_cache()
         reading = prompts_of.open(cache, ids)
         generation = Generation(model, cache, CHUNK)
         generation.read(ids[:1152])
         generation.read_singly(ids[1152:1300])
         generation.read(ids[1300:])
-        reading.finish()
+        cache.end_recording()
         assert reading.facts().stored_tokens == 1152
         cache.close()
         # The twin: read at once, they are.
-        again = through(model, hill.new_cache(), prompts_of)
+        again = through(model, hill, store)
         again.read(ids)
-        assert again.read_from_store.stored_tokens == 1472 - 1152
+        assert told(again).stored_tokens == 1408 - 1152
         again.close()
 
 
@@ -389,9 +396,9 @@ def test_an_extent_that_is_read_stays(model, store, cold_dir):
         plain = plain_answer(model, hill, ids)
         with Store(store.places.directory, calls=failing) as own:
             failing.left = {"fdatasync": 0}
-            generation = through(model, hill.new_cache(), stored(model, own))
+            generation = through(model, hill, own)
             generation.read(ids)
-            assert generation.read_from_store.stored_tokens == 0
+            assert told(generation).stored_tokens == 0
             assert own.statistics()["writing"] > 0
             assert list(generation.decode(Sampling(), NEW, frozenset())) == plain.tokens
             failing.left = {}
@@ -424,20 +431,20 @@ def test_a_flipped_bit_reaches_no_token(name, model, store, cold_dir):
     ids = ids_of(TOKENS)
     with attached(model, cold_dir) as hill, torch.no_grad():
         plain = plain_answer(model, hill, ids)
-        first = through(model, hill.new_cache(), stored(model, store))
+        first = through(model, hill, store)
         assert answer(model, first, ids) == plain
         first.close()
         with store.find(stored(model, store).namespace, ids) as prefix:
             flip(store, prefix.chunks[number].record.span.offset + place(prefix.shape))
-        again = through(model, hill.new_cache(), stored(model, store))
+        again = through(model, hill, store)
         assert answer(model, again, ids) == plain
-        assert again.read_from_store.found_tokens == found
+        assert told(again).found_tokens == found
         again.close()
         assert store.counts.quarantined_chunks == (name != "nothing")
         if found < STORED:
             # What was wrong is stored again, and so is what came behind it.
             with store.find(stored(model, store).namespace, ids) as prefix:
-                assert prefix.tokens == TOKENS // 64 * 64
+                assert prefix.tokens == STORED
     assert store.statistics()["leases"] == 0
 
 
@@ -448,13 +455,13 @@ def test_a_drive_that_goes_away_costs_no_bit(found, model, store, cold_dir):
         plain = plain_answer(model, hill, ids)
         first = None
         if found:
-            first = through(model, hill.new_cache(), stored(model, store))
+            first = through(model, hill, store)
             first.read(ids)
-            assert first.read_from_store.stored_tokens > found
-        generation = through(model, hill.new_cache(), stored(model, store))
+            assert told(first).stored_tokens >= found
+        generation = through(model, hill, store)
         generation.read(ids)
         fork = generation.fork()
-        assert generation.read_from_store.found_tokens == found
+        assert told(generation).found_tokens == found
         if first is not None:
             first.close()
         os.truncate(store.places.files[0][0], 128 * 1024)
@@ -518,7 +525,7 @@ def test_a_call_that_fails_costs_no_answer(kind, first, number, model, store, co
         with Store(place, calls=failing) as own:
             failing.left, failing.number = {kind: first}, number
             for _ in range(2):
-                generation = through(model, hill.new_cache(), stored(model, own))
+                generation = through(model, hill, own)
                 assert answer(model, generation, ids) == plain
                 generation.close()
             failing.left = {}
@@ -526,7 +533,7 @@ def test_a_call_that_fails_costs_no_answer(kind, first, number, model, store, co
             facts = own.statistics()
             assert facts["writing"] == facts["leases"] == 0
             assert own.verify(Parts.ALL).wrong == 0
-            generation = through(model, hill.new_cache(), stored(model, own))
+            generation = through(model, hill, own)
             assert answer(model, generation, ids) == plain
             generation.close()
             assert own.counts.failures == 0
@@ -538,7 +545,7 @@ READER = """
 import os, signal, sys
 sys.path[:0] = sys.argv[3].split(":")
 import torch
-from test_opened_in_place import CHUNK, FailingCalls, Store, TinyModel, attached, ids_of, stored
+from test_opened_in_place import CHUNK, FailingCalls, Store, TinyModel, attached, ids_of
 from test_opened_in_place import through
 from pathlib import Path
 
@@ -555,7 +562,7 @@ calls = Killing("none", 0)
 with attached(model, Path(sys.argv[2])) as hill, torch.no_grad():
     with Store(sys.argv[1], calls=calls) as store:
         calls.left = {kind: int(first)}
-        generation = through(model, hill.new_cache(), stored(model, store))
+        generation = through(model, hill, store)
         generation.read(ids_of(2500))
         generation.close()
 """
@@ -575,7 +582,7 @@ def test_a_killed_reader_leaves_the_store_whole(kind, first, model, store, cold_
         assert own.verify(Parts.ALL).wrong == 0
         with attached(model, cold_dir) as hill, torch.no_grad():
             plain = plain_answer(model, hill, ids)
-            generation = through(model, hill.new_cache(), stored(model, own))
+            generation = through(model, hill, own)
             assert answer(model, generation, ids) == plain
             generation.close()
         assert own.counts.failures == 0

@@ -9,8 +9,7 @@ from transformers import DynamicCache
 
 from hillinfer.errors import CacheUseError
 from hillinfer.generate.answering import Generation, Sampling
-from hillinfer.reuse.stored_prompts import StoredGeneration, StoredPrompts
-from hillinfer.store.keys import Reuse
+from hillinfer.reuse.stored_prompts import StoredPrompts
 from hillinfer.store.store import Store
 
 MIB = 1 << 20
@@ -59,21 +58,21 @@ def test_an_ordinary_cache_gets_the_bits_it_would_compute(store, family, dtype):
 def test_a_generation_goes_on_from_the_store(store, cold_dir):
     model = TinyModel(head_dim=32, dtype=torch.bfloat16).build()
     ids = ids_of(700)
-    with attached(model, cold_dir, alpha=0.2) as hill, torch.no_grad():
+    # Another document that begins alike.
+    other = ids[:300] + ids_of(300, seed=7)
+    with attached(model, cold_dir, alpha=0.2) as hill:
         plain = answer(Generation(model, hill.new_cache(800), 64), ids)
-        stored = StoredPrompts(store, model, reuse=Reuse.EXACT, chunk_tokens=64)
-        for found in (0, 640):
-            generation = StoredGeneration(model, hill.new_cache(800), 64, stored)
-            assert answer(generation, ids) == plain
-            assert generation.read_from_store.found_tokens == found
-            assert generation.read_from_store.failure == ""
-            generation.close()
-        # Another document that begins alike.
-        other = ids[:300] + ids_of(300, seed=7)
         expected = answer(Generation(model, hill.new_cache(800), 64), other)
-        generation = StoredGeneration(model, hill.new_cache(800), 64, stored)
+    with attached(model, cold_dir, alpha=0.2, store=store, reuse="exact") as hill:
+        for found in (0, 640):
+            generation = Generation(model, hill.new_cache(800), 64)
+            assert answer(generation, ids) == plain
+            assert generation.cache.read_from_store.found_tokens == found
+            assert generation.cache.read_from_store.failure == ""
+            generation.close()
+        generation = Generation(model, hill.new_cache(800), 64)
         assert answer(generation, other) == expected
-        assert generation.read_from_store.found_tokens == 256
+        assert generation.cache.read_from_store.found_tokens == 256
     assert store.counts.failures == 0
 
 
@@ -100,16 +99,17 @@ def test_a_store_that_fails_costs_time_and_no_answer(store, cold_dir):
     model = TinyModel(head_dim=32, dtype=torch.bfloat16).build()
     ids = ids_of(700)
     path = store.places.files[0][0]
-    with attached(model, cold_dir, alpha=0.2) as hill, torch.no_grad():
+    with attached(model, cold_dir, alpha=0.2) as hill:
         plain = answer(Generation(model, hill.new_cache(800), 64), ids)
-        stored = StoredPrompts(store, model, reuse=Reuse.EXACT, chunk_tokens=64)
-        answer(StoredGeneration(model, hill.new_cache(800), 64, stored), ids)
+    with attached(model, cold_dir, alpha=0.2, store=store, reuse="exact") as hill:
+        answer(Generation(model, hill.new_cache(800), 64), ids)
         # Zeros, as of a drive that lost what it was given.
         with path.open("r+b") as file:
             file.seek(128 * 1024 + 40 * 1024)
             file.write(bytes(8 << 20))
-        generation = StoredGeneration(model, hill.new_cache(800), 64, stored)
+        generation = Generation(model, hill.new_cache(800), 64)
         assert answer(generation, ids) == plain
-        assert generation.read_from_store.found_tokens == 0
-        assert "not as they were written" in generation.read_from_store.failure
+        told = generation.cache.read_from_store
+        assert told.found_tokens == 0
+        assert "not as they were written" in told.failure
     assert store.counts.quarantined_chunks == 1

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everything about a model that decides which bits its keys and values have."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from hillinfer.hf.hooks import ModelHook
+from hillinfer.sessions.fingerprint import Fingerprint, weights_digest
+from hillinfer_model.choices import KeyMode
+
+# What codes a shadow changes no row, and ids say what a tokenizer made of a text.
+_NO_MATTER = ("shadow", "tokenizer", "contract_version", "segment_tokens")
+
+
+class DescribedModel:
+    """A model as it is at each moment: weights, positions, types, adapters, and what covers them.
+
+    Weights are hashed again where torch's counters say that they were written or replaced; what is
+    written behind those, as through `.data`, is not noticed.
+
+    Parameters
+    ----------
+    model
+        A causal language model of transformers.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._stamp: list[tuple[Any, ...]] | None = None
+        self._weights = ""
+
+    def facts(self) -> dict[str, object]:
+        """Return what decides the bits, by name, as JSON can say it."""
+        model = self._model
+        found = asdict(Fingerprint.of(model.config, model.dtype, KeyMode.INT8))
+        return {name: value for name, value in found.items() if name not in _NO_MATTER} | {
+            "weights": self._digest(),
+            "modules": _modules_digest(model),
+            "device": model.device.type,
+        }
+
+    def _digest(self) -> str:
+        stamp = [
+            (name, id(one), one.data_ptr(), _version(one), one.shape, one.dtype)
+            for name, one in [*self._model.named_parameters(), *self._model.named_buffers()]
+        ]
+        if stamp != self._stamp:
+            self._weights, self._stamp = _weights(self._model), stamp
+        return self._weights
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _weights(model: Any) -> str:
+    """Return the digest of all weights, and of buffers that are saved with none, like rotary's."""
+    whole = hashlib.sha256(weights_digest(model).encode())
+    for name, one in sorted(model.named_buffers()):
+        line = f"{name} {tuple(one.shape)} {one.dtype} "
+        data = one.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8)
+        whole.update(line.encode() + data.numpy().tobytes())
+    return whole.hexdigest()
+
+
+def _modules_digest(model: torch.nn.Module) -> str:
+    """Return the digest of what modules are and say of themselves: adapters, scales, switches."""
+    told = [(name, *_told(module)) for name, module in sorted(model.named_modules())]
+    return hashlib.sha256(json.dumps(told, separators=(",", ":")).encode()).hexdigest()
+
+
+def _told(module: torch.nn.Module) -> Iterator[object]:
+    yield _name(type(module))
+    own = vars(module)
+    if not isinstance(module, PreTrainedModel):
+        # Of a whole model they are names of places and what its calls leave behind.
+        simple = ((name, _simple(value)) for name, value in sorted(own.items()))
+        yield [(name, value) for name, value in simple if value is not None]
+    for hooks in (module._forward_pre_hooks, module._forward_hooks):
+        yield [_name(one) for one in hooks.values() if not isinstance(one, ModelHook)]
+    covered: Callable[..., Any] | None = own.get("forward")
+    if covered is not None:
+        held = getattr(covered, "__closure__", None) or ()
+        yield [_name(covered), *(_name(type(cell.cell_contents)) for cell in held)]
+
+
+def _name(one: Any) -> str:
+    named = one if hasattr(one, "__qualname__") else type(one)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+def _simple(value: object) -> str | None:
+    """Return a value as text, None where it is not made of numbers, names and their lists."""
+    if isinstance(value, bool | int | float | str):
+        return repr(value)
+    if isinstance(value, dict):
+        parts = [(str(key), _simple(one)) for key, one in value.items()]
+        return None if any(one is None for _, one in parts) else repr(sorted(parts))
+    if isinstance(value, list | tuple | set | frozenset):
+        items = [_simple(one) for one in value]
+        known = [one for one in items if one is not None]
+        ordered = known if isinstance(value, list | tuple) else sorted(known)
+        return None if len(known) < len(items) else repr(ordered)
+    return None

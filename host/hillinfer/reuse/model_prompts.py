@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A store as one attached model uses it: every prompt of its caches is looked up and stored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hillinfer.errors import SettingsError
+from hillinfer.reuse.described_model import DescribedModel
+from hillinfer.reuse.stored_prompts import StoredPrompts
+from hillinfer.reuse.ways import PassRates
+from hillinfer.store.keys import Reuse
+from hillinfer.store.store import Store
+from hillinfer.values import choice, path
+
+
+class ModelPrompts:
+    """The prompts of one model in a store, however they are divided into passes.
+
+    Parameters
+    ----------
+    store
+        Open, and closed by whoever opened it; or the directory of one, which is opened here.
+    model
+        A causal language model of transformers; it is described anew for each prompt.
+    reuse
+        Where a stored prefix may end: `longest` or `exact`.
+    salt
+        Of a tenant; what others have stored is not found.
+    made_by, divided_by, rates
+        As in `StoredPrompts`.
+
+    Raises
+    ------
+    SettingsError
+        Where one of them is of another kind.
+    StoreError
+        Where the directory holds no store, or one that cannot be used.
+    """
+
+    def __init__(
+        self,
+        store: Store | Path | str,
+        model: Any,
+        reuse: Reuse | str = Reuse.LONGEST,
+        salt: bytes = b"",
+        made_by: Mapping[str, object] | None = None,
+        divided_by: Mapping[str, object] | None = None,
+        rates: PassRates | None = None,
+    ) -> None:
+        if not isinstance(salt, bytes):
+            raise SettingsError(f"salt must be bytes, not {type(salt).__name__}")
+        self._reuse = choice("reuse", Reuse, reuse)
+        self._salt, self._made_by, self._divided_by = salt, made_by, divided_by
+        self._rates = rates
+        self._model, self._described = model, DescribedModel(model)
+        # Last: nothing is to be open where this fails.
+        self._opened = None if isinstance(store, Store) else Store(path("store", store))
+        self._store = store if isinstance(store, Store) else self._opened
+
+    def divided(self, chunk_tokens: int | None) -> StoredPrompts:
+        """Return the store as prompts use it that are read in such chunks; None: in one pass."""
+        assert self._store is not None
+        return StoredPrompts(
+            self._store,
+            self._model,
+            self._salt,
+            self._reuse,
+            chunk_tokens,
+            self._made_by,
+            self._described.facts(),
+            self._divided_by,
+            self._rates,
+        )
+
+    def close(self) -> None:
+        """Close the store where it was opened here; harmless when done twice."""
+        if self._opened is not None:
+            self._opened.close()
