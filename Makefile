@@ -178,7 +178,7 @@ $(VENV)/installed: pyproject.toml tools/pyproject.toml plugins/hillinfer_pynq/py
 		{ echo "Python lacks venv: on Debian, apt install python3-venv"; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
-		-e '.[run,hls,rtl,xrt,figures,test,lint]' -e ./tools -e ./plugins/hillinfer_pynq
+		-e '.[run,encryption,keyring,hls,rtl,xrt,figures,test,lint]' -e ./tools -e ./plugins/hillinfer_pynq
 	@$(BIN)/python tools/build_native.py $(if $(CI),--require)
 	@touch $@
 

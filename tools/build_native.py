@@ -37,6 +37,7 @@ COMMON: dict[str, list[str]] = {
     "launch_thread": [],
     "file_reads": [],
     "landing": [],
+    "page_cipher": [],
     "promotion": [],
     "read_plan": [],
     "ring": [],
@@ -107,7 +108,9 @@ def build(target: Path = LIBRARY, compiler: str | None = None, machine: str | No
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(compile_one, files))
         made = Path(folder) / target.name
-        _run([compiler, "-shared", "-pthread", *map(str, objects.values()), "-o", str(made)])
+        _run(
+            [compiler, "-shared", "-pthread", *map(str, objects.values()), "-ldl", "-o", str(made)]
+        )
         # In one step: whoever has the old one loaded keeps it.
         beside = target.with_suffix(f".{os.getpid()}")
         shutil.copyfile(made, beside)

@@ -6,7 +6,8 @@ from __future__ import annotations
 from mutants.hardware import HARDWARE
 from mutants.mutant import Mutant
 from mutants.prompts import PROMPTS
+from mutants.secrecy import SECRECY
 from mutants.software import SOFTWARE
 from mutants.trust import TRUST
 
-MUTANTS: tuple[Mutant, ...] = (*SOFTWARE, *HARDWARE, *TRUST, *PROMPTS)
+MUTANTS: tuple[Mutant, ...] = (*SOFTWARE, *HARDWARE, *TRUST, *PROMPTS, *SECRECY)

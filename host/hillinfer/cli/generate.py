@@ -15,12 +15,14 @@ from rich.console import Console
 
 from hillinfer.cli.console import quiet_transformers
 from hillinfer.cli.store import StoreUse
+from hillinfer.cli.store_keys import KeyFileOption, KeyringOption, PassphraseOption
 from hillinfer.errors import PromptError, SettingsError
 from hillinfer.generate.answering import Sampling
 from hillinfer.generate.prompt import PromptStyle, bounded, check_text, decoded, read_text
 from hillinfer.generate.special_tokens import SpecialTokens
 from hillinfer.kv.pool_policies import POOL_POLICIES, make_pool_policy
 from hillinfer.models.registry_model import DEFAULT_MODEL
+from hillinfer.secrecy.key_sources import key_source
 from hillinfer.settings import IOChoice, ModelName, QuestionReading, Settings
 from hillinfer.system.machine import NumberType
 from hillinfer.values import ByteSize, check_threads
@@ -423,6 +425,9 @@ def generate(
             help="Of a tenant: what is stored with another one is not found.",
         ),
     ] = "",
+    key_file: KeyFileOption = None,
+    passphrase_file: PassphraseOption = None,
+    keyring: KeyringOption = None,
     compare: Annotated[
         Compare | None, typer.Option(help="Also run the ordinary cache, side by side.")
     ] = None,
@@ -481,7 +486,9 @@ def generate(
         session=session,
         save_session=save_session,
         projections=projections,
-        store=StoreUse.of(store, store_size, reuse, salt),
+        store=StoreUse.of(
+            store, store_size, reuse, salt, key_source(key_file, passphrase_file, keyring)
+        ),
         prompt_file=None if reads_stdin(prompt_file, prompt) else prompt_file,
     )
     # torch and transformers take seconds to import: help and bad options do not wait for them.

@@ -13,8 +13,19 @@ from typing import Annotated
 import typer
 
 from hillinfer.cli.console import error_console, reading_view
+from hillinfer.cli.store_keys import (
+    KeyFileOption,
+    KeyringOption,
+    PassphraseOption,
+    forget,
+    given_key,
+    rekey,
+)
 from hillinfer.drive.calls import DriveCalls
 from hillinfer.errors import SettingsError
+from hillinfer.secrecy.key_sources import KeySource, WithoutKey, key_source
+from hillinfer.secrecy.library import CIPHER
+from hillinfer.secrecy.rate import CipherRate
 from hillinfer.store.keys import CHUNK_TOKENS, Reuse
 from hillinfer.store.maintenance import Parts, chains
 from hillinfer.store.maintenance import pin as pin_chunks
@@ -56,15 +67,25 @@ class StoreUse:
         Where a stored prefix may end.
     salt
         Of a tenant.
+    key
+        What an encrypted store's key comes from; None for one that is not encrypted.
     """
 
     directory: Path
     size: int | None
     reuse: Reuse
     salt: bytes
+    key: KeySource | None = None
 
     @classmethod
-    def of(cls, directory: Path | None, size: str | None, reuse: str, salt: str) -> StoreUse | None:
+    def of(
+        cls,
+        directory: Path | None,
+        size: str | None,
+        reuse: str,
+        salt: str,
+        key: KeySource | None = None,
+    ) -> StoreUse | None:
         """Return what options mean, None where they name no store.
 
         Raises
@@ -76,7 +97,7 @@ class StoreUse:
         if directory is None:
             return None
         amount = None if size is None else store_bytes(size)
-        return cls(directory, amount, way, salt.encode())
+        return cls(directory, amount, way, salt.encode(), key)
 
     def opened(self, calls: DriveCalls | None = None) -> Store:
         """Return the store, reached through `calls`, made where there is none and a size was given.
@@ -85,10 +106,12 @@ class StoreUse:
         ------
         StoreError
             Where there is none, or it cannot be used.
+        SecrecyError
+            Where its key is missing, is another one, or does not belong there.
         """
         if self.size is not None and not Store.exists(self.directory):
-            Store.create(self.directory, self.size)
-        return Store(self.directory, calls=calls)
+            Store.create(self.directory, self.size, key=self.key)
+        return Store(self.directory, calls=calls, key=self.key)
 
 
 def init(
@@ -99,15 +122,26 @@ def init(
         list[Path] | None,
         typer.Option(help="Directory on another drive, to share the load; give it again for more."),
     ] = None,
+    encrypt: Annotated[
+        bool,
+        typer.Option("--encrypt", help="Seal what it holds; the key is made where it is missing."),
+    ] = False,
+    key_file: KeyFileOption = None,
+    passphrase_file: PassphraseOption = None,
+    keyring: KeyringOption = None,
 ) -> None:
     """Make an empty store."""
-    Store.create(directory, store_bytes(size), drive or ())
-    print(f"{directory}: a store of {format_bytes(store_bytes(size))}")
+    key = key_source(key_file, passphrase_file, keyring)
+    if encrypt:
+        key = given_key(key, "an encrypted store needs a key")
+    Store.create(directory, store_bytes(size), drive or (), key)
+    sealed = "" if key is None else f", encrypted by {CIPHER}: without its key it is lost"
+    print(f"{directory}: a store of {format_bytes(store_bytes(size))}{sealed}")
 
 
 def ls(*, store: _Directory, as_json: _Json = False) -> None:
     """List what is stored, what was used last first."""
-    with Store(store) as opened:
+    with Store(store, key=WithoutKey()) as opened:
         found = chains(opened.database)
     if as_json:
         print(json.dumps([asdict(one) for one in found], indent=2))
@@ -123,8 +157,14 @@ def ls(*, store: _Directory, as_json: _Json = False) -> None:
 
 def stats(*, store: _Directory, as_json: _Json = False) -> None:
     """Say what a store holds and what it takes."""
-    with Store(store) as opened:
+    with Store(store, key=WithoutKey()) as opened:
         found = opened.statistics()
+        if opened.places.cipher:
+            rate = CipherRate.measured()
+            found |= {
+                "seal_gigabytes_per_second": round(rate.seal / 1e9, 2),
+                "open_gigabytes_per_second": round(rate.open / 1e9, 2),
+            }
     if as_json:
         print(json.dumps(found, indent=2))
         return
@@ -140,11 +180,14 @@ def verify(
         bool,
         typer.Option("--deep", help="Read and compare every row, not just what is said of it."),
     ] = False,
+    key_file: KeyFileOption = None,
+    passphrase_file: PassphraseOption = None,
+    keyring: KeyringOption = None,
     as_json: _Json = False,
 ) -> None:
     """Compare what is stored with its checksums; what is wrong is not used any more."""
     console = error_console()
-    with Store(store) as opened:
+    with Store(store, key=key_source(key_file, passphrase_file, keyring)) as opened:
         count = int(opened.statistics()["chunks"])
         with reading_view(console).stage("verify", count * CHUNK_TOKENS) as advance:
             found = opened.verify(
@@ -159,7 +202,7 @@ def verify(
 
 def gc(*, store: _Directory) -> None:
     """Free what ended processes and wrong chunks hold."""
-    with Store(store) as opened:
+    with Store(store, key=WithoutKey()) as opened:
         print(f"{opened.room.collect()} chunks freed")
 
 
@@ -179,9 +222,9 @@ def rm(name: _Name, *, store: _Directory) -> None:
 
 
 def _changed(directory: Path, change: Callable[[Store], int], what: str) -> None:
-    with Store(directory) as opened:
+    with Store(directory, key=WithoutKey()) as opened:
         count = change(opened)
     print(f"{count} chunk{'s' * (count != 1)} {what}")
 
 
-COMMANDS = (init, ls, stats, verify, gc, pin, unpin, rm)
+COMMANDS = (init, ls, stats, verify, gc, pin, unpin, rm, rekey, forget)

@@ -20,6 +20,7 @@ from hillinfer.native.structures import (
     Choice,
     FileReads,
     Landing,
+    PageRun,
     Promotion,
     Quota,
     ReadWay,
@@ -130,6 +131,8 @@ _SIGNATURES = {
     "hillinfer_read_file": (_INT, [ctypes.POINTER(ReadWay), ctypes.POINTER(FileReads)]),
     "hillinfer_land": (_INT, [ctypes.POINTER(ReadWay), ctypes.POINTER(Landing)]),
     "hillinfer_find_rows": (_LONG, [*[_POINTER] * 3, _LONG, _INT, _POINTER]),
+    "hillinfer_has_page_cipher": (_INT, []),
+    "hillinfer_cipher_pages": (_LONG, [ctypes.POINTER(PageRun)]),
     "hillinfer_copy_rows": (None, [_POINTER, _LONG, _LONG, _POINTER]),
     # Every layer calls these at every step: a plain address takes a tenth of a reference's time.
     "hillinfer_store_token": (_LONG, [*[_POINTER] * 2, _INT, _POINTER, _LONG, _POINTER, _LONG]),
@@ -398,6 +401,26 @@ class NativeLibrary:
             memory.ctypes.data, memory.shape[1], len(memory), salts.ctypes.data, sums.ctypes.data
         )
         return sums
+
+    @property
+    def has_page_cipher(self) -> bool:
+        """Whether the system has what `cipher_pages` needs."""
+        return bool(self.functions.hillinfer_has_page_cipher())
+
+    def cipher_pages(self, run: PageRun) -> int:
+        """Seal or open pages with AES-256-GCM in their place, by the system's libcrypto.
+
+        Returns how many were done: all, or those before the first one whose tag does not fit.
+
+        Raises
+        ------
+        NativeError
+            The system has none, or it refused.
+        """
+        done = int(self.functions.hillinfer_cipher_pages(ctypes.byref(run)))
+        if done < 0:
+            raise NativeError("hillinfer_cipher_pages failed: there is no libcrypto that does it")
+        return done
 
     def decode(self, name: str, *arguments: int | None) -> bool:
         """Call one of the functions of decode_step.h; return whether all rows are in memory.

@@ -105,6 +105,19 @@ class Shape(ctypes.Structure):
         )
 
 
+class PageRun(ctypes.Structure):
+    """Pages that are sealed or opened under one key; see host/native/page_cipher.h."""
+
+    _fields_ = (
+        ("key", ctypes.c_char_p),
+        ("pages", ctypes.c_void_p),
+        ("tags", ctypes.c_void_p),
+        ("first", _LONG),
+        ("count", _LONG),
+        ("seals", _INT),
+    )
+
+
 class Sequence(ctypes.Structure):
     """Shape, query and segments of one call."""
 

@@ -28,7 +28,7 @@ from hillinfer.model_shape import ModelShape
 from hillinfer.reuse.described_model import DescribedModel
 from hillinfer.reuse.ways import PassRates, Way
 from hillinfer.settings import Settings
-from hillinfer.store.keys import CHUNK_TOKENS, Namespace, Reuse
+from hillinfer.store.keys import CHUNK_GROUPS, CHUNK_TOKENS, Namespace, Reuse
 from hillinfer.store.pool_files import StoreError
 from hillinfer.store.prefix import StoredPrefix, WrongBytesError
 from hillinfer.store.store import Store
@@ -232,11 +232,13 @@ class StoredPrompts:
         looked = time.perf_counter() - started
         opened = OpenedRows(0, 0, None)
         if found is not None:
-            stored = StoredRows(
-                self._store, found, ids, self._usable(found, ids), self._slot, _fits(cache)
-            )
+            tokens = self._usable(found, ids)
+            stored = StoredRows(self._store, found, ids, tokens, self._slot, _fits(cache))
             try:
-                opened = cache.open_stored(stored)
+                if found.shape.tag_bytes:
+                    opened = self._copied(cache, stored)
+                else:
+                    opened = cache.open_stored(stored)
             except StoreError as error:
                 opened = OpenedRows(0, 0, error)
         failure = opened.failure
@@ -266,6 +268,31 @@ class StoredPrompts:
         if self._rates is None:
             return Way.STREAMED
         return self._rates.way(found_tokens * self._shape.token_bytes, tokens)
+
+    def _copied(self, cache: HillInferCache, stored: StoredRows) -> OpenedRows:
+        """Copy the first tokens of a sealed prompt into an empty cache: its rows cannot stay there.
+
+        The cold pool lies plainly on its drive, as it does for every cache.
+        """
+        done, shape = 0, self._shape
+        for number, chunk in enumerate(stored.prefix.chunks):
+            groups = min(chunk.groups, stored.tokens // GROUP_TOKENS - number * CHUNK_GROUPS)
+            if groups <= 0:
+                break
+            count = groups * GROUP_TOKENS
+            held = self._states(count)
+            memory = aligned_buffer(count * shape.row_bytes)[: count * shape.row_bytes]
+            try:
+                for layer, own in enumerate(held):
+                    rows = memory.reshape(count, -1)
+                    stored.prefix.read_groups(chunk, layer, 0, rows)
+                    self._fill(own, 0, rows, count)
+            except (OSError, WrongBytesError) as error:
+                return OpenedRows(done, done * shape.token_bytes, error)
+            ids = torch.tensor([list(stored.ids[done : done + count])])
+            cache.fill(ids, *([one[None] for one in side] for side in zip(*held, strict=True)))
+            done += count
+        return OpenedRows(done, done * shape.token_bytes, None)
 
     def _failure_of(self, found: StoredPrefix | None) -> str:
         return "" if found is not None else self._store.counts.last_failure

@@ -4,16 +4,18 @@
 An extent is a run of a pool file that holds one chunk, 1,024 tokens of one namespace:
 
     header A | header B | body A | body B | shadow plane: a slot per layer
-    | row plane: an object per layer
+    | row plane: an object per layer | tag plane, in an encrypted store
 
 A sheet is a header, one page, and a body: the token numbers, and checksums of every group of every
-layer. There are two, written in turn: one that was torn leaves the other.
+layer. There are two, written in turn: one that was torn leaves the other. In an encrypted store
+sheets are sealed as a whole, and every page of the shadow and row planes alone; the tags of those
+pages lie in the tag plane (`secrecy/pages.py`).
 """
 
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -21,6 +23,9 @@ from numpy.typing import NDArray
 
 from hillinfer.drive.files import PAGE_BYTES, round_up
 from hillinfer.native.library import native_library
+from hillinfer.secrecy.pages import EPOCH_BYTES, PageLayout, Pages, Place
+from hillinfer.secrecy.sheets import Envelope
+from hillinfer.secrecy.store_keys import OpenedSheet, Plain, Sealing, StoreKeys
 from hillinfer.store.keys import (
     CHUNK_GROUPS,
     CHUNK_TOKENS,
@@ -46,16 +51,19 @@ class ExtentShape:
     ----------
     layers, row_bytes, shadow_bytes
         As in `Namespace`.
+    tag_bytes
+        That each page of the planes has in the tag plane; 0: there is none.
     """
 
     layers: int
     row_bytes: int
     shadow_bytes: int
+    tag_bytes: int = 0
 
     @classmethod
-    def of(cls, namespace: Namespace) -> ExtentShape:
-        """Return the shape of a namespace's extents."""
-        return cls(namespace.layers, namespace.row_bytes, namespace.shadow_bytes)
+    def of(cls, namespace: Namespace, tag_bytes: int = 0) -> ExtentShape:
+        """Return the shape of a namespace's extents; `tag_bytes` is that of their store."""
+        return cls(namespace.layers, namespace.row_bytes, namespace.shadow_bytes, tag_bytes)
 
     @cached_property
     def body_bytes(self) -> int:
@@ -81,13 +89,32 @@ class ExtentShape:
     @cached_property
     def byte_count(self) -> int:
         """Bytes of an extent."""
-        planes = self.layers * (self.shadow_bytes + self.object_bytes)
-        return round_up(self.sheets_bytes + planes, UNIT_BYTES)
+        return round_up(self.tags_at + self.tag_plane_bytes, UNIT_BYTES)
 
     @property
     def units(self) -> int:
         """How many units an extent takes."""
         return self.byte_count // UNIT_BYTES
+
+    @property
+    def tags_at(self) -> int:
+        """Where the tag plane begins, behind the other planes."""
+        return self.sheets_bytes + self.layers * (self.shadow_bytes + self.object_bytes)
+
+    @property
+    def tag_plane_bytes(self) -> int:
+        """Bytes of the tag plane, whole pages."""
+        return round_up(
+            (self.tags_at - self.sheets_bytes) // PAGE_BYTES * self.tag_bytes, PAGE_BYTES
+        )
+
+    @cached_property
+    def page_layout(self) -> PageLayout:
+        """The pages of both planes: those of a group have an epoch in common, shadows the last."""
+        shadows = np.full(self.layers * self.shadow_bytes // PAGE_BYTES, CHUNK_GROUPS, np.uint8)
+        own = np.repeat(np.arange(CHUNK_GROUPS, dtype=np.uint8), self.group_bytes // PAGE_BYTES)
+        slots = np.concatenate([shadows, np.tile(own, self.layers)])
+        return PageLayout(self.sheets_bytes // PAGE_BYTES, slots, CHUNK_GROUPS + 1)
 
     def body_at(self, slot: int) -> int:
         """Return where the body of one of the two sheets begins; its header is page `slot`."""
@@ -108,6 +135,8 @@ class ExtentShape:
 _MAGIC = b"HillKV\r\n"
 _HEADER = struct.Struct("<8sI I 16s 32s 32s 32s Q I I I I I d I I")
 _CRC = struct.Struct("<I")
+# Behind what a header says: of each group's pages, and of the shadows'.
+_EPOCHS_BYTES = (CHUNK_GROUPS + 1) * EPOCH_BYTES
 
 
 @dataclass(frozen=True)
@@ -136,6 +165,8 @@ class Header:
         Which turn of a conversation it comes from, 1 the first; 0 where that is not known.
     has_shadow
         Whether the shadow plane is filled.
+    tag_bytes
+        Of the extent's shape; the store says it, not the page.
     """
 
     pool: bytes
@@ -151,11 +182,12 @@ class Header:
     cost: float = 0.0
     turn: int = 0
     has_shadow: bool = False
+    tag_bytes: int = 0
 
     @property
     def shape(self) -> ExtentShape:
         """Shape of the extent."""
-        return ExtentShape(self.layers, self.row_bytes, self.shadow_bytes)
+        return ExtentShape(self.layers, self.row_bytes, self.shadow_bytes, self.tag_bytes)
 
     @property
     def is_full(self) -> bool:
@@ -177,15 +209,21 @@ class Sheet:
         uint32 (layers, 16), CRC-32C of each group's rows behind its salt.
     shadow_sums
         uint32 (layers,), likewise; 0 where there is no shadow.
+    sealing
+        How the chunk is kept.
+    epochs
+        Of its pages, 16 bytes for each group and for the shadows; none where they are plain.
     """
 
     header: Header
     ids: NDArray[np.uint32]
     row_sums: NDArray[np.uint32]
     shadow_sums: NDArray[np.uint32]
+    sealing: Sealing = field(default_factory=Plain)
+    epochs: bytes = b""
 
     @classmethod
-    def empty(cls, header: Header) -> Sheet:
+    def empty(cls, header: Header, sealing: Sealing) -> Sheet:
         """Return a sheet of no groups."""
         layers = header.layers
         return cls(
@@ -193,13 +231,14 @@ class Sheet:
             np.zeros(CHUNK_TOKENS, TOKEN_TYPE),
             np.zeros((layers, CHUNK_GROUPS), np.uint32),
             np.zeros(layers, np.uint32),
+            sealing,
         )
 
     @cached_property
     def group_keys(self) -> list[bytes]:
         """The key of each prefix that ends with a filled group."""
         filled = self.ids[: self.header.groups * GROUP_TOKENS]
-        return group_keys(self.header.parent, filled)
+        return group_keys(self.header.parent, filled, self.sealing.hash_key)
 
     def row_salts(self, layer: int, first: int, stop: int) -> NDArray[np.uint32]:
         """Return what checksums of some groups' rows begin with, uint32."""
@@ -212,7 +251,7 @@ class Sheet:
     # --- bytes ------------------------------------------------------------------------------
 
     def packed(self) -> tuple[bytes, bytes]:
-        """Return the bytes of its header and of its body, whole pages."""
+        """Return the bytes of its header and of its body, whole pages, before they are sealed."""
         one = self.header
         body = self.ids.astype(TOKEN_TYPE).tobytes()
         body += self.row_sums.astype("<u4").tobytes() + self.shadow_sums.astype("<u4").tobytes()
@@ -235,8 +274,25 @@ class Sheet:
             one.turn,
             checksum(body),
         )
+        page += self.epochs
         page = page.ljust(PAGE_BYTES - _CRC.size, b"\0")
         return page + _CRC.pack(checksum(page)), body
+
+    def sealed(self, place: Place, slot: int) -> tuple[bytes, bytes]:
+        """Return the bytes of its header and of its body as they are written.
+
+        Parameters
+        ----------
+        place, slot
+            Of the extent, and which of its two sheets this is.
+        """
+        one = self.header
+        sizes = one.layers, one.row_bytes, one.shadow_bytes
+        return self.sealing.sealed_sheet(place, slot, sizes, *self.packed())
+
+    def pages(self, place: Place) -> Pages:
+        """Return what the pages of its extent go through."""
+        return self.sealing.pages(place, self.header.shape.page_layout, self.epochs)
 
 
 def read_header(page: bytes, pool: bytes) -> tuple[Header, int] | None:
@@ -264,31 +320,64 @@ def read_header(page: bytes, pool: bytes) -> tuple[Header, int] | None:
     return header, body_crc
 
 
-def read_sheet(page: bytes, body: bytes, pool: bytes) -> Sheet | None:
+def shape_of(page: bytes, pool: bytes, keys: StoreKeys) -> ExtentShape | None:
+    """Return the shape of the extent that a header page belongs to, None where it is no header.
+
+    Of an encrypted store's pages nothing more can be told without a key.
+    """
+    if keys.tag_bytes:
+        envelope = Envelope.read(page, pool)
+        return None if envelope is None else ExtentShape(*envelope.sizes, keys.tag_bytes)
+    found = read_header(page, pool)
+    return None if found is None else found[0].shape
+
+
+def read_sheet(opened: OpenedSheet, pool: bytes) -> Sheet | None:
     """Return the sheet that a header page and a body are; None where they are none that is whole.
 
     Its keys are those of its token numbers, or it is none.
     """
-    found = read_header(page, pool)
+    found = read_header(opened.page, pool)
     if found is None:
         return None
     header, crc = found
+    body, sealing = opened.body, opened.sealing
+    header = replace(header, tag_bytes=sealing.tag_bytes)
     if len(body) != header.shape.body_bytes or checksum(body) != crc:
         return None
     ids = np.frombuffer(body, TOKEN_TYPE, CHUNK_TOKENS)
     sums = np.frombuffer(body, "<u4", header.layers * (CHUNK_GROUPS + 1), ids.nbytes)
     rows = sums[: header.layers * CHUNK_GROUPS].reshape(header.layers, CHUNK_GROUPS)
-    sheet = Sheet(header, ids, rows, sums[header.layers * CHUNK_GROUPS :])
+    epochs = opened.page[_HEADER.size :][: _EPOCHS_BYTES if sealing.tag_bytes else 0]
+    sheet = Sheet(header, ids, rows, sums[header.layers * CHUNK_GROUPS :], sealing, epochs)
     return sheet if sheet.group_keys[-1] == header.key else None
 
 
-def read_sheets(data: bytes, shape: ExtentShape, pool: bytes) -> list[tuple[int, Sheet]]:
-    """Return the whole sheets that an extent of some shape begins with, and the slot of each."""
+def read_sheets(
+    data: bytes, shape: ExtentShape, place: Place, keys: StoreKeys
+) -> list[tuple[int, Sheet]]:
+    """Return the whole sheets that an extent of some shape begins with, and the slot of each.
+
+    Parameters
+    ----------
+    data
+        What the extent begins with.
+    shape, place
+        Of the extent.
+    keys
+        Open sheets that are sealed.
+
+    Raises
+    ------
+    SecrecyError
+        Where there is no key to try.
+    """
     found = []
     for slot in range(2):
         page = data[slot * PAGE_BYTES : (slot + 1) * PAGE_BYTES]
         start = shape.body_at(slot)
-        sheet = read_sheet(page, data[start : start + shape.body_bytes], pool)
+        opened = keys.opened(place, slot, page, data[start : start + shape.body_bytes])
+        sheet = None if opened is None else read_sheet(opened, place.pool)
         if sheet is not None and sheet.header.shape == shape:
             found.append((slot, sheet))
     return found

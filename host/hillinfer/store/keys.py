@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import hashlib
+import hmac
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -74,7 +75,7 @@ class Reuse(StrEnum):
 # --- Hashes of prefixes ---
 
 
-def root_key(namespace: bytes, salt: bytes = b"") -> bytes:
+def root_key(namespace: bytes, salt: bytes = b"", hash_key: bytes = b"") -> bytes:
     """Return the key of no tokens at all, which every chain begins with.
 
     Parameters
@@ -83,11 +84,15 @@ def root_key(namespace: bytes, salt: bytes = b"") -> bytes:
         Digest of a `Namespace`.
     salt
         Of one tenant; what another has stored is never found, not even by its timing.
+    hash_key
+        As in `group_keys`.
     """
-    return hashlib.sha256(b"hillinfer store %d " % STORE_VERSION + namespace + salt).digest()
+    return _hashed(b"hillinfer store %d " % STORE_VERSION + namespace + salt, hash_key)
 
 
-def group_keys(before: bytes, ids: Sequence[int] | NDArray[np.uint32]) -> list[bytes]:
+def group_keys(
+    before: bytes, ids: Sequence[int] | NDArray[np.uint32], hash_key: bytes = b""
+) -> list[bytes]:
     """Return the key of each prefix that ends with a full group of 64 tokens.
 
     Each is SHA-256 of the key before it and the group's 64 token numbers.
@@ -98,11 +103,18 @@ def group_keys(before: bytes, ids: Sequence[int] | NDArray[np.uint32]) -> list[b
         Key of what comes before the first of these tokens: `root_key`, or that of a group.
     ids
         Token numbers from there on; those behind the last full group do not matter.
+    hash_key
+        Of an encrypted store: each is HMAC-SHA-256 by it, so that whoever reads the index cannot
+        confirm a guess of a text.
     """
     words = np.ascontiguousarray(ids, TOKEN_TYPE)
     keys = []
     for start in range(0, len(words) - GROUP_TOKENS + 1, GROUP_TOKENS):
         group = words[start : start + GROUP_TOKENS]
-        before = hashlib.sha256(before + group.tobytes()).digest()
+        before = _hashed(before + group.tobytes(), hash_key)
         keys.append(before)
     return keys
+
+
+def _hashed(data: bytes, hash_key: bytes) -> bytes:
+    return hmac.digest(hash_key, data, "sha256") if hash_key else hashlib.sha256(data).digest()

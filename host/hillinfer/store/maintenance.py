@@ -4,14 +4,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hillinfer.drive.calls import Reads
 from hillinfer.drive.files import PAGE_BYTES, aligned_buffer
+from hillinfer.secrecy.library import WrongTagError
+from hillinfer.secrecy.pages import Pages, Place
+from hillinfer.secrecy.sheets import Envelope
+from hillinfer.secrecy.store_keys import StoreKeys
 from hillinfer.store.database import Database, State
 from hillinfer.store.extent import (
     UNIT_BYTES,
@@ -19,11 +24,11 @@ from hillinfer.store.extent import (
     Header,
     Sheet,
     group_sums,
-    read_header,
     read_sheets,
+    shape_of,
 )
 from hillinfer.store.keys import CHUNK_TOKENS
-from hillinfer.store.pool_files import PoolFile, Span, StoreError
+from hillinfer.store.pool_files import PoolFile, Span, StoreError, place_of
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
 # Headers that are read at once.
@@ -50,7 +55,9 @@ class Found:
         return self.sheet.header
 
 
-def rebuild(database: Database, files: Sequence[PoolFile], pool: bytes, now: float) -> int:
+def rebuild(
+    database: Database, files: Sequence[PoolFile], pool: bytes, keys: StoreKeys, now: float
+) -> int:
     """Fill an empty index with what the drives hold; return how many chunks that are.
 
     Chunks whose prefix is not there are left out, and so is all but the newest of a key.
@@ -59,7 +66,7 @@ def rebuild(database: Database, files: Sequence[PoolFile], pool: bytes, now: flo
     ----------
     database
         Of a new index.
-    files, pool
+    files, pool, keys
         The store's.
     now
         The time, in seconds.
@@ -68,11 +75,13 @@ def rebuild(database: Database, files: Sequence[PoolFile], pool: bytes, now: flo
     ------
     OSError
         Where a drive cannot be read.
+    SecrecyError
+        Where the store is encrypted and there is no key.
     """
     newest: dict[bytes, Found] = {}
     left_out = []
     for drive, file in enumerate(files):
-        for found in _scan(file, drive, pool):
+        for found in _scan(file, drive, pool, keys):
             known = newest.get(found.header.key)
             if known is None or known.header.generation < found.header.generation:
                 newest[found.header.key] = found
@@ -143,7 +152,7 @@ def _fill_free(
             at = unit + units
 
 
-def _scan(file: PoolFile, drive: int, pool: bytes) -> Iterator[Found]:
+def _scan(file: PoolFile, drive: int, pool: bytes, keys: StoreKeys) -> Iterator[Found]:
     """Yield the chunks that a file holds."""
     units = file.byte_count // UNIT_BYTES
     size = 2 * PAGE_BYTES
@@ -161,22 +170,22 @@ def _scan(file: PoolFile, drive: int, pool: bytes) -> Iterator[Found]:
         at = unit
         while at < unit + count:
             pages = memory[(at - unit) * size :][:size].tobytes()
-            found = _found(file, Span(drive, at, 1), pages, pool)
+            found = _found(file, Span(drive, at, 1), pages, pool, keys)
             if found is not None:
                 yield found
             at += 1 if found is None else found.span.units
         unit = max(following, at)
 
 
-def _found(file: PoolFile, span: Span, pages: bytes, pool: bytes) -> Found | None:
-    headers = [
-        header
+def _found(file: PoolFile, span: Span, pages: bytes, pool: bytes, keys: StoreKeys) -> Found | None:
+    shapes = {
+        shape
         for start in (0, PAGE_BYTES)
-        if (header := read_header(pages[start : start + PAGE_BYTES], pool)) is not None
-    ]
+        if (shape := shape_of(pages[start : start + PAGE_BYTES], pool, keys)) is not None
+    }
     best: Sheet | None = None
-    for shape in {header[0].shape for header in headers}:
-        for _, sheet in _sheets(file, span.offset, shape, pool):
+    for shape in shapes:
+        for _, sheet in _sheets(file, span, shape, pool, keys):
             if best is None or best.header.generation < sheet.header.generation:
                 best = sheet
     if best is None:
@@ -185,13 +194,13 @@ def _found(file: PoolFile, span: Span, pages: bytes, pool: bytes) -> Found | Non
 
 
 def _sheets(
-    file: PoolFile, offset: int, shape: ExtentShape, pool: bytes
+    file: PoolFile, span: Span, shape: ExtentShape, pool: bytes, keys: StoreKeys
 ) -> list[tuple[int, Sheet]]:
-    if offset + shape.byte_count > file.byte_count:
+    if span.offset + shape.byte_count > file.byte_count:
         return []
     data = aligned_buffer(shape.sheets_bytes)
-    file.read(data, offset)
-    return read_sheets(data.tobytes(), shape, pool)
+    file.read(data, span.offset)
+    return read_sheets(data.tobytes(), shape, place_of(span, pool), keys)
 
 
 # --- What is stored, by the prompts it came from ---
@@ -297,6 +306,29 @@ def pin(database: Database, name: str, how: Literal[0, 1]) -> int:
     return len(numbers)
 
 
+def sealed_by(
+    database: Database, files: Sequence[PoolFile], pool: bytes, number: bytes
+) -> list[int]:
+    """Return the numbers of the chunks that a data key seals, by what their drives say.
+
+    Raises
+    ------
+    OSError
+        Where a drive cannot be read.
+    """
+    found = []
+    memory = aligned_buffer(2 * PAGE_BYTES)
+    for chunk, drive, unit in database.rows(
+        f"SELECT id, drive, unit FROM chunk WHERE state = {State.READY:d}"
+    ):
+        files[drive].read(memory, unit * UNIT_BYTES)
+        pages = memory.tobytes()
+        seals = (Envelope.read(pages[at : at + PAGE_BYTES], pool) for at in (0, PAGE_BYTES))
+        if any(seal is not None and seal.key_id == number for seal in seals):
+            found.append(chunk)
+    return found
+
+
 # --- Looking at all bytes ---
 
 
@@ -330,6 +362,7 @@ def verify(
     database: Database,
     files: Sequence[PoolFile],
     pool: bytes,
+    keys: StoreKeys,
     quarantine: Callable[[int], None],
     parts: Parts,
     on_progress: Callable[[int, int], None] = lambda done, all_of_them: None,
@@ -338,7 +371,7 @@ def verify(
 
     Parameters
     ----------
-    database, files, pool
+    database, files, pool, keys
         The store's.
     quarantine
         Told the number of each that is wrong.
@@ -346,6 +379,11 @@ def verify(
         What is looked at of each.
     on_progress
         Called with how many chunks are done, and of how many.
+
+    Raises
+    ------
+    SecrecyError
+        Where the store is encrypted and there is no key.
     """
     rows = database.rows(
         "SELECT c.id, c.drive, c.unit, c.units, c.key, n.layers, n.row_bytes, n.shadow_bytes "
@@ -354,9 +392,12 @@ def verify(
     )
     looked = wrong = 0
     for done, (number, drive, unit, units, key, *sizes) in enumerate(rows, 1):
-        shape, span = ExtentShape(*sizes), Span(drive, unit, units)
+        shape = replace(ExtentShape(*sizes), tag_bytes=keys.tag_bytes)
+        span = Span(drive, unit, units)
         try:
-            right, size = _verified(files[drive], span, shape, pool, key, parts)
+            right, size = _verified(
+                files[drive], span, shape, place_of(span, pool), keys, key, parts
+            )
         except OSError:
             right, size = False, 0
         looked += size
@@ -373,10 +414,16 @@ def verify(
 
 
 def _verified(
-    file: PoolFile, span: Span, shape: ExtentShape, pool: bytes, key: bytes, parts: Parts
+    file: PoolFile,
+    span: Span,
+    shape: ExtentShape,
+    place: Place,
+    keys: StoreKeys,
+    key: bytes,
+    parts: Parts,
 ) -> tuple[bool, int]:
     """Return whether a chunk is as it was written, and how many bytes were looked at."""
-    sheets = _sheets(file, span.offset, shape, pool)
+    sheets = _sheets(file, span, shape, place.pool, keys)
     looked = shape.sheets_bytes
     own = [one for _, one in sheets if key in (one.header.key, *one.group_keys)]
     if not own:
@@ -385,17 +432,35 @@ def _verified(
         return True, looked
     sheet = max(own, key=lambda one: one.header.generation)
     groups = sheet.header.groups
+    pages = sheet.pages(place)
+    if pages.wants_tags:
+        tags = aligned_buffer(shape.tag_plane_bytes)
+        file.read(tags, span.offset + shape.tags_at)
+        looked += len(tags)
+        pages.take_tags(tags)
     rows = aligned_buffer(groups * shape.group_bytes)[: groups * shape.group_bytes]
     shadow = aligned_buffer(max(1, shape.shadow_bytes))
     for layer in range(shape.layers):
-        file.read(rows, span.offset + shape.rows_at(layer))
         looked += len(rows)
+        try:
+            _read_opened(file, span, shape.rows_at(layer), pages, rows)
+            if sheet.header.has_shadow:
+                looked += len(shadow)
+                _read_opened(file, span, shape.shadow_at(layer), pages, shadow)
+        except WrongTagError:
+            return False, looked
         sums = group_sums(rows.reshape(-1, shape.row_bytes), sheet.row_salts(layer, 0, groups))
         if (sums != sheet.row_sums[layer, :groups]).any():
             return False, looked
         if sheet.header.has_shadow:
-            file.read(shadow, span.offset + shape.shadow_at(layer))
-            looked += len(shadow)
-            if group_sums(shadow, sheet.shadow_salt(layer))[0] != sheet.shadow_sums[layer]:
+            own_sum = group_sums(shadow, sheet.shadow_salt(layer))[0]
+            if own_sum != sheet.shadow_sums[layer]:
                 return False, looked
     return True, looked
+
+
+def _read_opened(
+    file: PoolFile, span: Span, at: int, pages: Pages, into: NDArray[np.uint8]
+) -> None:
+    file.read(into, span.offset + at)
+    pages.open(at, into)

@@ -21,6 +21,11 @@ from hillinfer.drive.directories import filesystem_of, is_network
 from hillinfer.drive.files import PAGE_BYTES, IOMode, aligned_buffer, round_up
 from hillinfer.errors import HillInferError, reason_of, way_out
 from hillinfer.native.structures import ReadWay
+from hillinfer.secrecy.key_sources import KeySource, WithoutKey
+from hillinfer.secrecy.key_table import KeyTable
+from hillinfer.secrecy.library import CIPHER, TAG_BYTES
+from hillinfer.secrecy.pages import Place
+from hillinfer.secrecy.store_keys import StoreKeys, opened_keys
 from hillinfer.store.extent import UNIT_BYTES
 from hillinfer.store.keys import STORE_VERSION
 from hillinfer.system.files import read_plain
@@ -44,6 +49,9 @@ class StoreError(HillInferError):
 ABOUT = "store.json"
 _MOST_ABOUT_BYTES = 1 << 20
 _OWNERS = "owners"
+_KEYS = "keys.json"
+# An encrypted store's, so that a HillInfer that knows none does not take its chunks for damaged.
+SEALED_VERSION = 2
 # What the index may take of a store's size: measured, it takes less than 3 kB of a chunk, and
 # SQLite's log up to 4 MiB beside it.
 _INDEX_LEAST, _INDEX_PART = 8 << 20, 1024
@@ -64,12 +72,25 @@ class StorePlaces:
         Bytes that it may take in all.
     files
         The pool file of each drive, and what it may grow to.
+    cipher
+        What it is encrypted by, empty where it is not.
     """
 
     directory: Path
     pool: bytes
     size: int
     files: tuple[tuple[Path, int], ...]
+    cipher: str = ""
+
+    @property
+    def tag_bytes(self) -> int:
+        """Bytes that each page has in its extent's tag plane."""
+        return TAG_BYTES if self.cipher else 0
+
+    @property
+    def keys(self) -> Path:
+        """Where the keys of an encrypted store are."""
+        return self.directory / _KEYS
 
     @property
     def index(self) -> Path:
@@ -80,6 +101,12 @@ class StorePlaces:
     def owners(self) -> Path:
         """Where processes show that they live."""
         return self.directory / _OWNERS
+
+    def unlocked(
+        self, key: KeySource | WithoutKey | None, calls: DriveCalls | None = None
+    ) -> StoreKeys:
+        """Return the keys of the store; parameters and errors as those of `Store`."""
+        return opened_keys(self.keys, self.cipher, self.pool, key, calls)
 
     @classmethod
     def read(cls, directory: Path) -> StorePlaces:
@@ -98,6 +125,7 @@ class StorePlaces:
                 ((Path(place) if place else directory) / f"pool-{number}.kv", int(own))
                 for number, (place, own) in enumerate(about["drives"])
             )
+            cipher = about.get("cipher", "")
         except FileNotFoundError as error:
             raise StoreError(
                 f"{directory} holds no store: make one with hillinfer store init {directory}"
@@ -111,15 +139,18 @@ class StorePlaces:
             raise StoreError(
                 f"{directory / ABOUT} does not say what a store says: make the store anew"
             ) from error
-        if version != STORE_VERSION or len(pool) != 16 or not files:
+        wanted = SEALED_VERSION if cipher else STORE_VERSION
+        if version != wanted or cipher not in ("", CIPHER) or len(pool) != 16 or not files:
             raise StoreError(
-                f"the store {directory} is of version {version}, not {STORE_VERSION}: use the "
+                f"the store {directory} is of version {version}, not {wanted}: use the "
                 "HillInfer that made it, or make the store anew"
             )
-        return cls(directory, pool, size, files)
+        return cls(directory, pool, size, files, cipher)
 
     @classmethod
-    def create(cls, directory: Path, size: int, drives: Sequence[Path] = ()) -> StorePlaces:
+    def create(
+        cls, directory: Path, size: int, drives: Sequence[Path] = (), key: KeySource | None = None
+    ) -> StorePlaces:
         """Make an empty store; parameters and errors as those of `Store.create`."""
         calls = DriveCalls()
         if size < LEAST_BYTES:
@@ -145,12 +176,17 @@ class StorePlaces:
                 calls.mkdir(directory / _OWNERS)
             left = size - max(_INDEX_LEAST, size // _INDEX_PART)
             own = left // len(places) // UNIT_BYTES * UNIT_BYTES
-            about = {
+            pool = secrets.token_bytes(16)
+            about: dict[str, object] = {
                 "version": STORE_VERSION,
-                "pool": secrets.token_hex(16),
+                "pool": pool.hex(),
                 "size": size,
                 "drives": [["", own], *([str(place.resolve()), own] for place in drives)],
             }
+            if key is not None:
+                # Before there is a store, so that there is none that nobody can read.
+                KeyTable.create(directory / _KEYS, pool, key, calls)
+                about |= {"version": SEALED_VERSION, "cipher": CIPHER}
             _write_new(directory / ABOUT, json.dumps(about, indent=1).encode(), calls)
         except OSError as error:
             raise StoreError(
@@ -201,6 +237,11 @@ class Span:
     def byte_count(self) -> int:
         """Its bytes."""
         return self.units * UNIT_BYTES
+
+
+def place_of(span: Span, pool: bytes) -> Place:
+    """Return where an extent of a store lies, as what seals its pages knows it."""
+    return Place(pool, span.drive, span.unit)
 
 
 class PoolFile:
@@ -350,11 +391,12 @@ class PoolFile:
         expected = _FIRST_PAGE.pack(_MAGIC, STORE_VERSION, drive, pool)
         if self.byte_count == 0:
             self._calls.allocate(self._descriptor, 0, UNIT_BYTES)
+        self.read(page, 0)
+        if self.byte_count == UNIT_BYTES and not page.any():
+            # New, or made by another process just now: both write the same.
             page[: len(expected)] = np.frombuffer(expected, np.uint8)
             self.write(page, 0)
             self.settle()
-            return
-        self.read(page, 0)
         if page[: len(expected)].tobytes() != expected:
             raise StoreError(
                 f"{self.path} is not file {drive} of this store: another store's file, or another "

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import NoReturn
 
@@ -15,9 +15,11 @@ from numpy.typing import NDArray
 
 from hillinfer.drive.calls import Reads
 from hillinfer.drive.files import aligned_buffer
+from hillinfer.secrecy.library import WrongTagError
+from hillinfer.secrecy.pages import Pages, PlainPages
 from hillinfer.store.database import Chunk
 from hillinfer.store.extent import ExtentShape, Sheet, group_sums, salts
-from hillinfer.store.keys import CHUNK_TOKENS
+from hillinfer.store.keys import CHUNK_TOKENS, Namespace
 from hillinfer.store.pool_files import READ_BYTES, PoolFile
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
@@ -44,12 +46,15 @@ class StoredChunk:
         Which of its two sheets that is.
     groups
         How many of its groups belong to the prefix.
+    pages
+        What its pages go through when they are read.
     """
 
     record: Chunk
     sheet: Sheet
     slot: int
     groups: int
+    pages: Pages = field(default_factory=PlainPages)
 
     @property
     def shape(self) -> ExtentShape:
@@ -151,7 +156,9 @@ class StoredPrefix:
         """
         pieces = list(self._pieces())
         most = max((piece.stop - piece.first) * len(piece.chunks) for piece in pieces)
-        for piece, buffer in self._read_ahead(pieces, most * self.shape.object_bytes, self._read):
+        for piece, buffer in self._read_ahead(
+            pieces, most * self.shape.object_bytes, self._read, self._open_rows
+        ):
             for layer in range(piece.first, piece.stop):
                 for at, number in enumerate(piece.chunks):
                     yield layer, number * CHUNK_TOKENS, self._rows(piece, buffer, layer, at)
@@ -174,7 +181,9 @@ class StoredPrefix:
             As from `stream`.
         """
         span = chunk.record.span
-        self._files[span.drive].read(into, span.offset + chunk.shape.rows_at(layer, first))
+        at = chunk.shape.rows_at(layer, first)
+        self._files[span.drive].read(into, span.offset + at)
+        self._open_pages(chunk, at, into)
         self._check(chunk, layer, first, into)
 
     def shadows(
@@ -200,8 +209,13 @@ class StoredPrefix:
         pieces = [_Piece(0, self.shape.layers, range(number, number + 1)) for number in numbers]
         if not pieces:
             return
-        for piece, buffer in self._read_ahead(pieces, size, self._read_shadows):
+        for piece, buffer in self._read_ahead(pieces, size, self._read_shadows, self._open_shadows):
             yield piece.chunks[0], buffer[:size].reshape(self.shape.layers, -1)
+
+    def pages_of(self, chunk: StoredChunk) -> Pages:
+        """Return what a chunk's pages go through, its tags read; OSError where that fails."""
+        self._read_tags([chunk])
+        return chunk.pages
 
     def close(self) -> None:
         """Let the chunks be evicted; harmless when done twice."""
@@ -233,17 +247,25 @@ class StoredPrefix:
         pieces: Sequence[_Piece],
         buffer_bytes: int,
         into: Callable[[_Piece, NDArray[np.uint8]], None],
+        opens: Callable[[_Piece, NDArray[np.uint8]], None],
     ) -> Iterator[tuple[_Piece, NDArray[np.uint8]]]:
         """Yield pieces with what was read of each, valid until the next, while others come."""
         free = deque(aligned_buffer(buffer_bytes) for _ in range(min(_BUFFERS, len(pieces))))
         coming: deque[tuple[_Piece, NDArray[np.uint8], Future[None]]] = deque()
         left = iter(pieces)
-        with ThreadPoolExecutor(1, thread_name_prefix="hillinfer-store-read") as ahead:
+        with (
+            ThreadPoolExecutor(1, thread_name_prefix="hillinfer-store-read") as ahead,
+            # Opens the pages of a piece while the next one is read.
+            ThreadPoolExecutor(1, thread_name_prefix="hillinfer-store-open") as opening,
+        ):
             try:
                 while True:
                     while free and (piece := next(left, None)) is not None:
                         buffer = free.popleft()
-                        coming.append((piece, buffer, ahead.submit(into, piece, buffer)))
+                        read = ahead.submit(into, piece, buffer)
+                        if self.shape.tag_bytes:
+                            read = opening.submit(_follow, read, opens, piece, buffer)
+                        coming.append((piece, buffer, read))
                     if not coming:
                         return
                     piece, buffer, read = coming.popleft()
@@ -277,6 +299,37 @@ class StoredPrefix:
         for drive, places in by_drive.items():
             columns = np.array(places, np.int64).T
             self._files[drive].read_many(Reads(*columns), buffer, _THREADS)
+        self._read_tags([self.chunks[number] for number in piece.chunks])
+
+    def _open_rows(self, piece: _Piece, buffer: NDArray[np.uint8]) -> None:
+        """Open the rows of a piece that were read."""
+        shape, count = self.shape, piece.stop - piece.first
+        for at, number in enumerate(piece.chunks):
+            chunk = self.chunks[number]
+            for layer in range(count):
+                start = (at * count + layer) * shape.object_bytes
+                rows = buffer[start : start + chunk.groups * shape.group_bytes]
+                self._open_pages(chunk, shape.rows_at(piece.first + layer), rows)
+
+    def _read_tags(self, chunks: Sequence[StoredChunk]) -> None:
+        """Read the tags of chunks that have none yet; those of a few chunks come together."""
+        size = self.shape.tag_plane_bytes
+        wanted = [chunk for chunk in chunks if chunk.pages.wants_tags]
+        memory = aligned_buffer(len(wanted) * size)
+        for drive in {chunk.record.span.drive for chunk in wanted}:
+            own = [at for at, chunk in enumerate(wanted) if chunk.record.span.drive == drive]
+            offsets = [wanted[at].record.span.offset + self.shape.tags_at for at in own]
+            reads = Reads(np.array(offsets), np.array(own) * size, np.full(len(own), size))
+            self._files[drive].read_many(reads, memory, _THREADS)
+        for at, chunk in enumerate(wanted):
+            chunk.pages.take_tags(memory[at * size : (at + 1) * size])
+
+    def _open_pages(self, chunk: StoredChunk, at: int, data: NDArray[np.uint8]) -> None:
+        self._read_tags([chunk])
+        try:
+            chunk.pages.open(at, data)
+        except WrongTagError:
+            self._fail(chunk, "pages")
 
     def _read_shadows(self, piece: _Piece, buffer: NDArray[np.uint8]) -> None:
         """Read and check the shadow plane of one chunk; who takes it copies it meanwhile."""
@@ -285,8 +338,21 @@ class StoredPrefix:
         size = layers * self.shape.shadow_bytes
         reads = Reads.in_pieces(span.offset + self.shape.shadow_at(0), size, READ_BYTES)
         self._files[span.drive].read_many(reads, buffer, _THREADS)
-        own_salts = np.concatenate([chunk.sheet.shadow_salt(layer) for layer in range(layers)])
-        differs = group_sums(buffer[:size], own_salts) != chunk.sheet.shadow_sums
+        self._read_tags([chunk])
+        if not self.shape.tag_bytes:
+            self._check_shadows(chunk, buffer[:size])
+
+    def _open_shadows(self, piece: _Piece, buffer: NDArray[np.uint8]) -> None:
+        """Open and check the shadow plane of one chunk that was read."""
+        size = self.shape.layers * self.shape.shadow_bytes
+        chunk = self.chunks[piece.chunks[0]]
+        self._open_pages(chunk, chunk.shape.shadow_at(0), buffer[:size])
+        self._check_shadows(chunk, buffer[:size])
+
+    def _check_shadows(self, chunk: StoredChunk, planes: NDArray[np.uint8]) -> None:
+        layers = range(self.shape.layers)
+        own_salts = np.concatenate([chunk.sheet.shadow_salt(layer) for layer in layers])
+        differs = group_sums(planes, own_salts) != chunk.sheet.shadow_sums
         if differs.any():
             self._fail(chunk, f"the key shadows of layer {int(differs.argmax())}")
 
@@ -312,3 +378,36 @@ class StoredPrefix:
         error = WrongBytesError(chunk, what)
         self._wrong(error)
         raise error
+
+
+def _follow(
+    read: Future[None],
+    opens: Callable[[_Piece, NDArray[np.uint8]], None],
+    piece: _Piece,
+    buffer: NDArray[np.uint8],
+) -> None:
+    """Open a piece once it is read."""
+    read.result()
+    opens(piece, buffer)
+
+
+def best_sheet(
+    sheets: Sequence[tuple[int, Sheet]],
+    namespace: Namespace,
+    keys: Sequence[bytes],
+    ids: NDArray[np.uint32],
+) -> tuple[int, Sheet, int] | None:
+    """Return the sheet that covers most of a prompt's groups, its slot, and how many it covers.
+
+    Its keys and token numbers are those of the prompt, or it covers none.
+    """
+    found = None
+    for slot, sheet in sorted(sheets, key=lambda one: one[1].header.generation):
+        header = sheet.header
+        if header.namespace != namespace.digest:
+            continue
+        groups = min(header.groups, len(keys))
+        same_ids = np.array_equal(sheet.ids[: groups * GROUP_TOKENS], ids[: groups * GROUP_TOKENS])
+        if sheet.group_keys[:groups] == list(keys[:groups]) and same_ids:
+            found = slot, sheet, groups
+    return found

@@ -13,7 +13,7 @@ from hillinfer.store.eviction import ChunkFacts, EvictionPolicy, hits_after
 from hillinfer.store.extent import ExtentShape, Header
 from hillinfer.store.index import AlreadyStoredError, Index
 from hillinfer.store.keys import Namespace
-from hillinfer.store.pool_files import PoolFile, StorePlaces
+from hillinfer.store.pool_files import PoolFile, StoreError, StorePlaces
 from hillinfer.store.retirement import Retirement
 
 # Leaves that give way for one chunk, at most: extents of other models are of other sizes.
@@ -92,7 +92,7 @@ class ExtentRoom:
             Key of the longest prefix that it will hold.
         """
         number = self._number(namespace)
-        shape = ExtentShape.of(namespace)
+        shape = ExtentShape.of(namespace, self._places.tag_bytes)
         for _ in range(_MOST_EVICTED):
             # Chunks that follow one another lie on different drives, which all serve each layer.
             self._next_drive = (self._next_drive + 1) % len(self._files)
@@ -149,6 +149,22 @@ class ExtentRoom:
                 self._index.remove_owner(number)
         self._retirement.drop_quarantined()
         return self.clear_tombed()
+
+    def check_alone(self) -> None:
+        """Refuse, with StoreError, where another living process has the store open."""
+        self.collect()
+        if any(number != self._owner for number in self._index.owners().values()):
+            raise StoreError(
+                f"other processes have the store {self._places.directory} open and may have the "
+                "key: end them first"
+            )
+
+    def drop(self, chunks: Sequence[int]) -> int:
+        """Let nobody find chunks any more and free their room; return how many they are."""
+        for number in chunks:
+            self._retirement.quarantine(number)
+        self.collect()
+        return len(chunks)
 
     def clear_tombed(self) -> int:
         """Take the headers of tombed chunks from their drives, then give their room back."""

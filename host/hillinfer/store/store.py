@@ -10,7 +10,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +19,8 @@ from hillinfer.drive.calls import DriveCalls, Reads
 from hillinfer.drive.files import aligned_buffer
 from hillinfer.drive.leftovers import ScratchPath, sweep
 from hillinfer.errors import HillInferError, reason_of, way_out
+from hillinfer.secrecy.key_sources import KeySource, WithoutKey
+from hillinfer.secrecy.library import SecrecyError
 from hillinfer.store.database import Chunk, Database
 from hillinfer.store.eviction import DEFAULT_EVICTION, Turns, make_eviction_policy
 from hillinfer.store.extent import Sheet, read_sheets
@@ -31,9 +33,9 @@ from hillinfer.store.keys import (
     group_keys,
     root_key,
 )
-from hillinfer.store.maintenance import Parts, Verified, chunks_of, rebuild, verify
-from hillinfer.store.pool_files import ABOUT, PoolFile, StoreError, StorePlaces
-from hillinfer.store.prefix import StoredChunk, StoredPrefix, WrongBytesError
+from hillinfer.store.maintenance import Parts, Verified, chunks_of, rebuild, sealed_by, verify
+from hillinfer.store.pool_files import ABOUT, PoolFile, StoreError, StorePlaces, place_of
+from hillinfer.store.prefix import StoredChunk, StoredPrefix, WrongBytesError, best_sheet
 from hillinfer.store.retirement import Retirement
 from hillinfer.store.room import ExtentRoom
 from hillinfer.store.writer import PrefixWriter
@@ -91,16 +93,23 @@ class Store:
         How the drives are reached; the operating system itself where None.
     clock
         Returns the time in seconds.
+    key
+        What an encrypted store's key comes from, or that there is none: then the index alone is
+        looked at. None for a store that is not encrypted.
 
     Raises
     ------
     StoreError
         Where it is no store, or cannot be used.
+    SecrecyError
+        Where it is encrypted and the key is missing or another one.
 
     Attributes
     ----------
     places
         Where its parts lie.
+    keys
+        What its chunks are sealed by.
     database, index, files, room
         Its parts.
     """
@@ -112,12 +121,14 @@ class Store:
         raising: Callable[[Exception], None] | None = None,
         calls: DriveCalls | None = None,
         clock: Callable[[], float] = time.time,
+        key: KeySource | WithoutKey | None = None,
     ) -> None:
         self._raising = raising
         self._pid = os.getpid()
         self._counts = StoreCounts()
         self._turns = Turns()
         self.places = StorePlaces.read(Path(directory))
+        self.keys = self.places.unlocked(key, calls)
         with ExitStack() as opened:
             files = []
             for drive, (path, size) in enumerate(self.places.files):
@@ -157,7 +168,12 @@ class Store:
         return (Path(directory) / ABOUT).exists()
 
     @staticmethod
-    def create(directory: Path | str, size: int, drives: Sequence[Path | str] = ()) -> None:
+    def create(
+        directory: Path | str,
+        size: int,
+        drives: Sequence[Path | str] = (),
+        key: KeySource | None = None,
+    ) -> None:
         """Make an empty store.
 
         Parameters
@@ -168,13 +184,18 @@ class Store:
             Bytes that it may take in all, index included.
         drives
             Directories on other drives; it is divided evenly among all of them.
+        key
+            What an encrypted store's key comes from, made where it is missing and can be; None for
+            a store that is not encrypted.
 
         Raises
         ------
         StoreError
             Where there is a store already, or none can be.
+        SecrecyError
+            Where there is no key.
         """
-        StorePlaces.create(Path(directory), size, [Path(drive) for drive in drives])
+        StorePlaces.create(Path(directory), size, [Path(drive) for drive in drives], key)
 
     @property
     def counts(self) -> StoreCounts:
@@ -203,6 +224,7 @@ class Store:
             self.database,
             self.files,
             self.places.pool,
+            self.keys,
             self._retirement.quarantine,
             parts,
             on_progress,
@@ -231,6 +253,23 @@ class Store:
         self.room.clear_tombed()
         return removed
 
+    def forget(self, salt: bytes) -> int:
+        """Throw away the key of all that a salt has stored; return how many chunks that were.
+
+        Raises
+        ------
+        StoreError
+            Where another process has the store open, and so may have the key.
+        SecrecyError
+            Where the store is not encrypted, or its keys cannot be changed.
+        """
+        self.room.check_alone()
+        number = self.keys.forget(salt)
+        if number is None:
+            return 0
+        pool = self.places.pool
+        return self.room.drop(sealed_by(self.database, self.files, pool, number))
+
     def find(
         self, namespace: Namespace, ids: Sequence[int], salt: bytes = b""
     ) -> StoredPrefix | None:
@@ -251,7 +290,7 @@ class Store:
         try:
             self._check_process()
             prefix = self._find(namespace, ids, salt)
-        except (OSError, StoreError) as error:
+        except (OSError, StoreError, SecrecyError) as error:
             self._failed(error)
         found = 0 if prefix is None else prefix.tokens
         self._counts.lookups += 1
@@ -289,8 +328,9 @@ class Store:
         """
         try:
             self._check_process()
-            root = root_key(namespace.digest, salt)
-            keys = group_keys(root, ids)
+            sealing = self.keys.made(salt)
+            root = root_key(namespace.digest, salt, sealing.hash_key)
+            keys = group_keys(root, ids, sealing.hash_key)
             turn = turn or self._turns.of(keys[CHUNK_GROUPS - 1 :: CHUNK_GROUPS])
             stored = 0 if found is None else found.tokens // GROUP_TOKENS
             if len(keys) <= stored:
@@ -298,7 +338,7 @@ class Store:
             stop = (stored // CHUNK_GROUPS + 1) * CHUNK_GROUPS
             if self.index.is_being_written(keys[min(stop, len(keys)) - 1]):
                 return None
-        except (OSError, StoreError) as error:
+        except (OSError, StoreError, SecrecyError) as error:
             self._failed(error)
             return None
 
@@ -318,6 +358,7 @@ class Store:
             self._failed,
             turn,
             published,
+            sealing,
         )
 
     def lease(self, chunks: list[int]) -> None:
@@ -373,7 +414,7 @@ class Store:
         try:
             new = Database.make(beside, self.places.pool, units)
             try:
-                rebuild(new, files, self.places.pool, clock())
+                rebuild(new, files, self.places.pool, self.keys, clock())
             finally:
                 new.close()
             # Where another process was faster, that one's counts.
@@ -401,7 +442,11 @@ class Store:
 
     def _find(self, namespace: Namespace, ids: Sequence[int], salt: bytes) -> StoredPrefix | None:
         words = np.ascontiguousarray(ids, TOKEN_TYPE)
-        keys = group_keys(root_key(namespace.digest, salt), words)
+        sealing = self.keys.found(salt)
+        if sealing is None:
+            return None
+        root = root_key(namespace.digest, salt, sealing.hash_key)
+        keys = group_keys(root, words, sealing.hash_key)
         leased = self.index.lookup(keys, self._owner)
         kept: list[StoredChunk] = []
         try:
@@ -409,11 +454,12 @@ class Store:
             for position, ((chunk, groups), found) in enumerate(zip(leased, sheets, strict=True)):
                 own_keys = keys[position * CHUNK_GROUPS : position * CHUNK_GROUPS + groups]
                 own_ids = words[position * CHUNK_TOKENS :][: groups * GROUP_TOKENS]
-                best = _best(found, namespace, own_keys, own_ids)
+                best = best_sheet(found, namespace, own_keys, own_ids)
                 if best is None:
                     self._quarantine(chunk, "what its drive says of it")
                     break
-                kept.append(StoredChunk(chunk, best[1], best[0], best[2]))
+                pages = best[1].pages(place_of(chunk.span, self.places.pool))
+                kept.append(StoredChunk(chunk, best[1], best[0], best[2], pages))
                 if best[2] < groups:
                     break
         finally:
@@ -429,6 +475,7 @@ class Store:
         if not chunks:
             return []
         shape = self.index.shape(chunks[0].namespace)
+        shape = replace(shape, tag_bytes=self.keys.tag_bytes)
         size = shape.sheets_bytes
         memory = aligned_buffer(len(chunks) * size)
         for drive, file in enumerate(self.files):
@@ -440,8 +487,13 @@ class Store:
                     Reads(offsets, places, np.full(len(own), size)), memory, _SHEETS_AT_ONCE
                 )
         return [
-            read_sheets(memory[at * size : (at + 1) * size].tobytes(), shape, self.places.pool)
-            for at in range(len(chunks))
+            read_sheets(
+                memory[at * size : (at + 1) * size].tobytes(),
+                shape,
+                place_of(chunk.span, self.places.pool),
+                self.keys,
+            )
+            for at, chunk in enumerate(chunks)
         ]
 
     def _quarantine(self, chunk: Chunk, what: str) -> None:
@@ -473,25 +525,3 @@ class Store:
             raise StoreError(
                 "this store was opened before the process forked: open it again in the child"
             )
-
-
-def _best(
-    sheets: Sequence[tuple[int, Sheet]],
-    namespace: Namespace,
-    keys: Sequence[bytes],
-    ids: np.ndarray,
-) -> tuple[int, Sheet, int] | None:
-    """Return the sheet that covers most of a prompt's groups, its slot, and how many it covers.
-
-    Its keys and token numbers are those of the prompt, or it covers none.
-    """
-    found = None
-    for slot, sheet in sorted(sheets, key=lambda one: one[1].header.generation):
-        header = sheet.header
-        if header.namespace != namespace.digest:
-            continue
-        groups = min(header.groups, len(keys))
-        same_ids = np.array_equal(sheet.ids[: groups * GROUP_TOKENS], ids[: groups * GROUP_TOKENS])
-        if sheet.group_keys[:groups] == list(keys[:groups]) and same_ids:
-            found = slot, sheet, groups
-    return found

@@ -11,10 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hillinfer.drive.files import PAGE_BYTES, aligned_buffer
+from hillinfer.secrecy.pages import Pages
+from hillinfer.secrecy.store_keys import Plain, Sealing
 from hillinfer.store.database import Chunk
 from hillinfer.store.extent import ExtentShape, Header, Sheet, group_sums, salts
 from hillinfer.store.keys import CHUNK_GROUPS, CHUNK_TOKENS, TOKEN_TYPE, Namespace, group_keys
-from hillinfer.store.pool_files import PoolFile, Span
+from hillinfer.store.pool_files import PoolFile, Span, place_of
 from hillinfer.store.prefix import StoredChunk, StoredPrefix
 from hillinfer.store.room import ExtentRoom
 from hillinfer_model.kernel_spec import GROUP_TOKENS
@@ -30,6 +32,8 @@ class _Open:
         From the index.
     sheet
         As it was published last, or empty.
+    pages
+        What its pages go through.
     slot
         Which of both sheets is written next.
     row_sums, shadow_sums
@@ -40,6 +44,7 @@ class _Open:
 
     record: Chunk
     sheet: Sheet
+    pages: Pages
     slot: int
     row_sums: NDArray[np.uint32]
     shadow_sums: NDArray[np.uint32]
@@ -47,7 +52,8 @@ class _Open:
 
     def stored(self) -> StoredChunk:
         """Return it as who finds it sees it."""
-        return StoredChunk(self.record, self.sheet, 1 - self.slot, self.sheet.header.groups)
+        groups = self.sheet.header.groups
+        return StoredChunk(self.record, self.sheet, 1 - self.slot, groups, self.pages)
 
 
 @dataclass(frozen=True)
@@ -106,6 +112,8 @@ class PrefixWriter:
         Which turn of a conversation this is, 1 the first; 0 where nobody knows.
     published
         Told of chunks that everybody finds now, before anybody may evict them.
+    sealing
+        How the chunks are kept.
 
     Attributes
     ----------
@@ -125,15 +133,17 @@ class PrefixWriter:
         failed: Callable[[Exception], None],
         turn: int = 0,
         published: Callable[[Sequence[StoredChunk]], None] = _told_nobody,
+        sealing: Sealing | None = None,
     ) -> None:
         self._tell_published = published
         self._room = room
         self._files = files
         self._pool = pool
         self._namespace = namespace
-        self._shape = ExtentShape.of(namespace)
+        self._sealing = Plain() if sealing is None else sealing
+        self._shape = ExtentShape.of(namespace, self._sealing.tag_bytes)
         self._ids = np.ascontiguousarray(ids, TOKEN_TYPE)
-        self._keys = [root, *group_keys(root, self._ids)]
+        self._keys = [root, *group_keys(root, self._ids, self._sealing.hash_key)]
         self._found = found
         self._failed = failed
         self._turn = turn
@@ -187,7 +197,8 @@ class PrefixWriter:
             part = rows[done * GROUP_TOKENS : (done + count) * GROUP_TOKENS]
             self._attempt(self._write_part, layer, position, at, part)
             own = self._open.get(position)
-            if own is not None and not self._is_ended:
+            # What is sealed is not read as it lies.
+            if own is not None and not self._is_ended and not self._shape.tag_bytes:
                 offset = own.record.span.offset + self._shape.rows_at(layer, at)
                 written.append(
                     WrittenRun(done, done + count, own.record.number, at, own.record.span, offset)
@@ -294,9 +305,11 @@ class PrefixWriter:
             self._shape.row_bytes,
             self._shape.shadow_bytes,
             turn=self._turn,
+            tag_bytes=self._shape.tag_bytes,
         )
-        sheet = Sheet.empty(header)
-        own = _Open(record, sheet, 0, sheet.row_sums.copy(), sheet.shadow_sums.copy())
+        sheet = Sheet.empty(header, self._sealing)
+        pages = self._sealing.begin(place_of(record.span, self._pool), self._shape.page_layout)
+        own = _Open(record, sheet, pages, 0, sheet.row_sums.copy(), sheet.shadow_sums.copy())
         # First: it is given back with the others whatever fails.
         self._open[position] = own
         self._files[record.span.drive].ensure(record.span)
@@ -316,7 +329,7 @@ class PrefixWriter:
             return None
         sheet = last.sheet
         sums = sheet.row_sums.copy(), sheet.shadow_sums.copy()
-        return _Open(last.record, sheet, 1 - last.slot, *sums)
+        return _Open(last.record, sheet, found.pages_of(last).go_on(), 1 - last.slot, *sums)
 
     def _copy(self, own: _Open, groups: int) -> None:
         """Copy the first groups of the found prefix' last chunk: others go on from it elsewhere."""
@@ -338,8 +351,7 @@ class PrefixWriter:
         first = own.record.position * CHUNK_GROUPS + at
         keys = self._keys[first + 1 : first + 1 + count]
         own.row_sums[layer, at : at + count] = group_sums(rows, salts(keys, layer))
-        span = own.record.span
-        self._files[span.drive].write(rows, span.offset + self._shape.rows_at(layer, at))
+        self._write_pages(own, self._shape.rows_at(layer, at), rows)
 
     def _write_shadow(self, layer: int, position: int, shadow: NDArray[np.uint8]) -> None:
         own = self._chunk(position)
@@ -349,8 +361,11 @@ class PrefixWriter:
         salt = salts([self._keys[stop]], -1 - layer)
         own.shadow_sums[layer] = group_sums(shadow, salt)[0]
         own.shadow_layers += 1
+        self._write_pages(own, self._shape.shadow_at(layer), shadow)
+
+    def _write_pages(self, own: _Open, at: int, data: NDArray[np.uint8]) -> None:
         span = own.record.span
-        self._files[span.drive].write(shadow, span.offset + self._shape.shadow_at(layer))
+        self._files[span.drive].write(own.pages.seal(at, data), span.offset + at)
 
     def _publish(self, groups: int) -> None:
         """Commit: bytes to the drives, then sheets, then the index."""
@@ -360,6 +375,8 @@ class PrefixWriter:
             if position * CHUNK_GROUPS < groups
             and own.sheet.header.groups < min(groups - position * CHUNK_GROUPS, CHUNK_GROUPS)
         ]
+        for own in changed:
+            self._write_aligned(own.record.span, self._shape.tags_at, own.pages.tags)
         for drive in sorted({own.record.span.drive for own in changed}):
             self._files[drive].settle()
         cost = self._cost(groups)
@@ -367,12 +384,9 @@ class PrefixWriter:
         for own in changed:
             own.sheet = self._sheet(own, groups, cost)
             span = own.record.span
-            page, body = own.sheet.packed()
-            places = (body, self._shape.body_at(own.slot)), (page, own.slot * PAGE_BYTES)
-            for data, at in places:
-                memory = aligned_buffer(len(data))
-                memory[:] = np.frombuffer(data, np.uint8)
-                self._files[span.drive].write(memory, span.offset + at)
+            page, body = own.sheet.sealed(place_of(span, self._pool), own.slot)
+            self._write_aligned(span, self._shape.body_at(own.slot), body)
+            self._write_aligned(span, own.slot * PAGE_BYTES, page)
             own.slot = 1 - own.slot
             written.append((own.record.number, own.sheet.header, own.sheet.group_keys))
         self._room.publish(written)
@@ -383,6 +397,13 @@ class PrefixWriter:
         for own in full:
             self._behind[own.record.position] = own.record.number
             del self._open[own.record.position]
+
+    def _write_aligned(self, span: Span, at: int, data: bytes) -> None:
+        """Write bytes of anywhere, filled up to whole pages."""
+        if data:
+            memory = aligned_buffer(len(data))
+            memory[: len(data)] = np.frombuffer(data, np.uint8)
+            self._files[span.drive].write(memory, span.offset + at)
 
     def _cost(self, groups: int) -> float:
         """Return the seconds that computing one group took: told, or since the last were stored."""
@@ -407,4 +428,5 @@ class PrefixWriter:
             cost=old.cost + cost * (count - old.groups),
             has_shadow=count == CHUNK_GROUPS and own.shadow_layers == self._shape.layers,
         )
-        return Sheet(header, ids, own.row_sums.copy(), own.shadow_sums.copy())
+        sums = own.row_sums.copy(), own.shadow_sums.copy()
+        return Sheet(header, ids, *sums, self._sealing, own.pages.epochs)

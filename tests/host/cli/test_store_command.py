@@ -107,6 +107,67 @@ def test_verify_finds_what_changed_and_the_answer_stays(generate, command, long_
     assert report["store"]["found_tokens"] == 0
 
 
+def test_an_encrypted_store_answers_with_its_key_and_no_other(
+    generate, command, long_document, tmp_path
+):
+    place, key = tmp_path / "store", tmp_path / "key"
+    line = command("store", "init", place, "--size", "64MiB", "--encrypt").error_line()
+    assert "give --key-file, --passphrase-file or --keyring" in line
+    made = command("store", "init", place, "--size", "64MiB", "--encrypt", "--key-file", key)
+    assert "encrypted by AES-256-GCM: without its key it is lost" in made.out
+    asked = ("--prompt-file", long_document, "--question", "which cat?")
+    plain, _ = generate(*asked)
+    stored = (*asked, "--store", place, "--reuse", "exact")
+    first, _ = generate(*stored, "--key-file", key)
+    again, report = generate(*stored, "--key-file", key)
+    assert first.out == again.out == plain.out
+    assert report["store"]["found_tokens"] == (report["document_tokens"] - 1) // 256 * 256
+    outcome, _ = generate(*stored, code=2)
+    assert "is encrypted: give its key with --key-file" in outcome.error_line()
+    other = tmp_path / "other"
+    other.write_text("0" * 64)
+    other.chmod(0o600)
+    outcome, _ = generate(*stored, "--key-file", other, code=2)
+    assert "not the key of the store" in outcome.error_line()
+    # Sizes are told without a key, bytes are not looked at.
+    assert json.loads(command("store", "ls", "--store", place, "--json").out)[0]["tokens"] > 0
+    told = json.loads(command("store", "stats", "--store", place, "--json").out)
+    assert told["open_gigabytes_per_second"] > 0
+    assert "is encrypted" in command("store", "verify", "--store", place).error_line()
+    told = command("store", "verify", "--deep", "--store", place, "--key-file", key)
+    assert told.out.endswith(" 0 wrong\n")
+
+
+def test_an_encrypted_store_gets_another_key_and_forgets_a_salt(
+    generate, command, long_document, tmp_path
+):
+    place, key, file = tmp_path / "store", tmp_path / "key", tmp_path / "passphrase"
+    asked = ("--prompt-file", long_document, "--question", "which cat?", "--store", place)
+    generate(*asked, "--store-size", "64MiB", "--key-file", key)
+    generate(*asked, "--salt", "one", "--key-file", key)
+    file.write_text("correct horse\n")
+    file.chmod(0o600)
+    rekey = ("store", "rekey", "--store", place)
+    assert "rekey needs a new key" in command(*rekey, "--key-file", key).error_line()
+    line = command(*rekey, "--new-passphrase-file", file).error_line()
+    assert "rekey needs the key of the store" in line
+    told = command(*rekey, "--key-file", key, "--new-passphrase-file", file)
+    assert told.out.endswith("2 data keys wrapped anew; the old key opens none\n")
+    outcome, _ = generate(*asked, "--key-file", key, code=2)
+    assert "give --passphrase-file" in outcome.error_line()
+    opened = ("--passphrase-file", file)
+    _, report = generate(*asked, *opened)
+    assert report["store"]["found_tokens"] > 0
+    forget = ("store", "forget", "--store", place, "--salt", "one")
+    assert "forget needs the key" in command(*forget).error_line()
+    assert command(*forget, *opened).out.endswith(" forgotten\n")
+    assert command(*forget, *opened).out == "0 chunks forgotten\n"
+    _, report = generate(*asked, *opened, "--salt", "one")
+    assert report["store"]["found_tokens"] == 0
+    _, report = generate(*asked, *opened)
+    assert report["store"]["found_tokens"] > 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -114,6 +175,8 @@ def test_verify_finds_what_changed_and_the_answer_stays(generate, command, long_
         (("--store", "{}/none", "--store-size", "1MiB"), "too small: give --store-size 64.0 MiB"),
         (("--store", "{}/none", "--store-size", "25%"), "give --store-size like 200GB"),
         (("--reuse", "some"), "longest"),
+        (("--key-file", "a", "--keyring", "b"), "a store has one key"),
+        (("--store", "{}/none", "--store-size", "64MiB", "--key-file", "{}"), "cannot be read"),
     ],
 )
 def test_a_store_that_cannot_be_is_refused_with_the_way_out(

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from hillinfer.store.extent import UNIT_BYTES
 from hillinfer.store.pool_files import StoreError
 from hillinfer.store.store import Store
 from hillinfer_bench.storing.made_prompts import check, namespace, prompt, put
@@ -187,6 +188,15 @@ def test_what_is_no_store_is_refused_with_the_way_out(place, break_it, says):
     break_it(place)
     with pytest.raises(StoreError, match=says):
         Store(place)
+
+
+def test_a_file_that_another_process_is_about_to_mark_is_marked_by_both(place):
+    """It has taken its room and not said yet whose file it is."""
+    (place / "pool-0.kv").write_bytes(bytes(UNIT_BYTES))
+    with Store(place) as store:
+        put(store, namespace(), prompt(1, 1000))
+    with Store(place) as store:
+        assert check(store, namespace(), prompt(1, 1000)) == 960
 
 
 def disk_bytes(place):

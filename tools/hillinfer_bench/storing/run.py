@@ -23,6 +23,7 @@ from hillinfer_bench.quality.texts import standard_library_samples
 from hillinfer_bench.report.kinds import MachineKind
 from hillinfer_bench.storing.damage import Losses, failing_calls, flips, kills
 from hillinfer_bench.storing.first_token import FirstToken, measure_first_token
+from hillinfer_bench.storing.sealed import measure_sealed
 from hillinfer_bench.storing.speed import (
     SHAPES,
     LookupRow,
@@ -120,6 +121,10 @@ def run(
         ]
         for name in SHAPES:
             shutil.rmtree(place / name)
+        name, *_ = SHAPES
+        sealed = measure_sealed(
+            place / "sealed", name, request.tokens, _layers(request, name), request.rounds, say
+        )
         lookups = measure_lookups(place / "lookups", _LONG_TOKENS, 20 * request.rounds)
         damage = {}
         with stage("kills", request.kills) as advance:
@@ -138,13 +143,14 @@ def run(
         "goals": {one.name: asdict(one) for one in goals},
         **{one.name: one.reached for one in goals},
         "streams": [asdict(row) | {"share_of_drive": row.share_of_drive} for row in streams],
+        "encrypted": sealed.as_record(),
         "lookups": {"tokens": lookups.tokens, "p99_milliseconds": lookups.p99},
         "damage": {name: asdict(losses) for name, losses in damage.items()},
         "first_token": asdict(first) | {"allowed_seconds": first.allowed_seconds},
         **kind.as_record(),
     }
     request.out.write_text(json.dumps(record, indent=1))
-    return _table(goals, streams, first)
+    return _table(goals, streams, first) + "\n" + sealed.line()
 
 
 def _layers(request: StoreRequest, name: str) -> int:

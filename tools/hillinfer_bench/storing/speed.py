@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 from hillinfer.drive.calls import Reads
 from hillinfer.drive.files import aligned_buffer, round_up
+from hillinfer.secrecy.key_sources import KeySource
+from hillinfer.secrecy.library import TAG_BYTES
 from hillinfer.store.extent import UNIT_BYTES, ExtentShape
 from hillinfer.store.keys import CHUNK_TOKENS, Namespace
 from hillinfer.store.pool_files import READ_BYTES
@@ -71,7 +73,13 @@ class StreamRow:
 
 
 def measure_stream(
-    place: Path, name: str, tokens: int, layers: int, rounds: int, say: Callable[[str], None]
+    place: Path,
+    name: str,
+    tokens: int,
+    layers: int,
+    rounds: int,
+    say: Callable[[str], None],
+    key: KeySource | None = None,
 ) -> StreamRow:
     """Store a prompt of some shape, and read it back in turn with plain reads.
 
@@ -89,14 +97,16 @@ def measure_stream(
         How often.
     say
         Takes a line of progress.
+    key
+        Of an encrypted store; None for a plain one.
     """
     _, row_bytes = SHAPES[name]
     space = Namespace.of({"bench": name}, layers, row_bytes, 0)
-    shape = ExtentShape.of(space)
+    shape = ExtentShape.of(space, 0 if key is None else TAG_BYTES)
     chunks = tokens // CHUNK_TOKENS
-    Store.create(place, round_up(2 * chunks * shape.byte_count + (64 << 20), UNIT_BYTES))
+    Store.create(place, round_up(2 * chunks * shape.byte_count + (64 << 20), UNIT_BYTES), key=key)
     ids = prompt(1, tokens)
-    with Store(place) as store:
+    with Store(place, key=key) as store:
         seconds = _put(store, space, ids)
         found = store.find(space, ids)
         assert found is not None, store.counts.last_failure

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The keys of encrypted stores on the command line: options, `store rekey` and `store forget`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hillinfer.errors import SettingsError
+from hillinfer.secrecy.key_sources import (
+    KEY_FILE,
+    KEYRING,
+    OPTIONS,
+    PASSPHRASE_FILE,
+    KeySource,
+    key_source,
+)
+from hillinfer.secrecy.key_table import KeyTable
+from hillinfer.store.pool_files import StorePlaces
+from hillinfer.store.store import Store
+
+KeyFileOption = Annotated[
+    Path | None,
+    typer.Option("--key-file", envvar=KEY_FILE, help="File with the key of an encrypted store."),
+]
+PassphraseOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--passphrase-file",
+        envvar=PASSPHRASE_FILE,
+        help="File with the passphrase of an encrypted store.",
+    ),
+]
+KeyringOption = Annotated[
+    str | None,
+    typer.Option(
+        "--keyring",
+        envvar=KEYRING,
+        help="Entry of the system's keyring with the key of an encrypted store.",
+    ),
+]
+_Directory = Annotated[
+    Path, typer.Option("--store", envvar="HILLINFER_STORE", help="Directory of the store.")
+]
+
+
+def given_key(source: KeySource | None, why: str) -> KeySource:
+    """Return what options name.
+
+    Raises
+    ------
+    SettingsError
+        Where they name nothing; `why` begins the line.
+    """
+    if source is None:
+        raise SettingsError(f"{why}: give {OPTIONS}")
+    return source
+
+
+def rekey(
+    *,
+    store: _Directory,
+    key_file: KeyFileOption = None,
+    passphrase_file: PassphraseOption = None,
+    keyring: KeyringOption = None,
+    new_key_file: Annotated[
+        Path | None, typer.Option(help="The new key; made where it is missing.")
+    ] = None,
+    new_passphrase_file: Annotated[
+        Path | None, typer.Option(help="File with the new passphrase.")
+    ] = None,
+    new_keyring: Annotated[
+        str | None, typer.Option(help="Entry of the keyring; made where it is missing.")
+    ] = None,
+) -> None:
+    """Give an encrypted store another key; what is stored stays as it is."""
+    new = key_source(new_key_file, new_passphrase_file, new_keyring)
+    if new is None:
+        raise SettingsError(
+            "rekey needs a new key: give --new-key-file, --new-passphrase-file or --new-keyring"
+        )
+    old = given_key(
+        key_source(key_file, passphrase_file, keyring), "rekey needs the key of the store"
+    )
+    places = StorePlaces.read(store)
+    count = KeyTable.of_store(places.keys, places.cipher, places.pool, old).rewrap(new)
+    print(f"{store}: {count} data key{'s' * (count != 1)} wrapped anew; the old key opens none")
+
+
+def forget(
+    *,
+    store: _Directory,
+    salt: Annotated[
+        str,
+        typer.Option(envvar="HILLINFER_STORE_SALT", help="Whose; without it, what has none."),
+    ] = "",
+    key_file: KeyFileOption = None,
+    passphrase_file: PassphraseOption = None,
+    keyring: KeyringOption = None,
+) -> None:
+    """Throw away the key of all that one salt has stored: nobody can read it any more."""
+    source = key_source(key_file, passphrase_file, keyring)
+    with Store(store, key=given_key(source, "forget needs the key of the store")) as opened:
+        count = opened.forget(salt.encode())
+    print(f"{count} chunk{'s' * (count != 1)} forgotten")

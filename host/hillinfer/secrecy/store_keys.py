@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a store asks of encryption: how one salt's chunks are kept, and what opens a sheet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from hillinfer.drive.calls import DriveCalls
+from hillinfer.secrecy.key_sources import OPTIONS, KeySource, WithoutKey
+from hillinfer.secrecy.key_table import DataKey, KeyTable
+from hillinfer.secrecy.library import TAG_BYTES, SecrecyError, WrongTagError
+from hillinfer.secrecy.pages import PageCipher, PageLayout, Pages, Place, PlainPages
+from hillinfer.secrecy.sheets import Envelope, Sizes, open_sheet, seal_sheet
+
+
+class Sealing(Protocol):
+    """How the chunks of one salt are kept."""
+
+    @property
+    def tag_bytes(self) -> int:
+        """Bytes that each page has in its extent's tag plane."""
+
+    @property
+    def hash_key(self) -> bytes:
+        """What hashes of prefixes are keyed by; empty: they are not."""
+
+    def begin(self, place: Place, layout: PageLayout) -> Pages:
+        """Return what the pages of an extent go through that is filled from its beginning."""
+
+    def pages(self, place: Place, layout: PageLayout, epochs: bytes) -> Pages:
+        """Return what the pages of a filled extent go through, with its sheet's epochs."""
+
+    def sealed_sheet(
+        self, place: Place, slot: int, sizes: Sizes, page: bytes, body: bytes
+    ) -> tuple[bytes, bytes]:
+        """Return a header page and a body as they are written."""
+
+
+class Plain:
+    """Everything lies on the drive as it is."""
+
+    tag_bytes = 0
+    hash_key = b""
+
+    def begin(self, place: Place, layout: PageLayout) -> Pages:
+        """Return what leaves pages as they are."""
+        return PlainPages()
+
+    def pages(self, place: Place, layout: PageLayout, epochs: bytes) -> Pages:
+        """Return what leaves pages as they are."""
+        return PlainPages()
+
+    def sealed_sheet(
+        self, place: Place, slot: int, sizes: Sizes, page: bytes, body: bytes
+    ) -> tuple[bytes, bytes]:
+        """Return the same bytes."""
+        return page, body
+
+
+class Sealed:
+    """Everything is sealed under one data key.
+
+    Parameters
+    ----------
+    key
+        The salt's.
+    """
+
+    tag_bytes = TAG_BYTES
+
+    def __init__(self, key: DataKey) -> None:
+        self._key = key
+        self.hash_key = key.hash_key
+
+    def begin(self, place: Place, layout: PageLayout) -> Pages:
+        """Return what seals the pages of an extent that is filled from its beginning."""
+        return PageCipher.begun(self._key.secret, place, layout)
+
+    def pages(self, place: Place, layout: PageLayout, epochs: bytes) -> Pages:
+        """Return what opens the pages of a filled extent."""
+        return PageCipher(self._key.secret, place, layout, epochs)
+
+    def sealed_sheet(
+        self, place: Place, slot: int, sizes: Sizes, page: bytes, body: bytes
+    ) -> tuple[bytes, bytes]:
+        """Return a header page and a body, sealed."""
+        return seal_sheet(self._key.number, self._key.secret, place, slot, sizes, page, body)
+
+
+@dataclass(frozen=True)
+class OpenedSheet:
+    """A sheet as it was before it was sealed.
+
+    Parameters
+    ----------
+    page, body
+        Its header page and body.
+    sealing
+        How its chunk is kept.
+    """
+
+    page: bytes
+    body: bytes
+    sealing: Sealing
+
+
+class StoreKeys(Protocol):
+    """The keys of one open store."""
+
+    @property
+    def tag_bytes(self) -> int:
+        """As in `Sealing`, of all salts."""
+
+    def found(self, salt: bytes) -> Sealing | None:
+        """Return how a salt's chunks are kept, None where it has none.
+
+        Raises
+        ------
+        SecrecyError
+            Where its key cannot be had.
+        """
+
+    def made(self, salt: bytes) -> Sealing:
+        """Return how a salt's chunks are kept, made anew where it has none; errors as above."""
+
+    def forget(self, salt: bytes) -> bytes | None:
+        """Throw a salt's key away and return its number, None where it has none; errors so too."""
+
+    def opened(self, place: Place, slot: int, page: bytes, body: bytes) -> OpenedSheet | None:
+        """Return a sheet as it was before it was sealed, None where it is none that can be opened.
+
+        Raises
+        ------
+        SecrecyError
+            Where there is no key to try.
+        """
+
+
+class NoKeys:
+    """A store whose bytes lie on the drive as they are."""
+
+    tag_bytes = 0
+
+    def found(self, salt: bytes) -> Sealing:
+        """Return that they are plain."""
+        return Plain()
+
+    def made(self, salt: bytes) -> Sealing:
+        """Return that they are plain."""
+        return Plain()
+
+    def forget(self, salt: bytes) -> bytes:
+        """Refuse, with SecrecyError: there are no keys to forget."""
+        raise SecrecyError(
+            "the store is not encrypted, so no key can be forgotten: hillinfer store rm removes "
+            "what it holds"
+        )
+
+    def opened(self, place: Place, slot: int, page: bytes, body: bytes) -> OpenedSheet:
+        """Return the same bytes."""
+        return OpenedSheet(page, body, Plain())
+
+
+class OwnKeys:
+    """A store whose table of keys is open.
+
+    Parameters
+    ----------
+    table
+        The open one.
+
+    Attributes
+    ----------
+    table
+        The same.
+    """
+
+    tag_bytes = TAG_BYTES
+
+    def __init__(self, table: KeyTable) -> None:
+        self.table = table
+
+    def found(self, salt: bytes) -> Sealing | None:
+        """Return how a salt's chunks are kept, None where it has none."""
+        key = self.table.find(salt)
+        return None if key is None else Sealed(key)
+
+    def made(self, salt: bytes) -> Sealing:
+        """Return how a salt's chunks are kept, under a new key where it has none."""
+        return Sealed(self.table.get(salt))
+
+    def forget(self, salt: bytes) -> bytes | None:
+        """Throw a salt's key away and return its number; None where it has none."""
+        return self.table.forget(salt)
+
+    def opened(self, place: Place, slot: int, page: bytes, body: bytes) -> OpenedSheet | None:
+        """Return a sheet as it was before it was sealed, None where nothing opens it."""
+        envelope = Envelope.read(page, place.pool)
+        key = None if envelope is None else self.table.numbered(envelope.key_id)
+        if envelope is None or key is None:
+            return None
+        try:
+            return OpenedSheet(
+                *open_sheet(key.secret, envelope, place, slot, page, body), Sealed(key)
+            )
+        except WrongTagError:
+            return None
+
+
+class ShutKeys:
+    """An encrypted store without its key: the index tells sizes, and nothing else can be had."""
+
+    tag_bytes = TAG_BYTES
+
+    def found(self, salt: bytes) -> Sealing:
+        """Refuse, with SecrecyError."""
+        raise _shut()
+
+    def made(self, salt: bytes) -> Sealing:
+        """Refuse, with SecrecyError."""
+        raise _shut()
+
+    def forget(self, salt: bytes) -> bytes:
+        """Refuse, with SecrecyError."""
+        raise _shut()
+
+    def opened(self, place: Place, slot: int, page: bytes, body: bytes) -> OpenedSheet:
+        """Refuse, with SecrecyError."""
+        raise _shut()
+
+
+def _shut() -> SecrecyError:
+    return SecrecyError(
+        f"what the store holds is encrypted: give its key with {OPTIONS} of a command that takes "
+        "one, like hillinfer store verify"
+    )
+
+
+def opened_keys(
+    path: Path,
+    cipher: str,
+    pool: bytes,
+    key: KeySource | WithoutKey | None,
+    calls: DriveCalls | None = None,
+) -> StoreKeys:
+    """Return the keys of a store that is opened.
+
+    Parameters
+    ----------
+    path
+        Of its table of keys, whether it has one or not.
+    cipher
+        What it is encrypted by, empty where it is not.
+    pool
+        Its identity.
+    key
+        What its user gave.
+    calls
+        How the drive is reached.
+
+    Raises
+    ------
+    SecrecyError
+        Where the key is missing, is another one, or does not belong there.
+    """
+    if key is None and cipher:
+        raise SecrecyError(f"the store {path.parent} is encrypted: give its key with {OPTIONS}")
+    if key is None or isinstance(key, WithoutKey):
+        return ShutKeys() if cipher else NoKeys()
+    return OwnKeys(KeyTable.of_store(path, cipher, pool, key, calls))
