@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,7 @@ from hillinfer.engine.budget_plan import kernel_spec, staging_bytes, widened_byt
 from hillinfer.engine.cold_rows import ColdRows
 from hillinfer.engine.decode_step import NativeDecode
 from hillinfer.engine.selection import PrefetchPipeline, TokenSelection
-from hillinfer.errors import SetupWarning
+from hillinfer.errors import SettingsError, SetupWarning
 from hillinfer.gpu.attention import GpuSide
 from hillinfer.gpu.staging import CopyLane, StagingPlan
 from hillinfer.kv.cold_store import ColdStore
@@ -45,6 +45,9 @@ from hillinfer.kv.shadow_keeper import ShadowKeeper
 from hillinfer.memory_budget import Accountant, Part
 from hillinfer.model_shape import ModelShape
 from hillinfer.rates.profiling import share_by_rates
+from hillinfer.schedule.kept_windows import DENSE_PASSES, KeptWindows, WindowKey
+from hillinfer.schedule.pass_windows import PassWindows
+from hillinfer.schedule.slack_table import SlackTable
 from hillinfer.scoring.scorer import ImportanceEvaluation, Scorer
 from hillinfer.settings import Settings
 from hillinfer.shadow.memory import ShadowMemory
@@ -83,6 +86,8 @@ class RuntimeParts:
         What sequences own.
     selection, dense, attention, decode, pipeline
         Choosing tokens and attending to them; `decode` is None where the model computes on a GPU.
+    windows
+        When the drive is free beside passes of several tokens.
     gpu
         What there is only because the model computes on a GPU, or None.
     """
@@ -111,6 +116,7 @@ class RuntimeParts:
     shadow_memory: ShadowMemory
     selection: TokenSelection
     dense: DenseAttention
+    windows: PassWindows
     attention: RowAttention
     decode: NativeDecode | None
     pipeline: PrefetchPipeline
@@ -290,7 +296,16 @@ def open_parts(
             undone.callback(gpu.close)
             undone.callback(gpu.stop)
         states = RowStates(layout, counters) if gpu is None else gpu.states
-        dense = DenseAttention(gather, states, settings.block_rows, recorder)
+        windows = _windows(shape, store, cold_dir, recorder)
+        dense = DenseAttention(
+            gather,
+            states,
+            settings.block_rows,
+            recorder,
+            windows,
+            shape.layers,
+            blocks * size,
+        )
         attention = RowAttention(gather, states, recorder)
         native = host_attention(shape) if gpu is None else None
         decode = None
@@ -342,6 +357,7 @@ def open_parts(
         shadow_memory=shadow_memory,
         selection=selection,
         dense=dense,
+        windows=windows,
         attention=attention,
         decode=decode,
         pipeline=pipeline,
@@ -363,6 +379,20 @@ def _told(
         observe(entry)
 
     return note
+
+
+def _windows(
+    shape: ModelShape, store: ColdStore, cold_dir: Path, recorder: Recorder
+) -> PassWindows:
+    """Return the windows of passes, as well as they are known of this machine."""
+    table, rates = None, None
+    with suppress(SettingsError, OSError):
+        kept = KeptWindows.of_user()
+        table = kept.table(WindowKey.of(torch.get_num_threads(), DENSE_PASSES, shape))
+        rates = kept.drive(cold_dir)
+    if rates is not None:
+        store.turns.mixing = rates.mixing()
+    return PassWindows(table or SlackTable(), store.turns, shape.row_bytes, rates, recorder)
 
 
 def _staging_plan(shape: ModelShape, settings: Settings, accountant: Accountant) -> StagingPlan:

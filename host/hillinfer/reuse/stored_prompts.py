@@ -6,11 +6,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
 
 from hillinfer.drive.files import aligned_buffer
 from hillinfer.errors import CacheUseError, HillInferError
@@ -19,12 +21,19 @@ from hillinfer.generate.run_report import StoreFacts
 from hillinfer.hf.cache import HillInferCache
 from hillinfer.kv.sequence import RowLayout
 from hillinfer.model_shape import ModelShape
+from hillinfer.reuse.streaming import Landing, Loading, LoadingCounts
 from hillinfer.sessions.fingerprint import ModelIdentity
 from hillinfer.store.keys import CHUNK_TOKENS, Namespace, Reuse
 from hillinfer.store.prefix import StoredPrefix, WrongBytesError
 from hillinfer.store.store import Store
+from hillinfer.trace.recorder import SILENT, Recorder
 from hillinfer_model.choices import KeyMode
 from hillinfer_model.kernel_spec import GROUP_TOKENS
+
+# Tokens of an answer that room is made for.
+_ANSWER_TOKENS = 256
+# Fewer numbers than torch divides among threads.
+_PIECE_NUMBERS = 32767
 
 
 class OrdinaryCache(Protocol):
@@ -35,6 +44,19 @@ class OrdinaryCache(Protocol):
 
     def get_seq_length(self) -> int:
         """Return how many tokens it holds."""
+
+
+def _takes_streams(cache: Any) -> TypeGuard[DynamicCache]:
+    """Return whether a cache's layers can be replaced by streamed ones."""
+    return (
+        type(cache) is DynamicCache
+        and not cache.offloading
+        and all(type(layer) is DynamicLayer for layer in cache.layers)
+    )
+
+
+def _unseen(layer: int, tokens: int) -> None:
+    """Look at no pass."""
 
 
 class StoredPrompts:
@@ -54,6 +76,15 @@ class StoredPrompts:
         Tokens of one forward pass that reads a prompt.
     made_by
         What else decides which bits rows have: an adapter, a way to compute linear layers.
+    recorder
+        Notes what passes wait for.
+
+    Attributes
+    ----------
+    namespace
+        What rows of this model are stored under.
+    loaded
+        What loading into caches in memory took so far.
     """
 
     def __init__(
@@ -64,13 +95,18 @@ class StoredPrompts:
         reuse: Reuse = Reuse.LONGEST,
         chunk_tokens: int = CHUNK_TOKENS,
         made_by: Mapping[str, object] | None = None,
+        recorder: Recorder = SILENT,
     ) -> None:
         self._store = store
         self._model = model
         self._salt = salt
+        self._chunk_tokens = chunk_tokens
+        self._recorder = recorder
         self._border = GROUP_TOKENS if reuse is Reuse.LONGEST else _common(chunk_tokens)
         self._shape = ModelShape.from_config(model.config, model.dtype)
         self._layout = RowLayout(self._shape)
+        self._piece_tokens = max(1, _PIECE_NUMBERS // (self._shape.kv_heads * self._shape.head_dim))
+        self.loaded = LoadingCounts()
         facts = asdict(ModelIdentity(model).fingerprint(KeyMode.INT8))
         # What the shadow is coded by changes no row, and ids say what a tokenizer made of a text.
         for name in ("shadow", "tokenizer", "contract_version", "segment_tokens"):
@@ -87,10 +123,17 @@ class StoredPrompts:
 
     # --- ordinary caches -------------------------------------------------------------------
 
-    def load_into(self, cache: OrdinaryCache, ids: Sequence[int]) -> int:
+    def load_into(
+        self, cache: OrdinaryCache, ids: Sequence[int], new_tokens: int = _ANSWER_TOKENS
+    ) -> int:
         """Fill an empty cache in memory with the longest stored prefix; return its tokens.
 
         One token at least is left to be computed: its logits are wanted.
+
+        A `DynamicCache` is filled layer by layer while it is used: a pass waits for the rows of a
+        layer when it comes to it, and none sees rows that were not compared with their checksums.
+        Rows that do not come are computed from `ids` in the middle of the pass, which goes on. Any
+        other cache is full when this returns.
 
         Parameters
         ----------
@@ -98,6 +141,9 @@ class StoredPrompts:
             Empty, like `DynamicCache()`.
         ids
             Token numbers of the prompt.
+        new_tokens
+            How many tokens the answer may have for which room is made at once; any number may
+            follow.
 
         Raises
         ------
@@ -112,19 +158,26 @@ class StoredPrompts:
         found = self._store.find(self.namespace, ids, self._salt)
         if found is None:
             return 0
+        tokens = self._usable(found, ids)
+        if not tokens:
+            found.close()
+            return 0
+        self.loaded.prefixes += 1
+        self.loaded.tokens += tokens
+        if _takes_streams(cache):
+            room = len(ids) + new_tokens
+            cache.layers = self._loading(found, tokens, ids, room).layers()
+            return tokens
+        held = self._states(tokens, self._model.device)
         with found:
-            tokens = self._usable(found, ids)
-            held = self._states(tokens)
             try:
                 for layer, position, rows in found.stream():
                     self._fill(held[layer], position, rows, tokens)
             except (OSError, WrongBytesError):
                 # The store knows; nothing of it has reached the cache.
                 return 0
-        if tokens:
-            for layer, (keys, values) in enumerate(held):
-                device = self._model.device
-                cache.update(keys[None].to(device), values[None].to(device), layer)
+        for layer, (keys, values) in enumerate(held):
+            cache.update(keys[None], values[None], layer)
         return tokens
 
     def keep(self, cache: OrdinaryCache, ids: Sequence[int], seconds: float = 0.0) -> int:
@@ -173,7 +226,7 @@ class StoredPrompts:
                     if count <= 0:
                         break
                     rows = chunk[:, :count]
-                    held = self._states(count)
+                    held = self._states(count, "cpu")
                     for layer, own in enumerate(held):
                         self._fill(own, 0, rows[layer], count)
                     part = torch.tensor([list(ids[position : position + count])])
@@ -204,10 +257,30 @@ class StoredPrompts:
     def _usable(self, found: StoredPrefix, ids: Sequence[int]) -> int:
         return min(found.tokens, len(ids) - 1) // self._border * self._border
 
-    def _states(self, tokens: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    def _loading(self, found: StoredPrefix, tokens: int, ids: Sequence[int], room: int) -> Loading:
+        """Begin to land a prefix, which is closed afterwards."""
+        held = self._states(room, self._model.device)
+
+        def fill(layer: int, position: int, rows: NDArray[np.uint8], most: int) -> None:
+            self._fill(held[layer], position, rows, most)
+
+        def read(own: Any, start: int, stop: int) -> None:
+            Generation(self._model, own, self._chunk_tokens).read(ids[start:stop])
+
+        landing = Landing(found, tokens, self._border, fill, self.loaded, self._recorder)
+        batches = [(keys[None], values[None]) for keys, values in held]
+        return Loading(landing, batches, tokens, read, _unseen, self.loaded)
+
+    def _states(
+        self, tokens: int, device: torch.device | str
+    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
         size = (self._shape.kv_heads, tokens, self._shape.head_dim)
+        kind = self._model.dtype
         return [
-            (torch.empty(size, dtype=self._model.dtype), torch.empty(size, dtype=self._model.dtype))
+            (
+                torch.empty(size, dtype=kind, device=device),
+                torch.empty(size, dtype=kind, device=device),
+            )
             for _ in range(self._shape.layers)
         ]
 
@@ -218,10 +291,12 @@ class StoredPrompts:
         rows: NDArray[np.uint8],
         tokens: int,
     ) -> None:
-        own = torch.from_numpy(rows[: max(0, tokens - position)])
-        stop = position + len(own)
-        held[0][:, position:stop] = self._layout.keys(own).transpose(0, 1)
-        held[1][:, position:stop] = self._layout.values(own).transpose(0, 1)
+        # In pieces that torch leaves to this thread: those of its pool compute meanwhile.
+        for start in range(position, min(tokens, position + len(rows)), self._piece_tokens):
+            stop = min(start + self._piece_tokens, tokens, position + len(rows))
+            own = torch.from_numpy(rows[start - position : stop - position])
+            held[0][:, start:stop] = self._layout.keys(own).transpose(0, 1)
+            held[1][:, start:stop] = self._layout.values(own).transpose(0, 1)
 
     def _keep(
         self,

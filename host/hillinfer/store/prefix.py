@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import errno
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,13 +22,15 @@ from hillinfer.store.keys import CHUNK_TOKENS
 from hillinfer.store.pool_files import READ_BYTES, PoolFile
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
-# Reads in flight for one prefix.
+# Reads in flight for one piece, and pieces that are read at once: while the last reads of one end,
+# those of the next keep the drive busy.
 _THREADS = 4
+_PIECES_AT_ONCE = 2
 # Objects of neighbouring layers are read together up to this many bytes of a chunk, and so many
 # bytes of all chunks are in flight: more of either is no faster.
 _JOINED_BYTES = 4 << 20
 _WINDOW_BYTES = 16 << 20
-_BUFFERS = 3
+_BUFFERS = 4
 
 
 @dataclass(frozen=True)
@@ -101,7 +105,7 @@ class StoredPrefix:
     release
         Ends the lease.
     wrong
-        Told of a chunk whose bytes are wrong.
+        Told of a chunk whose bytes are wrong, and of a drive that fails.
 
     Attributes
     ----------
@@ -114,7 +118,7 @@ class StoredPrefix:
         chunks: Sequence[StoredChunk],
         files: Sequence[PoolFile],
         release: Callable[[list[int]], None],
-        wrong: Callable[[WrongBytesError], None],
+        wrong: Callable[[WrongBytesError | OSError], None],
     ) -> None:
         self.chunks = list(chunks)
         self.tokens = sum(chunk.groups for chunk in chunks) * GROUP_TOKENS
@@ -122,6 +126,9 @@ class StoredPrefix:
         self._release = release
         self._wrong = wrong
         self._is_open = True
+        # Reads under way, which `stop` waits for.
+        self._changed = threading.Condition()
+        self._reading = 0
 
     @property
     def shape(self) -> ExtentShape:
@@ -133,10 +140,19 @@ class StoredPrefix:
         """Bytes of its rows in all layers."""
         return self.tokens * self.shape.layers * self.shape.row_bytes
 
-    def stream(self) -> Iterator[tuple[int, int, NDArray[np.uint8]]]:
+    def stream(
+        self, first_layer: int = 0, chunks: int | None = None
+    ) -> Iterator[tuple[int, int, NDArray[np.uint8]]]:
         """Yield all rows, layer by layer, as the drive gives them in long reads.
 
         Checked: what is not as it was written is not yielded.
+
+        Parameters
+        ----------
+        first_layer
+            Where to begin.
+        chunks
+            How many of its chunks; all where None.
 
         Yields
         ------
@@ -148,8 +164,8 @@ class StoredPrefix:
         OSError, WrongBytesError
             Where a drive fails or gives other bytes.
         """
-        pieces = list(self._pieces())
-        most = max((piece.stop - piece.first) * len(piece.chunks) for piece in pieces)
+        pieces = list(self._pieces(first_layer, len(self.chunks) if chunks is None else chunks))
+        most = max(((one.stop - one.first) * len(one.chunks) for one in pieces), default=0)
         for piece, buffer in self._read_ahead(pieces, most * self.shape.object_bytes):
             for layer in range(piece.first, piece.stop):
                 for at, number in enumerate(piece.chunks):
@@ -172,11 +188,9 @@ class StoredPrefix:
         pieces = [
             _Piece(0, layers, range(number, number + 1)) for number in range(len(self.chunks))
         ]
-        for number, (piece, buffer) in enumerate(
+        for number, (_, buffer) in enumerate(
             self._read_ahead(pieces, layers * self.shape.object_bytes)
         ):
-            for layer in range(layers):
-                self._rows(piece, buffer, layer, 0)
             size = layers * self.shape.object_bytes
             rows = buffer[:size].reshape(layers, CHUNK_TOKENS, -1)
             yield number * CHUNK_TOKENS, rows[:, : self.chunks[number].groups * GROUP_TOKENS]
@@ -221,6 +235,12 @@ class StoredPrefix:
             self._is_open = False
             self._release([chunk.record.number for chunk in self.chunks])
 
+    def stop(self) -> None:
+        """Read nothing from here on, because files are about to be closed; leases go with them."""
+        with self._changed:
+            self._is_open = False
+            self._changed.wait_for(lambda: not self._reading)
+
     def __enter__(self) -> StoredPrefix:
         return self
 
@@ -229,16 +249,22 @@ class StoredPrefix:
 
     # --- inside ----------------------------------------------------------------------------
 
-    def _pieces(self) -> Iterator[_Piece]:
-        """Cut the prefix into reads of neighbouring layers and chunks."""
+    def _pieces(self, first_layer: int, chunks: int) -> Iterator[_Piece]:
+        """Cut a part of the prefix into reads of neighbouring layers and chunks.
+
+        The first layers are few at a time, because whoever computes waits for them; those behind
+        them come while it does.
+        """
         size, layers = self.shape.object_bytes, self.shape.layers
-        joined = max(1, _JOINED_BYTES // size)
-        together = max(1, _WINDOW_BYTES // (joined * size))
-        for layer in range(0, layers, joined):
-            numbers = iter(range(len(self.chunks)))
+        most = max(1, _JOINED_BYTES // size)
+        layer, joined = first_layer, 1
+        while layer < layers:
+            stop = min(layer + joined, layers)
+            together = max(1, _WINDOW_BYTES // ((stop - layer) * size))
+            numbers = iter(range(chunks))
             while part := list(islice(numbers, together)):
-                stop = min(layer + joined, layers)
                 yield _Piece(layer, stop, range(part[0], part[-1] + 1))
+            layer, joined = stop, min(2 * joined, most)
 
     def _read_ahead(
         self, pieces: Sequence[_Piece], buffer_bytes: int
@@ -247,12 +273,12 @@ class StoredPrefix:
         free = deque(aligned_buffer(buffer_bytes) for _ in range(min(_BUFFERS, len(pieces))))
         coming: deque[tuple[_Piece, NDArray[np.uint8], Future[None]]] = deque()
         left = iter(pieces)
-        with ThreadPoolExecutor(1, thread_name_prefix="hillinfer-store-read") as ahead:
+        with ThreadPoolExecutor(_PIECES_AT_ONCE, "hillinfer-store-read") as ahead:
             try:
                 while True:
                     while free and (piece := next(left, None)) is not None:
                         buffer = free.popleft()
-                        coming.append((piece, buffer, ahead.submit(self._read, piece, buffer)))
+                        coming.append((piece, buffer, ahead.submit(self._bring, piece, buffer)))
                     if not coming:
                         return
                     piece, buffer, read = coming.popleft()
@@ -262,6 +288,29 @@ class StoredPrefix:
             finally:
                 for _, _, read in coming:
                     read.cancel()
+
+    def _bring(self, piece: _Piece, buffer: NDArray[np.uint8]) -> None:
+        """Read a piece and compare it with its checksums, in a reading thread.
+
+        The one place where bytes of a stream become rows: whatever is done to them before anybody
+        sees them is done here.
+        """
+        with self._changed:
+            if not self._is_open:
+                raise OSError(errno.EBADF, "the store was closed")
+            self._reading += 1
+        try:
+            self._read(piece, buffer)
+        except OSError as error:
+            self._wrong(error)
+            raise
+        finally:
+            with self._changed:
+                self._reading -= 1
+                self._changed.notify_all()
+        for layer in range(piece.first, piece.stop):
+            for at, number in enumerate(piece.chunks):
+                self._check(self.chunks[number], layer, 0, self._rows(piece, buffer, layer, at))
 
     def _read(self, piece: _Piece, buffer: NDArray[np.uint8]) -> None:
         """Read a piece in long reads, all drives' one after the other."""
@@ -290,14 +339,12 @@ class StoredPrefix:
     def _rows(
         self, piece: _Piece, buffer: NDArray[np.uint8], layer: int, at: int
     ) -> NDArray[np.uint8]:
-        """Return the checked rows of a layer of one of a piece's chunks."""
+        """Return the rows of a layer of one of a piece's chunks, where they lie in its buffer."""
         shape, chunk = self.shape, self.chunks[piece.chunks[at]]
         start = at * (piece.stop - piece.first) + layer - piece.first
         start *= shape.object_bytes
         rows = buffer[start : start + chunk.groups * shape.group_bytes]
-        rows = rows.reshape(-1, shape.row_bytes)
-        self._check(chunk, layer, 0, rows)
-        return rows
+        return rows.reshape(-1, shape.row_bytes)
 
     def _check(self, chunk: StoredChunk, layer: int, first: int, rows: NDArray[np.uint8]) -> None:
         stop = first + len(rows) // GROUP_TOKENS
