@@ -15,7 +15,7 @@ from typing import Protocol, TypeVar
 
 _Result = TypeVar("_Result")
 
-# A write of this size is as fast as a longer one, and a read waits for one at most.
+# A write of this size is as fast as a longer one, and a read has one beside it at most.
 QUANTUM_BYTES = 1 << 20
 # Writes in slack look again this often where nothing wakes them: windows open by the clock.
 _LOOK_SECONDS = 0.005
@@ -53,7 +53,10 @@ class Mixing(Protocol):
 
 
 class Apart:
-    """For drives that lose by mixing: a write is alone (Tutti, section 3.3).
+    """For drives that lose by mixing: a write begins alone (Tutti, section 3.3).
+
+    A read does not wait for the end of one that is under way: that is a quantum at most, and where
+    the drive has a hiccup it is long.
 
     Parameters
     ----------
@@ -67,10 +70,10 @@ class Apart:
         self._reads = reads
 
     def may_start(self, own: IOClass, running: Sequence[IOClass]) -> bool:
-        """Return whether nothing is under way, or but other reads."""
+        """Return whether nothing is under way, or for a read, not too many others."""
         if own.is_write:
             return not running
-        return len(running) < self._reads and not any(one.is_write for one in running)
+        return sum(not one.is_write for one in running) < self._reads
 
 
 class Beside:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -125,13 +126,13 @@ class DriveMeasuring:
             data[:] = np.random.default_rng(0).integers(0, 256, len(data), np.uint8)
             for one in (file, other):
                 self._write(one, data)
-            writing = min(self._seconds(lambda: self._write(other, data)) for _ in range(2))
+            writing = min(self._seconds(partial(self._write, other, data)) for _ in range(2))
             into = aligned_buffer(_FILE_BYTES)
             reading = [
-                min(self._seconds(lambda size=size: self._read(file, into, size)) for _ in range(2))
+                min(self._seconds(partial(self._read, file, into, size)) for _ in range(2))
                 for size in _SIZES
             ]
-            both = self._mixed(lambda: self._write(other, data), file, into)
+            both = self._mixed(partial(self._write, other, data), file, into)
         finally:
             file.close()
             other.close()
