@@ -133,6 +133,7 @@ class RuntimeParts:
                 ends.callback(self.timeline.close)
             if self.device is not None:
                 ends.callback(self.device.close)
+            ends.callback(self.windows.close)
             ends.callback(self.engine.close)
             ends.callback(self.shadow_store.close)
             ends.callback(self.store.close)
@@ -386,13 +387,17 @@ def _windows(
 ) -> PassWindows:
     """Return the windows of passes, as well as they are known of this machine."""
     table, rates = None, None
+    keep: Callable[[SlackTable], None] | None = None
     with suppress(SettingsError, OSError):
         kept = KeptWindows.of_user()
-        table = kept.table(WindowKey.of(torch.get_num_threads(), DENSE_PASSES, shape))
-        rates = kept.drive(cold_dir)
-    if rates is not None:
-        store.turns.mixing = rates.mixing()
-    return PassWindows(table or SlackTable(), store.turns, shape.row_bytes, rates, recorder)
+        key = WindowKey.of(torch.get_num_threads(), DENSE_PASSES, shape)
+        table, rates = kept.table(key), kept.follow(cold_dir, store.turns)
+        if rates is not None:
+            # Whoever had the drive measured wants what passes teach, too.
+            keep = partial(kept.keep, key)
+    return PassWindows(
+        table or SlackTable(), store.turns, shape.row_bytes, rates, recorder, keep=keep
+    )
 
 
 def _staging_plan(shape: ModelShape, settings: Settings, accountant: Accountant) -> StagingPlan:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, Protocol, TypeGuard
 
@@ -15,15 +16,18 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from hillinfer.drive.files import aligned_buffer
-from hillinfer.errors import CacheUseError, HillInferError
+from hillinfer.errors import CacheUseError, HillInferError, SettingsError
 from hillinfer.generate.answering import Generation
 from hillinfer.generate.run_report import StoreFacts
 from hillinfer.hf.cache import HillInferCache
 from hillinfer.kv.sequence import RowLayout
 from hillinfer.model_shape import ModelShape
-from hillinfer.reuse.streaming import Landing, Loading, LoadingCounts
+from hillinfer.reuse.streaming import Landing, Loading, LoadingCounts, PassClock
+from hillinfer.schedule.kept_windows import PASSES_IN_MEMORY, KeptWindows, WindowKey
+from hillinfer.schedule.slack_table import SlackTable
 from hillinfer.sessions.fingerprint import ModelIdentity
 from hillinfer.store.keys import CHUNK_TOKENS, Namespace, Reuse
+from hillinfer.store.pool_files import READERS
 from hillinfer.store.prefix import StoredPrefix, WrongBytesError
 from hillinfer.store.store import Store
 from hillinfer.trace.recorder import SILENT, Recorder
@@ -55,10 +59,6 @@ def _takes_streams(cache: Any) -> TypeGuard[DynamicCache]:
     )
 
 
-def _unseen(layer: int, tokens: int) -> None:
-    """Look at no pass."""
-
-
 class StoredPrompts:
     """A store, as one model uses it.
 
@@ -85,6 +85,8 @@ class StoredPrompts:
         What rows of this model are stored under.
     loaded
         What loading into caches in memory took so far.
+    windows
+        How long a layer of this model computes in a cache in memory; learns.
     """
 
     def __init__(
@@ -107,6 +109,13 @@ class StoredPrompts:
         self._layout = RowLayout(self._shape)
         self._piece_tokens = max(1, _PIECE_NUMBERS // (self._shape.kv_heads * self._shape.head_dim))
         self.loaded = LoadingCounts()
+        self.windows = SlackTable()
+        with suppress(SettingsError, OSError):
+            kept = KeptWindows.of_user()
+            key = WindowKey.of(torch.get_num_threads(), PASSES_IN_MEMORY, self._shape)
+            self.windows = kept.table(key) or self.windows
+            for file in store.files:
+                kept.follow(file.path.parent, file.turns, READERS)
         facts = asdict(ModelIdentity(model).fingerprint(KeyMode.INT8))
         # What the shadow is coded by changes no row, and ids say what a tokenizer made of a text.
         for name in ("shadow", "tokenizer", "contract_version", "segment_tokens"):
@@ -203,6 +212,14 @@ class StoredPrompts:
 
         return self._keep(ids, rows, seconds)
 
+    def schedule(self) -> dict[str, int | float]:
+        """Return what loading took and what became of the store's writes so far, by name."""
+        told: dict[str, int | float] = asdict(self.loaded)
+        for file in self._store.files:
+            for name, value in file.turns.counts().items():
+                told[name] = told.get(name, 0) + value
+        return told
+
     # --- HillInfer's caches ----------------------------------------------------------------
 
     def fill(self, cache: HillInferCache, ids: Sequence[int]) -> StoreFacts:
@@ -267,9 +284,18 @@ class StoredPrompts:
         def read(own: Any, start: int, stop: int) -> None:
             Generation(self._model, own, self._chunk_tokens).read(ids[start:stop])
 
-        landing = Landing(found, tokens, self._border, fill, self.loaded, self._recorder)
+        clock = PassClock(self.windows)
+        landing = Landing(
+            found,
+            tokens,
+            self._border,
+            fill,
+            self.loaded,
+            self._recorder,
+            clock.deadlines(min(len(ids) - tokens, self._chunk_tokens), tokens),
+        )
         batches = [(keys[None], values[None]) for keys, values in held]
-        return Loading(landing, batches, tokens, read, _unseen, self.loaded)
+        return Loading(landing, batches, tokens, read, clock.passed, self.loaded)
 
     def _states(
         self, tokens: int, device: torch.device | str

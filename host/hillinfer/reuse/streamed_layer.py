@@ -29,7 +29,8 @@ class StreamedLayer(DynamicLayer):  # type: ignore[misc]
     arrive
         Waits until they are there; called once, by whoever looks first.
     passed
-        Called with the tokens of a pass when it comes to this layer, and with 0 when it goes on.
+        Called when a pass comes to this layer, with its tokens and those before them, and with 0
+        twice when it goes on.
     """
 
     def __init__(
@@ -38,7 +39,7 @@ class StreamedLayer(DynamicLayer):  # type: ignore[misc]
         values: torch.Tensor,
         tokens: int,
         arrive: Callable[[], None],
-        passed: Callable[[int], None],
+        passed: Callable[[int, int], None],
     ) -> None:
         self._keys: torch.Tensor | None = None
         self._values: torch.Tensor | None = None
@@ -76,14 +77,14 @@ class StreamedLayer(DynamicLayer):  # type: ignore[misc]
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Take new tokens and return all, (batch, kv_heads, tokens, head_dim) each."""
-        self._passed(key_states.shape[-2])
+        self._passed(key_states.shape[-2], self.get_seq_length())
         self._wait()
         new = key_states, value_states
         if self._room is None or not all(map(self._fits, self._room, new)):
             both: tuple[torch.Tensor, torch.Tensor] = super().update(*new, *args, **kwargs)
         else:
             both = self._put(self._room, new)
-        self._passed(0)
+        self._passed(0, 0)
         return both
 
     def get_seq_length(self) -> int:

@@ -24,6 +24,7 @@ import torch
 from numpy.typing import NDArray
 
 from hillinfer.reuse.streamed_layer import StreamedLayer
+from hillinfer.schedule.slack_table import SlackTable
 from hillinfer.store.keys import CHUNK_TOKENS
 from hillinfer.store.prefix import StoredPrefix, WrongBytesError
 from hillinfer.trace.recorder import Lane, Recorder
@@ -67,6 +68,49 @@ class _StoppedError(Exception):
     """Nobody waits any longer."""
 
 
+def _unseen(new_tokens: int, past_tokens: int) -> None:
+    """Look at no pass."""
+
+
+class PassClock:
+    """Learns how long layers of a cache in memory compute, and says when they will want rows.
+
+    A window is the time from when a layer has its rows until the next one wants its own. Passes of
+    one token are no business of it. One thread at a time.
+
+    Parameters
+    ----------
+    table
+        Of windows; learns.
+    """
+
+    def __init__(self, table: SlackTable) -> None:
+        self._table = table
+        self._gone: tuple[int, float, int, int] | None = None
+        self._came: tuple[int, int, int] | None = None
+
+    def passed(self, layer: int, new_tokens: int, past_tokens: int) -> None:
+        """Learn that a pass comes to a layer, or goes on from it where there are no tokens."""
+        now = time.monotonic()
+        if new_tokens > 1:
+            gone = self._gone
+            if gone is not None and (gone[0] + 1, *gone[2:]) == (layer, new_tokens, past_tokens):
+                self._table.observe(new_tokens, past_tokens, now - gone[1])
+            self._came, self._gone = (layer, new_tokens, past_tokens), None
+        elif not new_tokens and self._came is not None:
+            came, self._came = self._came, None
+            self._gone = came[0], now, *came[1:]
+
+    def deadlines(self, new_tokens: int, past_tokens: int) -> Callable[[int], float]:
+        """Return what says when layers of a pass that begins now will want their rows.
+
+        Where nobody knows how long layers take, each is wanted at once.
+        """
+        window = self._table.window(new_tokens, past_tokens) or 0.0
+        now = time.monotonic()
+        return lambda layer: now + layer * window
+
+
 class Landing:
     """Brings the rows of a stored prefix to their places, in a thread of its own.
 
@@ -85,6 +129,8 @@ class Landing:
         Where it counts.
     recorder
         Notes waiting.
+    deadline
+        Says when a layer's rows are wanted, in seconds of `time.monotonic`.
     """
 
     def __init__(
@@ -95,7 +141,9 @@ class Landing:
         fill: Callable[[int, int, NDArray[np.uint8], int], None],
         counts: LoadingCounts,
         recorder: Recorder,
+        deadline: Callable[[int], float],
     ) -> None:
+        self._deadline = deadline
         self._found = found
         self._tokens = tokens
         self._border = border
@@ -183,7 +231,7 @@ class Landing:
         chunks = -(-self._most // CHUNK_TOKENS)
         first = max(self._whole, self._part)
         rows_landed, most = 0, self._most
-        for layer, position, rows in self._found.stream(first, chunks):
+        for layer, position, rows in self._found.stream(first, chunks, self._deadline):
             if self._is_stopped:
                 raise _StoppedError
             self._fill(layer, position, rows, most)
@@ -212,8 +260,8 @@ class Loading:
         Computes tokens behind those that a cache holds: called with the cache and the positions of
         the first token and behind the last one.
     passed
-        Called when a pass comes to a layer and when it goes on, with the layer and the tokens of
-        the pass, then 0.
+        Called when a pass comes to a layer and when it goes on, with the layer, the tokens of the
+        pass and those before them, then with 0 twice.
     counts
         Where it counts.
     """
@@ -224,7 +272,7 @@ class Loading:
         states: Sequence[States],
         tokens: int,
         read: Callable[[Any, int, int], None],
-        passed: Callable[[int, int], None],
+        passed: Callable[[int, int, int], None],
         counts: LoadingCounts,
     ) -> None:
         self._landing = landing
@@ -263,9 +311,7 @@ class Loading:
             cache = DynamicCache()
             # They write to the same room, as far as it is filled here and no farther.
             cache.layers = [
-                StreamedLayer(
-                    *own, start, partial(self._landing.wait, layer, start), lambda tokens: None
-                )
+                StreamedLayer(*own, start, partial(self._landing.wait, layer, start), _unseen)
                 for layer, own in enumerate(self._states)
             ]
             try:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hillinfer.drive.directories import filesystem_of
+from hillinfer.drive.read_turns import ReadTurns
 from hillinfer.errors import SetupWarning
 from hillinfer.model_shape import ModelShape
 from hillinfer.schedule.drive_rates import DriveMeasuring, DriveRates
@@ -97,6 +98,23 @@ class KeptWindows:
     def drive(self, directory: Path) -> DriveRates | None:
         """Return the rates kept of the drive of a directory, or None."""
         return self._found("drives", _drive(directory), DriveRates.from_json)
+
+    def follow(self, directory: Path, turns: ReadTurns, reads: int = 1) -> DriveRates | None:
+        """Let the turns of a drive follow what is kept of it, and return that, or None.
+
+        Parameters
+        ----------
+        directory
+            On the drive.
+        turns
+            Its.
+        reads
+            Most turns of readers at a time.
+        """
+        rates = self.drive(directory)
+        if rates is not None:
+            turns.mixing = rates.mixing(reads)
+        return rates
 
     def measure_drive(self, directory: Path) -> DriveRates:
         """Measure the drive of a directory, keep its rates and return them.

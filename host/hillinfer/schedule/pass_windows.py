@@ -60,6 +60,8 @@ class PassWindows:
         Notes waiting.
     clock
         Returns seconds.
+    keep
+        Called with the table when nothing more is learned, where anything was; None forgets it.
 
     Attributes
     ----------
@@ -75,7 +77,9 @@ class PassWindows:
         rates: DriveRates | None = None,
         recorder: Recorder = SILENT,
         clock: Callable[[], float] = time.monotonic,
+        keep: Callable[[SlackTable], None] | None = None,
     ) -> None:
+        self._keep = keep
         self.table, self.rates = table, rates
         self._turns = turns
         self._row_bytes = row_bytes
@@ -149,6 +153,11 @@ class PassWindows:
             return True
         pace = rates.write * (1 - rates.mixing_loss)
         return pace > 0 and self._clock() + byte_count / pace <= until
+
+    def close(self) -> None:
+        """Learn nothing more, and let what was learned be kept."""
+        if self._counts.windows and self._keep is not None:
+            self._keep(self.table)
 
     def counts(self) -> dict[str, int | float]:
         """Return what was counted so far, by name, with what became of writes."""

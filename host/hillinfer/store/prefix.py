@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -31,6 +32,11 @@ _PIECES_AT_ONCE = 2
 _JOINED_BYTES = 4 << 20
 _WINDOW_BYTES = 16 << 20
 _BUFFERS = 4
+
+
+def _never(layer: int) -> float:
+    """Return the deadline of a layer that nobody waits for."""
+    return math.inf
 
 
 @dataclass(frozen=True)
@@ -141,7 +147,10 @@ class StoredPrefix:
         return self.tokens * self.shape.layers * self.shape.row_bytes
 
     def stream(
-        self, first_layer: int = 0, chunks: int | None = None
+        self,
+        first_layer: int = 0,
+        chunks: int | None = None,
+        deadline: Callable[[int], float] = _never,
     ) -> Iterator[tuple[int, int, NDArray[np.uint8]]]:
         """Yield all rows, layer by layer, as the drive gives them in long reads.
 
@@ -153,6 +162,9 @@ class StoredPrefix:
             Where to begin.
         chunks
             How many of its chunks; all where None.
+        deadline
+            Says when a layer's rows are wanted, in seconds of `time.monotonic`: where several
+            prefixes come from one drive, what is wanted first is read first.
 
         Yields
         ------
@@ -166,7 +178,7 @@ class StoredPrefix:
         """
         pieces = list(self._pieces(first_layer, len(self.chunks) if chunks is None else chunks))
         most = max(((one.stop - one.first) * len(one.chunks) for one in pieces), default=0)
-        for piece, buffer in self._read_ahead(pieces, most * self.shape.object_bytes):
+        for piece, buffer in self._read_ahead(pieces, most * self.shape.object_bytes, deadline):
             for layer in range(piece.first, piece.stop):
                 for at, number in enumerate(piece.chunks):
                     yield layer, number * CHUNK_TOKENS, self._rows(piece, buffer, layer, at)
@@ -267,7 +279,10 @@ class StoredPrefix:
             layer, joined = stop, min(2 * joined, most)
 
     def _read_ahead(
-        self, pieces: Sequence[_Piece], buffer_bytes: int
+        self,
+        pieces: Sequence[_Piece],
+        buffer_bytes: int,
+        deadline: Callable[[int], float] = _never,
     ) -> Iterator[tuple[_Piece, NDArray[np.uint8]]]:
         """Yield pieces with what was read of each, valid until the next, while others come."""
         free = deque(aligned_buffer(buffer_bytes) for _ in range(min(_BUFFERS, len(pieces))))
@@ -278,7 +293,8 @@ class StoredPrefix:
                 while True:
                     while free and (piece := next(left, None)) is not None:
                         buffer = free.popleft()
-                        coming.append((piece, buffer, ahead.submit(self._bring, piece, buffer)))
+                        read = ahead.submit(self._bring, piece, buffer, deadline(piece.first))
+                        coming.append((piece, buffer, read))
                     if not coming:
                         return
                     piece, buffer, read = coming.popleft()
@@ -289,7 +305,7 @@ class StoredPrefix:
                 for _, _, read in coming:
                     read.cancel()
 
-    def _bring(self, piece: _Piece, buffer: NDArray[np.uint8]) -> None:
+    def _bring(self, piece: _Piece, buffer: NDArray[np.uint8], deadline: float) -> None:
         """Read a piece and compare it with its checksums, in a reading thread.
 
         The one place where bytes of a stream become rows: whatever is done to them before anybody
@@ -300,7 +316,7 @@ class StoredPrefix:
                 raise OSError(errno.EBADF, "the store was closed")
             self._reading += 1
         try:
-            self._read(piece, buffer)
+            self._read(piece, buffer, deadline)
         except OSError as error:
             self._wrong(error)
             raise
@@ -312,7 +328,7 @@ class StoredPrefix:
             for at, number in enumerate(piece.chunks):
                 self._check(self.chunks[number], layer, 0, self._rows(piece, buffer, layer, at))
 
-    def _read(self, piece: _Piece, buffer: NDArray[np.uint8]) -> None:
+    def _read(self, piece: _Piece, buffer: NDArray[np.uint8], deadline: float) -> None:
         """Read a piece in long reads, all drives' one after the other."""
         shape, count = self.shape, piece.stop - piece.first
         chunk_bytes = count * shape.object_bytes
@@ -334,7 +350,8 @@ class StoredPrefix:
             )
         for drive, places in by_drive.items():
             columns = np.array(places, np.int64).T
-            self._files[drive].read_many(Reads(*columns), buffer, _THREADS)
+            with self._files[drive].turns.ahead(deadline):
+                self._files[drive].read_many(Reads(*columns), buffer, _THREADS)
 
     def _rows(
         self, piece: _Piece, buffer: NDArray[np.uint8], layer: int, at: int
