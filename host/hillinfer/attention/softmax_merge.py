@@ -255,6 +255,9 @@ def compute_type(query: torch.Tensor) -> torch.dtype:
 
 # --- A prompt's chunk ---
 
+# For each row that there is room for, so many are looked at whether they are cold.
+_LOOKED_AT = 8
+
 
 class DenseAttention:
     """Attends to all rows of a sequence, a block of rows after the other, in ascending position.
@@ -368,12 +371,13 @@ class DenseAttention:
             if windows is not None:
                 windows.end()
             return
-        ahead = past[: self._ahead_rows]
+        # Some are hot; looking at all of a long context for those that are not would take memory.
+        ahead = past[: _LOOKED_AT * self._ahead_rows]
         self._landing[following, id(sequence)] = self._gather.land(
             following, sequence, ahead, sequence.held_starts[following]
         )
         if windows is not None:
-            windows.go(layer, tokens, len(past), len(ahead))
+            windows.go(layer, tokens, len(past), min(len(past), self._ahead_rows))
 
 
 # --- One token ---

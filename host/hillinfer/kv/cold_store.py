@@ -79,6 +79,8 @@ class WantedRows:
 # As long as reads on demand wait for one ahead: ten milliseconds of a slow drive, and large enough
 # for hundreds of reads in flight.
 AHEAD_BYTES = 4 << 20
+# Less than this is no waiting but taking a turn.
+_UNTOLD_NS = 50_000
 
 
 @dataclass(frozen=True)
@@ -389,11 +391,13 @@ class ColdStore:
         """Write bytes piece by piece while nobody reads, or at once where somebody waits."""
         for begin in range(0, len(data), QUANTUM_BYTES):
             piece = data[begin : begin + QUANTUM_BYTES]
-            with (
-                self.turns.writing(len(piece)),
-                self._recorder.span(Lane.WRITES, "rows", layer=layer, bytes=len(piece)),
-            ):
-                file.write(piece, offset + begin)
+            queued = time.perf_counter_ns()
+            with self.turns.writing(len(piece)):
+                started = time.perf_counter_ns()
+                if started - queued > _UNTOLD_NS:
+                    self._recorder.note(Lane.BUBBLES, "put off", queued, started, layer=layer)
+                with self._recorder.span(Lane.WRITES, "rows", layer=layer, bytes=len(piece)):
+                    file.write(piece, offset + begin)
 
     def _raise_failure(self) -> None:
         if isinstance(self._failure, ColdPoolError):
