@@ -109,12 +109,12 @@ class Line:
             with take():
                 self.order.append(name)
 
-        self.threads.append(threading.Thread(target=run, name=name))
+        self.threads.append(threading.Thread(target=run, name=name, daemon=True))
         self.threads[-1].start()
 
     def demand(self, name):
         run = partial(self.turns.on_demand, lambda: self.order.append(name))
-        self.threads.append(threading.Thread(target=run, name=name))
+        self.threads.append(threading.Thread(target=run, name=name, daemon=True))
         self.threads[-1].start()
 
     def join(self):
