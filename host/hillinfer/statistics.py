@@ -33,6 +33,10 @@ class Counters:
     host_to_device_bytes: int = 0
     device_to_host_bytes: int = 0
     drive_wait_seconds: float = 0.0
+    bubble_seconds: float = 0.0
+    slack_seconds: float = 0.0
+    deferred_writes: int = 0
+    slack_write_bytes: int = 0
     selected_tokens: int = 0
     scored_tokens: int = 0
     device_scored_tokens: int = 0
@@ -138,6 +142,10 @@ class CacheStatistics:
     layer_hit_rates: tuple[float, ...]
     gpu_staging: str = "none"
     gpu_staging_bytes: int = 0
+    bubble_seconds: float = 0.0
+    slack_seconds: float = 0.0
+    deferred_writes: int = 0
+    slack_write_bytes: int = 0
 
     @property
     def hot_hit_rate(self) -> float:

@@ -402,13 +402,50 @@ _CAUGHT = (
         "reads-ahead-do-not-give-way",
         "Reads ahead go on while attention waits for rows.",
         "host/hillinfer/drive/read_turns.py",
-        "not self._taken and not self._demanded",
-        "not self._taken",
+        "if rank[0] is IOClass.AHEAD and self._demands:",
+        "if False:",
         (
-            f"{_TESTS}/drive/test_read_turns.py::test_whoever_demands_has_the_next_turn",
             f"{_TESTS}/drive/test_read_turns.py"
             "::test_between_demands_of_one_reader_nobody_reads_ahead",
         ),
+    ),
+    Mutant(
+        "turns-by-arrival",
+        "Who came first has the drive next, whatever for.",
+        "host/hillinfer/drive/read_turns.py",
+        "return all(self._rank(one) >= rank for one in self._turns if _waits(one))",
+        "return all(one.number >= turn.number for one in self._turns if _waits(one))",
+        (
+            f"{_TESTS}/drive/test_read_turns.py::test_whoever_demands_has_the_next_turn",
+            f"{_TESTS}/drive/test_read_turns.py"
+            "::test_four_classes_and_deadlines_order_those_who_wait",
+        ),
+    ),
+    Mutant(
+        "writers-starve",
+        "A write that nobody waits for is never a spill.",
+        "host/hillinfer/drive/read_turns.py",
+        "if not self._hurries and waited < self._patience.slack_seconds:",
+        "if not self._hurries:",
+        (f"{_TESTS}/drive/test_read_turns.py::test_a_writer_never_starves",),
+    ),
+    Mutant(
+        "streamed-rows-unchecked",
+        "Rows of a stream are not compared with their checksums.",
+        "host/hillinfer/store/prefix.py",
+        "                self._check(self.chunks[number], layer, 0, ",
+        "                (lambda *_: None)(self.chunks[number], layer, 0, ",
+        (
+            f"{_TESTS}/reuse/test_streaming.py::test_a_flipped_bit_is_computed_anew_behind_what_is_right",
+        ),
+    ),
+    Mutant(
+        "layers-do-not-wait",
+        "A layer attends to rows that are not there yet.",
+        "host/hillinfer/reuse/streamed_layer.py",
+        "        if self._arrive is not None:\n            self._arrive()",
+        "        if self._arrive is not None:\n            pass",
+        (f"{_TESTS}/reuse/test_streaming.py::test_layers_compute_while_later_ones_are_read",),
     ),
     Mutant(
         "score-tuples-not-counted",
@@ -443,8 +480,8 @@ _CAUGHT = (
         "Rows are read before they are written.",
         "host/hillinfer/kv/cold_store.py",
         """        self.settle(wanted.layer, wanted.groups)
-        return self._turns""",
-        """        return self._turns""",
+        return self.turns""",
+        """        return self.turns""",
         (f"{_TESTS}/kv/test_cold_store.py::test_rows_that_are_still_being_written_are_waited_for",),
     ),
     Mutant(

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from contextlib import closing
 
 import numpy as np
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from hillinfer.kv.gather import Gather
 from hillinfer.kv.prefetch_buffer import LandedRows
 from hillinfer.kv.sequence import RowLayout, Sequence
+from hillinfer.schedule.pass_windows import PassWindows
 from hillinfer.statistics import Counters
 from hillinfer.trace.recorder import SILENT, Lane, Recorder
 
@@ -253,6 +255,9 @@ def compute_type(query: torch.Tensor) -> torch.dtype:
 
 # --- A prompt's chunk ---
 
+# For each row that there is room for, so many are looked at whether they are cold.
+_LOOKED_AT = 8
+
 
 class DenseAttention:
     """Attends to all rows of a sequence, a block of rows after the other, in ascending position.
@@ -269,6 +274,13 @@ class DenseAttention:
         Past rows that it brings at a time.
     recorder
         Notes how long attention itself takes, once rows are there.
+    windows
+        Told when layers want rows and have them; None where nobody asks.
+    layers
+        Of the model: behind all but the last one the first rows of the next are read ahead, while
+        the model computes what is between both.
+    ahead_rows
+        Most of them; 0 reads nothing ahead.
     """
 
     def __init__(
@@ -277,8 +289,16 @@ class DenseAttention:
         states: RowStates,
         block_rows: int,
         recorder: Recorder = SILENT,
+        windows: PassWindows | None = None,
+        layers: int = 0,
+        ahead_rows: int = 0,
     ) -> None:
         self._recorder = recorder
+        self._windows = windows
+        self._layers = layers
+        self._ahead_rows = ahead_rows
+        # What is read ahead for which layer and sequence of the pass under way.
+        self._landing: dict[tuple[int, int], LandedRows | None] = {}
         self._gather = gather
         self._states = states
         # Widened in what gathering takes on its way, which is free by then: two blocks at once,
@@ -316,7 +336,7 @@ class DenseAttention:
         wide = query.to(compute_type(query)).contiguous()
         merge = SoftmaxMerge(wide, scaling)
         past = np.arange(sequence.lengths[layer] - tokens)
-        for rows in self._gather.stream(layer, sequence, past):
+        for rows in self._past_rows(layer, sequence, past, tokens):
             with self._recorder.span(Lane.COMPUTE, "attention", layer=layer):
                 merge.add_block(*self._states(rows, wide))
         with self._recorder.span(Lane.COMPUTE, "attention", layer=layer):
@@ -328,6 +348,36 @@ class DenseAttention:
                 if end < tokens:
                     merge.add_block(block_keys, block_values, end)
             return merge.result().to(query.dtype)
+
+    def _past_rows(
+        self, layer: int, sequence: Sequence, past: NDArray[np.int64], tokens: int
+    ) -> Iterator[NDArray[np.uint8]]:
+        """Yield past rows block by block, and begin to read those of the next layer behind them."""
+        if layer == 0:
+            # Of a pass that broke off, whatever is left was given up.
+            self._landing.clear()
+        windows = self._windows
+        if windows is not None:
+            windows.come(layer, tokens, len(past))
+        landed = self._landing.pop((layer, id(sequence)), None)
+        started = time.perf_counter_ns()
+        for rows in self._gather.stream(layer, sequence, past, landed):
+            if windows is not None:
+                windows.note_wait(layer, started)
+            yield rows
+            started = time.perf_counter_ns()
+        following = layer + 1
+        if following >= self._layers:
+            if windows is not None:
+                windows.end()
+            return
+        # Some are hot; looking at all of a long context for those that are not would take memory.
+        ahead = past[: _LOOKED_AT * self._ahead_rows]
+        self._landing[following, id(sequence)] = self._gather.land(
+            following, sequence, ahead, sequence.held_starts[following]
+        )
+        if windows is not None:
+            windows.go(layer, tokens, len(past), min(len(past), self._ahead_rows))
 
 
 # --- One token ---

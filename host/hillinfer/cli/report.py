@@ -170,6 +170,12 @@ def report_lines(report: RunReport) -> list[tuple[str, str]]:
             f"waited {statistics.drive_wait_seconds:.1f} s",
         ),
         (
+            "  schedule",
+            f"passes waited {statistics.bubble_seconds:.2f} s for rows; "
+            f"{statistics.deferred_writes} writes put off, "
+            f"{format_bytes(statistics.slack_write_bytes)} written in slack",
+        ),
+        (
             "  per new token",
             f"{format_bytes(decode['cold_read_bytes'] / steps)} read for "
             f"{format_bytes(decode['cold_useful_bytes'] / steps)} asked for, waited "

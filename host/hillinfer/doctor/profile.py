@@ -16,12 +16,15 @@ from hillinfer.drive.calls import DriveCalls
 from hillinfer.drive.directories import prepared_cold_dir
 from hillinfer.drive.engine_table import open_engine
 from hillinfer.drive.read_engines import ReadEngine
+from hillinfer.drive.read_turns import QUANTUM_BYTES, Apart
 from hillinfer.engine.budget_plan import BudgetPlan, kernel_spec
 from hillinfer.errors import SettingsError
 from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.rates.kept_rates import KeptRates, Rates, RatesKey, seconds_of
 from hillinfer.rates.latency import SelectedShares, SharedScorer
 from hillinfer.rates.profiling import PlainProfiling
+from hillinfer.schedule.drive_rates import DriveRates
+from hillinfer.schedule.kept_windows import KeptWindows
 from hillinfer.scoring.scorer import Scorer
 from hillinfer.settings import Settings
 from hillinfer.values import format_bytes
@@ -230,10 +233,22 @@ def profile_findings(
     scorer = make_scorer(DEVICE, kernel_spec(shape, settings), settings.scope)
     engine = open_engine(settings.io, settings.io_threads, DriveCalls())
     try:
-        rates, weights = plain_rates(
-            scorer, shape.row_bytes, prepared_cold_dir(cold_dir), engine, KeptRates.of_user()
-        )
+        place = prepared_cold_dir(cold_dir)
+        rates, weights = plain_rates(scorer, shape.row_bytes, place, engine, KeptRates.of_user())
+        drive = KeptWindows.of_user().measure_drive(place)
     finally:
         engine.close()
     step = PlainStep(shape, settings, tokens, rates, model.layer_weights, weights)
-    return tuple(step.findings(name))
+    return (*step.findings(name), drive_finding(drive))
+
+
+def drive_finding(rates: DriveRates) -> Finding:
+    """Return what a drive gives, and what follows for writes."""
+    apart = isinstance(rates.mixing(), Apart)
+    return Finding(
+        "drive rates",
+        Verdict.OK,
+        f"reads of 1 MiB {format_bytes(round(rates.read(QUANTUM_BYTES)))}/s, writes "
+        f"{format_bytes(round(rates.write))}/s, {rates.mixing_loss:.0%} lost where both come at "
+        f"once (measured): from now on writes go {'between' if apart else 'beside'} reads",
+    )

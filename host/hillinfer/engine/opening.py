@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,7 @@ from hillinfer.engine.budget_plan import kernel_spec, staging_bytes, widened_byt
 from hillinfer.engine.cold_rows import ColdRows
 from hillinfer.engine.decode_step import NativeDecode
 from hillinfer.engine.selection import PrefetchPipeline, TokenSelection
-from hillinfer.errors import SetupWarning
+from hillinfer.errors import SettingsError, SetupWarning
 from hillinfer.extents.recording import EngineSide
 from hillinfer.extents.shared_chunks import SharedChunks
 from hillinfer.gpu.attention import GpuSide
@@ -48,6 +48,9 @@ from hillinfer.kv.shadow_keeper import ShadowKeeper
 from hillinfer.memory_budget import Accountant, Part
 from hillinfer.model_shape import ModelShape
 from hillinfer.rates.profiling import share_by_rates
+from hillinfer.schedule.kept_windows import DENSE_PASSES, KeptWindows, WindowKey
+from hillinfer.schedule.pass_windows import PassWindows
+from hillinfer.schedule.slack_table import SlackTable
 from hillinfer.scoring.scorer import ImportanceEvaluation, Scorer
 from hillinfer.settings import Settings
 from hillinfer.shadow.memory import ShadowMemory
@@ -88,6 +91,8 @@ class RuntimeParts:
         Takes up sequences of sessions and stores; what rows on their way into a store pass through.
     selection, dense, attention, decode, pipeline
         Choosing tokens and attending to them; `decode` is None where the model computes on a GPU.
+    windows
+        When the drive is free beside passes of several tokens.
     gpu
         What there is only because the model computes on a GPU, or None.
     """
@@ -118,6 +123,7 @@ class RuntimeParts:
     recording: EngineSide
     selection: TokenSelection
     dense: DenseAttention
+    windows: PassWindows
     attention: RowAttention
     decode: NativeDecode | None
     pipeline: PrefetchPipeline
@@ -134,6 +140,7 @@ class RuntimeParts:
                 ends.callback(self.timeline.close)
             if self.device is not None:
                 ends.callback(self.device.close)
+            ends.callback(self.windows.close)
             ends.callback(self.engine.close)
             ends.callback(self.shadow_store.close)
             ends.callback(self.recording.chunks.close)
@@ -311,7 +318,16 @@ def open_parts(
             undone.callback(gpu.close)
             undone.callback(gpu.stop)
         states = RowStates(layout, counters) if gpu is None else gpu.states
-        dense = DenseAttention(gather, states, settings.block_rows, recorder)
+        windows = _windows(shape, store, cold_dir, recorder)
+        dense = DenseAttention(
+            gather,
+            states,
+            settings.block_rows,
+            recorder,
+            windows,
+            shape.layers,
+            blocks * size,
+        )
         attention = RowAttention(gather, states, recorder)
         native = host_attention(shape) if gpu is None else None
         decode = None
@@ -365,6 +381,7 @@ def open_parts(
         recording=recording,
         selection=selection,
         dense=dense,
+        windows=windows,
         attention=attention,
         decode=decode,
         pipeline=pipeline,
@@ -386,6 +403,24 @@ def _told(
         observe(entry)
 
     return note
+
+
+def _windows(
+    shape: ModelShape, store: ColdStore, cold_dir: Path, recorder: Recorder
+) -> PassWindows:
+    """Return the windows of passes, as well as they are known of this machine."""
+    table, rates = None, None
+    keep: Callable[[SlackTable], None] | None = None
+    with suppress(SettingsError, OSError):
+        kept = KeptWindows.of_user()
+        key = WindowKey.of(torch.get_num_threads(), DENSE_PASSES, shape)
+        table, rates = kept.table(key), kept.follow(cold_dir, store.turns)
+        if rates is not None:
+            # Whoever had the drive measured wants what passes teach, too.
+            keep = partial(kept.keep, key)
+    return PassWindows(
+        table or SlackTable(), store.turns, shape.row_bytes, rates, recorder, keep=keep
+    )
 
 
 def _staging_plan(shape: ModelShape, settings: Settings, accountant: Accountant) -> StagingPlan:

@@ -463,6 +463,7 @@ class Runtime:
 
     def _count(self) -> None:
         self._pools.wait()
+        self.parts.windows.count_into(self.counters)
         if self._device is not None:
             self.counters.kernel_launches = self._device.launches
             self.counters.device_scored_tokens = self._device.scored_tokens

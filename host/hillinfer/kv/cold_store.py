@@ -20,7 +20,7 @@ from hillinfer.drive.checksums import RowStream, RowSums
 from hillinfer.drive.files import PAGE_BYTES, ColdFile, IOMode, aligned_buffer, probe_io_mode
 from hillinfer.drive.landing import FileRows, Landed
 from hillinfer.drive.read_engines import ReadEngine
-from hillinfer.drive.read_turns import ReadTurns
+from hillinfer.drive.read_turns import QUANTUM_BYTES, ReadTurns
 from hillinfer.drive.regions import OWN_FILE, OtherFiles, PlacedGroups, WriteElsewhere
 from hillinfer.drive.shared_files import ReadFile, RowBase
 from hillinfer.errors import ColdPoolError, HillInferError
@@ -79,6 +79,8 @@ class WantedRows:
 # As long as reads on demand wait for one ahead: ten milliseconds of a slow drive, and large enough
 # for hundreds of reads in flight.
 AHEAD_BYTES = 4 << 20
+# Less than this is no waiting but taking a turn.
+_UNTOLD_NS = 50_000
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,8 @@ class ColdStore:
     ----------
     others
         Files that groups lie in beside the own ones.
+    turns
+        Who has the drive: reads on demand, spills, reads ahead, and write-back in slack.
     """
 
     def __init__(
@@ -150,7 +154,7 @@ class ColdStore:
         self._buffer = aligned_buffer(max(read_buffer_bytes, shape.row_bytes + 2 * PAGE_BYTES))
         self._engine = engine
         # Reads ahead and reads on demand share the buffer, and the drive.
-        self._turns = ReadTurns()
+        self.turns = ReadTurns()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="hillinfer-write")
         self._pending: list[list[_PendingWrite]] = [[] for _ in range(shape.layers)]
         self._failure: Exception | None = None
@@ -297,9 +301,7 @@ class ColdStore:
                         continue
                     self._placement.forget(slice(layer, layer + 1), groups[begin:end])
                     piece = data[begin * self._group_bytes : end * self._group_bytes]
-                    at = int(groups[begin]) * self._group_bytes
-                    with self._recorder.span(Lane.WRITES, "rows", layer=layer, bytes=len(piece)):
-                        file.write(piece, at)
+                    self._write(file, layer, piece, int(groups[begin]) * self._group_bytes)
             except Exception as error:
                 self._failure = error
             finally:
@@ -314,13 +316,13 @@ class ColdStore:
         """
         for pending in self._pending[layer]:
             if not pending.written.done() and np.isin(groups, pending.groups).any():
-                pending.written.result()
+                self.turns.hurry(pending.written.result)
         self._raise_failure()
 
     def settle_all(self, layer: int) -> None:
         """Wait until everything queued of a layer is on the drive; raise what went wrong."""
         for pending in self._pending[layer]:
-            pending.written.result()
+            self.turns.hurry(pending.written.result)
         self._raise_failure()
 
     def check(self) -> None:
@@ -338,15 +340,15 @@ class ColdStore:
         if not len(wanted.rows):
             return ReadCost()
         self.settle(wanted.layer, wanted.groups)
-        return self._turns.on_demand(partial(self._read_now, wanted))
+        return self.turns.on_demand(partial(self._read_now, wanted))
 
     def demand(self) -> None:
         """Hold reads ahead back until `satisfy`, between several reads on demand."""
-        self._turns.demand()
+        self.turns.demand()
 
     def satisfy(self) -> None:
         """Let reads ahead go on."""
-        self._turns.satisfy()
+        self.turns.satisfy()
 
     def read_rows_ahead(self, wanted: WantedRows) -> Iterator[tuple[int, ReadCost]]:
         """Read rows piece by piece, giving way to reads on demand in between.
@@ -355,7 +357,7 @@ class ColdStore:
         """
         self.settle(wanted.layer, wanted.groups)
         for piece in wanted.pieces(max(1, self._ahead_bytes // self._row_bytes)):
-            with self._turns.ahead():
+            with self.turns.ahead():
                 cost = self._read_now(piece)
             yield len(piece.rows), cost
 
@@ -399,10 +401,22 @@ class ColdStore:
 
     def close(self) -> None:
         """Stop the threads and give the drive's space back."""
-        self._writer.shutdown(cancel_futures=True)
+        self.turns.hurry(partial(self._writer.shutdown, cancel_futures=True))
         for file in self._files:
             file.close()
         self.others.close()
+
+    def _write(self, file: ColdFile, layer: int, data: memoryview, offset: int) -> None:
+        """Write bytes piece by piece while nobody reads, or at once where somebody waits."""
+        for begin in range(0, len(data), QUANTUM_BYTES):
+            piece = data[begin : begin + QUANTUM_BYTES]
+            queued = time.perf_counter_ns()
+            with self.turns.writing(len(piece)):
+                started = time.perf_counter_ns()
+                if started - queued > _UNTOLD_NS:
+                    self._recorder.note(Lane.BUBBLES, "put off", queued, started, layer=layer)
+                with self._recorder.span(Lane.WRITES, "rows", layer=layer, bytes=len(piece)):
+                    file.write(piece, offset + begin)
 
     def _raise_failure(self) -> None:
         if isinstance(self._failure, ColdPoolError):

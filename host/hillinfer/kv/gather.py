@@ -133,7 +133,7 @@ class Gather:
         step
             The decode step, which hot rows are stamped with.
         landed
-            What of them `land` has read ahead; given up here.
+            What of them `land` has read; given up here.
         tile_rows
             All runs but the last are multiples of it; at most 64.
 
@@ -178,7 +178,11 @@ class Gather:
     # --- rows that nobody selected ---------------------------------------------------------
 
     def stream(
-        self, layer: int, sequence: Sequence, positions: NDArray[np.int64]
+        self,
+        layer: int,
+        sequence: Sequence,
+        positions: NDArray[np.int64],
+        landed: LandedRows | None = None,
     ) -> Iterator[NDArray[np.uint8]]:
         """Yield blocks of copies of rows, uint8 (at most block_rows, row_bytes).
 
@@ -190,6 +194,8 @@ class Gather:
             Whose rows.
         positions
             int64 logical positions, ascending.
+        landed
+            What of them `land` has read ahead; given up here.
         """
         self._pools.settle(layer)
 
@@ -198,18 +204,26 @@ class Gather:
             for block in self._blocks(len(positions)):
                 own = positions[block]
                 found = self._pools.layers[layer].find(layer, sequence, own)
+                self._add_landed(own, found, landed)
                 (cold,) = (found == 0).nonzero()
                 rows = sequence.rows(own[cold])
                 yield _Run(block.start, found, cold, rows, cold, len(own))
 
         started = time.perf_counter()
-        for run, filled, _ in self._read_in_turn(layer, runs()):
-            assert filled is not None
-            rows = _together(run, filled.buffer)
-            self._counters.drive_wait_seconds += time.perf_counter() - started
-            sequence.count_reads(filled.cost.reads, filled.cost.byte_count, len(run.wanted))
-            yield rows
-            started = time.perf_counter()
+        try:
+            self._prefetch.claim(landed)
+            cost = self._prefetch.arrive(landed)
+            if landed is not None:
+                sequence.count_reads(cost.reads, cost.byte_count, len(landed.positions))
+            for run, filled, _ in self._read_in_turn(layer, runs()):
+                assert filled is not None
+                rows = _together(run, filled.buffer)
+                self._counters.drive_wait_seconds += time.perf_counter() - started
+                sequence.count_reads(filled.cost.reads, filled.cost.byte_count, len(run.wanted))
+                yield rows
+                started = time.perf_counter()
+        finally:
+            self._prefetch.let_go(landed)
 
     def from_drive(
         self, layer: int, sequence: Sequence, start: int, stop: int
@@ -237,8 +251,8 @@ class Gather:
     ) -> LandedRows | None:
         """Begin to read the cold rows of a selection, in blocks as they become free.
 
-        Called from the thread that scores, while the one that attends is at an earlier layer: what
-        is hot may have changed when `in_place` looks again, so nothing depends on it but time.
+        Called while the thread that attends is at an earlier layer: what is hot may have changed
+        when `in_place` looks again, so nothing depends on it but time.
 
         Parameters
         ----------

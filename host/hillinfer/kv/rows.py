@@ -61,7 +61,11 @@ class WriteBack:
     def buffer(self) -> NDArray[np.uint8]:
         """Return a buffer to fill, uint8 (buffer_rows, row_bytes), waiting until one is free."""
         started = time.perf_counter()
-        buffer = self._free.get()
+        try:
+            buffer = self._free.get_nowait()
+        except queue.Empty:
+            # What is put off otherwise has to go now.
+            buffer = self._store.turns.hurry(self._free.get)
         self._counters.drive_wait_seconds += time.perf_counter() - started
         return buffer
 

@@ -6,19 +6,23 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import asdict, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
 
 from hillinfer.drive.files import aligned_buffer
 from hillinfer.engine.budget_plan import kernel_spec
-from hillinfer.errors import CacheUseError
+from hillinfer.errors import CacheUseError, SettingsError
 from hillinfer.extents.recording import EngineSide, Recording
 from hillinfer.extents.slot import ShadowSlot
+from hillinfer.generate.answering import Generation
 from hillinfer.generate.run_report import StoreFacts
 from hillinfer.hf.cache import HillInferCache
 from hillinfer.hf.prompts import Made, ends_singly
@@ -26,17 +30,25 @@ from hillinfer.kv.opened_sequences import OpenedRows, StoredRows
 from hillinfer.kv.sequence import RowLayout
 from hillinfer.model_shape import ModelShape
 from hillinfer.reuse.described_model import DescribedModel
+from hillinfer.reuse.streaming import Landing, Loading, LoadingCounts, PassClock
 from hillinfer.reuse.ways import PassRates, Way
+from hillinfer.schedule.kept_windows import PASSES_IN_MEMORY, KeptWindows, WindowKey
+from hillinfer.schedule.slack_table import SlackTable
 from hillinfer.settings import Settings
 from hillinfer.store.keys import CHUNK_GROUPS, CHUNK_TOKENS, Namespace, Reuse
-from hillinfer.store.pool_files import StoreError
+from hillinfer.store.pool_files import READERS, StoreError
 from hillinfer.store.prefix import StoredPrefix, WrongBytesError
 from hillinfer.store.store import Store
+from hillinfer.trace.recorder import SILENT, Recorder
 from hillinfer_model.choices import KeyMode
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
 # What key shadows of a store are coded in: the one that caches have unless told otherwise.
 _SHADOW = KeyMode.INT4
+# Tokens of an answer that room is made for.
+_ANSWER_TOKENS = 256
+# Fewer numbers than torch divides among threads.
+_PIECE_NUMBERS = 32767
 
 
 class OrdinaryCache(Protocol):
@@ -47,6 +59,15 @@ class OrdinaryCache(Protocol):
 
     def get_seq_length(self) -> int:
         """Return how many tokens it holds."""
+
+
+def _takes_streams(cache: Any) -> TypeGuard[DynamicCache]:
+    """Return whether a cache's layers can be replaced by streamed ones."""
+    return (
+        type(cache) is DynamicCache
+        and not cache.offloading
+        and all(type(layer) is DynamicLayer for layer in cache.layers)
+    )
 
 
 class StoredPrompts:
@@ -73,6 +94,17 @@ class StoredPrompts:
     rates
         By which what follows a stored prefix is read token by token where that is sooner; None for
         all at once. With `Reuse.EXACT` it is always all at once.
+    recorder
+        Notes what passes wait for.
+
+    Attributes
+    ----------
+    namespace
+        What rows of this model are stored under.
+    loaded
+        What loading into caches in memory took so far.
+    windows
+        How long a layer of this model computes in a cache in memory; learns.
     """
 
     def __init__(
@@ -86,15 +118,26 @@ class StoredPrompts:
         described: Mapping[str, object] | None = None,
         divided_by: Mapping[str, object] | None = None,
         rates: PassRates | None = None,
+        recorder: Recorder = SILENT,
     ) -> None:
         self._store = store
         self._model = model
         self._salt = salt
         self._rates = None if reuse is Reuse.EXACT else rates
         self._reuse, self._chunk_tokens = reuse, chunk_tokens
+        self._recorder = recorder
         self._border = GROUP_TOKENS if reuse is Reuse.LONGEST else _common(chunk_tokens or 1)
         self._shape = ModelShape.from_config(model.config, model.dtype)
         self._layout = RowLayout(self._shape)
+        self._piece_tokens = max(1, _PIECE_NUMBERS // (self._shape.kv_heads * self._shape.head_dim))
+        self.loaded = LoadingCounts()
+        self.windows = SlackTable()
+        with suppress(SettingsError, OSError):
+            kept = KeptWindows.of_user()
+            key = WindowKey.of(torch.get_num_threads(), PASSES_IN_MEMORY, self._shape)
+            self.windows = kept.table(key) or self.windows
+            for file in store.files:
+                kept.follow(file.path.parent, file.turns, READERS)
         facts = dict(described if described is not None else DescribedModel(model).facts())
         facts |= {"made": "dense", "made_by": dict(made_by or {})}
         if reuse is Reuse.EXACT:
@@ -114,10 +157,17 @@ class StoredPrompts:
 
     # --- ordinary caches -------------------------------------------------------------------
 
-    def load_into(self, cache: OrdinaryCache, ids: Sequence[int]) -> int:
+    def load_into(
+        self, cache: OrdinaryCache, ids: Sequence[int], new_tokens: int = _ANSWER_TOKENS
+    ) -> int:
         """Fill an empty cache in memory with the longest stored prefix; return its tokens.
 
         One token at least is left to be computed: its logits are wanted.
+
+        A `DynamicCache` is filled layer by layer while it is used: a pass waits for the rows of a
+        layer when it comes to it, and none sees rows that were not compared with their checksums.
+        Rows that do not come are computed from `ids` in the middle of the pass, which goes on. Any
+        other cache is full when this returns.
 
         Parameters
         ----------
@@ -125,6 +175,9 @@ class StoredPrompts:
             Empty, like `DynamicCache()`.
         ids
             Token numbers of the prompt.
+        new_tokens
+            How many tokens the answer may have for which room is made at once; any number may
+            follow.
 
         Raises
         ------
@@ -139,19 +192,26 @@ class StoredPrompts:
         found = self._store.find(self.namespace, ids, self._salt)
         if found is None:
             return 0
+        tokens = self._usable(found, ids)
+        if not tokens:
+            found.close()
+            return 0
+        self.loaded.prefixes += 1
+        self.loaded.tokens += tokens
+        if _takes_streams(cache):
+            room = len(ids) + new_tokens
+            cache.layers = self._loading(found, tokens, ids, room).layers()
+            return tokens
+        held = self._states(tokens, self._model.device)
         with found:
-            tokens = self._usable(found, ids)
-            held = self._states(tokens)
             try:
                 for layer, position, rows in found.stream():
                     self._fill(held[layer], position, rows, tokens)
             except (OSError, WrongBytesError):
                 # The store knows; nothing of it has reached the cache.
                 return 0
-        if tokens:
-            for layer, (keys, values) in enumerate(held):
-                device = self._model.device
-                cache.update(keys[None].to(device), values[None].to(device), layer)
+        for layer, (keys, values) in enumerate(held):
+            cache.update(keys[None], values[None], layer)
         return tokens
 
     def keep(self, cache: OrdinaryCache, ids: Sequence[int], seconds: float = 0.0) -> int:
@@ -176,6 +236,14 @@ class StoredPrompts:
             self._layout.pack(keys, values, out)
 
         return self._keep(ids, rows, seconds)
+
+    def schedule(self) -> dict[str, int | float]:
+        """Return what loading took and what became of the store's writes so far, by name."""
+        told: dict[str, int | float] = asdict(self.loaded)
+        for file in self._store.files:
+            for name, value in file.turns.counts().items():
+                told[name] = told.get(name, 0) + value
+        return told
 
     # --- HillInfer's caches ----------------------------------------------------------------
 
@@ -280,7 +348,7 @@ class StoredPrompts:
             if groups <= 0:
                 break
             count = groups * GROUP_TOKENS
-            held = self._states(count)
+            held = self._states(count, "cpu")
             memory = aligned_buffer(count * shape.row_bytes)[: count * shape.row_bytes]
             try:
                 for layer, own in enumerate(held):
@@ -339,10 +407,39 @@ class StoredPrompts:
             tokens -= self._border
         return max(0, tokens)
 
-    def _states(self, tokens: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    def _loading(self, found: StoredPrefix, tokens: int, ids: Sequence[int], room: int) -> Loading:
+        """Begin to land a prefix, which is closed afterwards."""
+        held = self._states(room, self._model.device)
+
+        def fill(layer: int, position: int, rows: NDArray[np.uint8], most: int) -> None:
+            self._fill(held[layer], position, rows, most)
+
+        def read(own: Any, start: int, stop: int) -> None:
+            Generation(self._model, own, self._chunk_tokens or len(ids)).read(ids[start:stop])
+
+        clock = PassClock(self.windows)
+        landing = Landing(
+            found,
+            tokens,
+            self._border,
+            fill,
+            self.loaded,
+            self._recorder,
+            clock.deadlines(min(len(ids) - tokens, self._chunk_tokens or len(ids)), tokens),
+        )
+        batches = [(keys[None], values[None]) for keys, values in held]
+        return Loading(landing, batches, tokens, read, clock.passed, self.loaded)
+
+    def _states(
+        self, tokens: int, device: torch.device | str
+    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
         size = (self._shape.kv_heads, tokens, self._shape.head_dim)
+        kind = self._model.dtype
         return [
-            (torch.empty(size, dtype=self._model.dtype), torch.empty(size, dtype=self._model.dtype))
+            (
+                torch.empty(size, dtype=kind, device=device),
+                torch.empty(size, dtype=kind, device=device),
+            )
             for _ in range(self._shape.layers)
         ]
 
@@ -353,10 +450,12 @@ class StoredPrompts:
         rows: NDArray[np.uint8],
         tokens: int,
     ) -> None:
-        own = torch.from_numpy(rows[: max(0, tokens - position)])
-        stop = position + len(own)
-        held[0][:, position:stop] = self._layout.keys(own).transpose(0, 1)
-        held[1][:, position:stop] = self._layout.values(own).transpose(0, 1)
+        # In pieces that torch leaves to this thread: those of its pool compute meanwhile.
+        for start in range(position, min(tokens, position + len(rows)), self._piece_tokens):
+            stop = min(start + self._piece_tokens, tokens, position + len(rows))
+            own = torch.from_numpy(rows[start - position : stop - position])
+            held[0][:, start:stop] = self._layout.keys(own).transpose(0, 1)
+            held[1][:, start:stop] = self._layout.values(own).transpose(0, 1)
 
     def _keep(
         self,

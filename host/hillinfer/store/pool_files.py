@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from hillinfer.drive.calls import DriveCalls, Reads
 from hillinfer.drive.directories import filesystem_of, is_network
 from hillinfer.drive.files import PAGE_BYTES, IOMode, aligned_buffer, round_up
+from hillinfer.drive.read_turns import QUANTUM_BYTES, Apart, Patience, ReadTurns
 from hillinfer.errors import HillInferError, reason_of, way_out
 from hillinfer.native.structures import ReadWay
 from hillinfer.secrecy.key_sources import KeySource, WithoutKey
@@ -33,6 +34,10 @@ from hillinfer.values import format_bytes
 
 # A read of this size is as fast as any longer one.
 READ_BYTES = 1 << 20
+# Streams of pieces that read one drive at once.
+READERS = 4
+# Storing waits for reads this long: nobody else waits for it, but whoever stores does.
+_PATIENCE = Patience(slack_seconds=0.05, spill_seconds=0.02)
 # Files grow by this part of what they may become, so that a full drive is met early and seldom.
 _GROWTH_PART = 64
 _MAGIC = b"HillPool"
@@ -264,6 +269,11 @@ class PoolFile:
     ------
     StoreError
         Where it cannot be opened, or is a file of another store.
+
+    Attributes
+    ----------
+    turns
+        Who has the drive: streams by their deadlines before what is written in slack.
     """
 
     def __init__(
@@ -275,6 +285,7 @@ class PoolFile:
         calls: DriveCalls | None = None,
     ) -> None:
         self.path = path
+        self.turns = ReadTurns(mixing=Apart(READERS), patience=_PATIENCE)
         self._calls = calls or DriveCalls()
         self._most_bytes = most_bytes // UNIT_BYTES * UNIT_BYTES
         try:
@@ -338,9 +349,10 @@ class PoolFile:
         """
         view, done = data.reshape(-1).data, 0
         while done < len(view):
-            done += self._progress(
-                self._calls.pwrite(self._descriptor, view[done:], offset + done), len(view) - done
-            )
+            piece = view[done : done + QUANTUM_BYTES]
+            with self.turns.writing(len(piece)):
+                count = self._calls.pwrite(self._descriptor, piece, offset + done)
+            done += self._progress(count, len(piece))
 
     def read(self, into: NDArray[np.uint8], offset: int) -> None:
         """Fill page-aligned memory with whole pages; OSError where that fails."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from weakref import WeakSet
 
 import numpy as np
 
@@ -126,6 +127,8 @@ class Store:
         self._raising = raising
         self._pid = os.getpid()
         self._counts = StoreCounts()
+        # Some may still be read in the background when the store is closed.
+        self._prefixes: WeakSet[StoredPrefix] = WeakSet()
         self._turns = Turns()
         self.places = StorePlaces.read(Path(directory))
         self.keys = self.places.unlocked(key, calls)
@@ -383,6 +386,8 @@ class Store:
 
     def close(self) -> None:
         """Give leases and files back; harmless when done twice."""
+        for prefix in list(self._prefixes):
+            prefix.stop()
         self._opened.close()
 
     def __enter__(self) -> Store:
@@ -468,7 +473,9 @@ class Store:
         if not kept:
             return None
         self.room.touch([chunk.record for chunk in kept])
-        return StoredPrefix(kept, self.files, self.release, self._wrong)
+        prefix = StoredPrefix(kept, self.files, self.release, self._wrong)
+        self._prefixes.add(prefix)
+        return prefix
 
     def _sheets(self, chunks: Sequence[Chunk]) -> list[list[tuple[int, Sheet]]]:
         """Return the whole sheets of each chunk of one namespace, with their slots, in two."""
@@ -501,8 +508,11 @@ class Store:
         self._retirement.quarantine(chunk.number)
         self._failed(StoreError(f"{what} is not what was written to chunk {chunk.number}"))
 
-    def _wrong(self, error: WrongBytesError) -> None:
-        self.blame(error.chunk.record.number, error)
+    def _wrong(self, error: WrongBytesError | OSError) -> None:
+        if isinstance(error, OSError):
+            self._failed(error)
+        else:
+            self.blame(error.chunk.record.number, error)
 
     def _failed(self, error: Exception) -> None:
         self._counts.failures += 1

@@ -30,6 +30,8 @@ class Lane(StrEnum):
     """Rows moved within DRAM: new ones stored, cold ones promoted."""
     WRITES = "writes"
     """Groups of rows and shadows written to the drive."""
+    BUBBLES = "bubbles"
+    """Passes that wait for rows, and writes put off until the drive has time for them."""
 
 
 # --- Recorders ---

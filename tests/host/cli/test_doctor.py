@@ -161,6 +161,7 @@ def test_doctor_profiles_a_plain_drive_when_asked_to(command, cold_dir):
     more = findings_of(command(*asked, "--context", 8192, "--dram-budget", "90%", "--json").out)
     assert float(more["decode step of llama-3.2-1b"]["found"].split()[2]) < float(step.split()[2])
     assert "predicted hides up to" in found["query"]["found"]
+    assert "lost where both come at once" in found["drive rates"]["found"]
     lines = command(*asked, "--context", 8192, "--dram-budget", "50%").out.splitlines()
     assert sum("--query predicted or true is yours to choose" in line for line in lines) == 1
     # What was kept stays; without being asked nothing is said of a step.

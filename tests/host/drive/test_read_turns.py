@@ -3,6 +3,7 @@
 
 import threading
 import time
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from hillinfer.drive.calls import DriveCalls
 from hillinfer.drive.engine_table import open_engine
 from hillinfer.drive.files import aligned_buffer
-from hillinfer.drive.read_turns import ReadTurns
+from hillinfer.drive.read_turns import Apart, Beside, IOClass, Patience, ReadTurns
 from hillinfer.kv.cold_store import ColdStore, WantedRows
 from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.statistics import Counters
@@ -93,6 +94,119 @@ def test_whoever_demands_has_the_next_turn():
     readers.join()
     assert readers.order[-1] == "ahead"
     assert len(readers.order) == 4
+
+
+class Line:
+    """Transfers that wait while somebody has the drive, and the order in which they get it."""
+
+    def __init__(self, **given):
+        self.waiters = Counted()
+        self.turns = ReadTurns(self.waiters, **given)
+        self.order, self.threads = [], []
+
+    def add(self, name, take):
+        def run():
+            with take():
+                self.order.append(name)
+
+        self.threads.append(threading.Thread(target=run, name=name, daemon=True))
+        self.threads[-1].start()
+
+    def demand(self, name):
+        run = partial(self.turns.on_demand, lambda: self.order.append(name))
+        self.threads.append(threading.Thread(target=run, name=name, daemon=True))
+        self.threads[-1].start()
+
+    def join(self):
+        for thread in self.threads:
+            thread.join(ENOUGH)
+            assert not thread.is_alive()
+
+    def wait_for(self, count):
+        until(lambda: sum(self.turns.waiting(kind) for kind in IOClass) == count)
+
+
+def test_four_classes_and_deadlines_order_those_who_wait():
+    line = Line(patience=Patience(1000, 1000))
+    with line.turns.ahead():
+        line.add("slack", partial(line.turns.writing, 1))
+        line.wait_for(1)
+        for place, deadline in enumerate((3.0, 1.0, 2.0)):
+            line.add(f"ahead {deadline}", partial(line.turns.ahead, deadline))
+            line.wait_for(place + 2)
+        line.add("spill", partial(line.turns.writing, 1, IOClass.SPILL))
+        line.wait_for(5)
+        line.demand("demand")
+        line.wait_for(6)
+        assert line.order == []
+    line.join()
+    assert line.order == ["demand", "spill", "ahead 1.0", "ahead 2.0", "ahead 3.0", "slack"]
+    counts = line.turns.counts()
+    assert (counts["deferred_writes"], counts["slack_bytes"], counts["spilled_bytes"]) == (2, 1, 1)
+
+
+def test_a_writer_never_starves():
+    """Readers who never leave a gap get the drive first, until a write has waited long enough."""
+    now = [0.0]
+    line = Line(patience=Patience(1.0, 0.5), clock=lambda: now[0])
+
+    line.turns.demand()
+    line.add("write", partial(line.turns.writing, 1))
+    line.wait_for(1)
+    line.threads[0].join(0.05)
+    assert "write" not in line.order
+    # A spill by now: between one reader's demands it may go, before whoever reads ahead.
+    now[0] = 1.1
+    line.threads[0].join(ENOUGH)
+    assert line.order == ["write"]
+    line.turns.satisfy()
+
+
+def test_a_spill_that_waited_goes_before_later_demands():
+    now = [0.0]
+    line = Line(patience=Patience(1.0, 0.5), clock=lambda: now[0])
+    with line.turns.ahead():
+        line.add("spill", partial(line.turns.writing, 1, IOClass.SPILL))
+        line.wait_for(1)
+        line.demand("early")
+        line.wait_for(2)
+        now[0] = 0.6
+        line.demand("late")
+        line.wait_for(3)
+    line.join()
+    assert line.order[0] == "spill"
+    # The twin: one that has not waited does not.
+    line = Line(patience=Patience(1.0, 0.5), clock=lambda: now[0])
+    with line.turns.ahead():
+        line.add("spill", partial(line.turns.writing, 1, IOClass.SPILL))
+        line.wait_for(1)
+        line.demand("late")
+        line.wait_for(2)
+    line.join()
+    assert line.order == ["late", "spill"]
+
+
+@pytest.mark.parametrize(("mixing", "beside"), [(Apart(), False), (Beside(), True)])
+def test_a_write_goes_beside_reads_where_the_drive_loses_nothing(mixing, beside):
+    line = Line(mixing=mixing, patience=Patience(1000, 1000))
+    with line.turns.ahead():
+        line.add("write", partial(line.turns.writing, 1))
+        if beside:
+            line.join()
+        else:
+            line.wait_for(1)
+        assert line.order == (["write"] if beside else [])
+    line.join()
+
+
+def test_several_readers_have_turns_at_once_and_a_write_none_beside_them():
+    line = Line(mixing=Apart(2), patience=Patience(1000, 1000))
+    with line.turns.ahead(), line.turns.ahead():
+        line.add("third", line.turns.ahead)
+        line.add("write", partial(line.turns.writing, 1))
+        line.wait_for(2)
+    line.join()
+    assert line.order == ["third", "write"]
 
 
 def test_between_demands_of_one_reader_nobody_reads_ahead():
@@ -181,7 +295,7 @@ def read_both(gated, ahead):
     assert gated.first_piece.wait(ENOUGH)
     second = threading.Thread(target=gated.store.read_rows, args=(wanted[0],))
     second.start()
-    until(lambda: gated.store._turns._demanded == 1)
+    until(lambda: gated.store.turns.waiting(IOClass.DEMAND) == 1)
     gated.go_on.set()
     for thread in (first, second):
         thread.join(ENOUGH)

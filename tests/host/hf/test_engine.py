@@ -25,6 +25,7 @@ COUNTED = [one.name for one in dataclasses.fields(Counters)]
 DEPENDS = {
     *("drive_wait_seconds", "hot_rows_read", "cold_rows_read", "promoted_rows", "demoted_rows"),
     *("cold_reads", "cold_read_bytes", "cold_useful_bytes"),
+    *("bubble_seconds", "slack_seconds", "deferred_writes", "slack_write_bytes"),
 }
 # Of its own process, so that no other test's files and threads count.
 CHILD = """

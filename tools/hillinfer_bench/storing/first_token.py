@@ -29,11 +29,13 @@ class FirstToken:
     recompute_seconds
         Reading the whole prompt, as transformers does.
     stored_seconds
-        Of each round: looking up, reading rows into a new cache, and computing the rest.
+        Of each round: looking up, and computing the rest while rows are read into a new cache.
     compute_seconds
-        Of each round: computing the rest alone, behind rows that are in memory.
+        Of each round, in turn with those: computing the rest alone, behind rows that are in memory.
     read_seconds
-        Of each round: looking up and reading alone.
+        Of each round: looking up and reading alone, until the last row is in its place.
+    bubble_seconds
+        Of each round: what layers waited for rows.
     agrees
         Whether the first token is the same.
     """
@@ -44,6 +46,7 @@ class FirstToken:
     stored_seconds: list[float]
     compute_seconds: list[float]
     read_seconds: list[float]
+    bubble_seconds: list[float]
     agrees: bool
 
     @property
@@ -95,24 +98,40 @@ def measure_first_token(
     seconds += time.perf_counter()
     expected = _next_token(generation)
     say(f"{len(ids)} tokens computed in {seconds:.1f} s")
-    stored, computed, read = [], [], []
+    stored, computed, read, waited = [], [], [], []
     agrees = True
     with Store(place) as store:
         prompts = StoredPrompts(store, model)
         prompts.keep(_cut(full, held), ids[:held], seconds * held / len(ids))
+        del full, generation
         for _ in range(rounds):
             began = time.perf_counter()
             cache = DynamicCache(config=model.config)
             tokens = prompts.load_into(cache, ids)
+            for layer in cache.layers:
+                # Whoever looks at rows waits for them.
+                assert layer.keys is not None
             loaded = time.perf_counter()
-            own = Generation(model, cache, _CHUNK_TOKENS)
-            own.read(ids[tokens:])
-            agrees = agrees and _next_token(own) == expected
+            agrees = agrees and _rest(model, cache, ids[tokens:]) == expected
             ended = time.perf_counter()
-            stored.append(ended - began)
             read.append(loaded - began)
             computed.append(ended - loaded)
-    return FirstToken(tokens, len(ids) - tokens, seconds, stored, computed, read, agrees)
+            before = prompts.loaded.bubble_seconds
+            began = time.perf_counter()
+            cache = DynamicCache(config=model.config)
+            tokens = prompts.load_into(cache, ids)
+            agrees = agrees and _rest(model, cache, ids[tokens:]) == expected
+            stored.append(time.perf_counter() - began)
+            waited.append(prompts.loaded.bubble_seconds - before)
+        assert not prompts.loaded.recomputed_tokens, store.counts.last_failure
+    return FirstToken(tokens, len(ids) - tokens, seconds, stored, computed, read, waited, agrees)
+
+
+def _rest(model: Any, cache: Any, ids: list[int]) -> int:
+    """Return the first token behind some that are read into a cache."""
+    own = Generation(model, cache, _CHUNK_TOKENS)
+    own.read(ids)
+    return _next_token(own)
 
 
 def _next_token(generation: Generation) -> int:
