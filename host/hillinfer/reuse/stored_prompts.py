@@ -9,13 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
-from typing import Any, Protocol, TypeGuard
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import DynamicCache
-from transformers.cache_utils import DynamicLayer
 
 from hillinfer.drive.files import aligned_buffer
 from hillinfer.engine.budget_plan import kernel_spec
@@ -30,8 +28,15 @@ from hillinfer.kv.opened_sequences import OpenedRows, StoredRows
 from hillinfer.kv.sequence import RowLayout
 from hillinfer.model_shape import ModelShape
 from hillinfer.reuse.described_model import DescribedModel
-from hillinfer.reuse.streaming import Landing, Loading, LoadingCounts, PassClock
-from hillinfer.reuse.ways import PassRates, Way
+from hillinfer.reuse.streaming import (
+    Landing,
+    Loading,
+    LoadingCounts,
+    OrdinaryCache,
+    PassClock,
+    takes_streams,
+)
+from hillinfer.reuse.ways import PassRates, StoredReading, Way
 from hillinfer.schedule.kept_windows import PASSES_IN_MEMORY, KeptWindows, WindowKey
 from hillinfer.schedule.slack_table import SlackTable
 from hillinfer.settings import Settings
@@ -49,25 +54,6 @@ _SHADOW = KeyMode.INT4
 _ANSWER_TOKENS = 256
 # Fewer numbers than torch divides among threads.
 _PIECE_NUMBERS = 32767
-
-
-class OrdinaryCache(Protocol):
-    """A cache of transformers that lies in memory."""
-
-    def update(self, key_states: Any, value_states: Any, layer_idx: int) -> Any:
-        """Take keys and values of new tokens in one layer."""
-
-    def get_seq_length(self) -> int:
-        """Return how many tokens it holds."""
-
-
-def _takes_streams(cache: Any) -> TypeGuard[DynamicCache]:
-    """Return whether a cache's layers can be replaced by streamed ones."""
-    return (
-        type(cache) is DynamicCache
-        and not cache.offloading
-        and all(type(layer) is DynamicLayer for layer in cache.layers)
-    )
 
 
 class StoredPrompts:
@@ -198,7 +184,7 @@ class StoredPrompts:
             return 0
         self.loaded.prefixes += 1
         self.loaded.tokens += tokens
-        if _takes_streams(cache):
+        if takes_streams(cache):
             room = len(ids) + new_tokens
             cache.layers = self._loading(found, tokens, ids, room).layers()
             return tokens
@@ -493,41 +479,6 @@ class StoredPrompts:
                 writer.close()
             if found is not None:
                 found.close()
-
-
-class StoredReading:
-    """A prompt that a cache is about to read, or has read, as far as a store had no rows of it.
-
-    Parameters
-    ----------
-    facts
-        What came of opening it.
-    recording
-        Takes rows to the store; None where none are stored.
-    """
-
-    def __init__(self, facts: StoreFacts, recording: Recording | None) -> None:
-        self._facts, self._recording = facts, recording
-
-    @property
-    def is_recording(self) -> bool:
-        """Whether rows go to the store as they are made."""
-        return self._recording is not None
-
-    @property
-    def found_tokens(self) -> int:
-        """Tokens that the cache holds already."""
-        return self._facts.found_tokens
-
-    def facts(self) -> StoreFacts:
-        """Return what the store did, once everything is published that is queued."""
-        if self._recording is None:
-            return self._facts
-        began = time.perf_counter()
-        self._recording.settle()
-        stored = max(0, self._recording.published_tokens - self._facts.found_tokens)
-        seconds = self._facts.store_seconds + time.perf_counter() - began
-        return replace(self._facts, stored_tokens=stored, store_seconds=seconds)
 
 
 def _slot_of(shape: ModelShape) -> ShadowSlot | None:

@@ -17,11 +17,13 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, TypeGuard
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
 
 from hillinfer.reuse.streamed_layer import StreamedLayer
 from hillinfer.schedule.slack_table import SlackTable
@@ -30,6 +32,25 @@ from hillinfer.store.prefix import StoredPrefix, WrongBytesError
 from hillinfer.trace.recorder import Lane, Recorder
 
 States = tuple[torch.Tensor, torch.Tensor]
+
+
+class OrdinaryCache(Protocol):
+    """A cache of transformers that lies in memory."""
+
+    def update(self, key_states: Any, value_states: Any, layer_idx: int) -> Any:
+        """Take keys and values of new tokens in one layer."""
+
+    def get_seq_length(self) -> int:
+        """Return how many tokens it holds."""
+
+
+def takes_streams(cache: Any) -> TypeGuard[DynamicCache]:
+    """Return whether a cache's layers can be replaced by streamed ones."""
+    return (
+        type(cache) is DynamicCache
+        and not cache.offloading
+        and all(type(layer) is DynamicLayer for layer in cache.layers)
+    )
 
 
 @dataclass

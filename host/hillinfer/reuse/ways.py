@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How tokens behind a stored prefix are read: all rows stream by once, or few are gathered."""
+"""How tokens behind a stored prefix are read, and what comes of reading a prompt."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, replace
 from enum import StrEnum
+
+from hillinfer.extents.recording import Recording
+from hillinfer.generate.run_report import StoreFacts
 
 
 class Way(StrEnum):
@@ -35,3 +39,38 @@ class PassRates:
         """Return the sooner way to read so many tokens behind rows of so many bytes."""
         streaming = prefix_bytes / self.read_bytes_per_second
         return Way.STREAMED if streaming < tokens * self.step_seconds else Way.IN_PLACE
+
+
+class StoredReading:
+    """A prompt that a cache is about to read, or has read, as far as a store had no rows of it.
+
+    Parameters
+    ----------
+    facts
+        What came of opening it.
+    recording
+        Takes rows to the store; None where none are stored.
+    """
+
+    def __init__(self, facts: StoreFacts, recording: Recording | None) -> None:
+        self._facts, self._recording = facts, recording
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether rows go to the store as they are made."""
+        return self._recording is not None
+
+    @property
+    def found_tokens(self) -> int:
+        """Tokens that the cache holds already."""
+        return self._facts.found_tokens
+
+    def facts(self) -> StoreFacts:
+        """Return what the store did, once everything is published that is queued."""
+        if self._recording is None:
+            return self._facts
+        began = time.perf_counter()
+        self._recording.settle()
+        stored = max(0, self._recording.published_tokens - self._facts.found_tokens)
+        seconds = self._facts.store_seconds + time.perf_counter() - began
+        return replace(self._facts, stored_tokens=stored, store_seconds=seconds)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from hillinfer.drive.calls import DriveCalls, Reads
 from hillinfer.drive.directories import filesystem_of, is_network
 from hillinfer.drive.files import PAGE_BYTES, IOMode, aligned_buffer, round_up
+from hillinfer.drive.leftovers import sweep
 from hillinfer.drive.read_turns import QUANTUM_BYTES, Apart, Patience, ReadTurns
 from hillinfer.errors import HillInferError, reason_of, way_out
 from hillinfer.native.structures import ReadWay
@@ -106,6 +107,12 @@ class StorePlaces:
     def owners(self) -> Path:
         """Where processes show that they live."""
         return self.directory / _OWNERS
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether a process has the store open, whose marks are not cleared away."""
+        sweep(self.owners)
+        return any(self.owners.iterdir())
 
     def unlocked(
         self, key: KeySource | WithoutKey | None, calls: DriveCalls | None = None

@@ -10,7 +10,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from weakref import WeakSet
 
@@ -18,8 +18,9 @@ import numpy as np
 
 from hillinfer.drive.calls import DriveCalls, Reads
 from hillinfer.drive.files import aligned_buffer
-from hillinfer.drive.leftovers import ScratchPath, sweep
+from hillinfer.drive.leftovers import ScratchPath
 from hillinfer.errors import HillInferError, reason_of, way_out
+from hillinfer.metrics import StoreCounts
 from hillinfer.secrecy.key_sources import KeySource, WithoutKey
 from hillinfer.secrecy.library import SecrecyError
 from hillinfer.store.database import Chunk, Database
@@ -46,34 +47,6 @@ from hillinfer_model.kernel_spec import GROUP_TOKENS
 _TURNS = "turns"
 # Sheets that are read at once.
 _SHEETS_AT_ONCE = 8
-
-
-@dataclass
-class StoreCounts:
-    """What a store did for this process since it was opened.
-
-    Parameters
-    ----------
-    lookups, hit_tokens, miss_tokens
-        Prompts looked up, and how many of their tokens were found.
-    evicted_chunks, quarantined_chunks
-        Chunks that gave way, and those whose bytes were wrong.
-    failures
-        What went wrong and became a miss.
-    saved_seconds
-        What computing the rows that were found took when they were stored.
-    last_failure
-        What went wrong last.
-    """
-
-    lookups: int = 0
-    hit_tokens: int = 0
-    miss_tokens: int = 0
-    evicted_chunks: int = 0
-    quarantined_chunks: int = 0
-    failures: int = 0
-    saved_seconds: float = 0.0
-    last_failure: str = ""
 
 
 class Store:
@@ -350,18 +323,9 @@ class Store:
                 self.lease([chunk.record.number for chunk in chunks])
                 keeper(chunks)
 
+        parts = self.room, self.files, self.places.pool
         return PrefixWriter(
-            self.room,
-            self.files,
-            self.places.pool,
-            namespace,
-            root,
-            ids,
-            found,
-            self._failed,
-            turn,
-            published,
-            sealing,
+            *parts, namespace, root, ids, found, self._failed, turn, published, sealing
         )
 
     def lease(self, chunks: list[int]) -> None:
@@ -405,12 +369,12 @@ class Store:
             try:
                 return Database(path, self.places.pool)
             except StoreError as error:
-                if not isinstance(error.__cause__, sqlite3.DatabaseError) or self._is_shared():
+                if not isinstance(error.__cause__, sqlite3.DatabaseError) or self.places.is_shared:
                     raise
             for suffix in ("-wal", "-shm"):
                 path.with_name(path.name + suffix).unlink(missing_ok=True)
             path.replace(path.with_suffix(".broken"))
-        if self._is_shared() and not path.exists():
+        if self.places.is_shared and not path.exists():
             raise StoreError(
                 f"the index of the store {self.places.directory} is gone while other processes use "
                 "it: end them, and it is made anew from what the drives hold"
@@ -439,11 +403,6 @@ class Store:
         noted = self.database.note(_TURNS)
         with suppress(ValueError, TypeError, AttributeError):
             self._turns.resume(json.loads(str(noted)) if noted is not None else {})
-
-    def _is_shared(self) -> bool:
-        """Return whether another process has the store open."""
-        sweep(self.places.owners)
-        return any(self.places.owners.iterdir())
 
     def _find(self, namespace: Namespace, ids: Sequence[int], salt: bytes) -> StoredPrefix | None:
         words = np.ascontiguousarray(ids, TOKEN_TYPE)
