@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 
 from hillinfer.cli.console import quiet_transformers
-from hillinfer.cli.store import StoreUse
+from hillinfer.cli.store import StoreUse, named_by
 from hillinfer.errors import PromptError, SettingsError
 from hillinfer.generate.answering import Sampling
 from hillinfer.generate.prompt import PromptStyle, bounded, check_text, decoded, read_text
@@ -22,6 +22,7 @@ from hillinfer.generate.special_tokens import SpecialTokens
 from hillinfer.kv.pool_policies import POOL_POLICIES, make_pool_policy
 from hillinfer.models.registry_model import DEFAULT_MODEL
 from hillinfer.settings import IOChoice, ModelName, QuestionReading, Settings
+from hillinfer.store.pool_files import insist
 from hillinfer.system.machine import NumberType
 from hillinfer.values import ByteSize, check_threads
 
@@ -139,6 +140,8 @@ class Asking(StrEnum):
 
     OPTIONS = "options"
     INTERACTIVE = "interactive"
+    NOWHERE = "nowhere"
+    """The document is read and kept, and nothing is answered."""
 
 
 @dataclass(frozen=True)
@@ -230,7 +233,7 @@ class GenerateRequest:
                 f"--projections {self.projections} computes keys and values a little differently "
                 f"than the model a session belongs to: use --projections {STOCK} with sessions"
             )
-        if self.compare and self.only_saves:
+        if self.compare and self.only_reads:
             raise SettingsError("--compare full needs something to answer: add --question")
 
     @property
@@ -239,9 +242,10 @@ class GenerateRequest:
         return bool(self.questions) or self.asking is Asking.INTERACTIVE
 
     @property
-    def only_saves(self) -> bool:
-        """Whether the document is read and saved and nothing is generated."""
-        return self.save_session is not None and not self.asks
+    def only_reads(self) -> bool:
+        """Whether the document is read and kept and nothing is generated."""
+        saves = self.save_session is not None and not self.asks
+        return saves or self.asking is Asking.NOWHERE
 
     @property
     def forks(self) -> int:
@@ -423,6 +427,12 @@ def generate(
             help="Of a tenant: what is stored with another one is not found.",
         ),
     ] = "",
+    store_strict: Annotated[
+        bool,
+        typer.Option(
+            "--store-strict", help="End where the store fails, for tests; else that is a miss."
+        ),
+    ] = False,
     compare: Annotated[
         Compare | None, typer.Option(help="Also run the ordinary cache, side by side.")
     ] = None,
@@ -481,7 +491,14 @@ def generate(
         session=session,
         save_session=save_session,
         projections=projections,
-        store=StoreUse.of(store, store_size, reuse, salt),
+        store=StoreUse.of(
+            store,
+            store_size,
+            reuse,
+            salt,
+            raising=insist if store_strict else None,
+            named_by=named_by(context),
+        ),
         prompt_file=None if reads_stdin(prompt_file, prompt) else prompt_file,
     )
     # torch and transformers take seconds to import: help and bad options do not wait for them.

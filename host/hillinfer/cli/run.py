@@ -35,7 +35,14 @@ from hillinfer.engine.runtime import Runtime
 from hillinfer.errors import HillInferError, SessionError, without_python_names
 from hillinfer.generate.answering import Answering, AnswerOptions, Generation, Progress
 from hillinfer.generate.prompt import DocumentPrompt, PromptForm, PromptStyle, QuestionPrompt
-from hillinfer.generate.run_report import Answer, Comparison, RunReport, SessionFacts, decode_rate
+from hillinfer.generate.run_report import (
+    Answer,
+    Comparison,
+    RunReport,
+    SessionFacts,
+    StoreFacts,
+    decode_rate,
+)
 from hillinfer.hf.attach import Attachment
 from hillinfer.hf.cache import HillInferCache
 from hillinfer.models.loader import LoadedModel, ModelOutline
@@ -46,6 +53,7 @@ from hillinfer.projections.ways import make_projections
 from hillinfer.reuse.stored_prompts import StoredGeneration, StoredPrompts
 from hillinfer.sessions.opening import SavedSession
 from hillinfer.sessions.writing import prepare_target
+from hillinfer.store.pool_files import StoreError
 from hillinfer.store.store import Store
 from hillinfer.system.files import check_apart, check_outside, prepare_report
 from hillinfer.system.machine import peak_rss_bytes, reset_peak_rss
@@ -219,8 +227,8 @@ def save_cache(
 # --- One run ---
 
 
-def run(request: GenerateRequest, surroundings: Surroundings | None = None) -> None:
-    """Check, load, read, answer and report.
+def run(request: GenerateRequest, surroundings: Surroundings | None = None) -> RunReport:
+    """Check, load, read, answer and report; return the report.
 
     Parameters
     ----------
@@ -249,7 +257,9 @@ def run(request: GenerateRequest, surroundings: Surroundings | None = None) -> N
             if request.session
             else None
         )
-        store = opened.enter_context(request.store.opened(around.calls)) if request.store else None
+        store, unused = _opened_store(request, around, console)
+        if store is not None:
+            opened.enter_context(store)
         source = around.locate(request.model, console.print)
         with panics_unsaid():
             outline = ModelOutline.read(source, request.number_type)
@@ -263,7 +273,31 @@ def run(request: GenerateRequest, surroundings: Surroundings | None = None) -> N
                 f"projections: {request.projections}, {format_bytes(projections.held_bytes)} of "
                 "packed weights more than the model's own"
             )
-        _generate(request, checked, loaded, prompt, saved, store, console, around)
+        return _generate(request, checked, loaded, prompt, saved, store, unused, console, around)
+
+
+def _opened_store(
+    request: GenerateRequest, around: Surroundings, console: Console
+) -> tuple[Store | None, StoreFacts | None]:
+    """Return the store that the request names, and what is to be said of one that fails.
+
+    Raises
+    ------
+    StoreError
+        Where there is none, or failures are not to be misses.
+    """
+    use = request.store
+    if use is None:
+        return None, None
+    try:
+        store = use.opened(around.calls)
+    except StoreError as error:
+        if use.raising is not None or not Store.exists(use.directory):
+            raise
+        console.print(f"hillinfer: warning: the store is not used: {error}")
+        return None, StoreFacts(0, directory=str(use.directory), failure=str(error))
+    console.print(f"store: {use.directory}, named by {use.named_by}")
+    return store, None
 
 
 def _generation(
@@ -273,7 +307,7 @@ def _generation(
     use = request.store
     if use is None or store is None:
         return Generation(loaded.model, cache, request.chunk_tokens)
-    made_by = {"projections": request.projections}
+    made_by = {} if request.projections == STOCK else {"projections": request.projections}
     prompts = StoredPrompts(store, loaded.model, use.salt, use.reuse, request.chunk_tokens, made_by)
     return StoredGeneration(loaded.model, cache, request.chunk_tokens, prompts)
 
@@ -319,9 +353,10 @@ def _generate(
     prompt: QuestionPrompt,
     saved: SavedSession | None,
     store: Store | None,
+    unused: StoreFacts | None,
     console: Console,
     around: Surroundings,
-) -> None:
+) -> RunReport:
     """Read, answer, compare and report, whatever ends it."""
     options = AnswerOptions(
         sampling=request.sampling,
@@ -356,6 +391,7 @@ def _generate(
             statistics=cache.statistics(),
             peak_rss_bytes=loading_peak,
             session=session,
+            store=unused,
         )
         record = RunRecord(request, answering, blank, loaded.shape.token_bytes)
         # The outer part keeps what comes between two others: another Ctrl-C.
@@ -382,6 +418,7 @@ def _generate(
                 generating_peak,
             )
     record.finish(console)
+    return record.report()
 
 
 def _read_and_answer(
@@ -401,7 +438,7 @@ def _read_and_answer(
         record.session = save_cache(
             cache, request, prompt, answering.tokenizer, record.session, console
         )
-    if not request.only_saves:
+    if not request.only_reads:
         _answer(request, checked, prompt, answering, console)
 
 

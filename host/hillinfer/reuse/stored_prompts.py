@@ -19,8 +19,10 @@ from hillinfer.generate.run_report import StoreFacts
 from hillinfer.hf.cache import HillInferCache
 from hillinfer.kv.sequence import RowLayout
 from hillinfer.model_shape import ModelShape
+from hillinfer.reuse.namespaces import dense_namespace
 from hillinfer.sessions.fingerprint import ModelIdentity
-from hillinfer.store.keys import CHUNK_TOKENS, Namespace, Reuse
+from hillinfer.store.keys import CHUNK_TOKENS, Reuse
+from hillinfer.store.pool_files import StoreFailedError
 from hillinfer.store.prefix import StoredPrefix, WrongBytesError
 from hillinfer.store.store import Store
 from hillinfer_model.choices import KeyMode
@@ -66,24 +68,32 @@ class StoredPrompts:
         made_by: Mapping[str, object] | None = None,
     ) -> None:
         self._store = store
+        self._directory = str(store.places.directory)
         self._model = model
         self._salt = salt
         self._border = GROUP_TOKENS if reuse is Reuse.LONGEST else _common(chunk_tokens)
         self._shape = ModelShape.from_config(model.config, model.dtype)
         self._layout = RowLayout(self._shape)
-        facts = asdict(ModelIdentity(model).fingerprint(KeyMode.INT8))
-        # What the shadow is coded by changes no row, and ids say what a tokenizer made of a text.
-        for name in ("shadow", "tokenizer", "contract_version", "segment_tokens"):
-            del facts[name]
-        facts |= {"made": "dense", "device": model.device.type, "made_by": dict(made_by or {})}
+        exactly: dict[str, object] = {}
         if reuse is Reuse.EXACT:
-            facts |= {
+            exactly = {
                 "chunk_tokens": chunk_tokens,
                 "threads": torch.get_num_threads(),
                 "torch": str(torch.__version__),
                 "attention": str(getattr(model.config, "_attn_implementation", "")),
             }
-        self.namespace = Namespace.of(facts, self._shape.layers, self._shape.row_bytes, 0)
+        self.namespace = dense_namespace(
+            ModelIdentity(model).fingerprint(KeyMode.INT8),
+            self._shape,
+            model.device.type,
+            made_by or {},
+            exactly,
+        )
+
+    @property
+    def refused_chunks(self) -> int:
+        """Chunks that were not stored because they were not admitted, or enough was written."""
+        return self._store.counts.refused_chunks
 
     # --- ordinary caches -------------------------------------------------------------------
 
@@ -118,7 +128,10 @@ class StoredPrompts:
             try:
                 for layer, position, rows in found.stream():
                     self._fill(held[layer], position, rows, tokens)
-            except (OSError, WrongBytesError):
+            except OSError as error:
+                self._store.failed(error)
+                return 0
+            except WrongBytesError:
                 # The store knows; nothing of it has reached the cache.
                 return 0
         if tokens:
@@ -162,7 +175,10 @@ class StoredPrompts:
         looked = time.perf_counter() - started
         if found is None:
             return StoreFacts(
-                len(ids), find_seconds=looked, failure=self._store.counts.last_failure
+                len(ids),
+                find_seconds=looked,
+                failure=self._store.counts.last_failure,
+                directory=self._directory,
             )
         failure, done = "", 0
         with found:
@@ -181,7 +197,10 @@ class StoredPrompts:
                         part, *(list(map(_batched, side)) for side in zip(*held, strict=True))
                     )
                     done = position + count
-            except (OSError, WrongBytesError) as error:
+            except OSError as error:
+                failure = str(error)
+                self._store.failed(error)
+            except WrongBytesError as error:
                 failure = str(error)
         return StoreFacts(
             len(ids),
@@ -190,6 +209,7 @@ class StoredPrompts:
             read_seconds=time.perf_counter() - started - looked,
             read_bytes=done * self._shape.token_bytes,
             failure=failure,
+            directory=self._directory,
         )
 
     def keep_from(self, cache: HillInferCache, ids: Sequence[int], seconds: float = 0.0) -> int:
@@ -240,11 +260,8 @@ class StoredPrompts:
             size = CHUNK_TOKENS * self._shape.row_bytes
             memory = aligned_buffer(size)[:size].reshape(CHUNK_TOKENS, -1)
             start = stored
-            while start < len(ids) // GROUP_TOKENS * GROUP_TOKENS and not writer.is_ended:
-                stop = min(
-                    start // CHUNK_TOKENS * CHUNK_TOKENS + CHUNK_TOKENS,
-                    len(ids) // GROUP_TOKENS * GROUP_TOKENS,
-                )
+            while start < writer.tokens and not writer.is_ended:
+                stop = min(start // CHUNK_TOKENS * CHUNK_TOKENS + CHUNK_TOKENS, writer.tokens)
                 for layer in range(self._shape.layers):
                     own = memory[: stop - start]
                     rows(layer, start, own)
@@ -297,9 +314,13 @@ class StoredGeneration(Generation):
         super().read(token_ids[start:], lambda done: on_progress(start + done))
         seconds = (time.perf_counter() - begun) * len(token_ids) / (len(token_ids) - start)
         begun = time.perf_counter()
-        stored, failure = start, told.failure
+        stored, failure, refused = start, told.failure, self._prompts.refused_chunks
         try:
-            stored = self._prompts.keep_from(self.cache, token_ids, seconds)
+            stored = self._prompts.keep_from(
+                self.cache, self._read_densely(token_ids, start), seconds
+            )
+        except StoreFailedError:
+            raise
         except HillInferError as error:
             # Rows that cannot be read back are not stored; the answer does not wait for that.
             failure = failure or str(error)
@@ -307,10 +328,28 @@ class StoredGeneration(Generation):
             **asdict(told)
             | {
                 "stored_tokens": max(0, stored - start),
+                "refused_chunks": self._prompts.refused_chunks - refused,
                 "failure": failure,
                 "store_seconds": time.perf_counter() - begun,
             }
         )
+
+    # --- inside ----------------------------------------------------------------------------
+
+    def _read_densely(self, token_ids: Sequence[int], start: int) -> Sequence[int]:
+        """Return the first tokens, without one that was read alone, as in decode.
+
+        Parameters
+        ----------
+        token_ids
+            That were read.
+        start
+            Where reading began; what is before came from the store.
+        """
+        if self._chunk_tokens == 1:
+            return token_ids[:start]
+        alone = (len(token_ids) - start) % self._chunk_tokens == 1
+        return token_ids[: len(token_ids) - alone]
 
 
 def _batched(states: torch.Tensor) -> torch.Tensor:

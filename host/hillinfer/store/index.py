@@ -12,7 +12,7 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 
 from hillinfer.store.database import CHUNK_COLUMNS, Chunk, Database, State, chunk_of
-from hillinfer.store.extent import ExtentShape, Header
+from hillinfer.store.extent import UNIT_BYTES, ExtentShape, Header
 from hillinfer.store.keys import CHUNK_GROUPS, Namespace
 from hillinfer.store.pool_files import Span, StoreError
 from hillinfer.store.retirement import tomb
@@ -58,6 +58,11 @@ class Index:
             found = db.execute("SELECT id FROM namespace WHERE digest = ?", row[:1]).fetchone()
             return int(found[0])
 
+    def extent_bytes(self, number: int) -> int:
+        """Return the bytes of a chunk's extent, 0 where there is no such chunk."""
+        rows = self._database.rows("SELECT units FROM chunk WHERE id = ?", (number,))
+        return int(rows[0][0]) * UNIT_BYTES if rows else 0
+
     def shape(self, namespace: int) -> ExtentShape:
         """Return the shape of a namespace's extents."""
         if namespace not in self._shapes:
@@ -66,6 +71,22 @@ class Index:
             )
             self._shapes[namespace] = ExtentShape(*row)
         return self._shapes[namespace]
+
+    def about(self, namespace: int) -> str:
+        """Return what a namespace's rows are made by; empty where a new index does not know."""
+        rows = self._database.rows("SELECT about FROM namespace WHERE id = ?", (namespace,))
+        return str(rows[0][0]) if rows else ""
+
+    def ready(self, numbers: Sequence[int]) -> list[Chunk]:
+        """Return chunks by their numbers, those left out that nobody finds any more."""
+        found: list[Chunk] = []
+        for number in numbers:
+            rows = self._database.rows(
+                f"SELECT {CHUNK_COLUMNS} FROM chunk c WHERE id = ? AND state = {State.READY:d}",
+                (number,),
+            )
+            found += map(chunk_of, rows)
+        return found
 
     # --- owners ----------------------------------------------------------------------------
 
@@ -110,10 +131,7 @@ class Index:
         """
         with self._database.transaction() as db:
             found = self._longest(db, keys)
-            db.executemany(
-                "INSERT INTO lease VALUES (?, ?, 1) ON CONFLICT DO UPDATE SET n = n + 1",
-                [(owner, chunk.number) for chunk, _ in found],
-            )
+            self._lease(db, owner, [chunk.number for chunk, _ in found])
         return found
 
     def release(self, owner: int, chunks: Iterable[int]) -> None:
@@ -127,6 +145,11 @@ class Index:
                     "DELETE FROM lease WHERE owner = ? AND chunk = ? AND n <= 0", (owner, number)
                 )
 
+    def lease(self, owner: int, chunks: Iterable[int]) -> None:
+        """Let chunks stay until `release`, as `lookup` does."""
+        with self._database.transaction() as db:
+            self._lease(db, owner, chunks)
+
     def touch(self, worths: Iterable[tuple[int, float, float, float]]) -> None:
         """Note of chunks, by number, their decayed hits, when they were last found, their worth."""
         with self._database.transaction() as db:
@@ -135,6 +158,13 @@ class Index:
                 f"AND state = {State.READY:d}",
                 worths,
             )
+
+    @staticmethod
+    def _lease(db: sqlite3.Connection, owner: int, chunks: Iterable[int]) -> None:
+        db.executemany(
+            "INSERT INTO lease VALUES (?, ?, 1) ON CONFLICT DO UPDATE SET n = n + 1",
+            [(owner, number) for number in chunks],
+        )
 
     def _longest(self, db: sqlite3.Connection, keys: Sequence[bytes]) -> list[tuple[Chunk, int]]:
         ends = keys[CHUNK_GROUPS - 1 :: CHUNK_GROUPS]

@@ -12,7 +12,7 @@ import numpy as np
 
 from hillinfer.drive.calls import Reads
 from hillinfer.drive.files import PAGE_BYTES, aligned_buffer
-from hillinfer.store.database import Database, State
+from hillinfer.store.database import Chunk, Database, State
 from hillinfer.store.extent import (
     UNIT_BYTES,
     ExtentShape,
@@ -24,6 +24,7 @@ from hillinfer.store.extent import (
 )
 from hillinfer.store.keys import CHUNK_TOKENS
 from hillinfer.store.pool_files import PoolFile, Span, StoreError
+from hillinfer.store.prefix import StoredChunk
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
 # Headers that are read at once.
@@ -249,6 +250,46 @@ def chains(database: Database) -> list[StoredChain]:
     ]
 
 
+@dataclass(frozen=True)
+class Holding:
+    """What a store holds of one namespace.
+
+    Parameters
+    ----------
+    namespace
+        The first digits of its digest.
+    chunks, tokens
+        That can be found.
+    row_bytes, waste_bytes
+        Bytes of their rows and shadows, and of what is left empty in their extents.
+    pinned_bytes
+        How many of the rows' bytes stay where room is short.
+    """
+
+    namespace: str
+    chunks: int
+    tokens: int
+    row_bytes: int
+    waste_bytes: int
+    pinned_bytes: int
+
+
+def holdings(database: Database) -> list[Holding]:
+    """Return what is held of each namespace, the most bytes first."""
+    rows = database.rows(
+        "SELECT n.digest, count(*), sum(c.groups), sum(b.rows), sum(c.units) * ?1, "
+        "sum(b.rows * (c.pinned <> 0)) FROM chunk c JOIN namespace n ON n.id = c.namespace "
+        "JOIN (SELECT c.id, n.layers * (c.groups * ?2 * n.row_bytes + n.shadow_bytes) AS rows "
+        "FROM chunk c JOIN namespace n ON n.id = c.namespace) b ON b.id = c.id "
+        f"WHERE c.state = {State.READY:d} GROUP BY n.id ORDER BY sum(b.rows) DESC",
+        (UNIT_BYTES, GROUP_TOKENS),
+    )
+    return [
+        Holding(digest.hex()[:_NAME_DIGITS], chunks, groups * GROUP_TOKENS, own, room - own, pinned)
+        for digest, chunks, groups, own, room, pinned in rows
+    ]
+
+
 def chunks_of(database: Database, name: str) -> list[int]:
     """Return the numbers of a stored prefix' chunks in the index, the last one first.
 
@@ -281,6 +322,34 @@ def chunks_of(database: Database, name: str) -> list[int]:
         numbers.append(above)
         ((above,),) = database.rows("SELECT parent FROM chunk WHERE id = ?", (above,))
     return numbers
+
+
+def chain_of(
+    chunks: Sequence[Chunk], sheets: Sequence[Sequence[tuple[int, Sheet]]]
+) -> list[StoredChunk]:
+    """Return the chunks of a chain with their sheets, up to the first that does not fit.
+
+    Parameters
+    ----------
+    chunks
+        From the index, the first of the chain first.
+    sheets
+        The whole sheets of each, with their slots.
+    """
+    found: list[StoredChunk] = []
+    for position, (chunk, own) in enumerate(zip(chunks, sheets, strict=True)):
+        fitting = [
+            (slot, sheet)
+            for slot, sheet in own
+            if sheet.header.key == chunk.key
+            and sheet.header.position == position
+            and (not found or sheet.header.parent == found[-1].record.key)
+        ]
+        if not fitting:
+            break
+        slot, sheet = max(fitting, key=lambda one: one[1].header.generation)
+        found.append(StoredChunk(chunk, sheet, slot, sheet.header.groups))
+    return found
 
 
 def pin(database: Database, name: str, how: Literal[0, 1]) -> int:

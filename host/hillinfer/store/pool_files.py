@@ -8,6 +8,7 @@ import json
 import os
 import secrets
 import struct
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -36,6 +37,15 @@ _FIRST_PAGE = struct.Struct("<8sII16s")
 
 class StoreError(HillInferError):
     """A store cannot be used, or something in it is not as it was written."""
+
+
+class StoreFailedError(StoreError):
+    """A store failed where that is not to be a miss."""
+
+
+def insist(error: Exception) -> None:
+    """Raise what would be a miss, for tests; to be given to `Store` as `raising`."""
+    raise StoreFailedError(f"the store failed: {error}") from error
 
 
 # --- What a store says of itself ---
@@ -223,6 +233,11 @@ class PoolFile:
     ------
     StoreError
         Where it cannot be opened, or is a file of another store.
+
+    Attributes
+    ----------
+    written_bytes
+        What was written to it since it was opened, by whatever it is worn.
     """
 
     def __init__(
@@ -236,6 +251,8 @@ class PoolFile:
         self.path = path
         self._calls = calls or DriveCalls()
         self._most_bytes = most_bytes // UNIT_BYTES * UNIT_BYTES
+        self._counting = threading.Lock()
+        self.written_bytes = 0
         try:
             self._descriptor, self.io_mode = self._opened()
             try:
@@ -300,6 +317,12 @@ class PoolFile:
             done += self._progress(
                 self._calls.pwrite(self._descriptor, view[done:], offset + done), len(view) - done
             )
+        self.wrote(len(view))
+
+    def wrote(self, byte_count: int) -> None:
+        """Count bytes that somebody wrote to it."""
+        with self._counting:
+            self.written_bytes += byte_count
 
     def read(self, into: NDArray[np.uint8], offset: int) -> None:
         """Fill page-aligned memory with whole pages; OSError where that fails."""

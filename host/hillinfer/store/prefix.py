@@ -16,7 +16,7 @@ from hillinfer.drive.calls import Reads
 from hillinfer.drive.files import aligned_buffer
 from hillinfer.store.database import Chunk
 from hillinfer.store.extent import ExtentShape, Sheet, group_sums, salts
-from hillinfer.store.keys import CHUNK_TOKENS
+from hillinfer.store.keys import CHUNK_TOKENS, Namespace
 from hillinfer.store.pool_files import READ_BYTES, PoolFile
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
@@ -54,6 +54,28 @@ class StoredChunk:
     def shape(self) -> ExtentShape:
         """Where its bytes lie."""
         return self.sheet.header.shape
+
+
+def best_sheet(
+    sheets: Sequence[tuple[int, Sheet]],
+    namespace: Namespace,
+    keys: Sequence[bytes],
+    ids: NDArray[np.uint32],
+) -> tuple[int, Sheet, int] | None:
+    """Return the sheet that covers most of a prompt's groups, its slot, and how many it covers.
+
+    Its keys and token numbers are those of the prompt, or it covers none.
+    """
+    found = None
+    for slot, sheet in sorted(sheets, key=lambda one: one[1].header.generation):
+        header = sheet.header
+        if header.namespace != namespace.digest:
+            continue
+        groups = min(header.groups, len(keys))
+        same_ids = np.array_equal(sheet.ids[: groups * GROUP_TOKENS], ids[: groups * GROUP_TOKENS])
+        if sheet.group_keys[:groups] == list(keys[:groups]) and same_ids:
+            found = slot, sheet, groups
+    return found
 
 
 class WrongBytesError(Exception):
@@ -102,6 +124,8 @@ class StoredPrefix:
         Ends the lease.
     wrong
         Told of a chunk whose bytes are wrong.
+    restored
+        Told how many bytes of rows were read and are right.
 
     Attributes
     ----------
@@ -115,12 +139,14 @@ class StoredPrefix:
         files: Sequence[PoolFile],
         release: Callable[[list[int]], None],
         wrong: Callable[[WrongBytesError], None],
+        restored: Callable[[int], None] = lambda size: None,
     ) -> None:
         self.chunks = list(chunks)
         self.tokens = sum(chunk.groups for chunk in chunks) * GROUP_TOKENS
         self._files = files
         self._release = release
         self._wrong = wrong
+        self._restored = restored
         self._is_open = True
 
     @property
@@ -132,6 +158,14 @@ class StoredPrefix:
     def byte_count(self) -> int:
         """Bytes of its rows in all layers."""
         return self.tokens * self.shape.layers * self.shape.row_bytes
+
+    @property
+    def cost(self) -> float:
+        """Seconds that computing its rows took."""
+        return sum(
+            chunk.sheet.header.cost * chunk.groups / chunk.sheet.header.groups
+            for chunk in self.chunks
+        )
 
     def stream(self) -> Iterator[tuple[int, int, NDArray[np.uint8]]]:
         """Yield all rows, layer by layer, as the drive gives them in long reads.
@@ -304,6 +338,7 @@ class StoredPrefix:
         own = salts(chunk.sheet.group_keys[first:stop], layer)
         if (group_sums(rows, own) != chunk.sheet.row_sums[layer, first:stop]).any():
             self._fail(chunk, f"rows of layer {layer}")
+        self._restored(rows.nbytes)
 
     def _fail(self, chunk: StoredChunk, what: str) -> None:
         error = WrongBytesError(chunk, what)

@@ -10,7 +10,6 @@ import sqlite3
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -19,9 +18,10 @@ from hillinfer.drive.calls import DriveCalls, Reads
 from hillinfer.drive.files import aligned_buffer
 from hillinfer.drive.leftovers import ScratchPath, sweep
 from hillinfer.errors import HillInferError, reason_of, way_out
+from hillinfer.metrics import StoreCounts, StoreMeter, store_metrics
 from hillinfer.store.database import Chunk, Database
 from hillinfer.store.eviction import DEFAULT_EVICTION, Turns, make_eviction_policy
-from hillinfer.store.extent import Sheet, read_sheets
+from hillinfer.store.extent import ExtentShape, Sheet, read_sheets
 from hillinfer.store.index import Index
 from hillinfer.store.keys import (
     CHUNK_GROUPS,
@@ -31,46 +31,19 @@ from hillinfer.store.keys import (
     group_keys,
     root_key,
 )
-from hillinfer.store.maintenance import Parts, Verified, chunks_of, rebuild, verify
+from hillinfer.store.maintenance import Parts, Verified, chain_of, chunks_of, rebuild, verify
 from hillinfer.store.pool_files import ABOUT, PoolFile, StoreError, StorePlaces
-from hillinfer.store.prefix import StoredChunk, StoredPrefix, WrongBytesError
+from hillinfer.store.prefix import StoredChunk, StoredPrefix, WrongBytesError, best_sheet
 from hillinfer.store.retirement import Retirement
-from hillinfer.store.room import ExtentRoom
+from hillinfer.store.room import ExtentRoom, Intake
 from hillinfer.store.writer import PrefixWriter
+from hillinfer.store_rules import StoreRules
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
 # By this name the index notes what was learned of conversations.
 _TURNS = "turns"
 # Sheets that are read at once.
 _SHEETS_AT_ONCE = 8
-
-
-@dataclass
-class StoreCounts:
-    """What a store did for this process since it was opened.
-
-    Parameters
-    ----------
-    lookups, hit_tokens, miss_tokens
-        Prompts looked up, and how many of their tokens were found.
-    evicted_chunks, quarantined_chunks
-        Chunks that gave way, and those whose bytes were wrong.
-    failures
-        What went wrong and became a miss.
-    saved_seconds
-        What computing the rows that were found took when they were stored.
-    last_failure
-        What went wrong last.
-    """
-
-    lookups: int = 0
-    hit_tokens: int = 0
-    miss_tokens: int = 0
-    evicted_chunks: int = 0
-    quarantined_chunks: int = 0
-    failures: int = 0
-    saved_seconds: float = 0.0
-    last_failure: str = ""
 
 
 class Store:
@@ -84,7 +57,8 @@ class Store:
     directory
         Made by `create`.
     eviction
-        Name of the policy that ranks what is to go where room is short.
+        Name of the policy that ranks what is to go where room is short; that of the store's rules
+        where None.
     raising
         Called with what would be a miss, and may raise it; nothing where None.
     calls
@@ -101,6 +75,8 @@ class Store:
     ----------
     places
         Where its parts lie.
+    rules
+        What it keeps to.
     database, index, files, room
         Its parts.
     """
@@ -108,16 +84,17 @@ class Store:
     def __init__(
         self,
         directory: Path | str,
-        eviction: str = DEFAULT_EVICTION,
+        eviction: str | None = None,
         raising: Callable[[Exception], None] | None = None,
         calls: DriveCalls | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._raising = raising
         self._pid = os.getpid()
-        self._counts = StoreCounts()
+        self._meter = StoreMeter()
         self._turns = Turns()
         self.places = StorePlaces.read(Path(directory))
+        self.rules = StoreRules.read(self.places.directory)
         with ExitStack() as opened:
             files = []
             for drive, (path, size) in enumerate(self.places.files):
@@ -139,13 +116,18 @@ class Store:
             opened.callback(self._leave)
             self._retirement = Retirement(database)
             self._resume_turns()
+            name = eviction or self.rules.eviction or DEFAULT_EVICTION
+            policy = make_eviction_policy(name, self._turns)
+            self._intake = Intake(database, files, self.rules, policy, self._meter, clock)
             self.room = ExtentRoom(
                 self.places,
                 self.index,
                 self._retirement,
                 files,
                 self._owner,
-                make_eviction_policy(eviction, self._turns),
+                policy,
+                self._intake,
+                self._meter,
                 clock,
             )
             self.room.collect()
@@ -178,14 +160,20 @@ class Store:
 
     @property
     def counts(self) -> StoreCounts:
-        """What it did for this process since it was opened, a copy."""
-        counts = StoreCounts(**asdict(self._counts))
-        counts.evicted_chunks = self.room.evicted_chunks
-        return counts
+        """What it did for this process since it was opened."""
+        return self._meter.counts
 
     def statistics(self) -> dict[str, int | float]:
         """Return what the store holds now, by name."""
         return self.room.statistics()
+
+    def metrics(self) -> dict[str, float]:
+        """Return counts and what the store holds now, by the names that a server gives out."""
+        return store_metrics(self.counts, self.statistics())
+
+    def seconds_per_group(self, namespace: Namespace) -> float:
+        """Return what computing a group took lately, by what is stored; 0 where nothing is."""
+        return self._intake.seconds_per_group(namespace.digest)
 
     def verify(
         self, parts: Parts, on_progress: Callable[[int, int], None] = lambda done, of: None
@@ -252,15 +240,40 @@ class Store:
             self._check_process()
             prefix = self._find(namespace, ids, salt)
         except (OSError, StoreError) as error:
-            self._failed(error)
+            self.failed(error)
         found = 0 if prefix is None else prefix.tokens
-        self._counts.lookups += 1
-        self._counts.hit_tokens += found
-        self._counts.miss_tokens += len(ids) - found
-        for chunk in [] if prefix is None else prefix.chunks:
-            header = chunk.sheet.header
-            self._counts.saved_seconds += header.cost * chunk.groups / header.groups
+        self._meter.add(
+            lookups=1,
+            hit_tokens=found,
+            miss_tokens=len(ids) - found,
+            saved_seconds=0.0 if prefix is None else prefix.cost,
+        )
         return prefix
+
+    def stored(self, name: str) -> StoredPrefix:
+        """Return a whole stored prefix, whose chunks stay until it is closed.
+
+        Parameters
+        ----------
+        name
+            First digits of its key, as `chains` gives them.
+
+        Raises
+        ------
+        StoreError
+            Where nothing, or more than one, is called so, or it is not as it was written.
+        """
+        numbers = chunks_of(self.database, name)[::-1]
+        self.index.lease(self._owner, numbers)
+        try:
+            chunks = self.index.ready(numbers)
+            kept = chain_of(chunks, self._sheets(chunks))
+            if len(kept) < len(numbers):
+                raise StoreError(f"'{name}' is not whole: run hillinfer store verify")
+        except BaseException:
+            self._release(numbers)
+            raise
+        return StoredPrefix(kept, self.files, self._release, self._wrong, self._restored)
 
     def writer(
         self,
@@ -272,7 +285,8 @@ class Store:
     ) -> PrefixWriter | None:
         """Return what stores the rest of a prompt behind its stored prefix.
 
-        None where nothing is left to store, or another process is about to store the same.
+        None where nothing is left to store, it is not admitted, or another process is about to
+        store the same.
 
         Parameters
         ----------
@@ -289,17 +303,25 @@ class Store:
             keys = group_keys(root, ids)
             turn = turn or self._turns.of(keys[CHUNK_GROUPS - 1 :: CHUNK_GROUPS])
             stored = 0 if found is None else found.tokens // GROUP_TOKENS
+            ids = self._admitted(namespace, ids, keys, found, turn)
+            keys = keys[: len(ids) // GROUP_TOKENS]
             if len(keys) <= stored:
                 return None
             stop = (stored // CHUNK_GROUPS + 1) * CHUNK_GROUPS
             if self.index.is_being_written(keys[min(stop, len(keys)) - 1]):
                 return None
         except (OSError, StoreError) as error:
-            self._failed(error)
+            self.failed(error)
             return None
         return PrefixWriter(
-            self.room, self.files, self.places.pool, namespace, root, ids, found, self._failed, turn
+            self.room, self.files, self.places.pool, namespace, root, ids, found, self.failed, turn
         )
+
+    def failed(self, error: Exception) -> None:
+        """Count what is to be a miss, or raise it where `raising` does."""
+        self._meter.note_failure(error)
+        if self._raising is not None:
+            self._raising(error)
 
     def close(self) -> None:
         """Give leases and files back; harmless when done twice."""
@@ -370,7 +392,7 @@ class Store:
             for position, ((chunk, groups), found) in enumerate(zip(leased, sheets, strict=True)):
                 own_keys = keys[position * CHUNK_GROUPS : position * CHUNK_GROUPS + groups]
                 own_ids = words[position * CHUNK_TOKENS :][: groups * GROUP_TOKENS]
-                best = _best(found, namespace, own_keys, own_ids)
+                best = best_sheet(found, namespace, own_keys, own_ids)
                 if best is None:
                     self._quarantine(chunk, "what its drive says of it")
                     break
@@ -383,7 +405,31 @@ class Store:
         if not kept:
             return None
         self.room.touch([chunk.record for chunk in kept])
-        return StoredPrefix(kept, self.files, self._release, self._wrong)
+        self.room.introduce(namespace)
+        return StoredPrefix(kept, self.files, self._release, self._wrong, self._restored)
+
+    def _admitted(
+        self,
+        namespace: Namespace,
+        ids: Sequence[int],
+        keys: Sequence[bytes],
+        found: StoredPrefix | None,
+        turn: int,
+    ) -> Sequence[int]:
+        """Return the first tokens of a prompt, those that are worth writing or stored."""
+        ends = [*keys[CHUNK_GROUPS - 1 :: CHUNK_GROUPS]]
+        if len(keys) % CHUNK_GROUPS:
+            ends.append(keys[-1])
+        stored = 0 if found is None else found.tokens
+        whole = len(ends) if stored == len(keys) * GROUP_TOKENS else stored // CHUNK_TOKENS
+        cost = CHUNK_GROUPS * self._intake.seconds_per_group(namespace.digest)
+        chunks = self._intake.admitted(
+            ends, whole, turn, cost or 1.0, ExtentShape.of(namespace).byte_count
+        )
+        return ids if chunks == len(ends) else ids[: max(chunks * CHUNK_TOKENS, stored)]
+
+    def _restored(self, size: int) -> None:
+        self._meter.add(restored_bytes=size)
 
     def _sheets(self, chunks: Sequence[Chunk]) -> list[list[tuple[int, Sheet]]]:
         """Return the whole sheets of each chunk of one namespace, with their slots, in two."""
@@ -406,29 +452,23 @@ class Store:
         ]
 
     def _quarantine(self, chunk: Chunk, what: str) -> None:
-        self._counts.quarantined_chunks += 1
+        self._meter.add(quarantined_chunks=1)
         self._retirement.quarantine(chunk.number)
-        self._failed(StoreError(f"{what} is not what was written to chunk {chunk.number}"))
+        self.failed(StoreError(f"{what} is not what was written to chunk {chunk.number}"))
 
     def _wrong(self, error: WrongBytesError) -> None:
-        self._counts.quarantined_chunks += 1
+        self._meter.add(quarantined_chunks=1)
         try:
             self._retirement.quarantine(error.chunk.record.number)
         except StoreError as failure:
-            self._failed(failure)
-        self._failed(error)
+            self.failed(failure)
+        self.failed(error)
 
     def _release(self, chunks: list[int]) -> None:
         try:
             self.index.release(self._owner, chunks)
         except StoreError as error:
-            self._failed(error)
-
-    def _failed(self, error: Exception) -> None:
-        self._counts.failures += 1
-        self._counts.last_failure = str(error)
-        if self._raising is not None:
-            self._raising(error)
+            self.failed(error)
 
     def _leave(self) -> None:
         try:
@@ -436,34 +476,13 @@ class Store:
             self.database.set_notes({_TURNS: json.dumps(self._turns.state())})
             self.index.remove_owner(self._owner)
             self.room.clear_tombed()
+            self._intake.leave()
         except (OSError, HillInferError) as error:
             # Whoever opens the store next collects what this process leaves.
-            self._counts.last_failure = str(error)
+            self._meter.note_failure(error)
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:
             raise StoreError(
                 "this store was opened before the process forked: open it again in the child"
             )
-
-
-def _best(
-    sheets: Sequence[tuple[int, Sheet]],
-    namespace: Namespace,
-    keys: Sequence[bytes],
-    ids: np.ndarray,
-) -> tuple[int, Sheet, int] | None:
-    """Return the sheet that covers most of a prompt's groups, its slot, and how many it covers.
-
-    Its keys and token numbers are those of the prompt, or it covers none.
-    """
-    found = None
-    for slot, sheet in sorted(sheets, key=lambda one: one[1].header.generation):
-        header = sheet.header
-        if header.namespace != namespace.digest:
-            continue
-        groups = min(header.groups, len(keys))
-        same_ids = np.array_equal(sheet.ids[: groups * GROUP_TOKENS], ids[: groups * GROUP_TOKENS])
-        if sheet.group_keys[:groups] == list(keys[:groups]) and same_ids:
-            found = slot, sheet, groups
-    return found

@@ -98,6 +98,8 @@ class PrefixWriter:
         self._failed = failed
         self._turn = turn
         self._open: dict[int, _Open] = {}
+        # Full and published: they stay while this writes, or what follows could not be found.
+        self._kept: list[int] = []
         self._published = 0 if found is None else found.tokens // GROUP_TOKENS
         # Numbers of chunks that are full and published, by position.
         self._behind: dict[int, int] = {}
@@ -117,6 +119,11 @@ class PrefixWriter:
         return self._is_ended
 
     @property
+    def tokens(self) -> int:
+        """Tokens that it stores at most, the found prefix included."""
+        return (len(self._keys) - 1) * GROUP_TOKENS
+
+    @property
     def published_tokens(self) -> int:
         """Tokens that everybody can find, the found prefix included."""
         return self._published * GROUP_TOKENS
@@ -129,11 +136,12 @@ class PrefixWriter:
         layer
             Whose.
         first_group
-            Number of the first group in the prompt; the found prefix is before it.
+            Number of the first group in the prompt; the found prefix is before it. What is behind
+            the last token that is to be stored is left out.
         rows
             uint8 (groups * 64, row_bytes), contiguous, page-aligned.
         """
-        groups = len(rows) // GROUP_TOKENS
+        groups = min(len(rows) // GROUP_TOKENS, len(self._keys) - 1 - first_group)
         done = 0
         while done < groups and not self._is_ended:
             position, at = divmod(first_group + done, CHUNK_GROUPS)
@@ -171,10 +179,11 @@ class PrefixWriter:
         """End: what was not published is thrown away; harmless when done twice."""
         self._is_ended = True
         numbers = [one.record.number for one in self._open.values()]
-        self._open = {}
-        if numbers:
+        kept, self._open, self._kept = self._kept, {}, []
+        if numbers or kept:
             try:
                 self._room.end_writing(numbers)
+                self._room.release(kept)
             except Exception as error:
                 self._failed(error)
 
@@ -268,9 +277,9 @@ class PrefixWriter:
         self._files[span.drive].write(rows, span.offset + self._shape.rows_at(layer, at))
 
     def _write_shadow(self, layer: int, position: int, shadow: NDArray[np.uint8]) -> None:
-        own = self._chunk(position)
         stop = (position + 1) * CHUNK_GROUPS
-        if own is None or stop >= len(self._keys):
+        own = None if stop >= len(self._keys) else self._chunk(position)
+        if own is None:
             return
         salt = salts([self._keys[stop]], -1 - layer)
         own.shadow_sums[layer] = group_sums(shadow, salt)[0]
@@ -288,6 +297,7 @@ class PrefixWriter:
         for drive in sorted({own.record.span.drive for own in changed}):
             self._files[drive].settle()
         cost = self._cost(groups)
+        before = sum(own.sheet.header.groups for own in changed)
         written = []
         for own in changed:
             own.sheet = self._sheet(own, groups, cost)
@@ -302,7 +312,12 @@ class PrefixWriter:
             written.append((own.record.number, own.sheet.header, own.sheet.group_keys))
         self._room.publish(written)
         self._published = groups
+        fresh = sum(own.sheet.header.groups for own in changed) - before
+        self._room.meter.add(stored_bytes=fresh * self._shape.layers * self._shape.group_bytes)
         full = [own for own in changed if own.sheet.header.is_full]
+        # Before they are let go: in between they would be leaves that others may evict.
+        self._room.keep([own.record.number for own in full])
+        self._kept += [own.record.number for own in full]
         self._room.end_writing([own.record.number for own in full])
         for own in full:
             self._behind[own.record.position] = own.record.number
