@@ -16,8 +16,8 @@ class StoreCounts:
     ----------
     lookups, hit_tokens, miss_tokens
         Prompts looked up, and how many of their tokens were found.
-    restored_bytes, stored_bytes
-        Rows that were read back, and rows that can be found from now on.
+    restored_bytes, stored_bytes, stored_tokens
+        Rows that were read back, and rows and tokens that can be found since.
     evicted_chunks, quarantined_chunks, refused_chunks
         Chunks that gave way, those whose bytes were wrong, and those that were not stored because
         they were not admitted or too much was written that day.
@@ -34,6 +34,7 @@ class StoreCounts:
     miss_tokens: int = 0
     restored_bytes: int = 0
     stored_bytes: int = 0
+    stored_tokens: int = 0
     evicted_chunks: int = 0
     quarantined_chunks: int = 0
     refused_chunks: int = 0

@@ -136,12 +136,11 @@ class Compare(StrEnum):
 
 
 class Asking(StrEnum):
-    """Where questions come from."""
+    """Where questions come from; from nowhere: the document is read and nothing is answered."""
 
     OPTIONS = "options"
     INTERACTIVE = "interactive"
     NOWHERE = "nowhere"
-    """The document is read and kept, and nothing is answered."""
 
 
 @dataclass(frozen=True)
@@ -428,10 +427,7 @@ def generate(
         ),
     ] = "",
     store_strict: Annotated[
-        bool,
-        typer.Option(
-            "--store-strict", help="End where the store fails, for tests; else that is a miss."
-        ),
+        bool, typer.Option("--store-strict", help="End where the store fails, for tests.")
     ] = False,
     compare: Annotated[
         Compare | None, typer.Option(help="Also run the ordinary cache, side by side.")
@@ -492,12 +488,7 @@ def generate(
         save_session=save_session,
         projections=projections,
         store=StoreUse.of(
-            store,
-            store_size,
-            reuse,
-            salt,
-            raising=insist if store_strict else None,
-            named_by=named_by(context),
+            store, store_size, reuse, salt, insist if store_strict else None, named_by(context)
         ),
         prompt_file=None if reads_stdin(prompt_file, prompt) else prompt_file,
     )

@@ -55,6 +55,7 @@ from hillinfer.sessions.opening import SavedSession
 from hillinfer.sessions.writing import prepare_target
 from hillinfer.store.pool_files import StoreError
 from hillinfer.store.store import Store
+from hillinfer.store_rules import StoreRulesError
 from hillinfer.system.files import check_apart, check_outside, prepare_report
 from hillinfer.system.machine import peak_rss_bytes, reset_peak_rss
 from hillinfer.values import format_bytes
@@ -150,9 +151,9 @@ def make_prompt(
     assert saved is not None
     if form is None:
         raise SessionError(
-            f"the session {saved.directory} was saved from Python and does not say how its "
-            "document became a prompt: go on with load_session in Python, or give the document "
-            "too, --prompt-file"
+            f"the session {saved.directory} was saved from Python, or is an export of a store, and "
+            "does not say how its document became a prompt: go on with load_session in Python, or "
+            "give the document too, --prompt-file"
         )
     if style is PromptStyle.PLAIN and form is PromptForm.CHAT:
         raise SessionError(
@@ -291,7 +292,7 @@ def _opened_store(
         return None, None
     try:
         store = use.opened(around.calls)
-    except StoreError as error:
+    except (StoreError, StoreRulesError) as error:
         if use.raising is not None or not Store.exists(use.directory):
             raise
         console.print(f"hillinfer: warning: the store is not used: {error}")

@@ -14,7 +14,7 @@ import typer
 
 from hillinfer.cli.console import error_console, reading_view
 from hillinfer.drive.calls import DriveCalls
-from hillinfer.errors import SettingsError
+from hillinfer.errors import SettingsError, reason_of, way_out
 from hillinfer.store.eviction import (
     ADMISSIONS,
     DEFAULT_ADMISSION,
@@ -27,7 +27,7 @@ from hillinfer.store.eviction import (
 from hillinfer.store.keys import CHUNK_TOKENS, Reuse
 from hillinfer.store.maintenance import Parts, chains, holdings
 from hillinfer.store.maintenance import pin as pin_chunks
-from hillinfer.store.pool_files import StorePlaces
+from hillinfer.store.pool_files import StoreError, StorePlaces
 from hillinfer.store.store import Store
 from hillinfer.store_rules import StoreRules
 from hillinfer.values import ByteSize, choice, format_bytes
@@ -147,7 +147,13 @@ class StoreUse:
         """
         if self.size is not None and not Store.exists(self.directory):
             Store.create(self.directory, self.size)
-        return Store(self.directory, raising=self.raising, calls=calls)
+        try:
+            return Store(self.directory, raising=self.raising, calls=calls)
+        except OSError as error:
+            raise StoreError(
+                f"the store {self.directory} cannot be used: {reason_of(error)}; "
+                f"{way_out(error, 'choose another --store')}"
+            ) from error
 
 
 # --- Making a store, and its rules ---

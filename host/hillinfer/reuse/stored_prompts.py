@@ -18,6 +18,7 @@ from hillinfer.generate.answering import Generation
 from hillinfer.generate.run_report import StoreFacts
 from hillinfer.hf.cache import HillInferCache
 from hillinfer.kv.sequence import RowLayout
+from hillinfer.metrics import StoreCounts
 from hillinfer.model_shape import ModelShape
 from hillinfer.reuse.namespaces import dense_namespace
 from hillinfer.sessions.fingerprint import ModelIdentity
@@ -91,9 +92,9 @@ class StoredPrompts:
         )
 
     @property
-    def refused_chunks(self) -> int:
-        """Chunks that were not stored because they were not admitted, or enough was written."""
-        return self._store.counts.refused_chunks
+    def counts(self) -> StoreCounts:
+        """What the store did for this process."""
+        return self._store.counts
 
     # --- ordinary caches -------------------------------------------------------------------
 
@@ -314,21 +315,20 @@ class StoredGeneration(Generation):
         super().read(token_ids[start:], lambda done: on_progress(start + done))
         seconds = (time.perf_counter() - begun) * len(token_ids) / (len(token_ids) - start)
         begun = time.perf_counter()
-        stored, failure, refused = start, told.failure, self._prompts.refused_chunks
+        failure, before = told.failure, self._prompts.counts
         try:
-            stored = self._prompts.keep_from(
-                self.cache, self._read_densely(token_ids, start), seconds
-            )
+            self._prompts.keep_from(self.cache, self._read_densely(token_ids, start), seconds)
         except StoreFailedError:
             raise
         except HillInferError as error:
             # Rows that cannot be read back are not stored; the answer does not wait for that.
             failure = failure or str(error)
+        after = self._prompts.counts
         self.read_from_store = StoreFacts(
             **asdict(told)
             | {
-                "stored_tokens": max(0, stored - start),
-                "refused_chunks": self._prompts.refused_chunks - refused,
+                "stored_tokens": after.stored_tokens - before.stored_tokens,
+                "refused_chunks": after.refused_chunks - before.refused_chunks,
                 "failure": failure,
                 "store_seconds": time.perf_counter() - begun,
             }

@@ -95,6 +95,8 @@ class Store:
         self._turns = Turns()
         self.places = StorePlaces.read(Path(directory))
         self.rules = StoreRules.read(self.places.directory)
+        name = eviction or self.rules.eviction or DEFAULT_EVICTION
+        policy = make_eviction_policy(name, self._turns)
         with ExitStack() as opened:
             files = []
             for drive, (path, size) in enumerate(self.places.files):
@@ -104,6 +106,7 @@ class Store:
             database = self._database(files, clock)
             opened.callback(database.close)
             self.database, self.index = database, Index(database)
+            self._intake = Intake(database, files, self.rules, policy, self._meter, clock)
             try:
                 token = ScratchPath.make_file(self.places.owners, calls or DriveCalls())
             except OSError as error:
@@ -116,9 +119,6 @@ class Store:
             opened.callback(self._leave)
             self._retirement = Retirement(database)
             self._resume_turns()
-            name = eviction or self.rules.eviction or DEFAULT_EVICTION
-            policy = make_eviction_policy(name, self._turns)
-            self._intake = Intake(database, files, self.rules, policy, self._meter, clock)
             self.room = ExtentRoom(
                 self.places,
                 self.index,

@@ -313,7 +313,10 @@ class PrefixWriter:
         self._room.publish(written)
         self._published = groups
         fresh = sum(own.sheet.header.groups for own in changed) - before
-        self._room.meter.add(stored_bytes=fresh * self._shape.layers * self._shape.group_bytes)
+        self._room.meter.add(
+            stored_tokens=fresh * GROUP_TOKENS,
+            stored_bytes=fresh * self._shape.layers * self._shape.group_bytes,
+        )
         full = [own for own in changed if own.sheet.header.is_full]
         # Before they are let go: in between they would be leaves that others may evict.
         self._room.keep([own.record.number for own in full])
