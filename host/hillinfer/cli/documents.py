@@ -5,11 +5,16 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hillinfer.cli.console import error_console, quiet_transformers, reading_view
+from hillinfer.cli.console import (
+    error_console,
+    panics_unsaid,
+    quiet_transformers,
+    reading_view,
+)
 from hillinfer.cli.generate import STOCK, Asking, GenerateRequest, read_document, reads_stdin
 from hillinfer.cli.store import Directory, Json, StoredName, StoreUse, named_by, tell
 from hillinfer.errors import SettingsError
@@ -18,15 +23,26 @@ from hillinfer.generate.prompt import PromptStyle
 from hillinfer.generate.special_tokens import SpecialTokens
 from hillinfer.models.registry_model import DEFAULT_MODEL
 from hillinfer.settings import QuestionReading, Settings
-from hillinfer.store.pool_files import insist
+from hillinfer.store.keys import Namespace
+from hillinfer.store.maintenance import token_ids
+from hillinfer.store.pool_files import StoreError, insist
 from hillinfer.store.store import Store
 from hillinfer.system.files import check_apart, check_outside
 from hillinfer.system.machine import NumberType
 from hillinfer.values import ByteSize, format_bytes
 
+if TYPE_CHECKING:
+    from hillinfer.models.loader import LoadedModel
+
 _AUTO = "auto"
 _Salt = Annotated[
-    str, typer.Option(envvar="HILLINFER_STORE_SALT", help="Of the tenant who is to find it.")
+    str, typer.Option(envvar="HILLINFER_STORE_SALT", help="Of the tenant whose document it is.")
+]
+_Model = Annotated[
+    str, typer.Option(help="Registry name, folder, GGUF file, or organisation/name on the hub.")
+]
+_Dtype = Annotated[
+    NumberType, typer.Option(help="auto: the model's own, float32 where a CPU is slow at it.")
 ]
 
 
@@ -34,9 +50,7 @@ def put(
     *,
     context: typer.Context,
     store: Directory,
-    model: Annotated[
-        str, typer.Option(help="Registry name, folder, GGUF file, or organisation/name on the hub.")
-    ] = DEFAULT_MODEL,
+    model: _Model = DEFAULT_MODEL,
     prompt_file: Annotated[
         Path | None, typer.Option(help="Text to read; - for standard input.")
     ] = None,
@@ -54,9 +68,7 @@ def put(
     cold_dir: Annotated[
         Path | None, typer.Option(help="Directory on the drive, for rows while it is read.")
     ] = None,
-    dtype: Annotated[
-        NumberType, typer.Option(help="auto: the model's own, float32 where a CPU is slow at it.")
-    ] = NumberType.AUTO,
+    dtype: _Dtype = NumberType.AUTO,
     threads: Annotated[int | None, typer.Option(help="Compute threads.")] = None,
     projections: Annotated[
         str, typer.Option(help="How linear layers are computed, as in generate.")
@@ -113,11 +125,15 @@ def put(
 
 
 def export(
+    context: typer.Context,
     name: StoredName,
     directory: Annotated[Path, typer.Argument(help="Of the session; not there yet, or empty.")],
     *,
     store: Directory,
+    model: _Model = DEFAULT_MODEL,
+    dtype: _Dtype = NumberType.AUTO,
     shadow: Annotated[str, typer.Option(help="How keys are coded: int8, int4 or int2.")] = "int4",
+    salt: _Salt = "",
     as_json: Json = False,
 ) -> None:
     """Write a stored prompt as a session, for generate --session and load_session."""
@@ -125,15 +141,27 @@ def export(
     mode = Settings().changed(shadow=shadow).shadow
     if mode is None:
         raise SettingsError("--shadow auto needs a cache to suit: give int8, int4 or int2")
-    from hillinfer.reuse.session_exchange import export_session
+    # torch takes seconds to import: help and bad options do not wait for it.
+    from hillinfer.sessions.writing import prepare_target
 
-    view = reading_view(error_console())
-    with (
-        Store(store) as opened,
-        opened.stored(name) as found,
-        view.stage("export", found.tokens) as advance,
-    ):
-        told = export_session(opened, found, directory, mode, advance)
+    prepare_target(directory)
+    with Store(store) as opened:
+        ids = token_ids(opened.database, opened.files, opened.places.pool, name)
+        loaded, namespace = _loaded(context, opened, model, dtype, salt)
+        found = opened.find(namespace, ids, salt.encode())
+        if found is None or found.tokens < len(ids):
+            raise StoreError(
+                f"'{name}' was not stored by {loaded.name} in {loaded.model.dtype}: give the "
+                "--model, --dtype and --salt that stored it; what was stored for --reuse exact "
+                "or by --projections is no session"
+            )
+        from hillinfer.reuse.session_exchange import export_session
+        from hillinfer.sessions.fingerprint import ModelIdentity
+
+        identity = ModelIdentity(loaded.model).fingerprint(mode, loaded.tokenizer)
+        view = reading_view(error_console())
+        with found, view.stage("export", found.tokens) as advance:
+            told = export_session(found, directory, identity, advance)
     tell(
         {"directory": str(directory), **asdict(told)},
         f"{directory}: a session of {told.tokens} tokens, {format_bytes(told.byte_count)}",
@@ -142,27 +170,29 @@ def export(
 
 
 def import_(
+    context: typer.Context,
     directory: Annotated[Path, typer.Argument(help="Of the session; it stays as it is.")],
     *,
     store: Directory,
+    model: _Model = DEFAULT_MODEL,
+    dtype: _Dtype = NumberType.AUTO,
     salt: _Salt = "",
-    computed_on: Annotated[
-        str, typer.Option(help="What computed the session, which it does not say: cpu or cuda.")
-    ] = "cpu",
     as_json: Json = False,
 ) -> None:
     """Store what a session holds of its document; rows of answers are left out."""
     check_apart((("DIR", directory), ("--store", store)))
-    from hillinfer.reuse.session_exchange import import_session
     from hillinfer.sessions.opening import SavedSession
 
-    view = reading_view(error_console())
-    with (
-        Store(store, raising=insist) as opened,
-        SavedSession(directory) as session,
-        view.stage("import", session.tokens) as advance,
-    ):
-        told = import_session(opened, session, salt.encode(), computed_on, advance)
+    with Store(store, raising=insist) as opened, SavedSession(directory) as session:
+        loaded, namespace = _loaded(context, opened, model, dtype, salt)
+        from hillinfer.reuse.session_exchange import import_session
+        from hillinfer.sessions.fingerprint import ModelIdentity
+
+        own = session.manifest
+        identity = ModelIdentity(loaded.model).fingerprint(own.shadow, loaded.tokenizer)
+        own.fingerprint.check(identity, directory)
+        with reading_view(error_console()).stage("import", session.tokens) as advance:
+            told = import_session(opened, session, namespace, salt.encode(), advance)
     stored = told.found_tokens + told.stored_tokens
     tell(
         asdict(told),
@@ -170,6 +200,22 @@ def import_(
         f"{told.dense_tokens} were read densely",
         as_json=as_json,
     )
+
+
+def _loaded(
+    context: typer.Context, store: Store, model: str, dtype: NumberType, salt: str
+) -> tuple[LoadedModel, Namespace]:
+    """Return a model, and the namespace of what it stores as it is."""
+    quiet_transformers()
+    from hillinfer.cli.preflight import Surroundings
+    from hillinfer.models.loader import ModelOutline
+    from hillinfer.reuse.stored_prompts import StoredPrompts
+
+    around = context.obj or Surroundings()
+    with panics_unsaid():
+        outline = ModelOutline.read(around.locate(model, error_console().print), dtype)
+    loaded = outline.load()
+    return loaded, StoredPrompts(store, loaded.model, salt.encode()).namespace
 
 
 DOCUMENT_COMMANDS = (put, export, import_)

@@ -17,8 +17,8 @@ from hillinfer.errors import SessionError
 from hillinfer.kv.saved_sequences import UNCODED, SavedShadow
 from hillinfer.kv.sequence import RowLayout
 from hillinfer.model_shape import ModelShape
-from hillinfer.reuse.namespaces import dense_namespace, fingerprint_of
 from hillinfer.scoring.native import NativeScorer
+from hillinfer.sessions.fingerprint import Fingerprint
 from hillinfer.sessions.manifest import (
     HIT_BYTES,
     Manifest,
@@ -29,12 +29,12 @@ from hillinfer.sessions.manifest import (
 )
 from hillinfer.sessions.opening import SavedSession
 from hillinfer.sessions.writing import SessionWriter
-from hillinfer.store.keys import CHUNK_TOKENS
+from hillinfer.store.keys import CHUNK_TOKENS, Namespace
 from hillinfer.store.pool_files import StoreError
 from hillinfer.store.prefix import StoredPrefix, WrongBytesError
 from hillinfer.store.store import Store
 from hillinfer_model.channel_statistics import ChannelStatistics
-from hillinfer_model.choices import KeyMode, Scope
+from hillinfer_model.choices import Scope
 from hillinfer_model.kernel_spec import CONTRACT_VERSION, GROUP_TOKENS
 
 Progress = Callable[[int], None]
@@ -92,36 +92,31 @@ class Exported:
 
 
 def export_session(
-    store: Store,
     found: StoredPrefix,
     target: Path,
-    shadow: KeyMode,
+    fingerprint: Fingerprint,
     on_progress: Progress = _unseen,
 ) -> Exported:
     """Write a stored prefix as a session; it stays stored.
 
     Parameters
     ----------
-    store
-        Open.
     found
-        What to write, as `Store.stored` returns it.
+        What to write, of the model's namespace.
     target
         The session's directory, which must not exist, or be empty.
-    shadow
-        How its keys are coded.
+    fingerprint
+        Of the model, and of how the session codes keys.
     on_progress
         Called with how many tokens are done.
 
     Raises
     ------
     StoreError
-        Where it is no document, or its bytes are wrong.
+        Where its bytes are wrong.
     SessionError
         Where the session cannot be written; nothing is left then.
     """
-    about = store.index.about(found.chunks[0].record.namespace)
-    fingerprint = fingerprint_of(about, shadow)
     with SessionWriter(target) as writer:
         manifest = Manifest(
             fingerprint=fingerprint,
@@ -220,8 +215,8 @@ class Imported:
 def import_session(
     store: Store,
     session: SavedSession,
+    namespace: Namespace,
     salt: bytes = b"",
-    device: str = "cpu",
     on_progress: Progress = _unseen,
 ) -> Imported:
     """Store what a session read densely; the session stays as it is.
@@ -232,10 +227,10 @@ def import_session(
         Open.
     session
         Open; it is verified.
+    namespace
+        Of the model that the session fits.
     salt
         Of the tenant who is to find it.
-    device
-        Type of what computed its rows; a session does not say.
     on_progress
         Called with how many tokens are stored.
 
@@ -253,7 +248,6 @@ def import_session(
             "put"
         )
     shape, ids = session.manifest.shape, session.token_ids()[:dense]
-    namespace = dense_namespace(session.manifest.fingerprint, shape, device, {}, {})
     found = store.find(namespace, ids, salt)
     before = 0 if found is None else found.tokens
     writer = store.writer(namespace, ids, found, salt)

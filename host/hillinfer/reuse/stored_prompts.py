@@ -20,9 +20,8 @@ from hillinfer.hf.cache import HillInferCache
 from hillinfer.kv.sequence import RowLayout
 from hillinfer.metrics import StoreCounts
 from hillinfer.model_shape import ModelShape
-from hillinfer.reuse.namespaces import dense_namespace
 from hillinfer.sessions.fingerprint import ModelIdentity
-from hillinfer.store.keys import CHUNK_TOKENS, Reuse
+from hillinfer.store.keys import CHUNK_TOKENS, Namespace, Reuse
 from hillinfer.store.pool_files import StoreFailedError
 from hillinfer.store.prefix import StoredPrefix, WrongBytesError
 from hillinfer.store.store import Store
@@ -75,21 +74,19 @@ class StoredPrompts:
         self._border = GROUP_TOKENS if reuse is Reuse.LONGEST else _common(chunk_tokens)
         self._shape = ModelShape.from_config(model.config, model.dtype)
         self._layout = RowLayout(self._shape)
-        exactly: dict[str, object] = {}
+        facts = asdict(ModelIdentity(model).fingerprint(KeyMode.INT8))
+        # What the shadow is coded by changes no row, and ids say what a tokenizer made of a text.
+        for name in ("shadow", "tokenizer", "contract_version", "segment_tokens"):
+            del facts[name]
+        facts |= {"made": "dense", "device": model.device.type, "made_by": dict(made_by or {})}
         if reuse is Reuse.EXACT:
-            exactly = {
+            facts |= {
                 "chunk_tokens": chunk_tokens,
                 "threads": torch.get_num_threads(),
                 "torch": str(torch.__version__),
                 "attention": str(getattr(model.config, "_attn_implementation", "")),
             }
-        self.namespace = dense_namespace(
-            ModelIdentity(model).fingerprint(KeyMode.INT8),
-            self._shape,
-            model.device.type,
-            made_by or {},
-            exactly,
-        )
+        self.namespace = Namespace.of(facts, self._shape.layers, self._shape.row_bytes, 0)
 
     @property
     def counts(self) -> StoreCounts:
@@ -130,7 +127,7 @@ class StoredPrompts:
                 for layer, position, rows in found.stream():
                     self._fill(held[layer], position, rows, tokens)
             except OSError as error:
-                self._store.failed(error)
+                self._store.note_failure(error)
                 return 0
             except WrongBytesError:
                 # The store knows; nothing of it has reached the cache.
@@ -200,7 +197,7 @@ class StoredPrompts:
                     done = position + count
             except OSError as error:
                 failure = str(error)
-                self._store.failed(error)
+                self._store.note_failure(error)
             except WrongBytesError as error:
                 failure = str(error)
         return StoreFacts(

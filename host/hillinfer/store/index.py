@@ -72,22 +72,6 @@ class Index:
             self._shapes[namespace] = ExtentShape(*row)
         return self._shapes[namespace]
 
-    def about(self, namespace: int) -> str:
-        """Return what a namespace's rows are made by; empty where a new index does not know."""
-        rows = self._database.rows("SELECT about FROM namespace WHERE id = ?", (namespace,))
-        return str(rows[0][0]) if rows else ""
-
-    def ready(self, numbers: Sequence[int]) -> list[Chunk]:
-        """Return chunks by their numbers, those left out that nobody finds any more."""
-        found: list[Chunk] = []
-        for number in numbers:
-            rows = self._database.rows(
-                f"SELECT {CHUNK_COLUMNS} FROM chunk c WHERE id = ? AND state = {State.READY:d}",
-                (number,),
-            )
-            found += map(chunk_of, rows)
-        return found
-
     # --- owners ----------------------------------------------------------------------------
 
     def add_owner(self, token: str, pid: int, now: float) -> int:

@@ -12,7 +12,7 @@ import numpy as np
 
 from hillinfer.drive.calls import Reads
 from hillinfer.drive.files import PAGE_BYTES, aligned_buffer
-from hillinfer.store.database import Chunk, Database, State
+from hillinfer.store.database import Database, State
 from hillinfer.store.extent import (
     UNIT_BYTES,
     ExtentShape,
@@ -24,7 +24,6 @@ from hillinfer.store.extent import (
 )
 from hillinfer.store.keys import CHUNK_TOKENS
 from hillinfer.store.pool_files import PoolFile, Span, StoreError
-from hillinfer.store.prefix import StoredChunk
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
 # Headers that are read at once.
@@ -324,31 +323,34 @@ def chunks_of(database: Database, name: str) -> list[int]:
     return numbers
 
 
-def chain_of(
-    chunks: Sequence[Chunk], sheets: Sequence[Sequence[tuple[int, Sheet]]]
-) -> list[StoredChunk]:
-    """Return the chunks of a chain with their sheets, up to the first that does not fit.
+def token_ids(database: Database, files: Sequence[PoolFile], pool: bytes, name: str) -> list[int]:
+    """Return the token numbers of a stored prefix.
 
     Parameters
     ----------
-    chunks
-        From the index, the first of the chain first.
-    sheets
-        The whole sheets of each, with their slots.
+    database, files, pool
+        The store's.
+    name
+        First digits of its key.
+
+    Raises
+    ------
+    StoreError
+        As `chunks_of` says, or where a chunk is not as it was written.
     """
-    found: list[StoredChunk] = []
-    for position, (chunk, own) in enumerate(zip(chunks, sheets, strict=True)):
-        fitting = [
-            (slot, sheet)
-            for slot, sheet in own
-            if sheet.header.key == chunk.key
-            and sheet.header.position == position
-            and (not found or sheet.header.parent == found[-1].record.key)
-        ]
-        if not fitting:
-            break
-        slot, sheet = max(fitting, key=lambda one: one[1].header.generation)
-        found.append(StoredChunk(chunk, sheet, slot, sheet.header.groups))
+    found: list[int] = []
+    for number in reversed(chunks_of(database, name)):
+        ((drive, unit, key, *sizes),) = database.rows(
+            "SELECT c.drive, c.unit, c.key, n.layers, n.row_bytes, n.shadow_bytes "
+            "FROM chunk c JOIN namespace n ON n.id = c.namespace WHERE c.id = ?",
+            (number,),
+        )
+        offset = Span(drive, unit, 1).offset
+        sheets = _sheets(files[drive], offset, ExtentShape(*sizes), pool)
+        own = [sheet for _, sheet in sheets if sheet.header.key == key]
+        if not own:
+            raise StoreError(f"'{name}' is not whole: run hillinfer store verify")
+        found += own[0].ids[: own[0].header.groups * GROUP_TOKENS].tolist()
     return found
 
 

@@ -394,10 +394,6 @@ class ExtentRoom:
         if rows:
             self._index.touch(rows)
 
-    def introduce(self, namespace: Namespace) -> None:
-        """Let the index know what a namespace is of, which one that was made anew does not."""
-        self._number(namespace)
-
     # --- inside ----------------------------------------------------------------------------
 
     def _number(self, namespace: Namespace) -> int:

@@ -31,9 +31,9 @@ from hillinfer.store.keys import (
     group_keys,
     root_key,
 )
-from hillinfer.store.maintenance import Parts, Verified, chain_of, chunks_of, rebuild, verify
+from hillinfer.store.maintenance import Parts, Verified, chunks_of, rebuild, verify
 from hillinfer.store.pool_files import ABOUT, PoolFile, StoreError, StorePlaces
-from hillinfer.store.prefix import StoredChunk, StoredPrefix, WrongBytesError, best_sheet
+from hillinfer.store.prefix import StoredChunk, StoredPrefix, WrongBytesError
 from hillinfer.store.retirement import Retirement
 from hillinfer.store.room import ExtentRoom, Intake
 from hillinfer.store.writer import PrefixWriter
@@ -240,7 +240,7 @@ class Store:
             self._check_process()
             prefix = self._find(namespace, ids, salt)
         except (OSError, StoreError) as error:
-            self.failed(error)
+            self._failed(error)
         found = 0 if prefix is None else prefix.tokens
         self._meter.add(
             lookups=1,
@@ -249,31 +249,6 @@ class Store:
             saved_seconds=0.0 if prefix is None else prefix.cost,
         )
         return prefix
-
-    def stored(self, name: str) -> StoredPrefix:
-        """Return a whole stored prefix, whose chunks stay until it is closed.
-
-        Parameters
-        ----------
-        name
-            First digits of its key, as `chains` gives them.
-
-        Raises
-        ------
-        StoreError
-            Where nothing, or more than one, is called so, or it is not as it was written.
-        """
-        numbers = chunks_of(self.database, name)[::-1]
-        self.index.lease(self._owner, numbers)
-        try:
-            chunks = self.index.ready(numbers)
-            kept = chain_of(chunks, self._sheets(chunks))
-            if len(kept) < len(numbers):
-                raise StoreError(f"'{name}' is not whole: run hillinfer store verify")
-        except BaseException:
-            self._release(numbers)
-            raise
-        return StoredPrefix(kept, self.files, self._release, self._wrong, self._restored)
 
     def writer(
         self,
@@ -311,17 +286,15 @@ class Store:
             if self.index.is_being_written(keys[min(stop, len(keys)) - 1]):
                 return None
         except (OSError, StoreError) as error:
-            self.failed(error)
+            self._failed(error)
             return None
         return PrefixWriter(
-            self.room, self.files, self.places.pool, namespace, root, ids, found, self.failed, turn
+            self.room, self.files, self.places.pool, namespace, root, ids, found, self._failed, turn
         )
 
-    def failed(self, error: Exception) -> None:
+    def note_failure(self, error: Exception) -> None:
         """Count what is to be a miss, or raise it where `raising` does."""
-        self._meter.note_failure(error)
-        if self._raising is not None:
-            self._raising(error)
+        self._failed(error)
 
     def close(self) -> None:
         """Give leases and files back; harmless when done twice."""
@@ -392,7 +365,7 @@ class Store:
             for position, ((chunk, groups), found) in enumerate(zip(leased, sheets, strict=True)):
                 own_keys = keys[position * CHUNK_GROUPS : position * CHUNK_GROUPS + groups]
                 own_ids = words[position * CHUNK_TOKENS :][: groups * GROUP_TOKENS]
-                best = best_sheet(found, namespace, own_keys, own_ids)
+                best = _best(found, namespace, own_keys, own_ids)
                 if best is None:
                     self._quarantine(chunk, "what its drive says of it")
                     break
@@ -405,7 +378,6 @@ class Store:
         if not kept:
             return None
         self.room.touch([chunk.record for chunk in kept])
-        self.room.introduce(namespace)
         return StoredPrefix(kept, self.files, self._release, self._wrong, self._restored)
 
     def _admitted(
@@ -454,21 +426,26 @@ class Store:
     def _quarantine(self, chunk: Chunk, what: str) -> None:
         self._meter.add(quarantined_chunks=1)
         self._retirement.quarantine(chunk.number)
-        self.failed(StoreError(f"{what} is not what was written to chunk {chunk.number}"))
+        self._failed(StoreError(f"{what} is not what was written to chunk {chunk.number}"))
 
     def _wrong(self, error: WrongBytesError) -> None:
         self._meter.add(quarantined_chunks=1)
         try:
             self._retirement.quarantine(error.chunk.record.number)
         except StoreError as failure:
-            self.failed(failure)
-        self.failed(error)
+            self._failed(failure)
+        self._failed(error)
 
     def _release(self, chunks: list[int]) -> None:
         try:
             self.index.release(self._owner, chunks)
         except StoreError as error:
-            self.failed(error)
+            self._failed(error)
+
+    def _failed(self, error: Exception) -> None:
+        self._meter.note_failure(error)
+        if self._raising is not None:
+            self._raising(error)
 
     def _leave(self) -> None:
         try:
@@ -486,3 +463,25 @@ class Store:
             raise StoreError(
                 "this store was opened before the process forked: open it again in the child"
             )
+
+
+def _best(
+    sheets: Sequence[tuple[int, Sheet]],
+    namespace: Namespace,
+    keys: Sequence[bytes],
+    ids: np.ndarray,
+) -> tuple[int, Sheet, int] | None:
+    """Return the sheet that covers most of a prompt's groups, its slot, and how many it covers.
+
+    Its keys and token numbers are those of the prompt, or it covers none.
+    """
+    found = None
+    for slot, sheet in sorted(sheets, key=lambda one: one[1].header.generation):
+        header = sheet.header
+        if header.namespace != namespace.digest:
+            continue
+        groups = min(header.groups, len(keys))
+        same_ids = np.array_equal(sheet.ids[: groups * GROUP_TOKENS], ids[: groups * GROUP_TOKENS])
+        if sheet.group_keys[:groups] == list(keys[:groups]) and same_ids:
+            found = slot, sheet, groups
+    return found

@@ -155,42 +155,56 @@ def test_a_document_that_was_put_is_not_read_again(put, generate, command, long_
     assert report["store"]["directory"] == str(tmp_path / "store")
 
 
-def test_sessions_are_exports_and_come_back(put, generate, command, long_document, tmp_path):
+def test_sessions_are_exports_and_come_back(
+    put, generate, command, tiny_folder, long_document, tmp_path
+):
     put("--store-size", "64MiB")
-    (one,) = json.loads(command("store", "ls", "--store", tmp_path / "store", "--json").out)
-    place = ("--store", tmp_path / "store")
-    outcome = command("store", "export", one["name"], tmp_path / "doc.session", *place, "--json")
+    model, place = ("--model", tiny_folder), ("--store", tmp_path / "store")
+    (one,) = json.loads(command("store", "ls", *place, "--json").out)
+    session = tmp_path / "doc.session"
+
+    def export(where, *more):
+        return command("store", "export", one["name"], where, *model, *place, *more)
+
+    outcome = export(session, "--json")
     assert json.loads(outcome.out)["tokens"] == one["tokens"]
     assert f"export: {one['tokens']}/{one['tokens']} tokens" in outcome.err
-    line = command("store", "export", one["name"], tmp_path / "doc.session", *place).error_line()
-    assert "it is not empty" in line
-    line = command("store", "export", one["name"], tmp_path / "store" / "x", *place).error_line()
-    assert "--store" in line
+    assert "it is not empty" in export(session).error_line()
+    assert "--store" in export(tmp_path / "store" / "x").error_line()
+    for other in (("--dtype", "bfloat16"), ("--salt", "other")):
+        assert "give the --model" in export(tmp_path / "new", *other).error_line()
     # Questions about it want the document too, whose last tokens make no whole group.
     asked = ("--prompt-file", long_document, *ASKED)
     plain, _ = generate(*asked)
-    answer, report = generate(*asked, "--session", tmp_path / "doc.session")
+    answer, report = generate(*asked, "--session", session)
     assert report["session"]["reused_tokens"] >= 1024
     assert answer.out == plain.out
-    line = generate(*ASKED, "--session", tmp_path / "doc.session", code=2)[0].error_line()
+    line = generate(*ASKED, "--session", session, code=2)[0].error_line()
     assert "--prompt-file" in line
     other = ("--store", tmp_path / "other")
     command("store", "init", tmp_path / "other", "--size", "64MiB")
-    outcome = command("store", "import", tmp_path / "doc.session", *other)
+    outcome = command("store", "import", session, *model, *other)
     assert f"{one['tokens']} of them new" in outcome.out
     assert f"import: {one['tokens']}/{one['tokens']} tokens" in outcome.err
-    told = json.loads(command("store", "import", tmp_path / "doc.session", *other, "--json").out)
+    told = json.loads(command("store", "import", session, *model, *other, "--json").out)
     assert (told["found_tokens"], told["stored_tokens"]) == (one["tokens"], 0)
+    line = command("store", "import", session, *model, *other, "--dtype", "bfloat16").error_line()
+    assert "does not fit" in line
     _, report = generate(*asked, *other)
     assert report["store"]["found_tokens"] == one["tokens"]
 
 
-def test_a_saved_session_is_imported(generate, command, long_document, tmp_path):
+def test_a_saved_session_is_imported(generate, command, tiny_folder, long_document, tmp_path):
     asked = ("--prompt-file", long_document, *ASKED)
     generate(*asked, "--save-session", tmp_path / "doc.session")
     command("store", "init", tmp_path / "store", "--size", "64MiB")
     place = ("--store", tmp_path / "store")
-    told = json.loads(command("store", "import", tmp_path / "doc.session", *place, "--json").out)
+    told = json.loads(
+        command(
+            *("store", "import", tmp_path / "doc.session", "--model", tiny_folder),
+            *(*place, "--json"),
+        ).out
+    )
     _, report = generate(*asked, *place)
     assert report["store"]["found_tokens"] == told["stored_tokens"] == told["dense_tokens"] > 1024
 

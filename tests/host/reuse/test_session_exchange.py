@@ -12,8 +12,9 @@ from tiny_models import TinyModel, prompts
 from hillinfer.errors import HillInferError, SessionError
 from hillinfer.reuse.session_exchange import dense_tokens, export_session, import_session
 from hillinfer.reuse.stored_prompts import StoredPrompts
+from hillinfer.sessions.fingerprint import ModelIdentity
 from hillinfer.sessions.opening import SavedSession
-from hillinfer.store.maintenance import chains
+from hillinfer.store.maintenance import chains, token_ids
 from hillinfer.store.pool_files import StoreError
 from hillinfer.store.store import Store
 from hillinfer_model.choices import KeyMode
@@ -78,11 +79,12 @@ def test_an_export_is_the_session_that_would_have_been_saved(
     with attached(model, cold_dir, shadow=shadow) as hill:
         cache = hill.new_cache()
         read(model, cache, ids_of(TOKENS))
-        _, name = kept(store, model, cache)
+        stored, name = kept(store, model, cache)
         cache.save_session(tmp_path / "saved")
         seen = []
-        with store.stored(name) as found:
-            told = export_session(store, found, tmp_path / "export", KeyMode(shadow), seen.append)
+        with listed(store, stored, name) as found:
+            identity = ModelIdentity(model).fingerprint(KeyMode(shadow))
+            told = export_session(found, tmp_path / "export", identity, seen.append)
         assert told.tokens == seen[-1] == TOKENS
         own, like = digests(tmp_path / "export"), digests(tmp_path / "saved")
         # How often rows were selected is the saved cache's; queries of its last pass, too.
@@ -94,8 +96,14 @@ def test_an_export_is_the_session_that_would_have_been_saved(
         assert torch.equal(bits(run(model, resumed, whole)), bits(run(model, cache, whole)))
     with SavedSession(tmp_path / "export") as session:
         assert dense_tokens_of(session) == TOKENS
-        assert import_session(other, session).stored_tokens == TOKENS
+        assert import_session(other, session, stored.namespace).stored_tokens == TOKENS
     assert store.counts.failures == 0
+
+
+def listed(store, stored, name):
+    """Return the stored prefix of a name."""
+    ids = token_ids(store.database, store.files, store.places.pool, name)
+    return store.find(stored.namespace, ids)
 
 
 def dense_tokens_of(session):
@@ -108,8 +116,9 @@ def test_a_changed_row_is_not_exported(store, cold_dir, tmp_path):
     with attached(model, cold_dir) as hill:
         cache = hill.new_cache()
         read(model, cache, ids_of(TOKENS))
-        _, name = kept(store, model, cache)
-    with store.stored(name) as found:
+        stored, name = kept(store, model, cache)
+    identity = ModelIdentity(model).fingerprint(KeyMode.INT4)
+    with listed(store, stored, name) as found:
         chunk = found.chunks[1]
         place = chunk.record.span.offset + chunk.shape.rows_at(1, 3)
         with store.files[0].path.open("r+b") as file:
@@ -118,11 +127,11 @@ def test_a_changed_row_is_not_exported(store, cold_dir, tmp_path):
             file.seek(place)
             file.write(bytes([byte ^ 1]))
         with pytest.raises(StoreError, match="rows of layer 1"):
-            export_session(store, found, tmp_path / "export", KeyMode.INT4)
+            export_session(found, tmp_path / "export", identity)
     assert not (tmp_path / "export").exists()
-    # It is found by nobody any more.
-    with pytest.raises(StoreError, match="is not whole: run hillinfer store verify"):
-        store.stored(name)
+    # What is left of it is before the chunk.
+    with store.find(stored.namespace, ids_of(TOKENS)[0].tolist()) as found:
+        assert export_session(found, tmp_path / "export", identity).tokens == 1024
 
 
 def test_an_import_is_found_as_if_it_was_read(store, other, cold_dir, tmp_path):
@@ -134,10 +143,10 @@ def test_an_import_is_found_as_if_it_was_read(store, other, cold_dir, tmp_path):
         cache.save_session(tmp_path / "saved", chunk_tokens=256)
         stored, _ = kept(store, model, cache, TOKENS + 30)
         with SavedSession(tmp_path / "saved") as session:
-            told = import_session(other, session)
+            told = import_session(other, session, stored.namespace)
             assert (told.tokens, told.dense_tokens) == (TOKENS + 30, TOKENS)
             assert (told.found_tokens, told.stored_tokens) == (0, TOKENS)
-            assert import_session(other, session).stored_tokens == 0
+            assert import_session(other, session, stored.namespace).stored_tokens == 0
         listed = ids[0].tolist()
         with (
             store.find(stored.namespace, listed) as one,
@@ -176,12 +185,13 @@ def test_rows_of_answers_are_not_imported(store, cold_dir, tmp_path, first, deco
         read(model, cache, ids[:, first : first + decoded], chunk=1) if decoded else None
         read(model, cache, ids[:, first + decoded :]) if then else None
         cache.save_session(tmp_path / "saved", chunk_tokens=256)
+    space = StoredPrompts(store, model).namespace
     with SavedSession(tmp_path / "saved") as session:
         if dense:
-            assert import_session(store, session).stored_tokens == dense
+            assert import_session(store, session, space).stored_tokens == dense
         else:
             with pytest.raises(SessionError, match="surely read densely"):
-                import_session(store, session)
+                import_session(store, session, space)
 
 
 def test_a_session_of_whole_segments_that_does_not_say_how_it_was_read(store, cold_dir, tmp_path):
@@ -191,9 +201,10 @@ def test_a_session_of_whole_segments_that_does_not_say_how_it_was_read(store, co
         read(model, cache, ids_of(2048))
         cache.save_session(tmp_path / "unsaid")
         cache.save_session(tmp_path / "said", chunk_tokens=256)
+    space = StoredPrompts(store, model).namespace
     for name, dense in (("unsaid", 2048 - 64), ("said", 2048)):
         with SavedSession(tmp_path / name) as session:
-            assert import_session(store, session).dense_tokens == dense
+            assert import_session(store, session, space).dense_tokens == dense
 
 
 def test_a_damaged_session_is_not_imported(store, cold_dir, tmp_path):
@@ -202,6 +213,7 @@ def test_a_damaged_session_is_not_imported(store, cold_dir, tmp_path):
         cache = hill.new_cache()
         read(model, cache, ids_of(1200))
         cache.save_session(tmp_path / "saved")
+    space = StoredPrompts(store, model).namespace
     shutil.copytree(tmp_path / "saved", tmp_path / "other")
     rows = tmp_path / "other" / "rows-0001.bin"
     data = bytearray(rows.read_bytes())
@@ -212,26 +224,6 @@ def test_a_damaged_session_is_not_imported(store, cold_dir, tmp_path):
         SavedSession(tmp_path / "other") as session,
         pytest.raises(HillInferError, match="changed"),
     ):
-        import_session(store, session)
+        import_session(store, session, space)
     with SavedSession(tmp_path / "saved") as session:
-        assert import_session(store, session).stored_tokens == 1152
-
-
-def test_an_index_made_anew_learns_which_model_a_prompt_is_of(tmp_path, cold_dir):
-    model = TinyModel().build()
-    Store.create(tmp_path / "store", 64 * MIB)
-    ids = ids_of(TOKENS)[0].tolist()
-    with attached(model, cold_dir) as hill:
-        cache = hill.new_cache()
-        read(model, cache, ids_of(TOKENS))
-        with Store(tmp_path / "store") as store:
-            stored, name = kept(store, model, cache)
-        for part in (tmp_path / "store").glob("index.sqlite*"):
-            part.unlink()
-        with Store(tmp_path / "store") as store:
-            with store.stored(name) as found, pytest.raises(StoreError, match="store put"):
-                export_session(store, found, tmp_path / "early", KeyMode.INT4)
-            store.find(stored.namespace, ids).close()
-            with store.stored(name) as found:
-                told = export_session(store, found, tmp_path / "later", KeyMode.INT4)
-                assert told.tokens == TOKENS
+        assert import_session(store, session, space).stored_tokens == 1152
