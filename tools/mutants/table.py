@@ -6,6 +6,7 @@ from __future__ import annotations
 from mutants.hardware import HARDWARE
 from mutants.mutant import Mutant
 from mutants.software import SOFTWARE
+from mutants.stores import STORES
 from mutants.trust import TRUST
 
-MUTANTS: tuple[Mutant, ...] = (*SOFTWARE, *HARDWARE, *TRUST)
+MUTANTS: tuple[Mutant, ...] = (*SOFTWARE, *HARDWARE, *TRUST, *STORES)

@@ -1,16 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """A stored prefix comes back with the bits it had: into transformers' caches and HillInfer's."""
 
+import errno
+
 import pytest
 import torch
 from generation_runs import attached
 from tiny_models import DTYPES, FAMILIES, TinyModel, prompts
 from transformers import DynamicCache
 
+from hillinfer.drive.calls import DriveCalls
 from hillinfer.errors import CacheUseError
 from hillinfer.generate.answering import Generation, Sampling
 from hillinfer.reuse.stored_prompts import StoredGeneration, StoredPrompts
 from hillinfer.store.keys import Reuse
+from hillinfer.store.pool_files import StoreFailedError, insist
 from hillinfer.store.store import Store
 
 MIB = 1 << 20
@@ -94,6 +98,52 @@ def test_a_cache_that_holds_tokens_is_refused(store):
     Generation(model, cache, 64).read(ids)
     with pytest.raises(CacheUseError, match="holds 100 tokens: give a new one"):
         StoredPrompts(store, model).load_into(cache, ids)
+
+
+class TornDrive(DriveCalls):
+    """A drive that gives no rows back once it is torn; what is said of them still comes."""
+
+    is_torn = False
+
+    def read_many(self, way, reads, address):
+        if self.is_torn and reads.byte_counts.max() > 1 << 15:
+            raise OSError(errno.EIO, "Input/output error")
+        return super().read_many(way, reads, address)
+
+
+@pytest.mark.parametrize("raising", [None, insist])
+def test_a_drive_that_fails_is_a_miss_or_an_error_where_that_is_wanted(tmp_path, raising):
+    model, ids = TinyModel(head_dim=32).build(), ids_of(200)
+    calls = TornDrive()
+    Store.create(tmp_path / "store", 64 * MIB)
+    with Store(tmp_path / "store", raising=raising, calls=calls) as store:
+        full = DynamicCache()
+        Generation(model, full, 64).read(ids)
+        stored = StoredPrompts(store, model)
+        assert stored.keep(full, ids) == 192
+        assert stored.load_into(DynamicCache(), ids) == 192
+        calls.is_torn = True
+        cache = DynamicCache()
+        if raising is None:
+            assert stored.load_into(cache, ids) == 0
+            assert cache.get_seq_length() == 0
+            assert store.counts.failures == 1
+        else:
+            with pytest.raises(StoreFailedError, match=r"the store failed: .*Input/output"):
+                stored.load_into(cache, ids)
+        calls.is_torn = False
+        assert stored.load_into(DynamicCache(), ids) == 192
+
+
+def test_a_token_that_is_read_alone_is_not_stored(store, cold_dir):
+    model = TinyModel(head_dim=32, dtype=torch.bfloat16).build()
+    with attached(model, cold_dir, alpha=0.2) as hill, torch.no_grad():
+        for tokens, chunk, stored in ((128, 127, 64), (128, 64, 128), (192, 1, 0)):
+            prompts_of = StoredPrompts(store, model, salt=f"{tokens} {chunk}".encode())
+            generation = StoredGeneration(model, hill.new_cache(400), chunk, prompts_of)
+            generation.read(ids_of(tokens))
+            assert generation.read_from_store.stored_tokens == stored
+            generation.close()
 
 
 def test_a_store_that_fails_costs_time_and_no_answer(store, cold_dir):
