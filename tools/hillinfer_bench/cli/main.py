@@ -272,7 +272,7 @@ def store_picture(
     """Say what a store holds and where the time to the first token went, and draw it."""
     if out is not None:
         require_matplotlib()
-        check_apart((*(("FILES", file) for file in files), ("--out", out)))
+        check_apart((*(("FILE", file) for file in files), ("--out", out)))
         prepare_report(out, "--out", "the picture")
     record = StoreRecord.read(files)
     if out is not None:
