@@ -1,15 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """What comes into a store, how much is written to its drives, and what it counts."""
 
+import random
 import sqlite3
 from contextlib import closing
 
 import pytest
 
 from hillinfer.errors import SettingsError
+from hillinfer.store.eviction import EvictionPolicy, WriteBudget, make_admission
+from hillinfer.store.extent import ExtentShape
 from hillinfer.store.store import Store
 from hillinfer.store_rules import StoreRules, StoreRulesError
 from hillinfer_bench.storing.made_prompts import check, namespace, prompt, put
+from hillinfer_bench.traces.chain_store import PolicyStore, block_keys
+from hillinfer_bench.traces.request_trace import BLOCK_TOKENS, Request
 
 MIB = 1 << 20
 HOUR = 3600.0
@@ -156,3 +161,47 @@ def test_rules_name_policies_that_are_there(place, rules):
     rules.write(place)
     with pytest.raises(SettingsError, match="choose one of"):
         Store(place)
+
+
+@pytest.mark.parametrize("admission", ["always", "seen-once"])
+def test_a_store_keeps_what_the_replay_of_traces_keeps(tmp_path, admission):
+    """What traces judge is what runs: the same requests find the same chunks in both."""
+    space = namespace(layers=2, row_bytes=1024, shadow_bytes=0)
+    Store.create(tmp_path / "store", 64 * MIB)
+    StoreRules(admission=admission, eviction="lru").write(tmp_path / "store")
+    numbers, now = random.Random(5), [1e9]
+    with Store(tmp_path / "store", clock=lambda: now[0]) as store:
+        capacity = store.files[0].units // ExtentShape.of(space).units
+        policy = EvictionPolicy()
+        other = {"always": "seen-once", "seen-once": "always"}[admission]
+        replayed, twin = (
+            PolicyStore(
+                capacity,
+                policy,
+                make_admission(name, capacity, policy, WriteBudget()),
+                block_keys(2000),
+            )
+            for name in (admission, other)
+        )
+        found, like, unlike = [], [], []
+        for number in range(70):
+            # Documents of up to four chunks, some of which begin alike; few are asked for often.
+            document = int(numbers.expovariate(0.12))
+            chunks = numbers.randint(1, 4)
+            ids = prompt(document // 3, 1024) + prompt(100 + document, 3 * 1024)
+            blocks = (document // 3, *(100 + 3 * document + at for at in range(3)))[:chunks]
+            now[0] += 10
+            own = ids[: 1024 * chunks]
+            prefix = store.find(space, own)
+            found.append(0 if prefix is None else len(prefix.chunks))
+            if prefix is not None:
+                prefix.close()
+            put(store, space, own, step=1024)
+            request = Request(now[0], chunks * BLOCK_TOKENS, blocks)
+            like.append(replayed.serve(number, request).found)
+            unlike.append(twin.serve(number, request).found)
+        assert found == like
+        assert found != unlike
+        assert store.counts.evicted_chunks > 0
+        assert store.counts.failures == 0
+    assert 20 < sum(found) < 70 * 4
