@@ -8,6 +8,7 @@ from mutants.mutant import Mutant
 from mutants.prompts import PROMPTS
 from mutants.secrecy import SECRECY
 from mutants.software import SOFTWARE
+from mutants.stores import STORES
 from mutants.trust import TRUST
 
-MUTANTS: tuple[Mutant, ...] = (*SOFTWARE, *HARDWARE, *TRUST, *PROMPTS, *SECRECY)
+MUTANTS: tuple[Mutant, ...] = (*SOFTWARE, *HARDWARE, *TRUST, *PROMPTS, *SECRECY, *STORES)

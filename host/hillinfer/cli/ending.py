@@ -425,7 +425,8 @@ def _app(description: str, commands: Sequence[Callable[..., None] | CommandGroup
         if isinstance(command, CommandGroup):
             app.add_typer(_app(command.description, command.commands), name=command.name)
         else:
-            app.command()(_carrying(command))
+            # A word that Python keeps for itself has a line behind it.
+            app.command(command.__name__.strip("_").replace("_", "-"))(_carrying(command))
     app.callback(invoke_without_command=True, help=description)(_show_help)
     return app
 

@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 
 from hillinfer.cli.console import quiet_transformers
-from hillinfer.cli.store import StoreUse
+from hillinfer.cli.store import SaltOption, SizeOption, StoreUse, StrictOption, named_by
 from hillinfer.cli.store_keys import KeyFileOption, KeyringOption, PassphraseOption
 from hillinfer.errors import PromptError, SettingsError
 from hillinfer.generate.answering import Sampling
@@ -24,6 +24,7 @@ from hillinfer.kv.pool_policies import POOL_POLICIES, make_pool_policy
 from hillinfer.models.registry_model import DEFAULT_MODEL
 from hillinfer.secrecy.key_sources import key_source
 from hillinfer.settings import IOChoice, ModelName, QuestionReading, Settings
+from hillinfer.store.pool_files import insist
 from hillinfer.system.machine import NumberType
 from hillinfer.values import ByteSize, check_threads
 
@@ -137,10 +138,11 @@ class Compare(StrEnum):
 
 
 class Asking(StrEnum):
-    """Where questions come from."""
+    """Where questions come from; from nowhere: the document is read and nothing is answered."""
 
     OPTIONS = "options"
     INTERACTIVE = "interactive"
+    NOWHERE = "nowhere"
 
 
 @dataclass(frozen=True)
@@ -232,7 +234,7 @@ class GenerateRequest:
                 f"--projections {self.projections} computes keys and values a little differently "
                 f"than the model a session belongs to: use --projections {STOCK} with sessions"
             )
-        if self.compare and self.only_saves:
+        if self.compare and self.only_reads:
             raise SettingsError("--compare full needs something to answer: add --question")
 
     @property
@@ -241,9 +243,10 @@ class GenerateRequest:
         return bool(self.questions) or self.asking is Asking.INTERACTIVE
 
     @property
-    def only_saves(self) -> bool:
-        """Whether the document is read and saved and nothing is generated."""
-        return self.save_session is not None and not self.asks
+    def only_reads(self) -> bool:
+        """Whether the document is read and kept and nothing is generated."""
+        saves = self.save_session is not None and not self.asks
+        return saves or self.asking is Asking.NOWHERE
 
     @property
     def forks(self) -> int:
@@ -404,13 +407,7 @@ def generate(
             "read is stored; see hillinfer store.",
         ),
     ] = None,
-    store_size: Annotated[
-        str | None,
-        typer.Option(
-            envvar="HILLINFER_STORE_SIZE",
-            help="Make the store where there is none yet, of this size, like 200GB.",
-        ),
-    ] = None,
+    store_size: SizeOption = None,
     reuse: Annotated[
         str,
         typer.Option(
@@ -418,16 +415,11 @@ def generate(
             "that reads everything."
         ),
     ] = "longest",
-    salt: Annotated[
-        str,
-        typer.Option(
-            envvar="HILLINFER_STORE_SALT",
-            help="Of a tenant: what is stored with another one is not found.",
-        ),
-    ] = "",
+    salt: SaltOption = "",
     key_file: KeyFileOption = None,
     passphrase_file: PassphraseOption = None,
     keyring: KeyringOption = None,
+    store_strict: StrictOption = False,
     compare: Annotated[
         Compare | None, typer.Option(help="Also run the ordinary cache, side by side.")
     ] = None,
@@ -487,7 +479,13 @@ def generate(
         save_session=save_session,
         projections=projections,
         store=StoreUse.of(
-            store, store_size, reuse, salt, key_source(key_file, passphrase_file, keyring)
+            store,
+            store_size,
+            reuse,
+            salt,
+            key_source(key_file, passphrase_file, keyring),
+            insist if store_strict else None,
+            named_by(context),
         ),
         prompt_file=None if reads_stdin(prompt_file, prompt) else prompt_file,
     )

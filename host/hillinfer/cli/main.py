@@ -14,9 +14,10 @@ from rich.console import Console
 from rich.table import Table
 
 from hillinfer.cli.console import error_console, quiet_transformers
+from hillinfer.cli.documents import DOCUMENT_COMMANDS
 from hillinfer.cli.ending import CommandGroup, Program
 from hillinfer.cli.generate import generate
-from hillinfer.cli.store import COMMANDS
+from hillinfer.cli.store import COMMANDS, STORE_VARIABLE
 from hillinfer.doctor.diagnosis import diagnose
 from hillinfer.doctor.finding import Finding, Verdict
 from hillinfer.errors import SettingsError
@@ -78,6 +79,10 @@ def doctor(
     dram_budget: Annotated[
         str, typer.Option(help="Memory for the cache, for --profile, like 2GiB or 25%.")
     ] = "25%",
+    store: Annotated[
+        Path | None,
+        typer.Option(envvar=STORE_VARIABLE, help="Directory of the store that runs would use."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Say what this machine can do and what is missing, with the fix."""
@@ -87,7 +92,7 @@ def doctor(
         from hillinfer.doctor.profile import profile_findings
 
         profiled = profile_findings(profile, context, dram_budget, cold_dir)
-    findings = (*diagnose(cold_dir, xclbin), *profiled)
+    findings = (*diagnose(cold_dir, xclbin, store=store), *profiled)
     ready = all(finding.verdict is not Verdict.MISSING for finding in findings)
     if as_json:
         listed = [asdict(finding) for finding in findings]
@@ -238,6 +243,10 @@ main = Program(
         fetch,
         models,
         specs,
-        CommandGroup("store", "Keep what was read, for other runs, processes and days.", COMMANDS),
+        CommandGroup(
+            "store",
+            "Keep what was read, for other runs, processes and days.",
+            (*COMMANDS, *DOCUMENT_COMMANDS),
+        ),
     ),
 )

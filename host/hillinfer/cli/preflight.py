@@ -134,7 +134,7 @@ def check_run(
     if request.asking is Asking.INTERACTIVE:
         lengths = [0, _INTERACTIVE_QUESTION_TOKENS]
     longest, shortest = max(lengths, default=0), min(lengths, default=0)
-    new_tokens = 0 if request.only_saves else request.max_new_tokens
+    new_tokens = 0 if request.only_reads else request.max_new_tokens
     context = len(document_ids) + longest + new_tokens
     positions = outline.shape.max_positions
     if context > positions:
@@ -237,9 +237,9 @@ def _document_ids(
     request: GenerateRequest, prompt: QuestionPrompt, saved: SavedSession | None
 ) -> list[int]:
     if isinstance(prompt, DocumentPrompt):
-        # What is saved is what every question's prompt starts with.
-        saves = request.save_session is not None
-        ids = prompt.document_ids() if request.asks or saves else prompt.alone()
+        # What is kept is what every question's prompt starts with.
+        keeps = request.only_reads or request.save_session is not None
+        ids = prompt.document_ids() if request.asks or keeps else prompt.alone()
         if not ids:
             raise PromptError(
                 "the prompt has no tokens: this model's tokenizer drops every character of it"
@@ -266,7 +266,7 @@ def _reused(
         request.chunk_tokens,
         own.fingerprint.segment_tokens,
         # Without a question or a session to save the last token's output starts the answer.
-        unread_tokens=0 if request.asks or request.only_saves else 1,
+        unread_tokens=0 if request.asks or request.only_reads else 1,
     )
     if not reused:
         say(

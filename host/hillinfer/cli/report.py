@@ -137,6 +137,7 @@ def report_lines(report: RunReport) -> list[tuple[str, str]]:
             "prefill",
             f"{report.prefill_seconds:.1f} s, {report.prefill_tokens_per_second:.1f} tokens/s",
         ),
+        *first_token_lines(report),
         ("decode", f"{report.decode_tokens_per_second:.2f} tokens/s"),
         ("KV cache", f"{format_bytes(statistics.kv_bytes)} of rows"),
         (
@@ -267,15 +268,26 @@ def _comparison_table(report: RunReport) -> Table:
 _RESERVE_BYTES = 4 << 20
 
 
+def first_token_lines(report: RunReport) -> list[tuple[str, str]]:
+    """Return what is to be said of the time to the first token; nothing where none came."""
+    parts = report.first_token
+    if parts is None:
+        return []
+    told = [f"{seconds:.2f} {name.removesuffix('_seconds')}" for name, seconds in parts.items()]
+    return [("first token", f"{sum(parts.values()):.2f} s: {', '.join(told)}")]
+
+
 def store_line(told: StoreFacts) -> str:
     """Return what a store did for a prompt, for people."""
-    parts = [f"{told.found_tokens} of {told.prompt_tokens} tokens found"]
+    parts = [f"{told.directory}: {told.found_tokens} of {told.prompt_tokens} tokens found"]
     if told.found_tokens:
         seconds = told.find_seconds + told.read_seconds
         parts.append(f"opened in {seconds:.2f} s with {format_bytes(told.read_bytes)} read")
         parts.append(f"the rest {told.way}")
     if told.stored_tokens:
         parts.append(f"{told.stored_tokens} stored in {told.store_seconds:.2f} s")
+    if told.refused_chunks:
+        parts.append(f"{told.refused_chunks} chunks not admitted, or too much was written today")
     if told.failure:
         parts.append(f"not used: {told.failure}")
     return "; ".join(parts)
@@ -352,7 +364,7 @@ class RunRecord:
             comparison=self.comparison,
             failure=None if self._broke is None else Failure.of(self._broke),
             session=self.session,
-            store=getattr(answering.generation.cache, "read_from_store", None),
+            store=getattr(answering.generation.cache, "read_from_store", None) or blank.store,
         )
 
     def finish(self, console: Console) -> None:

@@ -31,11 +31,19 @@ from hillinfer.cli.report import (
     settings_facts,
     version_facts,
 )
+from hillinfer.cli.store import opened_store
 from hillinfer.engine.runtime import Runtime
 from hillinfer.errors import HillInferError, SessionError, without_python_names
 from hillinfer.generate.answering import Answering, AnswerOptions, Generation, Progress
 from hillinfer.generate.prompt import DocumentPrompt, PromptForm, PromptStyle, QuestionPrompt
-from hillinfer.generate.run_report import Answer, Comparison, RunReport, SessionFacts, decode_rate
+from hillinfer.generate.run_report import (
+    Answer,
+    Comparison,
+    RunReport,
+    SessionFacts,
+    StoreFacts,
+    decode_rate,
+)
 from hillinfer.hf.attach import Attachment
 from hillinfer.hf.cache import HillInferCache
 from hillinfer.models.loader import LoadedModel, ModelOutline
@@ -143,9 +151,9 @@ def make_prompt(
     assert saved is not None
     if form is None:
         raise SessionError(
-            f"the session {saved.directory} was saved from Python and does not say how its "
-            "document became a prompt: go on with load_session in Python, or give the document "
-            "too, --prompt-file"
+            f"the session {saved.directory} was saved from Python, or is an export of a store, and "
+            "does not say how its document became a prompt: go on with load_session in Python, or "
+            "give the document too, --prompt-file"
         )
     if style is PromptStyle.PLAIN and form is PromptForm.CHAT:
         raise SessionError(
@@ -220,8 +228,8 @@ def save_cache(
 # --- One run ---
 
 
-def run(request: GenerateRequest, surroundings: Surroundings | None = None) -> None:
-    """Check, load, read, answer and report.
+def run(request: GenerateRequest, surroundings: Surroundings | None = None) -> RunReport:
+    """Check, load, read, answer and report; return the report.
 
     Parameters
     ----------
@@ -250,7 +258,9 @@ def run(request: GenerateRequest, surroundings: Surroundings | None = None) -> N
             if request.session
             else None
         )
-        store = opened.enter_context(request.store.opened(around.calls)) if request.store else None
+        store, unused = opened_store(request.store, around.calls, console)
+        if store is not None:
+            opened.enter_context(store)
         source = around.locate(request.model, console.print)
         with panics_unsaid():
             outline = ModelOutline.read(source, request.number_type)
@@ -264,7 +274,7 @@ def run(request: GenerateRequest, surroundings: Surroundings | None = None) -> N
                 f"projections: {request.projections}, {format_bytes(projections.held_bytes)} of "
                 "packed weights more than the model's own"
             )
-        _generate(request, checked, loaded, prompt, saved, store, console, around)
+        return _generate(request, checked, loaded, prompt, saved, store, unused, console, around)
 
 
 def _prompts(
@@ -321,9 +331,10 @@ def _generate(
     prompt: QuestionPrompt,
     saved: SavedSession | None,
     store: Store | None,
+    unused: StoreFacts | None,
     console: Console,
     around: Surroundings,
-) -> None:
+) -> RunReport:
     """Read, answer, compare and report, whatever ends it."""
     options = AnswerOptions(
         sampling=request.sampling,
@@ -359,12 +370,16 @@ def _generate(
             statistics=cache.statistics(),
             peak_rss_bytes=loading_peak,
             session=session,
+            store=unused,
         )
         record = RunRecord(request, answering, blank, loaded.shape.token_bytes)
         # The outer part keeps what comes between two others: another Ctrl-C.
         with record.part():
             with record.part():
                 _read_and_answer(request, checked, prompt, answering, record, cache, console)
+            with record.part():
+                # Where failures of the store are none of a miss, here they come out.
+                cache.await_stored()
             with record.part():
                 record.statistics = cache.statistics()
             with record.part():
@@ -385,6 +400,7 @@ def _generate(
                 generating_peak,
             )
     record.finish(console)
+    return record.report()
 
 
 def _read_and_answer(
@@ -404,7 +420,7 @@ def _read_and_answer(
         record.session = save_cache(
             cache, request, prompt, answering.tokenizer, record.session, console
         )
-    if not request.only_saves:
+    if not request.only_reads:
         _answer(request, checked, prompt, answering, console)
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
 from hillinfer.cli.console import error_console, reading_view
 from hillinfer.cli.store_keys import (
@@ -22,21 +23,61 @@ from hillinfer.cli.store_keys import (
     rekey,
 )
 from hillinfer.drive.calls import DriveCalls
-from hillinfer.errors import SettingsError
+from hillinfer.errors import SettingsError, reason_of, way_out
+from hillinfer.generate.run_report import StoreFacts
 from hillinfer.secrecy.key_sources import KeySource, WithoutKey, key_source
 from hillinfer.secrecy.library import CIPHER
 from hillinfer.secrecy.rate import CipherRate
+from hillinfer.store.eviction import (
+    ADMISSIONS,
+    DEFAULT_ADMISSION,
+    DEFAULT_EVICTION,
+    EVICTION_POLICIES,
+    WriteBudget,
+    make_admission,
+    make_eviction_policy,
+)
 from hillinfer.store.keys import CHUNK_TOKENS, Reuse
 from hillinfer.store.maintenance import Parts, chains
 from hillinfer.store.maintenance import pin as pin_chunks
+from hillinfer.store.pool_files import StoreError, StorePlaces
 from hillinfer.store.store import Store
+from hillinfer.store_holdings import holdings
+from hillinfer.store_rules import StoreRules, StoreRulesError
 from hillinfer.values import ByteSize, choice, format_bytes
 
-_Directory = Annotated[
-    Path, typer.Option("--store", envvar="HILLINFER_STORE", help="Directory of the store.")
+STORE_VARIABLE = "HILLINFER_STORE"
+Directory = Annotated[
+    Path, typer.Option("--store", envvar=STORE_VARIABLE, help="Directory of the store.")
 ]
-_Name = Annotated[str, typer.Argument(help="As hillinfer store ls names it.")]
-_Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+StoredName = Annotated[str, typer.Argument(help="As hillinfer store ls names it.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+SizeOption = Annotated[
+    str | None,
+    typer.Option(
+        envvar="HILLINFER_STORE_SIZE",
+        help="Make the store where there is none yet, of this size, like 200GB.",
+    ),
+]
+SaltOption = Annotated[
+    str,
+    typer.Option(
+        envvar="HILLINFER_STORE_SALT",
+        help="Of a tenant: what is stored with another one is not found.",
+    ),
+]
+StrictOption = Annotated[
+    bool, typer.Option("--store-strict", help="End where the store fails, for tests.")
+]
+_NO_CAP = "none"
+_Cap = Annotated[
+    str | None,
+    typer.Option(
+        "--max-writes-per-day",
+        help=f"Most that is written within 24 hours, like 1TB, so that the drive lasts; {_NO_CAP} "
+        "lifts it.",
+    ),
+]
 
 
 def store_bytes(size: str) -> int:
@@ -51,6 +92,30 @@ def store_bytes(size: str) -> int:
     if amount.byte_count is None:
         raise SettingsError(f"'{size}' is a share of nothing: give --store-size like 200GB")
     return amount.byte_count
+
+
+def day_bytes(amount: str) -> int | None:
+    """Return the bytes that `--max-writes-per-day` names, None where it lifts the cap.
+
+    Raises
+    ------
+    SettingsError
+        Where it is no amount, or a share.
+    """
+    if amount == _NO_CAP:
+        return None
+    size = ByteSize.parse(amount)
+    if size.byte_count is None:
+        raise SettingsError(
+            f"'{amount}' is a share of nothing: give --max-writes-per-day like 1TB, or {_NO_CAP}"
+        )
+    return size.byte_count
+
+
+def named_by(context: typer.Context) -> str:
+    """Return what named the store of a command: the option, or the variable."""
+    source = context.get_parameter_source("store")
+    return "--store" if source is None or source.name != "ENVIRONMENT" else STORE_VARIABLE
 
 
 @dataclass(frozen=True)
@@ -69,6 +134,10 @@ class StoreUse:
         Of a tenant.
     key
         What an encrypted store's key comes from; None for one that is not encrypted.
+    raising
+        Called with what would be a miss, and may raise it; None: failures are misses.
+    named_by
+        The option or the variable that named it.
     """
 
     directory: Path
@@ -76,6 +145,8 @@ class StoreUse:
     reuse: Reuse
     salt: bytes
     key: KeySource | None = None
+    raising: Callable[[Exception], None] | None = None
+    named_by: str = "--store"
 
     @classmethod
     def of(
@@ -85,6 +156,8 @@ class StoreUse:
         reuse: str,
         salt: str,
         key: KeySource | None = None,
+        raising: Callable[[Exception], None] | None = None,
+        named_by: str = "--store",
     ) -> StoreUse | None:
         """Return what options mean, None where they name no store.
 
@@ -97,7 +170,7 @@ class StoreUse:
         if directory is None:
             return None
         amount = None if size is None else store_bytes(size)
-        return cls(directory, amount, way, salt.encode(), key)
+        return cls(directory, amount, way, salt.encode(), key, raising, named_by)
 
     def opened(self, calls: DriveCalls | None = None) -> Store:
         """Return the store, reached through `calls`, made where there is none and a size was given.
@@ -111,7 +184,50 @@ class StoreUse:
         """
         if self.size is not None and not Store.exists(self.directory):
             Store.create(self.directory, self.size, key=self.key)
-        return Store(self.directory, calls=calls, key=self.key)
+        try:
+            return Store(self.directory, raising=self.raising, calls=calls, key=self.key)
+        except OSError as error:
+            raise StoreError(
+                f"the store {self.directory} cannot be used: {reason_of(error)}; "
+                f"{way_out(error, 'choose another --store')}"
+            ) from error
+
+
+def opened_store(
+    use: StoreUse | None, calls: DriveCalls, console: Console
+) -> tuple[Store | None, StoreFacts | None]:
+    """Return the store of a run, and what is to be said of one that fails.
+
+    Parameters
+    ----------
+    use
+        None for no store.
+    calls
+        How its drives are reached.
+    console
+        Told which it is.
+
+    Raises
+    ------
+    StoreError
+        Where there is none, or failures are not to be misses.
+    SecrecyError
+        As from `StoreUse.opened`.
+    """
+    if use is None:
+        return None, None
+    try:
+        store = use.opened(calls)
+    except (StoreError, StoreRulesError) as error:
+        if use.raising is not None or not Store.exists(use.directory):
+            raise
+        console.print(f"hillinfer: warning: the store is not used: {error}")
+        return None, StoreFacts(0, directory=str(use.directory), failure=str(error))
+    console.print(f"store: {use.directory}, named by {use.named_by}")
+    return store, None
+
+
+# --- Making a store, and its rules ---
 
 
 def init(
@@ -122,6 +238,7 @@ def init(
         list[Path] | None,
         typer.Option(help="Directory on another drive, to share the load; give it again for more."),
     ] = None,
+    max_writes_per_day: _Cap = None,
     encrypt: Annotated[
         bool,
         typer.Option("--encrypt", help="Seal what it holds; the key is made where it is missing."),
@@ -129,17 +246,81 @@ def init(
     key_file: KeyFileOption = None,
     passphrase_file: PassphraseOption = None,
     keyring: KeyringOption = None,
+    as_json: Json = False,
 ) -> None:
     """Make an empty store."""
+    rules = _changed_rules(StoreRules(), max_writes_per_day, None, None)
     key = key_source(key_file, passphrase_file, keyring)
     if encrypt:
         key = given_key(key, "an encrypted store needs a key")
     Store.create(directory, store_bytes(size), drive or (), key)
-    sealed = "" if key is None else f", encrypted by {CIPHER}: without its key it is lost"
-    print(f"{directory}: a store of {format_bytes(store_bytes(size))}{sealed}")
+    if rules != StoreRules():
+        rules.write(directory)
+    cipher = None if key is None else CIPHER
+    told = {
+        "directory": str(directory),
+        "size_bytes": store_bytes(size),
+        "cipher": cipher,
+        **asdict(rules),
+    }
+    sealed = "" if cipher is None else f", encrypted by {cipher}: without its key it is lost"
+    line = f"{directory}: a store of {format_bytes(store_bytes(size))}{sealed}"
+    tell(told, line, as_json=as_json)
 
 
-def ls(*, store: _Directory, as_json: _Json = False) -> None:
+def set_(
+    *,
+    store: Directory,
+    max_writes_per_day: _Cap = None,
+    eviction: Annotated[
+        str | None,
+        typer.Option(help=f"What goes where room is short: {', '.join(EVICTION_POLICIES)}."),
+    ] = None,
+    admission: Annotated[
+        str | None, typer.Option(help=f"What is stored: {', '.join(ADMISSIONS)}.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Change the rules of a store, or say them; who has it open keeps to the old ones."""
+    places = StorePlaces.read(store)
+    before = StoreRules.read(places.directory)
+    rules = _changed_rules(before, max_writes_per_day, eviction, admission)
+    if rules != before:
+        rules.write(places.directory)
+    cap = rules.max_writes_per_day
+    told = {
+        "max_writes_per_day": cap,
+        "eviction": rules.eviction or DEFAULT_EVICTION,
+        "admission": rules.admission or DEFAULT_ADMISSION,
+    }
+    written = "no cap on writes" if cap is None else f"at most {format_bytes(cap)} written a day"
+    tell(
+        told,
+        f"{written}; eviction {told['eviction']}, admission {told['admission']}",
+        as_json=as_json,
+    )
+
+
+def _changed_rules(
+    rules: StoreRules, cap: str | None, eviction: str | None, admission: str | None
+) -> StoreRules:
+    """Return rules with what options name; SettingsError where they name nothing."""
+    if cap is not None:
+        rules = replace(rules, max_writes_per_day=day_bytes(cap))
+    if eviction is not None:
+        make_eviction_policy(eviction)
+        rules = replace(rules, eviction=eviction)
+    if admission is not None:
+        policy = make_eviction_policy(rules.eviction or DEFAULT_EVICTION)
+        make_admission(admission, 1, policy, WriteBudget())
+        rules = replace(rules, admission=admission)
+    return rules
+
+
+# --- Looking into it ---
+
+
+def ls(*, store: Directory, as_json: Json = False) -> None:
     """List what is stored, what was used last first."""
     with Store(store, key=WithoutKey()) as opened:
         found = chains(opened.database)
@@ -155,8 +336,8 @@ def ls(*, store: _Directory, as_json: _Json = False) -> None:
         )
 
 
-def stats(*, store: _Directory, as_json: _Json = False) -> None:
-    """Say what a store holds and what it takes."""
+def stats(*, store: Directory, as_json: Json = False) -> None:
+    """Say what a store holds and what it takes; hillinfer-bench store-picture draws the JSON."""
     with Store(store, key=WithoutKey()) as opened:
         found = opened.statistics()
         if opened.places.cipher:
@@ -165,17 +346,22 @@ def stats(*, store: _Directory, as_json: _Json = False) -> None:
                 "seal_gigabytes_per_second": round(rate.seal / 1e9, 2),
                 "open_gigabytes_per_second": round(rate.open / 1e9, 2),
             }
+        held = holdings(opened.database)
+        rules, modes = opened.rules, [file.io_mode.value for file in opened.files]
     if as_json:
-        print(json.dumps(found, indent=2))
+        told = {**found, "io_modes": modes, "namespaces": [asdict(one) for one in held]}
+        print(json.dumps({"directory": str(store), **told, "rules": asdict(rules)}, indent=2))
         return
     for name, value in found.items():
         shown = format_bytes(value) if name.endswith("_bytes") else f"{value}"
-        print(f"{name.replace('_', ' '):>16}  {shown}")
+        print(f"{name.replace('_', ' '):>17}  {shown}")
+    if rules.max_writes_per_day is not None:
+        print(f"{'most a day':>17}  {format_bytes(rules.max_writes_per_day)}")
 
 
 def verify(
     *,
-    store: _Directory,
+    store: Directory,
     deep: Annotated[
         bool,
         typer.Option("--deep", help="Read and compare every row, not just what is said of it."),
@@ -183,7 +369,7 @@ def verify(
     key_file: KeyFileOption = None,
     passphrase_file: PassphraseOption = None,
     keyring: KeyringOption = None,
-    as_json: _Json = False,
+    as_json: Json = False,
 ) -> None:
     """Compare what is stored with its checksums; what is wrong is not used any more."""
     console = error_console()
@@ -194,37 +380,54 @@ def verify(
                 Parts.ALL if deep else Parts.SHEETS, lambda done, _: advance(done * CHUNK_TOKENS)
             )
         opened.room.collect()
-    if as_json:
-        print(json.dumps(asdict(found), indent=2))
-    else:
-        print(f"{found.chunks} chunks, {format_bytes(found.byte_count)} read, {found.wrong} wrong")
+    tell(
+        asdict(found),
+        f"{found.chunks} chunks, {format_bytes(found.byte_count)} read, {found.wrong} wrong",
+        as_json=as_json,
+    )
 
 
-def gc(*, store: _Directory) -> None:
+# --- Keeping it in order ---
+
+
+def gc(*, store: Directory, as_json: Json = False) -> None:
     """Free what ended processes and wrong chunks hold."""
     with Store(store, key=WithoutKey()) as opened:
-        print(f"{opened.room.collect()} chunks freed")
+        count = opened.room.collect()
+    tell({"freed_chunks": count}, f"{count} chunks freed", as_json=as_json)
 
 
-def pin(name: _Name, *, store: _Directory) -> None:
+def pin(name: StoredName, *, store: Directory, as_json: Json = False) -> None:
     """Keep a stored prompt where room is short."""
-    _changed(store, lambda opened: pin_chunks(opened.database, name, 1), "pinned")
+    _changed(store, lambda opened: pin_chunks(opened.database, name, 1), "pinned", as_json=as_json)
 
 
-def unpin(name: _Name, *, store: _Directory) -> None:
+def unpin(name: StoredName, *, store: Directory, as_json: Json = False) -> None:
     """Let a pinned prompt go again where room is short."""
-    _changed(store, lambda opened: pin_chunks(opened.database, name, 0), "not pinned any more")
+    _changed(
+        store,
+        lambda opened: pin_chunks(opened.database, name, 0),
+        "not pinned any more",
+        as_json=as_json,
+    )
 
 
-def rm(name: _Name, *, store: _Directory) -> None:
+def rm(name: StoredName, *, store: Directory, as_json: Json = False) -> None:
     """Remove a stored prompt, but for what others begin with too."""
-    _changed(store, lambda opened: opened.remove(name), "removed")
+    _changed(store, lambda opened: opened.remove(name), "removed", as_json=as_json)
 
 
-def _changed(directory: Path, change: Callable[[Store], int], what: str) -> None:
+def _changed(directory: Path, change: Callable[[Store], int], what: str, *, as_json: bool) -> None:
     with Store(directory, key=WithoutKey()) as opened:
         count = change(opened)
-    print(f"{count} chunk{'s' * (count != 1)} {what}")
+    tell(
+        {"chunks": count, "now": what}, f"{count} chunk{'s' * (count != 1)} {what}", as_json=as_json
+    )
 
 
-COMMANDS = (init, ls, stats, verify, gc, pin, unpin, rm, rekey, forget)
+def tell(told: Mapping[str, object], line: str, *, as_json: bool) -> None:
+    """Print what a command did, as JSON or as a line."""
+    print(json.dumps(dict(told), indent=2) if as_json else line)
+
+
+COMMANDS = (init, set_, ls, stats, verify, gc, pin, unpin, rm, rekey, forget)

@@ -16,6 +16,7 @@ from hillinfer.doctor.cards import (
     xclbin_findings,
 )
 from hillinfer.doctor.finding import Finding, Verdict, optional_tools, python_version, run_packages
+from hillinfer.doctor.stores import store_finding
 from hillinfer.drive.calls import DriveCalls
 from hillinfer.drive.directories import DriveFacts, prepared_cold_dir
 from hillinfer.drive.engine_table import engine_text, why_no_ring
@@ -33,12 +34,16 @@ _SPEED_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "as
 
 
 def diagnose(
-    cold_dir: Path | None, xclbin: Path | None = None, calls: DriveCalls | None = None
+    cold_dir: Path | None,
+    xclbin: Path | None = None,
+    calls: DriveCalls | None = None,
+    store: Path | None = None,
 ) -> tuple[Finding, ...]:
-    """Look at Python, packages, processor, memory, GPU, drive, model, tools and cards.
+    """Look at Python, packages, processor, memory, GPU, drive, store, model, tools and cards.
 
     `cold_dir` is the directory of the cold pool, the default one where None; `xclbin` an image of a
-    card's kernels to check, or None; `calls` how the drive is reached.
+    card's kernels to check, or None; `calls` how the drive is reached; `store` the store that is
+    named, or None.
     """
     return (
         _python(),
@@ -50,6 +55,7 @@ def diagnose(
         _drive(cold_dir, calls),
         _read_engine(calls or DriveCalls()),
         encryption_finding(),
+        store_finding(store, calls),
         *_rates(),
         *_models(),
         *_tools(),

@@ -17,6 +17,7 @@ from hillinfer.extents.shared_chunks import SharedChunks
 from hillinfer.extents.slot import ShadowSlot, StoredShadow
 from hillinfer.shadow.segments import Segment
 from hillinfer.store.keys import CHUNK_GROUPS, CHUNK_TOKENS, TOKEN_TYPE
+from hillinfer.store.pool_files import StoreFailedError
 from hillinfer.store.prefix import StoredPrefix
 from hillinfer.store.store import Store
 from hillinfer.store.writer import PrefixWriter
@@ -137,6 +138,7 @@ class Recording:
         self._told = self._first
         self._numbers: dict[int, int] = {}
         self._ended: Future[None] | None = None
+        self._failure: StoreFailedError | None = None
         self._chunks.call_at_close(self, self._end)
 
     @property
@@ -172,12 +174,12 @@ class Recording:
 
     def awaits(self, tokens: int) -> bool:
         """Whether a chunk is whole that `publish` was not told of, with so many tokens."""
-        return self._ended is None and tokens // CHUNK_TOKENS * CHUNK_GROUPS > self._told
+        return self._ended is None and self._whole_groups(tokens) > self._told
 
     def publish(self, made: Recorded) -> None:
         """Publish the chunks that are whole, behind what is queued."""
         if self.awaits(made.tokens):
-            self._queue(made, made.tokens // CHUNK_TOKENS * CHUNK_GROUPS)
+            self._queue(made, self._whole_groups(made.tokens))
 
     def finish(self, made: Recorded) -> None:
         """Publish all full groups and end, behind what is queued; harmless when done twice."""
@@ -186,18 +188,31 @@ class Recording:
             if groups > self._told:
                 self._queue(made, groups)
             if self._ended is None:
-                self._ended = self._engine.queue(self._end)
+                self._ended = self._engine.queue(partial(self._attempt, self._end))
 
     def settle(self) -> None:
-        """Wait until everything is published, after `finish`."""
+        """Wait until everything is published, after `finish`.
+
+        Raises
+        ------
+        StoreFailedError
+            Where the store failed and that is not to be a miss; once.
+        """
         if self._ended is not None:
             self._ended.result()
+            failure, self._failure = self._failure, None
+            if failure is not None:
+                raise failure
+
+    def _whole_groups(self, tokens: int) -> int:
+        """Return how many groups are in whole chunks that are to be stored."""
+        return min(tokens, self._writer.tokens) // CHUNK_TOKENS * CHUNK_GROUPS
 
     def _queue(self, made: Recorded, groups: int) -> None:
         tokens = groups * GROUP_TOKENS
         if not np.array_equal(made.ids[:tokens], self._ids[:tokens]):
             # Rows of other tokens than were promised: nothing of them is published.
-            self._ended = self._engine.queue(self._end)
+            self._ended = self._engine.queue(partial(self._attempt, self._end))
             return
         chunks = []
         for position in range(self._told // CHUNK_GROUPS, groups // CHUNK_GROUPS):
@@ -208,7 +223,7 @@ class Recording:
                 own = made.groups[position * CHUNK_GROUPS : (position + 1) * CHUNK_GROUPS]
                 chunks.append(RecordedChunk(position, own, made.segments[position], codes))
         self._told = groups
-        self._engine.queue(partial(self._publish, chunks, tokens))
+        self._engine.queue(partial(self._attempt, partial(self._publish, chunks, tokens)))
 
     # --- in the writing thread -------------------------------------------------------------
 
@@ -224,6 +239,13 @@ class Recording:
             file = self._chunks.file(self._store, run.span.drive)
             written.append(WrittenElsewhere(begin, end, file, run.offset))
         return written
+
+    def _attempt(self, step: Callable[[], None]) -> None:
+        """Do something whose failure `settle` raises; here nobody would see it."""
+        try:
+            step()
+        except StoreFailedError as error:
+            self._failure = self._failure or error
 
     def _publish(self, chunks: list[RecordedChunk], tokens: int) -> None:
         size = self._slot.byte_count
@@ -241,6 +263,8 @@ class Recording:
 
     def _end(self) -> None:
         self._chunks.spare(self)
-        self._writer.finish(partial(self._chunks.is_read, self._store))
-        if self._found is not None:
-            self._found.close()
+        try:
+            self._writer.finish(partial(self._chunks.is_read, self._store))
+        finally:
+            if self._found is not None:
+                self._found.close()

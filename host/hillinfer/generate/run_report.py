@@ -135,6 +135,10 @@ class StoreFacts:
     way
         How what follows the found tokens was read: `streamed`, all of it at once while their rows
         stream by, or `opened in place`, token by token; empty where none were found.
+    refused_chunks
+        Chunks that were not stored because they were not admitted, or enough was written that day.
+    directory
+        Of the store.
     """
 
     prompt_tokens: int
@@ -146,6 +150,8 @@ class StoreFacts:
     read_bytes: int = 0
     failure: str = ""
     way: str = ""
+    refused_chunks: int = 0
+    directory: str = ""
 
     @property
     def is_read_singly(self) -> bool:
@@ -249,6 +255,26 @@ class RunReport:
             for field in fields(Counters)
         }
 
+    @property
+    def first_token(self) -> dict[str, float] | None:
+        """Where the time to the first token went, by what was done, in order; None without one.
+
+        Loading the model and checking the request are not counted.
+        """
+        if not self.answers or not self.answers[0].token_ids:
+            return None
+        store = self.store or StoreFacts(0)
+        brought = store.find_seconds + store.read_seconds + store.store_seconds
+        parts = {
+            "open_seconds": self.session.open_seconds if self.session else 0.0,
+            "find_seconds": store.find_seconds,
+            "read_seconds": store.read_seconds,
+            "compute_seconds": max(0.0, self.document_seconds - brought),
+            "store_seconds": store.store_seconds,
+            "question_seconds": self.answers[0].question_seconds,
+        }
+        return {name: seconds for name, seconds in parts.items() if seconds}
+
     def as_json(self) -> dict[str, Any]:
         """Return the report as `run.json` holds it."""
         statistics = self.statistics
@@ -261,6 +287,7 @@ class RunReport:
             "prefill_seconds": self.prefill_seconds,
             "prefill_tokens_per_second": self.prefill_tokens_per_second,
             "decode_tokens_per_second": self.decode_tokens_per_second,
+            "first_token": self.first_token,
             "peak_rss_bytes": self.peak_rss_bytes,
             **asdict(statistics),
             "hot_hit_rate": statistics.hot_hit_rate,

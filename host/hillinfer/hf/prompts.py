@@ -13,6 +13,7 @@ import torch
 from hillinfer.errors import ColdPoolError
 from hillinfer.generate.answering import Generation
 from hillinfer.generate.run_report import StoreFacts
+from hillinfer.metrics import StoreCounts
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
 if TYPE_CHECKING:
@@ -107,8 +108,8 @@ class PromptReading(Protocol):
     """A prompt that goes to a store while it is read."""
 
     @property
-    def is_recording(self) -> bool:
-        """Whether rows go to the store as they are made."""
+    def is_asked(self) -> bool:
+        """Whether the store has said which chunks it takes as they are made, none of them maybe."""
 
     def facts(self) -> StoreFacts:
         """Return what the store did, once it has done it."""
@@ -116,6 +117,10 @@ class PromptReading(Protocol):
 
 class Prompts(Protocol):
     """A store, as prompts use it that are read in chunks of one length."""
+
+    @property
+    def counts(self) -> StoreCounts:
+        """What the store did for this process."""
 
     def open(self, cache: HillInferCache, ids: Sequence[int]) -> PromptReading:
         """Give an empty cache the longest stored prefix, and store the rows that it reads."""
@@ -266,7 +271,7 @@ class CachePrompts:
 
     @property
     def is_recording(self) -> bool:
-        """Whether the rows of the prompt under way go to the store as they are made."""
+        """Whether what the store takes of the prompt under way goes there as it is made."""
         return self._is_recording
 
     def brought(self, facts: StoreFacts, reading: PromptReading | None = None) -> None:
@@ -337,9 +342,10 @@ class CachePrompts:
             Caches of one row each, and how their rows were made; not asked for where there is
             nothing to store.
         """
-        begun, stored, failure = time.perf_counter(), 0, ""
+        begun, stored, refused, failure = time.perf_counter(), 0, 0, ""
         if self._is_grown and not self._is_recording:
             store, each = self.store, self._seconds / max(1, self._computed)
+            before = store.counts.refused_chunks
             for cache, made in rows:
                 ids = cache.token_ids[0][: store.storable(made)]
                 if len(ids) < GROUP_TOKENS:
@@ -349,12 +355,14 @@ class CachePrompts:
                 except ColdPoolError as error:
                     # Rows that cannot be read back are not stored.
                     failure = str(error)
+            refused = store.counts.refused_chunks - before
         if self._is_first and self._facts is not None:
             self._facts = replace(
                 self._facts,
                 stored_tokens=max(0, stored - self._facts.found_tokens),
                 store_seconds=time.perf_counter() - begun,
                 failure=self._facts.failure or failure,
+                refused_chunks=refused,
             )
         self._is_first = self._is_recording = False
         self.forget()

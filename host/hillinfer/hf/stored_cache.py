@@ -185,7 +185,7 @@ class StoredCache(HillInferCache):
         if rows == 1 and not pads[0]:
             store = prompts.store
             reading = store.open(self, keys[0][1])
-            prompts.brought(reading.facts(), reading if reading.is_recording else None)
+            prompts.brought(reading.facts(), reading if reading.is_asked else None)
         else:
             prompts.brought(self._fill_rows(prompts.store, keys, chunk_tokens))
         self._batch.filled(chunk_tokens)
@@ -258,4 +258,5 @@ def _together(one: StoreFacts, other: StoreFacts) -> StoreFacts:
         read_seconds=one.read_seconds + other.read_seconds,
         read_bytes=one.read_bytes + other.read_bytes,
         failure=one.failure or other.failure,
+        directory=other.directory,
     )

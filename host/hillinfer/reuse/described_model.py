@@ -12,8 +12,13 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from hillinfer.engine.budget_plan import kernel_spec
+from hillinfer.extents.slot import ShadowSlot
+from hillinfer.hf.cache import HillInferCache
 from hillinfer.hf.hooks import ModelHook
+from hillinfer.model_shape import ModelShape
 from hillinfer.sessions.fingerprint import Fingerprint, weights_digest
+from hillinfer.settings import Settings
 from hillinfer_model.choices import KeyMode
 
 # What codes a shadow changes no row, and ids say what a tokenizer made of a text.
@@ -110,3 +115,22 @@ def _simple(value: object) -> str | None:
         ordered = known if isinstance(value, list | tuple) else sorted(known)
         return None if len(known) < len(items) else repr(ordered)
     return None
+
+
+# --- key shadows ---
+
+# What those of a store are coded in: the one that caches have unless told otherwise.
+_SHADOW = KeyMode.INT4
+
+
+def slot_of(shape: ModelShape) -> ShadowSlot | None:
+    """Return how shadows of a model are stored; None where it can have none."""
+    try:
+        return ShadowSlot(kernel_spec(shape, Settings(shadow=_SHADOW)))
+    except ValueError:
+        return None
+
+
+def has_stored_codes(cache: HillInferCache) -> bool:
+    """Return whether a cache has the shadows that a store has."""
+    return cache.settings.key_mode is _SHADOW

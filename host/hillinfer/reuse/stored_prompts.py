@@ -16,18 +16,17 @@ import torch
 from numpy.typing import NDArray
 
 from hillinfer.drive.files import aligned_buffer
-from hillinfer.engine.budget_plan import kernel_spec
 from hillinfer.errors import CacheUseError, SettingsError
 from hillinfer.extents.recording import EngineSide, Recording
-from hillinfer.extents.slot import ShadowSlot
 from hillinfer.generate.answering import Generation
 from hillinfer.generate.run_report import StoreFacts
 from hillinfer.hf.cache import HillInferCache
 from hillinfer.hf.prompts import Made, ends_singly
 from hillinfer.kv.opened_sequences import OpenedRows, StoredRows
 from hillinfer.kv.sequence import RowLayout
+from hillinfer.metrics import StoreCounts
 from hillinfer.model_shape import ModelShape
-from hillinfer.reuse.described_model import DescribedModel
+from hillinfer.reuse.described_model import DescribedModel, has_stored_codes, slot_of
 from hillinfer.reuse.streaming import (
     Landing,
     Loading,
@@ -39,17 +38,13 @@ from hillinfer.reuse.streaming import (
 from hillinfer.reuse.ways import PassRates, StoredReading, Way
 from hillinfer.schedule.kept_windows import PASSES_IN_MEMORY, KeptWindows, WindowKey
 from hillinfer.schedule.slack_table import SlackTable
-from hillinfer.settings import Settings
 from hillinfer.store.keys import CHUNK_GROUPS, CHUNK_TOKENS, Namespace, Reuse
-from hillinfer.store.pool_files import READERS, StoreError
+from hillinfer.store.pool_files import READERS, StoreError, StoreFailedError
 from hillinfer.store.prefix import StoredPrefix, WrongBytesError
 from hillinfer.store.store import Store
 from hillinfer.trace.recorder import SILENT, Recorder
-from hillinfer_model.choices import KeyMode
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
-# What key shadows of a store are coded in: the one that caches have unless told otherwise.
-_SHADOW = KeyMode.INT4
 # Tokens of an answer that room is made for.
 _ANSWER_TOKENS = 256
 # Fewer numbers than torch divides among threads.
@@ -107,6 +102,7 @@ class StoredPrompts:
         recorder: Recorder = SILENT,
     ) -> None:
         self._store = store
+        self._directory = str(store.places.directory)
         self._model = model
         self._salt = salt
         self._rates = None if reuse is Reuse.EXACT else rates
@@ -135,11 +131,16 @@ class StoredPrompts:
                 "attention": str(getattr(model.config, "_attn_implementation", "")),
                 "divided_by": dict(divided_by or {}),
             }
-        self._slot = _slot_of(self._shape)
+        self._slot = slot_of(self._shape)
         shadow_bytes = 0 if self._slot is None else self._slot.byte_count
         self.namespace = Namespace.of(
             facts, self._shape.layers, self._shape.row_bytes, shadow_bytes
         )
+
+    @property
+    def counts(self) -> StoreCounts:
+        """What the store did for this process."""
+        return self._store.counts
 
     # --- ordinary caches -------------------------------------------------------------------
 
@@ -253,6 +254,7 @@ class StoredPrompts:
             Where the cache holds tokens already.
         """
         facts, found = self._opened(cache, ids)
+        before = self.counts.refused_chunks
         recording = None
         # What is behind a border has, in other prompts, the bits of another division.
         whole = ids[: self.whole(len(ids))]
@@ -260,7 +262,11 @@ class StoredPrompts:
             recording = cache.record(partial(self._recording, cache, whole, found))
         if recording is None and found is not None:
             found.close()
-        return StoredReading(facts, recording)
+
+        def refused() -> int:
+            return self.counts.refused_chunks - before
+
+        return StoredReading(facts, recording, refused, is_asked=bool(whole))
 
     def fill(self, cache: HillInferCache, ids: Sequence[int]) -> StoreFacts:
         """Give an empty cache the longest stored prefix, and store nothing; else as `open`."""
@@ -287,12 +293,16 @@ class StoredPrompts:
         opened = OpenedRows(0, 0, None)
         if found is not None:
             tokens = self._usable(found, ids)
-            stored = StoredRows(self._store, found, ids, tokens, self._slot, _fits(cache))
+            stored = StoredRows(
+                self._store, found, ids, tokens, self._slot, has_stored_codes(cache)
+            )
             try:
                 if found.shape.tag_bytes:
                     opened = self._copied(cache, stored)
                 else:
                     opened = cache.open_stored(stored)
+            except StoreFailedError:
+                raise
             except StoreError as error:
                 opened = OpenedRows(0, 0, error)
         failure = opened.failure
@@ -312,6 +322,7 @@ class StoredPrompts:
             read_bytes=opened.read_bytes,
             way=str(self.way(opened.tokens, len(ids) - opened.tokens)) if opened.tokens else "",
             failure=str(failure) if failure is not None else self._failure_of(found),
+            directory=self._directory,
         )
         return facts, found
 
@@ -364,7 +375,7 @@ class StoredPrompts:
         if writer is None:
             return None
         assert self._slot is not None
-        first = first_segment if _fits(cache) else sys.maxsize
+        first = first_segment if has_stored_codes(cache) else sys.maxsize
         return Recording(self._store, writer, found, ids, engine, self._slot, first)
 
     # --- where a prefix may end ------------------------------------------------------------
@@ -462,11 +473,8 @@ class StoredPrompts:
             size = CHUNK_TOKENS * self._shape.row_bytes
             memory = aligned_buffer(size)[:size].reshape(CHUNK_TOKENS, -1)
             start = stored
-            while start < len(ids) // GROUP_TOKENS * GROUP_TOKENS and not writer.is_ended:
-                stop = min(
-                    start // CHUNK_TOKENS * CHUNK_TOKENS + CHUNK_TOKENS,
-                    len(ids) // GROUP_TOKENS * GROUP_TOKENS,
-                )
+            while start < writer.tokens and not writer.is_ended:
+                stop = min(start // CHUNK_TOKENS * CHUNK_TOKENS + CHUNK_TOKENS, writer.tokens)
                 for layer in range(self._shape.layers):
                     own = memory[: stop - start]
                     rows(layer, start, own)
@@ -479,19 +487,6 @@ class StoredPrompts:
                 writer.close()
             if found is not None:
                 found.close()
-
-
-def _slot_of(shape: ModelShape) -> ShadowSlot | None:
-    """Return how shadows of a model are stored; None where it can have none."""
-    try:
-        return ShadowSlot(kernel_spec(shape, Settings(shadow=_SHADOW)))
-    except ValueError:
-        return None
-
-
-def _fits(cache: HillInferCache) -> bool:
-    """Return whether a cache has the shadows that a store has."""
-    return cache.settings.key_mode is _SHADOW
 
 
 def _common(chunk_tokens: int) -> int:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -50,15 +51,28 @@ class StoredReading:
         What came of opening it.
     recording
         Takes rows to the store; None where none are stored.
+    refused
+        Returns how many chunks the store refused since it was opened.
+    is_asked
+        Whether the store was asked which of its chunks come in.
     """
 
-    def __init__(self, facts: StoreFacts, recording: Recording | None) -> None:
+    def __init__(
+        self,
+        facts: StoreFacts,
+        recording: Recording | None,
+        refused: Callable[[], int],
+        *,
+        is_asked: bool,
+    ) -> None:
         self._facts, self._recording = facts, recording
+        self._refused, self._is_asked = refused, is_asked
+        self._last: StoreFacts | None = None
 
     @property
-    def is_recording(self) -> bool:
-        """Whether rows go to the store as they are made."""
-        return self._recording is not None
+    def is_asked(self) -> bool:
+        """Whether the store has said which chunks it takes as they are made, none of them maybe."""
+        return self._is_asked
 
     @property
     def found_tokens(self) -> int:
@@ -67,10 +81,22 @@ class StoredReading:
 
     def facts(self) -> StoreFacts:
         """Return what the store did, once everything is published that is queued."""
+        if self._last is not None:
+            return self._last
         if self._recording is None:
-            return self._facts
+            self._last = replace(self._facts, refused_chunks=self._refused())
+            return self._last
         began = time.perf_counter()
         self._recording.settle()
         stored = max(0, self._recording.published_tokens - self._facts.found_tokens)
         seconds = self._facts.store_seconds + time.perf_counter() - began
-        return replace(self._facts, stored_tokens=stored, store_seconds=seconds)
+        told = replace(
+            self._facts,
+            stored_tokens=stored,
+            store_seconds=seconds,
+            refused_chunks=self._refused(),
+        )
+        if self._recording.is_done:
+            # What is refused from now on is of other prompts.
+            self._last = told
+        return told

@@ -327,6 +327,30 @@ class SavedSession:
         """Fill contiguous memory from a place of a part."""
         self._files[part.value].read(into.reshape(-1).data, offset)
 
+    def read_rows(self, layer: int, first: int, into: NDArray[np.uint8]) -> None:
+        """Read rows of full groups of a verified session, compared with what was verified.
+
+        Parameters
+        ----------
+        layer, first
+            Whose, and the first token, the first of a group.
+        into
+            uint8 (tokens, row_bytes), whole groups, page-aligned.
+
+        Raises
+        ------
+        SessionError
+            Where they cannot be read.
+        ColdPoolError
+            Where they changed since.
+        """
+        file = self._files[rows_file(layer)]
+        offset = first * into.shape[1]
+        file.read(into.reshape(-1).data, offset)
+        known = self._sums[file.name][first : first + len(into)]
+        if (sums_of(into, np.arange(len(into))) != known).any():
+            raise file.changed(into.nbytes, offset)
+
     def take_base(self, groups: int, open_files: OpenFiles) -> StoredBase:
         """Hand the files of rows and shadow over, to be closed by whoever reads them from now on.
 

@@ -12,7 +12,7 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 
 from hillinfer.store.database import CHUNK_COLUMNS, Chunk, Database, State, chunk_of
-from hillinfer.store.extent import ExtentShape, Header
+from hillinfer.store.extent import UNIT_BYTES, ExtentShape, Header
 from hillinfer.store.keys import CHUNK_GROUPS, Namespace
 from hillinfer.store.pool_files import Span, StoreError
 from hillinfer.store.retirement import tomb
@@ -57,6 +57,11 @@ class Index:
             )
             found = db.execute("SELECT id FROM namespace WHERE digest = ?", row[:1]).fetchone()
             return int(found[0])
+
+    def extent_bytes(self, number: int) -> int:
+        """Return the bytes of a chunk's extent, 0 where there is no such chunk."""
+        rows = self._database.rows("SELECT units FROM chunk WHERE id = ?", (number,))
+        return int(rows[0][0]) * UNIT_BYTES if rows else 0
 
     def shape(self, namespace: int) -> ExtentShape:
         """Return the shape of a namespace's extents."""
@@ -110,19 +115,8 @@ class Index:
         """
         with self._database.transaction() as db:
             found = self._longest(db, keys)
-            db.executemany(
-                "INSERT INTO lease VALUES (?, ?, 1) ON CONFLICT DO UPDATE SET n = n + 1",
-                [(owner, chunk.number) for chunk, _ in found],
-            )
+            self._lease(db, owner, [chunk.number for chunk, _ in found])
         return found
-
-    def lease(self, owner: int, chunks: Iterable[int]) -> None:
-        """Lease chunks that stay meanwhile, because their owner is filling them."""
-        with self._database.transaction() as db:
-            db.executemany(
-                "INSERT INTO lease VALUES (?, ?, 1) ON CONFLICT DO UPDATE SET n = n + 1",
-                [(owner, number) for number in chunks],
-            )
 
     def release(self, owner: int, chunks: Iterable[int]) -> None:
         """End one lease of each of some chunks."""
@@ -135,6 +129,11 @@ class Index:
                     "DELETE FROM lease WHERE owner = ? AND chunk = ? AND n <= 0", (owner, number)
                 )
 
+    def lease(self, owner: int, chunks: Iterable[int]) -> None:
+        """Lease chunks that stay meanwhile, because they are leased or being filled."""
+        with self._database.transaction() as db:
+            self._lease(db, owner, chunks)
+
     def touch(self, worths: Iterable[tuple[int, float, float, float]]) -> None:
         """Note of chunks, by number, their decayed hits, when they were last found, their worth."""
         with self._database.transaction() as db:
@@ -143,6 +142,13 @@ class Index:
                 f"AND state = {State.READY:d}",
                 worths,
             )
+
+    @staticmethod
+    def _lease(db: sqlite3.Connection, owner: int, chunks: Iterable[int]) -> None:
+        db.executemany(
+            "INSERT INTO lease VALUES (?, ?, 1) ON CONFLICT DO UPDATE SET n = n + 1",
+            [(owner, number) for number in chunks],
+        )
 
     def _longest(self, db: sqlite3.Connection, keys: Sequence[bytes]) -> list[tuple[Chunk, int]]:
         ends = keys[CHUNK_GROUPS - 1 :: CHUNK_GROUPS]

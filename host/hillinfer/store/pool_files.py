@@ -8,6 +8,7 @@ import json
 import os
 import secrets
 import struct
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -47,6 +48,15 @@ _FIRST_PAGE = struct.Struct("<8sII16s")
 
 class StoreError(HillInferError):
     """A store cannot be used, or something in it is not as it was written."""
+
+
+class StoreFailedError(StoreError):
+    """A store failed where that is not to be a miss."""
+
+
+def insist(error: Exception) -> None:
+    """Raise what would be a miss, for tests; to be given to `Store` as `raising`."""
+    raise StoreFailedError(f"the store failed: {error}") from error
 
 
 # --- What a store says of itself ---
@@ -281,6 +291,8 @@ class PoolFile:
     ----------
     turns
         Who has the drive: streams by their deadlines before what is written in slack.
+    written_bytes
+        What was written to it since it was opened, by whatever it is worn.
     """
 
     def __init__(
@@ -295,6 +307,8 @@ class PoolFile:
         self.turns = ReadTurns(mixing=Apart(READERS), patience=_PATIENCE)
         self._calls = calls or DriveCalls()
         self._most_bytes = most_bytes // UNIT_BYTES * UNIT_BYTES
+        self._counting = threading.Lock()
+        self.written_bytes = 0
         try:
             self._descriptor, self.io_mode = self._opened()
             try:
@@ -360,6 +374,12 @@ class PoolFile:
             with self.turns.writing(len(piece)):
                 count = self._calls.pwrite(self._descriptor, piece, offset + done)
             done += self._progress(count, len(piece))
+        self.wrote(len(view))
+
+    def wrote(self, byte_count: int) -> None:
+        """Count bytes that somebody wrote to it."""
+        with self._counting:
+            self.written_bytes += byte_count
 
     def read(self, into: NDArray[np.uint8], offset: int) -> None:
         """Fill page-aligned memory with whole pages; OSError where that fails."""

@@ -118,6 +118,8 @@ class StoredPrefix:
         Ends the lease.
     wrong
         Told of a chunk whose bytes are wrong, and of a drive that fails.
+    restored
+        Told how many bytes of rows were read and are right.
 
     Attributes
     ----------
@@ -131,12 +133,14 @@ class StoredPrefix:
         files: Sequence[PoolFile],
         release: Callable[[list[int]], None],
         wrong: Callable[[WrongBytesError | OSError], None],
+        restored: Callable[[int], None] = lambda size: None,
     ) -> None:
         self.chunks = list(chunks)
         self.tokens = sum(chunk.groups for chunk in chunks) * GROUP_TOKENS
         self._files = files
         self._release = release
         self._wrong = wrong
+        self._restored = restored
         self._is_open = True
         # Reads under way, which `stop` waits for.
         self._changed = threading.Condition()
@@ -151,6 +155,14 @@ class StoredPrefix:
     def byte_count(self) -> int:
         """Bytes of its rows in all layers."""
         return self.tokens * self.shape.layers * self.shape.row_bytes
+
+    @property
+    def cost(self) -> float:
+        """Seconds that computing its rows took."""
+        return sum(
+            chunk.sheet.header.cost * chunk.groups / chunk.sheet.header.groups
+            for chunk in self.chunks
+        )
 
     def stream(
         self,
@@ -418,6 +430,7 @@ class StoredPrefix:
         own = salts(chunk.sheet.group_keys[first:stop], layer)
         if (group_sums(rows, own) != chunk.sheet.row_sums[layer, first:stop]).any():
             self._fail(chunk, f"rows of layer {layer}")
+        self._restored(rows.nbytes)
 
     def _fail(self, chunk: StoredChunk, what: str) -> NoReturn:
         error = WrongBytesError(chunk, what)

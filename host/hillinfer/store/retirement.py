@@ -124,6 +124,12 @@ class Retirement:
             if state is State.READY:
                 found["tokens"] = int(groups) * GROUP_TOKENS
                 found["chunk_bytes"] = int(units) * UNIT_BYTES
+        ((rows,),) = self._database.rows(
+            "SELECT coalesce(sum(n.layers * (c.groups * ? * n.row_bytes + n.shadow_bytes)), 0) "
+            "FROM chunk c JOIN namespace n ON n.id = c.namespace WHERE c.state = ?",
+            (GROUP_TOKENS, State.READY),
+        )
+        found["waste_bytes"] = found["chunk_bytes"] - int(rows)
         ((free,),) = self._database.rows("SELECT coalesce(sum(units), 0) FROM free")
         found["free_bytes"] = int(free) * UNIT_BYTES
         ((leases,),) = self._database.rows("SELECT count(*) FROM lease")

@@ -1,25 +1,216 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Room for chunks that are to be written: extents, and what goes where there are none."""
+"""Room for chunks that are to be written: what comes in, extents, and what goes for them."""
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import Any
 
 from hillinfer.drive.files import PAGE_BYTES, aligned_buffer
 from hillinfer.drive.leftovers import sweep
-from hillinfer.store.database import Chunk
-from hillinfer.store.eviction import ChunkFacts, EvictionPolicy, hits_after
-from hillinfer.store.extent import ExtentShape, Header
+from hillinfer.metrics import StoreMeter
+from hillinfer.store.database import Chunk, Database, State
+from hillinfer.store.eviction import (
+    DEFAULT_ADMISSION,
+    Admission,
+    ChunkFacts,
+    EvictionPolicy,
+    Turns,
+    WriteBudget,
+    hits_after,
+    make_admission,
+)
+from hillinfer.store.extent import UNIT_BYTES, ExtentShape, Header
 from hillinfer.store.index import AlreadyStoredError, Index
-from hillinfer.store.keys import Namespace
+from hillinfer.store.keys import CHUNK_GROUPS, Namespace
 from hillinfer.store.pool_files import PoolFile, StoreError, StorePlaces
 from hillinfer.store.retirement import Retirement
+from hillinfer.store_rules import StoreRules
 
 # Leaves that give way for one chunk, at most: extents of other models are of other sizes.
 _MOST_EVICTED = 64
 # What was found is noted this often.
 _TOUCH_SECONDS = 1.0
+# By these names the index notes what was written when, what was learned of admission, and of
+# conversations.
+_WRITES, _ADMISSION, _TURNS = "writes", "admission", "turns"
+# The newest chunks, whose costs say what computing a group of a namespace takes.
+_COSTS = 1024
+
+
+class Intake:
+    """Says which chunks come in, and counts what is written.
+
+    The bytes of each hour are those of all processes, and stay in the index with what was learned.
+
+    Parameters
+    ----------
+    database, files
+        The store's.
+    rules
+        The cap and the way to admit.
+    policy, turns
+        Ranks what is to go, and knows which turns conversations are at.
+    meter
+        Told of chunks that were refused.
+    clock
+        Returns the time in seconds.
+
+    Raises
+    ------
+    SettingsError
+        Where the rules name no admission.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        files: Sequence[PoolFile],
+        rules: StoreRules,
+        policy: EvictionPolicy,
+        turns: Turns,
+        meter: StoreMeter,
+        clock: Callable[[], float],
+    ) -> None:
+        self._database = database
+        self._files = files
+        self._cap = rules.max_writes_per_day
+        self._name = rules.admission or DEFAULT_ADMISSION
+        self._policy, self._turns = policy, turns
+        self.meter = meter
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._noted = 0
+        self._budget = WriteBudget(self._cap)
+        make_admission(self._name, 1, policy, self._budget)
+        self._admission: Admission | None = None
+        # What earlier processes learned of conversations, where it is to be had.
+        with suppress(ValueError, TypeError, AttributeError):
+            self._turns.resume(json.loads(str(database.note(_TURNS))))
+
+    def admitted(
+        self,
+        digest: bytes,
+        extent_bytes: int,
+        keys: Sequence[bytes],
+        groups: int,
+        turn: int,
+    ) -> int:
+        """Return how many first groups of a prompt may be stored, or are; learn from it.
+
+        Parameters
+        ----------
+        digest, extent_bytes
+            Of the namespace, and bytes of one chunk of it.
+        keys
+            Of all prefixes that end with a full group.
+        groups
+            How many of them are stored.
+        turn
+            As in `ChunkFacts`.
+        """
+        ends = [*keys[CHUNK_GROUPS - 1 :: CHUNK_GROUPS]]
+        if len(keys) % CHUNK_GROUPS:
+            ends.append(keys[-1])
+        stored = len(ends) if groups == len(keys) else groups // CHUNK_GROUPS
+        cost = CHUNK_GROUPS * self.seconds_per_group(digest) or 1.0
+        now = self._clock()
+        with self._lock:
+            self._take_up()
+            if self._admission is None:
+                self._admission = self._made(extent_bytes)
+            asked = [
+                self._admission.admits(key, turn, position, cost, now)
+                for position, key in enumerate(ends)
+            ]
+        missing = (at for at in range(stored, len(ends)) if not asked[at])
+        admitted = next(missing, len(ends))
+        if admitted < len(ends):
+            self.meter.add(refused_chunks=len(ends) - admitted)
+            return max(admitted * CHUNK_GROUPS, groups)
+        return len(keys)
+
+    def has_room_for(self, size: int) -> bool:
+        """Say whether so many bytes may still be written, all extents that are being filled too."""
+        if self._cap is None:
+            return True
+        ((units,),) = self._database.rows(
+            "SELECT coalesce(sum(units), 0) FROM chunk WHERE owner IS NOT NULL"
+        )
+        with self._lock:
+            self._take_up()
+            return self._budget.allows(int(units) * UNIT_BYTES + size, self._clock())
+
+    def note_written(self) -> None:
+        """Add what this process wrote to what the index says of all."""
+        with self._lock:
+            written = sum(file.written_bytes for file in self._files)
+            fresh = written - self._noted
+            if not fresh:
+                return
+            with self._database.transaction() as db:
+                row = db.execute("SELECT value FROM meta WHERE name = ?", (_WRITES,)).fetchone()
+                said = self._resumed(None if row is None else row[0])
+                now = self._clock()
+                self._budget.wrote(fresh, now)
+                self._budget.written(now)
+                said = {**self._budget.state(), "all": said.get("all", 0) + fresh}
+                db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (_WRITES, json.dumps(said)))
+            self._noted = written
+
+    def statistics(self) -> dict[str, int | float]:
+        """Return the bytes that were ever written, and those of the last 24 hours."""
+        self.note_written()
+        with self._lock:
+            said = self._take_up()
+            day = self._budget.written(self._clock())
+        return {"written_bytes": int(said.get("all", 0)), "written_day_bytes": day}
+
+    def seconds_per_group(self, digest: bytes) -> float:
+        """Return what computing a group of a namespace took lately; 0 where none is stored."""
+        ((mean,),) = self._database.rows(
+            "SELECT avg(c.cost / c.groups) FROM (SELECT * FROM chunk ORDER BY id DESC LIMIT ?) c "
+            "JOIN namespace n ON n.id = c.namespace WHERE n.digest = ? AND c.state = ?",
+            (_COSTS, digest, State.READY),
+        )
+        return float(mean or 0.0)
+
+    def leave(self) -> None:
+        """Note what was written and learned."""
+        self.note_written()
+        self._database.set_notes({_TURNS: json.dumps(self._turns.state())})
+        if self._admission is not None:
+            said = {"name": self._name, "state": self._admission.state()}
+            self._database.set_notes({_ADMISSION: json.dumps(said)})
+
+    # --- inside ----------------------------------------------------------------------------
+
+    def _made(self, extent_bytes: int) -> Admission:
+        """Return the admission with what earlier processes learned, where it is to be had."""
+        chunks = sum(file.units for file in self._files) * UNIT_BYTES // extent_bytes
+        made = make_admission(self._name, max(chunks, 1), self._policy, self._budget)
+        with suppress(ValueError, TypeError, KeyError, AttributeError):
+            said = json.loads(str(self._database.note(_ADMISSION)))
+            if said["name"] == self._name:
+                made.resume(said["state"])
+        return made
+
+    def _take_up(self) -> dict[str, Any]:
+        """Take up what all processes wrote; return what the index says of it."""
+        return self._resumed(self._database.note(_WRITES))
+
+    def _resumed(self, noted: object) -> dict[str, Any]:
+        # What nobody can read counts as nothing written: a cap is no reason to fail.
+        with suppress(ValueError, TypeError):
+            said = json.loads(str(noted))
+            if isinstance(said, dict) and isinstance(said.get("all"), int):
+                self._budget.resume(said)
+                return said
+        self._budget.resume({"hours": []})
+        return {}
 
 
 class ExtentRoom:
@@ -35,13 +226,10 @@ class ExtentRoom:
         This process' number in the index.
     policy
         Ranks what is to go.
+    intake
+        Says what comes in, and counts.
     clock
         Returns the time in seconds.
-
-    Attributes
-    ----------
-    evicted_chunks
-        How many gave way.
     """
 
     def __init__(
@@ -52,8 +240,10 @@ class ExtentRoom:
         files: Sequence[PoolFile],
         owner: int,
         policy: EvictionPolicy,
+        intake: Intake,
         clock: Callable[[], float],
     ) -> None:
+        self.intake, self.meter = intake, intake.meter
         self._places = places
         self._index = index
         self._retirement = retirement
@@ -66,7 +256,6 @@ class ExtentRoom:
         self._touched: dict[int, Chunk] = {}
         self._touched_at = clock()
         self._next_drive = 0
-        self.evicted_chunks = 0
 
     # --- for writers -----------------------------------------------------------------------
 
@@ -80,7 +269,7 @@ class ExtentRoom:
     ) -> Chunk | None:
         """Return an extent for a chunk, evicting others for it.
 
-        None where there is no room, or another process stores the same.
+        None where there is no room, another process stores the same, or enough was written today.
 
         Parameters
         ----------
@@ -93,6 +282,9 @@ class ExtentRoom:
         """
         number = self._number(namespace)
         shape = ExtentShape.of(namespace, self._places.tag_bytes)
+        if not self.intake.has_room_for(shape.byte_count):
+            self.meter.add(refused_chunks=1)
+            return None
         for _ in range(_MOST_EVICTED):
             # Chunks that follow one another lie on different drives, which all serve each layer.
             self._next_drive = (self._next_drive + 1) % len(self._files)
@@ -109,6 +301,8 @@ class ExtentRoom:
 
     def extend(self, number: int, groups: int, target: bytes) -> bool:
         """Say whether a chunk of so many groups may be filled further by this process."""
+        if not self.intake.has_room_for(self._index.extent_bytes(number)):
+            return False
         return self._index.extend(number, self._owner, groups, target)
 
     def generation(self) -> int:
@@ -128,8 +322,20 @@ class ExtentRoom:
 
     def end_writing(self, chunks: Sequence[int]) -> None:
         """Let chunks go; the room of what was not published is free again."""
+        # While the chunks are its own, the cap counts their extents whole.
+        self.intake.note_written()
         self._index.end_writing(self._owner, chunks)
         self.clear_tombed()
+
+    def keep(self, chunks: Sequence[int]) -> None:
+        """Let chunks stay until `release`, whatever is stored meanwhile."""
+        if chunks:
+            self._index.lease(self._owner, chunks)
+
+    def release(self, chunks: Sequence[int]) -> None:
+        """Let chunks be evicted again."""
+        if chunks:
+            self._index.release(self._owner, chunks)
 
     # --- giving room back ------------------------------------------------------------------
 
@@ -138,7 +344,7 @@ class ExtentRoom:
         if self.collect():
             return True
         gone = self._retirement.evict(1)
-        self.evicted_chunks += len(gone)
+        self.meter.add(evicted_chunks=len(gone))
         return bool(self.clear_tombed())
 
     def collect(self) -> int:
@@ -183,10 +389,14 @@ class ExtentRoom:
 
     def statistics(self) -> dict[str, int | float]:
         """Return what the store holds now, by name."""
-        return self._retirement.statistics() | {
-            "drive_bytes": sum(file.byte_count for file in self._files),
-            "size_bytes": self._places.size,
-        }
+        return (
+            self._retirement.statistics()
+            | self.intake.statistics()
+            | {
+                "drive_bytes": sum(file.byte_count for file in self._files),
+                "size_bytes": self._places.size,
+            }
+        )
 
     # --- worth -----------------------------------------------------------------------------
 

@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from weakref import WeakSet
 
@@ -20,12 +19,12 @@ from hillinfer.drive.calls import DriveCalls, Reads
 from hillinfer.drive.files import aligned_buffer
 from hillinfer.drive.leftovers import ScratchPath
 from hillinfer.errors import HillInferError, reason_of, way_out
-from hillinfer.metrics import StoreCounts
+from hillinfer.metrics import StoreCounts, StoreMeter, store_metrics
 from hillinfer.secrecy.key_sources import KeySource, WithoutKey
 from hillinfer.secrecy.library import SecrecyError
 from hillinfer.store.database import Chunk, Database
 from hillinfer.store.eviction import DEFAULT_EVICTION, Turns, make_eviction_policy
-from hillinfer.store.extent import Sheet, read_sheets
+from hillinfer.store.extent import ExtentShape, Sheet, read_sheets
 from hillinfer.store.index import Index
 from hillinfer.store.keys import (
     CHUNK_GROUPS,
@@ -39,12 +38,11 @@ from hillinfer.store.maintenance import Parts, Verified, chunks_of, rebuild, sea
 from hillinfer.store.pool_files import ABOUT, PoolFile, StoreError, StorePlaces, place_of
 from hillinfer.store.prefix import StoredChunk, StoredPrefix, WrongBytesError, best_sheet
 from hillinfer.store.retirement import Retirement
-from hillinfer.store.room import ExtentRoom
+from hillinfer.store.room import ExtentRoom, Intake
 from hillinfer.store.writer import PrefixWriter
+from hillinfer.store_rules import StoreRules
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
-# By this name the index notes what was learned of conversations.
-_TURNS = "turns"
 # Sheets that are read at once.
 _SHEETS_AT_ONCE = 8
 
@@ -60,7 +58,8 @@ class Store:
     directory
         Made by `create`.
     eviction
-        Name of the policy that ranks what is to go where room is short.
+        Name of the policy that ranks what is to go where room is short; that of the store's rules
+        where None.
     raising
         Called with what would be a miss, and may raise it; nothing where None.
     calls
@@ -82,8 +81,8 @@ class Store:
     ----------
     places
         Where its parts lie.
-    keys
-        What its chunks are sealed by.
+    keys, rules
+        What its chunks are sealed by, and what it keeps to.
     database, index, files, room
         Its parts.
     """
@@ -91,7 +90,7 @@ class Store:
     def __init__(
         self,
         directory: Path | str,
-        eviction: str = DEFAULT_EVICTION,
+        eviction: str | None = None,
         raising: Callable[[Exception], None] | None = None,
         calls: DriveCalls | None = None,
         clock: Callable[[], float] = time.time,
@@ -99,12 +98,15 @@ class Store:
     ) -> None:
         self._raising = raising
         self._pid = os.getpid()
-        self._counts = StoreCounts()
+        self._meter = StoreMeter()
         # Some may still be read in the background when the store is closed.
         self._prefixes: WeakSet[StoredPrefix] = WeakSet()
         self._turns = Turns()
         self.places = StorePlaces.read(Path(directory))
         self.keys = self.places.unlocked(key, calls)
+        self.rules = StoreRules.read(self.places.directory)
+        name = eviction or self.rules.eviction or DEFAULT_EVICTION
+        policy = make_eviction_policy(name, self._turns)
         with ExitStack() as opened:
             files = []
             for drive, (path, size) in enumerate(self.places.files):
@@ -114,6 +116,8 @@ class Store:
             database = self._database(files, clock)
             opened.callback(database.close)
             self.database, self.index = database, Index(database)
+            learned = policy, self._turns
+            self._intake = Intake(database, files, self.rules, *learned, self._meter, clock)
             try:
                 token = ScratchPath.make_file(self.places.owners, calls or DriveCalls())
             except OSError as error:
@@ -125,16 +129,8 @@ class Store:
             self._owner = self.index.add_owner(token.path.name, self._pid, clock())
             opened.callback(self._leave)
             self._retirement = Retirement(database)
-            self._resume_turns()
-            self.room = ExtentRoom(
-                self.places,
-                self.index,
-                self._retirement,
-                files,
-                self._owner,
-                make_eviction_policy(eviction, self._turns),
-                clock,
-            )
+            parts = self.places, self.index, self._retirement, files
+            self.room = ExtentRoom(*parts, self._owner, policy, self._intake, clock)
             self.room.collect()
             self._opened = opened.pop_all()
 
@@ -175,14 +171,21 @@ class Store:
 
     @property
     def counts(self) -> StoreCounts:
-        """What it did for this process since it was opened, a copy."""
-        counts = StoreCounts(**asdict(self._counts))
-        counts.evicted_chunks = self.room.evicted_chunks
-        return counts
+        """What it did for this process since it was opened."""
+        return self._meter.counts
 
     def statistics(self) -> dict[str, int | float]:
         """Return what the store holds now, by name."""
         return self.room.statistics()
+
+    def metrics(self) -> dict[str, float]:
+        """Return counts and what the store holds now, by the names that a server gives out."""
+        put_off = sum(file.turns.counts()["deferred_writes"] for file in self.files)
+        return store_metrics(self.counts, {**self.statistics(), "deferred_writes": put_off})
+
+    def seconds_per_group(self, namespace: Namespace) -> float:
+        """Return what computing a group took lately, by what is stored; 0 where nothing is."""
+        return self._intake.seconds_per_group(namespace.digest)
 
     def verify(
         self, parts: Parts, on_progress: Callable[[int, int], None] = lambda done, of: None
@@ -269,12 +272,12 @@ class Store:
         except (OSError, StoreError, SecrecyError) as error:
             self._failed(error)
         found = 0 if prefix is None else prefix.tokens
-        self._counts.lookups += 1
-        self._counts.hit_tokens += found
-        self._counts.miss_tokens += len(ids) - found
-        for chunk in [] if prefix is None else prefix.chunks:
-            header = chunk.sheet.header
-            self._counts.saved_seconds += header.cost * chunk.groups / header.groups
+        self._meter.add(
+            lookups=1,
+            hit_tokens=found,
+            miss_tokens=len(ids) - found,
+            saved_seconds=0.0 if prefix is None else prefix.cost,
+        )
         return prefix
 
     def writer(
@@ -288,7 +291,8 @@ class Store:
     ) -> PrefixWriter | None:
         """Return what stores the rest of a prompt behind its stored prefix.
 
-        None where nothing is left to store, or another process is about to store the same.
+        None where nothing is left to store, it is not admitted, or another process is about to
+        store the same.
 
         Parameters
         ----------
@@ -309,7 +313,11 @@ class Store:
             keys = group_keys(root, ids, sealing.hash_key)
             turn = turn or self._turns.of(keys[CHUNK_GROUPS - 1 :: CHUNK_GROUPS])
             stored = 0 if found is None else found.tokens // GROUP_TOKENS
-            if len(keys) <= stored:
+            extent_bytes = ExtentShape.of(namespace, self.keys.tag_bytes).byte_count
+            wanted = self._intake.admitted(namespace.digest, extent_bytes, keys, stored, turn)
+            if wanted < len(keys):
+                keys, ids = keys[:wanted], ids[: wanted * GROUP_TOKENS]
+            if wanted <= stored:
                 return None
             stop = (stored // CHUNK_GROUPS + 1) * CHUNK_GROUPS
             if self.index.is_being_written(keys[min(stop, len(keys)) - 1]):
@@ -341,7 +349,7 @@ class Store:
 
     def blame(self, number: int, error: Exception) -> None:
         """Let nobody find a chunk any more that could not be read, or is not as it was written."""
-        self._counts.quarantined_chunks += 1
+        self._meter.add(quarantined_chunks=1)
         try:
             self._retirement.quarantine(number)
         except StoreError as failure:
@@ -398,12 +406,6 @@ class Store:
             beside.unlink(missing_ok=True)
         return Database(path, self.places.pool)
 
-    def _resume_turns(self) -> None:
-        """Take up what earlier processes learned of conversations, where it is to be had."""
-        noted = self.database.note(_TURNS)
-        with suppress(ValueError, TypeError, AttributeError):
-            self._turns.resume(json.loads(str(noted)) if noted is not None else {})
-
     def _find(self, namespace: Namespace, ids: Sequence[int], salt: bytes) -> StoredPrefix | None:
         words = np.ascontiguousarray(ids, TOKEN_TYPE)
         sealing = self.keys.found(salt)
@@ -432,7 +434,7 @@ class Store:
         if not kept:
             return None
         self.room.touch([chunk.record for chunk in kept])
-        prefix = StoredPrefix(kept, self.files, self.release, self._wrong)
+        prefix = StoredPrefix(kept, self.files, self.release, self._wrong, self._restored)
         self._prefixes.add(prefix)
         return prefix
 
@@ -463,7 +465,7 @@ class Store:
         ]
 
     def _quarantine(self, chunk: Chunk, what: str) -> None:
-        self._counts.quarantined_chunks += 1
+        self._meter.add(quarantined_chunks=1)
         self._retirement.quarantine(chunk.number)
         self._failed(StoreError(f"{what} is not what was written to chunk {chunk.number}"))
 
@@ -473,21 +475,23 @@ class Store:
         else:
             self.blame(error.chunk.record.number, error)
 
+    def _restored(self, size: int) -> None:
+        self._meter.add(restored_bytes=size)
+
     def _failed(self, error: Exception) -> None:
-        self._counts.failures += 1
-        self._counts.last_failure = str(error)
+        self._meter.note_failure(error)
         if self._raising is not None:
             self._raising(error)
 
     def _leave(self) -> None:
         try:
             self.room.write_touched()
-            self.database.set_notes({_TURNS: json.dumps(self._turns.state())})
             self.index.remove_owner(self._owner)
             self.room.clear_tombed()
+            self._intake.leave()
         except (OSError, HillInferError) as error:
             # Whoever opens the store next collects what this process leaves.
-            self._counts.last_failure = str(error)
+            self._meter.note_failure(error)
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:

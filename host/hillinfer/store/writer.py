@@ -148,6 +148,8 @@ class PrefixWriter:
         self._failed = failed
         self._turn = turn
         self._open: dict[int, _Open] = {}
+        # Full and published: they stay while this writes, or what follows could not be found.
+        self._kept: list[int] = []
         self._published = 0 if found is None else found.tokens // GROUP_TOKENS
         # Numbers of chunks that are full and published, by position.
         self._behind: dict[int, int] = {}
@@ -168,7 +170,7 @@ class PrefixWriter:
 
     @property
     def tokens(self) -> int:
-        """Tokens of the full groups that are to be stored, the found prefix included."""
+        """Tokens of the full groups that it stores at most, the found prefix included."""
         return (len(self._keys) - 1) * GROUP_TOKENS
 
     @property
@@ -184,7 +186,8 @@ class PrefixWriter:
         layer
             Whose.
         first_group
-            Number of the first group in the prompt; the found prefix is before it.
+            Number of the first group in the prompt; the found prefix is before it. What is behind
+            the last token that is to be stored is left out.
         rows
             uint8 (groups * 64, row_bytes), contiguous, page-aligned.
         """
@@ -265,9 +268,11 @@ class PrefixWriter:
 
     def _end(self, positions: Sequence[int]) -> None:
         numbers = [self._open.pop(position).record.number for position in positions]
-        if numbers:
+        kept, self._kept = self._kept, []
+        if numbers or kept:
             try:
                 self._room.end_writing(numbers)
+                self._room.release(kept)
             except Exception as error:
                 self._failed(error)
 
@@ -354,9 +359,9 @@ class PrefixWriter:
         self._write_pages(own, self._shape.rows_at(layer, at), rows)
 
     def _write_shadow(self, layer: int, position: int, shadow: NDArray[np.uint8]) -> None:
-        own = self._chunk(position)
         stop = (position + 1) * CHUNK_GROUPS
-        if own is None or stop >= len(self._keys):
+        own = None if stop >= len(self._keys) else self._chunk(position)
+        if own is None:
             return
         salt = salts([self._keys[stop]], -1 - layer)
         own.shadow_sums[layer] = group_sums(shadow, salt)[0]
@@ -380,6 +385,7 @@ class PrefixWriter:
         for drive in sorted({own.record.span.drive for own in changed}):
             self._files[drive].settle()
         cost = self._cost(groups)
+        before = sum(own.sheet.header.groups for own in changed)
         written = []
         for own in changed:
             own.sheet = self._sheet(own, groups, cost)
@@ -391,8 +397,16 @@ class PrefixWriter:
             written.append((own.record.number, own.sheet.header, own.sheet.group_keys))
         self._room.publish(written)
         self._published = groups
+        fresh = sum(own.sheet.header.groups for own in changed) - before
+        self._room.meter.add(
+            stored_tokens=fresh * GROUP_TOKENS,
+            stored_bytes=fresh * self._shape.layers * self._shape.group_bytes,
+        )
         self._tell_published([own.stored() for own in changed])
         full = [own for own in changed if own.sheet.header.is_full]
+        # Before they are let go: in between they would be leaves that others may evict.
+        self._room.keep([own.record.number for own in full])
+        self._kept += [own.record.number for own in full]
         self._room.end_writing([own.record.number for own in full])
         for own in full:
             self._behind[own.record.position] = own.record.number

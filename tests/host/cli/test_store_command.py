@@ -2,12 +2,14 @@
 """`hillinfer generate --store` and `hillinfer store`: what was read once is not read again."""
 
 import json
+from xml.etree import ElementTree
 
 import pytest
 from command import read_report
 
 from hillinfer.store.extent import UNIT_BYTES, read_header
 from hillinfer.store.store import Store
+from hillinfer_bench.figures.store_figures import StoreRecord
 
 
 @pytest.fixture
@@ -185,3 +187,249 @@ def test_a_store_that_cannot_be_is_refused_with_the_way_out(
     given = [str(one).replace("{}", str(tmp_path)) for one in arguments]
     outcome, _ = generate("--prompt-file", long_document, *given, code=2)
     assert says in outcome.error_line()
+
+
+@pytest.fixture
+def put(command, tiny_folder, cold_dir, long_document, tmp_path):
+    """Run `hillinfer store put` on the document and return the outcome."""
+
+    def run(*arguments):
+        return command(
+            *("store", "put", "--model", tiny_folder, "--cold-dir", cold_dir),
+            *("--prompt-file", long_document, "--prefill-chunk", 256),
+            *("--store", tmp_path / "store", *arguments),
+        )
+
+    return run
+
+
+ASKED = ("--question", "which cat?")
+
+
+def test_a_document_that_was_put_is_not_read_again(put, generate, command, long_document, tmp_path):
+    plain, _ = generate("--prompt-file", long_document, *ASKED)
+    outcome = put("--store-size", "64MiB", "--reuse", "exact", "--json")
+    told = json.loads(outcome.out)
+    tokens = told["prompt_tokens"]
+    assert (told["found_tokens"], told["stored_tokens"]) == (0, tokens // 64 * 64)
+    assert "prefill: " in outcome.err
+    again = put("--reuse", "exact")
+    assert (
+        again.out == f"{(tokens - 1) // 256 * 256} of {tokens} tokens are stored, 0 of them new\n"
+    )
+    asked = ("--prompt-file", long_document, *ASKED, "--store", tmp_path / "store")
+    answer, report = generate(*asked, "--reuse", "exact")
+    assert answer.out == plain.out
+    assert report["store"]["found_tokens"] == (tokens - 1) // 256 * 256
+    assert report["store"]["directory"] == str(tmp_path / "store")
+
+
+def test_sessions_are_exports_and_come_back(
+    put, generate, command, tiny_folder, long_document, tmp_path
+):
+    put("--store-size", "64MiB")
+    model, place = ("--model", tiny_folder), ("--store", tmp_path / "store")
+    (one,) = json.loads(command("store", "ls", *place, "--json").out)
+    session = tmp_path / "doc.session"
+
+    def export(where, *more):
+        return command("store", "export", one["name"], where, *model, *place, *more)
+
+    outcome = export(session, "--json")
+    assert json.loads(outcome.out)["tokens"] == one["tokens"]
+    assert f"export: {one['tokens']}/{one['tokens']} tokens" in outcome.err
+    assert "it is not empty" in export(session).error_line()
+    assert "--store" in export(tmp_path / "store" / "x").error_line()
+    for other in (("--dtype", "bfloat16"), ("--salt", "other")):
+        assert "give the --model" in export(tmp_path / "new", *other).error_line()
+    # Questions about it want the document too, whose last tokens make no whole group.
+    asked = ("--prompt-file", long_document, *ASKED)
+    plain, _ = generate(*asked)
+    answer, report = generate(*asked, "--session", session)
+    assert report["session"]["reused_tokens"] >= 1024
+    assert answer.out == plain.out
+    line = generate(*ASKED, "--session", session, code=2)[0].error_line()
+    assert "--prompt-file" in line
+    other = ("--store", tmp_path / "other")
+    command("store", "init", tmp_path / "other", "--size", "64MiB")
+    outcome = command("store", "import", session, *model, *other)
+    assert f"{one['tokens']} of them new" in outcome.out
+    assert f"import: {one['tokens']}/{one['tokens']} tokens" in outcome.err
+    told = json.loads(command("store", "import", session, *model, *other, "--json").out)
+    assert (told["found_tokens"], told["stored_tokens"]) == (one["tokens"], 0)
+    line = command("store", "import", session, *model, *other, "--dtype", "bfloat16").error_line()
+    assert "does not fit" in line
+    _, report = generate(*asked, *other)
+    assert report["store"]["found_tokens"] == one["tokens"]
+
+
+def test_a_saved_session_is_imported(generate, command, tiny_folder, long_document, tmp_path):
+    asked = ("--prompt-file", long_document, *ASKED)
+    generate(*asked, "--save-session", tmp_path / "doc.session")
+    command("store", "init", tmp_path / "store", "--size", "64MiB")
+    place = ("--store", tmp_path / "store")
+    told = json.loads(
+        command(
+            *("store", "import", tmp_path / "doc.session", "--model", tiny_folder),
+            *(*place, "--json"),
+        ).out
+    )
+    _, report = generate(*asked, *place)
+    assert report["store"]["found_tokens"] == told["stored_tokens"] == told["dense_tokens"] > 1024
+
+
+def damaged(place):
+    """Change a row of the first chunk."""
+    data = bytearray((place / "pool-0.kv").read_bytes())
+    data[128 * 1024 + 64 * 1024] ^= 4
+    (place / "pool-0.kv").write_bytes(data)
+
+
+def test_where_failures_are_to_be_told_they_end_the_run(generate, long_document, tmp_path):
+    place = tmp_path / "store"
+    asked = ("--prompt-file", long_document, *ASKED, "--store", place)
+    strict = (*asked, "--store-strict")
+    plain, _ = generate(*asked, "--store-size", "64MiB")
+    # A miss is none, nor is a hit.
+    again, report = generate(*strict)
+    assert again.out == plain.out
+    assert report["store"]["found_tokens"] > 0
+    damaged(place)
+    broken, _ = generate(*strict, code=1)
+    assert "hillinfer: error: the store failed: rows of layer" in broken.err
+    assert broken.out == ""
+    # It was quarantined then: now it is a miss and no failure.
+    assert generate(*strict)[0].out == plain.out
+    damaged(place)
+    assert generate(*asked)[0].out == plain.out
+
+
+@pytest.mark.parametrize(
+    "break_it",
+    [
+        lambda place: (place / "store.json").write_text("{}"),
+        lambda place: (place / "pool-0.kv").write_bytes(bytes(1 << 20)),
+        lambda place: (place / "owners").rmdir(),
+    ],
+)
+def test_a_store_that_cannot_be_opened_is_a_miss(
+    generate, command, long_document, tmp_path, break_it
+):
+    place = tmp_path / "store"
+    command("store", "init", place, "--size", "64MiB")
+    plain, _ = generate("--prompt-file", long_document, *ASKED)
+    break_it(place)
+    asked = ("--prompt-file", long_document, *ASKED, "--store", place)
+    answer, report = generate(*asked)
+    assert answer.out == plain.out
+    assert "hillinfer: warning: the store is not used: " in answer.err
+    assert report["store"]["failure"]
+    assert generate(*asked, "--store-strict", code=2)[0].error_line()
+
+
+def test_a_store_that_the_environment_names_is_used_and_said(
+    generate, command, long_document, tmp_path, monkeypatch
+):
+    place = tmp_path / "store"
+    asked = ("--prompt-file", long_document, *ASKED)
+    command("store", "init", place, "--size", "64MiB")
+    outcome, report = generate(*asked)
+    assert "store: " not in outcome.err
+    assert report["store"] is None
+    monkeypatch.setenv("HILLINFER_STORE", str(place))
+    outcome, report = generate(*asked)
+    assert f"store: {place}, named by HILLINFER_STORE" in outcome.err
+    assert report["store"]["stored_tokens"] > 0
+    assert "named by --store" in generate(*asked, "--store", place)[0].err
+    assert json.loads(command("store", "ls", "--json").out)
+    (said,) = [
+        one
+        for one in json.loads(command("doctor", "--json").out)["findings"]
+        if one["name"] == "store"
+    ]
+    assert said["verdict"] in ("ok", "warning")
+    assert f"{place}, 64.0 MiB, room for " in said["found"]
+    assert "index whole" in said["found"]
+    monkeypatch.delenv("HILLINFER_STORE")
+    assert "none is named" in command("doctor").out
+    (place / "index.sqlite").write_bytes(b"no index")
+    assert "it was broken" in command("doctor", "--store", place).out
+    assert "holds no store -> hillinfer store init" in command("doctor", "--store", tmp_path).out
+
+
+def test_what_is_written_is_capped_and_told(put, generate, command, long_document, tmp_path):
+    place = ("--store", tmp_path / "store")
+    made = command(
+        *("store", "init", tmp_path / "store", "--size", "64MiB", "--json"),
+        *("--max-writes-per-day", "100kB"),
+    )
+    assert json.loads(made.out)["max_writes_per_day"] == 100_000
+    outcome = put()
+    assert outcome.out.startswith("0 of ")
+    assert "1 chunks refused" in outcome.out
+    plain, report = generate("--prompt-file", long_document, *ASKED, *place)
+    assert report["store"]["refused_chunks"] > 0
+    assert "not admitted, or too much was written today" in plain.err
+    assert "97.7 KiB" in command("store", "stats", *place).out
+    said = command("store", "set", *place, "--max-writes-per-day", "none", "--eviction", "lru")
+    assert said.out == "no cap on writes; eviction lru, admission adaptive\n"
+    assert "tokens are stored" in put().out
+    told = json.loads(command("store", "stats", *place, "--json").out)
+    assert told["written_bytes"] == told["written_day_bytes"] > 100_000
+    assert told["rules"] == {"max_writes_per_day": None, "eviction": "lru", "admission": None}
+    said = command("store", "set", *place, "--admission", "seen-once", "--json")
+    assert json.loads(said.out)["admission"] == "seen-once"
+    for wrong, says in (
+        (("--admission", "some"), "choose one of"),
+        (("--eviction", "some"), "choose one of"),
+        (("--max-writes-per-day", "5%"), "is a share of nothing"),
+    ):
+        assert says in command("store", "set", *place, *wrong).error_line()
+
+
+def test_every_command_says_what_it_did_as_json(put, command, tmp_path):
+    place = ("--store", tmp_path / "store")
+    put("--store-size", "64MiB")
+    (one,) = json.loads(command("store", "ls", *place, "--json").out)
+    for words, said in (
+        (("set",), "admission"),
+        (("stats",), "namespaces"),
+        (("verify",), "wrong"),
+        (("gc",), "freed_chunks"),
+        (("pin", one["name"]), "chunks"),
+        (("unpin", one["name"]), "chunks"),
+        (("rm", one["name"]), "chunks"),
+    ):
+        assert said in json.loads(command("store", *words, *place, "--json").out)
+
+
+def test_a_picture_of_the_store_and_of_the_first_token(
+    put, generate, command, long_document, tmp_path
+):
+    pytest.importorskip("matplotlib", reason="pip install 'hillinfer[figures]'")
+    place = ("--store", tmp_path / "store")
+    put("--store-size", "64MiB")
+    outcome, report = generate("--prompt-file", long_document, *ASKED, *place)
+    parts = report["first_token"]
+    assert {"find_seconds", "read_seconds", "compute_seconds", "question_seconds"} <= parts.keys()
+    spent = report["document_seconds"] + report["answers"][0]["question_seconds"]
+    assert sum(parts.values()) == pytest.approx(spent)
+    assert "first token" in outcome.err
+    stats = tmp_path / "stats.json"
+    stats.write_text(command("store", "stats", *place, "--json").out)
+    run = tmp_path / "run.json"
+    out = tmp_path / "store.svg"
+    drawn = command("store-picture", stats, run, "--out", out)
+    assert drawn.code == 0, drawn.err
+    assert ElementTree.parse(out).getroot().tag == "{http://www.w3.org/2000/svg}svg"
+    assert "s to the first token" in drawn.out
+    record = StoreRecord.read([stats, run])
+    # All of the store is told, and a row that is there is seen.
+    (held,) = record.held
+    assert held.total == 64 << 20
+    assert any(name.startswith("rows of model") for name in held.parts)
+    assert record.first_tokens[0].parts["read"] == parts["read_seconds"]
+    for said in ("[]", "{}", '{"first_token": {"a_seconds": -1}}', '{"namespaces": 3}'):
+        stats.write_text(said)
+        assert "is neither of hillinfer store stats" in command("store-picture", stats).error_line()
+    assert "cannot read" in command("store-picture", tmp_path / "none.json").error_line()

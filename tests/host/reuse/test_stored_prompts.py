@@ -1,16 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """A stored prefix comes back with the bits it had: into transformers' caches and HillInfer's."""
 
+import errno
+
 import pytest
 import torch
 from generation_runs import attached
 from tiny_models import DTYPES, FAMILIES, TinyModel, prompts
 from transformers import DynamicCache
 
+from hillinfer.drive.calls import DriveCalls
 from hillinfer.errors import CacheUseError
 from hillinfer.generate.answering import Generation, Sampling
 from hillinfer.reuse.stored_prompts import StoredPrompts
+from hillinfer.store.pool_files import StoreFailedError, insist
 from hillinfer.store.store import Store
+from hillinfer.store_rules import StoreRules
 
 MIB = 1 << 20
 NO_STOPS = frozenset()
@@ -93,6 +98,141 @@ def test_a_cache_that_holds_tokens_is_refused(store):
     Generation(model, cache, 64).read(ids)
     with pytest.raises(CacheUseError, match="holds 100 tokens: give a new one"):
         StoredPrompts(store, model).load_into(cache, ids)
+
+
+class TornDrive(DriveCalls):
+    """A drive that gives no rows back once it is torn; what is said of them still comes."""
+
+    is_torn = False
+
+    def read_many(self, way, reads, address):
+        if self.is_torn and reads.byte_counts.max() > 1 << 15:
+            raise OSError(errno.EIO, "Input/output error")
+        return super().read_many(way, reads, address)
+
+
+class WholeCache(DynamicCache):
+    """An ordinary cache that is full when a prefix is loaded: its kind does not stream."""
+
+
+@pytest.mark.parametrize("raising", [None, insist])
+def test_a_drive_that_fails_is_a_miss_or_an_error_where_that_is_wanted(tmp_path, raising):
+    model, ids = TinyModel(head_dim=32).build(), ids_of(200)
+    calls = TornDrive()
+    Store.create(tmp_path / "store", 64 * MIB)
+    with Store(tmp_path / "store", raising=raising, calls=calls) as store:
+        full = DynamicCache()
+        Generation(model, full, 64).read(ids)
+        stored = StoredPrompts(store, model)
+        assert stored.keep(full, ids) == 192
+        assert stored.load_into(WholeCache(), ids) == 192
+        calls.is_torn = True
+        cache = WholeCache()
+        if raising is None:
+            assert stored.load_into(cache, ids) == 0
+            assert cache.get_seq_length() == 0
+            # Pieces are read at once, and fail each.
+            assert store.counts.failures >= 1
+        else:
+            with pytest.raises(StoreFailedError, match=r"the store failed: .*Input/output"):
+                stored.load_into(cache, ids)
+        calls.is_torn = False
+        assert stored.load_into(WholeCache(), ids) == 192
+
+
+def test_a_token_that_is_read_alone_is_not_stored(store, cold_dir):
+    model = TinyModel(head_dim=32, dtype=torch.bfloat16).build()
+    for tokens, chunk, stored in ((128, 127, 64), (128, 64, 128), (192, 1, 0)):
+        salt = f"{tokens} {chunk}".encode()
+        with attached(model, cold_dir, alpha=0.2, store=store, salt=salt) as hill, torch.no_grad():
+            generation = Generation(model, hill.new_cache(400), chunk)
+            generation.read(ids_of(tokens))
+            assert generation.cache.read_from_store.stored_tokens == stored
+            generation.close()
+
+
+@torch.no_grad()
+def test_a_prompt_that_is_refused_is_answered_and_asked_for_once(tmp_path, cold_dir):
+    """What is not admitted lies in the cache's own files; the second prompt is stored."""
+    model = TinyModel(head_dim=32, dtype=torch.bfloat16).build()
+    ids = ids_of(2200)
+    Store.create(tmp_path / "store", 64 * MIB)
+    StoreRules(admission="seen-once").write(tmp_path / "store")
+    with attached(model, cold_dir, alpha=0.2) as hill:
+        plain = answer(Generation(model, hill.new_cache(2300), 256), ids)
+    with (
+        Store(tmp_path / "store", raising=insist) as store,
+        attached(model, cold_dir, alpha=0.2, store=store) as hill,
+    ):
+        for found, stored, refused in ((0, 0, 3), (0, 2176, 0), (2176, 0, 0)):
+            generation = Generation(model, hill.new_cache(2300), 256)
+            assert answer(generation, ids) == plain
+            told = generation.cache.read_from_store
+            assert (told.found_tokens, told.stored_tokens) == (found, stored)
+            assert (told.refused_chunks, told.failure) == (refused, "")
+            assert told.directory == str(tmp_path / "store")
+            generation.close()
+        assert store.counts.refused_chunks == 3
+        assert store.statistics()["leases"] == 0
+
+
+@torch.no_grad()
+def test_a_chunk_that_the_cap_refuses_stays_in_the_own_files(tmp_path, cold_dir):
+    model = TinyModel(head_dim=32, dtype=torch.bfloat16).build()
+    ids = ids_of(4000)
+    Store.create(tmp_path / "store", 64 * MIB)
+    with attached(model, cold_dir, alpha=0.2) as hill:
+        plain = answer(Generation(model, hill.new_cache(4050), 256), ids)
+    # Room for two or three of the four extents.
+    StoreRules(max_writes_per_day=2 * MIB).write(tmp_path / "store")
+    with (
+        Store(tmp_path / "store", raising=insist) as store,
+        attached(model, cold_dir, alpha=0.2, store=store) as hill,
+    ):
+        generation = Generation(model, hill.new_cache(4050), 256)
+        assert answer(generation, ids) == plain
+        told = generation.cache.read_from_store
+        assert 0 < told.stored_tokens < 3968
+        assert told.stored_tokens % 1024 == 0
+        assert told.refused_chunks == 1
+        generation.close()
+        assert store.metrics()["hillinfer_store_written_day_bytes"] <= 2 * MIB
+
+
+@torch.no_grad()
+def test_a_write_that_fails_ends_a_strict_run(tmp_path, cold_dir):
+    class FullDrive(DriveCalls):
+        def pwrite(self, descriptor, data, offset):
+            if len(data) > 1 << 13 and descriptor in own:
+                raise OSError(errno.EIO, "Input/output error")
+            return super().pwrite(descriptor, data, offset)
+
+    own = set()
+    model = TinyModel(head_dim=32, dtype=torch.bfloat16).build()
+    ids = ids_of(700)
+    Store.create(tmp_path / "store", 64 * MIB)
+    with attached(model, cold_dir, alpha=0.2) as hill:
+        plain = answer(Generation(model, hill.new_cache(800), 64), ids)
+
+    def answered(generation, ids):
+        tokens = answer(generation, ids)
+        generation.cache.await_stored()
+        return tokens
+
+    for raising in (None, insist):
+        with (
+            Store(tmp_path / "store", raising=raising, calls=FullDrive()) as store,
+            attached(model, cold_dir, alpha=0.2, store=store) as hill,
+        ):
+            own.update(file.descriptor for file in store.files)
+            generation = Generation(model, hill.new_cache(800), 64)
+            if raising is None:
+                assert answered(generation, ids) == plain
+                assert store.counts.failures == 1
+            else:
+                with pytest.raises(StoreFailedError, match="Input/output"):
+                    answered(generation, ids)
+            own.clear()
 
 
 def test_a_store_that_fails_costs_time_and_no_answer(store, cold_dir):

@@ -15,6 +15,7 @@ from hillinfer.system.files import check_apart, prepare_report
 from hillinfer.system.machine import NumberType
 from hillinfer_bench.decode.request import BenchRequest, Chosen
 from hillinfer_bench.figures.canvas import require_matplotlib, save_figure
+from hillinfer_bench.figures.store_figures import StoreRecord, store_figure, store_text
 from hillinfer_bench.figures.timeline_figures import TimelineRecord, timeline_figure
 from hillinfer_bench.figures.trace_figures import TraceRecord, lanes_figure, step_text
 from hillinfer_bench.quality.texts import TextsRequest
@@ -256,8 +257,33 @@ def trace_picture(
         print(out)
 
 
+def store_picture(
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            help="What `hillinfer store stats --json` printed, and reports of `hillinfer generate`."
+        ),
+    ],
+    *,
+    out: Annotated[
+        Path | None, typer.Option(help="Where the picture goes: SVG by its name, else PNG.")
+    ] = None,
+) -> None:
+    """Say what a store holds and where the time to the first token went, and draw it."""
+    if out is not None:
+        require_matplotlib()
+        check_apart((*(("FILE", file) for file in files), ("--out", out)))
+        prepare_report(out, "--out", "the picture")
+    record = StoreRecord.read(files)
+    if out is not None:
+        save_figure(store_figure(record), out)
+    print(store_text(record))
+    if out is not None:
+        print(out)
+
+
 main = Program(
     "hillinfer-bench",
     "Measures of HillInfer: decode beside rivals, selection quality, pools, traces, stores.",
-    (decode, quality, pools, traces, storing, compare, pool_picture, trace_picture),
+    (decode, quality, pools, traces, storing, compare, pool_picture, trace_picture, store_picture),
 )

@@ -10,7 +10,10 @@ if TYPE_CHECKING:
     from hillinfer.cli.ending import Program
 
 BENCH = frozenset(
-    {"decode", "quality", "pools", "traces", "storing", "compare", "pool-picture", "trace-picture"}
+    {
+        *("decode", "quality", "pools", "traces", "storing", "compare"),
+        *("pool-picture", "trace-picture", "store-picture"),
+    }
 )
 
 

@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`hillinfer store put`, `export` and `import`: documents that go into a store and out of it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hillinfer.cli.console import (
+    error_console,
+    panics_unsaid,
+    quiet_transformers,
+    reading_view,
+)
+from hillinfer.cli.generate import STOCK, Asking, GenerateRequest, read_document, reads_stdin
+from hillinfer.cli.store import (
+    Directory,
+    Json,
+    SaltOption,
+    SizeOption,
+    StoredName,
+    StoreUse,
+    named_by,
+    tell,
+)
+from hillinfer.cli.store_keys import KeyFileOption, KeyringOption, PassphraseOption
+from hillinfer.errors import SettingsError
+from hillinfer.generate.answering import Sampling
+from hillinfer.generate.prompt import PromptStyle
+from hillinfer.generate.special_tokens import SpecialTokens
+from hillinfer.models.registry_model import DEFAULT_MODEL
+from hillinfer.secrecy.key_sources import key_source
+from hillinfer.settings import QuestionReading, Settings
+from hillinfer.store.keys import Namespace
+from hillinfer.store.pool_files import StoreError, insist
+from hillinfer.store.store import Store
+from hillinfer.store_holdings import token_ids
+from hillinfer.system.files import check_apart, check_outside
+from hillinfer.system.machine import NumberType
+from hillinfer.values import ByteSize, format_bytes
+
+if TYPE_CHECKING:
+    from hillinfer.models.loader import LoadedModel
+
+_AUTO = "auto"
+_Model = Annotated[
+    str, typer.Option(help="Registry name, folder, GGUF file, or organisation/name on the hub.")
+]
+_Dtype = Annotated[
+    NumberType, typer.Option(help="auto: the model's own, float32 where a CPU is slow at it.")
+]
+
+
+def put(
+    *,
+    context: typer.Context,
+    store: Directory,
+    model: _Model = DEFAULT_MODEL,
+    prompt_file: Annotated[
+        Path | None, typer.Option(help="Text to read; - for standard input.")
+    ] = None,
+    prompt: Annotated[str | None, typer.Option(help="The text itself.")] = None,
+    prompt_style: Annotated[
+        PromptStyle, typer.Option(help="auto uses the model's chat template, plain does not.")
+    ] = PromptStyle.AUTO,
+    special_tokens: Annotated[
+        SpecialTokens, typer.Option(help="How special tokens in the text are read, as in generate.")
+    ] = SpecialTokens.TEXT,
+    prefill_chunk: Annotated[int, typer.Option(help="Prompt tokens of one forward pass.")] = 1024,
+    dram_budget: Annotated[
+        str, typer.Option(help="64MiB, 2GiB, or 25% of the KV cache, while it is read.")
+    ] = _AUTO,
+    cold_dir: Annotated[
+        Path | None, typer.Option(help="Directory on the drive, for rows while it is read.")
+    ] = None,
+    dtype: _Dtype = NumberType.AUTO,
+    threads: Annotated[int | None, typer.Option(help="Compute threads.")] = None,
+    projections: Annotated[
+        str, typer.Option(help="How linear layers are computed, as in generate.")
+    ] = STOCK,
+    store_size: SizeOption = None,
+    reuse: Annotated[
+        str, typer.Option(help="longest or exact, as the runs that are to find it say.")
+    ] = "longest",
+    salt: SaltOption = "",
+    key_file: KeyFileOption = None,
+    passphrase_file: PassphraseOption = None,
+    keyring: KeyringOption = None,
+    as_json: Json = False,
+) -> None:
+    """Read a document into a store, ahead of its questions."""
+    # Nothing is answered that a failure could not cost.
+    key = key_source(key_file, passphrase_file, keyring)
+    use = StoreUse.of(store, store_size, reuse, salt, key, insist, named_by(context))
+    request = GenerateRequest(
+        model=model,
+        number_type=dtype,
+        document=read_document(prompt_file, prompt),
+        prompt_style=prompt_style,
+        special_tokens=special_tokens,
+        questions=(),
+        asking=Asking.NOWHERE,
+        question_reading=QuestionReading.CHUNKS,
+        max_new_tokens=1,
+        sampling=Sampling(),
+        settings=Settings().changed(cold_dir=cold_dir),
+        budget=None if dram_budget == _AUTO else ByteSize.parse(dram_budget),
+        chunk_tokens=prefill_chunk,
+        threads=threads,
+        report=None,
+        compare=None,
+        projections=projections,
+        store=use,
+        prompt_file=None if reads_stdin(prompt_file, prompt) else prompt_file,
+    )
+    # torch and transformers take seconds to import: help and bad options do not wait for them.
+    quiet_transformers()
+    from hillinfer.cli.run import run
+
+    told = run(request, context.obj).store
+    assert told is not None, "a document was read and a store is named"
+    stored, refused = told.stored_tokens, told.refused_chunks
+    line = (
+        f"{told.found_tokens + stored} of {told.prompt_tokens} tokens are stored, {stored} of "
+        f"them new{f', {refused} chunks refused' * (refused > 0)}"
+    )
+    tell(asdict(told), line, as_json=as_json)
+
+
+def export(
+    context: typer.Context,
+    name: StoredName,
+    directory: Annotated[Path, typer.Argument(help="Of the session; not there yet, or empty.")],
+    *,
+    store: Directory,
+    model: _Model = DEFAULT_MODEL,
+    dtype: _Dtype = NumberType.AUTO,
+    shadow: Annotated[str, typer.Option(help="How keys are coded: int8, int4 or int2.")] = "int4",
+    salt: SaltOption = "",
+    key_file: KeyFileOption = None,
+    passphrase_file: PassphraseOption = None,
+    keyring: KeyringOption = None,
+    as_json: Json = False,
+) -> None:
+    """Write a stored prompt as a session, for generate --session and load_session."""
+    check_outside((("DIR", directory),), (("--store", store),))
+    mode = Settings().changed(shadow=shadow).shadow
+    if mode is None:
+        raise SettingsError("--shadow auto needs a cache to suit: give int8, int4 or int2")
+    # torch takes seconds to import: help and bad options do not wait for it.
+    from hillinfer.sessions.writing import prepare_target
+
+    prepare_target(directory)
+    with Store(store, key=key_source(key_file, passphrase_file, keyring)) as opened:
+        ids = token_ids(opened, name)
+        loaded, namespace = _loaded(context, opened, model, dtype, salt)
+        found = opened.find(namespace, ids, salt.encode())
+        if found is None or found.tokens < len(ids):
+            raise StoreError(
+                f"'{name}' was not stored by {loaded.name} in {loaded.model.dtype}: give the "
+                "--model, --dtype and --salt that stored it; what was stored for --reuse exact "
+                "or by --projections is no session"
+            )
+        from hillinfer.reuse.session_exchange import export_session
+        from hillinfer.sessions.fingerprint import ModelIdentity
+
+        identity = ModelIdentity(loaded.model).fingerprint(mode, loaded.tokenizer)
+        view = reading_view(error_console())
+        with found, view.stage("export", found.tokens) as advance:
+            told = export_session(found, directory, identity, advance)
+    tell(
+        {"directory": str(directory), **asdict(told)},
+        f"{directory}: a session of {told.tokens} tokens, {format_bytes(told.byte_count)}",
+        as_json=as_json,
+    )
+
+
+def import_(
+    context: typer.Context,
+    directory: Annotated[Path, typer.Argument(help="Of the session; it stays as it is.")],
+    *,
+    store: Directory,
+    model: _Model = DEFAULT_MODEL,
+    dtype: _Dtype = NumberType.AUTO,
+    salt: SaltOption = "",
+    key_file: KeyFileOption = None,
+    passphrase_file: PassphraseOption = None,
+    keyring: KeyringOption = None,
+    as_json: Json = False,
+) -> None:
+    """Store what a session holds of its document; rows of answers are left out."""
+    check_apart((("DIR", directory), ("--store", store)))
+    from hillinfer.sessions.opening import SavedSession
+
+    key = key_source(key_file, passphrase_file, keyring)
+    with Store(store, raising=insist, key=key) as opened, SavedSession(directory) as session:
+        loaded, namespace = _loaded(context, opened, model, dtype, salt)
+        from hillinfer.reuse.session_exchange import import_session
+        from hillinfer.sessions.fingerprint import ModelIdentity
+
+        own = session.manifest
+        identity = ModelIdentity(loaded.model).fingerprint(own.shadow, loaded.tokenizer)
+        own.fingerprint.check(identity, directory)
+        with reading_view(error_console()).stage("import", session.tokens) as advance:
+            told = import_session(opened, session, namespace, salt.encode(), advance)
+    stored = told.found_tokens + told.stored_tokens
+    tell(
+        asdict(told),
+        f"{stored} of {told.tokens} tokens are stored, {told.stored_tokens} of them new; "
+        f"{told.dense_tokens} were read densely",
+        as_json=as_json,
+    )
+
+
+def _loaded(
+    context: typer.Context, store: Store, model: str, dtype: NumberType, salt: str
+) -> tuple[LoadedModel, Namespace]:
+    """Return a model, and the namespace of what it stores as it is."""
+    quiet_transformers()
+    from hillinfer.cli.preflight import Surroundings
+    from hillinfer.models.loader import ModelOutline
+    from hillinfer.reuse.stored_prompts import StoredPrompts
+
+    around = context.obj or Surroundings()
+    with panics_unsaid():
+        outline = ModelOutline.read(around.locate(model, error_console().print), dtype)
+    loaded = outline.load()
+    return loaded, StoredPrompts(store, loaded.model, salt.encode()).namespace
+
+
+DOCUMENT_COMMANDS = (put, export, import_)
