@@ -233,6 +233,7 @@ def test_a_write_that_fails_ends_a_strict_run(tmp_path, cold_dir):
                 with pytest.raises(StoreFailedError, match="Input/output"):
                     answered(generation, ids)
             own.clear()
+            generation.close()
 
 
 def test_a_store_that_fails_costs_time_and_no_answer(store, cold_dir):
