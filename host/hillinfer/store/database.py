@@ -28,6 +28,8 @@ CREATE TABLE chunk(
   groups INT, children INT, hits REAL, last REAL, cost REAL, turn INT, pinned INT, worth REAL,
   UNIQUE(drive, unit));
 CREATE INDEX leaves ON chunk(worth) WHERE state = 2 AND children = 0;
+CREATE INDEX quarantined ON chunk(id) WHERE state = 3;
+CREATE INDEX tombed ON chunk(id) WHERE state = 4;
 CREATE INDEX branches ON chunk(parent_key);
 CREATE INDEX targets ON chunk(target) WHERE target IS NOT NULL;
 CREATE INDEX owned ON chunk(owner) WHERE owner IS NOT NULL;
@@ -41,6 +43,11 @@ CREATE TABLE free(drive INT, unit INT, units INT, PRIMARY KEY(drive, unit))
   WITHOUT ROWID;
 """
 _BUSY_SECONDS = 10.0
+# The log is copied into the database when it has so many pages, SQLite's own default.
+_LOG_PAGES = 1000
+_MOST_LOG_PAGES = 1500
+# Texts of queries that are kept prepared.
+_PREPARED = 256
 # Of what nobody can find: it goes before everything else.
 UNREACHABLE = -1e300
 
@@ -123,6 +130,7 @@ class Database:
                 timeout=_BUSY_SECONDS,
                 isolation_level=None,
                 check_same_thread=False,
+                cached_statements=_PREPARED,
             )
             try:
                 # What a power cut loses of the last transactions the drives' headers contradict.
@@ -170,6 +178,20 @@ class Database:
         except sqlite3.Error as error:
             raise StoreError(f"the store's index {path} cannot be made: {error}") from error
         return cls(path, pool)
+
+    @contextmanager
+    def brief_transaction(self) -> Iterator[sqlite3.Connection]:
+        """Change all or nothing like `transaction`, and leave the log's copying to a later one.
+
+        Copying the log into the database waits for the drive, which a lookup should not.
+        """
+        with self._lock:
+            self.rows(f"PRAGMA wal_autocheckpoint = {_MOST_LOG_PAGES}")
+            try:
+                with self.transaction() as db:
+                    yield db
+            finally:
+                self.rows(f"PRAGMA wal_autocheckpoint = {_LOG_PAGES}")
 
     def close(self) -> None:
         """Close the connection."""

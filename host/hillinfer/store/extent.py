@@ -13,7 +13,10 @@ layer. There are two, written in turn: one that was torn leaves the other.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass, replace
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -177,12 +180,15 @@ class Sheet:
         uint32 (layers, 16), CRC-32C of each group's rows behind its salt.
     shadow_sums
         uint32 (layers,), likewise; 0 where there is no shadow.
+    hashed
+        What `group_keys` is where somebody has hashed these token numbers already.
     """
 
     header: Header
     ids: NDArray[np.uint32]
     row_sums: NDArray[np.uint32]
     shadow_sums: NDArray[np.uint32]
+    hashed: Sequence[bytes] | None = field(default=None, repr=False, compare=False)
 
     @classmethod
     def empty(cls, header: Header) -> Sheet:
@@ -198,6 +204,8 @@ class Sheet:
     @cached_property
     def group_keys(self) -> list[bytes]:
         """The key of each prefix that ends with a filled group."""
+        if self.hashed is not None:
+            return list(self.hashed)
         filled = self.ids[: self.header.groups * GROUP_TOKENS]
         return group_keys(self.header.parent, filled)
 
@@ -239,59 +247,190 @@ class Sheet:
         return page + _CRC.pack(checksum(page)), body
 
 
-def read_header(page: bytes, pool: bytes) -> tuple[Header, int] | None:
-    """Return the header that a page holds, and the checksum of what follows it.
+@dataclass(frozen=True)
+class Expected:
+    """What a sheet must say to be of a prompt: whose rows, behind which prefix, of which tokens.
+
+    Parameters
+    ----------
+    namespace
+        Digest of the namespace.
+    parent
+        Key of the prefix before the chunk.
+    keys
+        Of the prefixes that end with the chunk's groups, as many as are wanted.
+    ids
+        Token numbers of those groups, 4 bytes each, as `TOKEN_TYPE`.
+    """
+
+    namespace: bytes
+    parent: bytes
+    keys: Sequence[bytes]
+    ids: bytes
+
+    def covered_by(self, sheet: Sheet) -> int:
+        """Return how many groups a sheet covers: all that it has and that are wanted, or none.
+
+        Token numbers are compared one by one, whatever the keys say.
+        """
+        header = sheet.header
+        groups = min(header.groups, len(self.keys))
+        size = groups * GROUP_TOKENS
+        same = (
+            header.namespace == self.namespace
+            and header.parent == self.parent
+            and sheet.ids[:size].tobytes() == self.ids[: size * TOKEN_TYPE.itemsize]
+            and sheet.group_keys[:groups] == list(self.keys[:groups])
+        )
+        return groups if same else 0
+
+
+def read_headers(pages: NDArray[np.uint8], pool: bytes) -> list[tuple[Header, int] | None]:
+    """Return the header that each of many pages holds, and the checksum of what follows it.
 
     None where there is none, or not one of this pool and version.
 
     Parameters
     ----------
-    page
-        The first page of a sheet.
+    pages
+        uint8 (pages, 4096), the first ones of sheets.
     pool
         Identity of the store.
     """
-    if len(page) < PAGE_BYTES or not page.startswith(_MAGIC):
-        return None
-    content, (crc,) = page[: PAGE_BYTES - _CRC.size], _CRC.unpack(page[-_CRC.size :])
-    if checksum(content) != crc:
-        return None
-    _, version, has_shadow, *fields, body_crc = _HEADER.unpack_from(content)
-    # In the order in which `Header` has them.
-    header = Header(*[*fields, bool(has_shadow)])
-    if version != STORE_VERSION or header.pool != pool or not 0 < header.groups <= CHUNK_GROUPS:
-        return None
-    return header, body_crc
+    found: list[tuple[Header, int] | None] = [None] * len(pages)
+    magic = np.frombuffer(_MAGIC, np.uint8)
+    likely: NDArray[np.int64]
+    (likely,) = (pages[:, : len(magic)] == magic).all(axis=1).nonzero()
+    contents = np.ascontiguousarray(pages[likely, : PAGE_BYTES - _CRC.size])
+    sums = native_library().crc32c(contents, np.zeros(len(likely), np.uint32))
+    told = np.ascontiguousarray(pages[likely, PAGE_BYTES - _CRC.size :]).view("<u4")[:, 0]
+    for at in (sums == told).nonzero()[0].tolist():
+        _, version, has_shadow, *fields, body_crc = _HEADER.unpack_from(contents[at])
+        # In the order in which `Header` has them.
+        header = Header(*[*fields, bool(has_shadow)])
+        if version == STORE_VERSION and header.pool == pool and 0 < header.groups <= CHUNK_GROUPS:
+            found[int(likely[at])] = header, body_crc
+    return found
 
 
-def read_sheet(page: bytes, body: bytes, pool: bytes) -> Sheet | None:
-    """Return the sheet that a header page and a body are; None where they are none that is whole.
+def read_body(
+    header: Header, crc: int, body: bytes, expected: Expected | None = None
+) -> Sheet | None:
+    """Return the sheet that a header and a body are; None where the body is another one.
 
     Its keys are those of its token numbers, or it is none.
+
+    Parameters
+    ----------
+    header, crc
+        As from `read_headers`.
+    body
+        What follows the header.
+    expected
+        Spares hashing where the token numbers are just these.
     """
-    found = read_header(page, pool)
-    if found is None:
-        return None
-    header, crc = found
     if len(body) != header.shape.body_bytes or checksum(body) != crc:
         return None
     ids = np.frombuffer(body, TOKEN_TYPE, CHUNK_TOKENS)
     sums = np.frombuffer(body, "<u4", header.layers * (CHUNK_GROUPS + 1), ids.nbytes)
     rows = sums[: header.layers * CHUNK_GROUPS].reshape(header.layers, CHUNK_GROUPS)
-    sheet = Sheet(header, ids, rows, sums[header.layers * CHUNK_GROUPS :])
+    hashed = None
+    if (
+        expected is not None
+        and len(expected.keys) >= header.groups
+        and header.parent == expected.parent
+        and body.startswith(expected.ids[: header.groups * GROUP_TOKENS * TOKEN_TYPE.itemsize])
+    ):
+        # Equal numbers behind an equal key have equal keys.
+        hashed = tuple(expected.keys[: header.groups])
+    sheet = Sheet(header, ids, rows, sums[header.layers * CHUNK_GROUPS :], hashed)
     return sheet if sheet.group_keys[-1] == header.key else None
 
 
-def read_sheets(data: bytes, shape: ExtentShape, pool: bytes) -> list[tuple[int, Sheet]]:
-    """Return the whole sheets that an extent of some shape begins with, and the slot of each."""
+def read_sheets(
+    data: NDArray[np.uint8],
+    shape: ExtentShape,
+    pool: bytes,
+    expected: Sequence[Expected | None] | None = None,
+) -> list[list[tuple[int, Sheet]]]:
+    """Return the whole sheets that extents of some shape begin with, the newer one first.
+
+    Each with the number of its slot.
+
+    Parameters
+    ----------
+    data
+        uint8 (extents, sheets_bytes).
+    shape, pool
+        Of the extents, and identity of the store.
+    expected
+        Of each extent: a newer sheet that is of this prompt comes alone.
+    """
+    pages = data[:, : 2 * PAGE_BYTES].reshape(-1, PAGE_BYTES)
+    headers = read_headers(pages, pool)
     found = []
-    for slot in range(2):
-        page = data[slot * PAGE_BYTES : (slot + 1) * PAGE_BYTES]
-        start = shape.body_at(slot)
-        sheet = read_sheet(page, data[start : start + shape.body_bytes], pool)
-        if sheet is not None and sheet.header.shape == shape:
-            found.append((slot, sheet))
+    for at, extent in enumerate(data):
+        wanted = None if expected is None else expected[at]
+        own: list[tuple[int, Sheet]] = []
+        slots = [
+            (slot, *known)
+            for slot in range(2)
+            if (known := headers[2 * at + slot]) is not None and known[0].shape == shape
+        ]
+        for slot, header, crc in sorted(slots, key=lambda one: -one[1].generation):
+            start = shape.body_at(slot)
+            body = extent[start : start + shape.body_bytes].tobytes()
+            sheet = read_body(header, crc, body, wanted)
+            if sheet is not None:
+                own.append((slot, sheet))
+                if wanted is not None and wanted.covered_by(sheet):
+                    break
+        found.append(own)
     return found
+
+
+class SheetCache:
+    """Sheets that this process has read, so that finding them again takes no read of a drive.
+
+    What lies at a place under a generation never changes: the index tells the generation of what
+    it lets find, and whoever writes there takes a new one. Any thread may use it.
+
+    Parameters
+    ----------
+    most_bytes
+        That its sheets may take; those that were used longest ago go first.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._bytes = 0
+        self._lock = threading.Lock()
+        self._sheets: OrderedDict[tuple[int, int, int], tuple[int, Sheet]] = OrderedDict()
+
+    def get(self, drive: int, unit: int, generation: int) -> tuple[int, Sheet] | None:
+        """Return the sheet of a generation at a place, and its slot; None where it is not kept."""
+        key = drive, unit, generation
+        with self._lock:
+            found = self._sheets.get(key)
+            if found is not None:
+                self._sheets.move_to_end(key)
+            return found
+
+    def keep(self, drive: int, unit: int, slot: int, sheet: Sheet) -> None:
+        """Keep a sheet that was just read from a place."""
+        key = drive, unit, sheet.header.generation
+        with self._lock:
+            if key not in self._sheets:
+                self._bytes += _memory_of(sheet)
+                self._sheets[key] = slot, sheet
+            while self._bytes > self._most_bytes:
+                _, (_, gone) = self._sheets.popitem(last=False)
+                self._bytes -= _memory_of(gone)
+
+
+def _memory_of(sheet: Sheet) -> int:
+    # Its body, its keys and what Python takes for the rest.
+    return sheet.header.shape.body_bytes + 3072
 
 
 # --- Checksums ---

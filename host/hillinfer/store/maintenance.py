@@ -19,15 +19,16 @@ from hillinfer.store.extent import (
     Header,
     Sheet,
     group_sums,
-    read_header,
+    read_headers,
     read_sheets,
 )
 from hillinfer.store.keys import CHUNK_TOKENS
 from hillinfer.store.pool_files import PoolFile, Span, StoreError
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
-# Headers that are read at once.
+# Headers that are looked for at once, and sheets that are read at once.
 _AT_ONCE = 512
+_SHEETS_AT_ONCE = 128
 _THREADS = 16
 
 
@@ -37,17 +38,24 @@ class Found:
 
     Parameters
     ----------
-    span, sheet
-        Where it lies, and what its newer whole sheet says.
+    span
+        Where it lies.
+    header, keys
+        What its newer whole sheet says, and the keys of the prefixes that end with its groups.
     """
 
     span: Span
-    sheet: Sheet
+    header: Header
+    keys: Sequence[bytes]
 
-    @property
-    def header(self) -> Header:
-        """Its header."""
-        return self.sheet.header
+    @classmethod
+    def of(cls, drive: int, unit: int, sheets: Sequence[tuple[int, Sheet]]) -> Found | None:
+        """Return what lies at a place, None where no sheet is whole."""
+        if not sheets:
+            return None
+        best = max((one for _, one in sheets), key=lambda one: one.header.generation)
+        span = Span(drive, unit, best.header.shape.units)
+        return cls(span, best.header, best.group_keys)
 
 
 def rebuild(database: Database, files: Sequence[PoolFile], pool: bytes, now: float) -> int:
@@ -109,7 +117,7 @@ def rebuild(database: Database, files: Sequence[PoolFile], pool: bytes, now: flo
             number = int(added.lastrowid or 0)
             db.executemany(
                 "INSERT OR IGNORE INTO prefix VALUES (?, ?, ?)",
-                [(key, number, groups) for groups, key in enumerate(one.sheet.group_keys, 1)],
+                [(key, number, groups) for groups, key in enumerate(one.keys, 1)],
             )
             if parent is not None:
                 db.execute("UPDATE chunk SET children = children + 1 WHERE id = ?", (parent,))
@@ -145,43 +153,63 @@ def _fill_free(
 
 def _scan(file: PoolFile, drive: int, pool: bytes) -> Iterator[Found]:
     """Yield the chunks that a file holds."""
-    units = file.byte_count // UNIT_BYTES
+    units, unit = file.byte_count // UNIT_BYTES, 1
+    while unit < units:
+        likely = _likely(file, unit, units, pool)
+        found = next(filter(None, (_found(file, drive, at, pool) for at in likely)), None)
+        if found is None:
+            return
+        yield found
+        unit = found.span.unit + found.span.units
+        # Extents of one model lie one behind the other: no unit between them need be looked at.
+        for following in _row(file, drive, unit, found.header.shape, pool):
+            yield following
+            unit += following.span.units
+
+
+def _likely(file: PoolFile, unit: int, units: int, pool: bytes) -> Iterator[int]:
+    """Yield the units from one on that begin with a header."""
     size = 2 * PAGE_BYTES
     memory = aligned_buffer(_AT_ONCE * size)
-    unit = 1
-    while unit < units:
-        count = min(_AT_ONCE, units - unit)
-        places = np.arange(count)
+    for start in range(unit, units, _AT_ONCE):
+        places = np.arange(min(_AT_ONCE, units - start))
         file.read_many(
-            Reads((unit + places) * UNIT_BYTES, places * size, np.full(count, size)),
+            Reads((start + places) * UNIT_BYTES, places * size, np.full(len(places), size)),
             memory,
             _THREADS,
         )
-        following = unit + count
-        at = unit
-        while at < unit + count:
-            pages = memory[(at - unit) * size :][:size].tobytes()
-            found = _found(file, Span(drive, at, 1), pages, pool)
-            if found is not None:
-                yield found
-            at += 1 if found is None else found.span.units
-        unit = max(following, at)
+        headers = read_headers(memory[: len(places) * size].reshape(-1, PAGE_BYTES), pool)
+        for at in places.tolist():
+            if headers[2 * at] is not None or headers[2 * at + 1] is not None:
+                yield start + at
 
 
-def _found(file: PoolFile, span: Span, pages: bytes, pool: bytes) -> Found | None:
-    headers = [
-        header
-        for start in (0, PAGE_BYTES)
-        if (header := read_header(pages[start : start + PAGE_BYTES], pool)) is not None
-    ]
-    best: Sheet | None = None
-    for shape in {header[0].shape for header in headers}:
-        for _, sheet in _sheets(file, span.offset, shape, pool):
-            if best is None or best.header.generation < sheet.header.generation:
-                best = sheet
-    if best is None:
-        return None
-    return Found(Span(span.drive, span.unit, best.header.shape.units), best)
+def _row(file: PoolFile, drive: int, unit: int, shape: ExtentShape, pool: bytes) -> Iterator[Found]:
+    """Yield the chunks of one shape that lie one behind the other from a unit on."""
+    size, units = shape.sheets_bytes, file.byte_count // UNIT_BYTES
+    memory = aligned_buffer(_SHEETS_AT_ONCE * size)
+    while count := min(_SHEETS_AT_ONCE, (units - unit) // shape.units):
+        places = np.arange(count)
+        offsets = (unit + places * shape.units) * UNIT_BYTES
+        file.read_many(Reads(offsets, places * size, np.full(count, size)), memory, _THREADS)
+        for sheets in read_sheets(memory[: count * size].reshape(count, size), shape, pool):
+            found = Found.of(drive, unit, sheets)
+            if found is None:
+                return
+            yield found
+            unit += shape.units
+
+
+def _found(file: PoolFile, drive: int, unit: int, pool: bytes) -> Found | None:
+    pages = aligned_buffer(2 * PAGE_BYTES)
+    file.read(pages, unit * UNIT_BYTES)
+    shapes = {
+        header[0].shape
+        for header in read_headers(pages.reshape(-1, PAGE_BYTES), pool)
+        if header is not None
+    }
+    sheets = [one for shape in shapes for one in _sheets(file, unit * UNIT_BYTES, shape, pool)]
+    return Found.of(drive, unit, sheets)
 
 
 def _sheets(
@@ -191,7 +219,7 @@ def _sheets(
         return []
     data = aligned_buffer(shape.sheets_bytes)
     file.read(data, offset)
-    return read_sheets(data.tobytes(), shape, pool)
+    return read_sheets(data.reshape(1, -1), shape, pool)[0]
 
 
 # --- What is stored, by the prompts it came from ---

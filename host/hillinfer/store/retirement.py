@@ -71,8 +71,11 @@ class Retirement:
                 (State.QUARANTINED, number),
             )
             db.execute(
-                "WITH RECURSIVE below(id) AS (SELECT id FROM chunk WHERE parent = ?1 "
-                "UNION SELECT c.id FROM chunk c JOIN below b ON c.parent = b.id) "
+                # By the key, which has an index.
+                "WITH RECURSIVE below(id, key) AS (SELECT c.id, c.key FROM chunk c "
+                "JOIN chunk a ON c.parent_key = a.key WHERE a.id = ?1 AND c.parent = a.id "
+                "UNION SELECT c.id, c.key FROM chunk c JOIN below b ON c.parent_key = b.key "
+                "AND c.parent = b.id) "
                 "UPDATE chunk SET worth = ?2 WHERE id IN below",
                 (number, UNREACHABLE),
             )
@@ -81,9 +84,8 @@ class Retirement:
         """Give the room of quarantined chunks up that nobody leases; `tombed` has them then."""
         with self._database.transaction() as db:
             rows = db.execute(
-                "SELECT id FROM chunk c WHERE state = ? AND NOT EXISTS "
-                "(SELECT 1 FROM lease WHERE chunk = c.id)",
-                (State.QUARANTINED,),
+                f"SELECT id FROM chunk c WHERE state = {State.QUARANTINED:d} AND NOT EXISTS "
+                "(SELECT 1 FROM lease WHERE chunk = c.id)"
             ).fetchall()
             for (number,) in rows:
                 tomb(db, number)
@@ -91,7 +93,7 @@ class Retirement:
     def tombed(self) -> list[Chunk]:
         """Return all chunks whose headers are to go from their drives."""
         rows = self._database.rows(
-            f"SELECT {CHUNK_COLUMNS} FROM chunk c WHERE state = ?", (State.TOMBED,)
+            f"SELECT {CHUNK_COLUMNS} FROM chunk c WHERE state = {State.TOMBED:d}"
         )
         return [chunk_of(row) for row in rows]
 

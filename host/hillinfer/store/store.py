@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import sqlite3
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -21,15 +20,15 @@ from hillinfer.drive.leftovers import ScratchPath, sweep
 from hillinfer.errors import HillInferError, reason_of, way_out
 from hillinfer.store.database import Chunk, Database
 from hillinfer.store.eviction import DEFAULT_EVICTION, Turns, make_eviction_policy
-from hillinfer.store.extent import Sheet, read_sheets
+from hillinfer.store.extent import Expected, Sheet, SheetCache, read_sheets
 from hillinfer.store.index import Index
 from hillinfer.store.keys import (
     CHUNK_GROUPS,
-    CHUNK_TOKENS,
     TOKEN_TYPE,
     Namespace,
     group_keys,
     root_key,
+    token_words,
 )
 from hillinfer.store.maintenance import Parts, Verified, chunks_of, rebuild, verify
 from hillinfer.store.pool_files import ABOUT, PoolFile, StoreError, StorePlaces
@@ -41,8 +40,11 @@ from hillinfer_model.kernel_spec import GROUP_TOKENS
 
 # By this name the index notes what was learned of conversations.
 _TURNS = "turns"
-# Sheets that are read at once.
-_SHEETS_AT_ONCE = 8
+# Sheets that are read at once, and what those may take that are kept in memory.
+_SHEETS_AT_ONCE = 16
+_SHEET_BYTES = 32 << 20
+_GROUP_BYTES = GROUP_TOKENS * TOKEN_TYPE.itemsize
+_LOOK_SECONDS = 0.005
 
 
 @dataclass
@@ -117,6 +119,7 @@ class Store:
         self._pid = os.getpid()
         self._counts = StoreCounts()
         self._turns = Turns()
+        self._sheet_cache = SheetCache(_SHEET_BYTES)
         self.places = StorePlaces.read(Path(directory))
         with ExitStack() as opened:
             files = []
@@ -315,39 +318,68 @@ class Store:
 
     def _database(self, files: Sequence[PoolFile], clock: Callable[[], float]) -> Database:
         """Return the index' database, made anew from the drives where it is lost or broken."""
-        path, units = self.places.index, [file.units for file in files]
+        path = self.places.index
+        known = self._known_database()
+        if known is not None:
+            return known
+        try:
+            # One process at a time: of what one stores already, another that still looks at the
+            # drives would take headers away.
+            with self._alone():
+                known = self._known_database()
+                if known is not None:
+                    return known
+                for suffix in ("-wal", "-shm"):
+                    path.with_name(path.name + suffix).unlink(missing_ok=True)
+                if path.exists():
+                    path.replace(path.with_suffix(".broken"))
+                sweep(self.places.directory)
+                scratch = ScratchPath.make_directory(self.places.directory, DriveCalls())
+                try:
+                    beside = scratch.path / path.name
+                    units = [file.units for file in files]
+                    with closing(Database.make(beside, self.places.pool, units)) as new:
+                        rebuild(new, files, self.places.pool, clock())
+                    beside.rename(path)
+                finally:
+                    scratch.remove()
+        except OSError as error:
+            raise StoreError(
+                f"the index of the store {self.places.directory} cannot be made anew: "
+                f"{reason_of(error)}; {way_out(error, 'choose another --store')}"
+            ) from error
+        return Database(path, self.places.pool)
+
+    def _known_database(self) -> Database | None:
+        """Return the index' database as it is; None where it must be made anew."""
+        path = self.places.index
         if path.exists():
             try:
                 return Database(path, self.places.pool)
             except StoreError as error:
                 if not isinstance(error.__cause__, sqlite3.DatabaseError) or self._is_shared():
                     raise
-            for suffix in ("-wal", "-shm"):
-                path.with_name(path.name + suffix).unlink(missing_ok=True)
-            path.replace(path.with_suffix(".broken"))
-        if self._is_shared() and not path.exists():
+        elif self._is_shared():
             raise StoreError(
                 f"the index of the store {self.places.directory} is gone while other processes use "
                 "it: end them, and it is made anew from what the drives hold"
             )
-        beside = path.with_name(f".{secrets.token_hex(8)}.sqlite")
+        return None
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Wait until no other process makes the index anew, and let none begin."""
+        calls = DriveCalls()
+        descriptor = calls.open(self.places.directory / ABOUT, os.O_RDONLY)
         try:
-            new = Database.make(beside, self.places.pool, units)
-            try:
-                rebuild(new, files, self.places.pool, clock())
-            finally:
-                new.close()
-            # Where another process was faster, that one's counts.
-            with suppress(FileExistsError):
-                os.link(beside, path)
-        except OSError as error:
-            raise StoreError(
-                f"the index of the store {self.places.directory} cannot be made anew: "
-                f"{reason_of(error)}; {way_out(error, 'choose another --store')}"
-            ) from error
+            while True:
+                with suppress(BlockingIOError):
+                    calls.lock(descriptor)
+                    break
+                time.sleep(_LOOK_SECONDS)
+            yield
         finally:
-            beside.unlink(missing_ok=True)
-        return Database(path, self.places.pool)
+            calls.close(descriptor)
 
     def _resume_turns(self) -> None:
         """Take up what earlier processes learned of conversations, where it is to be had."""
@@ -361,49 +393,72 @@ class Store:
         return any(self.places.owners.iterdir())
 
     def _find(self, namespace: Namespace, ids: Sequence[int], salt: bytes) -> StoredPrefix | None:
-        words = np.ascontiguousarray(ids, TOKEN_TYPE)
-        keys = group_keys(root_key(namespace.digest, salt), words)
+        words = token_words(ids)
+        data, digest = words.tobytes(), namespace.digest
+        root = root_key(digest, salt)
+        keys = group_keys(root, words)
         leased = self.index.lookup(keys, self._owner)
+        expected = []
+        for position, (_, groups) in enumerate(leased):
+            first = position * CHUNK_GROUPS
+            own_keys = keys[first : first + groups]
+            own_ids = data[first * _GROUP_BYTES : (first + groups) * _GROUP_BYTES]
+            expected.append(Expected(digest, keys[first - 1] if first else root, own_keys, own_ids))
         kept: list[StoredChunk] = []
         try:
-            sheets = self._sheets([chunk for chunk, _ in leased])
-            for position, ((chunk, groups), found) in enumerate(zip(leased, sheets, strict=True)):
-                own_keys = keys[position * CHUNK_GROUPS : position * CHUNK_GROUPS + groups]
-                own_ids = words[position * CHUNK_TOKENS :][: groups * GROUP_TOKENS]
-                best = _best(found, namespace, own_keys, own_ids)
-                if best is None:
+            sheets = self._sheets([chunk for chunk, _ in leased], expected)
+            for (chunk, groups), wanted, found in zip(leased, expected, sheets, strict=True):
+                own = [
+                    StoredChunk(chunk, sheet, slot, covered)
+                    for slot, sheet in found
+                    if (covered := wanted.covered_by(sheet))
+                ]
+                if not own:
                     self._quarantine(chunk, "what its drive says of it")
                     break
-                kept.append(StoredChunk(chunk, best[1], best[0], best[2]))
-                if best[2] < groups:
+                kept.append(own[0])
+                if own[0].groups < groups:
                     break
         finally:
             # What is not kept is released whatever happened.
-            self.index.release(self._owner, [chunk.number for chunk, _ in leased[len(kept) :]])
+            gone = [chunk.number for chunk, _ in leased[len(kept) :]]
+            if gone:
+                self.index.release(self._owner, gone)
         if not kept:
             return None
         self.room.touch([chunk.record for chunk in kept])
         return StoredPrefix(kept, self.files, self._release, self._wrong)
 
-    def _sheets(self, chunks: Sequence[Chunk]) -> list[list[tuple[int, Sheet]]]:
-        """Return the whole sheets of each chunk of one namespace, with their slots, in two."""
-        if not chunks:
-            return []
+    def _sheets(
+        self, chunks: Sequence[Chunk], expected: Sequence[Expected]
+    ) -> list[list[tuple[int, Sheet]]]:
+        """Return the whole sheets of each chunk of one namespace, the newer first, and slots."""
+        found: list[list[tuple[int, Sheet]]] = [
+            [] if known is None else [known] for known in map(self._known_sheet, chunks)
+        ]
+        missing = [at for at, sheets in enumerate(found) if not sheets]
+        if not missing:
+            return found
         shape = self.index.shape(chunks[0].namespace)
         size = shape.sheets_bytes
-        memory = aligned_buffer(len(chunks) * size)
+        memory = aligned_buffer(len(missing) * size).reshape(len(missing), size)
         for drive, file in enumerate(self.files):
-            own = [at for at, chunk in enumerate(chunks) if chunk.span.drive == drive]
-            if own:
-                offsets = np.array([chunks[at].span.offset for at in own], np.int64)
-                places = np.array(own, np.int64) * size
-                file.read_many(
-                    Reads(offsets, places, np.full(len(own), size)), memory, _SHEETS_AT_ONCE
-                )
-        return [
-            read_sheets(memory[at * size : (at + 1) * size].tobytes(), shape, self.places.pool)
-            for at in range(len(chunks))
-        ]
+            rows = [row for row, at in enumerate(missing) if chunks[at].span.drive == drive]
+            if rows:
+                offsets = np.array([chunks[missing[row]].span.offset for row in rows], np.int64)
+                reads = Reads(offsets, np.array(rows, np.int64) * size, np.full(len(rows), size))
+                file.read_many(reads, memory.reshape(-1), _SHEETS_AT_ONCE)
+        wanted = [expected[at] for at in missing]
+        read = read_sheets(memory, shape, self.places.pool, wanted)
+        for at, sheets in zip(missing, read, strict=True):
+            found[at] = sheets
+            span = chunks[at].span
+            for slot, sheet in sheets:
+                self._sheet_cache.keep(span.drive, span.unit, slot, sheet)
+        return found
+
+    def _known_sheet(self, chunk: Chunk) -> tuple[int, Sheet] | None:
+        return self._sheet_cache.get(chunk.span.drive, chunk.span.unit, chunk.generation)
 
     def _quarantine(self, chunk: Chunk, what: str) -> None:
         self._counts.quarantined_chunks += 1
@@ -421,6 +476,7 @@ class Store:
     def _release(self, chunks: list[int]) -> None:
         try:
             self.index.release(self._owner, chunks)
+            self.room.write_due()
         except StoreError as error:
             self._failed(error)
 
@@ -445,25 +501,3 @@ class Store:
             raise StoreError(
                 "this store was opened before the process forked: open it again in the child"
             )
-
-
-def _best(
-    sheets: Sequence[tuple[int, Sheet]],
-    namespace: Namespace,
-    keys: Sequence[bytes],
-    ids: np.ndarray,
-) -> tuple[int, Sheet, int] | None:
-    """Return the sheet that covers most of a prompt's groups, its slot, and how many it covers.
-
-    Its keys and token numbers are those of the prompt, or it covers none.
-    """
-    found = None
-    for slot, sheet in sorted(sheets, key=lambda one: one[1].header.generation):
-        header = sheet.header
-        if header.namespace != namespace.digest:
-            continue
-        groups = min(header.groups, len(keys))
-        same_ids = np.array_equal(sheet.ids[: groups * GROUP_TOKENS], ids[: groups * GROUP_TOKENS])
-        if sheet.group_keys[:groups] == list(keys[:groups]) and same_ids:
-            found = slot, sheet, groups
-    return found

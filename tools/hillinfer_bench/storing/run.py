@@ -21,8 +21,9 @@ from hillinfer.system.files import prepare_report
 from hillinfer.system.machine import NumberType
 from hillinfer_bench.quality.texts import standard_library_samples
 from hillinfer_bench.report.kinds import MachineKind
-from hillinfer_bench.storing.damage import Losses, failing_calls, flips, kills
+from hillinfer_bench.storing.damage import Losses, failing_calls, flips
 from hillinfer_bench.storing.first_token import FirstToken, measure_first_token
+from hillinfer_bench.storing.kills import kills
 from hillinfer_bench.storing.speed import (
     SHAPES,
     LookupRow,
