@@ -313,24 +313,11 @@ def read_headers(pages: NDArray[np.uint8], pool: bytes) -> list[tuple[Header, in
     return found
 
 
-def read_body(
-    header: Header, crc: int, body: bytes, expected: Expected | None = None
-) -> Sheet | None:
-    """Return the sheet that a header and a body are; None where the body is another one.
+def _sheet_of(header: Header, body: bytes, expected: Expected | None) -> Sheet | None:
+    """Return the sheet of a header and its whole body; None where its keys are not its tokens'.
 
-    Its keys are those of its token numbers, or it is none.
-
-    Parameters
-    ----------
-    header, crc
-        As from `read_headers`.
-    body
-        What follows the header.
-    expected
-        Spares hashing where the token numbers are just these.
+    Hashing is spared where the token numbers are just those that are expected.
     """
-    if len(body) != header.shape.body_bytes or checksum(body) != crc:
-        return None
     ids = np.frombuffer(body, TOKEN_TYPE, CHUNK_TOKENS)
     sums = np.frombuffer(body, "<u4", header.layers * (CHUNK_GROUPS + 1), ids.nbytes)
     rows = sums[: header.layers * CHUNK_GROUPS].reshape(header.layers, CHUNK_GROUPS)
@@ -366,26 +353,24 @@ def read_sheets(
     expected
         Of each extent: a newer sheet that is of this prompt comes alone.
     """
-    pages = data[:, : 2 * PAGE_BYTES].reshape(-1, PAGE_BYTES)
-    headers = read_headers(pages, pool)
-    found = []
-    for at, extent in enumerate(data):
-        wanted = None if expected is None else expected[at]
-        own: list[tuple[int, Sheet]] = []
-        slots = [
-            (slot, *known)
-            for slot in range(2)
-            if (known := headers[2 * at + slot]) is not None and known[0].shape == shape
-        ]
-        for slot, header, crc in sorted(slots, key=lambda one: -one[1].generation):
-            start = shape.body_at(slot)
-            body = extent[start : start + shape.body_bytes].tobytes()
-            sheet = read_body(header, crc, body, wanted)
-            if sheet is not None:
-                own.append((slot, sheet))
-                if wanted is not None and wanted.covered_by(sheet):
-                    break
-        found.append(own)
+    headers = read_headers(data[:, : 2 * PAGE_BYTES].reshape(-1, PAGE_BYTES), pool)
+    bodies = data[:, 2 * PAGE_BYTES :].reshape(len(headers), shape.body_bytes)
+    likely = [at for at, one in enumerate(headers) if one is not None and one[0].shape == shape]
+    sums = native_library().crc32c(bodies[likely], np.zeros(len(likely), np.uint32)).tolist()
+    found: list[list[tuple[int, Sheet]]] = [[] for _ in data]
+    whole = [
+        (one[0], at)
+        for at, own_sum in zip(likely, sums, strict=True)
+        if (one := headers[at]) is not None and one[1] == own_sum
+    ]
+    for header, at in sorted(whole, key=lambda one: -one[0].generation):
+        extent, slot = divmod(at, 2)
+        wanted = None if expected is None else expected[extent]
+        if wanted is not None and any(wanted.covered_by(sheet) for _, sheet in found[extent]):
+            continue
+        sheet = _sheet_of(header, bodies[at].tobytes(), wanted)
+        if sheet is not None:
+            found[extent].append((slot, sheet))
     return found
 
 

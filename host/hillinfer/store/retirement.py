@@ -76,7 +76,7 @@ class Retirement:
                 "JOIN chunk a ON c.parent_key = a.key WHERE a.id = ?1 AND c.parent = a.id "
                 "UNION SELECT c.id, c.key FROM chunk c JOIN below b ON c.parent_key = b.key "
                 "AND c.parent = b.id) "
-                "UPDATE chunk SET worth = ?2 WHERE id IN below",
+                "UPDATE chunk SET worth = ?2 WHERE id IN (SELECT id FROM below)",
                 (number, UNREACHABLE),
             )
 
