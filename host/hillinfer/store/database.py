@@ -46,6 +46,9 @@ _BUSY_SECONDS = 10.0
 # The log is copied into the database when it has so many pages, SQLite's own default.
 _LOG_PAGES = 1000
 _MOST_LOG_PAGES = 1500
+# An index up to this size is looked at as a whole when it is opened, in well below a second; a
+# larger one by `check`. What is wrong in either is compared with the drives before it is used.
+_CHECKED_BYTES = 32 << 20
 # Texts of queries that are kept prepared.
 _PREPARED = 256
 # Of what nobody can find: it goes before everything else.
@@ -135,9 +138,10 @@ class Database:
             try:
                 # What a power cut loses of the last transactions the drives' headers contradict.
                 self._db.execute("PRAGMA synchronous = NORMAL")
-                ((found,),) = self._db.execute("PRAGMA quick_check(1)").fetchall()
-                if found != "ok":
-                    raise sqlite3.DatabaseError(found)
+                ((pages,),) = self._db.execute("PRAGMA page_count").fetchall()
+                ((size,),) = self._db.execute("PRAGMA page_size").fetchall()
+                if pages * size <= _CHECKED_BYTES:
+                    self._check()
                 own = self._db.execute("SELECT value FROM meta WHERE name = 'store'").fetchone()
                 if own != (_identity(pool),):
                     raise sqlite3.DatabaseError("it is another store's, or another version's")
@@ -197,6 +201,22 @@ class Database:
         """Close the connection."""
         with self._lock:
             self._db.close()
+
+    def check(self) -> None:
+        """Look at all of it, seconds for a gigabyte; StoreError where it is broken."""
+        with self._lock:
+            try:
+                self._check()
+            except sqlite3.Error as error:
+                raise StoreError(
+                    f"the store's index {self._path} is broken: {error}; end what uses it and "
+                    "remove it, and it is made anew from what the drives hold"
+                ) from error
+
+    def _check(self) -> None:
+        ((found,),) = self._db.execute("PRAGMA quick_check(1)").fetchall()
+        if found != "ok":
+            raise sqlite3.DatabaseError(found)
 
     def note(self, name: str) -> object:
         """Return what was noted by a name, None where nothing was."""

@@ -362,7 +362,7 @@ def verify(
     parts: Parts,
     on_progress: Callable[[int, int], None] = lambda done, all_of_them: None,
 ) -> Verified:
-    """Compare every chunk with its checksums.
+    """Compare every chunk with its checksums, after the index as a whole.
 
     Parameters
     ----------
@@ -374,7 +374,13 @@ def verify(
         What is looked at of each.
     on_progress
         Called with how many chunks are done, and of how many.
+
+    Raises
+    ------
+    StoreError
+        Where the index is broken.
     """
+    database.check()
     rows = database.rows(
         "SELECT c.id, c.drive, c.unit, c.units, c.key, n.layers, n.row_bytes, n.shadow_bytes "
         f"FROM chunk c JOIN namespace n ON n.id = c.namespace WHERE c.state = {State.READY:d} "

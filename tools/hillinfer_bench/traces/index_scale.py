@@ -35,7 +35,7 @@ SPACE = Namespace.of({"bench": "llama-3.1-8b"}, 32, 2 * 8 * 128 * 2, 128 * 4096)
 _BLOCK_GROUPS = BLOCK_TOKENS // GROUP_TOKENS
 _CHUNK_BLOCKS = CHUNK_TOKENS // BLOCK_TOKENS
 _LONG_CHUNKS = 98
-_LOOKUPS = 200
+_LOOKUPS, _ASKED = 200, 32
 _MOST_IDLE = 100_000
 # Rows of a chunk: itself, and its prefixes.
 _CHUNK_ROWS = 1 + CHUNK_GROUPS
@@ -67,7 +67,8 @@ class IndexRow:
     evicted
         Chunks that gave way meanwhile.
     median_milliseconds, p99_milliseconds
-        Of looking prompts of 100,000 tokens up and leasing what is found.
+        Of looking prompts up, long ones that came last, of 100,000 tokens at most, and leasing
+        what is found.
     open_seconds
         Opening the store, its index checked.
     """
@@ -196,8 +197,9 @@ class _Feeder:
 
     def _serve(self, store: Store, owner: int, request: Request) -> None:
         keys = keys_of(request)
-        if len(keys) >= _LONG_CHUNKS * CHUNK_GROUPS:
-            self._longest = [*self._longest[-31:], keys[: _LONG_CHUNKS * CHUNK_GROUPS]]
+        long = keys[: _LONG_CHUNKS * CHUNK_GROUPS]
+        if 2 * len(long) >= max(map(len, self._longest), default=1):
+            self._longest = [*self._longest[1 - _ASKED :], long]
         found = store.index.lookup(keys, owner)
         store.room.touch([chunk for chunk, _ in found])
         began = time.perf_counter()
