@@ -173,11 +173,12 @@ def failing_calls(place: Path, on_progress: Callable[[int], None]) -> Losses:
     Parameters
     ----------
     place
-        An existing directory for the stores.
+        Where the stores are made.
     on_progress
         Called with the failing calls so far.
     """
     losses = Losses()
+    place.mkdir(parents=True)
     for name in ("new", "full", "rebuilt"):
         number = 0
         while True:
@@ -259,6 +260,7 @@ def flips(place: Path, runs: int, seed: int, on_progress: Callable[[int], None])
     Parameters as in `kills`.
     """
     numbers, losses = np.random.default_rng(seed), Losses()
+    place.mkdir(parents=True)
     whole, damaged = place / "whole", place / "damaged"
     Store.create(whole, STORE_BYTES)
     first = prompt(1, 2500)

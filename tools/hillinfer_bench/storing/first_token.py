@@ -4,16 +4,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import hillinfer
 from hillinfer.generate.answering import Generation
 from hillinfer.reuse.stored_prompts import StoredPrompts
 from hillinfer.store.store import Store
 from hillinfer_bench.quality.texts import TextSample
+from hillinfer_bench.storing.rivals import (
+    CHUNK_FILES,
+    SESSION,
+    RivalRow,
+    measure_chunk_files,
+    measure_session,
+)
 
 _CHUNK_TOKENS = 1024
 
@@ -36,6 +44,8 @@ class FirstToken:
         Of each round: looking up and reading alone.
     agrees
         Whether the first token is the same.
+    rivals
+        The same in other ways, in the same run.
     """
 
     stored_tokens: int
@@ -45,6 +55,7 @@ class FirstToken:
     compute_seconds: list[float]
     read_seconds: list[float]
     agrees: bool
+    rivals: list[RivalRow]
 
     @property
     def speedup(self) -> float:
@@ -112,7 +123,45 @@ def measure_first_token(
             stored.append(ended - began)
             read.append(loaded - began)
             computed.append(ended - loaded)
-    return FirstToken(tokens, len(ids) - tokens, seconds, stored, computed, read, agrees)
+        rivals = _rivals(
+            place.with_name("rivals"), model, prompts, _cut(full, held), ids, expected, rounds
+        )
+    return FirstToken(tokens, len(ids) - tokens, seconds, stored, computed, read, agrees, rivals)
+
+
+def _rivals(
+    place: Path,
+    model: Any,
+    prompts: StoredPrompts,
+    held: Any,
+    ids: Sequence[int],
+    expected: int,
+    rounds: int,
+) -> list[RivalRow]:
+    """Measure what else a first token can come from; what fails has a row that says so."""
+    place.mkdir()
+    files, session = place / "files", place / "session"
+    files.mkdir()
+
+    def of_session() -> RivalRow:
+        with hillinfer.attach(model, cold_dir=place) as hill:
+            # One token at least is left to be computed, and the session has none of it.
+            before = [*ids[: held.get_seq_length()], 0]
+            return measure_session(
+                session, hill, lambda own: prompts.fill(own, before), ids, rounds
+            )
+
+    ways = {
+        CHUNK_FILES: lambda: measure_chunk_files(files, model, held, ids, expected, rounds),
+        SESSION: of_session,
+    }
+    rows = []
+    for name, way in ways.items():
+        try:
+            rows.append(way())
+        except Exception as error:
+            rows.append(RivalRow(name, skipped=f"it failed: {type(error).__name__}: {error}"))
+    return rows
 
 
 def _next_token(generation: Generation) -> int:

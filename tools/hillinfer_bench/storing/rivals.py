@@ -16,6 +16,8 @@ import torch
 
 from hillinfer.generate.answering import Generation, Sampling
 
+CHUNK_FILES, SESSION = "files of 256 tokens, as LMCache lays them out", "HillInfer's session"
+VLLM, LLAMA_CPP = "vllm, recomputed", "llama.cpp, slot restored"
 # Tokens of a file, as LMCache 0.5 divides prompts by default.
 FILE_TOKENS = 256
 _CHUNK_TOKENS = 1024
@@ -105,7 +107,7 @@ def measure_chunk_files(
         read.append(time.perf_counter() - began)
         agrees = agrees and first_token(model, cache, ids) == expected
         total.append(time.perf_counter() - began)
-    return RivalRow("files of 256 tokens, as LMCache lays them out", total, read, agrees)
+    return RivalRow(CHUNK_FILES, total, read, agrees)
 
 
 def _written(place: Path, held: Any) -> Iterator[Path]:
@@ -165,7 +167,7 @@ def first_token(model: Any, cache: Any, ids: Sequence[int]) -> int:
 def measure_session(
     place: Path,
     attachment: Any,
-    fill: Callable[[Any], int],
+    fill: Callable[[Any], object],
     ids: Sequence[int],
     rounds: int,
 ) -> RivalRow:
@@ -180,7 +182,7 @@ def measure_session(
     attachment
         HillInfer on the model.
     fill
-        Fills a cache with the first tokens; returns how many.
+        Fills a cache with the first tokens.
     ids
         Of the whole prompt.
     rounds
@@ -197,7 +199,7 @@ def measure_session(
             read.append(time.perf_counter() - began)
             first_token(attachment.model, cache, ids)
             total.append(time.perf_counter() - began)
-    return RivalRow("HillInfer's session", total, read)
+    return RivalRow(SESSION, total, read)
 
 
 @contextmanager

@@ -28,6 +28,7 @@ from hillinfer_bench.traces.request_trace import (
     block_cost,
 )
 from hillinfer_bench.traces.scale import copies
+from hillinfer_bench.traces.table import aligned
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
 # Extents of Llama-3.1-8B: 32 layers, keys and values of 8 heads of 128 numbers, shadows of 4 bits.
@@ -283,3 +284,29 @@ def reckoned_index(rows: Sequence[IndexRow], store_bytes: float = 1e15) -> Recko
         _REQUESTS * last.median_milliseconds / 3.6e6,
         chunks / last.inserts_per_second / 3600,
     )
+
+
+def index_text(rows: Sequence[IndexRow]) -> str:
+    """Return the indexes as a Markdown table, and what is reckoned from the last as a line."""
+    lines = [
+        ("chunks", "rows", "bytes a chunk", "inserts/s", "evicted", "lookup, p99 ms", "open s")
+    ]
+    lines += [
+        (
+            f"{row.chunks}",
+            f"{row.rows}",
+            f"{row.bytes_per_chunk:.0f}",
+            f"{row.inserts_per_second:.0f}",
+            f"{row.evicted}",
+            f"{row.median_milliseconds:.2f}, {row.p99_milliseconds:.2f}",
+            f"{row.open_seconds:.2f}",
+        )
+        for row in rows
+    ]
+    one = reckoned_index(rows)
+    told = (
+        f"modelled from the last row: {one.store_bytes / 1e15:g} PB hold {one.chunks / 1e6:.1f} M "
+        f"chunks of Llama-3.1-8B, {one.index_bytes / 1e9:.1f} GB of index; writing all once takes "
+        f"{one.insert_hours:.1f} hours of one core, 10 M lookups {one.lookup_hours:.1f}"
+    )
+    return "\n".join([aligned(lines), "", told])

@@ -3,15 +3,18 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 
 from hillinfer.generate.run_report import json_bytes
 from hillinfer.store.eviction import DEFAULT_ADMISSION, DEFAULT_EVICTION
 from hillinfer.system.files import cannot_write, check_apart, prepare_report, write_whole
 from hillinfer_bench.replay.processes import spawned_processes
+from hillinfer_bench.traces.index_scale import IndexRow, index_rows, index_text, reckoned_index
 from hillinfer_bench.traces.request import TracesRequest
 from hillinfer_bench.traces.request_trace import RequestTrace
 from hillinfer_bench.traces.scale import ScaleRow, scale_rows, scale_text, scaled
@@ -59,6 +62,7 @@ def run(request: TracesRequest, say: Callable[[str], None], stage: Stage) -> str
     traces = request.traces()
     rows = _replayed(request, traces, stage)
     larger = _larger(request, traces, stage)
+    filled = _filled(request, traces[0], stage)
     told = verdicts(rows)
     most = [row for row in larger if row.copies == request.copies]
     reckoned = [scaled(trace, row) for trace, row in zip(traces, most, strict=False)]
@@ -75,6 +79,11 @@ def run(request: TracesRequest, say: Callable[[str], None], stage: Stage) -> str
                 "rows": [asdict(row) for row in larger],
                 "reckoned": [asdict(one) for one in reckoned],
             },
+            "index": {
+                "label": "measured: the product's index without a drive's bytes",
+                "rows": [asdict(row) for row in filled],
+                "reckoned": asdict(reckoned_index(filled)) if filled else None,
+            },
         }
         try:
             write_whole(request.out, json_bytes(record))
@@ -84,6 +93,8 @@ def run(request: TracesRequest, say: Callable[[str], None], stage: Stage) -> str
     parts = [f"{LEGEND}\n", table_text(rows), "", verdict_text(told)]
     if larger:
         parts += ["", scale_text(larger, reckoned)]
+    if filled:
+        parts += ["", index_text(filled)]
     return "\n".join(parts)
 
 
@@ -104,6 +115,22 @@ def _replayed(
                 done += trace.tokens
                 advance(done)
     return rows
+
+
+def _filled(request: TracesRequest, trace: RequestTrace, stage: Stage) -> list[IndexRow]:
+    if not request.index_chunks:
+        return []
+    total = request.index_chunks + request.index_chunks // 10
+    with (
+        stage("index", total) as advance,
+        tempfile.TemporaryDirectory(prefix="hillinfer-index-", dir=_beside(request)) as folder,
+    ):
+        return index_rows(Path(folder) / "store", trace, request.index_chunks, advance)
+
+
+def _beside(request: TracesRequest) -> Path | None:
+    """Return the folder of the report: a drive, where temporary files may lie in memory."""
+    return None if request.out is None else request.out.parent
 
 
 def _larger(request: TracesRequest, traces: Sequence[RequestTrace], stage: Stage) -> list[ScaleRow]:
