@@ -5,7 +5,7 @@
 "follow": ids, ...}` with times and tokens, `{"op": "restore", ...}` with a time; anything that
 fails with `{"error": text}`. Standard library only: this runs in environments that know nothing of
 HillInfer.
-`{"op": "open", ...}` is answered with facts about what was opened, `{"op": "run", "prompt": ids,
+"""
 
 from __future__ import annotations
 

@@ -15,7 +15,15 @@ from numpy.typing import NDArray
 from hillinfer.drive.calls import Reads
 from hillinfer.drive.files import aligned_buffer
 from hillinfer.store.database import Chunk
-from hillinfer.store.extent import ExtentShape, Sheet, group_sums, salts
+from hillinfer.store.extent import (
+    Expected,
+    ExtentShape,
+    Sheet,
+    SheetCache,
+    group_sums,
+    read_sheets,
+    salts,
+)
 from hillinfer.store.keys import CHUNK_TOKENS
 from hillinfer.store.pool_files import READ_BYTES, PoolFile
 from hillinfer_model.kernel_spec import GROUP_TOKENS
@@ -27,6 +35,76 @@ _THREADS = 4
 _JOINED_BYTES = 4 << 20
 _WINDOW_BYTES = 16 << 20
 _BUFFERS = 3
+
+
+# Sheets that are read at once, and what those may take that are kept in memory.
+_SHEETS_AT_ONCE = 16
+_SHEET_BYTES = 32 << 20
+
+
+class SheetReader:
+    """Reads the sheets of chunks from their drives, each once as far as memory goes.
+
+    Any thread may use it.
+
+    Parameters
+    ----------
+    files
+        The store's, by number of the drive.
+    pool
+        Identity of the store.
+    shape
+        Returns the shape of a namespace's extents, by its number.
+    """
+
+    def __init__(
+        self, files: Sequence[PoolFile], pool: bytes, shape: Callable[[int], ExtentShape]
+    ) -> None:
+        self._files = files
+        self._pool = pool
+        self._shape = shape
+        self._known = SheetCache(_SHEET_BYTES)
+
+    def of(
+        self, chunks: Sequence[Chunk], expected: Sequence[Expected]
+    ) -> list[list[tuple[int, Sheet]]]:
+        """Return the whole sheets of each chunk, the newer one first, with their slots.
+
+        Parameters
+        ----------
+        chunks
+            Of one namespace, leased.
+        expected
+            What each should be.
+
+        Raises
+        ------
+        OSError
+            Where a drive cannot be read.
+        """
+        found: list[list[tuple[int, Sheet]]] = []
+        for chunk in chunks:
+            known = self._known.get(chunk.span.drive, chunk.span.unit, chunk.generation)
+            found.append([] if known is None else [known])
+        missing = [at for at, sheets in enumerate(found) if not sheets]
+        if not missing:
+            return found
+        shape = self._shape(chunks[0].namespace)
+        memory = aligned_buffer(len(missing) * shape.sheets_bytes).reshape(len(missing), -1)
+        for drive, file in enumerate(self._files):
+            rows = [row for row, at in enumerate(missing) if chunks[at].span.drive == drive]
+            if rows:
+                places = np.array(rows, np.int64) * shape.sheets_bytes
+                offsets = np.array([chunks[missing[row]].span.offset for row in rows], np.int64)
+                sizes = np.full(len(rows), shape.sheets_bytes)
+                file.read_many(Reads(offsets, places, sizes), memory.reshape(-1), _SHEETS_AT_ONCE)
+        read = read_sheets(memory, shape, self._pool, [expected[at] for at in missing])
+        for at, sheets in zip(missing, read, strict=True):
+            found[at] = sheets
+            span = chunks[at].span
+            for slot, sheet in sheets:
+                self._known.keep(span.drive, span.unit, slot, sheet)
+        return found
 
 
 @dataclass(frozen=True)

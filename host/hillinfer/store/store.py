@@ -12,15 +12,12 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import numpy as np
-
-from hillinfer.drive.calls import DriveCalls, Reads
-from hillinfer.drive.files import aligned_buffer
+from hillinfer.drive.calls import DriveCalls
 from hillinfer.drive.leftovers import ScratchPath, sweep
 from hillinfer.errors import HillInferError, reason_of, way_out
 from hillinfer.store.database import Chunk, Database
 from hillinfer.store.eviction import DEFAULT_EVICTION, Turns, make_eviction_policy
-from hillinfer.store.extent import Expected, Sheet, SheetCache, read_sheets
+from hillinfer.store.extent import Expected
 from hillinfer.store.index import Index
 from hillinfer.store.keys import (
     CHUNK_GROUPS,
@@ -32,7 +29,7 @@ from hillinfer.store.keys import (
 )
 from hillinfer.store.maintenance import Parts, Verified, chunks_of, rebuild, verify
 from hillinfer.store.pool_files import ABOUT, PoolFile, StoreError, StorePlaces
-from hillinfer.store.prefix import StoredChunk, StoredPrefix, WrongBytesError
+from hillinfer.store.prefix import SheetReader, StoredChunk, StoredPrefix, WrongBytesError
 from hillinfer.store.retirement import Retirement
 from hillinfer.store.room import ExtentRoom
 from hillinfer.store.writer import PrefixWriter
@@ -40,9 +37,6 @@ from hillinfer_model.kernel_spec import GROUP_TOKENS
 
 # By this name the index notes what was learned of conversations.
 _TURNS = "turns"
-# Sheets that are read at once, and what those may take that are kept in memory.
-_SHEETS_AT_ONCE = 16
-_SHEET_BYTES = 32 << 20
 _GROUP_BYTES = GROUP_TOKENS * TOKEN_TYPE.itemsize
 _LOOK_SECONDS = 0.005
 
@@ -119,7 +113,6 @@ class Store:
         self._pid = os.getpid()
         self._counts = StoreCounts()
         self._turns = Turns()
-        self._sheet_cache = SheetCache(_SHEET_BYTES)
         self.places = StorePlaces.read(Path(directory))
         with ExitStack() as opened:
             files = []
@@ -141,6 +134,7 @@ class Store:
             self._owner = self.index.add_owner(token.path.name, self._pid, clock())
             opened.callback(self._leave)
             self._retirement = Retirement(database)
+            self._sheets = SheetReader(self.files, self.places.pool, self.index.shape)
             self._resume_turns()
             self.room = ExtentRoom(
                 self.places,
@@ -406,7 +400,7 @@ class Store:
             expected.append(Expected(digest, keys[first - 1] if first else root, own_keys, own_ids))
         kept: list[StoredChunk] = []
         try:
-            sheets = self._sheets([chunk for chunk, _ in leased], expected)
+            sheets = self._sheets.of([chunk for chunk, _ in leased], expected)
             for (chunk, groups), wanted, found in zip(leased, expected, sheets, strict=True):
                 own = [
                     StoredChunk(chunk, sheet, slot, covered)
@@ -428,37 +422,6 @@ class Store:
             return None
         self.room.touch([chunk.record for chunk in kept])
         return StoredPrefix(kept, self.files, self._release, self._wrong)
-
-    def _sheets(
-        self, chunks: Sequence[Chunk], expected: Sequence[Expected]
-    ) -> list[list[tuple[int, Sheet]]]:
-        """Return the whole sheets of each chunk of one namespace, the newer first, and slots."""
-        found: list[list[tuple[int, Sheet]]] = [
-            [] if known is None else [known] for known in map(self._known_sheet, chunks)
-        ]
-        missing = [at for at, sheets in enumerate(found) if not sheets]
-        if not missing:
-            return found
-        shape = self.index.shape(chunks[0].namespace)
-        size = shape.sheets_bytes
-        memory = aligned_buffer(len(missing) * size).reshape(len(missing), size)
-        for drive, file in enumerate(self.files):
-            rows = [row for row, at in enumerate(missing) if chunks[at].span.drive == drive]
-            if rows:
-                offsets = np.array([chunks[missing[row]].span.offset for row in rows], np.int64)
-                reads = Reads(offsets, np.array(rows, np.int64) * size, np.full(len(rows), size))
-                file.read_many(reads, memory.reshape(-1), _SHEETS_AT_ONCE)
-        wanted = [expected[at] for at in missing]
-        read = read_sheets(memory, shape, self.places.pool, wanted)
-        for at, sheets in zip(missing, read, strict=True):
-            found[at] = sheets
-            span = chunks[at].span
-            for slot, sheet in sheets:
-                self._sheet_cache.keep(span.drive, span.unit, slot, sheet)
-        return found
-
-    def _known_sheet(self, chunk: Chunk) -> tuple[int, Sheet] | None:
-        return self._sheet_cache.get(chunk.span.drive, chunk.span.unit, chunk.generation)
 
     def _quarantine(self, chunk: Chunk, what: str) -> None:
         self._counts.quarantined_chunks += 1
