@@ -64,6 +64,22 @@ def test_a_chunk_that_went_on_is_found_to_its_new_end(place):
         assert check(reader, space, ids) == 1984
 
 
+def test_what_follows_a_quarantined_chunk_goes_first(place):
+    space, ids = namespace(), prompt(8, 4096)
+    with Store(place) as store:
+        put(store, space, ids, step=8192)
+        with store.find(space, ids) as found:
+            numbers = [chunk.record.number for chunk in found.chunks]
+            place_of_second = found.chunks[1].record.span.offset
+    with (place / "pool-0.kv").open("r+b") as file:
+        file.seek(place_of_second)
+        file.write(bytes(8192))
+    with Store(place) as store:
+        assert check(store, space, ids) == 1024
+        worths = dict(store.database.rows("SELECT id, worth FROM chunk"))
+    assert [worths[number] < -1e200 for number in numbers] == [False, False, True, True]
+
+
 def test_every_lease_ends(place):
     space, ids = namespace(), prompt(5, 4096)
     with Store(place) as store:

@@ -24,6 +24,9 @@ from hillinfer_bench.storing.made_prompts import WrongTokensError, check, prompt
 _TOKENS = 1500
 _FOUND = _TOKENS // 64 * 64
 _REOPEN_SECONDS = 1.0
+# How often the index is lost, and before which call a process is killed at the latest.
+_LOST_SHARE = 0.2
+_REBUILD_CALLS, _WRITE_CALLS = 24, 120
 
 
 def kills(place: Path, runs: int, seed: int, on_progress: Callable[[int], None]) -> Losses:
@@ -50,13 +53,18 @@ def kills(place: Path, runs: int, seed: int, on_progress: Callable[[int], None])
         pass
     following = 1
     while losses.runs < runs:
-        if numbers.random() < 0.1:
+        is_lost = numbers.random() < _LOST_SHARE
+        if is_lost:
             for file in place.glob("index.sqlite*"):
                 file.unlink()
         # Some write the same prompts.
         firsts = [following, following if numbers.random() < 0.3 else following + 1000]
         following += 2000
-        children = [_forked_writer(place, first, int(numbers.integers(1, 120))) for first in firsts]
+        # Making an index anew takes few calls.
+        last = _REBUILD_CALLS if is_lost else _WRITE_CALLS
+        children = [
+            _forked_writer(place, first, int(numbers.integers(1, last))) for first in firsts
+        ]
         deadline = time.monotonic() + float(numbers.uniform(0.02, 0.5))
         told = [_ended(child, pipe, deadline) for child, pipe in children]
         _look(place, [one.stored for one in told], losses)
