@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The product's index takes copies of a trace: as many rows as chunks have, found and evicted."""
 
+from hillinfer_bench.traces.index_rebuild import measure_rebuild
 from hillinfer_bench.traces.index_scale import CHUNK_GROUPS, index_rows, keys_of, reckoned_index
 from hillinfer_bench.traces.request_trace import Request, RequestTrace
 
@@ -34,3 +35,10 @@ def test_blocks_of_other_copies_have_other_keys():
     assert keys_of(longer)[:CHUNK_GROUPS] == keys_of(first)
     # The last chunk is not whole.
     assert keys_of(Request(0.0, 2047, (0, 1, 2, 3))) == keys_of(first)
+
+
+def test_an_index_is_made_anew_from_all_its_headers(tmp_path):
+    row = measure_rebuild(tmp_path / "store", 300)
+    assert row.chunks == 300
+    assert row.seconds_per_terabyte > 0
+    assert not (tmp_path / "store").exists()
