@@ -268,6 +268,20 @@ class Expected:
     keys: Sequence[bytes]
     ids: bytes
 
+    def keys_of(self, header: Header, ids: bytes) -> Sequence[bytes] | None:
+        """Return the keys of a chunk's groups where its token numbers begin as these do.
+
+        None where they are others, or more. Equal numbers behind an equal key have equal keys.
+        """
+        own = self.ids[: header.groups * GROUP_TOKENS * TOKEN_TYPE.itemsize]
+        if (
+            len(self.keys) < header.groups
+            or header.parent != self.parent
+            or not ids.startswith(own)
+        ):
+            return None
+        return self.keys[: header.groups]
+
     def covered_by(self, sheet: Sheet) -> int:
         """Return how many groups a sheet covers: all that it has and that are wanted, or none.
 
@@ -285,92 +299,64 @@ class Expected:
         return groups if same else 0
 
 
-def read_headers(pages: NDArray[np.uint8], pool: bytes) -> list[tuple[Header, int] | None]:
-    """Return the header that each of many pages holds, and the checksum of what follows it.
+def read_header(page: bytes, pool: bytes) -> tuple[Header, int] | None:
+    """Return the header that a page holds, and the checksum of what follows it.
 
     None where there is none, or not one of this pool and version.
 
     Parameters
     ----------
-    pages
-        uint8 (pages, 4096), the first ones of sheets.
+    page
+        The first page of a sheet.
     pool
         Identity of the store.
     """
-    found: list[tuple[Header, int] | None] = [None] * len(pages)
-    magic = np.frombuffer(_MAGIC, np.uint8)
-    likely: NDArray[np.int64]
-    (likely,) = (pages[:, : len(magic)] == magic).all(axis=1).nonzero()
-    contents = np.ascontiguousarray(pages[likely, : PAGE_BYTES - _CRC.size])
-    sums = native_library().crc32c(contents, np.zeros(len(likely), np.uint32))
-    told = np.ascontiguousarray(pages[likely, PAGE_BYTES - _CRC.size :]).view("<u4")[:, 0]
-    for at in (sums == told).nonzero()[0].tolist():
-        _, version, has_shadow, *fields, body_crc = _HEADER.unpack_from(contents[at])
-        # In the order in which `Header` has them.
-        header = Header(*[*fields, bool(has_shadow)])
-        if version == STORE_VERSION and header.pool == pool and 0 < header.groups <= CHUNK_GROUPS:
-            found[int(likely[at])] = header, body_crc
-    return found
+    if len(page) < PAGE_BYTES or not page.startswith(_MAGIC):
+        return None
+    content, (crc,) = page[: PAGE_BYTES - _CRC.size], _CRC.unpack(page[-_CRC.size :])
+    if checksum(content) != crc:
+        return None
+    _, version, has_shadow, *fields, body_crc = _HEADER.unpack_from(content)
+    # In the order in which `Header` has them.
+    header = Header(*[*fields, bool(has_shadow)])
+    if version != STORE_VERSION or header.pool != pool or not 0 < header.groups <= CHUNK_GROUPS:
+        return None
+    return header, body_crc
 
 
-def _sheet_of(header: Header, body: bytes, expected: Expected | None) -> Sheet | None:
-    """Return the sheet of a header and its whole body; None where its keys are not its tokens'.
+def read_sheet(
+    page: bytes, body: bytes, pool: bytes, expected: Expected | None = None
+) -> Sheet | None:
+    """Return the sheet that a header page and a body are; None where they are none that is whole.
 
-    Hashing is spared where the token numbers are just those that are expected.
+    Its keys are those of its token numbers, or it is none; `expected` spares hashing these where
+    they are just those of a prompt.
     """
+    found = read_header(page, pool)
+    if found is None:
+        return None
+    header, crc = found
+    if len(body) != header.shape.body_bytes or checksum(body) != crc:
+        return None
     ids = np.frombuffer(body, TOKEN_TYPE, CHUNK_TOKENS)
     sums = np.frombuffer(body, "<u4", header.layers * (CHUNK_GROUPS + 1), ids.nbytes)
     rows = sums[: header.layers * CHUNK_GROUPS].reshape(header.layers, CHUNK_GROUPS)
-    hashed = None
-    if (
-        expected is not None
-        and len(expected.keys) >= header.groups
-        and header.parent == expected.parent
-        and body.startswith(expected.ids[: header.groups * GROUP_TOKENS * TOKEN_TYPE.itemsize])
-    ):
-        # Equal numbers behind an equal key have equal keys.
-        hashed = tuple(expected.keys[: header.groups])
+    hashed = None if expected is None else expected.keys_of(header, body)
     sheet = Sheet(header, ids, rows, sums[header.layers * CHUNK_GROUPS :], hashed)
     return sheet if sheet.group_keys[-1] == header.key else None
 
 
 def read_sheets(
-    data: NDArray[np.uint8],
-    shape: ExtentShape,
-    pool: bytes,
-    expected: Sequence[Expected | None] | None = None,
-) -> list[list[tuple[int, Sheet]]]:
-    """Return the whole sheets that extents of some shape begin with, the newer one first.
-
-    Each with the number of its slot.
-
-    Parameters
-    ----------
-    data
-        uint8 (extents, sheets_bytes).
-    shape, pool
-        Of the extents, and identity of the store.
-    expected
-        Of each extent: a newer sheet that is of this prompt comes alone.
-    """
-    headers = read_headers(data[:, : 2 * PAGE_BYTES].reshape(-1, PAGE_BYTES), pool)
-    bodies = data[:, 2 * PAGE_BYTES :].reshape(len(headers), shape.body_bytes)
-    likely = [at for at, one in enumerate(headers) if one is not None and one[0].shape == shape]
-    sums = native_library().crc32c(bodies[likely], np.zeros(len(likely), np.uint32)).tolist()
-    found: list[list[tuple[int, Sheet]]] = [[] for _ in data]
-    whole = [
-        (one[0], at)
-        for at, own_sum in zip(likely, sums, strict=True)
-        if (one := headers[at]) is not None and one[1] == own_sum
-    ]
-    for header, at in sorted(whole, key=lambda one: -one[0].generation):
-        extent, slot = divmod(at, 2)
-        wanted = None if expected is None else expected[extent]
-        if wanted is not None and any(wanted.covered_by(sheet) for _, sheet in found[extent]):
-            continue
-        sheet = _sheet_of(header, bodies[at].tobytes(), wanted)
-        if sheet is not None:
-            found[extent].append((slot, sheet))
+    data: bytes, shape: ExtentShape, pool: bytes, expected: Expected | None = None
+) -> list[tuple[int, Sheet]]:
+    """Return the whole sheets that an extent of some shape begins with, and the slot of each."""
+    found = []
+    for slot in range(2):
+        page = data[slot * PAGE_BYTES : (slot + 1) * PAGE_BYTES]
+        start = shape.body_at(slot)
+        sheet = read_sheet(page, data[start : start + shape.body_bytes], pool, expected)
+        if sheet is not None and sheet.header.shape == shape:
+            found.append((slot, sheet))
     return found
 
 

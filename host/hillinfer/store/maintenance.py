@@ -19,7 +19,7 @@ from hillinfer.store.extent import (
     Header,
     Sheet,
     group_sums,
-    read_headers,
+    read_header,
     read_sheets,
 )
 from hillinfer.store.keys import CHUNK_TOKENS
@@ -178,9 +178,8 @@ def _likely(file: PoolFile, unit: int, units: int, pool: bytes) -> Iterator[int]
             memory,
             _THREADS,
         )
-        headers = read_headers(memory[: len(places) * size].reshape(-1, PAGE_BYTES), pool)
         for at in places.tolist():
-            if headers[2 * at] is not None or headers[2 * at + 1] is not None:
+            if _shapes(memory[at * size : (at + 1) * size].tobytes(), pool):
                 yield start + at
 
 
@@ -192,8 +191,9 @@ def _row(file: PoolFile, drive: int, unit: int, shape: ExtentShape, pool: bytes)
         places = np.arange(count)
         offsets = (unit + places * shape.units) * UNIT_BYTES
         file.read_many(Reads(offsets, places * size, np.full(count, size)), memory, _THREADS)
-        for sheets in read_sheets(memory[: count * size].reshape(count, size), shape, pool):
-            found = Found.of(drive, unit, sheets)
+        for at in places.tolist():
+            data = memory[at * size : (at + 1) * size].tobytes()
+            found = Found.of(drive, unit, read_sheets(data, shape, pool))
             if found is None:
                 return
             yield found
@@ -203,13 +203,15 @@ def _row(file: PoolFile, drive: int, unit: int, shape: ExtentShape, pool: bytes)
 def _found(file: PoolFile, drive: int, unit: int, pool: bytes) -> Found | None:
     pages = aligned_buffer(2 * PAGE_BYTES)
     file.read(pages, unit * UNIT_BYTES)
-    shapes = {
-        header[0].shape
-        for header in read_headers(pages.reshape(-1, PAGE_BYTES), pool)
-        if header is not None
-    }
+    shapes = _shapes(pages.tobytes(), pool)
     sheets = [one for shape in shapes for one in _sheets(file, unit * UNIT_BYTES, shape, pool)]
     return Found.of(drive, unit, sheets)
+
+
+def _shapes(pages: bytes, pool: bytes) -> set[ExtentShape]:
+    """Return the shapes that the headers on two pages tell, none where they are none."""
+    headers = (read_header(pages[at : at + PAGE_BYTES], pool) for at in (0, PAGE_BYTES))
+    return {header[0].shape for header in headers if header is not None}
 
 
 def _sheets(
@@ -219,7 +221,7 @@ def _sheets(
         return []
     data = aligned_buffer(shape.sheets_bytes)
     file.read(data, offset)
-    return read_sheets(data.reshape(1, -1), shape, pool)[0]
+    return read_sheets(data.tobytes(), shape, pool)
 
 
 # --- What is stored, by the prompts it came from ---

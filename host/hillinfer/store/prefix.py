@@ -68,7 +68,7 @@ class SheetReader:
     def of(
         self, chunks: Sequence[Chunk], expected: Sequence[Expected]
     ) -> list[list[tuple[int, Sheet]]]:
-        """Return the whole sheets of each chunk, the newer one first, with their slots.
+        """Return the whole sheets of each chunk, with their slots, in two.
 
         Parameters
         ----------
@@ -90,19 +90,20 @@ class SheetReader:
         if not missing:
             return found
         shape = self._shape(chunks[0].namespace)
-        memory = aligned_buffer(len(missing) * shape.sheets_bytes).reshape(len(missing), -1)
+        size = shape.sheets_bytes
+        memory = aligned_buffer(len(missing) * size)
         for drive, file in enumerate(self._files):
             rows = [row for row, at in enumerate(missing) if chunks[at].span.drive == drive]
             if rows:
-                places = np.array(rows, np.int64) * shape.sheets_bytes
+                places = np.array(rows, np.int64) * size
                 offsets = np.array([chunks[missing[row]].span.offset for row in rows], np.int64)
-                sizes = np.full(len(rows), shape.sheets_bytes)
-                file.read_many(Reads(offsets, places, sizes), memory.reshape(-1), _SHEETS_AT_ONCE)
-        read = read_sheets(memory, shape, self._pool, [expected[at] for at in missing])
-        for at, sheets in zip(missing, read, strict=True):
-            found[at] = sheets
+                reads = Reads(offsets, places, np.full(len(rows), size))
+                file.read_many(reads, memory, _SHEETS_AT_ONCE)
+        for row, at in enumerate(missing):
+            data = memory[row * size : (row + 1) * size].tobytes()
+            found[at] = read_sheets(data, shape, self._pool, expected[at])
             span = chunks[at].span
-            for slot, sheet in sheets:
+            for slot, sheet in found[at]:
                 self._known.keep(span.drive, span.unit, slot, sheet)
         return found
 

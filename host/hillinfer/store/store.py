@@ -410,8 +410,9 @@ class Store:
                 if not own:
                     self._quarantine(chunk, "what its drive says of it")
                     break
-                kept.append(own[0])
-                if own[0].groups < groups:
+                # The newer one, where both are of the prompt.
+                kept.append(max(own, key=lambda one: one.sheet.header.generation))
+                if kept[-1].groups < groups:
                     break
         finally:
             # What is not kept is released whatever happened.
