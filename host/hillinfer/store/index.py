@@ -116,7 +116,7 @@ class Index:
         # Nobody waits while the index is searched: what was found is leased where it is still so.
         while found := self._longest(keys):
             with suppress(_ChangedError), self._database.brief_transaction() as db:
-                self._lease(db, owner, [chunk for chunk, _ in found])
+                self._lease_found(db, owner, [chunk for chunk, _ in found])
                 return found
         return []
 
@@ -175,7 +175,7 @@ class Index:
             yield key, groups, chunk_of(row)
 
     @staticmethod
-    def _lease(db: sqlite3.Connection, owner: int, chunks: Sequence[Chunk]) -> None:
+    def _lease_found(db: sqlite3.Connection, owner: int, chunks: Sequence[Chunk]) -> None:
         leased = db.executemany(
             "INSERT INTO lease SELECT ?, id, 1 FROM chunk WHERE id = ? AND generation = ? "
             f"AND state = {State.READY:d} ON CONFLICT DO UPDATE SET n = n + 1",

@@ -66,7 +66,7 @@ class SheetReader:
         self._known = SheetCache(_SHEET_BYTES)
 
     def of(
-        self, chunks: Sequence[Chunk], expected: Sequence[Expected]
+        self, chunks: Sequence[Chunk], expected: Sequence[Expected | None]
     ) -> list[list[tuple[int, Sheet]]]:
         """Return the whole sheets of each chunk, with their slots, in two.
 
@@ -75,7 +75,7 @@ class SheetReader:
         chunks
             Of one namespace, leased.
         expected
-            What each should be.
+            What each should be, None where nobody knows.
 
         Raises
         ------
