@@ -83,7 +83,7 @@ pools: model ## Replay selections of the real model with every pool policy (eigh
 	$(BIN)/hillinfer-bench pools --out $(BUILD)/reports/pools.json
 
 traces: $(VENV)/installed ## Replay traces of requests with every policy of the store (minutes)
-	$(BIN)/hillinfer-bench traces --out $(BUILD)/reports/traces.json
+	$(BIN)/hillinfer-bench traces --index-chunks 20000 --out $(BUILD)/reports/traces.json
 
 store: model ## Measure the store: rates, first token, lookups, damage (half an hour; STORE=options)
 	rm -f $(BUILD)/reports/store_peers.json

@@ -168,8 +168,8 @@ def traces(
     ] = 8,
     index_chunks: Annotated[
         int,
-        typer.Option(help="Chunks of the largest index that copies of the first trace fill."),
-    ] = 20_000,
+        typer.Option(help="Chunks of an index that copies of the first trace fill; 0 for none."),
+    ] = 0,
     processes: Annotated[int, typer.Option(help="Replays at once.")] = 2,
     out: Annotated[Path | None, typer.Option(help="Where the figures go as JSON.")] = None,
 ) -> None:
