@@ -10,9 +10,9 @@ from hillinfer.drive.files import PAGE_BYTES, aligned_buffer
 from hillinfer.drive.leftovers import sweep
 from hillinfer.store.database import Chunk
 from hillinfer.store.eviction import ChunkFacts, EvictionPolicy, hits_after
-from hillinfer.store.extent import ExtentShape, Header
+from hillinfer.store.extent import Header
 from hillinfer.store.index import AlreadyStoredError, Index
-from hillinfer.store.keys import Namespace
+from hillinfer.store.keys import ExtentShape, Namespace
 from hillinfer.store.pool_files import PoolFile, StoreError, StorePlaces
 from hillinfer.store.retirement import Retirement
 
@@ -191,11 +191,14 @@ class ExtentRoom:
     # --- worth -----------------------------------------------------------------------------
 
     def touch(self, chunks: Iterable[Chunk]) -> None:
-        """Note that chunks were found; written to the index once a second."""
+        """Note that chunks were found; `write_due` writes it to the index."""
         with self._lock:
-            for chunk in chunks:
-                self._touched[chunk.number] = chunk
-            due = self._clock() - self._touched_at >= _TOUCH_SECONDS
+            self._touched.update((chunk.number, chunk) for chunk in chunks)
+
+    def write_due(self) -> None:
+        """Write what was found to the index, once a second."""
+        with self._lock:
+            due = self._touched and self._clock() - self._touched_at >= _TOUCH_SECONDS
         if due:
             self.write_touched()
 

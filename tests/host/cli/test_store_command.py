@@ -6,7 +6,8 @@ import json
 import pytest
 from command import read_report
 
-from hillinfer.store.extent import UNIT_BYTES, read_header
+from hillinfer.store.extent import read_header
+from hillinfer.store.keys import UNIT_BYTES
 from hillinfer.store.store import Store
 
 
