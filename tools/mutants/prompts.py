@@ -57,4 +57,14 @@ PROMPTS: tuple[Mutant, ...] = (
         "            if False:\n                # Nothing",
         (f"{_TESTS}::test_a_call_that_fails_leaves_the_cache_as_it_was",),
     ),
+    Mutant(
+        "collecting-hooks-name-another-model",
+        "Hooks that note what layers put out make a model another one, whose prompts nobody finds.",
+        "host/hillinfer/reuse/described_model.py",
+        'getattr(hook, "__module__", "") == _COLLECTORS',
+        "False",
+        (
+            "tests/host/reuse/test_streaming.py::test_a_pass_that_collects_what_layers_put_out_changes_no_name",
+        ),
+    ),
 )

@@ -433,8 +433,8 @@ _CAUGHT = (
         "streamed-rows-unchecked",
         "Rows of a stream are not compared with their checksums.",
         "host/hillinfer/store/prefix.py",
-        "                self._check(chunk, layer, 0, ",
-        "                (lambda *_: None)(chunk, layer, 0, ",
+        "                self._check(chunk, layer, 0, rows)\n",
+        "                (lambda *_: None)(chunk, layer, 0, rows)\n",
         (
             f"{_TESTS}/reuse/test_streaming.py::test_a_flipped_bit_is_computed_anew_behind_what_is_right",
         ),

@@ -18,6 +18,8 @@ from hillinfer_model.choices import KeyMode
 
 # What codes a shadow changes no row, and ids say what a tokenizer made of a text.
 _NO_MATTER = ("shadow", "tokenizer", "contract_version", "segment_tokens")
+# Whose hooks note what layers put out, and change nothing: they stay after the first such pass.
+_COLLECTORS = "transformers.utils.output_capturing"
 
 
 class DescribedModel:
@@ -82,14 +84,21 @@ def _told(module: torch.nn.Module) -> Iterator[object]:
     own = vars(module)
     if not isinstance(module, PreTrainedModel):
         # Of a whole model they are names of places and what its calls leave behind.
-        simple = ((name, _simple(value)) for name, value in sorted(own.items()))
+        # What torch keeps books in changes with every hook; hooks are told below.
+        books = vars(torch.nn.Module()).keys() - {"training"}
+        simple = ((name, _simple(own[name])) for name in sorted(own.keys() - books))
         yield [(name, value) for name, value in simple if value is not None]
     for hooks in (module._forward_pre_hooks, module._forward_hooks):
-        yield [_name(one) for one in hooks.values() if not isinstance(one, ModelHook)]
+        yield [_name(one) for one in hooks.values() if not _is_looking_on(one)]
     covered: Callable[..., Any] | None = own.get("forward")
     if covered is not None:
         held = getattr(covered, "__closure__", None) or ()
         yield [_name(covered), *(_name(type(cell.cell_contents)) for cell in held)]
+
+
+def _is_looking_on(hook: Any) -> bool:
+    """Return whether a hook is known to leave a module's outputs as they are."""
+    return isinstance(hook, ModelHook) or getattr(hook, "__module__", "") == _COLLECTORS
 
 
 def _name(one: Any) -> str:

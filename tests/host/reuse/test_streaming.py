@@ -293,6 +293,18 @@ def test_what_is_collected_of_a_pass_is_its_own(known, place):
     assert [one.shape for one in found] == [one.shape for one in expected]
 
 
+def test_a_pass_that_collects_what_layers_put_out_changes_no_name(known):
+    place, _, ids, _, _ = known
+    model = model_of()
+    with Store(place) as store, torch.no_grad():
+        before = prompts_of(store, model).namespace
+        model(torch.tensor([ids[:8]]), output_hidden_states=True)
+        assert prompts_of(store, model).namespace == before
+        # A hook of somebody else may change what it sees.
+        model.model.layers[1].register_forward_hook(lambda *_: None)
+        assert prompts_of(store, model).namespace != before
+
+
 def test_copies_are_whole_and_their_own(known):
     place, model, ids, held, _ = known
     with Store(place) as store:

@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 
+from hillinfer.secrecy.key_sources import KeyFile
 from hillinfer.store.keys import group_keys, token_words
 from hillinfer.store.store import Store
 from hillinfer_bench.storing.damage import CountedCalls
@@ -15,9 +16,14 @@ from hillinfer_bench.storing.made_prompts import check, namespace, prompt, put
 MIB = 1 << 20
 
 
+@pytest.fixture(params=[None, "key"], ids=["plain", "sealed"])
+def key(request, tmp_path):
+    return request.param and KeyFile(tmp_path / request.param)
+
+
 @pytest.fixture
-def place(tmp_path):
-    Store.create(tmp_path / "store", 64 * MIB)
+def place(tmp_path, key):
+    Store.create(tmp_path / "store", 64 * MIB, key=key)
     return tmp_path / "store"
 
 
@@ -25,12 +31,12 @@ def none(name):
     """Let a call be."""
 
 
-def test_finding_again_reads_nothing(place):
+def test_finding_again_reads_nothing(place, key):
     space, ids = namespace(), prompt(1, 5000)
-    with Store(place) as store:
+    with Store(place, key=key) as store:
         put(store, space, ids)
     calls = CountedCalls(0, none)
-    with Store(place, calls=calls) as store:
+    with Store(place, key=key, calls=calls) as store:
         store.find(space, ids).close()
         made = calls.made
         with store.find(space, ids) as found:
@@ -42,9 +48,12 @@ def test_finding_again_reads_nothing(place):
         assert check(store, space, ids) == 4992
 
 
-def test_what_was_found_is_compared_anew_where_another_lies_in_its_place(place):
+def test_what_was_found_is_compared_anew_where_another_lies_in_its_place(place, key):
     space, ids = namespace(), prompt(3, 8192)
-    with Store(place, eviction="lru") as reader, Store(place, eviction="lru") as writer:
+    with (
+        Store(place, key=key, eviction="lru") as reader,
+        Store(place, key=key, eviction="lru") as writer,
+    ):
         put(reader, space, ids)
         assert check(reader, space, ids) == 8192
         others = [prompt(100 + number, 8192) for number in range(10)]
@@ -55,18 +64,18 @@ def test_what_was_found_is_compared_anew_where_another_lies_in_its_place(place):
         assert reader.counts.failures == writer.counts.failures == 0
 
 
-def test_a_chunk_that_went_on_is_found_to_its_new_end(place):
+def test_a_chunk_that_went_on_is_found_to_its_new_end(place, key):
     space, ids = namespace(), prompt(4, 2000)
-    with Store(place) as reader, Store(place) as writer:
+    with Store(place, key=key) as reader, Store(place, key=key) as writer:
         put(writer, space, ids, 1300)
         assert check(reader, space, ids) == 1280
         put(writer, space, ids)
         assert check(reader, space, ids) == 1984
 
 
-def test_what_follows_a_quarantined_chunk_goes_first(place):
+def test_what_follows_a_quarantined_chunk_goes_first(place, key):
     space, ids = namespace(), prompt(8, 4096)
-    with Store(place) as store:
+    with Store(place, key=key) as store:
         put(store, space, ids, step=8192)
         with store.find(space, ids) as found:
             numbers = [chunk.record.number for chunk in found.chunks]
@@ -74,15 +83,15 @@ def test_what_follows_a_quarantined_chunk_goes_first(place):
     with (place / "pool-0.kv").open("r+b") as file:
         file.seek(place_of_second)
         file.write(bytes(8192))
-    with Store(place) as store:
+    with Store(place, key=key) as store:
         assert check(store, space, ids) == 1024
         worths = dict(store.database.rows("SELECT id, worth FROM chunk"))
     assert [worths[number] < -1e200 for number in numbers] == [False, False, True, True]
 
 
-def test_every_lease_ends(place):
+def test_every_lease_ends(place, key):
     space, ids = namespace(), prompt(5, 4096)
-    with Store(place) as store:
+    with Store(place, key=key) as store:
         put(store, space, ids)
         with store.find(space, ids), store.find(space, ids[:2048]):
             assert store.statistics()["leases"] == 4
@@ -109,32 +118,26 @@ def test_a_token_number_that_is_none_is_refused(wrong):
 # --- The index made anew ---
 
 
-def test_extents_of_several_models_and_gaps_between_them_are_found_anew(tmp_path):
+def test_extents_of_several_models_and_gaps_between_them_are_found_anew(tmp_path, key):
     place = tmp_path / "store"
-    Store.create(place, 256 * MIB)
+    Store.create(place, 256 * MIB, key=key)
     spaces = [namespace(), namespace(layers=7), namespace(row_bytes=2048, shadow_bytes=0)]
     prompts = [prompt(10 + number, 2048) for number in range(12)]
-    with Store(place) as store:
+    with Store(place, key=key) as store:
         for number, ids in enumerate(prompts):
             put(store, spaces[number // 2 % 3], ids)
         for number in (1, 4, 8):
-            key = group_keys_of(spaces[number // 2 % 3], prompts[number])
-            store.remove(key.hex()[:12])
+            with store.find(spaces[number // 2 % 3], prompts[number]) as found:
+                name = found.chunks[-1].sheet.header.key.hex()[:12]
+            store.remove(name)
         kept = [check(store, spaces[number // 2 % 3], ids) for number, ids in enumerate(prompts)]
         before = store.statistics()
     assert sorted(set(kept)) == [0, 2048]
     (place / "index.sqlite").unlink()
-    with Store(place) as store:
+    with Store(place, key=key) as store:
         found = [check(store, spaces[number // 2 % 3], ids) for number, ids in enumerate(prompts)]
         assert found == kept
         assert store.statistics() == before
-
-
-def group_keys_of(space, ids):
-    """Return the key of a whole prompt."""
-    from hillinfer.store.keys import root_key
-
-    return group_keys(root_key(space.digest), ids)[-1]
 
 
 OPENER = """
@@ -159,7 +162,9 @@ with store:
 """
 
 
-def test_processes_that_find_no_index_make_one_and_lose_nothing_of_each_other(place):
+def test_processes_that_find_no_index_make_one_and_lose_nothing_of_each_other(tmp_path):
+    place = tmp_path / "store"
+    Store.create(place, 64 * MIB)
     with Store(place) as store:
         put(store, namespace(), prompt(7, 3000))
     (place / "index.sqlite").unlink()
