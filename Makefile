@@ -25,6 +25,9 @@ PLAN ?= goals
 # Options of `make mutants`: --jobs 2, or --only and words in names of mutants.
 MUTANTS ?=
 
+# Options of `make store`: --mixed-seconds 1200 for twenty minutes of mixed load.
+STORE ?=
+
 # How long `make fuzz` looks for what is read wrongly.
 FUZZ_SECONDS ?= 600
 
@@ -80,10 +83,13 @@ pools: model ## Replay selections of the real model with every pool policy (eigh
 	$(BIN)/hillinfer-bench pools --out $(BUILD)/reports/pools.json
 
 traces: $(VENV)/installed ## Replay traces of requests with every policy of the store (minutes)
-	$(BIN)/hillinfer-bench traces --out $(BUILD)/reports/traces.json
+	$(BIN)/hillinfer-bench traces --index-chunks 20000 --out $(BUILD)/reports/traces.json
 
-store: model ## Measure the store: rates, first token, kills, failing calls, flipped bits (ten minutes)
-	$(BIN)/hillinfer-bench storing --out $(BUILD)/reports/store.json
+store: model ## Measure the store: rates, first token, lookups, damage (half an hour; STORE=options)
+	rm -f $(BUILD)/reports/store_peers.json
+	-$(BIN)/python tools/stored_peers.py --out $(BUILD)/reports/store_peers.json --build $(BUILD)/peers
+	$(BIN)/hillinfer-bench storing --out $(BUILD)/reports/store.json \
+		--peers $(BUILD)/reports/store_peers.json $(STORE)
 
 bench: model ## Measure decode beside rivals in one run (ten minutes; PLAN=quick, goals or full)
 	# A tool that fails leaves no older figures behind for the report.

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from hillinfer.drive.files import aligned_buffer
 from hillinfer.errors import reason_of
 from hillinfer.store.database import Database, State
-from hillinfer.store.extent import UNIT_BYTES, ExtentShape, read_sheets
+from hillinfer.store.extent import read_sheets
+from hillinfer.store.keys import UNIT_BYTES, ExtentShape
 from hillinfer.store.maintenance import chunks_of
 from hillinfer.store.pool_files import Span, StoreError, place_of
 from hillinfer.store.store import Store

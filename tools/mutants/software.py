@@ -718,6 +718,42 @@ _HARD_TO_SEE = (
             f"{_TESTS}/attention/test_softmax_merge.py::test_a_block_that_weighs_a_thousandth_counts",
         ),
     ),
+    Mutant(
+        "sheets-read-at-every-lookup",
+        "Headers and token numbers of a prompt that was found are read from the drive again.",
+        "host/hillinfer/store/extent.py",
+        "            found.append([] if known is None else [known])",
+        "            found.append([])",
+        (f"{_TESTS}/store/test_lookup.py::test_finding_again_reads_nothing",),
+    ),
+    Mutant(
+        "killed-rebuild-stays",
+        "What a process leaves that was killed while it made an index anew lies there for good.",
+        "host/hillinfer/store/database.py",
+        "            sweep(places.directory)\n",
+        "",
+        (
+            f"{_TESTS}/store/test_lookup.py::test_processes_that_find_no_index_make_one_and_lose_nothing_of_each_other",
+        ),
+    ),
+    Mutant(
+        "rebuild-stops-at-another-shape",
+        "Where extents of one model end, those of others behind them are lost with the index.",
+        "host/hillinfer/store/maintenance.py",
+        "            yield following\n            unit += following.span.units\n",
+        "            yield following\n            unit += following.span.units\n        return\n",
+        (
+            f"{_TESTS}/store/test_lookup.py::test_extents_of_several_models_and_gaps_between_them_are_found_anew",
+        ),
+    ),
+    Mutant(
+        "children-by-number-alone",
+        "Quarantine looks for what follows by keys alone, and finds nothing of a chain.",
+        "host/hillinfer/store/retirement.py",
+        'JOIN below b ON c.parent_key = b.key "\n                "AND c.parent = b.id) "',
+        'JOIN below b ON c.parent_key = b.id "\n                "AND c.parent = b.id) "',
+        (f"{_TESTS}/store/test_lookup.py::test_what_follows_a_quarantined_chunk_goes_first",),
+    ),
 )
 
 SOFTWARE: tuple[Mutant, ...] = (*_LIVED, *_CAUGHT, *_HARD_TO_SEE)

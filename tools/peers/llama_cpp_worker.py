@@ -3,7 +3,11 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import llama_cpp
@@ -46,6 +50,35 @@ class LlamaCppWorker(Worker):
         for one in follow[:-1]:
             self._llama.eval([one])
             yield self._most_probable()
+
+    def restore(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Save a slot of the first tokens as llama.cpp's server does, restore it, read the rest."""
+        prompt, held = request["prompt"], request["held"]
+        file, context = request["file"].encode(), self._llama.ctx
+        if not Path(request["file"]).exists():
+            self._llama.reset()
+            self._llama.eval(prompt[:held])
+            tokens = (llama_cpp.llama_token * held)(*prompt[:held])
+            if not llama_cpp.llama_state_seq_save_file(context, file, 0, tokens, held):
+                raise RuntimeError("the slot cannot be saved")
+        self._llama.reset()
+        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(context), 1)
+        descriptor = os.open(file, os.O_RDONLY)
+        os.fsync(descriptor)
+        # Read from the drive, as after a restart.
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
+        began = time.perf_counter()
+        found, count = (llama_cpp.llama_token * held)(), ctypes.c_size_t()
+        if not llama_cpp.llama_state_seq_load_file(
+            context, file, 0, found, held, ctypes.byref(count)
+        ):
+            raise RuntimeError("the slot cannot be restored")
+        self._llama.n_tokens = held
+        self._llama.input_ids[:held] = prompt[:held]
+        self._llama.eval(prompt[held:])
+        token = self._most_probable()
+        return {"ttft_seconds": time.perf_counter() - began, "tokens": [token]}
 
     def _most_probable(self) -> int:
         logits = llama_cpp.llama_get_logits_ith(self._llama.ctx, -1)

@@ -2,8 +2,9 @@
 """The worker's side of the protocol: a JSON object per line in, one per line out.
 
 `{"op": "open", ...}` is answered with facts about what was opened, `{"op": "run", "prompt": ids,
-"follow": ids, ...}` with times and tokens, anything that fails with `{"error": text}`. Standard
-library only: this runs in environments that know nothing of HillInfer.
+"follow": ids, ...}` with times and tokens, `{"op": "restore", ...}` with a time; anything that
+fails with `{"error": text}`. Standard library only: this runs in environments that know nothing of
+HillInfer.
 """
 
 from __future__ import annotations
@@ -37,6 +38,13 @@ class Worker(ABC):
         make all later ones other.
         """
 
+    def restore(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Return the seconds to the first token where the first `held` tokens come from `file`.
+
+        They are read once before and saved there.
+        """
+        raise NotImplementedError("this runtime saves no cache")
+
     def run(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return the tokens, seconds to the first and seconds from each to the next."""
         times, found = [time.perf_counter()], []
@@ -59,7 +67,7 @@ def serve(worker: Worker) -> None:
     # Libraries print; only answers may go where the parent listens.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    operations = {"open": worker.open, "run": worker.run}
+    operations = {"open": worker.open, "run": worker.run, "restore": worker.restore}
     for line in sys.stdin:
         request = json.loads(line)
         try:

@@ -6,15 +6,19 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
+from hillinfer.drive.calls import DriveCalls
+from hillinfer.drive.leftovers import ScratchPath, sweep
+from hillinfer.errors import reason_of, way_out
 from hillinfer.store.keys import STORE_VERSION
-from hillinfer.store.pool_files import Span, StoreError
+from hillinfer.store.pool_files import ABOUT, Span, StoreError, StorePlaces
 
 _SCHEMA = """
 CREATE TABLE meta(name TEXT PRIMARY KEY, value) WITHOUT ROWID;
@@ -28,6 +32,8 @@ CREATE TABLE chunk(
   groups INT, children INT, hits REAL, last REAL, cost REAL, turn INT, pinned INT, worth REAL,
   UNIQUE(drive, unit));
 CREATE INDEX leaves ON chunk(worth) WHERE state = 2 AND children = 0;
+CREATE INDEX quarantined ON chunk(id) WHERE state = 3;
+CREATE INDEX tombed ON chunk(id) WHERE state = 4;
 CREATE INDEX branches ON chunk(parent_key);
 CREATE INDEX targets ON chunk(target) WHERE target IS NOT NULL;
 CREATE INDEX owned ON chunk(owner) WHERE owner IS NOT NULL;
@@ -41,6 +47,16 @@ CREATE TABLE free(drive INT, unit INT, units INT, PRIMARY KEY(drive, unit))
   WITHOUT ROWID;
 """
 _BUSY_SECONDS = 10.0
+# The log is copied into the database when it has so many pages, SQLite's own default.
+_LOG_PAGES = 1000
+_MOST_LOG_PAGES = 1500
+# An index up to this size is looked at as a whole when it is opened, in well below a second; a
+# larger one by `check`. What is wrong in either is compared with the drives before it is used.
+_CHECKED_BYTES = 32 << 20
+# Texts of queries that are kept prepared.
+_PREPARED = 256
+# So often whoever waits for another process' making looks again.
+_LOOK_SECONDS = 0.005
 # Of what nobody can find: it goes before everything else.
 UNREACHABLE = -1e300
 
@@ -123,13 +139,15 @@ class Database:
                 timeout=_BUSY_SECONDS,
                 isolation_level=None,
                 check_same_thread=False,
+                cached_statements=_PREPARED,
             )
             try:
                 # What a power cut loses of the last transactions the drives' headers contradict.
                 self._db.execute("PRAGMA synchronous = NORMAL")
-                ((found,),) = self._db.execute("PRAGMA quick_check(1)").fetchall()
-                if found != "ok":
-                    raise sqlite3.DatabaseError(found)
+                ((pages,),) = self._db.execute("PRAGMA page_count").fetchall()
+                ((size,),) = self._db.execute("PRAGMA page_size").fetchall()
+                if pages * size <= _CHECKED_BYTES:
+                    self._check()
                 own = self._db.execute("SELECT value FROM meta WHERE name = 'store'").fetchone()
                 if own != (_identity(pool),):
                     raise sqlite3.DatabaseError("it is another store's, or another version's")
@@ -171,10 +189,40 @@ class Database:
             raise StoreError(f"the store's index {path} cannot be made: {error}") from error
         return cls(path, pool)
 
+    @contextmanager
+    def brief_transaction(self) -> Iterator[sqlite3.Connection]:
+        """Change all or nothing like `transaction`, and leave the log's copying to a later one.
+
+        Copying the log into the database waits for the drive, which a lookup should not.
+        """
+        with self._lock:
+            self.rows(f"PRAGMA wal_autocheckpoint = {_MOST_LOG_PAGES}")
+            try:
+                with self.transaction() as db:
+                    yield db
+            finally:
+                self.rows(f"PRAGMA wal_autocheckpoint = {_LOG_PAGES}")
+
     def close(self) -> None:
         """Close the connection."""
         with self._lock:
             self._db.close()
+
+    def check(self) -> None:
+        """Look at all of it, seconds for a gigabyte; StoreError where it is broken."""
+        with self._lock:
+            try:
+                self._check()
+            except sqlite3.Error as error:
+                raise StoreError(
+                    f"the store's index {self._path} is broken: {error}; end what uses it and "
+                    "remove it, and it is made anew from what the drives hold"
+                ) from error
+
+    def _check(self) -> None:
+        ((found,),) = self._db.execute("PRAGMA quick_check(1)").fetchall()
+        if found != "ok":
+            raise sqlite3.DatabaseError(found)
 
     def note(self, name: str) -> object:
         """Return what was noted by a name, None where nothing was."""
@@ -221,3 +269,89 @@ class Database:
 
 def _identity(pool: bytes) -> str:
     return f"{STORE_VERSION}:{pool.hex()}"
+
+
+# --- Opening it, or making it anew ---
+
+
+def opened_database(
+    places: StorePlaces, units: Sequence[int], fill: Callable[[Database], object]
+) -> Database:
+    """Return the database of a store's index, made anew where it is lost or broken.
+
+    Parameters
+    ----------
+    places
+        The store's.
+    units
+        Of each drive.
+    fill
+        Puts into an empty one what the drives hold.
+
+    Raises
+    ------
+    StoreError
+        Where it can be neither used nor made, or other processes use one that is lost or broken.
+    """
+    path = places.index
+    known = _known_database(places)
+    if known is not None:
+        return known
+    try:
+        # One process at a time: of what one stores already, another that still looks at the
+        # drives would take headers away.
+        with _alone(places):
+            known = _known_database(places)
+            if known is not None:
+                return known
+            for suffix in ("-wal", "-shm"):
+                path.with_name(path.name + suffix).unlink(missing_ok=True)
+            if path.exists():
+                path.replace(path.with_suffix(".broken"))
+            sweep(places.directory)
+            scratch = ScratchPath.make_directory(places.directory, DriveCalls())
+            try:
+                beside = scratch.path / path.name
+                with closing(Database.make(beside, places.pool, units)) as new:
+                    fill(new)
+                beside.rename(path)
+            finally:
+                scratch.remove()
+    except OSError as error:
+        raise StoreError(
+            f"the index of the store {places.directory} cannot be made anew: "
+            f"{reason_of(error)}; {way_out(error, 'choose another --store')}"
+        ) from error
+    return Database(path, places.pool)
+
+
+def _known_database(places: StorePlaces) -> Database | None:
+    """Return the index' database as it is; None where it must be made anew."""
+    if places.index.exists():
+        try:
+            return Database(places.index, places.pool)
+        except StoreError as error:
+            if not isinstance(error.__cause__, sqlite3.DatabaseError) or places.is_shared:
+                raise
+    elif places.is_shared:
+        raise StoreError(
+            f"the index of the store {places.directory} is gone while other processes use "
+            "it: end them, and it is made anew from what the drives hold"
+        )
+    return None
+
+
+@contextmanager
+def _alone(places: StorePlaces) -> Iterator[None]:
+    """Wait until no other process makes the index anew, and let none begin."""
+    calls = DriveCalls()
+    descriptor = calls.open(places.directory / ABOUT, os.O_RDONLY)
+    try:
+        while True:
+            with suppress(BlockingIOError):
+                calls.lock(descriptor)
+                break
+            time.sleep(_LOOK_SECONDS)
+        yield
+    finally:
+        calls.close(descriptor)

@@ -15,120 +15,38 @@ pages lie in the tag plane (`secrecy/pages.py`).
 from __future__ import annotations
 
 import struct
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hillinfer.drive.files import PAGE_BYTES, round_up
+from hillinfer.drive.calls import Reads
+from hillinfer.drive.files import PAGE_BYTES, aligned_buffer
 from hillinfer.native.library import native_library
-from hillinfer.secrecy.pages import EPOCH_BYTES, PageLayout, Pages, Place
+from hillinfer.secrecy.pages import EPOCH_BYTES, Pages, Place, PlainPages
 from hillinfer.secrecy.sheets import Envelope
 from hillinfer.secrecy.store_keys import OpenedSheet, Plain, Sealing, StoreKeys
+from hillinfer.store.database import Chunk
 from hillinfer.store.keys import (
     CHUNK_GROUPS,
     CHUNK_TOKENS,
     KEY_BYTES,
     STORE_VERSION,
     TOKEN_TYPE,
-    Namespace,
+    Expected,
+    ExtentShape,
     group_keys,
 )
+from hillinfer.store.pool_files import PoolFile, place_of
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
-# Extents begin at multiples of this, where a rebuild looks for them.
-UNIT_BYTES = 128 * 1024
-
-# --- Where things lie ---
-
-
-@dataclass(frozen=True)
-class ExtentShape:
-    """Offsets inside the extents of a namespace, all of them whole pages.
-
-    Parameters
-    ----------
-    layers, row_bytes, shadow_bytes
-        As in `Namespace`.
-    tag_bytes
-        That each page of the planes has in the tag plane; 0: there is none.
-    """
-
-    layers: int
-    row_bytes: int
-    shadow_bytes: int
-    tag_bytes: int = 0
-
-    @classmethod
-    def of(cls, namespace: Namespace, tag_bytes: int = 0) -> ExtentShape:
-        """Return the shape of a namespace's extents; `tag_bytes` is that of their store."""
-        return cls(namespace.layers, namespace.row_bytes, namespace.shadow_bytes, tag_bytes)
-
-    @cached_property
-    def body_bytes(self) -> int:
-        """Bytes of the body of one sheet."""
-        sums = self.layers * (CHUNK_GROUPS + 1) * 4
-        return round_up(CHUNK_TOKENS * TOKEN_TYPE.itemsize + sums, PAGE_BYTES)
-
-    @property
-    def sheets_bytes(self) -> int:
-        """Bytes of both sheets, which every extent begins with."""
-        return 2 * (PAGE_BYTES + self.body_bytes)
-
-    @property
-    def group_bytes(self) -> int:
-        """Bytes of a group of rows in one layer."""
-        return GROUP_TOKENS * self.row_bytes
-
-    @property
-    def object_bytes(self) -> int:
-        """Bytes of a chunk's rows in one layer."""
-        return CHUNK_TOKENS * self.row_bytes
-
-    @cached_property
-    def byte_count(self) -> int:
-        """Bytes of an extent."""
-        return round_up(self.tags_at + self.tag_plane_bytes, UNIT_BYTES)
-
-    @property
-    def units(self) -> int:
-        """How many units an extent takes."""
-        return self.byte_count // UNIT_BYTES
-
-    @property
-    def tags_at(self) -> int:
-        """Where the tag plane begins, behind the other planes."""
-        return self.sheets_bytes + self.layers * (self.shadow_bytes + self.object_bytes)
-
-    @property
-    def tag_plane_bytes(self) -> int:
-        """Bytes of the tag plane, whole pages."""
-        return round_up(
-            (self.tags_at - self.sheets_bytes) // PAGE_BYTES * self.tag_bytes, PAGE_BYTES
-        )
-
-    @cached_property
-    def page_layout(self) -> PageLayout:
-        """The pages of both planes: those of a group have an epoch in common, shadows the last."""
-        shadows = np.full(self.layers * self.shadow_bytes // PAGE_BYTES, CHUNK_GROUPS, np.uint8)
-        own = np.repeat(np.arange(CHUNK_GROUPS, dtype=np.uint8), self.group_bytes // PAGE_BYTES)
-        slots = np.concatenate([shadows, np.tile(own, self.layers)])
-        return PageLayout(self.sheets_bytes // PAGE_BYTES, slots, CHUNK_GROUPS + 1)
-
-    def body_at(self, slot: int) -> int:
-        """Return where the body of one of the two sheets begins; its header is page `slot`."""
-        return 2 * PAGE_BYTES + slot * self.body_bytes
-
-    def shadow_at(self, layer: int) -> int:
-        """Return where a layer's shadow begins."""
-        return self.sheets_bytes + layer * self.shadow_bytes
-
-    def rows_at(self, layer: int, group: int = 0) -> int:
-        """Return where a layer's rows begin, from some group of the chunk on."""
-        plane = self.sheets_bytes + self.layers * self.shadow_bytes
-        return plane + layer * self.object_bytes + group * self.group_bytes
-
+# Sheets that are read at once, and what those may take that are kept in memory.
+_SHEETS_AT_ONCE = 16
+_SHEET_BYTES = 32 << 20
 
 # --- What an extent holds ---
 
@@ -213,6 +131,8 @@ class Sheet:
         How the chunk is kept.
     epochs
         Of its pages, 16 bytes for each group and for the shadows; none where they are plain.
+    hashed
+        What `group_keys` is where somebody has hashed these token numbers already.
     """
 
     header: Header
@@ -221,6 +141,7 @@ class Sheet:
     shadow_sums: NDArray[np.uint32]
     sealing: Sealing = field(default_factory=Plain)
     epochs: bytes = b""
+    hashed: Sequence[bytes] | None = field(default=None, repr=False, compare=False)
 
     @classmethod
     def empty(cls, header: Header, sealing: Sealing) -> Sheet:
@@ -237,8 +158,26 @@ class Sheet:
     @cached_property
     def group_keys(self) -> list[bytes]:
         """The key of each prefix that ends with a filled group."""
+        if self.hashed is not None:
+            return list(self.hashed)
         filled = self.ids[: self.header.groups * GROUP_TOKENS]
         return group_keys(self.header.parent, filled, self.sealing.hash_key)
+
+    def covered_of(self, wanted: Expected) -> int:
+        """Return how many groups of a prompt it covers: all that it has and are wanted, or none.
+
+        Token numbers are compared one by one, whatever the keys say.
+        """
+        header = self.header
+        groups = min(header.groups, len(wanted.keys))
+        size = groups * GROUP_TOKENS
+        same = (
+            header.namespace == wanted.namespace
+            and header.parent == wanted.parent
+            and self.ids[:size].tobytes() == wanted.ids[: size * TOKEN_TYPE.itemsize]
+            and self.group_keys[:groups] == list(wanted.keys[:groups])
+        )
+        return groups if same else 0
 
     def row_salts(self, layer: int, first: int, stop: int) -> NDArray[np.uint32]:
         """Return what checksums of some groups' rows begin with, uint32."""
@@ -292,6 +231,9 @@ class Sheet:
 
     def pages(self, place: Place) -> Pages:
         """Return what the pages of its extent go through."""
+        if not self.sealing.tag_bytes:
+            # A lookup waits for this: of plain pages nobody asks where they lie.
+            return PlainPages()
         return self.sealing.pages(place, self.header.shape.page_layout, self.epochs)
 
 
@@ -332,10 +274,11 @@ def shape_of(page: bytes, pool: bytes, keys: StoreKeys) -> ExtentShape | None:
     return None if found is None else found[0].shape
 
 
-def read_sheet(opened: OpenedSheet, pool: bytes) -> Sheet | None:
+def read_sheet(opened: OpenedSheet, pool: bytes, expected: Expected | None = None) -> Sheet | None:
     """Return the sheet that a header page and a body are; None where they are none that is whole.
 
-    Its keys are those of its token numbers, or it is none.
+    Its keys are those of its token numbers, or it is none; `expected` spares hashing these where
+    they are just those of a prompt.
     """
     found = read_header(opened.page, pool)
     if found is None:
@@ -349,12 +292,18 @@ def read_sheet(opened: OpenedSheet, pool: bytes) -> Sheet | None:
     sums = np.frombuffer(body, "<u4", header.layers * (CHUNK_GROUPS + 1), ids.nbytes)
     rows = sums[: header.layers * CHUNK_GROUPS].reshape(header.layers, CHUNK_GROUPS)
     epochs = opened.page[_HEADER.size :][: _EPOCHS_BYTES if sealing.tag_bytes else 0]
-    sheet = Sheet(header, ids, rows, sums[header.layers * CHUNK_GROUPS :], sealing, epochs)
+    hashed = None if expected is None else expected.keys_of(header.parent, header.groups, body)
+    shadows = sums[header.layers * CHUNK_GROUPS :]
+    sheet = Sheet(header, ids, rows, shadows, sealing, epochs, hashed)
     return sheet if sheet.group_keys[-1] == header.key else None
 
 
 def read_sheets(
-    data: bytes, shape: ExtentShape, place: Place, keys: StoreKeys
+    data: bytes,
+    shape: ExtentShape,
+    place: Place,
+    keys: StoreKeys,
+    expected: Expected | None = None,
 ) -> list[tuple[int, Sheet]]:
     """Return the whole sheets that an extent of some shape begins with, and the slot of each.
 
@@ -366,6 +315,8 @@ def read_sheets(
         Of the extent.
     keys
         Open sheets that are sealed.
+    expected
+        As in `read_sheet`.
 
     Raises
     ------
@@ -377,10 +328,138 @@ def read_sheets(
         page = data[slot * PAGE_BYTES : (slot + 1) * PAGE_BYTES]
         start = shape.body_at(slot)
         opened = keys.opened(place, slot, page, data[start : start + shape.body_bytes])
-        sheet = None if opened is None else read_sheet(opened, place.pool)
+        sheet = None if opened is None else read_sheet(opened, place.pool, expected)
         if sheet is not None and sheet.header.shape == shape:
             found.append((slot, sheet))
     return found
+
+
+class SheetCache:
+    """Sheets that this process has read, so that finding them again takes no read of a drive.
+
+    What lies at a place under a generation never changes: the index tells the generation of what
+    it lets find, and whoever writes there takes a new one. Any thread may use it.
+
+    Parameters
+    ----------
+    most_bytes
+        That its sheets may take; those that were used longest ago go first.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._bytes = 0
+        self._lock = threading.Lock()
+        self._sheets: OrderedDict[tuple[int, int, int], tuple[int, Sheet]] = OrderedDict()
+
+    def get(self, drive: int, unit: int, generation: int) -> tuple[int, Sheet] | None:
+        """Return the sheet of a generation at a place, and its slot; None where it is not kept."""
+        key = drive, unit, generation
+        with self._lock:
+            found = self._sheets.get(key)
+            if found is not None:
+                self._sheets.move_to_end(key)
+            return found
+
+    def keep(self, drive: int, unit: int, slot: int, sheet: Sheet) -> None:
+        """Keep a sheet that was just read from a place."""
+        key = drive, unit, sheet.header.generation
+        with self._lock:
+            if key not in self._sheets:
+                self._bytes += _memory_of(sheet)
+                self._sheets[key] = slot, sheet
+            while self._bytes > self._most_bytes:
+                _, (_, gone) = self._sheets.popitem(last=False)
+                self._bytes -= _memory_of(gone)
+
+    def clear(self) -> None:
+        """Keep none any more."""
+        with self._lock:
+            self._sheets.clear()
+            self._bytes = 0
+
+
+def _memory_of(sheet: Sheet) -> int:
+    # Its body, its keys and what Python takes for the rest.
+    return sheet.header.shape.body_bytes + 3072
+
+
+class SheetReader:
+    """Reads the sheets of chunks from their drives, each once as far as memory goes.
+
+    Any thread may use it.
+
+    Parameters
+    ----------
+    files
+        The store's, by number of the drive.
+    pool, keys
+        Identity of the store, and what opens sheets that are sealed.
+    shape
+        Returns the shape of a namespace's extents, by its number.
+    """
+
+    def __init__(
+        self,
+        files: Sequence[PoolFile],
+        pool: bytes,
+        keys: StoreKeys,
+        shape: Callable[[int], ExtentShape],
+    ) -> None:
+        self._files = files
+        self._pool = pool
+        self._keys = keys
+        self._shape = shape
+        self._known = SheetCache(_SHEET_BYTES)
+
+    def of(
+        self, chunks: Sequence[Chunk], expected: Sequence[Expected | None]
+    ) -> list[list[tuple[int, Sheet]]]:
+        """Return the whole sheets of each chunk, with their slots, in two.
+
+        Parameters
+        ----------
+        chunks
+            Of one namespace, leased.
+        expected
+            What each should be, None where nobody knows.
+
+        Raises
+        ------
+        OSError
+            Where a drive cannot be read.
+        SecrecyError
+            Where they are sealed and there is no key to try.
+        """
+        found: list[list[tuple[int, Sheet]]] = []
+        for chunk in chunks:
+            known = self._known.get(chunk.span.drive, chunk.span.unit, chunk.generation)
+            found.append([] if known is None else [known])
+        missing = [at for at, sheets in enumerate(found) if not sheets]
+        if not missing:
+            return found
+        shape = replace(self._shape(chunks[0].namespace), tag_bytes=self._keys.tag_bytes)
+        size = shape.sheets_bytes
+        memory = aligned_buffer(len(missing) * size)
+        for drive, file in enumerate(self._files):
+            rows = [row for row, at in enumerate(missing) if chunks[at].span.drive == drive]
+            if rows:
+                places = np.array(rows, np.int64) * size
+                offsets = np.array([chunks[missing[row]].span.offset for row in rows], np.int64)
+                reads = Reads(offsets, places, np.full(len(rows), size))
+                file.read_many(reads, memory, _SHEETS_AT_ONCE)
+        for row, at in enumerate(missing):
+            data = memory[row * size : (row + 1) * size].tobytes()
+            span = chunks[at].span
+            place = place_of(span, self._pool)
+            found[at] = read_sheets(data, shape, place, self._keys, expected[at])
+            for slot, sheet in found[at]:
+                self._known.keep(span.drive, span.unit, slot, sheet)
+        return found
+
+    def forget(self) -> None:
+        """Keep none of the sheets any more that were read."""
+        self._known.clear()
 
 
 # --- Checksums ---

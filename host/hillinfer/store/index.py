@@ -10,15 +10,20 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 
 from hillinfer.store.database import CHUNK_COLUMNS, Chunk, Database, State, chunk_of
-from hillinfer.store.extent import UNIT_BYTES, ExtentShape, Header
-from hillinfer.store.keys import CHUNK_GROUPS, Namespace
+from hillinfer.store.extent import Header
+from hillinfer.store.keys import CHUNK_GROUPS, UNIT_BYTES, ExtentShape, Namespace
 from hillinfer.store.pool_files import Span, StoreError
 from hillinfer.store.retirement import tomb
 
 # Variables of one query; SQLite takes many more.
-_BATCH = 500
+_BATCH = 512
+
+
+class _ChangedError(Exception):
+    """A chunk went or went on between being found and being leased."""
 
 
 class AlreadyStoredError(StoreError):
@@ -113,26 +118,25 @@ class Index:
         owner
             Who leases them; `release` ends that.
         """
-        with self._database.transaction() as db:
-            found = self._longest(db, keys)
-            self._lease(db, owner, [chunk.number for chunk, _ in found])
-        return found
+        # Nobody waits while the index is searched: what was found is leased where it is still so.
+        while found := self._longest(keys):
+            with suppress(_ChangedError), self._database.brief_transaction() as db:
+                self._lease_found(db, owner, [chunk for chunk, _ in found])
+                return found
+        return []
 
     def release(self, owner: int, chunks: Iterable[int]) -> None:
         """End one lease of each of some chunks."""
         with self._database.transaction() as db:
-            for number in chunks:
-                db.execute(
-                    "UPDATE lease SET n = n - 1 WHERE owner = ? AND chunk = ?", (owner, number)
-                )
-                db.execute(
-                    "DELETE FROM lease WHERE owner = ? AND chunk = ? AND n <= 0", (owner, number)
-                )
+            self._unlease(db, owner, list(chunks))
 
     def lease(self, owner: int, chunks: Iterable[int]) -> None:
         """Lease chunks that stay meanwhile, because they are leased or being filled."""
         with self._database.transaction() as db:
-            self._lease(db, owner, chunks)
+            db.executemany(
+                "INSERT INTO lease VALUES (?, ?, 1) ON CONFLICT DO UPDATE SET n = n + 1",
+                [(owner, number) for number in chunks],
+            )
 
     def touch(self, worths: Iterable[tuple[int, float, float, float]]) -> None:
         """Note of chunks, by number, their decayed hits, when they were last found, their worth."""
@@ -143,20 +147,13 @@ class Index:
                 worths,
             )
 
-    @staticmethod
-    def _lease(db: sqlite3.Connection, owner: int, chunks: Iterable[int]) -> None:
-        db.executemany(
-            "INSERT INTO lease VALUES (?, ?, 1) ON CONFLICT DO UPDATE SET n = n + 1",
-            [(owner, number) for number in chunks],
-        )
-
-    def _longest(self, db: sqlite3.Connection, keys: Sequence[bytes]) -> list[tuple[Chunk, int]]:
+    def _longest(self, keys: Sequence[bytes]) -> list[tuple[Chunk, int]]:
         ends = keys[CHUNK_GROUPS - 1 :: CHUNK_GROUPS]
         found: list[tuple[Chunk, int]] = []
         for start in range(0, len(ends), _BATCH):
             part = ends[start : start + _BATCH]
             full = {
-                key: chunk for key, groups, chunk in self._ready(db, part) if groups == CHUNK_GROUPS
+                key: chunk for key, groups, chunk in self._ready(part) if groups == CHUNK_GROUPS
             }
             for key in part:
                 if key not in full:
@@ -168,7 +165,7 @@ class Index:
         rest = {key: groups for groups, key in enumerate(keys[first : first + CHUNK_GROUPS], 1)}
         partial = [
             (groups, chunk)
-            for key, groups, chunk in self._ready(db, list(rest))
+            for key, groups, chunk in self._ready(list(rest))
             if rest[key] == groups and chunk.position == len(found)
         ]
         if partial:
@@ -176,16 +173,35 @@ class Index:
             found.append((chunk, groups))
         return found
 
-    @staticmethod
-    def _ready(db: sqlite3.Connection, keys: Sequence[bytes]) -> Iterator[tuple[bytes, int, Chunk]]:
-        marks = ", ".join("?" * len(keys))
-        for key, groups, *row in db.execute(
+    def _ready(self, keys: Sequence[bytes]) -> Iterator[tuple[bytes, int, Chunk]]:
+        if not keys:
+            return
+        # Few numbers of marks, so that few texts of this query are kept prepared.
+        count = 1 << (len(keys) - 1).bit_length()
+        marks = ", ".join("?" * count)
+        for key, groups, *row in self._database.rows(
             f"SELECT p.hash, p.groups, {CHUNK_COLUMNS} "
             "FROM prefix p JOIN chunk c ON c.id = p.chunk "
             f"WHERE p.hash IN ({marks}) AND c.state = {State.READY:d}",
-            keys,
+            [*keys, *[keys[-1]] * (count - len(keys))],
         ):
             yield key, groups, chunk_of(row)
+
+    @staticmethod
+    def _lease_found(db: sqlite3.Connection, owner: int, chunks: Sequence[Chunk]) -> None:
+        leased = db.executemany(
+            "INSERT INTO lease SELECT ?, id, 1 FROM chunk WHERE id = ? AND generation = ? "
+            f"AND state = {State.READY:d} ON CONFLICT DO UPDATE SET n = n + 1",
+            [(owner, chunk.number, chunk.generation) for chunk in chunks],
+        )
+        if leased.rowcount < len(chunks):
+            raise _ChangedError
+
+    @staticmethod
+    def _unlease(db: sqlite3.Connection, owner: int, chunks: Sequence[int]) -> None:
+        places = [(owner, chunk) for chunk in chunks]
+        db.executemany("UPDATE lease SET n = n - 1 WHERE owner = ? AND chunk = ?", places)
+        db.executemany("DELETE FROM lease WHERE owner = ? AND chunk = ? AND n <= 0", places)
 
     # --- writing ---------------------------------------------------------------------------
 
@@ -324,9 +340,9 @@ class Index:
                         (number, header.key, header.position + 1),
                     )
                     db.execute(
-                        "UPDATE chunk SET children = "
-                        "(SELECT count(*) FROM chunk b WHERE b.parent = ?1) WHERE id = ?1",
-                        (number,),
+                        "UPDATE chunk SET children = (SELECT count(*) FROM chunk b "
+                        "WHERE b.parent_key = ?2 AND b.parent = ?1) WHERE id = ?1",
+                        (number, header.key),
                     )
 
     def end_writing(self, owner: int, chunks: Iterable[int]) -> None:

@@ -1,18 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a stored prefix is found by: hashes of its tokens, below a namespace of everything else."""
+"""What a stored prefix is found by: hashes of its tokens, below a namespace of everything else.
+
+A namespace also says how large its extents are, and so where the parts of each lie (`extent.py`).
+"""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
 import json
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hillinfer.drive.files import PAGE_BYTES, round_up
+from hillinfer.secrecy.pages import PageLayout
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
 # Of the files and of what is hashed.
@@ -23,6 +30,8 @@ CHUNK_GROUPS = CHUNK_TOKENS // GROUP_TOKENS
 KEY_BYTES = 32
 # Token numbers are hashed and stored as these.
 TOKEN_TYPE = np.dtype("<u4")
+# Extents begin at multiples of this, where a rebuild looks for them.
+UNIT_BYTES = 128 * 1024
 
 # --- Everything that changes the bits of KV ---
 
@@ -72,6 +81,96 @@ class Reuse(StrEnum):
     """At a border of prefill chunks: the bits of a run that computes everything."""
 
 
+# --- Where things lie in an extent ---
+
+
+@dataclass(frozen=True)
+class ExtentShape:
+    """Offsets inside the extents of a namespace, all of them whole pages.
+
+    Parameters
+    ----------
+    layers, row_bytes, shadow_bytes
+        As in `Namespace`.
+    tag_bytes
+        That each page of the planes has in the tag plane; 0: there is none.
+    """
+
+    layers: int
+    row_bytes: int
+    shadow_bytes: int
+    tag_bytes: int = 0
+
+    @classmethod
+    def of(cls, namespace: Namespace, tag_bytes: int = 0) -> ExtentShape:
+        """Return the shape of a namespace's extents; `tag_bytes` is that of their store."""
+        return cls(namespace.layers, namespace.row_bytes, namespace.shadow_bytes, tag_bytes)
+
+    @cached_property
+    def body_bytes(self) -> int:
+        """Bytes of the body of one sheet."""
+        sums = self.layers * (CHUNK_GROUPS + 1) * 4
+        return round_up(CHUNK_TOKENS * TOKEN_TYPE.itemsize + sums, PAGE_BYTES)
+
+    @property
+    def sheets_bytes(self) -> int:
+        """Bytes of both sheets, which every extent begins with."""
+        return 2 * (PAGE_BYTES + self.body_bytes)
+
+    @property
+    def group_bytes(self) -> int:
+        """Bytes of a group of rows in one layer."""
+        return GROUP_TOKENS * self.row_bytes
+
+    @property
+    def object_bytes(self) -> int:
+        """Bytes of a chunk's rows in one layer."""
+        return CHUNK_TOKENS * self.row_bytes
+
+    @cached_property
+    def byte_count(self) -> int:
+        """Bytes of an extent."""
+        return round_up(self.tags_at + self.tag_plane_bytes, UNIT_BYTES)
+
+    @property
+    def units(self) -> int:
+        """How many units an extent takes."""
+        return self.byte_count // UNIT_BYTES
+
+    @property
+    def tags_at(self) -> int:
+        """Where the tag plane begins, behind the other planes."""
+        return self.sheets_bytes + self.layers * (self.shadow_bytes + self.object_bytes)
+
+    @property
+    def tag_plane_bytes(self) -> int:
+        """Bytes of the tag plane, whole pages."""
+        return round_up(
+            (self.tags_at - self.sheets_bytes) // PAGE_BYTES * self.tag_bytes, PAGE_BYTES
+        )
+
+    @cached_property
+    def page_layout(self) -> PageLayout:
+        """The pages of both planes: those of a group have an epoch in common, shadows the last."""
+        shadows = np.full(self.layers * self.shadow_bytes // PAGE_BYTES, CHUNK_GROUPS, np.uint8)
+        own = np.repeat(np.arange(CHUNK_GROUPS, dtype=np.uint8), self.group_bytes // PAGE_BYTES)
+        slots = np.concatenate([shadows, np.tile(own, self.layers)])
+        return PageLayout(self.sheets_bytes // PAGE_BYTES, slots, CHUNK_GROUPS + 1)
+
+    def body_at(self, slot: int) -> int:
+        """Return where the body of one of the two sheets begins; its header is page `slot`."""
+        return 2 * PAGE_BYTES + slot * self.body_bytes
+
+    def shadow_at(self, layer: int) -> int:
+        """Return where a layer's shadow begins."""
+        return self.sheets_bytes + layer * self.shadow_bytes
+
+    def rows_at(self, layer: int, group: int = 0) -> int:
+        """Return where a layer's rows begin, from some group of the chunk on."""
+        plane = self.sheets_bytes + self.layers * self.shadow_bytes
+        return plane + layer * self.object_bytes + group * self.group_bytes
+
+
 # --- Hashes of prefixes ---
 
 
@@ -88,6 +187,20 @@ def root_key(namespace: bytes, salt: bytes = b"", hash_key: bytes = b"") -> byte
         As in `group_keys`.
     """
     return _hashed(b"hillinfer store %d " % STORE_VERSION + namespace + salt, hash_key)
+
+
+def token_words(ids: Sequence[int] | NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """Return token numbers as they are hashed and stored, uint32.
+
+    Raises
+    ------
+    OverflowError
+        Where one is negative or takes more than 32 bits.
+    """
+    if not isinstance(ids, np.ndarray):
+        # Three times as fast as numpy is with a list, and a lookup waits for it.
+        ids = np.frombuffer(array("I", ids), np.uint32)
+    return np.ascontiguousarray(ids, TOKEN_TYPE)
 
 
 def group_keys(
@@ -107,13 +220,44 @@ def group_keys(
         Of an encrypted store: each is HMAC-SHA-256 by it, so that whoever reads the index cannot
         confirm a guess of a text.
     """
-    words = np.ascontiguousarray(ids, TOKEN_TYPE)
+    data, size = token_words(ids).tobytes(), GROUP_TOKENS * TOKEN_TYPE.itemsize
     keys = []
-    for start in range(0, len(words) - GROUP_TOKENS + 1, GROUP_TOKENS):
-        group = words[start : start + GROUP_TOKENS]
-        before = _hashed(before + group.tobytes(), hash_key)
+    for start in range(0, len(data) - size + 1, size):
+        before = _hashed(before + data[start : start + size], hash_key)
         keys.append(before)
     return keys
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a sheet must say to be of a prompt: whose rows, behind which prefix, of which tokens.
+
+    Parameters
+    ----------
+    namespace
+        Digest of the namespace.
+    parent
+        Key of the prefix before the chunk.
+    keys
+        Of the prefixes that end with the chunk's groups, as many as are wanted.
+    ids
+        Token numbers of those groups, 4 bytes each, as `TOKEN_TYPE`.
+    """
+
+    namespace: bytes
+    parent: bytes
+    keys: Sequence[bytes]
+    ids: bytes
+
+    def keys_of(self, parent: bytes, groups: int, ids: bytes) -> Sequence[bytes] | None:
+        """Return the keys of a chunk's groups where its token numbers begin as these do.
+
+        None where they are others, or more. Equal numbers behind an equal key have equal keys.
+        """
+        own = self.ids[: groups * GROUP_TOKENS * TOKEN_TYPE.itemsize]
+        if len(self.keys) < groups or parent != self.parent or not ids.startswith(own):
+            return None
+        return self.keys[:groups]
 
 
 def _hashed(data: bytes, hash_key: bytes) -> bytes:

@@ -15,24 +15,16 @@ from hillinfer.drive.calls import Reads
 from hillinfer.drive.files import PAGE_BYTES, aligned_buffer
 from hillinfer.secrecy.library import WrongTagError
 from hillinfer.secrecy.pages import Pages, Place
-from hillinfer.secrecy.sheets import Envelope
 from hillinfer.secrecy.store_keys import StoreKeys
 from hillinfer.store.database import Database, State
-from hillinfer.store.extent import (
-    UNIT_BYTES,
-    ExtentShape,
-    Header,
-    Sheet,
-    group_sums,
-    read_sheets,
-    shape_of,
-)
-from hillinfer.store.keys import CHUNK_TOKENS
+from hillinfer.store.extent import Header, Sheet, group_sums, read_sheets, shape_of
+from hillinfer.store.keys import CHUNK_TOKENS, UNIT_BYTES, ExtentShape
 from hillinfer.store.pool_files import PoolFile, Span, StoreError, place_of
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
-# Headers that are read at once.
+# Headers that are looked for at once, and sheets that are read at once.
 _AT_ONCE = 512
+_SHEETS_AT_ONCE = 128
 _THREADS = 16
 
 
@@ -42,17 +34,24 @@ class Found:
 
     Parameters
     ----------
-    span, sheet
-        Where it lies, and what its newer whole sheet says.
+    span
+        Where it lies.
+    header, keys
+        What its newer whole sheet says, and the keys of the prefixes that end with its groups.
     """
 
     span: Span
-    sheet: Sheet
+    header: Header
+    keys: Sequence[bytes]
 
-    @property
-    def header(self) -> Header:
-        """Its header."""
-        return self.sheet.header
+    @classmethod
+    def of(cls, drive: int, unit: int, sheets: Sequence[tuple[int, Sheet]]) -> Found | None:
+        """Return what lies at a place, None where no sheet is whole."""
+        if not sheets:
+            return None
+        best = max((one for _, one in sheets), key=lambda one: one.header.generation)
+        span = Span(drive, unit, best.header.shape.units)
+        return cls(span, best.header, best.group_keys)
 
 
 def rebuild(
@@ -118,7 +117,7 @@ def rebuild(
             number = int(added.lastrowid or 0)
             db.executemany(
                 "INSERT OR IGNORE INTO prefix VALUES (?, ?, ?)",
-                [(key, number, groups) for groups, key in enumerate(one.sheet.group_keys, 1)],
+                [(key, number, groups) for groups, key in enumerate(one.keys, 1)],
             )
             if parent is not None:
                 db.execute("UPDATE chunk SET children = children + 1 WHERE id = ?", (parent,))
@@ -154,43 +153,69 @@ def _fill_free(
 
 def _scan(file: PoolFile, drive: int, pool: bytes, keys: StoreKeys) -> Iterator[Found]:
     """Yield the chunks that a file holds."""
-    units = file.byte_count // UNIT_BYTES
+    units, unit = file.byte_count // UNIT_BYTES, 1
+    while unit < units:
+        likely = _likely(file, unit, units, pool, keys)
+        found = next(filter(None, (_found(file, drive, at, pool, keys) for at in likely)), None)
+        if found is None:
+            return
+        yield found
+        unit = found.span.unit + found.span.units
+        # Extents of one model lie one behind the other: no unit between them need be looked at.
+        for following in _row(file, drive, unit, found.header.shape, pool, keys):
+            yield following
+            unit += following.span.units
+
+
+def _likely(file: PoolFile, unit: int, units: int, pool: bytes, keys: StoreKeys) -> Iterator[int]:
+    """Yield the units from one on that begin with a header."""
     size = 2 * PAGE_BYTES
     memory = aligned_buffer(_AT_ONCE * size)
-    unit = 1
-    while unit < units:
-        count = min(_AT_ONCE, units - unit)
-        places = np.arange(count)
+    for start in range(unit, units, _AT_ONCE):
+        places = np.arange(min(_AT_ONCE, units - start))
         file.read_many(
-            Reads((unit + places) * UNIT_BYTES, places * size, np.full(count, size)),
+            Reads((start + places) * UNIT_BYTES, places * size, np.full(len(places), size)),
             memory,
             _THREADS,
         )
-        following = unit + count
-        at = unit
-        while at < unit + count:
-            pages = memory[(at - unit) * size :][:size].tobytes()
-            found = _found(file, Span(drive, at, 1), pages, pool, keys)
-            if found is not None:
-                yield found
-            at += 1 if found is None else found.span.units
-        unit = max(following, at)
+        for at in places.tolist():
+            if _shapes(memory[at * size : (at + 1) * size].tobytes(), pool, keys):
+                yield start + at
 
 
-def _found(file: PoolFile, span: Span, pages: bytes, pool: bytes, keys: StoreKeys) -> Found | None:
-    shapes = {
-        shape
-        for start in (0, PAGE_BYTES)
-        if (shape := shape_of(pages[start : start + PAGE_BYTES], pool, keys)) is not None
-    }
-    best: Sheet | None = None
-    for shape in shapes:
-        for _, sheet in _sheets(file, span, shape, pool, keys):
-            if best is None or best.header.generation < sheet.header.generation:
-                best = sheet
-    if best is None:
-        return None
-    return Found(Span(span.drive, span.unit, best.header.shape.units), best)
+def _row(
+    file: PoolFile, drive: int, unit: int, shape: ExtentShape, pool: bytes, keys: StoreKeys
+) -> Iterator[Found]:
+    """Yield the chunks of one shape that lie one behind the other from a unit on."""
+    size, units = shape.sheets_bytes, file.byte_count // UNIT_BYTES
+    memory = aligned_buffer(_SHEETS_AT_ONCE * size)
+    while count := min(_SHEETS_AT_ONCE, (units - unit) // shape.units):
+        places = np.arange(count)
+        offsets = (unit + places * shape.units) * UNIT_BYTES
+        file.read_many(Reads(offsets, places * size, np.full(count, size)), memory, _THREADS)
+        for at in places.tolist():
+            data = memory[at * size : (at + 1) * size].tobytes()
+            place = place_of(Span(drive, unit, shape.units), pool)
+            found = Found.of(drive, unit, read_sheets(data, shape, place, keys))
+            if found is None:
+                return
+            yield found
+            unit += shape.units
+
+
+def _found(file: PoolFile, drive: int, unit: int, pool: bytes, keys: StoreKeys) -> Found | None:
+    pages = aligned_buffer(2 * PAGE_BYTES)
+    file.read(pages, unit * UNIT_BYTES)
+    span, sheets = Span(drive, unit, 1), []
+    for shape in _shapes(pages.tobytes(), pool, keys):
+        sheets += _sheets(file, span, shape, pool, keys)
+    return Found.of(drive, unit, sheets)
+
+
+def _shapes(pages: bytes, pool: bytes, keys: StoreKeys) -> set[ExtentShape]:
+    """Return the shapes that the headers on two pages tell, none where they are none."""
+    shapes = (shape_of(pages[at : at + PAGE_BYTES], pool, keys) for at in (0, PAGE_BYTES))
+    return {shape for shape in shapes if shape is not None}
 
 
 def _sheets(
@@ -306,29 +331,6 @@ def pin(database: Database, name: str, how: Literal[0, 1]) -> int:
     return len(numbers)
 
 
-def sealed_by(
-    database: Database, files: Sequence[PoolFile], pool: bytes, number: bytes
-) -> list[int]:
-    """Return the numbers of the chunks that a data key seals, by what their drives say.
-
-    Raises
-    ------
-    OSError
-        Where a drive cannot be read.
-    """
-    found = []
-    memory = aligned_buffer(2 * PAGE_BYTES)
-    for chunk, drive, unit in database.rows(
-        f"SELECT id, drive, unit FROM chunk WHERE state = {State.READY:d}"
-    ):
-        files[drive].read(memory, unit * UNIT_BYTES)
-        pages = memory.tobytes()
-        seals = (Envelope.read(pages[at : at + PAGE_BYTES], pool) for at in (0, PAGE_BYTES))
-        if any(seal is not None and seal.key_id == number for seal in seals):
-            found.append(chunk)
-    return found
-
-
 # --- Looking at all bytes ---
 
 
@@ -367,7 +369,7 @@ def verify(
     parts: Parts,
     on_progress: Callable[[int, int], None] = lambda done, all_of_them: None,
 ) -> Verified:
-    """Compare every chunk with its checksums.
+    """Compare every chunk with its checksums, after the index as a whole.
 
     Parameters
     ----------
@@ -382,9 +384,12 @@ def verify(
 
     Raises
     ------
+    StoreError
+        Where the index is broken.
     SecrecyError
         Where the store is encrypted and there is no key.
     """
+    database.check()
     rows = database.rows(
         "SELECT c.id, c.drive, c.unit, c.units, c.key, n.layers, n.row_bytes, n.shadow_bytes "
         f"FROM chunk c JOIN namespace n ON n.id = c.namespace WHERE c.state = {State.READY:d} "

@@ -29,8 +29,7 @@ from hillinfer.secrecy.key_table import KeyTable
 from hillinfer.secrecy.library import CIPHER, TAG_BYTES
 from hillinfer.secrecy.pages import Place
 from hillinfer.secrecy.store_keys import StoreKeys, opened_keys
-from hillinfer.store.extent import UNIT_BYTES
-from hillinfer.store.keys import STORE_VERSION
+from hillinfer.store.keys import STORE_VERSION, UNIT_BYTES
 from hillinfer.system.files import read_plain
 from hillinfer.values import format_bytes
 

@@ -21,8 +21,8 @@ from hillinfer.drive.files import aligned_buffer
 from hillinfer.secrecy.library import WrongTagError
 from hillinfer.secrecy.pages import Pages, PlainPages
 from hillinfer.store.database import Chunk
-from hillinfer.store.extent import ExtentShape, Sheet, group_sums, salts
-from hillinfer.store.keys import CHUNK_TOKENS, Namespace
+from hillinfer.store.extent import Sheet, group_sums, salts
+from hillinfer.store.keys import CHUNK_TOKENS, ExtentShape
 from hillinfer.store.pool_files import READ_BYTES, PoolFile
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
@@ -436,25 +436,3 @@ class StoredPrefix:
         error = WrongBytesError(chunk, what)
         self._wrong(error)
         raise error
-
-
-def best_sheet(
-    sheets: Sequence[tuple[int, Sheet]],
-    namespace: Namespace,
-    keys: Sequence[bytes],
-    ids: NDArray[np.uint32],
-) -> tuple[int, Sheet, int] | None:
-    """Return the sheet that covers most of a prompt's groups, its slot, and how many it covers.
-
-    Its keys and token numbers are those of the prompt, or it covers none.
-    """
-    found = None
-    for slot, sheet in sorted(sheets, key=lambda one: one[1].header.generation):
-        header = sheet.header
-        if header.namespace != namespace.digest:
-            continue
-        groups = min(header.groups, len(keys))
-        same_ids = np.array_equal(sheet.ids[: groups * GROUP_TOKENS], ids[: groups * GROUP_TOKENS])
-        if sheet.group_keys[:groups] == list(keys[:groups]) and same_ids:
-            found = slot, sheet, groups
-    return found

@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+from hillinfer.drive.files import PAGE_BYTES, aligned_buffer
+from hillinfer.secrecy.sheets import Envelope
 from hillinfer.store.database import CHUNK_COLUMNS, UNREACHABLE, Chunk, Database, State, chunk_of
-from hillinfer.store.extent import UNIT_BYTES
-from hillinfer.store.pool_files import Span
+from hillinfer.store.keys import UNIT_BYTES
+from hillinfer.store.pool_files import PoolFile, Span
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
 
@@ -71,9 +73,12 @@ class Retirement:
                 (State.QUARANTINED, number),
             )
             db.execute(
-                "WITH RECURSIVE below(id) AS (SELECT id FROM chunk WHERE parent = ?1 "
-                "UNION SELECT c.id FROM chunk c JOIN below b ON c.parent = b.id) "
-                "UPDATE chunk SET worth = ?2 WHERE id IN below",
+                # By the key, which has an index.
+                "WITH RECURSIVE below(id, key) AS (SELECT c.id, c.key FROM chunk c "
+                "JOIN chunk a ON c.parent_key = a.key WHERE a.id = ?1 AND c.parent = a.id "
+                "UNION SELECT c.id, c.key FROM chunk c JOIN below b ON c.parent_key = b.key "
+                "AND c.parent = b.id) "
+                "UPDATE chunk SET worth = ?2 WHERE id IN (SELECT id FROM below)",
                 (number, UNREACHABLE),
             )
 
@@ -81,9 +86,8 @@ class Retirement:
         """Give the room of quarantined chunks up that nobody leases; `tombed` has them then."""
         with self._database.transaction() as db:
             rows = db.execute(
-                "SELECT id FROM chunk c WHERE state = ? AND NOT EXISTS "
-                "(SELECT 1 FROM lease WHERE chunk = c.id)",
-                (State.QUARANTINED,),
+                f"SELECT id FROM chunk c WHERE state = {State.QUARANTINED:d} AND NOT EXISTS "
+                "(SELECT 1 FROM lease WHERE chunk = c.id)"
             ).fetchall()
             for (number,) in rows:
                 tomb(db, number)
@@ -91,7 +95,7 @@ class Retirement:
     def tombed(self) -> list[Chunk]:
         """Return all chunks whose headers are to go from their drives."""
         rows = self._database.rows(
-            f"SELECT {CHUNK_COLUMNS} FROM chunk c WHERE state = ?", (State.TOMBED,)
+            f"SELECT {CHUNK_COLUMNS} FROM chunk c WHERE state = {State.TOMBED:d}"
         )
         return [chunk_of(row) for row in rows]
 
@@ -166,3 +170,26 @@ def tomb(db: sqlite3.Connection, number: int) -> None:
         "UPDATE chunk SET state = ?, owner = NULL, target = NULL, parent = NULL WHERE id = ?",
         (State.TOMBED, number),
     )
+
+
+def sealed_by(
+    database: Database, files: Sequence[PoolFile], pool: bytes, number: bytes
+) -> list[int]:
+    """Return the numbers of the chunks that a data key seals, by what their drives say.
+
+    Raises
+    ------
+    OSError
+        Where a drive cannot be read.
+    """
+    found = []
+    memory = aligned_buffer(2 * PAGE_BYTES)
+    for chunk, drive, unit in database.rows(
+        f"SELECT id, drive, unit FROM chunk WHERE state = {State.READY:d}"
+    ):
+        files[drive].read(memory, unit * UNIT_BYTES)
+        pages = memory.tobytes()
+        seals = (Envelope.read(pages[at : at + PAGE_BYTES], pool) for at in (0, PAGE_BYTES))
+        if any(seal is not None and seal.key_id == number for seal in seals):
+            found.append(chunk)
+    return found

@@ -23,9 +23,9 @@ from hillinfer.store.eviction import (
     hits_after,
     make_admission,
 )
-from hillinfer.store.extent import UNIT_BYTES, ExtentShape, Header
+from hillinfer.store.extent import Header
 from hillinfer.store.index import AlreadyStoredError, Index
-from hillinfer.store.keys import CHUNK_GROUPS, Namespace
+from hillinfer.store.keys import CHUNK_GROUPS, UNIT_BYTES, ExtentShape, Namespace
 from hillinfer.store.pool_files import PoolFile, StoreError, StorePlaces
 from hillinfer.store.retirement import Retirement
 from hillinfer.store_rules import StoreRules
@@ -401,11 +401,14 @@ class ExtentRoom:
     # --- worth -----------------------------------------------------------------------------
 
     def touch(self, chunks: Iterable[Chunk]) -> None:
-        """Note that chunks were found; written to the index once a second."""
+        """Note that chunks were found; `write_due` writes it to the index."""
         with self._lock:
-            for chunk in chunks:
-                self._touched[chunk.number] = chunk
-            due = self._clock() - self._touched_at >= _TOUCH_SECONDS
+            self._touched.update((chunk.number, chunk) for chunk in chunks)
+
+    def write_due(self) -> None:
+        """Write what was found to the index, once a second."""
+        with self._lock:
+            due = self._touched and self._clock() - self._touched_at >= _TOUCH_SECONDS
         if due:
             self.write_touched()
 

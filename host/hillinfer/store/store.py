@@ -4,47 +4,42 @@
 from __future__ import annotations
 
 import os
-import secrets
-import sqlite3
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import replace
+from contextlib import ExitStack
 from pathlib import Path
 from weakref import WeakSet
 
-import numpy as np
-
-from hillinfer.drive.calls import DriveCalls, Reads
-from hillinfer.drive.files import aligned_buffer
+from hillinfer.drive.calls import DriveCalls
 from hillinfer.drive.leftovers import ScratchPath
 from hillinfer.errors import HillInferError, reason_of, way_out
 from hillinfer.metrics import StoreCounts, StoreMeter, store_metrics
 from hillinfer.secrecy.key_sources import KeySource, WithoutKey
 from hillinfer.secrecy.library import SecrecyError
-from hillinfer.store.database import Chunk, Database
+from hillinfer.store.database import Chunk, opened_database
 from hillinfer.store.eviction import DEFAULT_EVICTION, Turns, make_eviction_policy
-from hillinfer.store.extent import ExtentShape, Sheet, read_sheets
+from hillinfer.store.extent import SheetReader
 from hillinfer.store.index import Index
 from hillinfer.store.keys import (
     CHUNK_GROUPS,
-    CHUNK_TOKENS,
     TOKEN_TYPE,
+    Expected,
+    ExtentShape,
     Namespace,
     group_keys,
     root_key,
+    token_words,
 )
-from hillinfer.store.maintenance import Parts, Verified, chunks_of, rebuild, sealed_by, verify
+from hillinfer.store.maintenance import Parts, Verified, chunks_of, rebuild, verify
 from hillinfer.store.pool_files import ABOUT, PoolFile, StoreError, StorePlaces, place_of
-from hillinfer.store.prefix import StoredChunk, StoredPrefix, WrongBytesError, best_sheet
-from hillinfer.store.retirement import Retirement
+from hillinfer.store.prefix import StoredChunk, StoredPrefix, WrongBytesError
+from hillinfer.store.retirement import Retirement, sealed_by
 from hillinfer.store.room import ExtentRoom, Intake
 from hillinfer.store.writer import PrefixWriter
 from hillinfer.store_rules import StoreRules
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
-# Sheets that are read at once.
-_SHEETS_AT_ONCE = 8
+_GROUP_BYTES = GROUP_TOKENS * TOKEN_TYPE.itemsize
 
 
 class Store:
@@ -113,7 +108,10 @@ class Store:
                 files.append(PoolFile(path, self.places.pool, drive, size, calls))
                 opened.callback(files[-1].close)
             self.files: Sequence[PoolFile] = tuple(files)
-            database = self._database(files, clock)
+            pool, units = self.places.pool, [file.units for file in files]
+            database = opened_database(
+                self.places, units, lambda new: rebuild(new, files, pool, self.keys, clock())
+            )
             opened.callback(database.close)
             self.database, self.index = database, Index(database)
             learned = policy, self._turns
@@ -131,6 +129,7 @@ class Store:
             self._retirement = Retirement(database)
             parts = self.places, self.index, self._retirement, files
             self.room = ExtentRoom(*parts, self._owner, policy, self._intake, clock)
+            self._sheets = SheetReader(self.files, pool, self.keys, self.index.shape)
             self.room.collect()
             self._opened = opened.pop_all()
 
@@ -244,6 +243,7 @@ class Store:
         """
         self.room.check_alone()
         number = self.keys.forget(salt)
+        self._sheets.forget()
         if number is None:
             return 0
         pool = self.places.pool
@@ -344,6 +344,7 @@ class Store:
         """End one lease of each of some chunks, by their numbers."""
         try:
             self.index.release(self._owner, chunks)
+            self.room.write_due()
         except StoreError as error:
             self._failed(error)
 
@@ -370,99 +371,50 @@ class Store:
 
     # --- inside ----------------------------------------------------------------------------
 
-    def _database(self, files: Sequence[PoolFile], clock: Callable[[], float]) -> Database:
-        """Return the index' database, made anew from the drives where it is lost or broken."""
-        path, units = self.places.index, [file.units for file in files]
-        if path.exists():
-            try:
-                return Database(path, self.places.pool)
-            except StoreError as error:
-                if not isinstance(error.__cause__, sqlite3.DatabaseError) or self.places.is_shared:
-                    raise
-            for suffix in ("-wal", "-shm"):
-                path.with_name(path.name + suffix).unlink(missing_ok=True)
-            path.replace(path.with_suffix(".broken"))
-        if self.places.is_shared and not path.exists():
-            raise StoreError(
-                f"the index of the store {self.places.directory} is gone while other processes use "
-                "it: end them, and it is made anew from what the drives hold"
-            )
-        beside = path.with_name(f".{secrets.token_hex(8)}.sqlite")
-        try:
-            new = Database.make(beside, self.places.pool, units)
-            try:
-                rebuild(new, files, self.places.pool, self.keys, clock())
-            finally:
-                new.close()
-            # Where another process was faster, that one's counts.
-            with suppress(FileExistsError):
-                os.link(beside, path)
-        except OSError as error:
-            raise StoreError(
-                f"the index of the store {self.places.directory} cannot be made anew: "
-                f"{reason_of(error)}; {way_out(error, 'choose another --store')}"
-            ) from error
-        finally:
-            beside.unlink(missing_ok=True)
-        return Database(path, self.places.pool)
-
     def _find(self, namespace: Namespace, ids: Sequence[int], salt: bytes) -> StoredPrefix | None:
-        words = np.ascontiguousarray(ids, TOKEN_TYPE)
+        words = token_words(ids)
         sealing = self.keys.found(salt)
         if sealing is None:
             return None
-        root = root_key(namespace.digest, salt, sealing.hash_key)
+        data, digest = words.tobytes(), namespace.digest
+        root = root_key(digest, salt, sealing.hash_key)
         keys = group_keys(root, words, sealing.hash_key)
         leased = self.index.lookup(keys, self._owner)
+        expected = []
+        for position, (_, groups) in enumerate(leased):
+            first = position * CHUNK_GROUPS
+            own_keys = keys[first : first + groups]
+            own_ids = data[first * _GROUP_BYTES : (first + groups) * _GROUP_BYTES]
+            expected.append(Expected(digest, keys[first - 1] if first else root, own_keys, own_ids))
         kept: list[StoredChunk] = []
         try:
-            sheets = self._sheets([chunk for chunk, _ in leased])
-            for position, ((chunk, groups), found) in enumerate(zip(leased, sheets, strict=True)):
-                own_keys = keys[position * CHUNK_GROUPS : position * CHUNK_GROUPS + groups]
-                own_ids = words[position * CHUNK_TOKENS :][: groups * GROUP_TOKENS]
-                best = best_sheet(found, namespace, own_keys, own_ids)
-                if best is None:
+            sheets = self._sheets.of([chunk for chunk, _ in leased], expected)
+            for (chunk, groups), wanted, found in zip(leased, expected, sheets, strict=True):
+                own = [
+                    (sheet, slot, covered)
+                    for slot, sheet in found
+                    if (covered := sheet.covered_of(wanted))
+                ]
+                if not own:
                     self._quarantine(chunk, "what its drive says of it")
                     break
-                pages = best[1].pages(place_of(chunk.span, self.places.pool))
-                kept.append(StoredChunk(chunk, best[1], best[0], best[2], pages))
-                if best[2] < groups:
+                # The newer one, where both are of the prompt.
+                sheet, slot, covered = max(own, key=lambda one: one[0].header.generation)
+                pages = sheet.pages(place_of(chunk.span, self.places.pool))
+                kept.append(StoredChunk(chunk, sheet, slot, covered, pages))
+                if covered < groups:
                     break
         finally:
             # What is not kept is released whatever happened.
-            self.index.release(self._owner, [chunk.number for chunk, _ in leased[len(kept) :]])
+            gone = [chunk.number for chunk, _ in leased[len(kept) :]]
+            if gone:
+                self.index.release(self._owner, gone)
         if not kept:
             return None
         self.room.touch([chunk.record for chunk in kept])
         prefix = StoredPrefix(kept, self.files, self.release, self._wrong, self._restored)
         self._prefixes.add(prefix)
         return prefix
-
-    def _sheets(self, chunks: Sequence[Chunk]) -> list[list[tuple[int, Sheet]]]:
-        """Return the whole sheets of each chunk of one namespace, with their slots, in two."""
-        if not chunks:
-            return []
-        shape = self.index.shape(chunks[0].namespace)
-        shape = replace(shape, tag_bytes=self.keys.tag_bytes)
-        size = shape.sheets_bytes
-        memory = aligned_buffer(len(chunks) * size)
-        for drive, file in enumerate(self.files):
-            own = [at for at, chunk in enumerate(chunks) if chunk.span.drive == drive]
-            if own:
-                offsets = np.array([chunks[at].span.offset for at in own], np.int64)
-                places = np.array(own, np.int64) * size
-                file.read_many(
-                    Reads(offsets, places, np.full(len(own), size)), memory, _SHEETS_AT_ONCE
-                )
-        return [
-            read_sheets(
-                memory[at * size : (at + 1) * size].tobytes(),
-                shape,
-                place_of(chunk.span, self.places.pool),
-                self.keys,
-            )
-            for at, chunk in enumerate(chunks)
-        ]
 
     def _quarantine(self, chunk: Chunk, what: str) -> None:
         self._meter.add(quarantined_chunks=1)

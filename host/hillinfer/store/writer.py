@@ -14,8 +14,15 @@ from hillinfer.drive.files import PAGE_BYTES, aligned_buffer
 from hillinfer.secrecy.pages import Pages
 from hillinfer.secrecy.store_keys import Plain, Sealing
 from hillinfer.store.database import Chunk
-from hillinfer.store.extent import ExtentShape, Header, Sheet, group_sums, salts
-from hillinfer.store.keys import CHUNK_GROUPS, CHUNK_TOKENS, TOKEN_TYPE, Namespace, group_keys
+from hillinfer.store.extent import Header, Sheet, group_sums, salts
+from hillinfer.store.keys import (
+    CHUNK_GROUPS,
+    CHUNK_TOKENS,
+    TOKEN_TYPE,
+    ExtentShape,
+    Namespace,
+    group_keys,
+)
 from hillinfer.store.pool_files import PoolFile, Span, place_of
 from hillinfer.store.prefix import StoredChunk, StoredPrefix
 from hillinfer.store.room import ExtentRoom

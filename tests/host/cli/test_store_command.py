@@ -7,7 +7,8 @@ from xml.etree import ElementTree
 import pytest
 from command import read_report
 
-from hillinfer.store.extent import UNIT_BYTES, read_header
+from hillinfer.store.extent import read_header
+from hillinfer.store.keys import UNIT_BYTES
 from hillinfer.store.store import Store
 from hillinfer_bench.figures.store_figures import StoreRecord
 

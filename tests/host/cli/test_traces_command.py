@@ -39,12 +39,24 @@ def test_no_copies_no_model(traces):
     assert "modelled" not in outcome.out
 
 
+def test_an_index_is_filled_where_it_is_asked_for(traces, tmp_path):
+    file = tmp_path / "traces.json"
+    outcome = traces("--capacities", 0.2, "--copies", 0, "--index-chunks", 40, "--out", file)
+    assert outcome.code == 0, outcome.err
+    assert "GB of index" in outcome.out
+    index = json.loads(file.read_text(encoding="utf-8"))["index"]
+    assert index["rows"][-1]["chunks"] >= 40
+    assert index["rebuilt"][0]["chunks"] == 40
+    assert not list(tmp_path.glob("hillinfer-index-*"))
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("--capacities", 0), "capacities=0.0 must be above 0 and at most 1"),
         (("--capacities", 1.5), "capacities=1.5 must be above 0 and at most 1"),
         (("--copies", -1), "copies=-1 must be 0 to 100"),
+        (("--index-chunks", -1), "index_chunks=-1 must be 0 or more"),
         (("--processes", 0), "processes=0 must be at least 1"),
         (("--trace", "none.jsonl"), "none.jsonl is no trace of requests"),
         (("--out", "/dev/null/traces.json"), "choose another --out"),

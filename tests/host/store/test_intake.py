@@ -9,7 +9,7 @@ import pytest
 
 from hillinfer.errors import SettingsError
 from hillinfer.store.eviction import EvictionPolicy, WriteBudget, make_admission
-from hillinfer.store.extent import ExtentShape
+from hillinfer.store.keys import ExtentShape
 from hillinfer.store.store import Store
 from hillinfer.store_rules import StoreRules, StoreRulesError
 from hillinfer_bench.storing.made_prompts import check, namespace, prompt, put

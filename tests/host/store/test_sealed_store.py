@@ -13,7 +13,7 @@ import pytest
 
 from hillinfer.secrecy.key_sources import KeyFile, PassphraseFile, WithoutKey
 from hillinfer.secrecy.library import SecrecyError, WrongKeyError
-from hillinfer.store.extent import UNIT_BYTES, ExtentShape
+from hillinfer.store.keys import UNIT_BYTES, ExtentShape
 from hillinfer.store.maintenance import Parts, chains
 from hillinfer.store.pool_files import StoreError
 from hillinfer.store.prefix import WrongBytesError

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from hillinfer.store.extent import UNIT_BYTES
+from hillinfer.store.keys import UNIT_BYTES
 from hillinfer.store.pool_files import StoreError
 from hillinfer.store.store import Store
 from hillinfer_bench.storing.made_prompts import check, namespace, prompt, put

@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 
-from hillinfer.store.extent import UNIT_BYTES, ExtentShape
+from hillinfer.store.keys import UNIT_BYTES, ExtentShape
 from hillinfer.store.pool_files import StoreError
 from hillinfer.store.prefix import WrongBytesError
 from hillinfer.store.store import Store
@@ -65,7 +65,7 @@ def test_a_flipped_bit_is_found_before_a_byte_is_used(place, part, number):
         # It is a miss from now on, what is before it is not, and it can be stored again.
         assert check(store, space, ids) == 1024 * number
         put(store, space, ids)
-        assert check(store, space, ids) == 3072
+        assert check(store, space, ids) == 3072, store.counts.last_failure
 
 
 def test_a_flipped_bit_that_nothing_depends_on_is_no_miss(place):

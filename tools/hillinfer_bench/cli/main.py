@@ -167,12 +167,21 @@ def traces(
     copies: Annotated[
         int, typer.Option(help="Copies of each trace for the model of larger stores; 0 for none.")
     ] = 8,
+    index_chunks: Annotated[
+        int,
+        typer.Option(help="Chunks of an index that copies of the first trace fill; 0 for none."),
+    ] = 0,
     processes: Annotated[int, typer.Option(help="Replays at once.")] = 2,
     out: Annotated[Path | None, typer.Option(help="Where the figures go as JSON.")] = None,
 ) -> None:
     """Replay public traces of requests with every way to evict and admit, and Belady's bound."""
     request = TracesRequest(
-        tuple(trace or ()), tuple(capacities or DEFAULT_SHARES), copies, processes, out
+        tuple(trace or ()),
+        tuple(capacities or DEFAULT_SHARES),
+        copies,
+        index_chunks,
+        processes,
+        out,
     )
     from hillinfer_bench.traces.run import run
 
@@ -192,15 +201,23 @@ def storing(
     gigabytes: Annotated[
         float, typer.Option(help="Most rows of a shape; it has fewer layers then.")
     ] = 1.2,
+    mixed_seconds: Annotated[
+        float, typer.Option(help="How long four processes read, store and evict at once.")
+    ] = 60.0,
+    peers: Annotated[
+        Path | None, typer.Option(help="Figures of other runtimes, from tools/stored_peers.py.")
+    ] = None,
     out: Annotated[Path, typer.Option(help="Where the figures go as JSON.")] = Path(
         "build/reports/store.json"
     ),
 ) -> None:
-    """Measure the store: rates, time to the first token, kills, failing calls, flipped bits."""
+    """Measure the store: rates, first token, lookups, kills, failing calls, flips, mixed load."""
     quiet_transformers()
     from hillinfer_bench.storing.run import StoreRequest, run
 
-    request = StoreRequest(model, directory, out, kills, flips, rounds, tokens, gigabytes)
+    request = StoreRequest(
+        model, directory, out, kills, flips, rounds, tokens, gigabytes, mixed_seconds, peers
+    )
     console = error_console()
     print(run(request, console.print, reading_view(console).stage))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What kills, failing calls and flipped bits cost a store: time, and never a wrong byte."""
+"""What failing calls and flipped bits cost a store: time, and never a wrong byte."""
 
 from __future__ import annotations
 
@@ -7,19 +7,16 @@ import contextlib
 import errno
 import os
 import shutil
-import signal
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hillinfer.drive.calls import DriveCalls, Reads
 from hillinfer.native.structures import ReadWay
-from hillinfer.store.extent import UNIT_BYTES, ExtentShape
+from hillinfer.store.keys import UNIT_BYTES, ExtentShape
 from hillinfer.store.pool_files import StoreError
 from hillinfer.store.prefix import StoredChunk, WrongBytesError
 from hillinfer.store.store import Store
@@ -34,9 +31,16 @@ from hillinfer_bench.storing.made_prompts import (
 SPACE = namespace()
 # Small enough that eviction is under way all the time: some sixty chunks.
 STORE_BYTES = 64 << 20
-_TOKENS = 1500
-_FOUND = _TOKENS // 64 * 64
-_REOPEN_SECONDS = 1.0
+_POLICY = "lru"
+_FILES = {
+    "store.json",
+    "pool-0.kv",
+    "owners",
+    "index.sqlite",
+    "index.sqlite-wal",
+    "index.sqlite-shm",
+    "index.broken",
+}
 
 
 @dataclass
@@ -61,6 +65,8 @@ class Losses:
         In seconds.
     what
         The first few, in words.
+    places
+        How many kills or failing calls met which step.
     """
 
     runs: int = 0
@@ -71,6 +77,7 @@ class Losses:
     errors: int = 0
     slowest_opening: float = 0.0
     what: list[str] = field(default_factory=list)
+    places: dict[str, int] = field(default_factory=dict)
 
     def note(self, name: str, what: str) -> None:
         """Count one loss and keep what it was."""
@@ -88,210 +95,156 @@ class CountedCalls(DriveCalls):
         Which call, 1 the first; none where 0.
     act
         What it does in place of that call.
+
+    Attributes
+    ----------
+    made
+        Calls so far.
     """
 
     def __init__(self, number: int, act: Callable[[str], None]) -> None:
         self.made = 0
-        self._number = number
+        self.number = number
         self._act = act
 
-    def _count(self, name: str) -> None:
+    def count(self, name: str) -> None:
+        """Count a call, and do what is to be done at it."""
         self.made += 1
-        if self.made == self._number:
+        if self.made == self.number:
             self._act(name)
 
     def open(self, path: Path, flags: int, mode: int = 0o600) -> int:
         """Open, as a `DriveCalls` does."""
-        self._count("open")
+        self.count("open")
         return super().open(path, flags, mode)
 
     def pwrite(self, descriptor: int, data: memoryview, offset: int) -> int:
         """Write, as a `DriveCalls` does."""
-        self._count("pwrite")
+        self.count("pwrite")
         return super().pwrite(descriptor, data, offset)
 
     def preadv(self, descriptor: int, into: memoryview, offset: int) -> int:
         """Read, as a `DriveCalls` does."""
-        self._count("preadv")
+        self.count("preadv")
         return super().preadv(descriptor, into, offset)
 
     def read_many(self, way: ReadWay, reads: Reads, address: int) -> NDArray[np.int64] | None:
         """Read, as a `DriveCalls` does."""
-        self._count("read_many")
+        self.count("read_many")
         return super().read_many(way, reads, address)
 
     def allocate(self, descriptor: int, offset: int, byte_count: int) -> None:
         """Take room, as a `DriveCalls` does."""
-        self._count("allocate")
+        self.count("allocate")
         super().allocate(descriptor, offset, byte_count)
 
     def fdatasync(self, descriptor: int) -> None:
         """Wait, as a `DriveCalls` does."""
-        self._count("fdatasync")
+        self.count("fdatasync")
         super().fdatasync(descriptor)
 
 
-def _die(_: str) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
+def look_at_room(store: Store, place: Path, losses: Losses) -> None:
+    """Note what a store still holds for nobody, and whether it is larger than it may be.
 
-
-def kills(place: Path, runs: int, seed: int, on_progress: Callable[[int], None]) -> Losses:
-    """Kill two processes that write to one store, over and over, and look at what is left.
-
-    Each is killed before a drive call of a random number, or after a random time: so in writing,
-    in each step of a commit, in eviction, and while the index is made anew.
-
-    Parameters
-    ----------
-    place
-        Where the store is made.
-    runs
-        Kills.
-    seed
-        Of the random numbers.
-    on_progress
-        Called with the kills so far.
+    Nobody else uses it.
     """
-    numbers, losses = np.random.default_rng(seed), Losses()
-    Store.create(place, STORE_BYTES)
-    with Store(place):
-        pass
-    following = 1
-    while losses.runs < runs:
-        if numbers.random() < 0.1:
-            for file in place.glob("index.sqlite*"):
-                file.unlink()
-        # Some write the same prompts.
-        firsts = [following, following if numbers.random() < 0.3 else following + 1000]
-        following += 2000
-        children = [_forked_writer(place, first, int(numbers.integers(1, 120))) for first in firsts]
-        deadline = time.monotonic() + float(numbers.uniform(0.02, 0.5))
-        told = [_ended(child, pipe, deadline) for child, pipe in children]
-        losses.runs += len(children)
-        _look(place, [seeds for seeds, _ in told], losses)
-        for _, error in told:
-            if error:
-                losses.note("errors", error)
-        on_progress(losses.runs)
-    return losses
-
-
-def _forked_writer(place: Path, first: int, kill_at: int) -> tuple[int, int]:
-    """Start a process that stores prompts and tells their numbers; return it and its pipe."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child:
-        os.close(writing)
-        return child, reading
-    os.close(reading)
-    _write_until_killed(place, first, kill_at, writing)
-    return None
-
-
-def _write_until_killed(place: Path, first: int, kill_at: int, pipe: int) -> NoReturn:
-    try:
-        # What was stored last stays: only older ones may be missing afterwards.
-        with Store(place, "lru", calls=CountedCalls(kill_at, _die)) as store:
-            for number in range(first, first + 500):
-                if put(store, SPACE, prompt(number, _TOKENS), step=256) == _FOUND:
-                    os.write(pipe, f"{number}\n".encode())
-    except StoreError as error:
-        # The other one makes the index anew, or uses it: a miss.
-        if "end them" not in str(error):
-            os.write(pipe, f"error {error}\n".encode())
-    except BaseException as error:
-        os.write(pipe, f"error {type(error).__name__} {error}\n".encode())
-    finally:
-        os._exit(0)
-
-
-def _ended(child: int, pipe: int, deadline: float) -> tuple[list[int], str]:
-    """Kill a process that still lives at some time; return what it said: numbers, and an error."""
-    while time.monotonic() < deadline:
-        if os.waitpid(child, os.WNOHANG)[0]:
-            break
-        time.sleep(0.002)
-    else:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-    with os.fdopen(pipe, "rb") as said:
-        lines = said.read().decode().splitlines()
-    errors = [line for line in lines if line.startswith("error ")]
-    return [int(line) for line in lines if line.isdigit()], "; ".join(errors)
-
-
-def _look(place: Path, told: list[list[int]], losses: Losses) -> None:
-    started = time.perf_counter()
-    with Store(place) as store:
-        seconds = time.perf_counter() - started
-        losses.slowest_opening = max(losses.slowest_opening, seconds)
-        if seconds > _REOPEN_SECONDS:
-            losses.note("slow_openings", f"{seconds:.2f} s")
-        facts = store.statistics()
-        if facts["writing"] or facts["leases"]:
-            losses.note("leaks", str(facts))
-        held = facts["chunk_bytes"] + facts["free_bytes"]
-        if held != sum(file.units for file in store.files) * UNIT_BYTES:
-            losses.note("leaks", f"{held} bytes in chunks and free")
-        for seeds in told:
-            # Older ones may have been evicted.
-            for number in seeds[-2:]:
-                try:
-                    found = check(store, SPACE, prompt(number, _TOKENS))
-                except (WrongTokensError, WrongBytesError) as error:
-                    losses.note("wrong_tokens", f"prompt {number}: {error}")
-                    continue
-                if found != _FOUND:
-                    losses.note("lost_chunks", f"prompt {number}: {found} of {_FOUND} tokens")
-        if store.counts.failures:
-            losses.note("errors", store.counts.last_failure)
+    facts = store.statistics()
+    if facts["writing"] or facts["leases"]:
+        losses.note("leaks", str(facts))
+    held = facts["chunk_bytes"] + facts["free_bytes"]
+    if held != sum(file.units for file in store.files) * UNIT_BYTES:
+        losses.note("leaks", f"{held} bytes in chunks and free")
+    left = {file.name for file in place.iterdir()} - _FILES
+    if left:
+        losses.note("leaks", f"{sorted(left)} beside the store's files")
     taken = sum(file.stat().st_blocks * 512 for file in place.rglob("*") if file.is_file())
-    if taken > STORE_BYTES:
-        losses.note("leaks", f"{taken} bytes of {STORE_BYTES} on the drive")
+    if taken > store.places.size:
+        losses.note("leaks", f"{taken} bytes of {store.places.size} on the drive")
 
 
 # --- Calls that fail ---
 
 
 def failing_calls(place: Path, on_progress: Callable[[int], None]) -> Losses:
-    """Let every drive call of storing and finding a prompt fail once, each in a store of its own.
+    """Let every drive call of storing, finding, evicting and rebuilding fail once.
 
     Whoever asks gets no error, and never other bytes.
+
+    Parameters
+    ----------
+    place
+        Where the stores are made.
+    on_progress
+        Called with the failing calls so far.
     """
-    losses, ids, number = Losses(), prompt(1, 3000), 0
-    while True:
-        number += 1
-        for code in (errno.EIO, errno.ENOSPC):
-            own = place / f"{number}-{code}"
-            Store.create(own, STORE_BYTES)
-            with Store(own):
-                pass
-            calls = CountedCalls(number, _failing(code))
-            try:
-                with Store(own, calls=calls) as store:
-                    for _ in range(2):
-                        put(store, SPACE, ids, step=1024)
-                        with contextlib.suppress(OSError, WrongBytesError):
-                            check(store, SPACE, ids)
-            except StoreError:
-                # Of opening, which says that no store is to be had.
-                pass
-            except WrongTokensError as error:
-                losses.note("wrong_tokens", f"call {number}: {error}")
-            except Exception as error:
-                losses.note("errors", f"call {number}: {type(error).__name__} {error}")
-            with Store(own) as store:
-                try:
+    losses = Losses()
+    place.mkdir(parents=True)
+    for name in ("new", "full", "rebuilt"):
+        number = 0
+        while True:
+            number += 1
+            made = 0
+            for code in (errno.EIO, errno.ENOSPC):
+                calls = CountedCalls(number, _failing(code))
+                _fail_once(place / name, name, calls, losses)
+                made = max(made, calls.made)
+                if calls.made >= number:
+                    losses.runs += 1
+                    losses.places[name] = losses.places.get(name, 0) + 1
+            on_progress(losses.runs)
+            if made < number:
+                break
+        shutil.rmtree(place / name)
+    return losses
+
+
+def _fail_once(own: Path, scene: str, calls: CountedCalls, losses: Losses) -> None:
+    """Store and find a prompt where one call fails, then look at the store without failures.
+
+    Scenes: a store in its first use, one that must evict for each chunk, one whose index is lost.
+    """
+    # Before it is full: what is judged may not give way.
+    if scene == "new" or (scene == "rebuilt" and calls.number % 8 == 1):
+        shutil.rmtree(own, ignore_errors=True)
+    if not own.exists():
+        Store.create(own, STORE_BYTES)
+        with Store(own) as store:
+            for seed in range(40 if scene == "full" else 0):
+                put(store, SPACE, prompt(1000 + seed, 2048), step=1024)
+    if scene == "rebuilt":
+        with Store(own) as store:
+            put(store, SPACE, prompt(2, 3000), step=1024)
+        for file in own.glob("index.sqlite*"):
+            file.unlink()
+    # In a full store each is a new prompt.
+    ids = prompt(1 if scene == "new" else 5000 + calls.number, 3000)
+    told = f"{scene}, call {calls.number}"
+    try:
+        # So that what is stored last stays, which is judged.
+        with Store(own, _POLICY, calls=calls) as store:
+            for _ in range(2):
+                put(store, SPACE, ids, step=1024)
+                with contextlib.suppress(OSError, WrongBytesError):
                     check(store, SPACE, ids)
-                    if put(store, SPACE, ids) != 2944 or check(store, SPACE, ids) != 2944:
-                        losses.note("lost_chunks", f"call {number}: the store takes no more")
-                except Exception as error:
-                    losses.note("errors", f"after call {number}: {type(error).__name__} {error}")
-            shutil.rmtree(own)
-            losses.runs += 1
-        on_progress(losses.runs)
-        if calls.made < number:
-            return losses
+    except StoreError:
+        # Of opening, which says that no store is to be had.
+        pass
+    except WrongTokensError as error:
+        losses.note("wrong_tokens", f"{told}: {error}")
+    except Exception as error:
+        losses.note("errors", f"{told}: {type(error).__name__} {error}")
+    try:
+        with Store(own, _POLICY) as store:
+            if scene == "rebuilt" and check(store, SPACE, prompt(2, 3000)) != 2944:
+                losses.note("lost_chunks", f"{told}: what was stored before is gone")
+            check(store, SPACE, ids)
+            if put(store, SPACE, ids) != 2944 or check(store, SPACE, ids) != 2944:
+                losses.note("lost_chunks", f"{told}: the store takes no more")
+            store.room.collect()
+            look_at_room(store, own, losses)
+    except Exception as error:
+        losses.note("errors", f"after {told}: {type(error).__name__} {error}")
 
 
 def _failing(code: int) -> Callable[[str], None]:
@@ -310,6 +263,7 @@ def flips(place: Path, runs: int, seed: int, on_progress: Callable[[int], None])
     Parameters as in `kills`.
     """
     numbers, losses = np.random.default_rng(seed), Losses()
+    place.mkdir(parents=True)
     whole, damaged = place / "whole", place / "damaged"
     Store.create(whole, STORE_BYTES)
     first = prompt(1, 2500)

@@ -4,16 +4,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import hillinfer
 from hillinfer.generate.answering import Generation
 from hillinfer.reuse.stored_prompts import StoredPrompts
 from hillinfer.store.store import Store
 from hillinfer_bench.quality.texts import TextSample
+from hillinfer_bench.storing.rivals import (
+    CHUNK_FILES,
+    SESSION,
+    RivalRow,
+    measure_chunk_files,
+    measure_session,
+)
 
 _CHUNK_TOKENS = 1024
 
@@ -38,6 +46,8 @@ class FirstToken:
         Of each round: what layers waited for rows.
     agrees
         Whether the first token is the same.
+    rivals
+        The same in other ways, in the same run.
     """
 
     stored_tokens: int
@@ -48,6 +58,7 @@ class FirstToken:
     read_seconds: list[float]
     bubble_seconds: list[float]
     agrees: bool
+    rivals: list[RivalRow]
 
     @property
     def speedup(self) -> float:
@@ -102,7 +113,8 @@ def measure_first_token(
     agrees = True
     with Store(place) as store:
         prompts = StoredPrompts(store, model)
-        prompts.keep(_cut(full, held), ids[:held], seconds * held / len(ids))
+        own = _cut(full, held)
+        prompts.keep(own, ids[:held], seconds * held / len(ids))
         del full, generation
         for _ in range(rounds):
             began = time.perf_counter()
@@ -124,7 +136,10 @@ def measure_first_token(
             stored.append(time.perf_counter() - began)
             waited.append(prompts.loaded.bubble_seconds - before)
         assert not prompts.loaded.recomputed_tokens, store.counts.last_failure
-    return FirstToken(tokens, len(ids) - tokens, seconds, stored, computed, read, waited, agrees)
+        rivals = _rivals(place.with_name("rivals"), model, prompts, own, ids, expected, rounds)
+    return FirstToken(
+        tokens, len(ids) - tokens, seconds, stored, computed, read, waited, agrees, rivals
+    )
 
 
 def _rest(model: Any, cache: Any, ids: list[int]) -> int:
@@ -132,6 +147,41 @@ def _rest(model: Any, cache: Any, ids: list[int]) -> int:
     own = Generation(model, cache, _CHUNK_TOKENS)
     own.read(ids)
     return _next_token(own)
+
+
+def _rivals(
+    place: Path,
+    model: Any,
+    prompts: StoredPrompts,
+    held: Any,
+    ids: Sequence[int],
+    expected: int,
+    rounds: int,
+) -> list[RivalRow]:
+    """Measure what else a first token can come from; what fails has a row that says so."""
+    place.mkdir()
+    files, session = place / "files", place / "session"
+    files.mkdir()
+
+    def of_session() -> RivalRow:
+        with hillinfer.attach(model, cold_dir=place) as hill:
+            # One token at least is left to be computed, and the session has none of it.
+            before = [*ids[: held.get_seq_length()], 0]
+            return measure_session(
+                session, hill, lambda own: prompts.fill(own, before), ids, rounds
+            )
+
+    ways = {
+        CHUNK_FILES: lambda: measure_chunk_files(files, model, held, ids, expected, rounds),
+        SESSION: of_session,
+    }
+    rows = []
+    for name, way in ways.items():
+        try:
+            rows.append(way())
+        except Exception as error:
+            rows.append(RivalRow(name, skipped=f"it failed: {type(error).__name__}: {error}"))
+    return rows
 
 
 def _next_token(generation: Generation) -> int:

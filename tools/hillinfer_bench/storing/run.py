@@ -10,31 +10,41 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import median
+from typing import Any
 
-import numpy as np
 import torch
 
 from hillinfer.models.loader import ModelOutline
 from hillinfer.models.sources import ModelSource
+from hillinfer.store.keys import CHUNK_TOKENS
 from hillinfer.system.files import prepare_report
 from hillinfer.system.machine import NumberType
 from hillinfer_bench.quality.texts import standard_library_samples
 from hillinfer_bench.report.kinds import MachineKind
-from hillinfer_bench.storing.damage import Losses, failing_calls, flips, kills
+from hillinfer_bench.storing.cost import CostRow, measure_cost
+from hillinfer_bench.storing.damage import Losses, failing_calls, flips
 from hillinfer_bench.storing.first_token import FirstToken, measure_first_token
-from hillinfer_bench.storing.sealed import measure_sealed
-from hillinfer_bench.storing.speed import (
-    SHAPES,
-    LookupRow,
-    StreamRow,
-    measure_lookups,
-    measure_stream,
-)
+from hillinfer_bench.storing.kills import kills
+from hillinfer_bench.storing.measured import Measured
+from hillinfer_bench.storing.mixed_load import MixedLoad, mixed_load
+from hillinfer_bench.storing.opening import measure_opening
+from hillinfer_bench.storing.rivals import LLAMA_CPP, VLLM, RivalRow
+from hillinfer_bench.storing.sealed import SealedRow, measure_sealed
+from hillinfer_bench.storing.speed import SHAPES, StreamRow, measure_lookups, measure_stream
+from hillinfer_bench.storing.together import measure_together
+from hillinfer_bench.traces.request_trace import CARRIED_TRACES, RequestTrace
+from hillinfer_bench.traces.table import least_over_lru
 
-# A spread above this says that the machine was not quiet.
-_NOISE = 0.2
 _LONG_TOKENS = 100_000
+_OPEN_LAYERS = 2
+# A shape, its layers, and processes that read at once.
+_TOGETHER = ("llama-3.1-8b", 8, 8)
+# Capacities at which the default is compared with LRU.
+_SHARES = (0.05, 0.1, 0.2)
+# Processes of the mixed load, and the time between two kills.
+_MIXED, _KILL_SECONDS = 4, 7.0
+
+Stage = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 
 
 @dataclass(frozen=True)
@@ -57,6 +67,10 @@ class StoreRequest:
         Stored of each shape, a multiple of 1,024.
     gigabytes
         Most that a shape's rows may take; it has fewer layers then.
+    mixed_seconds
+        How long four processes read, store and evict at once.
+    peers
+        What `tools/stored_peers.py` wrote; None for nothing.
     """
 
     model: str
@@ -67,37 +81,14 @@ class StoreRequest:
     rounds: int
     tokens: int
     gigabytes: float
-
-
-@dataclass(frozen=True)
-class StoreGoal:
-    """What is aimed at, and what was reached.
-
-    Parameters
-    ----------
-    name
-        Of the figure.
-    goal
-        In words, with its sign.
-    reached
-        The figure; None where it was not measured.
-    is_met
-        None where it was not measured.
-    is_noisy
-        Whether rounds differ by more than a fifth: then nothing counts as met.
-    """
-
-    name: str
-    goal: str
-    reached: float | None
-    is_met: bool | None
-    is_noisy: bool = False
+    mixed_seconds: float
+    peers: Path | None
 
 
 def run(
     request: StoreRequest,
     say: Callable[[str], None],
-    stage: Callable[[str, int], AbstractContextManager[Callable[[int], None]]],
+    stage: Stage,
 ) -> str:
     """Measure everything and return the table.
 
@@ -112,45 +103,108 @@ def run(
     """
     prepare_report(request.out, "--out")
     place = Path(tempfile.mkdtemp(prefix="hillinfer-store-", dir=request.directory))
+    found = Measured()
+
+    def step(name: str, work: Callable[[], object]) -> None:
+        """Take one row; where that fails, say so and go on with the others."""
+        try:
+            setattr(found, name, work())
+        except Exception as error:
+            found.failed[name] = f"{type(error).__name__}: {error}"
+            say(f"{name}: {found.failed[name]}")
+        finally:
+            for left in place.iterdir():
+                shutil.rmtree(left, ignore_errors=True)
+
     try:
-        streams = [
-            measure_stream(
-                place / name, name, request.tokens, _layers(request, name), request.rounds, say
-            )
-            for name in SHAPES
-        ]
-        for name in SHAPES:
-            shutil.rmtree(place / name)
-        name, *_ = SHAPES
-        sealed = measure_sealed(
-            place / "sealed", name, request.tokens, _layers(request, name), request.rounds, say
+        step("streams", lambda: _streams(request, place, say))
+        step("sealed", lambda: _sealed(request, place, say))
+        step(
+            "opening",
+            lambda: measure_opening(
+                place / "opening",
+                _LONG_TOKENS // CHUNK_TOKENS * CHUNK_TOKENS,
+                _OPEN_LAYERS,
+                request.rounds,
+                say,
+            ),
         )
-        lookups = measure_lookups(place / "lookups", _LONG_TOKENS, 20 * request.rounds)
-        damage = {}
-        with stage("kills", request.kills) as advance:
-            damage["kills"] = kills(place / "kills", request.kills, 1, advance)
-        (place / "calls").mkdir()
-        with stage("failing calls", 200) as advance:
-            damage["calls"] = failing_calls(place / "calls", advance)
-        (place / "flips").mkdir()
-        with stage("flips", request.flips) as advance:
-            damage["flips"] = flips(place / "flips", request.flips, 1, advance)
-        first, kind = _first_token(request, place / "first", say)
+        step(
+            "together",
+            lambda: measure_together(place / "together", *_TOGETHER, request.rounds, say),
+        )
+        step(
+            "lookups", lambda: measure_lookups(place / "lookups", _LONG_TOKENS, 20 * request.rounds)
+        )
+        step("saved", lambda: _saved(say))
+        step("kills", lambda: _staged(stage, "kills", request.kills, place, kills))
+        step("flips", lambda: _staged(stage, "flips", request.flips, place, flips))
+        step("calls", lambda: _failing(stage, place))
+        step("mixed", lambda: _mixed(request, stage, place))
+        step("model", lambda: _with_model(request, place, say))
     finally:
         shutil.rmtree(place, ignore_errors=True)
-    goals = _goals(streams, lookups, damage, first)
+    peers = _peers(request.peers)
+    goals = found.goals(peers)
     record = {
         "goals": {one.name: asdict(one) for one in goals},
         **{one.name: one.reached for one in goals},
-        "streams": [asdict(row) | {"share_of_drive": row.share_of_drive} for row in streams],
-        "encrypted": sealed.as_record(),
-        "lookups": {"tokens": lookups.tokens, "p99_milliseconds": lookups.p99},
-        "damage": {name: asdict(losses) for name, losses in damage.items()},
-        "first_token": asdict(first) | {"allowed_seconds": first.allowed_seconds},
-        **kind.as_record(),
+        **found.as_record(),
+        "peers": peers,
     }
     request.out.write_text(json.dumps(record, indent=1))
-    return _table(goals, streams, first) + "\n" + sealed.line()
+    return found.text(goals, peers)
+
+
+def _streams(request: StoreRequest, place: Path, say: Callable[[str], None]) -> list[StreamRow]:
+    rows = []
+    for name in SHAPES:
+        own, layers = place / name, _layers(request, name)
+        rows.append(measure_stream(own, name, request.tokens, layers, request.rounds, say))
+        shutil.rmtree(own)
+    return rows
+
+
+def _sealed(request: StoreRequest, place: Path, say: Callable[[str], None]) -> SealedRow:
+    name, *_ = SHAPES
+    layers = _layers(request, name)
+    return measure_sealed(place / "sealed", name, request.tokens, layers, request.rounds, say)
+
+
+def _saved(say: Callable[[str], None]) -> float:
+    say("traces: the default beside LRU at three capacities")
+    traces = [RequestTrace.carried(name) for name in CARRIED_TRACES]
+    return least_over_lru(traces, _SHARES)
+
+
+def _staged(
+    stage: Stage,
+    name: str,
+    runs: int,
+    place: Path,
+    work: Callable[[Path, int, int, Callable[[int], None]], Losses],
+) -> Losses:
+    with stage(name, runs) as advance:
+        return work(place / name, runs, 1, advance)
+
+
+def _failing(stage: Stage, place: Path) -> Losses:
+    with stage("failing calls", 500) as advance:
+        return failing_calls(place / "calls", advance)
+
+
+def _mixed(request: StoreRequest, stage: Stage, place: Path) -> MixedLoad:
+    with stage("mixed load", int(request.mixed_seconds)) as advance:
+        return mixed_load(place / "mixed", _MIXED, request.mixed_seconds, _KILL_SECONDS, advance)
+
+
+def _peers(file: Path | None) -> list[dict[str, Any]]:
+    """Return what other runtimes did with the same prompt, as `tools/stored_peers.py` says."""
+    if file is None or not file.exists():
+        why = "not asked: tools/stored_peers.py asks them, which make peers installs"
+        return [asdict(RivalRow(name, skipped=why)) for name in (VLLM, LLAMA_CPP)]
+    rows: list[dict[str, Any]] = json.loads(file.read_text())["rows"]
+    return rows
 
 
 def _layers(request: StoreRequest, name: str) -> int:
@@ -158,76 +212,17 @@ def _layers(request: StoreRequest, name: str) -> int:
     return max(1, min(layers, int(request.gigabytes * 1e9 / (request.tokens * row_bytes))))
 
 
-def _first_token(
+def _with_model(
     request: StoreRequest, place: Path, say: Callable[[str], None]
-) -> tuple[FirstToken, MachineKind]:
+) -> tuple[FirstToken, CostRow, MachineKind]:
     outline = ModelOutline.read(ModelSource.locate(request.model, say), NumberType.AUTO)
     tokens = min(outline.shape.max_positions - 64, request.tokens)
     (sample,) = standard_library_samples(outline.tokenizer, tokens - 1, 1)
     loaded = outline.load()
     with torch.no_grad():
-        found = measure_first_token(place, loaded.model, sample, 64, request.rounds, say)
-    return found, MachineKind.here(loaded.model.dtype)
-
-
-def _goals(
-    streams: list[StreamRow], lookups: LookupRow, damage: dict[str, Losses], first: FirstToken
-) -> list[StoreGoal]:
-    least = min(streams, key=lambda row: row.share_of_drive)
-    timed = [rounds for row in streams for rounds in (row.stream_seconds, row.drive_seconds)]
-    wrong = sum(one.wrong_tokens for one in damage.values())
-    reached = median(first.stored_seconds)
-    compute, read = median(first.compute_seconds), median(first.read_seconds)
-    hidden = (compute + read - reached) / min(compute, read)
-    own = first.stored_seconds
-    return [
-        _at_least("stream_share_of_drive", least.share_of_drive, 0.9, *timed),
-        _at_least("ttft_speedup_vs_recompute", first.speedup, 50, own),
-        _at_most("ttft_over_allowed", reached / first.allowed_seconds, 1, own),
-        _at_least("hidden_share", hidden, 0.8, own),
-        _at_most("lookup_p99_milliseconds", lookups.p99, 5),
-        _at_most("extra_bytes", max(row.extra_bytes for row in streams), 0.02),
-        _at_least("kills", damage["kills"].runs, 500),
-        _at_most("wrong_tokens", wrong, 0),
-        _at_most("lost_chunks", damage["kills"].lost_chunks, 0),
-        _at_most("flips_undetected", damage["flips"].wrong_tokens, 0),
-        _at_most("slowest_opening", damage["kills"].slowest_opening, 1),
-        _at_most("leaks", damage["kills"].leaks, 0),
-        StoreGoal("open_share_of_stream", "opening in place is not there yet", None, None),
-    ]
-
-
-def _at_least(name: str, reached: float, bound: float, *rounds: list[float]) -> StoreGoal:
-    is_noisy = any(map(_is_noisy, rounds))
-    met = reached >= bound and not is_noisy
-    return StoreGoal(name, f">= {bound:g}", float(reached), met, is_noisy)
-
-
-def _at_most(name: str, reached: float, bound: float, *rounds: list[float]) -> StoreGoal:
-    is_noisy = any(map(_is_noisy, rounds))
-    met = reached <= bound and not is_noisy
-    return StoreGoal(name, f"<= {bound:g}", float(reached), met, is_noisy)
-
-
-def _is_noisy(seconds: list[float]) -> bool:
-    low, high = np.quantile(seconds, (0.25, 0.75))
-    return bool(high > (1 + _NOISE) * low)
-
-
-def _table(goals: list[StoreGoal], streams: list[StreamRow], first: FirstToken) -> str:
-    lines = [
-        f"{row.shape:>14}: {row.tokens} tokens, {row.byte_count / 1e6:.0f} MB of rows, "
-        f"{row.gigabytes_per_second:.2f} GB/s, {row.share_of_drive:.2f} of plain 1 MiB reads"
-        for row in streams
-    ]
-    lines.append(
-        f"first token, {first.stored_tokens} stored and {first.new_tokens} new tokens: "
-        f"{median(first.stored_seconds):.2f} s (reading {median(first.read_seconds):.2f}, "
-        f"computing {median(first.compute_seconds):.2f}); recomputing {first.recompute_seconds:.1f}"
-    )
-    for one in goals:
-        verdict = {None: "not measured", True: "met", False: "not met"}[one.is_met]
-        noise = " !" if one.is_noisy else ""
-        reached = "" if one.reached is None else f"{one.reached:.3g}{noise}"
-        lines.append(f"{one.name:>28}  {reached:>10}  goal {one.goal}: {verdict}")
-    return "\n".join(lines)
+        first = measure_first_token(place / "first", loaded.model, sample, 64, request.rounds, say)
+        cost = place / "cost"
+        cost.mkdir()
+        ids = list(sample.token_ids)[: tokens // 4]
+        spent = measure_cost(cost, loaded.model, ids, max(3, request.rounds // 2), say)
+    return first, spent, MachineKind.here(loaded.model.dtype)

@@ -12,12 +12,18 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from hillinfer.drive.calls import Reads
+from hillinfer.drive.calls import DriveCalls, Reads
 from hillinfer.drive.files import aligned_buffer, round_up
 from hillinfer.secrecy.key_sources import KeySource
 from hillinfer.secrecy.library import TAG_BYTES
-from hillinfer.store.extent import UNIT_BYTES, ExtentShape
-from hillinfer.store.keys import CHUNK_TOKENS, Namespace
+from hillinfer.store.keys import (
+    CHUNK_TOKENS,
+    UNIT_BYTES,
+    ExtentShape,
+    Namespace,
+    group_keys,
+    root_key,
+)
 from hillinfer.store.pool_files import READ_BYTES
 from hillinfer.store.prefix import StoredPrefix
 from hillinfer.store.store import Store
@@ -32,6 +38,30 @@ SHAPES = {
 }
 _WINDOW_BYTES = 32 << 20
 _THREADS = 4
+
+
+class CountedWrites(DriveCalls):
+    """Counts the bytes that are written.
+
+    Attributes
+    ----------
+    byte_count
+        So far.
+    """
+
+    def __init__(self) -> None:
+        self.byte_count = 0
+
+    def pwrite(self, descriptor: int, data: memoryview, offset: int) -> int:
+        """Write, as a `DriveCalls` does."""
+        done = super().pwrite(descriptor, data, offset)
+        self.byte_count += done
+        return done
+
+
+def index_bytes(place: Path) -> int:
+    """Return the bytes of a store's index and its log: what it has written, and a little more."""
+    return sum(file.stat().st_size for file in place.glob("index.sqlite*"))
 
 
 @dataclass(frozen=True)
@@ -51,6 +81,8 @@ class StreamRow:
         Writing and publishing them, rows made before.
     extra_bytes
         What the extents take beyond rows, of all bytes.
+    extra_written
+        What storing wrote beyond rows, of all bytes: sheets, the index and its log.
     """
 
     shape: str
@@ -60,6 +92,7 @@ class StreamRow:
     drive_seconds: list[float]
     store_seconds: float
     extra_bytes: float
+    extra_written: float
 
     @property
     def share_of_drive(self) -> float:
@@ -100,14 +133,15 @@ def measure_stream(
     key
         Of an encrypted store; None for a plain one.
     """
-    _, row_bytes = SHAPES[name]
-    space = Namespace.of({"bench": name}, layers, row_bytes, 0)
-    shape = ExtentShape.of(space, 0 if key is None else TAG_BYTES)
     chunks = tokens // CHUNK_TOKENS
-    Store.create(place, round_up(2 * chunks * shape.byte_count + (64 << 20), UNIT_BYTES), key=key)
     ids = prompt(1, tokens)
-    with Store(place, key=key) as store:
-        seconds = _put(store, space, ids)
+    space = make_store(place, name, layers, chunks, key)
+    shape = ExtentShape.of(space, 0 if key is None else TAG_BYTES)
+    calls = CountedWrites()
+    with Store(place, calls=calls, key=key) as store:
+        before = calls.byte_count + index_bytes(place)
+        seconds = put_rows(store, space, ids)
+        written = calls.byte_count + index_bytes(place) - before
         found = store.find(space, ids)
         assert found is not None, store.counts.last_failure
         with found:
@@ -115,15 +149,45 @@ def measure_stream(
             say(f"{name}: {tokens} tokens of {layers} layers stored in {seconds:.1f} s")
             streamed, plain = [], []
             for _ in range(rounds):
-                plain.append(_timed(lambda: _read_plainly(store, found)))
-                streamed.append(_timed(lambda: _read_all(found)))
+                plain.append(_timed(lambda: read_plainly(store, found)))
+                streamed.append(_timed(lambda: read_all(found)))
             size = found.byte_count
     return StreamRow(
-        name, tokens, size, streamed, plain, seconds, chunks * shape.byte_count / size - 1
+        name,
+        tokens,
+        size,
+        streamed,
+        plain,
+        seconds,
+        chunks * shape.byte_count / size - 1,
+        written / size - 1,
     )
 
 
-def _put(store: Store, space: Namespace, ids: list[int]) -> float:
+def make_store(
+    place: Path, name: str, layers: int, chunks: int, key: KeySource | None = None
+) -> Namespace:
+    """Make a store with room for so many chunks of some shape; return their namespace."""
+    _, row_bytes = SHAPES[name]
+    space = Namespace.of({"bench": name}, layers, row_bytes, 0)
+    shape = ExtentShape.of(space, 0 if key is None else TAG_BYTES)
+    size = 2 * chunks * shape.byte_count + (64 << 20)
+    Store.create(place, round_up(size, UNIT_BYTES), key=key)
+    return space
+
+
+def make_stored(place: Path, name: str, layers: int, prompts: list[list[int]]) -> Namespace:
+    """Make a store that holds prompts of some shape; return their namespace."""
+    chunks = sum(len(ids) // CHUNK_TOKENS for ids in prompts)
+    space = make_store(place, name, layers, chunks)
+    with Store(place) as store:
+        for ids in prompts:
+            put_rows(store, space, ids)
+    return space
+
+
+def put_rows(store: Store, space: Namespace, ids: list[int]) -> float:
+    """Store a prompt of whole chunks with rows that were made before; return the seconds."""
     size = CHUNK_TOKENS * space.row_bytes
     rows = aligned_buffer(size)[:size].reshape(CHUNK_TOKENS, -1)
     rows[:] = np.random.default_rng(0).integers(0, 256, rows.shape, np.uint8)
@@ -138,15 +202,16 @@ def _put(store: Store, space: Namespace, ids: list[int]) -> float:
     return time.perf_counter() - started
 
 
-def _read_all(found: StoredPrefix) -> None:
+def read_all(found: StoredPrefix) -> None:
+    """Read all rows of a prefix and compare them with their checksums."""
     for _ in found.stream():
         pass
 
 
-def _read_plainly(store: Store, found: StoredPrefix) -> None:
-    """Read as many bytes of the first file as the prefix has, in reads of 1 MiB."""
+def read_plainly(store: Store, found: StoredPrefix) -> None:
+    """Read as many bytes of the first file as a prefix has, from where it begins, by 1 MiB."""
     memory: NDArray[np.uint8] = aligned_buffer(_WINDOW_BYTES)
-    file, left, at = store.files[0], found.byte_count, UNIT_BYTES
+    file, left, at = store.files[0], found.byte_count, found.chunks[0].record.span.offset
     while left:
         size = min(left, _WINDOW_BYTES)
         file.read_many(_pieces(at, size), memory, _THREADS)
@@ -165,36 +230,63 @@ def _timed(work: Callable[[], None]) -> float:
 
 @dataclass(frozen=True)
 class LookupRow:
-    """Looking prompts up.
+    """Looking a long prompt up, in three ways that a request may meet.
 
     Parameters
     ----------
     tokens
-        Of each prompt.
-    milliseconds
-        Of each lookup, headers and token numbers read and compared.
+        Of the prompt, all of them stored.
+    index_milliseconds
+        Of each round: hashing the tokens, searching the index and leasing.
+    first_milliseconds
+        Of each round, by a store that was just opened: that, reading all headers, token numbers
+        and checksums from the drive, and comparing every token.
+    again_milliseconds
+        Of each round, by a store that has read those sheets before: that, and comparing every
+        token with them.
     """
 
     tokens: int
-    milliseconds: list[float]
+    index_milliseconds: list[float]
+    first_milliseconds: list[float]
+    again_milliseconds: list[float]
 
-    @property
-    def p99(self) -> float:
-        """The time that one of a hundred takes longer than, in milliseconds."""
-        return float(np.quantile(self.milliseconds, 0.99))
+    @staticmethod
+    def p99(milliseconds: list[float]) -> float:
+        """Return the time that one of a hundred takes longer than, in milliseconds."""
+        return float(np.quantile(milliseconds, 0.99))
 
 
 def measure_lookups(place: Path, tokens: int, rounds: int) -> LookupRow:
     """Store a prompt of a tiny model and look it up over and over."""
     space = Namespace.of({"bench": "lookup"}, 1, 64, 0)
     Store.create(place, 256 << 20)
-    ids, times = prompt(1, tokens), []
+    whole = tokens // CHUNK_TOKENS * CHUNK_TOKENS
+    ids = prompt(1, tokens)
+    index, first, again = [], [], []
+
+    def look(store: Store) -> float:
+        started = time.perf_counter()
+        found = store.find(space, ids)
+        spent = 1e3 * (time.perf_counter() - started)
+        assert found is not None, store.counts.last_failure
+        assert found.tokens == whole
+        found.close()
+        return spent
+
     with Store(place) as store:
-        _put(store, space, ids[: tokens // CHUNK_TOKENS * CHUNK_TOKENS])
-        for _ in range(rounds):
+        put_rows(store, space, ids[:whole])
+    for _ in range(rounds):
+        with Store(place) as store:
+            first.append(look(store))
+    with Store(place) as store:
+        look(store)
+        owner = store.index.owners().popitem()[1]
+        for _ in range(10 * rounds):
+            again.append(look(store))
             started = time.perf_counter()
-            found = store.find(space, ids)
-            times.append(1e3 * (time.perf_counter() - started))
-            assert found is not None
-            found.close()
-    return LookupRow(tokens, times)
+            keys = group_keys(root_key(space.digest), ids)
+            found = store.index.lookup(keys, owner)
+            index.append(1e3 * (time.perf_counter() - started))
+            store.index.release(owner, [chunk.number for chunk, _ in found])
+    return LookupRow(tokens, index, first, again)

@@ -26,6 +26,8 @@ class TracesRequest:
         Capacities over a trace's distinct blocks.
     copies
         Of the model toward large stores, the most; 0 for no model.
+    index_chunks
+        Chunks of the largest index that is filled; 0 for none.
     processes
         Replays at once.
     out
@@ -35,6 +37,7 @@ class TracesRequest:
     files: tuple[Path, ...]
     shares: tuple[float, ...]
     copies: int
+    index_chunks: int
     processes: int
     out: Path | None
 
@@ -51,6 +54,8 @@ class TracesRequest:
                 raise SettingsError(f"capacities={share} must be above 0 and at most 1")
         if not 0 <= self.copies <= _MOST_COPIES:
             raise SettingsError(f"copies={self.copies} must be 0 to {_MOST_COPIES}")
+        if self.index_chunks < 0:
+            raise SettingsError(f"index_chunks={self.index_chunks} must be 0 or more")
         if self.processes < 1:
             raise SettingsError(f"processes={self.processes} must be at least 1")
 

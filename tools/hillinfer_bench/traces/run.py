@@ -3,15 +3,19 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 
 from hillinfer.generate.run_report import json_bytes
 from hillinfer.store.eviction import DEFAULT_ADMISSION, DEFAULT_EVICTION
 from hillinfer.system.files import cannot_write, check_apart, prepare_report, write_whole
 from hillinfer_bench.replay.processes import spawned_processes
+from hillinfer_bench.traces.index_rebuild import RebuildRow, measure_rebuild, rebuild_text
+from hillinfer_bench.traces.index_scale import IndexRow, index_rows, index_text, reckoned_index
 from hillinfer_bench.traces.request import TracesRequest
 from hillinfer_bench.traces.request_trace import RequestTrace
 from hillinfer_bench.traces.scale import ScaleRow, scale_rows, scale_text, scaled
@@ -33,6 +37,7 @@ LEGEND = (
 )
 # The share at which copies are replayed: a store that is short, but not tiny.
 _SCALE_SHARE = 0.1
+_MOST_REBUILT = 10_000
 
 
 def run(request: TracesRequest, say: Callable[[str], None], stage: Stage) -> str:
@@ -59,6 +64,7 @@ def run(request: TracesRequest, say: Callable[[str], None], stage: Stage) -> str
     traces = request.traces()
     rows = _replayed(request, traces, stage)
     larger = _larger(request, traces, stage)
+    filled, rebuilt = _filled(request, traces[0], stage)
     told = verdicts(rows)
     most = [row for row in larger if row.copies == request.copies]
     reckoned = [scaled(trace, row) for trace, row in zip(traces, most, strict=False)]
@@ -75,6 +81,15 @@ def run(request: TracesRequest, say: Callable[[str], None], stage: Stage) -> str
                 "rows": [asdict(row) for row in larger],
                 "reckoned": [asdict(one) for one in reckoned],
             },
+            "index": {
+                "label": "measured: the product's index without a drive's bytes",
+                "rows": [asdict(row) for row in filled],
+                "reckoned": asdict(reckoned_index(filled)) if filled else None,
+                "rebuilt": [
+                    asdict(row) | {"seconds_per_terabyte": row.seconds_per_terabyte}
+                    for row in rebuilt
+                ],
+            },
         }
         try:
             write_whole(request.out, json_bytes(record))
@@ -84,6 +99,8 @@ def run(request: TracesRequest, say: Callable[[str], None], stage: Stage) -> str
     parts = [f"{LEGEND}\n", table_text(rows), "", verdict_text(told)]
     if larger:
         parts += ["", scale_text(larger, reckoned)]
+    if filled:
+        parts += ["", index_text(filled), *map(rebuild_text, rebuilt)]
     return "\n".join(parts)
 
 
@@ -104,6 +121,27 @@ def _replayed(
                 done += trace.tokens
                 advance(done)
     return rows
+
+
+def _filled(
+    request: TracesRequest, trace: RequestTrace, stage: Stage
+) -> tuple[list[IndexRow], list[RebuildRow]]:
+    if not request.index_chunks:
+        return [], []
+    total = request.index_chunks + request.index_chunks // 10
+    with (
+        stage("index", total) as advance,
+        tempfile.TemporaryDirectory(prefix="hillinfer-index-", dir=_beside(request)) as folder,
+    ):
+        place = Path(folder) / "store"
+        rows = index_rows(place, trace, request.index_chunks, advance)
+        # As many as 1.5 TB of Llama-3.1-8B have: a gigabyte of sheets at most.
+        return rows, [measure_rebuild(place, min(request.index_chunks, _MOST_REBUILT))]
+
+
+def _beside(request: TracesRequest) -> Path | None:
+    """Return the folder of the report: a drive, where temporary files may lie in memory."""
+    return None if request.out is None else request.out.parent
 
 
 def _larger(request: TracesRequest, traces: Sequence[RequestTrace], stage: Stage) -> list[ScaleRow]:

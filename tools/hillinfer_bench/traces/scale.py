@@ -16,8 +16,8 @@ CHUNK_TOKENS = 1024
 """Tokens of a chunk of the store: what its index has a row for."""
 # Extent of a chunk of Llama-3.1-8B: rows, shadow and headers.
 _EXTENT_BYTES = 144.4e6
-# What the design reckons for a chunk's rows in the index: itself and 16 prefixes.
-_INDEX_BYTES = 1200
+# Of a chunk's rows in the index, itself and 16 prefixes, as `index_scale` measured.
+_INDEX_BYTES = 1760
 # Copies begin within this time of each other, so that they run beside each other.
 _SPREAD_SECONDS = 60.0
 _GOLDEN = 0.6180339887498949

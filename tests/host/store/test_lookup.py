@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is found again takes no read of a drive, and is never what lay there before."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from hillinfer.secrecy.key_sources import KeyFile
+from hillinfer.store.keys import group_keys, token_words
+from hillinfer.store.store import Store
+from hillinfer_bench.storing.damage import CountedCalls
+from hillinfer_bench.storing.made_prompts import check, namespace, prompt, put
+
+MIB = 1 << 20
+
+
+@pytest.fixture(params=[None, "key"], ids=["plain", "sealed"])
+def key(request, tmp_path):
+    return request.param and KeyFile(tmp_path / request.param)
+
+
+@pytest.fixture
+def place(tmp_path, key):
+    Store.create(tmp_path / "store", 64 * MIB, key=key)
+    return tmp_path / "store"
+
+
+def none(name):
+    """Let a call be."""
+
+
+def test_finding_again_reads_nothing(place, key):
+    space, ids = namespace(), prompt(1, 5000)
+    with Store(place, key=key) as store:
+        put(store, space, ids)
+    calls = CountedCalls(0, none)
+    with Store(place, key=key, calls=calls) as store:
+        store.find(space, ids).close()
+        made = calls.made
+        with store.find(space, ids) as found:
+            assert found.tokens == 4992
+        assert calls.made == made
+        # The twin: what was not found before is read.
+        put(store, space, prompt(2, 1024))
+        assert calls.made > made
+        assert check(store, space, ids) == 4992
+
+
+def test_what_was_found_is_compared_anew_where_another_lies_in_its_place(place, key):
+    space, ids = namespace(), prompt(3, 8192)
+    with (
+        Store(place, key=key, eviction="lru") as reader,
+        Store(place, key=key, eviction="lru") as writer,
+    ):
+        put(reader, space, ids)
+        assert check(reader, space, ids) == 8192
+        others = [prompt(100 + number, 8192) for number in range(10)]
+        for other in others:
+            put(writer, space, other)
+        assert check(reader, space, ids) < 8192
+        assert check(reader, space, others[-1]) == 8192
+        assert reader.counts.failures == writer.counts.failures == 0
+
+
+def test_a_chunk_that_went_on_is_found_to_its_new_end(place, key):
+    space, ids = namespace(), prompt(4, 2000)
+    with Store(place, key=key) as reader, Store(place, key=key) as writer:
+        put(writer, space, ids, 1300)
+        assert check(reader, space, ids) == 1280
+        put(writer, space, ids)
+        assert check(reader, space, ids) == 1984
+
+
+def test_what_follows_a_quarantined_chunk_goes_first(place, key):
+    space, ids = namespace(), prompt(8, 4096)
+    with Store(place, key=key) as store:
+        put(store, space, ids, step=8192)
+        with store.find(space, ids) as found:
+            numbers = [chunk.record.number for chunk in found.chunks]
+            place_of_second = found.chunks[1].record.span.offset
+    with (place / "pool-0.kv").open("r+b") as file:
+        file.seek(place_of_second)
+        file.write(bytes(8192))
+    with Store(place, key=key) as store:
+        assert check(store, space, ids) == 1024
+        worths = dict(store.database.rows("SELECT id, worth FROM chunk"))
+    assert [worths[number] < -1e200 for number in numbers] == [False, False, True, True]
+
+
+def test_every_lease_ends(place, key):
+    space, ids = namespace(), prompt(5, 4096)
+    with Store(place, key=key) as store:
+        put(store, space, ids)
+        with store.find(space, ids), store.find(space, ids[:2048]):
+            assert store.statistics()["leases"] == 4
+        assert store.statistics()["leases"] == 0
+
+
+@pytest.mark.parametrize("kind", [list, tuple, np.array, lambda ids: np.array(ids, np.uint32)])
+def test_token_numbers_of_any_kind_have_the_same_keys(kind):
+    ids = prompt(6, 200)
+    expected = group_keys(b"x" * 32, ids)
+    assert len(expected) == 3
+    assert group_keys(b"x" * 32, kind(ids)) == expected
+    ids[100] ^= 1
+    assert group_keys(b"x" * 32, kind(ids))[:2] != expected[:2]
+
+
+@pytest.mark.parametrize("wrong", [-1, 1 << 32])
+def test_a_token_number_that_is_none_is_refused(wrong):
+    assert token_words([]).size == 0
+    with pytest.raises(OverflowError):
+        token_words([1, wrong])
+
+
+# --- The index made anew ---
+
+
+def test_extents_of_several_models_and_gaps_between_them_are_found_anew(tmp_path, key):
+    place = tmp_path / "store"
+    Store.create(place, 256 * MIB, key=key)
+    spaces = [namespace(), namespace(layers=7), namespace(row_bytes=2048, shadow_bytes=0)]
+    prompts = [prompt(10 + number, 2048) for number in range(12)]
+    with Store(place, key=key) as store:
+        for number, ids in enumerate(prompts):
+            put(store, spaces[number // 2 % 3], ids)
+        for number in (1, 4, 8):
+            with store.find(spaces[number // 2 % 3], prompts[number]) as found:
+                name = found.chunks[-1].sheet.header.key.hex()[:12]
+            store.remove(name)
+        kept = [check(store, spaces[number // 2 % 3], ids) for number, ids in enumerate(prompts)]
+        before = store.statistics()
+    assert sorted(set(kept)) == [0, 2048]
+    (place / "index.sqlite").unlink()
+    with Store(place, key=key) as store:
+        found = [check(store, spaces[number // 2 % 3], ids) for number, ids in enumerate(prompts)]
+        assert found == kept
+        assert store.statistics() == before
+
+
+OPENER = """
+import sys
+sys.path[:0] = sys.argv[2].split(":")
+from hillinfer_bench.storing.made_prompts import check, namespace, prompt, put
+from hillinfer.store.pool_files import StoreError
+from hillinfer.store.store import Store
+import time
+own = int(sys.argv[3])
+while True:
+    try:
+        store = Store(sys.argv[1])
+        break
+    except StoreError as error:
+        assert "end them" in str(error), error
+        time.sleep(0.01)
+with store:
+    put(store, namespace(), prompt(own, 3000), step=256)
+    print(check(store, namespace(), prompt(own, 3000)), check(store, namespace(), prompt(7, 3000)))
+    print(store.counts.last_failure)
+"""
+
+
+def test_processes_that_find_no_index_make_one_and_lose_nothing_of_each_other(tmp_path):
+    place = tmp_path / "store"
+    Store.create(place, 64 * MIB)
+    with Store(place) as store:
+        put(store, namespace(), prompt(7, 3000))
+    (place / "index.sqlite").unlink()
+    # What a killed rebuild leaves behind.
+    left = place / ".hillinfer-0123456789abcdef01234567.scratch"
+    left.mkdir(mode=0o700)
+    (left / "index.sqlite").write_bytes(bytes(100))
+    command = [sys.executable, "-c", OPENER, str(place), ":".join(sys.path)]
+    running = [
+        subprocess.Popen([*command, str(30 + number)], stdout=subprocess.PIPE, text=True)
+        for number in range(3)
+    ]
+    assert [one.communicate()[0].split() for one in running] == [["2944", "2944"]] * 3
+    with Store(place) as store:
+        assert [check(store, namespace(), prompt(30 + number, 3000)) for number in range(3)] == [
+            2944
+        ] * 3
+    assert not left.exists()
