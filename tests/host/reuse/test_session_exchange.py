@@ -55,13 +55,14 @@ def digests(directory):
     }
 
 
-def kept(store, model, cache, tokens=TOKENS):
-    """Store what a cache holds, and return the prompts and its name."""
-    stored = StoredPrompts(store, model)
-    ids = ids_of(tokens)[0].tolist()
-    assert stored.keep_from(cache, ids, 1.0) == tokens // 64 * 64
+def kept(store, model, hill, tokens=TOKENS):
+    """Read a prompt that is stored; return the cache, the prompts and the name."""
+    cache, ids = hill.new_cache(), ids_of(tokens)
+    assert cache.look_up(ids, chunk_tokens=256) == 0
+    read(model, cache, ids)
+    assert cache.read_from_store.stored_tokens == tokens // 64 * 64
     (one,) = chains(store.database)
-    return stored, one.name
+    return cache, StoredPrompts(store, model), one.name
 
 
 @pytest.mark.parametrize(
@@ -77,10 +78,8 @@ def test_an_export_is_the_session_that_would_have_been_saved(
     store, other, cold_dir, tmp_path, tiny, shadow
 ):
     model = tiny.build()
-    with attached(model, cold_dir, shadow=shadow) as hill:
-        cache = hill.new_cache()
-        read(model, cache, ids_of(TOKENS))
-        stored, name = kept(store, model, cache)
+    with attached(model, cold_dir, shadow=shadow, store=store) as hill:
+        cache, stored, name = kept(store, model, hill)
         cache.save_session(tmp_path / "saved")
         seen = []
         with listed(store, stored, name) as found:
@@ -114,10 +113,8 @@ def dense_tokens_of(session):
 
 def test_a_changed_row_is_not_exported(store, cold_dir, tmp_path):
     model = TinyModel().build()
-    with attached(model, cold_dir) as hill:
-        cache = hill.new_cache()
-        read(model, cache, ids_of(TOKENS))
-        stored, name = kept(store, model, cache)
+    with attached(model, cold_dir, store=store) as hill:
+        _, stored, name = kept(store, model, hill)
     identity = ModelIdentity(model).fingerprint(KeyMode.INT4)
     with listed(store, stored, name) as found:
         chunk = found.chunks[1]
@@ -138,11 +135,9 @@ def test_a_changed_row_is_not_exported(store, cold_dir, tmp_path):
 def test_an_import_is_found_as_if_it_was_read(store, other, cold_dir, tmp_path):
     model = TinyModel(dtype=torch.bfloat16).build()
     ids = ids_of(TOKENS + 30)
-    with attached(model, cold_dir) as hill:
-        cache = hill.new_cache()
-        read(model, cache, ids)
+    with attached(model, cold_dir, store=store) as hill:
+        cache, stored, _ = kept(store, model, hill, TOKENS + 30)
         cache.save_session(tmp_path / "saved", chunk_tokens=256)
-        stored, _ = kept(store, model, cache, TOKENS + 30)
         with SavedSession(tmp_path / "saved") as session:
             told = import_session(other, session, stored.namespace)
             assert (told.tokens, told.dense_tokens) == (TOKENS + 30, TOKENS)
