@@ -46,7 +46,8 @@ def test_words_of_the_median_step_need_no_matplotlib(trace, command):
     assert first.startswith(f"step {record.median_step} (the median of {count} decode steps): ")
     assert heads.split()[:2] == ["lane", "busy"]
     assert [row[:16].strip() for row in rows] == [
-        *("compute", "host scoring", "device scoring", "reads", "copies", "writes")
+        *("compute", "host scoring", "device scoring", "reads", "copies", "writes"),
+        "bubbles",
     ]
     assert rows[0].split()[2] == "ms"
     assert rows[2].split() == ["device", "scoring", "-"]

@@ -301,6 +301,7 @@ _COLORS = {
     Lane.READS: "#009e73",
     Lane.COPIES: "#8c6d1f",
     Lane.WRITES: "#56b4e9",
+    Lane.BUBBLES: "#e5c100",
 }
 # Narrower bars have no room for the number of their layer.
 _LEAST_NUMBERED = 0.012
