@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a stored chunk's bytes lie in its extent, and the sheet that says what they should be.
+"""What a stored chunk's extent holds, the sheet that says what it should be, and reading sheets.
 
 An extent is a run of a pool file that holds one chunk, 1,024 tokens of one namespace:
 
