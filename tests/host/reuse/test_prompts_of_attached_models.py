@@ -236,6 +236,7 @@ def test_a_conversation_stores_what_was_read_densely_alone(store, cold_dir):
         cache = hill.new_cache()
         talk = run(model, cache, ids, new_tokens=70).sequences
         assert talk.shape[1] == 270
+        cache.await_stored()
         assert held(store, model, talk[0].tolist()) == 192
         # The next turn over the answer's rows, which were made under selection.
         talk = torch.cat([talk, question], dim=1)
