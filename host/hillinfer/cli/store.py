@@ -194,7 +194,7 @@ class StoreUse:
 
 
 def opened_store(
-    use: StoreUse | None, calls: DriveCalls, console: Console
+    use: StoreUse | None, calls: DriveCalls | None, console: Console
 ) -> tuple[Store | None, StoreFacts | None]:
     """Return the store of a run, and what is to be said of one that fails.
 
@@ -203,7 +203,7 @@ def opened_store(
     use
         None for no store.
     calls
-        How its drives are reached.
+        How its drives are reached; the operating system itself where None.
     console
         Told which it is.
 

@@ -169,7 +169,7 @@ class _Feeder:
                 if idle > _MOST_IDLE:
                     raise TraceError("the trace has too few whole chunks to fill an index with")
                 self._advance(self._written)
-            self._evicted += store.room.evicted_chunks
+            self._evicted += store.counts.evicted_chunks
 
     @contextmanager
     def _open(self) -> Iterator[tuple[Store, int]]:
