@@ -182,9 +182,9 @@ class StoreUse:
         SecrecyError
             Where its key is missing, is another one, or does not belong there.
         """
-        if self.size is not None and not Store.exists(self.directory):
-            Store.create(self.directory, self.size, key=self.key)
         try:
+            if self.size is not None and not Store.exists(self.directory):
+                Store.create(self.directory, self.size, key=self.key)
             return Store(self.directory, raising=self.raising, calls=calls, key=self.key)
         except OSError as error:
             raise StoreError(

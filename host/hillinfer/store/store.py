@@ -136,7 +136,11 @@ class Store:
     @staticmethod
     def exists(directory: Path | str) -> bool:
         """Return whether a directory holds a store, usable or not."""
-        return (Path(directory) / ABOUT).exists()
+        try:
+            return (Path(directory) / ABOUT).exists()
+        except OSError:
+            # A name that is too long, for one.
+            return False
 
     @staticmethod
     def create(

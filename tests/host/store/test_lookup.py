@@ -137,7 +137,8 @@ def test_extents_of_several_models_and_gaps_between_them_are_found_anew(tmp_path
     with Store(place, key=key) as store:
         found = [check(store, spaces[number // 2 % 3], ids) for number, ids in enumerate(prompts)]
         assert found == kept
-        assert store.statistics() == before
+        # What was written before is not known to an index that is made anew.
+        assert store.statistics() == before | {"written_bytes": 0, "written_day_bytes": 0}
 
 
 OPENER = """
