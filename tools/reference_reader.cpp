@@ -42,6 +42,9 @@ struct Job {
 };
 
 [[noreturn]] void fail(const std::string& what, int error, int code = 1) {
+    // Several threads may come to the same end; one tells it.
+    static std::atomic_flag told = ATOMIC_FLAG_INIT;
+    while (told.test_and_set()) std::this_thread::sleep_for(std::chrono::seconds(1));
     std::fprintf(stderr, "%s: %s\n", what.c_str(), std::strerror(error));
     std::exit(code);
 }
