@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults in Python and native code.
+"""Faults in the Python of the product.
 
 The first ones lived until they had tests of their own; the others are to stay caught. Add one
 whenever a bug is found.
@@ -7,7 +7,7 @@ whenever a bug is found.
 
 from __future__ import annotations
 
-from mutants.mutant import Built, Equivalent, Mutant
+from mutants.mutant import Equivalent, Mutant
 
 _TESTS = "tests/host"
 _REUSE = f"{_TESTS}/reuse/test_opened_in_place.py"
@@ -23,17 +23,6 @@ _LIVED = (
 """,
         "",
         (f"{_SLOW}[a group is filled-all]",),
-    ),
-    Mutant(
-        "near-limit-one-bit-high",
-        "Weights that together exceed 31 bits are added in 31 bits.",
-        "host/native/near_scores.h",
-        "return (7 - bits) << 8;",
-        "return (8 - bits) << 8;",
-        (
-            f"{_TESTS}/scoring/test_near_scores.py::test_weights_that_fill_31_bits_together_go_the_long_way",
-        ),
-        Built.NATIVE,
     ),
     Mutant(
         "hook-of-the-layer-before",
@@ -120,15 +109,6 @@ _LIVED = (
         ),
     ),
     Mutant(
-        "fork-without-hits",
-        "A fork forgets the hits of what it goes on from.",
-        "host/native/tables.cpp",
-        "        std::copy_n(from.hits, from.hit_count, layers_[layer].hits);\n",
-        "",
-        (f"{_TESTS}/engine/test_runtime_points.py::test_a_fork_counts_its_own_hits",),
-        Built.NATIVE,
-    ),
-    Mutant(
         "observed-queries-not-verified",
         "Damage to a session's observed queries is not noticed.",
         "host/hillinfer/sessions/opening.py",
@@ -178,39 +158,12 @@ _CAUGHT = (
         ("tests/sw_model/test_selection.py::test_kept_positions",),
     ),
     Mutant(
-        "native-kept-one-fewer",
-        "Native choice keeps one recent token fewer.",
-        "host/native/choice.cpp",
-        "std::max(length - quota.recent, head)",
-        "std::max(length - quota.recent + 1, head)",
-        (f"{_TESTS}/scoring/test_native_choice.py",),
-        Built.NATIVE,
-    ),
-    Mutant(
-        "native-kept-one-more",
-        "Native choice keeps one sink more.",
-        "host/native/choice.cpp",
-        "std::min<int64_t>(quota.sinks, length)",
-        "std::min<int64_t>(quota.sinks + 1, length)",
-        (f"{_TESTS}/scoring/test_native_choice.py",),
-        Built.NATIVE,
-    ),
-    Mutant(
         "values-at-a-wrong-offset",
         "Torch takes values from one KV head too early in a row.",
         "host/hillinfer/kv/sequence.py",
         "return self._part(rows, self._items)",
         "return self._part(rows, self._items - self._head_dim)",
         (f"{_TESTS}/kv/test_row_layout.py::test_every_bit_pattern_survives",),
-    ),
-    Mutant(
-        "native-values-at-a-wrong-offset",
-        "Native attention takes values from one number too early in a row.",
-        "host/native/attention.h",
-        "return kv_heads * head_bytes();",
-        "return kv_heads * head_bytes() - 2;",
-        (f"{_TESTS}/attention/test_native_attention.py::test_any_number_of_rows",),
-        Built.NATIVE,
     ),
     Mutant(
         "freed-groups-not-forgotten",
@@ -229,15 +182,6 @@ _CAUGHT = (
         (
             f"{_TESTS}/kv/test_hot_pools.py::test_forgetting_a_group_empties_its_slots_in_all_layers",
         ),
-    ),
-    Mutant(
-        "last-tail-of-a-fork-not-copied",
-        "The open group of a fork's last layer stays empty.",
-        "host/native/tables.cpp",
-        "size_t(tail_bytes_) * layers_.size());",
-        "size_t(tail_bytes_) * (layers_.size() - 1));",
-        (f"{_TESTS}/hf/test_cache_operations.py::test_forks_go_their_own_ways",),
-        Built.NATIVE,
     ),
     Mutant(
         "forgotten-while-promoted",
@@ -283,112 +227,6 @@ _CAUGHT = (
         (f"{_TESTS}/kv/test_pool_policies.py::test_a_tally_saturates",),
     ),
     Mutant(
-        "native-hits-overflow",
-        "Hit counts of the native step begin anew where 2 bytes are full.",
-        "host/native/decode_step.cpp",
-        "std::min<uint32_t>(own, kMost - hit) + hit",
-        "own + hit",
-        (
-            f"{_TESTS}/attention/test_hot_attention.py::test_hits_are_counted_as_the_policy_counts_them",
-        ),
-        Built.NATIVE,
-    ),
-    Mutant(
-        "joined-gap-one-page-longer",
-        "Reads are joined over a gap of one page more.",
-        "host/native/read_plan.cpp",
-        "own_start > end + kJoinGapBytes",
-        "own_start > end + kJoinGapBytes + page",
-        (
-            f"{_TESTS}/drive/test_read_plan.py::test_small_gaps_are_read_through_and_large_ones_left_out",
-        ),
-        Built.NATIVE,
-    ),
-    Mutant(
-        "reads-overrun-their-buffer",
-        "A batch of reads takes one more than the buffer holds.",
-        "host/native/read_plan.cpp",
-        "used + grown > buffer_bytes",
-        "used > buffer_bytes",
-        (f"{_TESTS}/drive/test_read_plan.py",),
-        Built.NATIVE,
-    ),
-    Mutant(
-        "queued-reads-stay-in-a-ring",
-        "What a ring was not handed over is handed over with the reads of the next call.",
-        "host/native/ring.cpp",
-        """    show(pushed_, seen(taken_));
-    for (int tries""",
-        """    for (int tries""",
-        (f"{_TESTS}/drive/test_landing.py::test_what_does_not_come_is_read_again",),
-        Built.NATIVE,
-    ),
-    Mutant(
-        "rows-copied-before-all-pieces-came",
-        "A row is copied out when the first piece of its run has come.",
-        "host/native/landing.cpp",
-        "fetch_sub(1, std::memory_order_acq_rel) == 1)",
-        "fetch_sub(1, std::memory_order_acq_rel) >= 1)",
-        (f"{_TESTS}/drive/test_landing.py::test_rows_come_right_where_nobody_watches",),
-        Built.NATIVE,
-    ),
-    Mutant(
-        "missing-reads-not-made-again",
-        "Landing goes on although reads did not come whole.",
-        "host/native/landing.cpp",
-        "if (landing.missing) {",
-        "if (landing.missing < 0) {",
-        (f"{_TESTS}/drive/test_landing.py::test_what_does_not_come_is_read_again",),
-        Built.NATIVE,
-    ),
-    Mutant(
-        "any-wrong-row-is-told",
-        "The row that is told is not the first one whose checksum is another.",
-        "host/native/landing.cpp",
-        "(known < 0 || index < known)",
-        "(known < 0 || index > known)",
-        (f"{_TESTS}/drive/test_landing.py::test_the_first_of_several_wrong_rows_is_told",),
-        Built.NATIVE,
-    ),
-    Mutant(
-        "tiles-cut-where-rows-came",
-        "A tile of attention ends where the rows end that have come.",
-        "host/native/attention.cpp",
-        ": (chunk.before + here) / kTileRows * kTileRows - chunk.before;",
-        ": here;",
-        (f"{_TESTS}/attention/test_coming_attention.py::test_bits_do_not_depend_on_what_comes",),
-        Built.NATIVE,
-    ),
-    Mutant(
-        "groups-freed-while-looked-at",
-        "A table of groups is freed as soon as there is a larger one.",
-        "host/native/tables.cpp",
-        "        groups_.push_back(std::move(grown));\n",
-        "        groups_.clear();\n        groups_.push_back(std::move(grown));\n",
-        (
-            f"{_TESTS}/kv/test_sequence_rows.py::test_groups_that_somebody_looks_at_stay_while_more_come",
-        ),
-        Built.NATIVE,
-    ),
-    Mutant(
-        "settled-rows-give-way",
-        "A promotion takes the place of rows that were selected in the step that is still read.",
-        "host/native/promotion.cpp",
-        "slots.last_selected[slot] >= promotion.settled_before",
-        "slots.last_selected[slot] > promotion.settled_before",
-        (f"{_TESTS}/kv/test_promotion.py::test_native_promotion_is_that_of_numpy",),
-        Built.NATIVE,
-    ),
-    Mutant(
-        "equal-rows-take-places",
-        "A row takes the place of one that is worth as much.",
-        "host/native/promotion.cpp",
-        "lowest.key >= best[into.size()].key",
-        "lowest.key > best[into.size()].key",
-        (f"{_TESTS}/kv/test_hot_pool.py::test_a_candidate_that_is_equal_in_everything_stays_out",),
-        Built.NATIVE,
-    ),
-    Mutant(
         "errors-told-to-all-that-land-together",
         "What went wrong with the rows of one set read ahead is told of those beside it.",
         "host/hillinfer/kv/prefetch_buffer.py",
@@ -428,24 +266,6 @@ _CAUGHT = (
         "if not self._hurries and waited < self._patience.slack_seconds:",
         "if not self._hurries:",
         (f"{_TESTS}/drive/test_read_turns.py::test_a_writer_never_starves",),
-    ),
-    Mutant(
-        "streamed-rows-unchecked",
-        "Rows of a stream are not compared with their checksums.",
-        "host/hillinfer/store/prefix.py",
-        "                self._check(chunk, layer, 0, rows)\n",
-        "                (lambda *_: None)(chunk, layer, 0, rows)\n",
-        (
-            f"{_TESTS}/reuse/test_streaming.py::test_a_flipped_bit_is_computed_anew_behind_what_is_right",
-        ),
-    ),
-    Mutant(
-        "layers-do-not-wait",
-        "A layer attends to rows that are not there yet.",
-        "host/hillinfer/reuse/streamed_layer.py",
-        "        if self._arrive is not None:\n            self._arrive()",
-        "        if self._arrive is not None:\n            pass",
-        (f"{_TESTS}/reuse/test_streaming.py::test_layers_compute_while_later_ones_are_read",),
     ),
     Mutant(
         "score-tuples-not-counted",
@@ -503,31 +323,6 @@ _CAUGHT = (
         ),
     ),
     Mutant(
-        "placed-groups-in-the-order-of-numbers",
-        "Rows of groups that lie elsewhere are looked for at the place of their numbers.",
-        "host/native/read_plan.cpp",
-        "starts ? starts[row / kGroupTokens]",
-        "starts && row < 0 ? starts[row / kGroupTokens]",
-        (f"{_TESTS}/drive/test_placed_groups.py::test_rows_land_from_where_their_groups_lie",),
-        Built.NATIVE,
-    ),
-    Mutant(
-        "extent-freed-under-its-readers",
-        "An extent that could not be published is given back while a cache reads its rows there.",
-        "host/hillinfer/store/writer.py",
-        "if own.sheet.header.groups or not is_read(own.record.number)",
-        "if own.sheet.header.groups or is_read(own.record.number)",
-        (f"{_REUSE}::test_an_extent_that_is_read_stays",),
-    ),
-    Mutant(
-        "tail-filled-twice",
-        "Two caches of a process that found the same tail both go on in its extent.",
-        "host/hillinfer/store/index.py",
-        "AND groups = ?6 ",
-        "AND ?6 > 0 ",
-        (f"{_REUSE}::test_a_tail_is_filled_by_one",),
-    ),
-    Mutant(
         "selected-rows-are-stored",
         "Rows that were made under selection go to the store, too.",
         "host/hillinfer/hf/cache_pass.py",
@@ -542,14 +337,6 @@ _CAUGHT = (
         "shadow.sums[: part.count * GROUP_TOKENS]",
         "0 * shadow.sums[: part.count * GROUP_TOKENS]",
         (f"{_REUSE}::test_a_flipped_bit_reaches_no_token",),
-    ),
-    Mutant(
-        "second-cache-with-rows-of-its-own",
-        "What another cache has open is opened once more.",
-        "host/hillinfer/extents/shared_chunks.py",
-        "return shared is not None and all(at in shared.groups for at in range(count))",
-        "return False",
-        (f"{_REUSE}::test_a_second_cache_reads_nothing_and_holds_nothing_twice",),
     ),
     Mutant(
         "base-closed-under-its-forks",
@@ -588,15 +375,6 @@ _CAUGHT = (
         (
             f"{_TESTS}/sessions/test_several_sessions.py::test_a_session_with_another_shadow_than_the_caches_that_are_open",
         ),
-    ),
-    Mutant(
-        "group-one-token-late",
-        "Native code looks a group up one token late.",
-        "host/native/row_places.cpp",
-        "position / kGroupTokens;",
-        "(position - 1) / kGroupTokens;",
-        (f"{_TESTS}/kv/test_row_places.py::test_rows_are_where_pool_and_tail_have_them",),
-        Built.NATIVE,
     ),
     Mutant(
         "last-token-of-a-cut-resume",
@@ -657,17 +435,6 @@ _HARD_TO_SEE = (
         (f"{_SLOW}[rows are selected again-most]",),
     ),
     Mutant(
-        "choice-aside-reads-the-callers-query",
-        "A choice that another thread makes reads the query where the caller has it.",
-        "host/native/decode_step.cpp",
-        "step.query = query.data();",
-        "step.query = asked.query;",
-        (
-            f"{_TESTS}/engine/test_choice_aside.py::test_sets_and_outputs_are_those_of_one_thread[0.0]",
-        ),
-        Built.NATIVE,
-    ),
-    Mutant(
         "choice-aside-at-a-groups-end",
         "Another thread chooses while the token that comes begins a group, over the tail's rows.",
         "host/hillinfer/engine/decode_step.py",
@@ -717,42 +484,6 @@ _HARD_TO_SEE = (
         (
             f"{_TESTS}/attention/test_softmax_merge.py::test_a_block_that_weighs_a_thousandth_counts",
         ),
-    ),
-    Mutant(
-        "sheets-read-at-every-lookup",
-        "Headers and token numbers of a prompt that was found are read from the drive again.",
-        "host/hillinfer/store/extent.py",
-        "            found.append([] if known is None else [known])",
-        "            found.append([])",
-        (f"{_TESTS}/store/test_lookup.py::test_finding_again_reads_nothing",),
-    ),
-    Mutant(
-        "killed-rebuild-stays",
-        "What a process leaves that was killed while it made an index anew lies there for good.",
-        "host/hillinfer/store/database.py",
-        "            sweep(places.directory)\n",
-        "",
-        (
-            f"{_TESTS}/store/test_lookup.py::test_processes_that_find_no_index_make_one_and_lose_nothing_of_each_other",
-        ),
-    ),
-    Mutant(
-        "rebuild-stops-at-another-shape",
-        "Where extents of one model end, those of others behind them are lost with the index.",
-        "host/hillinfer/store/maintenance.py",
-        "            yield following\n            unit += following.span.units\n",
-        "            yield following\n            unit += following.span.units\n        return\n",
-        (
-            f"{_TESTS}/store/test_lookup.py::test_extents_of_several_models_and_gaps_between_them_are_found_anew",
-        ),
-    ),
-    Mutant(
-        "children-by-number-alone",
-        "Quarantine looks for what follows by keys alone, and finds nothing of a chain.",
-        "host/hillinfer/store/retirement.py",
-        'JOIN below b ON c.parent_key = b.key "\n                "AND c.parent = b.id) "',
-        'JOIN below b ON c.parent_key = b.id "\n                "AND c.parent = b.id) "',
-        (f"{_TESTS}/store/test_lookup.py::test_what_follows_a_quarantined_chunk_goes_first",),
     ),
 )
 

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults of what a store takes in, writes and gives out."""
+"""Faults of a store: what it takes in, writes, finds and gives out."""
 
 from __future__ import annotations
 
 from mutants.mutant import Mutant
 
+_TESTS = "tests/host"
+_REUSE = f"{_TESTS}/reuse/test_opened_in_place.py"
 _INTAKE = "tests/host/store/test_intake.py"
 _EXCHANGE = "tests/host/reuse/test_session_exchange.py"
 _PROMPTS = "tests/host/reuse/test_stored_prompts.py"
@@ -69,5 +71,83 @@ STORES: tuple[Mutant, ...] = (
             raise
 """,
         (f"{_PROMPTS}::test_a_drive_that_fails_is_a_miss_or_an_error_where_that_is_wanted",),
+    ),
+    Mutant(
+        "streamed-rows-unchecked",
+        "Rows of a stream are not compared with their checksums.",
+        "host/hillinfer/store/prefix.py",
+        "                self._check(chunk, layer, 0, rows)\n",
+        "                (lambda *_: None)(chunk, layer, 0, rows)\n",
+        (
+            f"{_TESTS}/reuse/test_streaming.py::test_a_flipped_bit_is_computed_anew_behind_what_is_right",
+        ),
+    ),
+    Mutant(
+        "layers-do-not-wait",
+        "A layer attends to rows that are not there yet.",
+        "host/hillinfer/reuse/streamed_layer.py",
+        "        if self._arrive is not None:\n            self._arrive()",
+        "        if self._arrive is not None:\n            pass",
+        (f"{_TESTS}/reuse/test_streaming.py::test_layers_compute_while_later_ones_are_read",),
+    ),
+    Mutant(
+        "extent-freed-under-its-readers",
+        "An extent that could not be published is given back while a cache reads its rows there.",
+        "host/hillinfer/store/writer.py",
+        "if own.sheet.header.groups or not is_read(own.record.number)",
+        "if own.sheet.header.groups or is_read(own.record.number)",
+        (f"{_REUSE}::test_an_extent_that_is_read_stays",),
+    ),
+    Mutant(
+        "tail-filled-twice",
+        "Two caches of a process that found the same tail both go on in its extent.",
+        "host/hillinfer/store/index.py",
+        "AND groups = ?6 ",
+        "AND ?6 > 0 ",
+        (f"{_REUSE}::test_a_tail_is_filled_by_one",),
+    ),
+    Mutant(
+        "second-cache-with-rows-of-its-own",
+        "What another cache has open is opened once more.",
+        "host/hillinfer/extents/shared_chunks.py",
+        "return shared is not None and all(at in shared.groups for at in range(count))",
+        "return False",
+        (f"{_REUSE}::test_a_second_cache_reads_nothing_and_holds_nothing_twice",),
+    ),
+    Mutant(
+        "sheets-read-at-every-lookup",
+        "Headers and token numbers of a prompt that was found are read from the drive again.",
+        "host/hillinfer/store/extent.py",
+        "            found.append([] if known is None else [known])",
+        "            found.append([])",
+        (f"{_TESTS}/store/test_lookup.py::test_finding_again_reads_nothing",),
+    ),
+    Mutant(
+        "killed-rebuild-stays",
+        "What a process leaves that was killed while it made an index anew lies there for good.",
+        "host/hillinfer/store/database.py",
+        "            sweep(places.directory)\n",
+        "",
+        (
+            f"{_TESTS}/store/test_lookup.py::test_processes_that_find_no_index_make_one_and_lose_nothing_of_each_other",
+        ),
+    ),
+    Mutant(
+        "rebuild-stops-at-another-shape",
+        "Where extents of one model end, those of others behind them are lost with the index.",
+        "host/hillinfer/store/maintenance.py",
+        "            yield following\n            unit += following.span.units\n",
+        "            yield following\n            unit += following.span.units\n        return\n",
+        (
+            f"{_TESTS}/store/test_lookup.py::test_extents_of_several_models_and_gaps_between_them_are_found_anew",
+        ),
+    ),
+    Mutant(
+        "children-by-number-alone",
+        "Quarantine looks for what follows by keys alone, and finds nothing of a chain.",
+        "host/hillinfer/store/retirement.py",
+        'JOIN below b ON c.parent_key = b.key "\n                "AND c.parent = b.id) "',
+        'JOIN below b ON c.parent_key = b.id "\n                "AND c.parent = b.id) "',
+        (f"{_TESTS}/store/test_lookup.py::test_what_follows_a_quarantined_chunk_goes_first",),
     ),
 )

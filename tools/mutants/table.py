@@ -5,10 +5,19 @@ from __future__ import annotations
 
 from mutants.hardware import HARDWARE
 from mutants.mutant import Mutant
+from mutants.native import NATIVE
 from mutants.prompts import PROMPTS
 from mutants.secrecy import SECRECY
 from mutants.software import SOFTWARE
 from mutants.stores import STORES
 from mutants.trust import TRUST
 
-MUTANTS: tuple[Mutant, ...] = (*SOFTWARE, *HARDWARE, *TRUST, *PROMPTS, *SECRECY, *STORES)
+MUTANTS: tuple[Mutant, ...] = (
+    *SOFTWARE,
+    *NATIVE,
+    *HARDWARE,
+    *TRUST,
+    *PROMPTS,
+    *SECRECY,
+    *STORES,
+)

@@ -10,6 +10,7 @@ import time
 
 import numpy as np
 import pytest
+from stored_bytes import flip
 
 from hillinfer.secrecy.key_sources import KeyFile, PassphraseFile, WithoutKey
 from hillinfer.secrecy.library import SecrecyError, WrongKeyError
@@ -42,14 +43,6 @@ def begins(place, key, space, ids, salt=b""):
     """Return where the chunks of a stored prompt begin in the pool file."""
     with Store(place, key=key) as store, store.find(space, ids, salt) as found:
         return [chunk.record.span.offset for chunk in found.chunks]
-
-
-def flip(path, offset, bit=0):
-    with path.open("r+b") as file:
-        file.seek(offset)
-        byte = file.read(1)[0]
-        file.seek(offset)
-        file.write(bytes([byte ^ 1 << bit]))
 
 
 def moved(path, source, target, size):

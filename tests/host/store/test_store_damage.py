@@ -8,6 +8,7 @@ import time
 
 import numpy as np
 import pytest
+from stored_bytes import flip
 
 from hillinfer.store.keys import UNIT_BYTES, ExtentShape
 from hillinfer.store.pool_files import StoreError
@@ -26,14 +27,6 @@ def spans(place, space, ids):
     """Return where the chunks of a stored prompt begin in the pool file."""
     with Store(place) as store, store.find(space, ids) as found:
         return [chunk.record.span.offset for chunk in found.chunks]
-
-
-def flip(path, offset, bit=0):
-    with path.open("r+b") as file:
-        file.seek(offset)
-        byte = file.read(1)[0]
-        file.seek(offset)
-        file.write(bytes([byte ^ 1 << bit]))
 
 
 MIB = 1 << 20
