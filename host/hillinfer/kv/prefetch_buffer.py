@@ -170,6 +170,15 @@ class LandedRows:
         self.positions: NDArray[np.int64] = np.zeros(0, np.int64)
         self.places: NDArray[np.int64] = np.zeros(0, np.int64)
 
+    def forget_failure(self) -> None:
+        """Remember no error that was told.
+
+        It remembers the frames it goes through, which remember what landed: a circle that would
+        keep the files of a sequence open until the garbage collector comes.
+        """
+        self.reading = Future()
+        self.reading.set_result(ReadCost())
+
     def add(
         self, blocks: list[int], positions: NDArray[np.int64], places: NDArray[np.int64]
     ) -> None:
@@ -324,7 +333,11 @@ class PrefetchBuffer:
         """
         if landed is None:
             return ReadCost()
-        cost = landed.reading.result()
+        try:
+            cost = landed.reading.result()
+        except BaseException:
+            landed.forget_failure()
+            raise
         for block in landed.blocks:
             self.landing.use(block)
         return cost
