@@ -59,13 +59,13 @@ run: model $(BUILD)/document.txt ## Answer a question over a long text with a qu
 		--max-new-tokens 96 --alpha 0.1 --shadow int4 --dram-budget 25% --report $(BUILD)/reports/run.json
 
 test: model lint $(if $(CI),xrt cross pynq-env) ## Run the test suite, all but the long tests of the kernels
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadgroup -m "not kernels"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder -m "not kernels"
 
 test-kernels: model $(if $(CI),xrt pynq-env) ## Compile, simulate and prove kernels (an hour of two cores)
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadgroup -m kernels
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder -m kernels
 
 test-fast: $(VENV)/installed ## Run the tests that need no real model
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadgroup -m "not model and not kernels"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder -m "not model and not kernels"
 
 lint: $(VENV)/installed ## Check style, types and formatting
 	$(BIN)/ruff check sw_model host plugins hw tests tools

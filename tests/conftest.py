@@ -16,6 +16,15 @@ for place in ("tools", "plugins/hillinfer_pynq"):
     sys.path.append(str(Path(__file__).parents[1] / place))
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Let one worker run a file, whose tests share what is built for them; long files first."""
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+    items.sort(key=lambda item: "/hw/" not in item.nodeid)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _interrupts():
     """A shell without job control starts what runs in the background with Ctrl-C ignored."""
