@@ -4,7 +4,7 @@
 import subprocess
 import sys
 
-CASES = '''
+CASES = """
 import os
 
 import pytest
@@ -15,7 +15,7 @@ CASES = [pytest.param(number, marks=pytest.mark.xdist_group({group})) for number
 @pytest.mark.parametrize("number", CASES)
 def test_case(number):
     print("worker", os.environ["PYTEST_XDIST_WORKER"])
-'''
+"""
 
 
 def workers(folder, group):
