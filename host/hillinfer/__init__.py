@@ -47,7 +47,9 @@ def attach(
         How tokens are selected and where rows lie; the defaults where None.
     store
         A `Store` that is open, or the directory of one: every prompt is looked up in it and stored.
-        Nothing is stored where None.
+        An encrypted one takes the key that `HILLINFER_STORE_KEY_FILE`,
+        `HILLINFER_STORE_PASSPHRASE_FILE` or `HILLINFER_STORE_KEYRING` names. Nothing is stored
+        where None.
     reuse
         Where a stored prefix may end: `longest`, at any 64 tokens, or `exact`, where an unbroken
         run has the same bits.

@@ -18,15 +18,13 @@ from hillinfer.cli.console import (
 from hillinfer.cli.generate import STOCK, Asking, GenerateRequest, read_document, reads_stdin
 from hillinfer.cli.store import (
     Directory,
-    Json,
     SaltOption,
     SizeOption,
     StoredName,
     StoreUse,
     named_by,
-    tell,
 )
-from hillinfer.cli.store_keys import KeyFileOption, KeyringOption, PassphraseOption
+from hillinfer.cli.store_keys import Json, KeyFileOption, KeyringOption, PassphraseOption, tell
 from hillinfer.errors import SettingsError
 from hillinfer.generate.answering import Sampling
 from hillinfer.generate.prompt import PromptStyle

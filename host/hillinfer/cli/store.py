@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -15,12 +15,14 @@ from rich.console import Console
 
 from hillinfer.cli.console import error_console, reading_view
 from hillinfer.cli.store_keys import (
+    Json,
     KeyFileOption,
     KeyringOption,
     PassphraseOption,
     forget,
     given_key,
     rekey,
+    tell,
 )
 from hillinfer.drive.calls import DriveCalls
 from hillinfer.errors import SettingsError, reason_of, way_out
@@ -51,7 +53,6 @@ Directory = Annotated[
     Path, typer.Option("--store", envvar=STORE_VARIABLE, help="Directory of the store.")
 ]
 StoredName = Annotated[str, typer.Argument(help="As hillinfer store ls names it.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 SizeOption = Annotated[
     str | None,
     typer.Option(
@@ -423,11 +424,6 @@ def _changed(directory: Path, change: Callable[[Store], int], what: str, *, as_j
     tell(
         {"chunks": count, "now": what}, f"{count} chunk{'s' * (count != 1)} {what}", as_json=as_json
     )
-
-
-def tell(told: Mapping[str, object], line: str, *, as_json: bool) -> None:
-    """Print what a command did, as JSON or as a line."""
-    print(json.dumps(dict(told), indent=2) if as_json else line)
 
 
 COMMANDS = (init, set_, ls, stats, verify, gc, pin, unpin, rm, rekey, forget)

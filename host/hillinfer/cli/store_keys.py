@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The keys of encrypted stores on the command line: options, `store rekey` and `store forget`."""
+"""What store commands share: `--json`, options of the key; `store rekey` and `store forget`."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -41,9 +43,15 @@ KeyringOption = Annotated[
         help="Entry of the system's keyring with the key of an encrypted store.",
     ),
 ]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _Directory = Annotated[
     Path, typer.Option("--store", envvar="HILLINFER_STORE", help="Directory of the store.")
 ]
+
+
+def tell(told: Mapping[str, object], line: str, *, as_json: bool) -> None:
+    """Print what a command did, as JSON or as a line."""
+    print(json.dumps(dict(told), indent=2) if as_json else line)
 
 
 def given_key(source: KeySource | None, why: str) -> KeySource:
@@ -74,6 +82,7 @@ def rekey(
     new_keyring: Annotated[
         str | None, typer.Option(help="Entry of the keyring; made where it is missing.")
     ] = None,
+    as_json: Json = False,
 ) -> None:
     """Give an encrypted store another key; what is stored stays as it is."""
     new = key_source(new_key_file, new_passphrase_file, new_keyring)
@@ -86,7 +95,8 @@ def rekey(
     )
     places = StorePlaces.read(store)
     count = KeyTable.of_store(places.keys, places.cipher, places.pool, old).rewrap(new)
-    print(f"{store}: {count} data key{'s' * (count != 1)} wrapped anew; the old key opens none")
+    line = f"{store}: {count} data key{'s' * (count != 1)} wrapped anew; the old key opens none"
+    tell({"data_keys": count}, line, as_json=as_json)
 
 
 def forget(
@@ -99,9 +109,14 @@ def forget(
     key_file: KeyFileOption = None,
     passphrase_file: PassphraseOption = None,
     keyring: KeyringOption = None,
+    as_json: Json = False,
 ) -> None:
     """Throw away the key of all that one salt has stored: nobody can read it any more."""
     source = key_source(key_file, passphrase_file, keyring)
     with Store(store, key=given_key(source, "forget needs the key of the store")) as opened:
         count = opened.forget(salt.encode())
-    print(f"{count} chunk{'s' * (count != 1)} forgotten")
+    tell(
+        {"forgotten_chunks": count},
+        f"{count} chunk{'s' * (count != 1)} forgotten",
+        as_json=as_json,
+    )

@@ -115,13 +115,7 @@ class LandingArea:
             self._changed.notify_all()
 
     def abandon(self, block: int) -> None:
-        """Free a block whose filling failed.
-
-        Raises
-        ------
-        RuntimeError
-            Where it was not being filled.
-        """
+        """Free a block whose filling failed; RuntimeError where it was not being filled."""
         with self._changed:
             if self._states[block] is not BlockState.FILLING:
                 raise RuntimeError(f"block {block} is {self._states[block].value}: not filling")
@@ -169,15 +163,6 @@ class LandedRows:
         self.is_wanted = False
         self.positions: NDArray[np.int64] = np.zeros(0, np.int64)
         self.places: NDArray[np.int64] = np.zeros(0, np.int64)
-
-    def forget_failure(self) -> None:
-        """Remember no error that was told.
-
-        It remembers the frames it goes through, which remember what landed: a circle that would
-        keep the files of a sequence open until the garbage collector comes.
-        """
-        self.reading = Future()
-        self.reading.set_result(ReadCost())
 
     def add(
         self, blocks: list[int], positions: NDArray[np.int64], places: NDArray[np.int64]
@@ -336,7 +321,9 @@ class PrefetchBuffer:
         try:
             cost = landed.reading.result()
         except BaseException:
-            landed.forget_failure()
+            # It remembers its frames, and they what landed: a circle that keeps files open.
+            landed.reading = Future()
+            landed.reading.set_result(ReadCost())
             raise
         for block in landed.blocks:
             self.landing.use(block)

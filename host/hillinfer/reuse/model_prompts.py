@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from hillinfer.errors import SettingsError
 from hillinfer.reuse.described_model import DescribedModel
 from hillinfer.reuse.stored_prompts import StoredPrompts
 from hillinfer.reuse.ways import PassRates
+from hillinfer.secrecy.key_sources import key_source_around
 from hillinfer.store.keys import Reuse
 from hillinfer.store.store import Store
 from hillinfer.values import choice, path
@@ -22,7 +24,8 @@ class ModelPrompts:
     Parameters
     ----------
     store
-        Open, and closed by whoever opened it; or the directory of one, which is opened here.
+        Open, and closed by whoever opened it; or the directory of one, which is opened here: an
+        encrypted one with the key that the environment names.
     model
         A causal language model of transformers; it is described anew for each prompt.
     reuse
@@ -38,6 +41,8 @@ class ModelPrompts:
         Where one of them is of another kind.
     StoreError
         Where the directory holds no store, or one that cannot be used.
+    SecrecyError
+        Where it is encrypted and the environment names no key, or another one.
     """
 
     def __init__(
@@ -57,7 +62,7 @@ class ModelPrompts:
         self._rates = rates
         self._model, self._described = model, DescribedModel(model)
         # Last: nothing is to be open where this fails.
-        self._opened = None if isinstance(store, Store) else Store(path("store", store))
+        self._opened = None if isinstance(store, Store) else opened_with_key_around(store)
         self._store = store if isinstance(store, Store) else self._opened
 
     def divided(self, chunk_tokens: int | None) -> StoredPrompts:
@@ -79,3 +84,8 @@ class ModelPrompts:
         """Close the store where it was opened here; harmless when done twice."""
         if self._opened is not None:
             self._opened.close()
+
+
+def opened_with_key_around(directory: Path | str) -> Store:
+    """Open the store of a directory, with the key that the environment names."""
+    return Store(path("store", directory), key=key_source_around(os.environ))

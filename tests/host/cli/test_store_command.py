@@ -159,12 +159,16 @@ def test_an_encrypted_store_gets_another_key_and_forgets_a_salt(
     outcome, _ = generate(*asked, "--key-file", key, code=2)
     assert "give --passphrase-file" in outcome.error_line()
     opened = ("--passphrase-file", file)
+    told = command(*rekey, *opened, "--new-key-file", tmp_path / "third", "--json")
+    assert json.loads(told.out) == {"data_keys": 2}
+    opened = ("--key-file", tmp_path / "third")
     _, report = generate(*asked, *opened)
     assert report["store"]["found_tokens"] > 0
     forget = ("store", "forget", "--store", place, "--salt", "one")
     assert "forget needs the key" in command(*forget).error_line()
     assert command(*forget, *opened).out.endswith(" forgotten\n")
     assert command(*forget, *opened).out == "0 chunks forgotten\n"
+    assert json.loads(command(*forget, *opened, "--json").out) == {"forgotten_chunks": 0}
     _, report = generate(*asked, *opened, "--salt", "one")
     assert report["store"]["found_tokens"] == 0
     _, report = generate(*asked, *opened)
@@ -191,23 +195,31 @@ def test_a_store_that_cannot_be_is_refused_with_the_way_out(
 
 
 @pytest.fixture
-def put(command, tiny_folder, cold_dir, long_document, tmp_path):
+def place(request, tmp_path):
+    """What names a store, made by whoever writes first, and its key where it has one."""
+    key = ("--key-file", tmp_path / "key") if getattr(request, "param", "") == "encrypted" else ()
+    return ("--store", tmp_path / "store", *key)
+
+
+@pytest.fixture
+def put(place, command, tiny_folder, cold_dir, long_document):
     """Run `hillinfer store put` on the document and return the outcome."""
 
     def run(*arguments):
         return command(
             *("store", "put", "--model", tiny_folder, "--cold-dir", cold_dir),
-            *("--prompt-file", long_document, "--prefill-chunk", 256),
-            *("--store", tmp_path / "store", *arguments),
+            *("--prompt-file", long_document, "--prefill-chunk", 256, *place, *arguments),
         )
 
     return run
 
 
 ASKED = ("--question", "which cat?")
+SEALED_TOO = pytest.mark.parametrize("place", ["plain", "encrypted"], indirect=True)
 
 
-def test_a_document_that_was_put_is_not_read_again(put, generate, command, long_document, tmp_path):
+@SEALED_TOO
+def test_a_document_that_was_put_is_not_read_again(put, place, generate, long_document, tmp_path):
     plain, _ = generate("--prompt-file", long_document, *ASKED)
     outcome = put("--store-size", "64MiB", "--reuse", "exact", "--json")
     told = json.loads(outcome.out)
@@ -218,19 +230,20 @@ def test_a_document_that_was_put_is_not_read_again(put, generate, command, long_
     assert (
         again.out == f"{(tokens - 1) // 256 * 256} of {tokens} tokens are stored, 0 of them new\n"
     )
-    asked = ("--prompt-file", long_document, *ASKED, "--store", tmp_path / "store")
+    asked = ("--prompt-file", long_document, *ASKED, *place)
     answer, report = generate(*asked, "--reuse", "exact")
     assert answer.out == plain.out
     assert report["store"]["found_tokens"] == (tokens - 1) // 256 * 256
     assert report["store"]["directory"] == str(tmp_path / "store")
 
 
+@SEALED_TOO
 def test_sessions_are_exports_and_come_back(
-    put, generate, command, tiny_folder, long_document, tmp_path
+    put, place, generate, command, tiny_folder, long_document, tmp_path
 ):
     put("--store-size", "64MiB")
-    model, place = ("--model", tiny_folder), ("--store", tmp_path / "store")
-    (one,) = json.loads(command("store", "ls", *place, "--json").out)
+    model = ("--model", tiny_folder)
+    (one,) = json.loads(command("store", "ls", *place[:2], "--json").out)
     session = tmp_path / "doc.session"
 
     def export(where, *more):
@@ -241,6 +254,9 @@ def test_sessions_are_exports_and_come_back(
     assert f"export: {one['tokens']}/{one['tokens']} tokens" in outcome.err
     assert "it is not empty" in export(session).error_line()
     assert "--store" in export(tmp_path / "store" / "x").error_line()
+    if place[2:]:
+        line = command("store", "export", one["name"], tmp_path / "new", *model, *place[:2])
+        assert "is encrypted" in line.error_line()
     for other in (("--dtype", "bfloat16"), ("--salt", "other")):
         assert "give the --model" in export(tmp_path / "new", *other).error_line()
     # Questions about it want the document too, whose last tokens make no whole group.
@@ -251,8 +267,9 @@ def test_sessions_are_exports_and_come_back(
     assert answer.out == plain.out
     line = generate(*ASKED, "--session", session, code=2)[0].error_line()
     assert "--prompt-file" in line
-    other = ("--store", tmp_path / "other")
-    command("store", "init", tmp_path / "other", "--size", "64MiB")
+    other = ("--store", tmp_path / "other", *place[2:])
+    sealed = ("--encrypt", *place[2:]) if place[2:] else ()
+    command("store", "init", tmp_path / "other", "--size", "64MiB", *sealed)
     outcome = command("store", "import", session, *model, *other)
     assert f"{one['tokens']} of them new" in outcome.out
     assert f"import: {one['tokens']}/{one['tokens']} tokens" in outcome.err

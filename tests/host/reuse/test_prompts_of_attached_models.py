@@ -14,6 +14,8 @@ from transformers import StoppingCriteria, StoppingCriteriaList
 import hillinfer
 from hillinfer.errors import SettingsError
 from hillinfer.reuse.stored_prompts import StoredPrompts
+from hillinfer.secrecy.key_sources import KeyFile, PassphraseFile
+from hillinfer.secrecy.library import SecrecyError
 from hillinfer.store.keys import Reuse
 from hillinfer.store.pool_files import StoreError
 from hillinfer.store.store import Store
@@ -63,6 +65,27 @@ def held(store, model, ids, **changes):
         return 0
     with found:
         return found.tokens
+
+
+def test_a_directory_that_is_encrypted_takes_the_key_that_a_variable_names(
+    tmp_path, cold_dir, monkeypatch
+):
+    key, place = KeyFile(tmp_path / "key"), tmp_path / "sealed"
+    Store.create(place, 64 * MIB, key=key)
+    model = tiny().build()
+    with pytest.raises(SecrecyError, match="--key-file"), attached(model, cold_dir, store=place):
+        pass
+    PassphraseFile(tmp_path / "words").path.write_text("not the key")
+    (tmp_path / "words").chmod(0o600)
+    monkeypatch.setenv("HILLINFER_STORE_PASSPHRASE_FILE", str(tmp_path / "words"))
+    with pytest.raises(SecrecyError), attached(model, cold_dir, store=place):
+        pass
+    monkeypatch.delenv("HILLINFER_STORE_PASSPHRASE_FILE")
+    monkeypatch.setenv("HILLINFER_STORE_KEY_FILE", str(key.path))
+    with attached(model, cold_dir, store=place) as hill:
+        first, again = WAYS["generate"](hill), WAYS["generate"](hill)
+    assert (first.found, again.found) == (0, 128)
+    assert torch.equal(first.tokens, again.tokens)
 
 
 @pytest.mark.parametrize("way", WAYS)
