@@ -31,7 +31,6 @@ from hillinfer_bench.storing.made_prompts import (
 SPACE = namespace()
 # Small enough that eviction is under way all the time: some sixty chunks.
 STORE_BYTES = 64 << 20
-_POLICY = "lru"
 _FILES = {
     "store.json",
     "pool-0.kv",
@@ -222,7 +221,7 @@ def _fail_once(own: Path, scene: str, calls: CountedCalls, losses: Losses) -> No
     told = f"{scene}, call {calls.number}"
     try:
         # So that what is stored last stays, which is judged.
-        with Store(own, _POLICY, calls=calls) as store:
+        with Store(own, calls=calls) as store:
             for _ in range(2):
                 put(store, SPACE, ids, step=1024)
                 with contextlib.suppress(OSError, WrongBytesError):
@@ -235,7 +234,7 @@ def _fail_once(own: Path, scene: str, calls: CountedCalls, losses: Losses) -> No
     except Exception as error:
         losses.note("errors", f"{told}: {type(error).__name__} {error}")
     try:
-        with Store(own, _POLICY) as store:
+        with Store(own) as store:
             if scene == "rebuilt" and check(store, SPACE, prompt(2, 3000)) != 2944:
                 losses.note("lost_chunks", f"{told}: what was stored before is gone")
             check(store, SPACE, ids)

@@ -32,6 +32,9 @@ class StoreGoal:
         Whether rounds differ by more than a fifth: then nothing counts as met.
     why
         Why it was not measured; empty where it was.
+    allowed
+        What arithmetic allows by what else was measured in the same run, where a goal lies beyond
+        it; None elsewhere.
     """
 
     name: str
@@ -41,13 +44,28 @@ class StoreGoal:
     is_met: bool | None
     is_noisy: bool = False
     why: str = ""
+    allowed: float | None = None
+
+    @property
+    def share_of_allowed(self) -> float | None:
+        """What was reached of what arithmetic allows, for a goal from a limit on."""
+        if self.allowed is None or self.reached is None:
+            return None
+        return self.reached / self.allowed
 
 
-def at_least(name: str, reached: float, limit: float, *rounds: Sequence[float]) -> StoreGoal:
+def at_least(
+    name: str,
+    reached: float,
+    limit: float,
+    *rounds: Sequence[float],
+    allowed: float | None = None,
+) -> StoreGoal:
     """Return a goal that is met from a limit on, where no rounds are noisy."""
     noisy = any(map(is_noisy, rounds))
     met = bool(reached >= limit) and not noisy
-    return StoreGoal(name, f">= {limit:g}", limit, float(reached), met, noisy)
+    beyond = allowed if allowed is not None and allowed < limit else None
+    return StoreGoal(name, f">= {limit:g}", limit, float(reached), met, noisy, allowed=beyond)
 
 
 def at_most(name: str, reached: float, limit: float, *rounds: Sequence[float]) -> StoreGoal:
@@ -76,6 +94,8 @@ def goals_text(goals: Sequence[StoreGoal]) -> str:
         noise = " !" if one.is_noisy else ""
         reached = "" if one.reached is None else f"{one.reached:.3g}{noise}"
         why = f" ({one.why})" if one.why else ""
+        if one.share_of_allowed is not None:
+            why = f" (at most {one.allowed:.3g} is possible here: {one.share_of_allowed:.0%} of it)"
         lines.append(f"{one.name:>28}  {reached:>10}  goal {one.goal}: {verdict}{why}")
     if any(one.is_noisy for one in goals):
         lines.append("!: rounds differ by more than a fifth; nothing counts as met then")

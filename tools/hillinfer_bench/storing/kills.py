@@ -118,7 +118,7 @@ def _opened(place: Path, calls: CountedCalls, clock: Callable[[], float]) -> Sto
     while True:
         try:
             # What was stored last stays: only older ones may be missing afterwards.
-            return Store(place, "lru", calls=calls, clock=clock)
+            return Store(place, calls=calls, clock=clock)
         except StoreError as error:
             if "end them" not in str(error):
                 raise
