@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What every room's tests share."""
 
+import gc
 import os
 import signal
 import sys
@@ -23,6 +24,12 @@ def pytest_collection_modifyitems(items):
         if item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
     items.sort(key=lambda item: "/hw/" not in item.nodeid)
+
+
+def pytest_collection_finish():
+    """Leave sixteen thousand collected tests out of every garbage collection from here on."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
