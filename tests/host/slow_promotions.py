@@ -11,8 +11,8 @@ import threading
 import time
 from types import MappingProxyType
 
+from hillinfer.drive.read_turns import ReadTurns
 from hillinfer.kv import pool_policies
-from hillinfer.kv.rows import WriteBack
 
 POLL_SECONDS = 0.002
 # Seen at the same place so many times, it is not only about to go on.
@@ -21,7 +21,7 @@ POLLS = 3
 MOST_SECONDS = 5.0
 # The innermost of Python's frames while a thread waits: for a future or another's note, and for a
 # buffer that a promotion may still look at.
-_WAITING = {threading.Condition.wait.__code__, WriteBack.buffer.__code__}
+_WAITING = {threading.Condition.wait.__code__, ReadTurns.hurry.__code__}
 
 
 def _waiting_at():
