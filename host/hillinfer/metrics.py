@@ -25,6 +25,8 @@ class StoreCounts:
         What went wrong and became a miss.
     saved_seconds
         What computing the rows that were found took when they were stored.
+    bubble_seconds
+        What passes waited for rows that stream.
     last_failure
         What went wrong last.
     """
@@ -40,6 +42,7 @@ class StoreCounts:
     refused_chunks: int = 0
     failures: int = 0
     saved_seconds: float = 0.0
+    bubble_seconds: float = 0.0
     last_failure: str = ""
 
 

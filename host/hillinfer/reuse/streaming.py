@@ -207,6 +207,7 @@ class Landing:
         if stop - started > _UNTOLD_NS:
             self._recorder.note(Lane.BUBBLES, "rows", started, stop, layer=layer)
         self._counts.bubble_seconds += (stop - started) / 1e9
+        self._found.note_bubble((stop - started) / 1e9)
         if is_there:
             return
         if self._error is not None:

@@ -118,8 +118,8 @@ class StoredPrefix:
         Ends the lease.
     wrong
         Told of a chunk whose bytes are wrong, and of a drive that fails.
-    restored
-        Told how many bytes of rows were read and are right.
+    count
+        Takes amounts by the names of `StoreCounts`: rows that were read and are right, and waiting.
 
     Attributes
     ----------
@@ -133,18 +133,22 @@ class StoredPrefix:
         files: Sequence[PoolFile],
         release: Callable[[list[int]], None],
         wrong: Callable[[WrongBytesError | OSError], None],
-        restored: Callable[[int], None] = lambda size: None,
+        count: Callable[..., None] = lambda **amounts: None,
     ) -> None:
         self.chunks = list(chunks)
         self.tokens = sum(chunk.groups for chunk in chunks) * GROUP_TOKENS
         self._files = files
         self._release = release
         self._wrong = wrong
-        self._restored = restored
+        self._count = count
         self._is_open = True
         # Reads under way, which `stop` waits for.
         self._changed = threading.Condition()
         self._reading = 0
+
+    def note_bubble(self, seconds: float) -> None:
+        """Count what a pass waited for rows that stream."""
+        self._count(bubble_seconds=seconds)
 
     @property
     def shape(self) -> ExtentShape:
@@ -430,7 +434,7 @@ class StoredPrefix:
         own = salts(chunk.sheet.group_keys[first:stop], layer)
         if (group_sums(rows, own) != chunk.sheet.row_sums[layer, first:stop]).any():
             self._fail(chunk, f"rows of layer {layer}")
-        self._restored(rows.nbytes)
+        self._count(restored_bytes=rows.nbytes)
 
     def _fail(self, chunk: StoredChunk, what: str) -> NoReturn:
         error = WrongBytesError(chunk, what)

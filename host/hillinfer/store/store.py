@@ -416,7 +416,7 @@ class Store:
         if not kept:
             return None
         self.room.touch([chunk.record for chunk in kept])
-        prefix = StoredPrefix(kept, self.files, self.release, self._wrong, self._restored)
+        prefix = StoredPrefix(kept, self.files, self.release, self._wrong, self._meter.add)
         self._prefixes.add(prefix)
         return prefix
 
@@ -430,9 +430,6 @@ class Store:
             self._failed(error)
         else:
             self.blame(error.chunk.record.number, error)
-
-    def _restored(self, size: int) -> None:
-        self._meter.add(restored_bytes=size)
 
     def _failed(self, error: Exception) -> None:
         self._meter.note_failure(error)

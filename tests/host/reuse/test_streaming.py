@@ -396,6 +396,8 @@ def test_waiting_for_rows_is_told(known, drive):
         opener.start()
         rest(model, cache, ids, STORED)
         counts = stored.loaded
+        told = store.metrics()["hillinfer_store_bubble_seconds"]
+    assert told == pytest.approx(counts.bubble_seconds)
     assert noted.spans[0][:3] == (Lane.BUBBLES, "rows", 0)
     assert noted.spans[0][3] > 50e6
     assert counts.bubble_seconds > 0.05
