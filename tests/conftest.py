@@ -19,11 +19,10 @@ for place in ("tools", "plugins/hillinfer_pynq"):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Let one worker run a file, whose tests share what is built for them; long files first."""
+    """Let one worker run a file, whose tests share what is built for them."""
     for item in items:
         if item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
-    items.sort(key=lambda item: "/hw/" not in item.nodeid)
 
 
 def pytest_collection_finish():
