@@ -17,14 +17,20 @@ from hillinfer.cli.console import (
 )
 from hillinfer.cli.generate import STOCK, Asking, GenerateRequest, read_document, reads_stdin
 from hillinfer.cli.store import (
-    Directory,
     SaltOption,
     SizeOption,
     StoredName,
     StoreUse,
     named_by,
 )
-from hillinfer.cli.store_keys import Json, KeyFileOption, KeyringOption, PassphraseOption, tell
+from hillinfer.cli.store_keys import (
+    Directory,
+    Json,
+    KeyFileOption,
+    KeyringOption,
+    PassphraseOption,
+    tell,
+)
 from hillinfer.errors import SettingsError
 from hillinfer.generate.answering import Sampling
 from hillinfer.generate.prompt import PromptStyle

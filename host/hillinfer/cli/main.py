@@ -17,7 +17,8 @@ from hillinfer.cli.console import error_console, quiet_transformers
 from hillinfer.cli.documents import DOCUMENT_COMMANDS
 from hillinfer.cli.ending import CommandGroup, Program
 from hillinfer.cli.generate import generate
-from hillinfer.cli.store import COMMANDS, STORE_VARIABLE
+from hillinfer.cli.store import COMMANDS
+from hillinfer.cli.store_keys import STORE_VARIABLE
 from hillinfer.doctor.diagnosis import diagnose
 from hillinfer.doctor.finding import Finding, Verdict
 from hillinfer.errors import SettingsError

@@ -15,6 +15,8 @@ from rich.console import Console
 
 from hillinfer.cli.console import error_console, reading_view
 from hillinfer.cli.store_keys import (
+    STORE_VARIABLE,
+    Directory,
     Json,
     KeyFileOption,
     KeyringOption,
@@ -48,10 +50,6 @@ from hillinfer.store_holdings import holdings
 from hillinfer.store_rules import StoreRules, StoreRulesError
 from hillinfer.values import ByteSize, choice, format_bytes
 
-STORE_VARIABLE = "HILLINFER_STORE"
-Directory = Annotated[
-    Path, typer.Option("--store", envvar=STORE_VARIABLE, help="Directory of the store.")
-]
 StoredName = Annotated[str, typer.Argument(help="As hillinfer store ls names it.")]
 SizeOption = Annotated[
     str | None,

@@ -44,8 +44,9 @@ KeyringOption = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-_Directory = Annotated[
-    Path, typer.Option("--store", envvar="HILLINFER_STORE", help="Directory of the store.")
+STORE_VARIABLE = "HILLINFER_STORE"
+Directory = Annotated[
+    Path, typer.Option("--store", envvar=STORE_VARIABLE, help="Directory of the store.")
 ]
 
 
@@ -69,7 +70,7 @@ def given_key(source: KeySource | None, why: str) -> KeySource:
 
 def rekey(
     *,
-    store: _Directory,
+    store: Directory,
     key_file: KeyFileOption = None,
     passphrase_file: PassphraseOption = None,
     keyring: KeyringOption = None,
@@ -101,7 +102,7 @@ def rekey(
 
 def forget(
     *,
-    store: _Directory,
+    store: Directory,
     salt: Annotated[
         str,
         typer.Option(envvar="HILLINFER_STORE_SALT", help="Whose; without it, what has none."),

@@ -62,7 +62,7 @@ class ModelPrompts:
         self._rates = rates
         self._model, self._described = model, DescribedModel(model)
         # Last: nothing is to be open where this fails.
-        self._opened = None if isinstance(store, Store) else opened_with_key_around(store)
+        self._opened = None if isinstance(store, Store) else _opened(store)
         self._store = store if isinstance(store, Store) else self._opened
 
     def divided(self, chunk_tokens: int | None) -> StoredPrompts:
@@ -86,6 +86,6 @@ class ModelPrompts:
             self._opened.close()
 
 
-def opened_with_key_around(directory: Path | str) -> Store:
+def _opened(directory: Path | str) -> Store:
     """Open the store of a directory, with the key that the environment names."""
     return Store(path("store", directory), key=key_source_around(os.environ))

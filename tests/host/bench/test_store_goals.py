@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A goal of the store that arithmetic forbids shows what is possible beside what was reached."""
+
+import pytest
+
+from hillinfer_bench.storing.goals import at_least, goals_text
+
+
+@pytest.mark.parametrize(
+    ("possible", "told"), [(40.0, "(at most 40 is possible here: 90% of it)"), (60.0, None)]
+)
+def test_what_is_possible_is_told_where_the_goal_lies_beyond_it(possible, told):
+    goal = at_least("speedup", 36, 50, [1.0, 1.0], allowed=possible)
+    assert not goal.is_met
+    assert goal.allowed == (possible if told else None)
+    line = goals_text([goal])
+    assert line.endswith(told or "goal >= 50: not met")
+
+
+def test_what_is_possible_makes_no_goal_met():
+    assert not at_least("speedup", 49.9, 50, allowed=49.9).is_met
+    assert at_least("speedup", 50, 50, allowed=49.9).is_met
