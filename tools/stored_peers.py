@@ -3,7 +3,8 @@
 
 python tools/stored_peers.py --out build/reports/store_peers.json
 
-Only what `make peers` has installed is asked; what is missing has a row that says so.
+Each is installed into a virtual environment of its own first, once: a few minutes, in which
+llama.cpp is compiled. What cannot be installed has a row that says why.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _WARM_UP = 32
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Ask every peer that is installed and write the report."""
+    """Ask every peer and write the report."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("build/reports/store_peers.json"))
     parser.add_argument("--build", type=Path, default=Path("build/peers"))
@@ -46,6 +47,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--seconds", type=float, default=1800, help="longest wait for an answer")
+    parser.add_argument(
+        "--install-seconds", type=float, default=3600, help="longest time of a step of installing"
+    )
     options = parser.parse_args(arguments)
     rows = [_row(name, *asked, options) for name, asked in _ASKED.items()]
     options.out.parent.mkdir(parents=True, exist_ok=True)
@@ -57,24 +61,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _row(name: str, peer_name: str, way: str, options: argparse.Namespace) -> RivalRow:
     peer = next(one for one in PEERS if one.name == peer_name)
     assert peer.environment is not None
-    if not (options.build / peer.environment.name / "installed.txt").exists():
-        return RivalRow(
-            name, skipped=f"{peer_name} is not installed in {options.build}: make peers installs it"
-        )
     try:
-        return RivalRow(name, _seconds(peer, way, options))
+        python = peer.environment.python(options.build, options.install_seconds)
+        return RivalRow(name, _seconds(peer, python, way, options))
     except PeerSkippedError as error:
         return RivalRow(name, skipped=str(error))
 
 
-def _seconds(peer: Peer, way: str, options: argparse.Namespace) -> list[float]:
+def _seconds(peer: Peer, python: Path, way: str, options: argparse.Namespace) -> list[float]:
     outline = ModelOutline.read(ModelSource.locate(options.model, print), NumberType(options.dtype))
     tokens = min(outline.shape.max_positions - 64, options.tokens)
     (sample,) = standard_library_samples(outline.tokenizer, tokens - 1, 1)
     ids = list(sample.token_ids)
     environment = peer.environment
     assert environment is not None
-    python = (options.build / environment.name).absolute() / "bin/python"
     log = options.build / f"{peer.name}-stored.log"
     with tempfile.TemporaryDirectory(dir=options.build) as folder:
         opening = {

@@ -13,17 +13,23 @@ _LONG = {
     "test_score_core.py",
     "test_shadow_core.py",
 }
-# Of these tables `make test` runs one kernel.
-_ONE_OF = {
-    "[csim-threads-": "[csim-threads-half-beat-int4-weight_sum-",
-    "test_cycle_model_rtl.py::test_": "[smollm2-135m-int4-weight_sum-",
+# Of these tables `make test` runs the kernels named, because building one takes up to a minute.
+_SOME_OF = {
+    "[csim-threads-": ("-int4-weight_sum-",),
+    # One and eight query heads per KV head of the four shapes that differ.
+    "[csim-": ("[csim-smollm2-135m-", "[csim-gemma-2b-", "[csim-threads-"),
+    # Every key mode with one rule, and the default one with both.
+    "[rtl-": ("-weight_sum-", "-int4-", "test_shadows_are_equal", "of_a_shadow_launch"),
+    "[pynq-": ("-int4-",),
+    "test_cycle_model_rtl.py::test_": ("[smollm2-135m-int4-weight_sum-",),
 }
 
 
 def pytest_collection_modifyitems(items):
     for item in items:
         others = any(
-            table in item.nodeid and one not in item.nodeid for table, one in _ONE_OF.items()
+            table in item.nodeid and not any(one in item.nodeid for one in some)
+            for table, some in _SOME_OF.items()
         )
         if item.path.name in _LONG or others:
             item.add_marker(pytest.mark.kernels)

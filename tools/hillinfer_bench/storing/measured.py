@@ -155,8 +155,7 @@ class Measured:
             else:
                 share = reached / median(row["seconds"])
                 yield at_most(names[rival], share, limit, own, row["seconds"])
-        timed = cost.plain_seconds, cost.storing_seconds
-        yield at_most("storing_share_of_prefill", cost.share, 0.05, *timed)
+        yield at_most("storing_share_of_prefill", cost.share, 0.05, cost.ratios)
 
     def _of_opening(self) -> Iterator[StoreGoal]:
         if self.opening is None:

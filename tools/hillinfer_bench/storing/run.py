@@ -201,7 +201,7 @@ def _mixed(request: StoreRequest, stage: Stage, place: Path) -> MixedLoad:
 def _peers(file: Path | None) -> list[dict[str, Any]]:
     """Return what other runtimes did with the same prompt, as `tools/stored_peers.py` says."""
     if file is None or not file.exists():
-        why = "not asked: tools/stored_peers.py asks them, which make peers installs"
+        why = "not asked: tools/stored_peers.py installs and asks them"
         return [asdict(RivalRow(name, skipped=why)) for name in (VLLM, LLAMA_CPP)]
     rows: list[dict[str, Any]] = json.loads(file.read_text())["rows"]
     return rows
@@ -224,5 +224,5 @@ def _with_model(
         cost = place / "cost"
         cost.mkdir()
         ids = list(sample.token_ids)[: tokens // 4]
-        spent = measure_cost(cost, loaded.model, ids, max(3, request.rounds // 2), say)
+        spent = measure_cost(cost, loaded.model, ids, max(3, request.rounds), say)
     return first, spent, MachineKind.here(loaded.model.dtype)
