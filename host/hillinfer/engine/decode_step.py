@@ -161,7 +161,9 @@ class NativeDecode:
     @property
     def chosen(self) -> Sets:
         """The sets that the last `step` chose."""
-        return [one.copy() for one in self._selected.sets]
+        selected = self._selected
+        own = selected.sets[: self._sets * selected.table.set_rows].copy()
+        return list(own.reshape(self._sets, -1))
 
     def step(
         self, layer: int, sequence: Sequence, query: torch.Tensor, scaling: float, step: int
@@ -266,9 +268,10 @@ class NativeDecode:
         out = torch.empty(self._query_shape)
         asked.scaling, asked.threads, asked.step = scaling, torch.get_num_threads(), step
         entry: LayerStep | None = None
-        if not self._selected.has_room(count, length):
+        if count > self._room or length > self._longest:
             self._make_room(count, length)
-        self._selected.tell(sets)
+        self._selected.table.set_rows = count
+        np.concatenate(sets, out=self._selected.sets[: self._sets * count])
 
         decode = partial(
             self._library.decode,
@@ -352,7 +355,7 @@ class NativeDecode:
                     choice = ChoiceAhead(self._library, layer, sequence, sets, own, held)
                     choice.begin(self._choosing_number, ahead.address)
                     return choice
-                if not self._selected.has_room(ahead.count, past + 1):
+                if ahead.count > self._room or past >= self._longest:
                     self._make_room(ahead.count, past + 1)
                 # While rows of the layer move nobody may look where they are.
                 is_still = self._pools.is_still(layer)
@@ -373,8 +376,8 @@ class NativeDecode:
         if is_hot and is_still:
             return chosen, None
         # When attention looks, the tail holds what it holds now, or what follows a full group.
-        stored, held = self._selected.rows[:-1], past & -GROUP_TOKENS
-        return chosen, self._gather.land(layer, sequence, stored, held)
+        stored, on_drive = self._selected.rows[:-1], past & -GROUP_TOKENS
+        return chosen, self._gather.land(layer, sequence, stored, on_drive)
 
     # --- inside ----------------------------------------------------------------------------
 
@@ -389,13 +392,14 @@ class NativeDecode:
         wanted.check(length, 0)
         self._selection.make_room(length)
         both.tell(length, scaling, 0, wanted)
-        if not self._selected.has_room(both.count, length):
+        if both.count > self._room or length > self._longest:
             self._make_room(both.count, length)
         return True
 
     def _make_room(self, count: int, tokens: int) -> None:
         """Have room for sets of so many positions, of so many tokens."""
-        self._selected = SelectedRows(self._sets, 2 * count, 2 * tokens)
+        self._room, self._longest = 2 * count, 2 * tokens
+        self._selected = SelectedRows(self._sets, self._room, self._longest)
         self._misses = MissList(self._selected.most_rows)
         self._places = self._selected.address, self._misses.address
 
@@ -457,7 +461,7 @@ class NativeDecode:
         if self._is_recorded:
             self._note_attended(layer, started)
         if entry is None:
-            self._log.end_hot(layer, sequence, step, self._selected.count)
+            self._log.end_hot(layer, sequence, step, self._selected.table.count)
         else:
             self._log.end(entry, sequence)
 

@@ -7,7 +7,7 @@ import os
 import numpy as np
 import pytest
 import torch
-from native_cases import Rows, every_variant, native_attention, same_bits, shape_of
+from native_cases import Rows, every_variant, native_attention, same_bits, shape_of, tell
 from single_reads import SingleReads
 from twins.python_reads import ThreadEngine
 
@@ -116,7 +116,7 @@ class Scene:
         sequence.append_groups(range(groups))
         sequence.set_length(0, 64 * groups, 64 * groups)
         selected, misses = SelectedRows(len(self.sets), count, count), MissList(count)
-        selected.tell(self.sets)
+        tell(selected, self.sets)
         is_hot = native_library().decode(
             "hillinfer_attend_tokens",
             self.coming.table.variant,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from exact_attention import random_states
-from native_cases import Rows, every_variant, native_attention, same_bits, shape_of
+from native_cases import Rows, every_variant, native_attention, same_bits, shape_of, tell
 from placement_matrix import Budget
 from twins.python_decode import PythonDecode
 
@@ -64,7 +64,7 @@ class Scene:
             fade_shift=fade_shift,
         )
         selected = SelectedRows(len(self.sets), len(self.sets[0]), len(self.positions))
-        selected.tell(self.sets)
+        tell(selected, self.sets)
         self.memory[:] = rows.memory
         out = torch.empty(shape.query_heads, shape.head_dim)
         is_hot = native_library().decode(
