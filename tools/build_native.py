@@ -49,6 +49,7 @@ COMMON: dict[str, list[str]] = {
     "row_places": [],
     "row_products": _ANY_FLOAT,
     "row_sums": [],
+    "selected_sets": [],
     "tables": [],
 }
 _X86 = {

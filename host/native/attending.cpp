@@ -27,7 +27,9 @@ AttendingRun::AttendingRun(Attending& asked)
       kernels_(*attention_kernels(asked.variant)),
       attention_(attention_of(*asked.step, query_)),
       rows_((asked.is_begun ? void() : begin_attention(kernels_, attention_, asked.state),
-             ComingRows(kernels_, attention_, asked.state, asked.addresses, asked.count))) {}
+             ComingRows(kernels_, attention_, asked.state, asked.selected->addresses,
+                        coming_sets(*asked.selected, asked.start, asked.start + asked.count),
+                        asked.kept))) {}
 
 void AttendingRun::advance() {
     const Timed timed(asked_.nanoseconds);

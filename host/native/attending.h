@@ -6,16 +6,19 @@
 
 #include "attention.h"
 #include "decode_step.h"
+#include "selected_sets.h"
 
 namespace hillinfer {
 
-// Consecutive rows of a selection, as the caller asks for them. Shared with Python: the order and
+// Consecutive rows of selected sets, as the caller asks for them. Shared with Python: the order and
 // types of these fields are part of the C interface.
 struct Attending {
     const DecodeStep* step;
-    void* state;          // `attention_state_bytes`, aligned to 64: rows of the runs before.
-    uint64_t* addresses;  // 0 for a row that is on its way.
-    int64_t count;
+    const SelectedSets* selected;  // A row without an address is on its way.
+    void* state;    // `attention_state_bytes`, aligned to 64: rows of the runs before.
+    uint8_t* kept;  // What sets keep from run to run, as `ComingRows` has it.
+    int64_t start;  // The run's first row,
+    int64_t count;  // and how many it has.
     float* out;  // Gets the output once the rows are all here; null where another run follows.
     int32_t variant;
     int32_t is_begun;  // Whether the state has rows.
@@ -28,10 +31,10 @@ class AttendingRun {
 public:
     explicit AttendingRun(Attending& asked);
 
-    // Whoever brings a row says where it lies; any thread may.
+    // Whoever brings a row of the run says where it lies; any thread may.
     void here(int64_t number, const uint8_t* row) {
-        __atomic_store_n(asked_.addresses + number, uint64_t(reinterpret_cast<uintptr_t>(row)),
-                         __ATOMIC_RELEASE);
+        __atomic_store_n(asked_.selected->addresses + asked_.start + number,
+                         uint64_t(reinterpret_cast<uintptr_t>(row)), __ATOMIC_RELEASE);
     }
 
     // Attends to what is here.

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "thread_pool.h"
@@ -235,42 +236,70 @@ void attention_result(const AttentionKernels& kernels, const Attention& attentio
 }
 
 ComingRows::ComingRows(const AttentionKernels& kernels, const Attention& attention, void* memory,
-                       const uint64_t* rows, int64_t count)
-    : kernels_(&kernels), attention_(&attention), state_(memory), rows_(rows) {
-    const State state(attention, memory);
-    const int heads = attention.query_heads(), padded_dim = attention.padded_dim();
-    int64_t before = state.open_rows[0];
-    for (int64_t first = 0; first < count;) {
-        const int64_t own = std::min(kChunkRows - before, count - first);
-        chunks_.push_back({first, own, 0, before, {}});
-        first += own;
-        before = 0;
+                       const uint64_t* addresses, std::vector<ComingSet> sets, uint8_t* kept)
+    : kernels_(&kernels), attention_(&attention), state_(memory), addresses_(addresses),
+      sets_(std::move(sets)), kept_(kept),
+      set_kv_heads_(int(attention.kv_heads / int64_t(sets_.size()))) {
+    for (int number = 0; number < int(sets_.size()); ++number) {
+        const ComingSet& set = sets_[size_t(number)];
+        const int64_t stop = set.tiled(set.stop);
+        for (int64_t row = set.tiled(set.first); row < stop;) {
+            const int64_t own = std::min(kChunkRows - row % kChunkRows, stop - row);
+            chunks_.push_back({number, row, own, 0, {}});
+            row += own;
+        }
     }
-    const size_t floats = State::floats(attention);
+    const State state(attention, memory);
+    const int heads = set_kv_heads_ * attention.group_size, padded_dim = attention.padded_dim();
+    const size_t floats = partial_floats(heads, padded_dim);
     memory_.reset(new float[floats * chunks_.size()]);
     for (size_t i = 0; i < chunks_.size(); ++i) {
-        chunks_[i].partial = partial_in(memory_.get() + floats * i, heads);
-        if (i) {
-            clear(chunks_[i].partial, heads, padded_dim);
+        Chunk& chunk = chunks_[i];
+        chunk.partial = partial_in(memory_.get() + floats * i, heads);
+        // What does not begin a chunk goes on with the open one.
+        if (chunk.first % kChunkRows) {
+            copy(chunk.partial, state.open.from(chunk.set * heads, padded_dim), heads, padded_dim);
         } else {
-            copy(chunks_[i].partial, state.open, heads, padded_dim);
+            clear(chunk.partial, heads, padded_dim);
         }
     }
 }
 
+uint64_t ComingRows::address(const ComingSet& set, int64_t row) const {
+    if (row < set.first) {
+        const size_t row_bytes = 2 * attention_->values_start();
+        return uint64_t(reinterpret_cast<uintptr_t>(kept_ + size_t(row % kTileRows) * row_bytes));
+    }
+    return __atomic_load_n(addresses_ + set.number(row), __ATOMIC_ACQUIRE);
+}
+
 // How many rows of a chunk may be attended to by now: whole tiles, or all.
 int64_t ComingRows::ready(const Chunk& chunk) const {
+    const ComingSet& set = sets_[size_t(chunk.set)];
     int64_t here = chunk.done;
-    while (here < chunk.count && __atomic_load_n(rows_ + chunk.first + here, __ATOMIC_ACQUIRE)) {
+    while (here < chunk.count && address(set, chunk.first + here)) {
         ++here;
     }
-    return here == chunk.count ? here
-                               : (chunk.before + here) / kTileRows * kTileRows - chunk.before;
+    return here == chunk.count ? here : here / kTileRows * kTileRows;
+}
+
+// Addresses of the next rows of a chunk, in `memory` where they lie in no order.
+const uint64_t* ComingRows::in_order(const Chunk& chunk, int64_t count, uint64_t* memory) const {
+    const ComingSet& set = sets_[size_t(chunk.set)];
+    const int64_t first = chunk.first + chunk.done;
+    if (!set.numbers && first >= set.first) {
+        return addresses_ + first;
+    }
+    for (int64_t i = 0; i < count; ++i) {
+        memory[i] = address(set, first + i);
+    }
+    return memory;
 }
 
 void ComingRows::advance() {
     const Attention& attention = *attention_;
-    const int kv_heads = attention.kv_heads, padded_dim = attention.padded_dim();
+    const int kv_heads = set_kv_heads_, padded_dim = attention.padded_dim();
+    const int set_heads = kv_heads * attention.group_size;
     std::vector<int64_t> stops;
     int64_t rows = 0;
     for (const Chunk& chunk : chunks_) {
@@ -293,14 +322,38 @@ void ComingRows::advance() {
             return;
         }
         const int first = int(number % ranges) * together;
-        const HeadRange range{first, std::min(together, kv_heads - first)};
-        const int head = first * attention.group_size;
+        const HeadRange range{chunk.set * kv_heads + first, std::min(together, kv_heads - first)};
+        const int head = range.first * attention.group_size;
+        uint64_t memory[kChunkRows];
         kernels_->add_rows(attention, state.query + size_t(head) * padded_dim, range,
-                           rows_ + chunk.first + chunk.done, count,
-                           chunk.partial.from(head, padded_dim));
+                           in_order(chunk, count, memory), count,
+                           chunk.partial.from(head - chunk.set * set_heads, padded_dim));
     });
     for (size_t i = 0; i < chunks_.size(); ++i) {
         chunks_[i].done = stops[i];
+    }
+}
+
+bool ComingRows::are_here(const ComingSet& set, int64_t first) const {
+    for (int64_t row = first; row < set.stop; ++row) {
+        if (!address(set, row)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+// Copies what a set has of an open tile, of its KV heads alone: sets share the rows that are kept.
+void ComingRows::keep(int number) {
+    const ComingSet& set = sets_[size_t(number)];
+    const size_t values = attention_->values_start(), row_bytes = 2 * values;
+    const size_t bytes = size_t(set_kv_heads_) * attention_->head_bytes();
+    const size_t at = size_t(number) * bytes;
+    for (int64_t row = std::max(set.tiled(set.stop), set.first); row < set.stop; ++row) {
+        const uint8_t* const from = reinterpret_cast<const uint8_t*>(address(set, row)) + at;
+        uint8_t* const to = kept_ + size_t(row % kTileRows) * row_bytes + at;
+        std::memcpy(to, from, bytes);
+        std::memcpy(to + values, from + values, bytes);
     }
 }
 
@@ -310,21 +363,34 @@ bool ComingRows::end() {
             return false;
         }
     }
-    const State state(*attention_, state_);
-    const int heads = attention_->query_heads(), padded_dim = attention_->padded_dim();
-    for (const Chunk& chunk : chunks_) {
-        copy(state.open, chunk.partial, heads, padded_dim);
-        state.open_rows[0] += int32_t(chunk.count);
-        if (state.open_rows[0] == kChunkRows) {
-            kernels_->merge(state.total, state.open, heads, padded_dim);
-            clear(state.open, heads, padded_dim);
-            state.open_rows[0] = 0;
+    for (const ComingSet& set : sets_) {
+        if (!are_here(set, set.tiled(set.stop))) {
+            return false;
         }
+    }
+    const State state(*attention_, state_);
+    const int padded_dim = attention_->padded_dim();
+    const int heads = set_kv_heads_ * attention_->group_size;
+    for (const Chunk& chunk : chunks_) {
+        const Partial open = state.open.from(chunk.set * heads, padded_dim);
+        int32_t& rows = state.open_rows[chunk.set];
+        copy(open, chunk.partial, heads, padded_dim);
+        rows += int32_t(chunk.count);
+        if (rows == kChunkRows) {
+            kernels_->merge(state.total.from(chunk.set * heads, padded_dim), open, heads,
+                            padded_dim);
+            clear(open, heads, padded_dim);
+            rows = 0;
+        }
+    }
+    for (int number = 0; number < int(sets_.size()); ++number) {
+        keep(number);
     }
     return true;
 }
 
-void attend(const AttentionKernels& kernels, const Attention& attention, RowSet rows, float* out) {
+void attend(const AttentionKernels& kernels, const Attention& attention,
+            const std::vector<RowSet>& sets, float* out) {
     // Vectors that cross no line load faster.
     constexpr size_t kLine = 64;
     size_t room = State::bytes(attention) + kLine;
@@ -332,7 +398,7 @@ void attend(const AttentionKernels& kernels, const Attention& attention, RowSet 
     void* state = memory.get();
     std::align(kLine, State::bytes(attention), state, room);
     begin_attention(kernels, attention, state);
-    add_rows(kernels, attention, &rows, 1, state);
+    add_rows(kernels, attention, sets.data(), int64_t(sets.size()), state);
     attention_result(kernels, attention, state, out);
 }
 

@@ -99,17 +99,32 @@ void add_rows(const AttentionKernels& kernels, const Attention& attention, const
 // Output of the rows so far, query_heads * head_dim; more rows may follow.
 void attention_result(const AttentionKernels& kernels, const Attention& attention,
                       const void* state, float* out);
-// Output of one set of rows, all here, at least one.
-void attend(const AttentionKernels& kernels, const Attention& attention, RowSet rows, float* out);
+// Output of sets of rows, all here, at least one of each.
+void attend(const AttentionKernels& kernels, const Attention& attention,
+            const std::vector<RowSet>& sets, float* out);
 
-// Rows of one set that follow those a state has, and come while others are attended to. Every chunk has
-// a softmax of its own that takes its tiles in order, so bits do not depend on when a row comes.
+// What comes of a set, `first` to `stop` - 1 of its `count` rows; those before came in earlier runs.
+struct ComingSet {
+    const int32_t* numbers;  // Which of the addresses each of its rows has; null where they are the same.
+    int64_t first;
+    int64_t stop;
+    int64_t count;
+
+    int64_t number(int64_t row) const { return numbers ? numbers[row] : row; }
+    // Rows that are attended to in whole tiles, or with the set's last one.
+    int64_t tiled(int64_t rows) const { return rows == count ? rows : rows / kTileRows * kTileRows; }
+};
+
+// Rows of each set that follow those a state has, and come while others are attended to. Every chunk
+// has a softmax of its own that takes its tiles in order, so bits depend neither on when a row comes
+// nor on how many come together.
 class ComingRows {
 public:
-    // `rows` has addresses, 0 for a row that is not here; whoever brings one writes its address, from
-    // any thread. All but the last rows of a state are whole tiles.
+    // `addresses` are 0 for a row that is not here; whoever brings one writes its address, from any
+    // thread. What a set has of a tile that is not whole is kept for the rows that follow, in `kept`:
+    // kTileRows - 1 rows that stay until these have come. It is not looked at where tiles are whole.
     ComingRows(const AttentionKernels& kernels, const Attention& attention, void* state,
-               const uint64_t* rows, int64_t count);
+               const uint64_t* addresses, std::vector<ComingSet> sets, uint8_t* kept);
     ComingRows(ComingRows&&) = default;
 
     // Attends to those tiles of each chunk that are here, up to the first that is not.
@@ -121,19 +136,26 @@ public:
 
 private:
     struct Chunk {
-        int64_t first;
+        int set;
+        int64_t first;  // Of the set's rows.
         int64_t count;
         int64_t done;
-        int64_t before;  // Rows of the state's open chunk, which this one goes on with.
         Partial partial;
     };
 
+    uint64_t address(const ComingSet& set, int64_t row) const;
     int64_t ready(const Chunk& chunk) const;
+    const uint64_t* in_order(const Chunk& chunk, int64_t count, uint64_t* memory) const;
+    bool are_here(const ComingSet& set, int64_t first) const;
+    void keep(int number);
 
     const AttentionKernels* kernels_;
     const Attention* attention_;
     void* state_;
-    const uint64_t* rows_;
+    const uint64_t* addresses_;
+    std::vector<ComingSet> sets_;
+    uint8_t* kept_;
+    int set_kv_heads_;
     std::vector<Chunk> chunks_;
     std::unique_ptr<float[]> memory_;
 };

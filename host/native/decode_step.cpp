@@ -172,8 +172,7 @@ int64_t store_token(LayerTable& table, const Shape& shape, int32_t number_type,
     return overflows;
 }
 
-bool choose_tokens(const Kernels& kernels, LayerTable& table, DecodeStep& step,
-                   int64_t* positions) {
+bool choose_tokens(const Kernels& kernels, LayerTable& table, DecodeStep& step, int64_t* sets) {
     code_tail(kernels, table, step);
     step.coded_at = now();
     std::vector<float> memory;
@@ -182,7 +181,7 @@ bool choose_tokens(const Kernels& kernels, LayerTable& table, DecodeStep& step,
                             table.segment_count, step.threads, step.coming};
     const Choice choice{query,      step.shape.head_dim, step.group_size, step.factor,
                         step.sinks, step.recent,         step.count};
-    const bool finite = choose(kernels, sequence, choice, positions);
+    const bool finite = choose(kernels, sequence, choice, sets);
     step.chosen_at = now();
     return finite;
 }
@@ -252,18 +251,19 @@ Attention attention_of(const DecodeStep& step, std::vector<float>& memory) {
 }
 
 void attend_selected(const AttentionKernels& kernels, const DecodeStep& step,
-                     const uint64_t* addresses, int64_t count, float* out) {
+                     const SelectedSets& selected, float* out) {
     std::vector<float> memory;
-    attend(kernels, attention_of(step, memory), {addresses, count}, out);
+    std::vector<uint64_t> addresses;
+    attend(kernels, attention_of(step, memory), rows_of_sets(selected, addresses), out);
 }
 
 // A choice that another thread makes, with all that it was asked.
 struct ChoiceAhead {
     ChoiceAhead(const Kernels& kernels, LayerTable& table, const DecodeStep& asked,
-                int64_t* positions)
-        : step(asked), errand([this, &kernels, &table, seen = table, positions]() mutable {
+                int64_t* sets)
+        : step(asked), errand([this, &kernels, &table, seen = table, sets]() mutable {
               bool finite = true;
-              outcome = guarded([&] { finite = choose_tokens(kernels, seen, step, positions); });
+              outcome = guarded([&] { finite = choose_tokens(kernels, seen, step, sets); });
               outcome = finite ? outcome : kNotFinite;
               table.coded = seen.coded;
           }) {
@@ -299,20 +299,23 @@ HILLINFER_API int64_t hillinfer_store_token(LayerTable* table, const Shape* shap
     return store_token(*table, *shape, number_type, keys, key_stride, values, value_stride);
 }
 
-// Chooses tokens and, where a pool is given, looks whether all that are stored are hot: kCold where
-// one of them is not.
+// Chooses sets and says which rows they have; where a pool is given, looks whether all that are stored
+// are hot: kCold where one of them is not.
 HILLINFER_API int32_t hillinfer_choose_tokens(int32_t variant, LayerTable* table,
                                               const PoolTable* pool, DecodeStep* step,
-                                              int64_t* positions) {
+                                              SelectedSets* selected) {
     bool finite = true;
     Found found = kAllHot;
     const int32_t outcome = guarded([&] {
-        finite = choose_tokens(*scoring_kernels(variant), *table, *step, positions);
-        if (finite && pool) {
-            const int64_t stored = step->count - step->coming;
-            std::vector<uint64_t> addresses(size_t(stored), 0);
-            found = find_selected(*table, *pool, *step, positions, stored, true,
-                                  addresses.data());
+        finite = choose_tokens(*scoring_kernels(variant), *table, *step, selected->sets);
+        if (!finite) {
+            return;
+        }
+        selected->set_rows = step->count;
+        join_sets(*selected, table->length + step->coming);
+        if (pool) {
+            found = find_selected(*table, *pool, *step, selected->positions,
+                                  selected->count - step->coming, true, selected->addresses);
         }
     });
     if (outcome != kDone) {
@@ -322,14 +325,14 @@ HILLINFER_API int32_t hillinfer_choose_tokens(int32_t variant, LayerTable* table
 }
 
 // Begins to choose in a thread of the library's own; `end` must follow and returns what
-// hillinfer_choose_tokens without a pool does. The sequence and the positions must stay until then; of
-// its table only the tail's rows that are there, and the segments.
+// hillinfer_choose_tokens without a pool does. The sequence and the sets must stay until then; of its
+// table only the tail's rows that are there, and the segments.
 HILLINFER_API int32_t hillinfer_choose_begin(int32_t variant, LayerTable* table,
-                                             const DecodeStep* step, int64_t* positions,
+                                             const DecodeStep* step, int64_t* sets,
                                              ChoiceAhead** ahead) {
     return guarded([&] {
         std::unique_ptr<ChoiceAhead> own(
-            new ChoiceAhead(*scoring_kernels(variant), *table, *step, positions));
+            new ChoiceAhead(*scoring_kernels(variant), *table, *step, sets));
         own->errand.begin();
         *ahead = own.release();
     });
@@ -341,50 +344,69 @@ HILLINFER_API int32_t hillinfer_choose_end(ChoiceAhead* ahead) {
     return own->outcome;
 }
 
-// Counts selected positions as hits, finds their rows and, where all of them are in memory, attends
-// to them; else kCold, or kMisplaced for a position that is nowhere. What was not hot is listed as
+namespace {
+
+// Counts the rows of joined sets as hits, finds them and, where all of them are in memory, attends to
+// them.
+Found attend_joined(int32_t variant, const LayerTable& table, const PoolTable& pool,
+                    const DecodeStep& step, SelectedSets& selected, Misses& misses, float* out) {
+    const int64_t* const positions = selected.positions;
+    if (step.fade_shift >= 0) {
+        tally(table, step, positions, selected.count);
+    }
+    Found found = find_selected(table, pool, step, positions, selected.count, false,
+                                selected.addresses);
+    if (found == kSomeCold) {
+        list_misses(table, positions, selected.count, selected.addresses, misses);
+        found = misses.arrived == misses.count ? kAllHot : kSomeCold;
+    }
+    if (found == kAllHot) {
+        attend_selected(*attention_kernels(variant), step, selected, out);
+    }
+    return found;
+}
+
+int32_t outcome_of(Found found) {
+    return found == kAllHot ? kDone : found == kSomeCold ? kCold : kMisplaced;
+}
+
+}  // namespace
+
+// Counts rows of selected sets as hits, finds them and, where all of them are in memory, attends to
+// the sets; else kCold, or kMisplaced for a position that is nowhere. What was not hot is listed as
 // misses, also where all of it was read ahead. Hits are left alone where the shift is negative: Python
 // counts them.
 HILLINFER_API int32_t hillinfer_attend_tokens(int32_t variant, const LayerTable* table,
                                               const PoolTable* pool, const DecodeStep* step,
-                                              const int64_t* positions, int64_t count,
-                                              Misses* misses, uint64_t* addresses, float* out) {
-    Found found = kAllHot;
+                                              SelectedSets* selected, Misses* misses,
+                                              float* out) {
     misses->count = misses->arrived = 0;
-    const int32_t outcome = guarded([&] {
-        for (int64_t i = 0; i < count; ++i) {
-            if (positions[i] < 0 || positions[i] >= table->length) {
-                found = kNowhere;
-                return;
-            }
+    const int64_t all = selected->set_count * selected->set_rows;
+    for (int64_t i = 0; i < all; ++i) {
+        if (selected->sets[i] < 0 || selected->sets[i] >= table->length) {
+            return kMisplaced;
         }
-        if (step->fade_shift >= 0) {
-            tally(*table, *step, positions, count);
-        }
-        found = find_selected(*table, *pool, *step, positions, count, false, addresses);
-        if (found == kSomeCold) {
-            list_misses(*table, positions, count, addresses, *misses);
-            found = misses->arrived == misses->count ? kAllHot : kSomeCold;
-        }
-        if (found == kAllHot) {
-            attend_selected(*attention_kernels(variant), *step, addresses, count, out);
-        }
-    });
-    if (outcome != kDone || found == kAllHot) {
-        return outcome;
     }
-    return found == kSomeCold ? kCold : kMisplaced;
+    Found found = kAllHot;
+    const int32_t outcome = guarded([&] {
+        join_sets(*selected, table->length);
+        found = attend_joined(variant, *table, *pool, *step, *selected, *misses, out);
+    });
+    return outcome != kDone ? outcome : outcome_of(found);
 }
 
-// Both, one behind the other.
+// Chooses and attends, one behind the other.
 HILLINFER_API int32_t hillinfer_decode_step(int32_t variant, LayerTable* table,
                                             const PoolTable* pool, DecodeStep* step,
-                                            int64_t* positions, Misses* misses,
-                                            uint64_t* addresses, float* out) {
-    const int32_t outcome = hillinfer_choose_tokens(variant, table, nullptr, step, positions);
+                                            SelectedSets* selected, Misses* misses, float* out) {
+    misses->count = misses->arrived = 0;
+    int32_t outcome = hillinfer_choose_tokens(variant, table, nullptr, step, selected);
     if (outcome != kDone) {
         return outcome;
     }
-    return hillinfer_attend_tokens(variant, table, pool, step, positions, step->count, misses,
-                                   addresses, out);
+    Found found = kAllHot;
+    outcome = guarded([&] {
+        found = attend_joined(variant, *table, *pool, *step, *selected, *misses, out);
+    });
+    return outcome != kDone ? outcome : outcome_of(found);
 }

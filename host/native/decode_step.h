@@ -8,6 +8,7 @@
 #include "attention.h"
 #include "kernels.h"
 #include "row_places.h"
+#include "selected_sets.h"
 #include "tables.h"
 
 namespace hillinfer {
@@ -43,10 +44,10 @@ int64_t store_token(LayerTable& table, const Shape& shape, int32_t number_type,
                     const void* keys, int64_t key_stride, const void* values,
                     int64_t value_stride);
 
-// Codes the keys in the tail that are not coded yet, all of the last segment, and chooses
-// `step.count` positions, a coming token the last of them. False where the query is not finite.
-bool choose_tokens(const Kernels& kernels, LayerTable& table, DecodeStep& step,
-                   int64_t* positions);
+// Codes the keys in the tail that are not coded yet, all of the last segment, and chooses sets of
+// `step.count` positions, one behind the other, a coming token the last of each. False where the query
+// is not finite.
+bool choose_tokens(const Kernels& kernels, LayerTable& table, DecodeStep& step, int64_t* sets);
 
 // Counts positions as hits and lets those of before fade.
 void tally(const LayerTable& table, const DecodeStep& step, const int64_t* positions,
@@ -82,8 +83,8 @@ void list_misses(const LayerTable& table, const int64_t* positions, int64_t coun
 // What attention computes for a step; the query's memory is `memory` where it was widened.
 Attention attention_of(const DecodeStep& step, std::vector<float>& memory);
 
-// Attends to rows that are all here; `out` gets query heads * head_dim.
+// Attends to sets whose rows are all here; `out` gets query heads * head_dim.
 void attend_selected(const AttentionKernels& kernels, const DecodeStep& step,
-                     const uint64_t* addresses, int64_t count, float* out);
+                     const SelectedSets& selected, float* out);
 
 }  // namespace hillinfer

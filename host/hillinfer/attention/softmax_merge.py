@@ -386,8 +386,8 @@ class DenseAttention:
 class RowAttention:
     """Attends to selected rows of a sequence, in ascending position.
 
-    For what the native library does not do: one set per KV head, and everything selected, where
-    output is that of an ordinary cache to the last bit.
+    For what the native library does not do: groups larger than it has room for, and everything
+    selected, where output is that of an ordinary cache to the last bit.
 
     Parameters
     ----------

@@ -26,8 +26,8 @@ class ChoiceAhead:
         Chooses.
     layer, sequence
         Whose tokens.
-    positions
-        int64, contiguous: becomes what is chosen.
+    sets
+        int64 (sets, tokens), contiguous: becomes what is chosen.
     own
         The layer's last segment, which learns how many of its tokens are coded.
     held
@@ -39,20 +39,20 @@ class ChoiceAhead:
         library: NativeLibrary,
         layer: int,
         sequence: Sequence,
-        positions: NDArray[np.int64],
+        sets: NDArray[np.int64],
         own: SegmentLayer,
         held: object,
     ) -> None:
         self._library = library
         self._layer = layer
         self._sequence = sequence
-        self._positions = positions
+        self._sets = sets
         self._own = own
         self._held = held
         self._handle: int | None = None
 
     def begin(self, variant: int, step: int) -> None:
-        """Begin to choose; `positions` or `drop` must follow.
+        """Begin to choose; `sets` or `drop` must follow.
 
         Parameters
         ----------
@@ -62,9 +62,9 @@ class ChoiceAhead:
             Address of what the library is asked; it may change afterwards.
         """
         table = self._sequence.table_addresses[self._layer]
-        self._handle = self._library.begin_choice(variant, table, step, self._positions.ctypes.data)
+        self._handle = self._library.begin_choice(variant, table, step, self._sets.ctypes.data)
 
-    def positions(self) -> NDArray[np.int64]:
+    def sets(self) -> list[NDArray[np.int64]]:
         """Return what is chosen, once it is.
 
         Raises
@@ -80,9 +80,9 @@ class ChoiceAhead:
                 raise explained(self._layer, error) from error
             finally:
                 self._own.coded_tokens = self._sequence.tables.coded[self._layer]
-        return self._positions
+        return list(self._sets)
 
     def drop(self) -> None:
         """Wait until nothing is under way; what is chosen, or what went wrong, is forgotten."""
         with suppress(Exception):
-            self.positions()
+            self.sets()

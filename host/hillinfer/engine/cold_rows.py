@@ -56,7 +56,6 @@ class ColdRows:
         self,
         layer: int,
         sequence: Sequence,
-        count: int,
         step: int,
         landed: LandedRows | None,
         misses: MissList,
@@ -71,8 +70,6 @@ class ColdRows:
         ----------
         layer, sequence
             Whose rows.
-        count
-            How many are selected.
         step
             The decode step.
         landed
@@ -101,7 +98,7 @@ class ColdRows:
             if look is not None:
                 look()
             entry.cold_rows = misses.count
-            entry.hot_rows = count - entry.cold_rows
+            entry.hot_rows = attention.rows - entry.cold_rows
             if misses.arrived:
                 promoting = self._keeper.offer_missed(
                     entry,
@@ -109,7 +106,7 @@ class ColdRows:
                     _candidates(misses.part(0, misses.arrived), self._prefetch.rows),
                 )
             if misses.count > misses.arrived:
-                self._demand(entry, sequence, count, misses, attention)
+                self._demand(entry, sequence, misses, attention)
         except BaseException:
             # An interrupt may have come before a promotion that has begun was noted.
             self._pools.finish()
@@ -123,7 +120,6 @@ class ColdRows:
         self,
         entry: LayerStep,
         sequence: Sequence,
-        count: int,
         misses: MissList,
         attention: ComingAttention,
     ) -> None:
@@ -136,7 +132,7 @@ class ColdRows:
         try:
             taken = 0
             for turn, (start, stop, own) in enumerate(
-                tile_runs(count, rest.numbers, self._tile_rows, most)
+                tile_runs(attention.rows, rest.numbers, self._tile_rows, most)
             ):
                 part = misses.part(misses.arrived + taken, misses.arrived + taken + len(own))
                 taken += len(own)

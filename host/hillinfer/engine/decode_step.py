@@ -10,12 +10,11 @@ from functools import partial
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from hillinfer.attention.native import NativeAttention
 from hillinfer.engine.choice_ahead import ChoiceAhead
 from hillinfer.engine.cold_rows import ColdRows
-from hillinfer.engine.selection import TokenSelection, explained
+from hillinfer.engine.selection import Sets, TokenSelection, explained
 from hillinfer.kv.gather import Gather
 from hillinfer.kv.hot_pools import HotPools
 from hillinfer.kv.pool_keeper import LayerStepLog
@@ -26,6 +25,7 @@ from hillinfer.kv.shadow_keeper import ShadowKeeper
 from hillinfer.model_shape import StoredType
 from hillinfer.native.coming import ComingAttention, MissList
 from hillinfer.native.library import native_library
+from hillinfer.native.selected_rows import SelectedRows
 from hillinfer.native.structures import DecodeStep, Shape
 from hillinfer.scoring.arguments import query_factor
 from hillinfer.scoring.scorer import ImportanceEvaluation, Wanted
@@ -56,7 +56,7 @@ class _Asked:
     of
         The tokens that are stored and the scaling that it is filled in for, or None.
     count
-        How many tokens are chosen.
+        How many tokens are chosen for each set.
     """
 
     def __init__(self, step: DecodeStep) -> None:
@@ -132,10 +132,11 @@ class NativeDecode:
         self._is_recorded = recorder is not SILENT
         shape = attention.shape
         self._query_shape = shape.query_heads, 1, shape.head_dim
+        self._sets = 1 if scope is Scope.LAYER else spec.kv_heads
         # A policy that counts in a way of its own does it in Python.
         is_common = type(policy).tally is PoolPolicy.tally
         self._shift = policy.fade_shift if is_common else _NOT_COUNTED
-        choosing = evaluation.table_variant if scope is Scope.LAYER else None
+        choosing = evaluation.table_variant
         self._number = attention.variant.number
         self._choosing_number = None if choosing is None else choosing.number
 
@@ -154,13 +155,15 @@ class NativeDecode:
         self._segment_tokens = spec.segment_tokens
         # The newest step, and the first from which on rows are thought to be hot again.
         self._newest_step = self._aside_from = 0
-        self._make_room(0)
-        self._coming = ComingAttention(self._number, attention.state_bytes)
+        self._make_room(0, 0)
+        self._coming = ComingAttention(self._number, attention.state_bytes, shape.row_bytes)
 
     @property
-    def chosen(self) -> NDArray[np.int64]:
-        """What the last `step` chose, int64, valid until the next."""
-        return self._positions[: self._both.step.count]
+    def chosen(self) -> Sets:
+        """The sets that the last `step` chose."""
+        selected = self._selected
+        own = selected.sets[: self._sets * selected.table.set_rows].copy()
+        return list(own.reshape(self._sets, -1))
 
     def step(
         self, layer: int, sequence: Sequence, query: torch.Tensor, scaling: float, step: int
@@ -214,20 +217,20 @@ class NativeDecode:
                         out.data_ptr(),
                     )
                     own.coded_tokens = sequence.tables.coded[layer]
-                    self._note_hits(layer, sequence, self._positions[:count])
+                    self._note_hits(layer, sequence)
                     if not is_hot:
-                        self._coming.begin(both.address, self._addresses[:count], out.data_ptr())
+                        self._coming.begin(both.address, self._selected, out.data_ptr())
                         entry = self._cold.attend(
-                            layer, sequence, count, step, None, self._misses, self._coming
+                            layer, sequence, step, None, self._misses, self._coming
                         )
             for counters in (self._counters, sequence.counters):
-                counters.scored_tokens += length
-                counters.selected_tokens += count
+                counters.scored_tokens += length * self._sets
+                counters.selected_tokens += count * self._sets
             if self._is_recorded:
                 started = self._note_chosen(both.step, layer, length, started)
         except NonFiniteQueryError as error:
             raise explained(layer, error) from error
-        self._end(layer, sequence, step, count, entry, started)
+        self._end(layer, sequence, step, entry, started)
         return out if query.dtype is torch.float32 else out.to(query.dtype)
 
     def attend(
@@ -235,7 +238,7 @@ class NativeDecode:
         layer: int,
         sequence: Sequence,
         query: torch.Tensor,
-        positions: NDArray[np.int64],
+        sets: Sets,
         scaling: float,
         step: int,
         landed: LandedRows | None,
@@ -246,8 +249,8 @@ class NativeDecode:
         ----------
         layer, sequence, query, scaling, step
             As in `step`.
-        positions
-            int64, ascending, contiguous.
+        sets
+            Ascending int64 positions: one set for the layer, or one per KV head.
         landed
             What of their cold rows was read ahead, or None.
 
@@ -256,17 +259,19 @@ class NativeDecode:
         (query_heads, 1, head_dim) in the query's type; None, and nothing is done, where this is
         not for the native library: it attends to a part of all tokens and on the processor.
         """
-        count, length, asked = len(positions), sequence.lengths[layer], self._rows
+        count, length, asked = len(sets[0]), sequence.lengths[layer], self._rows
         self._newest_step = step
         if not 0 < count < length or not math.isfinite(scaling):
             return None
-        if not self._tell_query(asked, query):
+        if not self._takes(sets) or not self._tell_query(asked, query):
             return None
-        out, addresses = torch.empty(self._query_shape), np.empty(count, np.uint64)
+        out = torch.empty(self._query_shape)
         asked.scaling, asked.threads, asked.step = scaling, torch.get_num_threads(), step
         entry: LayerStep | None = None
-        if count > self._room:
-            self._make_room(count)
+        if count > self._room or length > self._longest:
+            self._make_room(count, length)
+        self._selected.table.set_rows = count
+        np.concatenate(sets, out=self._selected.sets[: self._sets * count])
 
         decode = partial(
             self._library.decode,
@@ -275,16 +280,13 @@ class NativeDecode:
             sequence.table_addresses[layer],
             self._pools.layers[layer].table_address,
             self._rows_address,
-            positions.ctypes.data,
-            count,
-            self._misses.address,
-            addresses.ctypes.data,
+            *self._places,
             out.data_ptr(),
         )
 
         def look() -> None:
             decode()
-            self._note_hits(layer, sequence, positions)
+            self._note_hits(layer, sequence)
 
         with self._pools.attending:
             self._settle(layer, sequence, length)
@@ -292,20 +294,20 @@ class NativeDecode:
             is_hot = False
             if landed is None:
                 is_hot = decode()
-                self._note_hits(layer, sequence, positions)
+                self._note_hits(layer, sequence)
             if not is_hot:
                 # What was read ahead is to be given back also where it is not wanted any more.
-                self._coming.begin(self._rows_address, addresses, out.data_ptr())
-                given = layer, sequence, count, step, landed, self._misses, self._coming
+                self._coming.begin(self._rows_address, self._selected, out.data_ptr())
+                given = layer, sequence, step, landed, self._misses, self._coming
                 entry = self._cold.attend(*given, None if landed is None else look)
                 if entry.cold_rows:
                     self._aside_from = step + _STEPS_AFTER_COLD
-        self._end(layer, sequence, step, count, entry, started)
+        self._end(layer, sequence, step, entry, started)
         return out if query.dtype is torch.float32 else out.to(query.dtype)
 
     def choose_next(
         self, layer: int, sequence: Sequence, query: torch.Tensor, scaling: float
-    ) -> tuple[NDArray[np.int64], LandedRows | None] | ChoiceAhead | None:
+    ) -> tuple[Sets, LandedRows | None] | ChoiceAhead | None:
         """Choose for the token that is about to come to a layer, and begin to read what is cold.
 
         Where nothing is to be read a thread of the native library's chooses while the layer before
@@ -320,9 +322,9 @@ class NativeDecode:
 
         Returns
         -------
-        int64 positions, ascending, the coming token's the last, and what lands of them, or who
-        chooses them; None, and nothing is done, where the choice is not one that the native library
-        makes over its tables.
+        Sets of int64 positions, ascending, the coming token's the last of each, and what lands of
+        them, or who chooses them; None, and nothing is done, where the choice is not one that the
+        native library makes over its tables.
 
         Raises
         ------
@@ -341,7 +343,6 @@ class NativeDecode:
             ahead.tell(past, scaling, 1, wanted)
         if not self._tell_query(ahead.step, query):
             return None
-        positions = np.empty(ahead.count, np.int64)
         try:
             with self._selection.scoring:
                 own = self._shadow.described(layer, sequence, past)
@@ -350,9 +351,12 @@ class NativeDecode:
                 started = time.perf_counter_ns()
                 if self._may_choose_aside(layer, sequence, past):
                     held = [one.layers[layer].shadow for one in sequence.segments]
-                    choice = ChoiceAhead(self._library, layer, sequence, positions, own, held)
+                    sets = np.empty((self._sets, ahead.count), np.int64)
+                    choice = ChoiceAhead(self._library, layer, sequence, sets, own, held)
                     choice.begin(self._choosing_number, ahead.address)
                     return choice
+                if ahead.count > self._room or past >= self._longest:
+                    self._make_room(ahead.count, past + 1)
                 # While rows of the layer move nobody may look where they are.
                 is_still = self._pools.is_still(layer)
                 is_hot = self._library.decode(
@@ -361,17 +365,19 @@ class NativeDecode:
                     sequence.table_addresses[layer],
                     self._pools.layers[layer].table_address if is_still else None,
                     ahead.address,
-                    positions.ctypes.data,
+                    self._selected.address,
                 )
                 own.coded_tokens = sequence.tables.coded[layer]
         except NonFiniteQueryError as error:
             raise explained(layer, error) from error
         if self._is_recorded:
             self._note_chosen(ahead.step, layer, past, started)
+        chosen = self.chosen
         if is_hot and is_still:
-            return positions, None
+            return chosen, None
         # When attention looks, the tail holds what it holds now, or what follows a full group.
-        return positions, self._gather.land(layer, sequence, positions[:-1], past & -GROUP_TOKENS)
+        stored, on_drive = self._selected.rows[:-1], past & -GROUP_TOKENS
+        return chosen, self._gather.land(layer, sequence, stored, on_drive)
 
     # --- inside ----------------------------------------------------------------------------
 
@@ -386,21 +392,20 @@ class NativeDecode:
         wanted.check(length, 0)
         self._selection.make_room(length)
         both.tell(length, scaling, 0, wanted)
-        if both.count > self._room:
-            self._make_room(both.count)
+        if both.count > self._room or length > self._longest:
+            self._make_room(both.count, length)
         return True
 
-    def _make_room(self, count: int) -> None:
-        """Have room for a selection of so many rows."""
-        self._room = 2 * count
-        self._misses = MissList(self._room)
-        self._positions = np.empty(self._room, np.int64)
-        self._addresses = np.empty(self._room, np.uint64)
-        self._places = (
-            self._positions.ctypes.data,
-            self._misses.address,
-            self._addresses.ctypes.data,
-        )
+    def _make_room(self, count: int, tokens: int) -> None:
+        """Have room for sets of so many positions, of so many tokens."""
+        self._room, self._longest = 2 * count, 2 * tokens
+        self._selected = SelectedRows(self._sets, self._room, self._longest)
+        self._misses = MissList(self._selected.most_rows)
+        self._places = self._selected.address, self._misses.address
+
+    def _takes(self, sets: Sets) -> bool:
+        """Say whether there is a set of the same length for whatever shares one."""
+        return len(sets) == self._sets and all(len(one) == len(sets[0]) for one in sets)
 
     def _may_choose_aside(self, layer: int, sequence: Sequence, past: int) -> bool:
         """Say whether another thread may choose while this one goes on, and gains time by it.
@@ -435,13 +440,13 @@ class NativeDecode:
         if length > len(sequence.hits.counts[layer]):
             self._pools.cover_hits(sequence.hits, layer, length)
 
-    def _note_hits(self, layer: int, sequence: Sequence, positions: NDArray[np.int64]) -> None:
-        """Note that a selection was counted, or count it."""
+    def _note_hits(self, layer: int, sequence: Sequence) -> None:
+        """Note that what is selected was counted, or count it: each row once."""
         length = sequence.lengths[layer]
         self._pools.hits.note(layer, sequence, length & -GROUP_TOKENS, length)
         if self._shift == _NOT_COUNTED:
             counts = sequence.hits.counts[layer]
-            self._policy.tally(counts, positions)
+            self._policy.tally(counts, self._selected.rows)
             self._misses.recount(counts)
 
     def _end(
@@ -449,7 +454,6 @@ class NativeDecode:
         layer: int,
         sequence: Sequence,
         step: int,
-        rows: int,
         entry: LayerStep | None,
         started: int,
     ) -> None:
@@ -457,7 +461,7 @@ class NativeDecode:
         if self._is_recorded:
             self._note_attended(layer, started)
         if entry is None:
-            self._log.end_hot(layer, sequence, step, rows)
+            self._log.end_hot(layer, sequence, step, self._selected.table.count)
         else:
             self._log.end(entry, sequence)
 

@@ -388,7 +388,7 @@ class Runtime:
             attended = decode.step(layer, sequence, query, scaling, self._step)
             if attended is not None:
                 if self._observe_selected is not None:
-                    self._observe_selected(layer, length, [decode.chosen.copy()])
+                    self._observe_selected(layer, length, decode.chosen)
                 self._rows.offer_filled(layer, sequence, self._step)
                 return attended
         if ahead is None:
@@ -410,8 +410,8 @@ class Runtime:
             counters.selected_tokens += sum(len(positions) for positions in selected)
         given = (layer, sequence, query, selected, scaling, self._step, landed)
         out: torch.Tensor | None = None
-        if decode is not None and len(selected) == 1:
-            out = decode.attend(layer, sequence, query, selected[0], scaling, self._step, landed)
+        if decode is not None:
+            out = decode.attend(layer, sequence, query, selected, scaling, self._step, landed)
         if out is not None:
             pass
         elif self._gpu is None:

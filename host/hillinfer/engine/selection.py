@@ -384,15 +384,9 @@ class PrefetchPipeline:
             ahead.set_exception(error)
         self._ahead[layer, id(sequence)] = ahead
 
-    def keep(
-        self,
-        layer: int,
-        sequence: Sequence,
-        positions: NDArray[np.int64],
-        landed: LandedRows | None,
-    ) -> None:
+    def keep(self, layer: int, sequence: Sequence, sets: Sets, landed: LandedRows | None) -> None:
         """Keep what was chosen for a layer that comes next until `take`, and what lands of it."""
-        self._known[layer, id(sequence)] = Ahead([positions], landed, None)
+        self._known[layer, id(sequence)] = Ahead(sets, landed, None)
 
     def keep_choice(self, layer: int, sequence: Sequence, choice: ChoiceAhead) -> None:
         """Keep what is being chosen of rows that are all hot, until `take`."""
@@ -409,7 +403,7 @@ class PrefetchPipeline:
         key = layer, id(sequence)
         choice = self._choices.get(key)
         if choice is not None:
-            self._known[key] = Ahead([choice.positions()], None, None)
+            self._known[key] = Ahead(choice.sets(), None, None)
             del self._choices[key]
         known = self._known.get(key)
         if known is not None:

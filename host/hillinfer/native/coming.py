@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hillinfer.native.library import native_library
+from hillinfer.native.selected_rows import SelectedRows
 from hillinfer.native.structures import Attending, Misses, row_addresses
 
 # --- What is missing ---
@@ -125,7 +126,7 @@ _LINE_BYTES = 64
 
 
 class ComingAttention:
-    """Attention to a selection, run by run, while rows of a run come.
+    """Attention to selected sets, run by run, while rows of a run come.
 
     Parameters
     ----------
@@ -133,6 +134,8 @@ class ComingAttention:
         Number of the instruction set.
     state_bytes
         What `NativeLibrary.attention_bytes` says for the shape.
+    row_bytes
+        Of a row.
 
     Attributes
     ----------
@@ -140,44 +143,59 @@ class ComingAttention:
         What the library is told of a run.
     """
 
-    def __init__(self, variant: int, state_bytes: int) -> None:
+    def __init__(self, variant: int, state_bytes: int, row_bytes: int) -> None:
         self._library = native_library()
         self._memory = np.empty(state_bytes + _LINE_BYTES, np.uint8)
         address = self._memory.ctypes.data
         # Vectors that cross no line load faster.
         self.table = Attending(state=address + -address % _LINE_BYTES, variant=variant)
-        self._addresses = np.zeros(0, np.uint64)
+        self._kept_bytes = (self._library.tile_rows - 1) * row_bytes
+        self._kept: NDArray[np.uint8] | None = None
+        self._selected = SelectedRows(1, 0, 0)
         self._out = 0
 
-    def begin(self, step: int, addresses: NDArray[np.uint64], out: int) -> None:
+    def begin(self, step: int, selected: SelectedRows, out: int) -> None:
         """Begin with the first run.
 
         Parameters
         ----------
         step
             Address of what a decode step is asked for.
-        addresses
-            uint64, contiguous: where the rows of the selection lie, 0 for those that come.
+        selected
+            The sets; where rows lie, 0 for those that come, may follow until the first run.
         out
             Address of float32 (query_heads, head_dim), which get the output.
         """
-        self.table.step, self.table.is_begun, self.table.nanoseconds = step, 0, 0
-        self._addresses, self._out = addresses, out
+        table, self._selected, self._out = self.table, selected, out
+        table.step, table.is_begun, table.nanoseconds = step, 0, 0
+        table.selected, table.kept, self._kept = selected.address, None, None
+
+    @property
+    def rows(self) -> int:
+        """How many rows the sets have."""
+        return self._selected.count
 
     def run(self, start: int, stop: int) -> NDArray[np.uint64]:
-        """Go on with a run of the selection, and return its addresses.
+        """Go on with a run of the rows, and return its addresses.
 
-        Runs are multiples of the library's tile, but for the last.
+        Where there is one set runs are multiples of the library's tile, but for the last.
         """
-        own, table = self._addresses[start:stop], self.table
-        table.addresses, table.count, table.is_done = own.ctypes.data, len(own), 0
-        table.out = self._out if stop == len(self._addresses) else None
-        return own
+        table, is_last = self.table, stop == self.rows
+        if not is_last and self._kept is None:
+            # What several sets have of open tiles. As much as copies of rows take on other ways to
+            # attend, which are counted and not made on this one.
+            self._kept = np.empty(self._kept_bytes, np.uint8)
+            table.kept = self._kept.ctypes.data
+        table.start, table.count, table.is_done = start, stop - start, 0
+        table.out = self._out if is_last else None
+        return self._selected.addresses[start:stop]
 
     def end(self) -> None:
         """Attend to what is left of a run whose rows are all here."""
         if not self.table.is_done:
             self._library.call("hillinfer_attend_run", self.table)
+        if self.table.out:
+            self.table.kept = self._kept = None
 
     @property
     def seconds(self) -> float:

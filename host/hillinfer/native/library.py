@@ -67,7 +67,7 @@ HOW_TO_BUILD = (
     "tree or install HillInfer again"
 )
 
-_INTERFACE_VERSION = 13
+_INTERFACE_VERSION = 14
 _POINTER = ctypes.c_void_p
 _INT = ctypes.c_int32
 _LONG = ctypes.c_int64
@@ -139,8 +139,8 @@ _SIGNATURES = {
     "hillinfer_choose_tokens": (_INT, [_INT, *[_POINTER] * 4]),
     "hillinfer_choose_begin": (_INT, [_INT, *[_POINTER] * 3, ctypes.POINTER(_POINTER)]),
     "hillinfer_choose_end": (_INT, [_POINTER]),
-    "hillinfer_attend_tokens": (_INT, [_INT, *[_POINTER] * 4, _LONG, *[_POINTER] * 3]),
-    "hillinfer_decode_step": (_INT, [_INT, *[_POINTER] * 7]),
+    "hillinfer_attend_tokens": (_INT, [_INT, *[_POINTER] * 6]),
+    "hillinfer_decode_step": (_INT, [_INT, *[_POINTER] * 6]),
     "hillinfer_attend_run": (_INT, [ctypes.POINTER(Attending)]),
     "hillinfer_crc32c": (None, [_POINTER, _LONG, _LONG, *[_POINTER] * 2]),
     "hillinfer_row_sums": (None, [_POINTER, _LONG, _POINTER, _LONG, _POINTER]),
@@ -444,15 +444,15 @@ class NativeLibrary:
         self._check(name, outcome)
         return True
 
-    def begin_choice(self, variant: int, table: int, step: int, positions: int) -> int:
+    def begin_choice(self, variant: int, table: int, step: int, sets: int) -> int:
         """Begin to choose tokens in a thread of the library's; see host/native/decode_step.cpp.
 
         Parameters
         ----------
         variant
             Number of the instruction set.
-        table, step, positions
-            Addresses; what the table points to, and the positions, live until the choice ends.
+        table, step, sets
+            Addresses; what the table points to, and the sets, live until the choice ends.
 
         Returns
         -------
@@ -460,9 +460,7 @@ class NativeLibrary:
         """
         ahead = ctypes.c_void_p()
         # It takes a few microseconds.
-        begun = self.tables.hillinfer_choose_begin(
-            variant, table, step, positions, ctypes.byref(ahead)
-        )
+        begun = self.tables.hillinfer_choose_begin(variant, table, step, sets, ctypes.byref(ahead))
         self._check("hillinfer_choose_begin", begun)
         assert ahead.value is not None
         return ahead.value

@@ -261,6 +261,20 @@ class DecodeStep(ctypes.Structure):
     )
 
 
+class SelectedSets(ctypes.Structure):
+    """Selected sets, and the rows that at least one of them has."""
+
+    _fields_ = (
+        ("set_count", ctypes.c_int64),
+        ("set_rows", ctypes.c_int64),
+        ("sets", ctypes.c_void_p),
+        ("positions", ctypes.c_void_p),
+        ("numbers", ctypes.c_void_p),
+        ("addresses", ctypes.c_void_p),
+        ("count", ctypes.c_int64),
+    )
+
+
 class Misses(ctypes.Structure):
     """Rows of a selection that are not in memory, and what was read ahead."""
 
@@ -284,8 +298,10 @@ class Attending(ctypes.Structure):
 
     _fields_ = (
         ("step", ctypes.c_void_p),
+        ("selected", ctypes.c_void_p),
         ("state", ctypes.c_void_p),
-        ("addresses", ctypes.c_void_p),
+        ("kept", ctypes.c_void_p),
+        ("start", ctypes.c_int64),
         ("count", ctypes.c_int64),
         ("out", ctypes.c_void_p),
         ("variant", _INT),

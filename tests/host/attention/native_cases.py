@@ -58,6 +58,12 @@ class Rows:
         return exact_attention(self.query[:, None], self.keys, self.values, self.scaling)[0][:, 0]
 
 
+def tell(selected, sets):
+    """Give the library's memory of selected sets those of a test."""
+    selected.table.set_rows = len(sets[0])
+    selected.sets[: len(sets) * len(sets[0])] = np.concatenate(sets)
+
+
 def same_bits(a, b):
     return torch.equal(a.view(torch.int32), b.view(torch.int32))
 

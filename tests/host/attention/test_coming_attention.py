@@ -7,7 +7,7 @@ import os
 import numpy as np
 import pytest
 import torch
-from native_cases import Rows, every_variant, native_attention, same_bits, shape_of
+from native_cases import Rows, every_variant, native_attention, same_bits, shape_of, tell
 from single_reads import SingleReads
 from twins.python_reads import ThreadEngine
 
@@ -17,10 +17,14 @@ from hillinfer.drive.engine_table import open_engine
 from hillinfer.drive.files import aligned_buffer
 from hillinfer.errors import ColdPoolError
 from hillinfer.kv.cold_store import ColdStore, WantedRows
+from hillinfer.kv.hot_pool import HotPool
+from hillinfer.kv.pool_policies import PoolPolicy
+from hillinfer.kv.sequence import Sequence
 from hillinfer.memory_budget import Accountant
 from hillinfer.model_shape import StoredType
-from hillinfer.native.coming import Coming, ComingAttention
+from hillinfer.native.coming import Coming, ComingAttention, MissList
 from hillinfer.native.library import native_library
+from hillinfer.native.selected_rows import SelectedRows
 from hillinfer.native.structures import DecodeStep, Shape
 from hillinfer.settings import IOChoice
 from hillinfer.statistics import Counters
@@ -75,16 +79,22 @@ class Scene:
             stored_type=0 if SHAPE.stored_type is StoredType.BFLOAT16 else 1,
             scaling=self.rows.scaling,
             threads=2,
+            # No hits are counted.
+            fade_shift=-1,
         )
-        self.coming = ComingAttention(variant.number, self.attention.state_bytes)
+        self.coming = ComingAttention(variant.number, self.attention.state_bytes, SHAPE.row_bytes)
+        self.sets = [np.arange(count)]
 
     def attend(self, cold, ends):
         """Return the output where some rows are cold, run after run."""
-        addresses, out = self.rows.addresses, torch.empty(SHAPE.query_heads, SHAPE.head_dim)
+        out = torch.empty(SHAPE.query_heads, SHAPE.head_dim)
+        count, addresses = len(self.rows.places), self.rows.addresses
         addresses[cold] = 0
-        self.coming.begin(ctypes.addressof(self.step), addresses, out.data_ptr())
+        selected = self.looked_for()
+        selected.addresses[:] = addresses
+        self.coming.begin(ctypes.addressof(self.step), selected, out.data_ptr())
         landed = []
-        for start, stop in zip([0, *ends], [*ends, len(addresses)], strict=True):
+        for start, stop in zip([0, *ends], [*ends, count], strict=True):
             own = cold[(cold >= start) & (cold < stop)]
             run = self.coming.run(start, stop)
             if len(own):
@@ -97,8 +107,33 @@ class Scene:
             assert run.all()
         return out
 
+    def looked_for(self):
+        """Return the sets as the library has them once it found all of their rows cold."""
+        count, row_bytes = len(self.rows.places), SHAPE.row_bytes
+        groups = -(-count // 64)
+        pool, sequence = HotPool(row_bytes, 1, PoolPolicy()), Sequence(1, row_bytes)
+        pool.cover(64 * groups)
+        sequence.append_groups(range(groups))
+        sequence.set_length(0, 64 * groups, 64 * groups)
+        selected, misses = SelectedRows(len(self.sets), count, count), MissList(count)
+        tell(selected, self.sets)
+        is_hot = native_library().decode(
+            "hillinfer_attend_tokens",
+            self.coming.table.variant,
+            sequence.table_addresses[0],
+            pool.table_address,
+            ctypes.addressof(self.step),
+            selected.address,
+            misses.address,
+            None,
+        )
+        assert not is_hot
+        assert selected.rows.tolist() == list(range(count)), "every row is in a set"
+        return selected
+
     def expected(self):
-        given = self.rows.query, self.rows.scaling, [self.rows.addresses]
+        addresses = self.rows.addresses
+        given = self.rows.query, self.rows.scaling, [addresses[own] for own in self.sets]
         return self.attention.attend(*given)
 
     def close(self):
@@ -134,6 +169,36 @@ def test_bits_do_not_depend_on_what_comes(make_scene, variant, engine, count):
     # The twin: one bit of one row in memory.
     scene.rows.memory[scene.rows.places[-1], -1] ^= 1
     assert not same_bits(scene.attend(np.arange(count - 1), []), expected)
+
+
+def two_sets(count, share=0.6):
+    """Two sets of one length that have all rows together, and some of them both."""
+    random = np.random.default_rng(count)
+    mixed, own = random.permutation(count), int(np.ceil(count * share))
+    return [np.sort(mixed[:own]), np.sort(mixed[count - own :])]
+
+
+@every_variant
+@pytest.mark.parametrize("engine", ["threads", "uring", "twin"])
+@pytest.mark.parametrize("count", [2, 65, 130, 700, 1900])
+def test_sets_of_their_own_come_as_one_set_does(make_scene, variant, engine, count):
+    """Runs end anywhere in a set's tiles: what is left of one waits for the next run."""
+    scene, random = make_scene(count, engine, variant), np.random.default_rng(count)
+    for share in (0.5, 0.6, 1.0):
+        scene.sets = two_sets(count, share)
+        expected = scene.expected()
+        for cold_share in (0.02, 0.3, 1.0):
+            cold = np.union1d(np.flatnonzero(random.random(count) < cold_share), [count - 1])
+            anywhere = np.unique(random.integers(1, count, 4))
+            for ends in ([], anywhere, np.arange(7, count, 31)):
+                assert same_bits(scene.attend(cold, np.asarray(ends).tolist()), expected)
+    # Each head has its own set, and the twin: one bit of one row in memory.
+    scene.sets = two_sets(count)[::-1]
+    assert not same_bits(scene.attend(np.arange(count), []), scene.expected().flip(0))
+    expected = scene.expected()
+    scene.rows.memory[scene.rows.places[0], SHAPE.row_bytes - 1] ^= 1
+    scene.rows.memory[scene.rows.places[0], SHAPE.row_bytes // 2 + 1] ^= 1
+    assert not same_bits(scene.attend(np.arange(1, count), [count // 2]), expected)
 
 
 @pytest.mark.parametrize("engine", ["threads", "uring"])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from exact_attention import random_states
-from native_cases import Rows, every_variant, native_attention, same_bits, shape_of
+from native_cases import Rows, every_variant, native_attention, same_bits, shape_of, tell
 from placement_matrix import Budget
 from twins.python_decode import PythonDecode
 
@@ -21,6 +21,7 @@ from hillinfer.kv.sequence import Sequence
 from hillinfer.model_shape import ModelShape, StoredType
 from hillinfer.native.coming import MissList
 from hillinfer.native.library import native_library
+from hillinfer.native.selected_rows import SelectedRows
 from hillinfer.native.structures import DecodeStep, Shape, row_addresses
 from hillinfer.settings import Settings
 
@@ -43,11 +44,12 @@ class Scene:
         self.sequence = Sequence(1, row_bytes)
         self.sequence.append_groups(range(groups))
         self.sequence.set_length(0, 64 * groups, 64 * groups)
+        self.sets = [self.positions]
         self.misses = MissList(count)
         self.expected = row_addresses(self.memory, rows.places)
 
     def attend(self, variant, rows, scaling, fade_shift=-1):
-        """Return what the library makes of all positions, or None, and their addresses."""
+        """Return what the library makes of the sets, or None, and their rows' addresses."""
         shape, query = rows.shape, rows.query.float().contiguous()
         asked = DecodeStep(
             shape=Shape(kv_heads=shape.kv_heads, head_dim=shape.head_dim),
@@ -61,7 +63,8 @@ class Scene:
             # Below 0 no hits are counted.
             fade_shift=fade_shift,
         )
-        addresses = np.empty(len(self.positions), np.uint64)
+        selected = SelectedRows(len(self.sets), len(self.sets[0]), len(self.positions))
+        tell(selected, self.sets)
         self.memory[:] = rows.memory
         out = torch.empty(shape.query_heads, shape.head_dim)
         is_hot = native_library().decode(
@@ -70,13 +73,11 @@ class Scene:
             self.sequence.table_addresses[0],
             self.pool.table_address,
             ctypes.addressof(asked),
-            self.positions.ctypes.data,
-            len(self.positions),
+            selected.address,
             self.misses.address,
-            addresses.ctypes.data,
             out.data_ptr(),
         )
-        return out if is_hot else None, addresses
+        return out if is_hot else None, selected.addresses
 
 
 @every_variant
@@ -97,6 +98,26 @@ def test_hot_rows_give_the_bits_of_several_calls(variant, count):
     assert not same_bits(out, expected)
 
 
+@every_variant
+def test_each_head_attends_to_its_own_set(variant):
+    shape = shape_of(3, 2, 32)
+    attention, rows = native_attention(variant, shape), Rows(shape, 400)
+    scene = Scene(rows, 400)
+    random = np.random.default_rng(1)
+    scene.sets = [np.sort(random.permutation(400)[:150]) for _ in range(3)]
+    out, addresses = scene.attend(variant, rows, rows.scaling)
+    union = np.unique(np.concatenate(scene.sets))
+    assert addresses.tolist() == scene.expected[union].tolist()
+    own = [rows.addresses[one] for one in scene.sets]
+    expected = attention.attend(rows.query, rows.scaling, own)
+    assert same_bits(out, expected)
+    # The twin: two heads with each other's set.
+    scene.sets[:2] = scene.sets[1::-1]
+    out, _ = scene.attend(variant, rows, rows.scaling)
+    assert not same_bits(out[:2], expected[:2])
+    assert same_bits(out[4:], expected[4:])
+
+
 def test_a_cold_row_is_told_and_nothing_is_attended_to():
     rows = Rows(shape_of(2, 2, 32), 100)
     scene = Scene(rows, 100, cold=[40])
@@ -109,8 +130,10 @@ def test_a_cold_row_is_told_and_nothing_is_attended_to():
     assert (missed.numbers[0], missed.rows[0], missed.positions[0]) == (40, 40, 40)
 
 
+@pytest.mark.parametrize("sets", [1, 2])
 @pytest.mark.parametrize("policy", [PoolPolicy(), DecayedCounts()], ids=["counts", "fading"])
-def test_hits_are_counted_as_the_policy_counts_them(policy):
+def test_hits_are_counted_as_the_policy_counts_them(policy, sets):
+    """Each row once, however many sets have it."""
     rows = Rows(shape_of(2, 2, 32), 200)
     scene = Scene(rows, 200)
     random = np.random.default_rng(3)
@@ -123,10 +146,11 @@ def test_hits_are_counted_as_the_policy_counts_them(policy):
     counts[: len(hits)] = hits
     hits = counts[: len(hits)]
     for _ in range(12):
-        scene.positions = np.flatnonzero(random.random(200) < 0.5)
+        chosen = np.flatnonzero(random.random(200) < 0.5)
+        scene.sets = [chosen] if sets == 1 else [chosen[:-7], chosen[7:]]
         scene.attend(_best(), rows, 1.0, policy.fade_shift)
         before = expected.copy()
-        policy.tally(expected, scene.positions)
+        policy.tally(expected, chosen)
         np.testing.assert_array_equal(hits, expected)
         # The twin: a step whose hits are not counted leaves another table.
         assert (hits != before).any()
@@ -137,13 +161,14 @@ def test_a_position_that_is_nowhere_is_refused(positions):
     rows = Rows(shape_of(2, 2, 32), 64)
     scene = Scene(rows, 64)
     scene.sequence.set_length(0, 63, 63)
-    scene.positions = np.array(positions)
+    scene.sets = [np.array(positions)]
     with pytest.raises(IndexError, match="behind the last token"):
         scene.attend(_best(), rows, 1.0)
 
 
+@pytest.mark.parametrize("scope", ["layer", "kv_head"])
 @pytest.mark.parametrize("budget", [Budget.ALL_HOT, Budget.LEAST])
-def test_a_step_in_one_call_is_one_a_part_after_the_other(cold_dir, monkeypatch, budget):
+def test_a_step_in_one_call_is_one_a_part_after_the_other(cold_dir, monkeypatch, budget, scope):
     """Numbers and counts alike; and the library needs nobody to find its rows run by run."""
     fetched, outputs, counts = [], [], []
     as_it_is = Gather.in_place
@@ -154,13 +179,13 @@ def test_a_step_in_one_call_is_one_a_part_after_the_other(cold_dir, monkeypatch,
 
     monkeypatch.setattr(Gather, "in_place", fetch)
     for prepare in (lambda runtime: None, PythonDecode.instead):
-        outputs.append(_steps(cold_dir, budget, counts, prepare))
+        outputs.append(_steps(cold_dir, budget, counts, prepare, scope=scope))
         counts[-1] = (*counts[-1], len(fetched))
         fetched.clear()
     assert all(same_bits(a, b) for a, b in zip(*outputs, strict=True))
     assert not same_bits(outputs[0][0], outputs[1][1])
-    assert counts[0][:3] == counts[1][:3]
-    assert (counts[0][3], counts[1][3]) == (0, 3)
+    assert counts[0][:-1] == counts[1][:-1]
+    assert (counts[0][-1], counts[1][-1]) == (0, 3)
     assert (counts[0][1] > 0) == (budget is Budget.LEAST)
 
 
@@ -209,10 +234,20 @@ def is_held(lock, seconds=0.5):
     return not got[0]
 
 
-def _steps(cold_dir, budget, counts, prepare=lambda runtime: None, observe=None):
-    settings = Settings().changed(alpha=0.2, block_rows=40, kept_sinks=2, kept_recent=5)
+def _steps(cold_dir, budget, counts, prepare=lambda runtime: None, observe=None, scope="layer"):
+    settings = Settings().changed(
+        alpha=0.2, block_rows=40, kept_sinks=2, kept_recent=5, scope=scope
+    )
     byte_count = budget.byte_count(SHAPE, settings, TOKENS)
-    runtime = Runtime(SHAPE, settings, byte_count, cold_dir, observe)
+    chosen = []
+    runtime = Runtime(
+        SHAPE,
+        settings,
+        byte_count,
+        cold_dir,
+        observe,
+        observe_selected=lambda layer, length, sets: chosen.append([one.tolist() for one in sets]),
+    )
     try:
         query, keys, values = random_states(0, 4, 2, TOKENS, TOKENS, 8)
         keys, values = keys.half(), values.half()
@@ -227,7 +262,8 @@ def _steps(cold_dir, budget, counts, prepare=lambda runtime: None, observe=None)
             outputs.append(runtime.attend_selected(0, sequence, query[:, own], keys[:, own], 0.4))
         known = runtime.statistics()
         hits = sequence.hits.counts[0].tolist()
-        counts.append((known.hot_rows_read, known.cold_rows_read, hits))
+        told = known.scored_tokens, known.selected_tokens, known.promoted_rows
+        counts.append((known.hot_rows_read, known.cold_rows_read, hits, told, chosen))
         return outputs
     finally:
         runtime.close()

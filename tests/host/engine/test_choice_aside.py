@@ -54,15 +54,16 @@ def query(seed):
 class Run:
     """A runtime with room for all rows and a sequence that took one step."""
 
-    def __init__(self, cold_dir, tokens=1100):
-        byte_count = Budget.ALL_HOT.byte_count(SHAPE, CHOSEN, tokens + 100)
+    def __init__(self, cold_dir, tokens=1100, scope="layer"):
+        settings = CHOSEN.changed(scope=scope)
+        byte_count = Budget.ALL_HOT.byte_count(SHAPE, settings, tokens + 100)
         self.sets = []
         self.runtime = Runtime(
             SHAPE,
-            CHOSEN,
+            settings,
             byte_count,
             cold_dir,
-            observe_selected=lambda layer, length, sets: self.sets.append(sets[0].copy()),
+            observe_selected=lambda layer, length, sets: self.sets.append(np.stack(sets)),
         )
         self.sequence = self.runtime.open_sequence()
         self.runtime.begin_step()
@@ -101,22 +102,24 @@ def run(tmp_path):
     made.runtime.close()
 
 
+@pytest.mark.parametrize("scope", ["layer", "kv_head"])
 @pytest.mark.parametrize("spoil", [None, 0.0])
 @pytest.mark.usefixtures("two_threads")
-def test_sets_and_outputs_are_those_of_one_thread(tmp_path, spoil):
+def test_sets_and_outputs_are_those_of_one_thread(tmp_path, spoil, scope):
     told = []
     for threads in (1, 2):
         torch.set_num_threads(threads)
         folder = tmp_path / str(threads)
         folder.mkdir()
-        run = Run(folder)
+        run = Run(folder, scope=scope)
         outputs = [run.step(number, spoil) for number in range(1, 4)]
         told.append((outputs, run.sets))
         run.runtime.close()
     (outputs, sets), (own_outputs, own_sets) = told
     assert all(torch.equal(*pair) for pair in zip(outputs, own_outputs, strict=True))
     assert all(np.array_equal(*pair) for pair in zip(sets, own_sets, strict=True))
-    own_sets[-1][-2] ^= 1
+    assert sets[-1].shape[0] == (1 if scope == "layer" else SHAPE.kv_heads)
+    own_sets[-1][-1, -2] ^= 1
     assert not np.array_equal(sets[-1], own_sets[-1])
 
 

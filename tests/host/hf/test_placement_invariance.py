@@ -123,6 +123,33 @@ def test_rows_read_ahead_change_no_bit(name, prefetch_blocks, ahead_run, cold_di
     assert statistics.cold_rows_read > 0
 
 
+@pytest.fixture(scope="module", params=["true", "predicted"])
+def own_sets_run(request, tmp_path_factory):
+    """A case in which each KV head has a set, its model, and what comes out while all is hot."""
+    case = replace(OWN_SETS, selection=OWN_SETS.selection | {"query": request.param})
+    model = case.tiny.build()
+    return case, model, *case.run(model, tmp_path_factory.mktemp("own"), dram_budget=ALL_HOT)
+
+
+# Far more is cold than a buffer of 64 rows holds, so sets come in runs that cut their tiles.
+OWN_SETS = Case(
+    tiny=TinyModel("llama", "gqa", torch.float32, layers=4),
+    lengths=(700, 520),
+    chunk=256,
+    new_tokens=4,
+    selection={"alpha": 0.3, "kept_recent": 6, "block_rows": 16, "scope": "kv_head"},
+)
+
+
+@pytest.mark.parametrize("name", ["golden-least", "lru", "decayed-misses"])
+def test_a_set_per_head_wherever_rows_lie(name, own_sets_run, cold_dir):
+    case, model, expected, hot = own_sets_run
+    found, statistics = case.run(model, cold_dir, **PLACEMENTS[name].for_case(case, hot.kv_bytes))
+    assert torch.equal(bits(found), bits(expected))
+    assert statistics.cold_rows_read > 0
+    assert statistics.selected_tokens == hot.selected_tokens
+
+
 # A group is filled, and a segment begun, while queries are predicted.
 AHEAD = Case(
     tiny=TinyModel("llama", "gqa", torch.float32, layers=5),

@@ -3,8 +3,11 @@
 
 from contextlib import closing
 
+import numpy as np
+
 from hillinfer.attention.native import NativeAttention
 from hillinfer.engine.decode_step import NativeDecode
+from hillinfer.native.structures import row_addresses
 from hillinfer.trace.recorder import Lane
 
 
@@ -25,15 +28,19 @@ class PythonDecode(NativeDecode):
     def choose_next(self, *given):
         """Leave the choice to `TokenSelection`; see `NativeDecode.choose_next`."""
 
-    def attend(self, layer, sequence, query, positions, scaling, step, landed):
-        """Attend to rows run by run; see `NativeDecode.attend`."""
-        if not 0 < len(positions) < sequence.lengths[layer]:
+    def attend(self, layer, sequence, query, sets, scaling, step, landed):
+        """Copy rows run by run, then attend to the copies; see `NativeDecode.attend`."""
+        if not 0 < len(sets[0]) < sequence.lengths[layer]:
             return None
-        tile_rows = self._library.tile_rows
-        softmax = self.attention.begin(query[:, 0], scaling)
-        runs = self._gather.in_place(layer, sequence, positions, step, landed, tile_rows)
-        with closing(runs):
+        rows = np.unique(np.concatenate(sets))
+        copies = np.empty((len(rows), self.attention.shape.row_bytes), np.uint8)
+        copied = 0
+        given = layer, sequence, rows, step, landed, self._library.tile_rows
+        with closing(self._gather.in_place(*given)) as runs:
             for run in runs:
-                with self._recorder.span(Lane.COMPUTE, "attention", layer=layer):
-                    softmax.add([run])
-        return softmax.result()[:, None].to(query.dtype)
+                self._library.copy_rows(run, copies[copied:])
+                copied += len(run)
+        addresses = [row_addresses(copies, np.searchsorted(rows, one)) for one in sets]
+        with self._recorder.span(Lane.COMPUTE, "attention", layer=layer):
+            out = self.attention.attend(query[:, 0], scaling, addresses)
+        return out[:, None].to(query.dtype)
