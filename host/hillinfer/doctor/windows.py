@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -284,10 +285,13 @@ class WindowProfile:
     def _keep(self) -> None:
         for key, points in zip(self._keys, self._points, strict=True):
             if points:
-                table = SlackTable.measured(
-                    lambda new, before, own=points: own.get((new, before), math.nan)
-                )
+                table = SlackTable.measured(partial(_known, points))
                 self._kept.keep(key, table)
+
+
+def _known(points: dict[Point, float], new: int, before: int) -> float:
+    """Return what is known of a point, NaN where nothing is."""
+    return points.get((new, before), math.nan)
 
 
 def _points(table: SlackTable) -> dict[Point, float]:
