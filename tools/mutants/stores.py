@@ -10,8 +10,42 @@ _REUSE = f"{_TESTS}/reuse/test_opened_in_place.py"
 _INTAKE = "tests/host/store/test_intake.py"
 _EXCHANGE = "tests/host/reuse/test_session_exchange.py"
 _PROMPTS = "tests/host/reuse/test_stored_prompts.py"
+_RATES = f"{_TESTS}/reuse/test_known_rates.py"
+_COMMAND = f"{_TESTS}/cli/test_store_command.py"
 
 STORES: tuple[Mutant, ...] = (
+    Mutant(
+        "nobody-gives-rates",
+        "Attached models and the command read all tokens behind a stored prefix at once.",
+        "host/hillinfer/reuse/model_prompts.py",
+        """        if rates is None and self._reuse is not Reuse.EXACT:
+            rates = self._of_machine()
+""",
+        "",
+        (
+            f"{_RATES}::test_an_attached_model_chooses_by_rates",
+            f"{_COMMAND}::test_the_command_reads_behind_a_stored_document_as_rates_say",
+        ),
+    ),
+    Mutant(
+        "forks-forget-the-stored-prefix",
+        "Questions about a stored document are read at once whatever rates say.",
+        "host/hillinfer/hf/prompts.py",
+        "        twin._ways = self._ways\n",
+        "",
+        (f"{_RATES}::test_questions_behind_a_stored_document_are_chosen_for_by_rates",),
+    ),
+    Mutant(
+        "windows-profiled-for-nothing",
+        "What doctor measures of layers is not kept.",
+        "host/hillinfer/doctor/windows.py",
+        "            self._keep()\n",
+        "",
+        (
+            f"{_TESTS}/cli/test_doctor.py::"
+            "test_doctor_profiles_how_long_layers_compute_and_passes_correct_it",
+        ),
+    ),
     Mutant(
         "writer-evicts-its-own",
         "What a prompt has just stored gives way to what it stores next.",

@@ -73,7 +73,7 @@ def doctor(
         str | None,
         typer.Option(
             help="Shape of a model, like llama-3.2-1b: measure and keep the rates of a plain "
-            "drive, and say what a decode step takes."
+            "drive and how long layers compute, and say what a decode step takes."
         ),
     ] = None,
     context: Annotated[int, typer.Option(help="Tokens, for --profile.")] = 32768,

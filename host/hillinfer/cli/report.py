@@ -283,7 +283,10 @@ def store_line(told: StoreFacts) -> str:
     if told.found_tokens:
         seconds = told.find_seconds + told.read_seconds
         parts.append(f"opened in {seconds:.2f} s with {format_bytes(told.read_bytes)} read")
-        parts.append(f"the rest {told.way}")
+        parts += [
+            f"{one.tokens} tokens behind {one.before} {one.way} ({one.reason})"
+            for one in told.passes
+        ]
     if told.stored_tokens:
         parts.append(f"{told.stored_tokens} stored in {told.store_seconds:.2f} s")
     if told.refused_chunks:

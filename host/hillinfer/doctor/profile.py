@@ -12,6 +12,7 @@ import torch
 
 from hillinfer.devices.opening import make_scorer
 from hillinfer.doctor.finding import Finding, Verdict
+from hillinfer.doctor.windows import WindowProfile
 from hillinfer.drive.calls import DriveCalls
 from hillinfer.drive.directories import prepared_cold_dir
 from hillinfer.drive.engine_table import open_engine
@@ -75,6 +76,7 @@ SHAPES: Mapping[str, ModelFigures] = MappingProxyType(
     {
         "tiny": ModelFigures("llama", 2, 64, 128, 4, 2, 16),
         "tiny-opt": ModelFigures("opt", 24, 64, 128, 4, 4, 16),
+        "smollm2-135m": ModelFigures("llama", 30, 576, 1536, 9, 3, 64),
         "llama-3.2-1b": ModelFigures("llama", 16, 2048, 8192, 32, 8, 64),
         "llama-3.2-3b": ModelFigures("llama", 28, 3072, 8192, 24, 8, 128),
         "opt-6.7b": ModelFigures("opt", 32, 4096, 16384, 32, 32, 128),
@@ -211,7 +213,7 @@ def _ms(seconds: float) -> str:
 def profile_findings(
     name: str, tokens: int, dram_budget: str, cold_dir: Path | None
 ) -> tuple[Finding, ...]:
-    """Measure and keep the rates of a plain drive, and say what a decode step takes.
+    """Measure and keep rates of a plain drive and compute windows; say what a decode step takes.
 
     `name` is that of a model's shape, `tokens` the context's; `dram_budget` and `cold_dir` are as
     in the settings.
@@ -235,11 +237,14 @@ def profile_findings(
     try:
         place = prepared_cold_dir(cold_dir)
         rates, weights = plain_rates(scorer, shape.row_bytes, place, engine, KeptRates.of_user())
-        drive = KeptWindows.of_user().measure_drive(place)
+        kept = KeptWindows.of_user()
+        drive = kept.measure_drive(place)
     finally:
         engine.close()
     step = PlainStep(shape, settings, tokens, rates, model.layer_weights, weights)
-    return (*step.findings(name), drive_finding(drive))
+    findings = tuple(step.findings(name))
+    windows = WindowProfile(kept, model, place, tokens)
+    return (*findings, drive_finding(drive), windows.finding(name))
 
 
 def drive_finding(rates: DriveRates) -> Finding:

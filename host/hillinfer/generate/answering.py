@@ -189,9 +189,11 @@ class Generation:
             size = self._chunk_tokens
             self._passes = [token_ids[at : min(at + size, found)] for at in range(0, found, size)]
             on_progress(found)
-            if self.cache.read_from_store.is_read_singly:
-                self.read_singly(token_ids[found:], lambda done: on_progress(found + done))
-                return
+        # Behind a stored prefix whatever is sooner.
+        singly = getattr(self.cache, "reads_singly", lambda tokens: False)
+        if singly(len(token_ids) - found):
+            self.read_singly(token_ids[found:], lambda done: on_progress(found + done))
+            return
         for start in range(found, len(token_ids), self._chunk_tokens):
             chunk = token_ids[start : start + self._chunk_tokens]
             self._forward(chunk)
@@ -247,9 +249,7 @@ class Generation:
 
     def close(self) -> None:
         """Close the cache where it can be closed."""
-        close = getattr(self.cache, "close", None)
-        if close:
-            close()
+        getattr(self.cache, "close", lambda: None)()
 
     def _look_up(self, token_ids: Sequence[int]) -> int:
         """Return how many tokens the cache took from a store."""

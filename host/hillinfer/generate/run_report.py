@@ -117,6 +117,36 @@ class SessionFacts:
 
 
 @dataclass(frozen=True)
+class PassWay:
+    """How tokens behind a stored prefix were read, and why.
+
+    Parameters
+    ----------
+    tokens, before
+        Read, and those in the cache before them.
+    way
+        `streamed`, all of them at once while the rows before them stream by, or `opened in place`,
+        token by token.
+    reason
+        Why, for people.
+    streamed_seconds, in_place_seconds
+        What either way was expected to take; None where nobody knew.
+    """
+
+    tokens: int
+    before: int
+    way: str
+    reason: str
+    streamed_seconds: float | None = None
+    in_place_seconds: float | None = None
+
+    @property
+    def is_read_singly(self) -> bool:
+        """Whether the tokens are read one by one."""
+        return self.way == "opened in place"
+
+
+@dataclass(frozen=True)
 class StoreFacts:
     """What a store brought for one prompt.
 
@@ -133,8 +163,9 @@ class StoreFacts:
     failure
         What went wrong and became a miss; empty where nothing did.
     way
-        How what follows the found tokens was read: `streamed`, all of it at once while their rows
-        stream by, or `opened in place`, token by token; empty where none were found.
+        How what follows the found tokens was read, as in `PassWay`; empty where none were found.
+    passes
+        Why so, and how questions behind it were read, in order.
     refused_chunks
         Chunks that were not stored because they were not admitted, or enough was written that day.
     directory
@@ -152,11 +183,12 @@ class StoreFacts:
     way: str = ""
     refused_chunks: int = 0
     directory: str = ""
+    passes: tuple[PassWay, ...] = ()
 
     @property
     def is_read_singly(self) -> bool:
         """Whether what follows the found tokens is read token by token."""
-        return self.way == "opened in place"
+        return bool(self.passes) and self.passes[0].is_read_singly
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,10 @@ class AttachedCache(Cache):  # type: ignore[misc]
         """Take what a store has of a prompt that comes; return how many tokens need not come."""
         return 0
 
+    def reads_singly(self, tokens: int) -> bool:
+        """Whether so many tokens that come next are best read one by one."""
+        return False
+
     def begin_prompt(self, ids: torch.Tensor, mask: torch.Tensor | None, call: PromptCall) -> None:
         """Learn what `generate` brings in a call that began."""
 

@@ -12,7 +12,7 @@ import torch
 
 from hillinfer.errors import ColdPoolError
 from hillinfer.generate.answering import Generation
-from hillinfer.generate.run_report import StoreFacts
+from hillinfer.generate.run_report import PassWay, StoreFacts
 from hillinfer.metrics import StoreCounts
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
@@ -131,6 +131,9 @@ class Prompts(Protocol):
     def keep_from(self, cache: HillInferCache, ids: Sequence[int], seconds: float) -> int:
         """Store rows that a cache of one row holds; return how many tokens can be found."""
 
+    def way(self, before: int, tokens: int) -> PassWay:
+        """Return how tokens behind so many, of which a store brought the first, are best read."""
+
     def whole(self, tokens: int) -> int:
         """Return how many tokens, at most so many, end where a stored prefix may end."""
 
@@ -143,6 +146,9 @@ class PromptStore(Protocol):
 
     def divided(self, chunk_tokens: int | None) -> Prompts:
         """Return it as prompts use it that are read in such chunks; None: in one pass."""
+
+    def note_step(self, before: int, seconds: float) -> None:
+        """Learn what a pass of one token behind so many took."""
 
     def close(self) -> None:
         """Let it go, where it was opened for this."""
@@ -220,6 +226,10 @@ class PromptCall:
         if ids:
             Generation(self.model, cache, self.chunk_tokens or len(ids)).read(ids)
 
+    def read_singly(self, cache: HillInferCache, ids: Sequence[int]) -> None:
+        """Read tokens into a cache one by one."""
+        Generation(self.model, cache).read_singly(ids)
+
 
 def without_first(arguments: dict[str, Any], tokens: int) -> dict[str, Any]:
     """Return the arguments of a forward pass without its first tokens; the mask is for all."""
@@ -258,16 +268,22 @@ class CachePrompts:
         self._current: Prompts | None = None
         self._is_grown = False
         self._began = 0.0
+        self._pass = 0, 0
         self._seconds, self._computed = 0.0, 0
+        # Shared with forks, which ask about one document.
+        self._ways: list[PassWay] = []
 
     def fork(self) -> CachePrompts:
         """Return what a fork of the cache begins with."""
-        return CachePrompts(self._store)
+        twin = CachePrompts(self._store)
+        twin._ways = self._ways
+        return twin
 
     @property
     def facts(self) -> StoreFacts | None:
         """What the store did for the prompt that the cache began with; None before."""
-        return self._facts if self._reading is None else self._reading.facts()
+        told = self._facts if self._reading is None else self._reading.facts()
+        return None if told is None else replace(told, passes=tuple(self._ways))
 
     @property
     def is_recording(self) -> bool:
@@ -285,6 +301,7 @@ class CachePrompts:
             Stores the rows that come now; None where they are to be copied at the end.
         """
         self._facts, self._reading, self._is_first = facts, reading, True
+        self._ways = list(facts.passes)
         self._is_recording = reading is not None
         # Whatever was stored before is not what is computed now.
         self._is_grown = False
@@ -311,9 +328,34 @@ class CachePrompts:
         self._is_grown = self.is_tentative = self._is_recording = False
         self._seconds, self._computed = 0.0, 0
 
+    def reads_singly(self, length: int, tokens: int) -> bool:
+        """Whether tokens that come to a cache of this length are best read one by one.
+
+        Only where it began with a stored prefix; what is chosen is told in `facts`.
+        """
+        if not self._ways or not tokens:
+            return False
+        first = self._ways[0]
+        if (length, tokens) == (first.before, first.tokens):
+            return first.is_read_singly
+        way = self.store.way(length, tokens)
+        self._ways.append(way)
+        return way.is_read_singly
+
     def begin_pass(self) -> None:
         """Learn that a pass begins."""
         self._began = time.perf_counter()
+
+    def note_pass(self, before: int, tokens: int) -> None:
+        """Learn how many tokens the pass that began brings, in all rows, behind so many."""
+        self._pass = before, tokens
+
+    def note_step(self) -> None:
+        """Learn that the pass is through, and let a pass of one token teach what those take."""
+        before, tokens = self._pass
+        self._pass = 0, 0
+        if before and tokens == 1:
+            self._store.note_step(before, time.perf_counter() - self._began)
 
     def end_pass(self, tokens: int, groups: int) -> None:
         """Learn that a pass got through.

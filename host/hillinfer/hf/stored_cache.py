@@ -77,6 +77,12 @@ class StoredCache(HillInferCache):
         if call.may_skip and not past and (mask is None or mask.shape == ids.shape):
             self._look_up(ids, mask, call.chunk_tokens, rows)
             prompts.is_tentative = True
+            try:
+                self._read_singly(ids, call)
+            except ColdPoolError as error:
+                # All of it is computed then.
+                if not self.leave_store(error):
+                    raise
             return
         is_whole = mask is None or mask.shape[1] == ids.shape[1]
         chunk_tokens = call.chunk_tokens if rows == 1 else None
@@ -100,9 +106,27 @@ class StoredCache(HillInferCache):
         pads = left_padding(mask) if mask is not None else [0] * len(ids)
         if not in_place(positions, 0, ids.shape[1], pads):
             return 0
-        found = self.look_up(ids, mask)
+        self.look_up(ids, mask)
+        try:
+            self._read_singly(ids, call)
+        except BaseException:
+            with self._alone(Use(sys._getframe())):
+                self._forget_tokens()
+            raise
         prompts.is_tentative = True
-        return found
+        held: int = self.get_seq_length()
+        return held
+
+    def reads_singly(self, tokens: int) -> bool:
+        """Whether so many tokens that come next are sooner read one by one, behind stored ones."""
+        prompts = self._prompts
+        return prompts is not None and prompts.reads_singly(self.get_seq_length(), tokens)
+
+    def end_forward(self) -> None:
+        """Learn that the forward pass got through, and how long a single token took."""
+        super().end_forward()
+        if self._prompts is not None:
+            self._prompts.note_step()
 
     def await_stored(self) -> None:
         """Wait until everybody finds what of a complete prompt is on its way to the store."""
@@ -147,6 +171,8 @@ class StoredCache(HillInferCache):
     def _take_tokens(self, ids: torch.Tensor, mask: torch.Tensor | None, use: Use) -> ForwardPlan:
         plan = super()._take_tokens(ids, mask, use)
         prompts = self._prompts
+        if prompts is not None:
+            prompts.note_pass(plan.start, plan.tokens * plan.batch)
         if prompts is not None and prompts.is_recording and plan.tokens > 1:
             ((_, made),) = self._batch.made
             made = made.after(plan.start, plan.shares[0].tokens, plan.tokens, plan.batch)
@@ -154,6 +180,12 @@ class StoredCache(HillInferCache):
             if prompts.store.storable(made) < prompts.store.whole(made.dense):
                 self._end_recordings(plan)
         return plan
+
+    def _read_singly(self, ids: torch.Tensor, call: PromptCall) -> None:
+        """Read all but the last token behind a stored prefix one by one, where that is sooner."""
+        held = self.get_seq_length()
+        if held and self.reads_singly(ids.shape[1] - held):
+            call.read_singly(self, ids[0, held:-1].tolist())
 
     def _kept_rows(self, opened: ExitStack) -> Iterator[tuple[StoredCache, Made]]:
         """Yield each sequence as a cache of one row, and how its rows were made."""

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from hillinfer.errors import SettingsError
+from hillinfer.model_shape import ModelShape
 from hillinfer.reuse.described_model import DescribedModel
+from hillinfer.reuse.known_rates import KnownRates
 from hillinfer.reuse.stored_prompts import StoredPrompts
-from hillinfer.reuse.ways import PassRates
+from hillinfer.reuse.ways import RateSource
 from hillinfer.secrecy.key_sources import key_source_around
 from hillinfer.store.keys import Reuse
 from hillinfer.store.store import Store
@@ -32,8 +34,11 @@ class ModelPrompts:
         Where a stored prefix may end: `longest` or `exact`.
     salt
         Of a tenant; what others have stored is not found.
-    made_by, divided_by, rates
+    made_by, divided_by
         As in `StoredPrompts`.
+    rates
+        By which what follows a stored prefix is read in the sooner way; None for those that this
+        machine has of the store's drives and the model (`KnownRates`).
 
     Raises
     ------
@@ -53,13 +58,14 @@ class ModelPrompts:
         salt: bytes = b"",
         made_by: Mapping[str, object] | None = None,
         divided_by: Mapping[str, object] | None = None,
-        rates: PassRates | None = None,
+        rates: RateSource | None = None,
     ) -> None:
         if not isinstance(salt, bytes):
             raise SettingsError(f"salt must be bytes, not {type(salt).__name__}")
         self._reuse = choice("reuse", Reuse, reuse)
         self._salt, self._made_by, self._divided_by = salt, made_by, divided_by
         self._rates = rates
+        self._known: KnownRates | None = None
         self._model, self._described = model, DescribedModel(model)
         # Last: nothing is to be open where this fails.
         self._opened = None if isinstance(store, Store) else _opened(store)
@@ -68,6 +74,9 @@ class ModelPrompts:
     def divided(self, chunk_tokens: int | None) -> StoredPrompts:
         """Return the store as prompts use it that are read in such chunks; None: in one pass."""
         assert self._store is not None
+        rates = self._rates
+        if rates is None and self._reuse is not Reuse.EXACT:
+            rates = self._of_machine()
         return StoredPrompts(
             self._store,
             self._model,
@@ -77,13 +86,29 @@ class ModelPrompts:
             self._made_by,
             self._described.facts(),
             self._divided_by,
-            self._rates,
+            rates,
         )
 
     def close(self) -> None:
         """Close the store where it was opened here; harmless when done twice."""
+        if self._known is not None:
+            self._known.keep()
         if self._opened is not None:
             self._opened.close()
+
+    def note_step(self, before: int, seconds: float) -> None:
+        """Learn what a pass of one token behind so many took."""
+        if self._known is not None:
+            self._known.observe(before, seconds)
+
+    def _of_machine(self) -> KnownRates:
+        """Return the rates of this machine; what was learned of them is kept by the way."""
+        if self._known is None:
+            assert self._store is not None
+            shape = ModelShape.from_config(self._model.config, self._model.dtype)
+            self._known = KnownRates(self._store.files, shape, self._model.device.type)
+        self._known.keep()
+        return self._known
 
 
 def _opened(directory: Path | str) -> Store:

@@ -19,7 +19,7 @@ from hillinfer.drive.files import aligned_buffer
 from hillinfer.errors import CacheUseError, SettingsError
 from hillinfer.extents.recording import EngineSide, Recording
 from hillinfer.generate.answering import Generation
-from hillinfer.generate.run_report import StoreFacts
+from hillinfer.generate.run_report import PassWay, StoreFacts
 from hillinfer.hf.cache import HillInferCache
 from hillinfer.hf.prompts import Made, ends_singly
 from hillinfer.kv.opened_sequences import OpenedRows, StoredRows
@@ -35,7 +35,7 @@ from hillinfer.reuse.streaming import (
     PassClock,
     takes_streams,
 )
-from hillinfer.reuse.ways import PassRates, StoredReading, Way
+from hillinfer.reuse.ways import NoRates, RateSource, StoredReading, WayChooser
 from hillinfer.schedule.kept_windows import PASSES_IN_MEMORY, KeptWindows, WindowKey
 from hillinfer.schedule.slack_table import SlackTable
 from hillinfer.store.keys import CHUNK_GROUPS, CHUNK_TOKENS, Namespace, Reuse
@@ -98,19 +98,22 @@ class StoredPrompts:
         made_by: Mapping[str, object] | None = None,
         described: Mapping[str, object] | None = None,
         divided_by: Mapping[str, object] | None = None,
-        rates: PassRates | None = None,
+        rates: RateSource | None = None,
         recorder: Recorder = SILENT,
     ) -> None:
         self._store = store
         self._directory = str(store.places.directory)
         self._model = model
         self._salt = salt
-        self._rates = None if reuse is Reuse.EXACT else rates
         self._reuse, self._chunk_tokens = reuse, chunk_tokens
         self._recorder = recorder
         self._border = GROUP_TOKENS if reuse is Reuse.LONGEST else _common(chunk_tokens or 1)
         self._shape = ModelShape.from_config(model.config, model.dtype)
         self._layout = RowLayout(self._shape)
+        if reuse is Reuse.EXACT:
+            rates = NoRates("exact reads all at once")
+        rates = rates or NoRates("no rates were given")
+        self._ways = WayChooser(rates, self._shape.token_bytes, chunk_tokens)
         self._piece_tokens = max(1, _PIECE_NUMBERS // (self._shape.kv_heads * self._shape.head_dim))
         self.loaded = LoadingCounts()
         self.windows = SlackTable()
@@ -254,6 +257,9 @@ class StoredPrompts:
             Where the cache holds tokens already.
         """
         facts, found = self._opened(cache, ids)
+        if facts.found_tokens:
+            way = self.way(facts.found_tokens, len(ids) - facts.found_tokens)
+            facts = replace(facts, way=way.way, passes=(way,))
         before = self.counts.refused_chunks
         recording = None
         # What is behind a border has, in other prompts, the bits of another division.
@@ -320,19 +326,14 @@ class StoredPrompts:
             find_seconds=looked,
             read_seconds=time.perf_counter() - started - looked,
             read_bytes=opened.read_bytes,
-            way=str(self.way(opened.tokens, len(ids) - opened.tokens)) if opened.tokens else "",
             failure=str(failure) if failure is not None else self._failure_of(found),
             directory=self._directory,
         )
         return facts, found
 
-    def way(self, found_tokens: int, tokens: int) -> Way:
-        """Return how tokens behind a stored prefix are best read."""
-        if tokens == 1:
-            return Way.IN_PLACE
-        if self._rates is None:
-            return Way.STREAMED
-        return self._rates.way(found_tokens * self._shape.token_bytes, tokens)
+    def way(self, before: int, tokens: int) -> PassWay:
+        """Return how tokens behind so many, of which a store brought the first, are best read."""
+        return self._ways.way(before, tokens)
 
     def _copied(self, cache: HillInferCache, stored: StoredRows) -> OpenedRows:
         """Copy the first tokens of a sealed prompt into an empty cache: its rows cannot stay there.

@@ -7,9 +7,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Protocol
 
 from hillinfer.extents.recording import Recording
-from hillinfer.generate.run_report import StoreFacts
+from hillinfer.generate.run_report import PassWay, StoreFacts
 
 
 class Way(StrEnum):
@@ -28,18 +29,97 @@ class PassRates:
     Parameters
     ----------
     read_bytes_per_second
-        What the drive gives long reads.
+        What the drives give long reads.
     step_seconds
         What reading one token by itself takes.
+    least_saving_seconds
+        How much sooner reading singly must be: what is read so attends to a selection, and is not
+        stored.
+    source
+        Where the rate of reads is from, for people.
     """
 
     read_bytes_per_second: float
     step_seconds: float
+    least_saving_seconds: float = 0.0
+    source: str = ""
 
-    def way(self, prefix_bytes: int, tokens: int) -> Way:
-        """Return the sooner way to read so many tokens behind rows of so many bytes."""
-        streaming = prefix_bytes / self.read_bytes_per_second
-        return Way.STREAMED if streaming < tokens * self.step_seconds else Way.IN_PLACE
+    def at(self, before: int, prefix_bytes: int, tokens: int) -> PassRates:
+        """Return these rates, whatever is read behind what."""
+        return self
+
+    def way(self, prefix_bytes: int, tokens: int, passes: int = 1) -> Way:
+        """Return the sooner way to read so many tokens behind rows of so many bytes.
+
+        Parameters
+        ----------
+        prefix_bytes, tokens
+            Of rows that each pass streams by, and of what is read.
+        passes
+            How many passes read all tokens at once.
+        """
+        streaming, singly = self.seconds(prefix_bytes, tokens, passes)
+        return Way.STREAMED if streaming < singly + self.least_saving_seconds else Way.IN_PLACE
+
+    def seconds(self, prefix_bytes: int, tokens: int, passes: int = 1) -> tuple[float, float]:
+        """Return what streaming and reading singly take; parameters as in `way`."""
+        return passes * prefix_bytes / self.read_bytes_per_second, tokens * self.step_seconds
+
+
+@dataclass(frozen=True)
+class NoRates:
+    """Rates that nobody knows, and why, for people."""
+
+    reason: str
+
+    def at(self, before: int, prefix_bytes: int, tokens: int) -> NoRates:
+        """Return none."""
+        return self
+
+
+class RateSource(Protocol):
+    """Knows rates, or why it does not."""
+
+    def at(self, before: int, prefix_bytes: int, tokens: int) -> PassRates | NoRates:
+        """Return what holds for so many tokens behind so many others with rows of so many bytes."""
+        ...
+
+
+class WayChooser:
+    """Chooses how tokens behind a stored prefix are read, and says why.
+
+    Parameters
+    ----------
+    rates
+        By which it chooses.
+    token_bytes
+        Bytes of one token's rows in all layers.
+    chunk_tokens
+        Tokens of one forward pass; None: all of them.
+    """
+
+    def __init__(self, rates: RateSource, token_bytes: int, chunk_tokens: int | None) -> None:
+        self._rates, self._token_bytes, self._chunk_tokens = rates, token_bytes, chunk_tokens
+
+    def way(self, before: int, tokens: int) -> PassWay:
+        """Return how so many tokens behind so many others are best read."""
+        if tokens == 1:
+            return PassWay(tokens, before, str(Way.IN_PLACE), "a single token selects anyway")
+        stored = before * self._token_bytes
+        rates = self._rates.at(before, stored, tokens)
+        if isinstance(rates, NoRates):
+            return PassWay(tokens, before, str(Way.STREAMED), rates.reason)
+        passes = -(-tokens // (self._chunk_tokens or tokens))
+        way = rates.way(stored, tokens, passes)
+        streamed, singly = rates.seconds(stored, tokens, passes)
+        reason = f"streaming {_short(streamed)}, token by token {_short(singly)} expected"
+        if rates.source:
+            reason += f", {rates.source}"
+        return PassWay(tokens, before, str(way), reason, streamed, singly)
+
+
+def _short(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{1e3 * seconds:.1f} ms"
 
 
 class StoredReading:

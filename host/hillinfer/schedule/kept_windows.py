@@ -23,6 +23,21 @@ from hillinfer.system.machine import ProcessorFacts
 VERSION = 1
 # Kinds of passes: attention of one reads rows from the drive itself.
 DENSE_PASSES, PASSES_IN_MEMORY = "dense", "in memory"
+
+
+def single_passes(directory: Path, device: str = "cpu") -> str:
+    """Return the kind of passes of one token that gather what they select from a drive.
+
+    Parameters
+    ----------
+    directory
+        On the drive.
+    device
+        What the model computes on, as torch names its kind.
+    """
+    return f"single, {_drive(directory)}, {device}"
+
+
 # Models and drives that one user tries; the oldest go first.
 _MOST = 64
 _MOST_BYTES = 1 << 20
@@ -38,7 +53,7 @@ class WindowKey:
     processor, cores, threads
         Its name, cores this process may use and compute threads.
     passes
-        Which passes: those of a cache in memory, or of one on a drive.
+        Which passes: those of a cache in memory, of one on a drive, or of single tokens.
     layers, kv_heads, query_heads, head_dim
         What of a model's shape decides how long a layer takes.
     """
@@ -125,8 +140,12 @@ class KeptWindows:
             Where the drive fails.
         """
         found = DriveMeasuring(directory).rates()
-        self._keep("drives", _drive(directory), found.as_json())
+        self.keep_drive(directory, found)
         return found
+
+    def keep_drive(self, directory: Path, rates: DriveRates) -> None:
+        """Keep the rates of the drive of a directory."""
+        self._keep("drives", _drive(directory), rates.as_json())
 
     # --- inside ----------------------------------------------------------------------------
 

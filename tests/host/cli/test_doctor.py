@@ -1,18 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
 """`hillinfer doctor` and the small commands."""
 
+import gc
 import json
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from device_cases import plant
 from made_xclbin import make
+from transformers import LlamaConfig, LlamaForCausalLM
 
+import hillinfer
 from hillinfer.doctor.cards import find_xrt_library
 from hillinfer.doctor.profile import SHAPES
 from hillinfer.rates.kept_rates import KeptRates, Rates, RatesKey
+from hillinfer.schedule.kept_windows import (
+    DENSE_PASSES,
+    PASSES_IN_MEMORY,
+    KeptWindows,
+    WindowKey,
+    single_passes,
+)
+from hillinfer.schedule.slack_table import SlackTable
 from hillinfer.settings import Settings
 
 WITHOUT_TORCH = """
@@ -145,6 +158,14 @@ def _made_rates(monkeypatch, tmp_path, cold_dir):
     shape = SHAPES["llama-3.2-1b"].whole_kv_shape(2 * 8192)
     # Rows of a drive so slow that nothing else decides.
     plant(Rates(1e7, 0, 5e6, 1e3), shape, Settings(), cold_dir, "nvme")
+    # Layers of a real model take half a minute to profile.
+    for key in window_keys(shape, cold_dir):
+        KeptWindows.of_user().keep(key, SlackTable.measured(lambda new, before: 0.02))
+
+
+def window_keys(shape, cold_dir):
+    kinds = (PASSES_IN_MEMORY, DENSE_PASSES, single_passes(cold_dir))
+    return [WindowKey.of(torch.get_num_threads(), kind, shape) for kind in kinds]
 
 
 @pytest.mark.usefixtures("_made_rates")
@@ -162,12 +183,55 @@ def test_doctor_profiles_a_plain_drive_when_asked_to(command, cold_dir):
     assert float(more["decode step of llama-3.2-1b"]["found"].split()[2]) < float(step.split()[2])
     assert "predicted hides up to" in found["query"]["found"]
     assert "lost where both come at once" in found["drive rates"]["found"]
+    windows = found["compute windows"]["found"]
+    assert "behind 4096 tokens takes 20.00 ms for 64 new tokens in memory" in windows
+    assert "0 points measured now, 0 left" in windows
     lines = command(*asked, "--context", 8192, "--dram-budget", "50%").out.splitlines()
     assert sum("--query predicted or true is yours to choose" in line for line in lines) == 1
     # What was kept stays; without being asked nothing is said of a step.
     plain = findings_of(command("doctor", "--cold-dir", cold_dir, "--json").out)
     assert "rates of nvme" in plain
     assert not {"query", "decode step of llama-3.2-1b"} & plain.keys()
+
+
+def test_doctor_profiles_how_long_layers_compute_and_passes_correct_it(
+    command, cold_dir, monkeypatch, tmp_path
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    asked = ("doctor", "--cold-dir", cold_dir, "--profile", "tiny", "--context", 1024)
+    options = ("--dram-budget", "16MiB", "--json")
+    memory, dense, singly = window_keys(SHAPES["tiny"].whole_kv_shape(2048), cold_dir)
+    kept = KeptWindows.of_user()
+    assert kept.table(dense) is None
+    told = findings_of(command(*asked, *options).out)["compute windows"]["found"]
+    measured = int(told.split(" points measured now")[0].split()[-1])
+    assert 0 < measured <= 2 * 2 * 5 + 2
+    assert "(2 layers, random weights, " in told
+    for key, new in ((memory, (1, 16)), (dense, (1, 16)), (singly, (1,))):
+        table = kept.table(key)
+        assert all(table.window(one, before) > 0 for one in new for before in (0, 1024))
+        # What is longer than the context stays unknown.
+        assert table.window(16, 4096) is None
+    before = kept.table(dense).seconds
+    # Nothing that is known is measured again.
+    told = findings_of(command(*asked, *options).out)["compute windows"]["found"]
+    assert np.array_equal(kept.table(dense).seconds, before, equal_nan=True)
+    config = LlamaConfig(
+        hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, vocab_size=64, max_position_embeddings=2048,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config).eval()
+    with hillinfer.attach(model, cold_dir=cold_dir) as hill, torch.no_grad():
+        cache = hill.new_cache()
+        for _ in range(3):
+            model(torch.zeros(1, 64, dtype=torch.int64), past_key_values=cache)
+        cache.close()
+        del cache
+        gc.collect()
+    after = kept.table(dense).seconds
+    assert not np.array_equal(after, before, equal_nan=True)
+    # Only points near those passes moved.
+    assert np.array_equal(after[:, 2:], before[:, 2:], equal_nan=True)
 
 
 @pytest.mark.usefixtures("_made_rates")

@@ -5,8 +5,14 @@ import json
 from xml.etree import ElementTree
 
 import pytest
+import torch
 from command import read_report
+from transformers import AutoConfig
 
+from hillinfer.model_shape import ModelShape
+from hillinfer.schedule.drive_rates import DriveRates
+from hillinfer.schedule.kept_windows import KeptWindows, WindowKey, single_passes
+from hillinfer.schedule.slack_table import SlackTable
 from hillinfer.store.extent import read_header
 from hillinfer.store.keys import UNIT_BYTES, ExtentShape
 from hillinfer.store.store import Store
@@ -61,6 +67,43 @@ def test_a_second_run_reads_what_the_first_one_stored(generate, command, long_do
     listed = json.loads(command("store", "ls", "--store", place, "--json").out)
     assert {one["tokens"] for one in listed} == {report["document_tokens"] // 256 * 256}
     assert len(listed) == 3
+
+
+@pytest.mark.parametrize(
+    ("way", "step", "rate"), [("opened in place", 1e-4, 1e4), ("streamed", 1.0, 1e9)]
+)
+def test_the_command_reads_behind_a_stored_document_as_rates_say(
+    generate, long_document, tmp_path, tiny_folder, monkeypatch, way, step, rate
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    place = tmp_path / "store"
+    Store.create(place, 64 << 20)
+    config = AutoConfig.from_pretrained(tiny_folder)
+    shape = ModelShape.from_config(config, torch.float32)
+    key = WindowKey.of(torch.get_num_threads(), single_passes(place), shape)
+    asked = ("--prompt-file", long_document, "--question", "which cat?", "--store", place)
+    _, report = generate(*asked)
+    assert report["store"]["passes"] == []
+    kept = KeptWindows.of_user()
+    # What the answer's tokens took is known by now.
+    assert kept.table(key).window(1, report["document_tokens"]) > 0
+    kept.keep(key, SlackTable.measured(lambda new, before: step))
+    kept.keep_drive(place, DriveRates((1 << 20,), (rate,), rate, 0.0))
+    again, report = generate(*asked)
+    document, question = report["store"]["passes"]
+    assert document["before"] == report["store"]["found_tokens"] > 0
+    assert question["before"] == report["document_tokens"]
+    assert question["tokens"] == report["answers"][0]["question_tokens"]
+    for one in (document, question):
+        assert one["way"] == way
+        streamed, singly = one["streamed_seconds"], one["in_place_seconds"]
+        assert (streamed > singly) is (way == "opened in place")
+    told = " ".join(again.err.replace("│", " ").split())
+    assert f"tokens behind {document['before']} {way} (streaming" in told
+    # What an unbroken run rounds alike has one way alone.
+    _, report = generate(*asked, "--reuse", "exact")
+    _, report = generate(*asked, "--reuse", "exact")
+    assert {one["way"] for one in report["store"]["passes"]} == {"streamed"}
 
 
 def test_a_store_is_made_looked_into_and_emptied(generate, command, long_document, tmp_path):
