@@ -259,6 +259,7 @@ class CachePrompts:
         self._is_grown = False
         self._began = 0.0
         self._seconds, self._computed = 0.0, 0
+        self._failure = ""
 
     def fork(self) -> CachePrompts:
         """Return what a fork of the cache begins with."""
@@ -267,7 +268,10 @@ class CachePrompts:
     @property
     def facts(self) -> StoreFacts | None:
         """What the store did for the prompt that the cache began with; None before."""
-        return self._facts if self._reading is None else self._reading.facts()
+        told = self._facts if self._reading is None else self._reading.facts()
+        if told is None or not self._failure:
+            return told
+        return replace(told, failure=told.failure or self._failure)
 
     @property
     def is_recording(self) -> bool:
@@ -285,10 +289,15 @@ class CachePrompts:
             Stores the rows that come now; None where they are to be copied at the end.
         """
         self._facts, self._reading, self._is_first = facts, reading, True
+        self._failure = ""
         self._is_recording = reading is not None
         # Whatever was stored before is not what is computed now.
         self._is_grown = False
         self._seconds, self._computed = 0.0, 0
+
+    def failed(self, failure: str) -> None:
+        """Learn that rows of the prompt that the cache began with could not be read, and why."""
+        self._failure = self._failure or failure
 
     def expect(self, until: int, chunk_tokens: int | None) -> None:
         """Learn that a prompt comes, in chunks, up to an index."""
