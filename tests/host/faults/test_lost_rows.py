@@ -52,7 +52,7 @@ class Pulled(SingleReads):
         return super().read_done(descriptor, *rest)
 
     def preadv(self, descriptor, *rest):
-        self._check("reads", descriptor)
+        self._count("reads", descriptor)
         return super().preadv(descriptor, *rest)
 
     def pwrite(self, descriptor, *rest):
@@ -79,9 +79,11 @@ class Pulled(SingleReads):
             raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
 
 
-def reads_of(total):
-    """Return after how many reads, or writes, drives are pulled: early, later, and at the last."""
-    return sorted({total // 3, 2 * total // 3, total - 1})
+# Of the reads, or writes, of an answer, behind which the drive is pulled out.
+MOMENTS = (0.4, 0.9)
+SMALL = TinyModel()
+# Rows of 1 KiB, of which a budget that just works holds few.
+LARGE = TinyModel(heads="mha", head_dim=64)
 
 
 class Streamed:
@@ -158,15 +160,17 @@ class Machine:
         Of the cold pool, on a drive that stays.
     given
         For the store.
+    tiny
+        The model.
     settings
         Of the attachment, changed.
     """
 
-    def __init__(self, directory, cold_dir, given, settings):
+    def __init__(self, directory, cold_dir, given, tiny, settings):
         if not directory.exists():
             Store.create(directory, 64 << 20)
         self.drive = Pulled(directory)
-        self.model = TinyModel().build()
+        self.model = tiny.build()
         self.store = Store(directory, calls=self.drive, **given)
         parts = {"prompts": ModelPrompts(self.store, self.model), "calls": self.drive}
         self.hill = attached_with(self.model, cold_dir, parts, **settings)
@@ -191,53 +195,48 @@ class Machine:
 def machine(tmp_path, cold_dir):
     """Return a function that makes a machine over one store, again and again."""
 
-    def made(given=MappingProxyType({}), **settings):
-        return Machine(tmp_path / "store", cold_dir, given, settings)
+    def made(given=MappingProxyType({}), tiny=SMALL, **settings):
+        return Machine(tmp_path / "store", cold_dir, given, tiny, settings)
 
     return made
 
 
 @pytest.mark.parametrize("way", ALL_WAYS)
 def test_a_drive_that_is_pulled_out_costs_no_token(way, machine):
-    with machine() as one:
-        one.ask(way)
-        plain = one.ask(way)
-        assert plain.found
-        assert not plain.failures
-        total = one.drive.counts["reads"]
     found = []
-    for reads in reads_of(total):
+    for moment in MOMENTS:
         with machine() as one:
             # What was lost before is stored again.
             one.ask(way)
-            asked = one.ask(way, reads)
+            plain = one.ask(way)
+            assert plain.found
+            assert not plain.failures
+            asked = one.ask(way, int(one.drive.counts["reads"] * moment))
             assert one.drive.counts["lost reads"]
             assert torch.equal(asked.tokens, plain.tokens)
-            assert asked.failures
             assert one.store.counts.failures
+            # A fork tells nothing of the prompt that it began with.
+            assert asked.failures or way == "forks"
             found.append(asked.found)
-    # The last read is one of rows that a pass needs.
+    # Looking up reads the first; the last are rows that passes need.
     assert found[-1] == plain.found
-    with machine() as one:
-        one.ask(way)
-        again = one.ask(way)
-        assert torch.equal(again.tokens, plain.tokens)
-        assert again.found == plain.found
-        assert not again.failures
 
 
-@pytest.mark.parametrize("way", ["generate", "streamer", "own chunks", "joined batch", "forks"])
+@pytest.mark.parametrize("way", ["generate", "streamer", "own chunks", "joined batch"])
 def test_where_a_store_is_to_be_strict_that_ends_the_answer(way, machine):
     """The twin: rows are lost in the middle indeed, which is told where nothing computes them."""
     with machine() as one:
         one.ask(way)
         one.ask(way)
         total = one.drive.counts["reads"]
-    with (
-        machine({"raising": insist}) as one,
-        pytest.raises(StoreFailedError, match="the store failed"),
-    ):
-        one.ask(way, total - 1)
+    told = ""
+    with machine({"raising": insist}) as one:
+        try:
+            one.ask(way, int(total * MOMENTS[-1]))
+        except StoreFailedError as error:
+            # No trace of it is kept, which would keep caches open behind their store.
+            told = str(error)
+    assert "the store failed: cannot read" in told
 
 
 @pytest.mark.parametrize("way", ["chunked prefill", "streamer", "own chunks", "joined passes"])
@@ -245,10 +244,10 @@ def test_a_drive_that_is_pulled_out_while_a_prompt_is_stored_costs_no_token(way,
     with machine() as one:
         plain = one.ask(way)
         total = one.drive.counts["writes"]
-    for writes in reads_of(total):
-        (tmp_path / "store").rename(tmp_path / f"store {writes}")
+    for moment in MOMENTS:
+        (tmp_path / "store").rename(tmp_path / f"store before {moment}")
         with machine() as one:
-            asked = one.ask(way, writes, "writes")
+            asked = one.ask(way, int(total * moment), "writes")
             assert one.drive.counts["lost writes"]
             assert torch.equal(asked.tokens, plain.tokens)
             # Nothing wrong was stored.
@@ -339,15 +338,15 @@ def test_a_session_is_saved_where_the_drive_is_gone(machine, tmp_path):
 @torch.no_grad()
 def test_a_cold_pool_that_fails_is_an_error_as_ever(machine, cold_dir, least_budget):
     """Its drive has rows that nobody else has; the store's is whole."""
-    with machine(dram_budget=ByteSize(least_budget(TinyModel(), 720))) as one:
+    with machine(tiny=LARGE, dram_budget=ByteSize(least_budget(LARGE, 1500) + (1 << 20))) as one:
         one.ask("forward")
         one.drive.pull_after(None)
         cache = one.hill.new_cache()
         one.model(ids_of(), past_key_values=cache, logits_to_keep=1)
-        for begin in range(0, 500, 50):
-            one.model(ids_of(550)[:, begin : begin + 50], past_key_values=cache)
+        ids = ids_of(1300)
+        one.model(ids[:, :1200], past_key_values=cache, logits_to_keep=1)
         one.drive.move(cold_dir)
         one.drive.pull_after(0)
-        with pytest.raises(ColdPoolError, match="cannot read"):
-            one.model(ids_of(550)[:, 500:], past_key_values=cache)
+        with pytest.raises(ColdPoolError, match="of the cold pool"):
+            one.model(ids[:, 1200:], past_key_values=cache)
         cache.close()
