@@ -79,8 +79,8 @@ class Pulled(SingleReads):
             raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
 
 
-# Of the reads, or writes, of an answer, behind which the drive is pulled out: the first ones lie
-# between looking up and the first token, the last one in decoding.
+# Of the reads, or writes, of an answer, behind which the drive is pulled out: while a prompt is
+# looked up or read behind what was found, and in decoding.
 MOMENTS = (0.2, 0.3, 0.9)
 SMALL = TinyModel()
 # Rows of 1 KiB, of which a budget that just works holds few.
