@@ -12,6 +12,7 @@ _EXCHANGE = "tests/host/reuse/test_session_exchange.py"
 _PROMPTS = "tests/host/reuse/test_stored_prompts.py"
 _RATES = f"{_TESTS}/reuse/test_known_rates.py"
 _COMMAND = f"{_TESTS}/cli/test_store_command.py"
+_LOST = "tests/host/faults/test_lost_rows.py"
 
 STORES: tuple[Mutant, ...] = (
     Mutant(
@@ -45,6 +46,34 @@ STORES: tuple[Mutant, ...] = (
             f"{_TESTS}/cli/test_doctor.py::"
             "test_doctor_profiles_how_long_layers_compute_and_passes_correct_it",
         ),
+    ),
+    Mutant(
+        "lost-rows-end-a-pass",
+        "A pass that meets stored rows which cannot be read ends with an error.",
+        "host/hillinfer/hf/hooks.py",
+        "if not isinstance(cache, AttachedCache) or not cache.regain(",
+        "if cache is not None or not cache.regain(",
+        (f"{_LOST}::test_a_drive_that_is_pulled_out_costs_no_token",),
+    ),
+    Mutant(
+        "found-tokens-forgotten-with-a-pass",
+        "With a pass that lost rows broke off goes what the store had found for it.",
+        "host/hillinfer/hf/cache.py",
+        "        if plan is not None and plan.start:",
+        "        if plan is not None and plan.start < 0:",
+        (f"{_LOST}::test_a_drive_that_is_pulled_out_costs_no_token",),
+    ),
+    Mutant(
+        "regained-rows-of-nobody",
+        "Rows that are computed again lie beside the places where caches look for them.",
+        "host/hillinfer/kv/opened_sequences.py",
+        """            self._groups.share(group)
+            again.append_groups([group])
+""",
+        """            again.append_groups([self._groups.take()])
+            assert group >= 0
+""",
+        (f"{_LOST}::test_what_is_computed_anew_is_there_for_every_cache_of_the_prompt",),
     ),
     Mutant(
         "writer-evicts-its-own",

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from hillinfer.errors import CacheUseError, ColdPoolError, Failure, Finish, SettingsError
+from hillinfer.errors import CacheUseError, Failure, Finish, SettingsError
 from hillinfer.generate.prompt import QuestionPrompt
 from hillinfer.generate.run_report import Answer
 from hillinfer.settings import QuestionReading
@@ -172,8 +172,6 @@ class Generation:
         self._model = model
         self._chunk_tokens = chunk_tokens
         self._logits: torch.Tensor | None = None
-        # All passes so far, where rows may lie in a store.
-        self._passes: list[Sequence[int]] | None = None
 
     def read(
         self, token_ids: Sequence[int], on_progress: Callable[[int], None] = lambda done: None
@@ -185,9 +183,6 @@ class Generation:
         """
         found = self._look_up(token_ids)
         if found:
-            # As they would be read: where the store fails later, they are.
-            size = self._chunk_tokens
-            self._passes = [token_ids[at : min(at + size, found)] for at in range(0, found, size)]
             on_progress(found)
         # Behind a stored prefix whatever is sooner.
         singly = getattr(self.cache, "reads_singly", lambda tokens: False)
@@ -239,7 +234,7 @@ class Generation:
         twin = Generation(
             self._model, own() if own else copy.deepcopy(self.cache), self._chunk_tokens
         )
-        twin._logits, twin._passes = self._logits, copy.copy(self._passes)
+        twin._logits = self._logits
         return twin
 
     def statistics(self) -> CacheStatistics | None:
@@ -256,8 +251,6 @@ class Generation:
         if not token_ids or not hasattr(self.cache, "look_up"):
             return 0
         found: int = self.cache.look_up(self._ids(token_ids), chunk_tokens=self._chunk_tokens)
-        if self._passes is None and getattr(self.cache, "read_from_store", None) is not None:
-            self._passes = []
         return found
 
     def _ids(self, token_ids: Sequence[int]) -> torch.Tensor:
@@ -267,19 +260,6 @@ class Generation:
         return torch.tensor([list(token_ids)], device=self._model.device)
 
     def _forward(self, token_ids: Sequence[int]) -> None:
-        try:
-            self._pass(token_ids)
-        except ColdPoolError as error:
-            if self._passes is None or not self.cache.leave_store(error):
-                raise
-            # Rows that the store has cannot be read: all are computed as they would have been made.
-            passes, self._passes = self._passes, None
-            for one in (*passes, token_ids):
-                self._pass(one)
-        if self._passes is not None:
-            self._passes.append(token_ids)
-
-    def _pass(self, token_ids: Sequence[int]) -> None:
         import torch
 
         ids = self._ids(token_ids)

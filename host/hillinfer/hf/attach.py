@@ -33,9 +33,10 @@ from hillinfer.hf.features import (
     check_uses_interface,
     check_versions,
 )
+from hillinfer.hf.guarded_generate import GuardedGenerate
 from hillinfer.hf.hooks import (
     ForwardHooks,
-    GuardedGenerate,
+    GuardedForward,
     QueryHooks,
     predictor_of,
     with_named_query,
@@ -117,7 +118,7 @@ class Attachment:
         model.config._attn_implementation = AttachedName(self._previous)
         self._query_hooks = None if predictor is None else QueryHooks(model, predictor)
         self._hooks = ForwardHooks(model)
-        self._generate = GuardedGenerate(model)
+        self._guards = GuardedForward(model), GuardedGenerate(model)
         self._model_in_use = ModelInUse(model)
         # One at a time opens it: what is open is shared by all caches.
         self._opening = threading.Lock()
@@ -362,7 +363,8 @@ class Attachment:
         self._hooks.remove()
         if self._query_hooks is not None:
             self._query_hooks.remove()
-        self._generate.remove()
+        for guard in self._guards:
+            guard.remove()
         self.model.set_attn_implementation(self._previous)
         if self._prompts is not None:
             engine = self._shared_engine

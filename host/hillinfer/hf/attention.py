@@ -14,7 +14,8 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 
-from hillinfer.errors import ColdPoolError, UnsupportedFeatureError
+from hillinfer.errors import UnsupportedFeatureError
+from hillinfer.extents.shared_chunks import StoredRowsError
 from hillinfer.hf.engine import Use
 from hillinfer.hf.prompts import PromptCall
 from hillinfer.trace.recorder import ForwardSpans
@@ -66,8 +67,11 @@ class AttachedCache(Cache):  # type: ignore[misc]
     def begin_prompt(self, ids: torch.Tensor, mask: torch.Tensor | None, call: PromptCall) -> None:
         """Learn what `generate` brings in a call that began."""
 
-    def leave_store(self, error: ColdPoolError) -> bool:
-        """Forget all tokens where an error is a store's, which is used no more; else do nothing."""
+    def regain(self, error: StoredRowsError, model: Any) -> bool:
+        """Have a model compute rows that a store cannot give back; False where there are none.
+
+        A forward pass that broke off is forgotten then, and may begin again.
+        """
         return False
 
     @property
@@ -297,7 +301,7 @@ def attention(
         scaling = query.shape[-1] ** -0.5
     # Scoring is exact in the types it chooses; autocast would choose others for it.
     cache, number = layer.cache, layer.layer
-    with _without_autocast(query.device.type), cache.spans.attend(number):
+    with without_autocast(query.device.type), cache.spans.attend(number):
         attended = cache.attend(number, query, scaling)
     cache.spans.resume(number)
     return attended, None
@@ -306,7 +310,8 @@ def attention(
 _left_out = torch.compiler.disable(attention)  # type: ignore[no-untyped-call]
 
 
-def _without_autocast(device: str) -> AbstractContextManager[object]:
+def without_autocast(device: str) -> AbstractContextManager[object]:
+    """Return what has torch compute in the model's own types, on a kind of device and the host."""
     if device == "cpu" and not torch.is_autocast_enabled("cpu"):
         return _AS_IT_IS
     kinds = [kind for kind in {"cpu", device} if torch.is_autocast_enabled(kind)]

@@ -6,27 +6,32 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Never, Self
+from typing import Any, Never, Self, TypeVar
 
 import torch
 
-from hillinfer.errors import CacheUseError, UnsupportedFeatureError
+from hillinfer.errors import CacheUseError, SessionError, UnsupportedFeatureError
 from hillinfer.extents.recording import EngineSide, Recording
+from hillinfer.extents.shared_chunks import StoredRowsError
+from hillinfer.generate.answering import Generation
 from hillinfer.generate.prompt import PromptForm
 from hillinfer.generate.run_report import StoreFacts
+from hillinfer.hf.attention import without_autocast
 from hillinfer.hf.batch import Batch
 from hillinfer.hf.cache_pass import PassingCache
 from hillinfer.hf.engine import CacheFamily, Engine, Use
 from hillinfer.hf.features import ModelInUse
-from hillinfer.hf.prompts import (
-    CachePrompts,
-)
+from hillinfer.hf.prompts import CachePrompts, ends_singly
 from hillinfer.kv.opened_sequences import OpenedRows, StoredRows
 from hillinfer.kv.saved_sequences import SavedBytes, SessionOrigin
 from hillinfer.kv.sequence import Sequence
 from hillinfer.sessions.fingerprint import ModelIdentity
 from hillinfer.settings import Settings
 from hillinfer.statistics import CacheStatistics
+
+# Of one pass that computes rows again, where nobody told how they were made.
+_CHUNK_TOKENS = 1024
+_Result = TypeVar("_Result")
 
 
 class HillInferCache(PassingCache):
@@ -123,11 +128,16 @@ class HillInferCache(PassingCache):
         """
         if self._identity is None:
             raise CacheUseError("this cache knows no model: make it with attachment.new_cache()")
-        with self._alone(Use(sys._getframe())):
-            sequence = self._batch.only_sequence()
-            fingerprint = self._identity.fingerprint(self._runtime.settings.key_mode, tokenizer)
-            origin = SessionOrigin(fingerprint, chunk_tokens, prompt_form)
-            return self._runtime.save(sequence, Path(directory), origin)
+        identity = self._identity
+
+        def save() -> SavedBytes:
+            with self._alone(Use(sys._getframe())):
+                sequence = self._batch.only_sequence()
+                fingerprint = identity.fingerprint(self._runtime.settings.key_mode, tokenizer)
+                origin = SessionOrigin(fingerprint, chunk_tokens, prompt_form)
+                return self._runtime.save(sequence, Path(directory), origin)
+
+        return self._regaining(save)
 
     @classmethod
     def resumed(
@@ -220,6 +230,86 @@ class HillInferCache(PassingCache):
             sequence.recording = recording
             return recording
 
+    def regain(self, error: StoredRowsError, model: Any) -> bool:
+        """Have a model compute rows that a store cannot give back; False where there are none.
+
+        They go to the cold pool's own files, in the places of those that are lost, so forks and
+        other caches of the same prompt have them there, too. All else stays: shadows, hot rows, and
+        what was decoded. A forward pass that broke off is forgotten, and may begin again.
+
+        Parameters
+        ----------
+        error
+            That told so.
+        model
+            The one that is attached.
+
+        Raises
+        ------
+        BudgetError
+            Where the budget does not hold one sequence more.
+        ColdPoolError
+            Where the cold pool's own drive fails.
+        """
+        plan = self._plan
+        if self._pass is not None:
+            # Its tokens are computed in passes of their own.
+            self._pass.end()
+        coming = {} if plan is None else {id(one.sequence): one.tokens for one in plan.shares}
+        is_dense = plan is not None and plan.tokens > 1
+        is_back = False
+        for sequence, (_, made) in zip(self._batch.sequences(), self._batch.made, strict=True):
+            whole = len(sequence.token_ids)
+            follows = is_dense and made.dense == whole - coming.get(id(sequence), 0)
+            again = self._computed_again(
+                model, sequence, made.chunk, whole if follows else made.dense
+            )
+            is_back = again or is_back
+        if not is_back:
+            return False
+        if self._prompts is not None:
+            self._prompts.failed(str(error))
+        if plan is not None and plan.start:
+            with self._alone_as_is(Use(sys._getframe())):
+                self._batch.truncate(plan.start)
+                self._index_lengths = [plan.start] * len(self._index_lengths)
+                self._forget_forward()
+        return True
+
+    def _computed_again(self, model: Any, sequence: Sequence, chunk: int, dense: int) -> bool:
+        """Read the first tokens of a sequence again, as far as any of their rows lie in a store.
+
+        Parameters
+        ----------
+        model, sequence
+            Who reads, and what.
+        chunk
+            Tokens of one pass, as they were read; 0 where nobody knows.
+        dense
+            How many tokens were read densely.
+        """
+        with self._alone_as_is(Use(sys._getframe())):
+            self._runtime.settle()
+            opener = self._runtime.parts.opener
+            stored = opener.stored_tokens(sequence)
+            if not stored:
+                return False
+            size = chunk or _CHUNK_TOKENS
+            # Whole passes: how many tokens one has shows in the bits of its rows.
+            tokens = max(stored, min(-(-stored // size) * size, dense))
+            again = opener.open_again(sequence, tokens)
+            batch = Batch.of(self._runtime, again)
+            side = HillInferCache(self._engine, self._family, batch, self._identity, self._model)
+        while ends_singly(tokens, size):
+            size += 1
+        try:
+            # Rows that are stored were made without.
+            with without_autocast(model.device.type):
+                Generation(model, side, size).read(sequence.token_ids[:tokens].tolist())
+        finally:
+            side.close()
+        return True
+
     def end_recording(self) -> None:
         """Publish all full groups that are recorded, and record no more."""
         with self._alone(Use(sys._getframe())):
@@ -240,6 +330,19 @@ class HillInferCache(PassingCache):
         return self._runtime.settings
 
     # --- inside ----------------------------------------------------------------------------
+
+    def _regaining(self, act: Callable[[], _Result]) -> _Result:
+        """Do something that reads rows back, once more where rows of a store had to be regained."""
+        try:
+            return act()
+        except (StoredRowsError, SessionError) as error:
+            lost = error.__cause__ if isinstance(error, SessionError) else error
+            model = None if self._model is None else self._model.attached_model
+            if model is None or not isinstance(lost, StoredRowsError):
+                raise
+            if not self.regain(lost, model):
+                raise
+        return act()
 
     def _beside(self, batch: Batch | None, lengths: list[int]) -> Self:
         """Return a cache of this family with these rows, and that many tokens in each layer."""
@@ -268,10 +371,14 @@ class HillInferCache(PassingCache):
             raise ValueError(
                 f"crop({tokens_to_remove}): pass a negative number of tokens to remove"
             )
-        with self._alone(Use(sys._getframe())):
-            length = max(0, self.get_seq_length() + tokens_to_remove)
-            self._batch.truncate(length)
-            self._index_lengths = [length] * len(self._index_lengths)
+
+        def crop() -> None:
+            with self._alone(Use(sys._getframe())):
+                length = max(0, self.get_seq_length() + tokens_to_remove)
+                self._batch.truncate(length)
+                self._index_lengths = [length] * len(self._index_lengths)
+
+        self._regaining(crop)
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         """Let batch row i continue what row beam_idx[i] held."""

@@ -68,6 +68,11 @@ class ModelInUse:
         self._model = weakref.ref(model)
         self.attached = True
 
+    @property
+    def attached_model(self) -> PreTrainedModel | None:
+        """The model, while it is there and HillInfer on it."""
+        return self._model() if self.attached else None
+
     def untold(self) -> CacheUseError:
         """Return what to say to whoever stores in a cache that was not told about it."""
         return CacheUseError(f"this cache was not told about the forward pass: {self._reason()}")

@@ -16,7 +16,8 @@ from typing import Any, cast
 import torch
 from transformers import PreTrainedModel
 
-from hillinfer.errors import CacheUseError, ColdPoolError, SettingsError, UnsupportedFeatureError
+from hillinfer.errors import CacheUseError, SettingsError, UnsupportedFeatureError
+from hillinfer.extents.shared_chunks import StoredRowsError
 from hillinfer.hf import attention
 from hillinfer.hf.attention import AttachedCache
 from hillinfer.hf.engine import Use
@@ -84,7 +85,7 @@ class _Before(ModelHook):
     def __call__(
         self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        arguments = _named(module.forward, args, kwargs)
+        arguments = named(module.forward, args, kwargs)
         cache = arguments.get("past_key_values")
         if not isinstance(cache, AttachedCache):
             return None
@@ -96,11 +97,22 @@ class _Before(ModelHook):
             found = cache.begin_whole(ids, mask, arguments.get("position_ids"), call)
             if found:
                 arguments = without_first(arguments, found)
-        use = Use(_forward_frame())
-        cache.begin_forward(arguments["input_ids"], mask, use)
-        attention.begin_own(use)
-        cache.check_positions(arguments.get("position_ids"))
+        try:
+            begin_pass(cache, arguments)
+        except StoredRowsError as error:
+            # A pass that broke off before may have left half a group, whose rows are read back.
+            if not cache.regain(error, module):
+                raise
+            begin_pass(cache, arguments)
         return ((), arguments) if found else None
+
+
+def begin_pass(cache: AttachedCache, arguments: dict[str, Any]) -> None:
+    """Tell a cache what the forward pass brings that the caller is in, given its arguments."""
+    use = Use(forward_frame())
+    cache.begin_forward(arguments["input_ids"], arguments.get("attention_mask"), use)
+    attention.begin_own(use)
+    cache.check_positions(arguments.get("position_ids"))
 
 
 class _After(ModelHook):
@@ -112,7 +124,7 @@ class _After(ModelHook):
         kwargs: dict[str, Any],
         output: Any,
     ) -> None:
-        cache = _named(module.forward, args, kwargs).get("past_key_values")
+        cache = named(module.forward, args, kwargs).get("past_key_values")
         if not isinstance(cache, AttachedCache):
             return
         # Nothing comes out of a forward pass that raised; the cache then forgets what it brought.
@@ -124,7 +136,7 @@ class _After(ModelHook):
             return
         use = attention.own_use()
         # This hook is called for a pass that was refused at its beginning, too.
-        if use is not None and use.is_of(_forward_frame()):
+        if use is not None and use.is_of(forward_frame()):
             use.end()
 
 
@@ -169,7 +181,7 @@ def check_ids(ids: Any) -> None:
         )
 
 
-def _forward_frame() -> FrameType:
+def forward_frame() -> FrameType:
     """Return the innermost call of a torch module on the stack, or the caller's own call."""
     caller = frame = sys._getframe(1)
     while frame.f_back is not None:
@@ -179,13 +191,95 @@ def _forward_frame() -> FrameType:
     return caller
 
 
-def _named(
+def named(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> dict[str, Any]:
     """Return all arguments of a call by name."""
     if not args:
         return kwargs
     return dict(zip(inspect.signature(function).parameters, args, strict=False)) | kwargs
+
+
+# --- an attached model's methods ---
+
+
+class Guard(ABC):
+    """Wraps a method of a model.
+
+    It lies in the model's own attributes. A copy of the model is not attached, and gets what it
+    would have without: its own method, with its own weights.
+
+    Parameters
+    ----------
+    model
+        What is attached.
+    name
+        Of the method.
+    """
+
+    def __init__(self, model: PreTrainedModel, name: str) -> None:
+        self._model, self._name = model, name
+        self._replaced = model.__dict__.get(name)
+        self._guarded: Callable[..., Any] = getattr(model, name)
+        functools.update_wrapper(self, self._guarded)
+        setattr(model, name, self)
+
+    def remove(self) -> None:
+        """Give the model back what it had."""
+        delattr(self._model, self._name)
+        if self._replaced is not None:
+            setattr(self._model, self._name, self._replaced)
+
+    @abstractmethod
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Do what the method does."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        if self._replaced is not None:
+            return copy.deepcopy(self._replaced, memo)
+        # The copy is there already, and has no attributes yet: this is its class's.
+        copied = memo.get(id(self._model))
+        return self if copied is None else getattr(copied, self._name)
+
+    def __reduce__(self) -> Any:
+        if self._replaced is not None:
+            return _itself, (self._replaced,)
+        return getattr, (self._model, self._name)
+
+
+def _itself(method: Callable[..., Any]) -> Callable[..., Any]:
+    return method
+
+
+class GuardedForward(Guard):
+    """Wraps `forward`: a pass that meets stored rows which cannot be read is made again.
+
+    A store that fails costs time and no pass, whoever makes it. The model computes the lost rows
+    first, in passes of their own.
+
+    Parameters
+    ----------
+    model
+        What is attached.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__(model, "forward")
+
+    # A compiler is to trace what is called, and not this.
+    @functools.partial(torch.compiler.disable, recursive=False)
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Make a forward pass."""
+        try:
+            return self._guarded(*args, **kwargs)
+        except StoredRowsError as error:
+            given = named(self._guarded, args, kwargs)
+            cache = given.get("past_key_values")
+            if not isinstance(cache, AttachedCache) or not cache.regain(error, self._model):
+                raise
+            begin_pass(cache, given)
+        # Nothing of its prompt is asked of the store now.
+        return self._guarded(*args, **kwargs)
 
 
 # --- what predicts queries ---
@@ -402,85 +496,3 @@ class _Announce(ModelHook):
         cache.spans.go_on()
 
     _left_out = torch.compiler.disable(__call__)  # type: ignore[no-untyped-call]
-
-
-# --- An attached model's `generate` ---
-
-
-class GuardedGenerate:
-    """Wraps `generate`, which slices ids before any forward pass could compare them.
-
-    It lies in the model's own attributes. A copy of the model is not attached, and gets what it
-    would have without: its own `generate`, with its own weights.
-
-    Parameters
-    ----------
-    model
-        What is attached.
-    """
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        self._model = model
-        self._replaced = model.__dict__.get("generate")
-        self._generate: Callable[..., Any] = model.generate
-        functools.update_wrapper(self, self._generate)
-        model.generate = self
-
-    def remove(self) -> None:
-        """Give the model back what it had."""
-        del self._model.generate
-        if self._replaced is not None:
-            self._model.generate = self._replaced
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Generate; a cache is refused first where the ids do not continue it."""
-        cache = kwargs.get("past_key_values")
-        if not isinstance(cache, AttachedCache):
-            return self._generate(*args, **kwargs)
-        with Use(sys._getframe()) as use:
-            around = cache.begin_generate(use)
-            try:
-                given = _named(self._generate, args, kwargs)
-                ids, mask = given.get("input_ids", given.get("inputs")), given.get("attention_mask")
-                if ids is not None:
-                    check_ids(ids)
-                    cache.check_continues(ids, mask)
-                    call = PromptCall.of_generate(self._model, ids, given)
-                    cache.begin_prompt(ids, mask, call)
-                return self._generated(cache, args, kwargs)
-            except ColdPoolError as error:
-                raise ColdPoolError(
-                    f"{error}; the tokens generated until then are in the cache's token_ids"
-                ) from error
-            finally:
-                cache.end_generate(around)
-
-    def _generated(
-        self, cache: AttachedCache, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """Generate, and once more without a store where rows of it cannot be read."""
-        random = torch.get_rng_state()
-        try:
-            return self._generate(*args, **kwargs)
-        except ColdPoolError as error:
-            # What a streamer was given would come twice.
-            if kwargs.get("streamer") is not None or not cache.leave_store(error):
-                raise
-            torch.set_rng_state(random)
-            return self._generate(*args, **kwargs)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        if self._replaced is not None:
-            return copy.deepcopy(self._replaced, memo)
-        # The copy is there already, and has no attributes yet: this is its class's.
-        copied = memo.get(id(self._model))
-        return self if copied is None else copied.generate
-
-    def __reduce__(self) -> Any:
-        if self._replaced is not None:
-            return _itself, (self._replaced,)
-        return getattr, (self._model, "generate")
-
-
-def _itself(generate: Callable[..., Any]) -> Callable[..., Any]:
-    return generate

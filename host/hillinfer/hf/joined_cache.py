@@ -10,6 +10,7 @@ from typing import Any, Never
 import torch
 
 from hillinfer.errors import CacheUseError, UnsupportedFeatureError
+from hillinfer.extents.shared_chunks import StoredRowsError
 from hillinfer.hf.attention import AttachedCache, HillInferLayer
 from hillinfer.hf.batch import left_padding
 from hillinfer.hf.cache import HillInferCache
@@ -221,6 +222,11 @@ class JoinedCache(AttachedCache):
             raise
         self._use = use
         self.spans.begin(ids.shape[1])
+
+    def regain(self, error: StoredRowsError, model: Any) -> bool:
+        """Let each cache have its own lost rows computed."""
+        regained = [one.cache.regain(error, model) for one in self._members]
+        return any(regained)
 
     def end_forward(self) -> None:
         """Learn in every cache that the pass got through."""

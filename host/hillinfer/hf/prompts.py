@@ -272,6 +272,7 @@ class CachePrompts:
         self._seconds, self._computed = 0.0, 0
         # Shared with forks, which ask about one document.
         self._ways: list[PassWay] = []
+        self._failure = ""
 
     def fork(self) -> CachePrompts:
         """Return what a fork of the cache begins with."""
@@ -283,7 +284,9 @@ class CachePrompts:
     def facts(self) -> StoreFacts | None:
         """What the store did for the prompt that the cache began with; None before."""
         told = self._facts if self._reading is None else self._reading.facts()
-        return None if told is None else replace(told, passes=tuple(self._ways))
+        if told is None:
+            return None
+        return replace(told, passes=tuple(self._ways), failure=told.failure or self._failure)
 
     @property
     def is_recording(self) -> bool:
@@ -302,10 +305,15 @@ class CachePrompts:
         """
         self._facts, self._reading, self._is_first = facts, reading, True
         self._ways = list(facts.passes)
+        self._failure = ""
         self._is_recording = reading is not None
         # Whatever was stored before is not what is computed now.
         self._is_grown = False
         self._seconds, self._computed = 0.0, 0
+
+    def failed(self, failure: str) -> None:
+        """Learn that rows of the prompt that the cache began with could not be read, and why."""
+        self._failure = self._failure or failure
 
     def expect(self, until: int, chunk_tokens: int | None) -> None:
         """Learn that a prompt comes, in chunks, up to an index."""

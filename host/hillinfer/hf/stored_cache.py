@@ -12,8 +12,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hillinfer.errors import ColdPoolError
-from hillinfer.extents.shared_chunks import StoredRowsError
 from hillinfer.generate.run_report import StoreFacts
 from hillinfer.hf.batch import ForwardPlan, left_padding
 from hillinfer.hf.cache import HillInferCache
@@ -28,24 +26,10 @@ class StoredCache(HillInferCache):
     cache is empty. Rows that were read densely are stored when their prompt is complete.
     """
 
-    _told: StoreFacts | None = None
-
     @property
     def read_from_store(self) -> StoreFacts | None:
         """What the store did for the prompt that this cache began with; None where it did not."""
-        return self._told if self._prompts is None else self._prompts.facts
-
-    def leave_store(self, error: ColdPoolError) -> bool:
-        """Forget all tokens, and use no store any more; False where an error is none of a store.
-
-        For whoever computes them then: rows that lie in the store could not be read.
-        """
-        prompts = self._prompts
-        if prompts is None or not isinstance(error, StoredRowsError):
-            return False
-        self._told, self._prompts = prompts.facts, None
-        self.reset()
-        return True
+        return None if self._prompts is None else self._prompts.facts
 
     def look_up(
         self,
@@ -77,12 +61,7 @@ class StoredCache(HillInferCache):
         if call.may_skip and not past and (mask is None or mask.shape == ids.shape):
             self._look_up(ids, mask, call.chunk_tokens, rows)
             prompts.is_tentative = True
-            try:
-                self._read_singly(ids, call)
-            except ColdPoolError as error:
-                # All of it is computed then.
-                if not self.leave_store(error):
-                    raise
+            self._read_singly(ids, call)
             return
         is_whole = mask is None or mask.shape[1] == ids.shape[1]
         chunk_tokens = call.chunk_tokens if rows == 1 else None

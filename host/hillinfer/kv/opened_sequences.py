@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hillinfer.drive.files import aligned_buffer
-from hillinfer.drive.regions import GroupTable
+from hillinfer.drive.regions import OWN_FILE, GroupTable
 from hillinfer.drive.shared_files import OpenFiles, RowBase, ShadowBase
 from hillinfer.extents.shared_chunks import SharedChunks
 from hillinfer.extents.slot import ShadowSlot, StoredShadow
@@ -248,6 +248,58 @@ class SequenceOpener:
         for layer in range(self._shape.layers):
             sequence.set_length(layer, tokens, tokens)
         return OpenedRows(tokens, read_bytes, failure)
+
+    # --- stored prompts that cannot be read any more ---------------------------------------
+
+    def stored_tokens(self, sequence: Sequence) -> int:
+        """Return behind which token of a sequence no row lies in a store.
+
+        Its rows are written to no store any more from here on. 0 where it continues a session, the
+        files of which are never written.
+
+        Raises
+        ------
+        StoreFailedError
+            Where storing failed and that is not to be a miss.
+        """
+        self._rows.settle_recording(sequence)
+        groups = np.array(sequence.groups, np.int64)
+        if not len(groups) or self._store.others.in_base(groups):
+            return 0
+        own = [
+            self._store.others.placement.of(layer, groups) for layer in range(self._shape.layers)
+        ]
+        (stored,) = (np.array(own) != OWN_FILE).any(axis=0).nonzero()
+        return (int(stored[-1]) + 1) * GROUP_TOKENS if len(stored) else 0
+
+    def open_again(self, sequence: Sequence, tokens: int) -> Sequence:
+        """Return an empty sequence whose rows take the places of another's first ones.
+
+        They go to the cold pool's own files. Whoever shares these groups has them there, too.
+
+        Parameters
+        ----------
+        sequence
+            Whose groups it has from the start, and whose shadow, as far as that is whole.
+        tokens
+            That are going to come to it, all of which the other one has.
+
+        Raises
+        ------
+        BudgetError
+            Where the budget does not hold one sequence more.
+        """
+        again, size = self._rows.open(), self._shadow.spec.segment_tokens
+        for group in sequence.groups[: tokens // GROUP_TOKENS]:
+            self._groups.share(group)
+            again.append_groups([group])
+        for segment in sequence.segments[: tokens // size]:
+            if any(own.coded_tokens < size for own in segment.layers):
+                break
+            self._shadow.share_segment(again, segment)
+        return again
+
+    # --- inside ----------------------------------------------------------------------------
 
     def _part(self, stored: StoredRows, number: int, chunk: StoredChunk, count: int) -> _Part:
         segment = self._chunks.segment(stored.store, chunk) if count == CHUNK_GROUPS else None

@@ -202,7 +202,7 @@ class RowKeeper:
 
     def release(self, sequence: Sequence) -> None:
         """Free whatever only this sequence owned."""
-        self._settle_recording(sequence)
+        self.settle_recording(sequence)
         self._tell_hits(sequence)
         self._shadow.truncate(sequence, 0)
         self._give_groups(sequence.truncate(0))
@@ -232,7 +232,7 @@ class RowKeeper:
         """Forget the tokens from position `length` on, in every layer."""
         # Whatever may fail, reading rows back and copying a shared segment, comes before anything
         # of the sequence changes.
-        self._settle_recording(sequence)
+        self.settle_recording(sequence)
         start = length // GROUP_TOKENS * GROUP_TOKENS
         reopened = [
             layer
@@ -431,7 +431,7 @@ class RowKeeper:
         self._chunks.forget(given)
         self.close_bases()
 
-    def _settle_recording(self, sequence: Sequence) -> None:
+    def settle_recording(self, sequence: Sequence) -> None:
         """Wait until what is queued of a sequence's groups is written: others may get them."""
         recording = sequence.recording
         if recording is not None:

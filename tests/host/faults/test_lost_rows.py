@@ -1,0 +1,353 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A store's drive that goes away under open caches costs time, and no pass of whoever makes it."""
+
+import errno
+import gc
+import itertools
+import os
+from collections import Counter
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+import pytest
+import torch
+from generation_runs import attached_with
+from single_reads import SingleReads
+from stored_ways import NEW_TOKENS, WAYS, Asked, ids_of
+from tiny_models import TinyModel
+
+from hillinfer.errors import ColdPoolError
+from hillinfer.reuse.model_prompts import ModelPrompts
+from hillinfer.store.pool_files import StoreFailedError, insist
+from hillinfer.store.store import Store
+from hillinfer.values import ByteSize
+
+
+class Pulled(SingleReads):
+    """A machine one of whose drives is pulled out after so many reads of rows in their place.
+
+    Parameters
+    ----------
+    drive
+        Its directory.
+    """
+
+    def __init__(self, drive):
+        self._drive = str(drive)
+        self.left, self._counted = None, "reads"
+        self.counts = Counter()
+
+    def move(self, drive):
+        """Pull another drive from here on."""
+        self._drive = str(drive)
+
+    def pull_after(self, reads, kind="reads"):
+        """Let so many reads of rows, or writes, succeed from here on; all of them where None."""
+        self.left, self._counted = reads, kind
+        self.counts.clear()
+
+    def read_done(self, descriptor, *rest):
+        self._count("reads", descriptor)
+        return super().read_done(descriptor, *rest)
+
+    def preadv(self, descriptor, *rest):
+        self._count("reads", descriptor)
+        return super().preadv(descriptor, *rest)
+
+    def pwrite(self, descriptor, *rest):
+        self._count("writes", descriptor)
+        return super().pwrite(descriptor, *rest)
+
+    def fdatasync(self, descriptor):
+        self._check("writes", descriptor)
+        super().fdatasync(descriptor)
+
+    def _count(self, kind, descriptor):
+        if self._is_there(descriptor):
+            self.counts[kind] += 1
+            if self.left is not None and kind == self._counted:
+                self.left -= 1
+        self._check(kind, descriptor)
+
+    def _is_there(self, descriptor):
+        return str(Path(f"/proc/self/fd/{descriptor}").readlink()).startswith(self._drive)
+
+    def _check(self, kind, descriptor):
+        if self.left is not None and self.left < 0 and self._is_there(descriptor):
+            self.counts[f"lost {kind}"] += 1
+            raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
+
+
+# Of the reads, or writes, of an answer, behind which the drive is pulled out: while a prompt is
+# looked up or read behind what was found, and in decoding.
+MOMENTS = (0.2, 0.3, 0.9)
+SMALL = TinyModel()
+# Rows of 1 KiB, of which a budget that just works holds few.
+LARGE = TinyModel(heads="mha", head_dim=64)
+
+
+class Streamed:
+    """What `generate` gives to a streamer."""
+
+    def __init__(self):
+        self.parts = []
+
+    def put(self, value):
+        self.parts.append(value.reshape(-1).tolist())
+
+    def end(self):
+        pass
+
+
+def by_streamer(hill):
+    """Generate token by token; what came through the streamer is the answer."""
+    cache, ids, streamed = hill.new_cache(), ids_of(), Streamed()
+    hill.model.generate(
+        ids,
+        past_key_values=cache,
+        max_new_tokens=NEW_TOKENS,
+        do_sample=False,
+        pad_token_id=0,
+        streamer=streamed,
+    )
+    assert streamed.parts[0] == ids[0].tolist()
+    return Asked(torch.tensor([[*itertools.chain(*streamed.parts[1:])]]), cache)
+
+
+@torch.no_grad()
+def by_joined_passes(hill):
+    """Read prompts into caches one by one, and decode together, pass by pass."""
+    caches, rows = [hill.new_cache() for _ in range(3)], []
+    for cache, tokens in zip(caches, (150, 140, 131), strict=True):
+        found = hill.model(ids_of()[:, :tokens], past_key_values=cache, logits_to_keep=1)
+        rows.append(found.logits[:, -1].argmax(-1, keepdim=True))
+    tokens = [torch.cat(rows)]
+    joined = hill.join(caches)
+    for _ in range(NEW_TOKENS):
+        logits = hill.model(**joined.inputs(tokens[-1])).logits
+        tokens.append(logits[:, -1].argmax(-1, keepdim=True))
+    return Asked(torch.cat(tokens, dim=1), *caches)
+
+
+@torch.no_grad()
+def by_cropped(hill):
+    """Answer, take the answer back to the middle of a group of the prompt, and go on from there."""
+    cache = hill.new_cache()
+    hill.model(ids_of(), past_key_values=cache, logits_to_keep=1)
+    cache.crop(-50)
+    tokens = [hill.model(ids_of()[:, 100:130], past_key_values=cache).logits[:, -1].argmax(-1)]
+    for _ in range(NEW_TOKENS):
+        logits = hill.model(tokens[-1][None], past_key_values=cache).logits
+        tokens.append(logits[:, -1].argmax(-1))
+    return Asked(torch.stack(tokens, dim=1), cache)
+
+
+ALL_WAYS = WAYS | {
+    "streamer": by_streamer,
+    "joined passes": by_joined_passes,
+    "cropped": by_cropped,
+}
+
+
+class Machine:
+    """A model, a store on a drive of its own, and that drive.
+
+    Parameters
+    ----------
+    directory
+        Of the store.
+    cold_dir
+        Of the cold pool, on a drive that stays.
+    given
+        For the store.
+    tiny
+        The model.
+    settings
+        Of the attachment, changed.
+    """
+
+    def __init__(self, directory, cold_dir, given, tiny, settings):
+        if not directory.exists():
+            Store.create(directory, 64 << 20)
+        self.drive = Pulled(directory)
+        self.model = tiny.build()
+        self.store = Store(directory, calls=self.drive, **given)
+        parts = {"prompts": ModelPrompts(self.store, self.model), "calls": self.drive}
+        self.hill = attached_with(self.model, cold_dir, parts, **settings)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.drive.pull_after(None)
+        # Caches of an answer that ended with an error are to be closed before their store.
+        gc.collect()
+        self.hill.detach()
+        self.store.close()
+
+    def ask(self, way, left=None, kind="reads"):
+        """Answer in a way while the drive is pulled out after so many reads, or writes."""
+        self.drive.pull_after(left, kind)
+        return ALL_WAYS[way](self.hill)
+
+
+@pytest.fixture
+def machine(tmp_path, cold_dir):
+    """Return a function that makes a machine over one store, again and again."""
+
+    def made(given=MappingProxyType({}), tiny=SMALL, **settings):
+        return Machine(tmp_path / "store", cold_dir, given, tiny, settings)
+
+    return made
+
+
+@pytest.mark.parametrize("way", ALL_WAYS)
+def test_a_drive_that_is_pulled_out_costs_no_token(way, machine):
+    found = []
+    for moment in MOMENTS:
+        with machine() as one:
+            # What was lost before is stored again.
+            one.ask(way)
+            plain = one.ask(way)
+            assert plain.found
+            assert not plain.failures
+            asked = one.ask(way, int(one.drive.counts["reads"] * moment))
+            assert one.drive.counts["lost reads"]
+            assert torch.equal(asked.tokens, plain.tokens)
+            assert one.store.counts.failures
+            # A fork tells nothing of the prompt that it began with.
+            assert asked.failures or way == "forks"
+            found.append(asked.found)
+    # Looking up reads the first; the last are rows that passes need.
+    assert found[-1] == plain.found
+
+
+@pytest.mark.parametrize("way", ["generate", "streamer", "own chunks", "joined batch"])
+def test_where_a_store_is_to_be_strict_that_ends_the_answer(way, machine):
+    """The twin: rows are lost in the middle indeed, which is told where nothing computes them."""
+    with machine() as one:
+        one.ask(way)
+        one.ask(way)
+        total = one.drive.counts["reads"]
+    told = ""
+    with machine({"raising": insist}) as one:
+        try:
+            one.ask(way, int(total * MOMENTS[-1]))
+        except StoreFailedError as error:
+            # No trace of it is kept, which would keep caches open behind their store.
+            told = str(error)
+    assert "the store failed: cannot read" in told
+
+
+@pytest.mark.parametrize("way", ["chunked prefill", "streamer", "own chunks", "joined passes"])
+def test_a_drive_that_is_pulled_out_while_a_prompt_is_stored_costs_no_token(way, machine, tmp_path):
+    with machine() as one:
+        plain = one.ask(way)
+        total = one.drive.counts["writes"]
+    for moment in MOMENTS:
+        (tmp_path / "store").rename(tmp_path / f"store before {moment}")
+        with machine() as one:
+            asked = one.ask(way, int(total * moment), "writes")
+            assert one.drive.counts["lost writes"]
+            assert torch.equal(asked.tokens, plain.tokens)
+            # Nothing wrong was stored.
+            again = one.ask(way)
+            assert torch.equal(again.tokens, plain.tokens)
+
+
+def test_rows_that_change_under_an_open_cache_cost_no_token(machine, tmp_path):
+    """All bytes of all rows of a chunk, between two tokens of a loop of one's own."""
+    with machine() as one, torch.no_grad():
+        one.ask("forward")
+        plain = one.ask("forward")
+        cache, tokens = one.hill.new_cache(), []
+        logits = one.model(ids_of(), past_key_values=cache, logits_to_keep=1).logits
+        assert cache.read_from_store.found_tokens == plain.found == 128
+        spoil(tmp_path / "store" / "pool-0.kv")
+        for _ in range(NEW_TOKENS):
+            tokens.append(logits[:, -1].argmax(-1, keepdim=True))
+            logits = one.model(tokens[-1], past_key_values=cache).logits
+        assert torch.equal(torch.cat(tokens, dim=1), plain.tokens)
+        assert "not what was written there" in cache.read_from_store.failure
+        cache.close()
+
+
+def spoil(file):
+    """Turn every byte of a file around, as far as it is written."""
+    with file.open("r+b") as opened:
+        data = np.frombuffer(opened.read(), np.uint8)
+        opened.seek(0)
+        opened.write((~data).tobytes())
+
+
+@torch.no_grad()
+def test_what_is_computed_anew_is_there_for_every_cache_of_the_prompt(machine):
+    """And what was decoded is not decoded again: bits and tokens are kept."""
+    with machine() as one:
+        one.ask("forward")
+        one.drive.pull_after(None)
+        caches = [one.hill.new_cache()]
+        logits = one.model(ids_of(), past_key_values=caches[0], logits_to_keep=1).logits
+        caches += [caches[0].fork(), one.hill.new_cache()]
+        one.model(ids_of(), past_key_values=caches[2], logits_to_keep=1)
+        token = logits[:, -1].argmax(-1, keepdim=True)
+        one.drive.pull_after(0)
+        passes = Passes()
+        noted = (
+            one.model.get_decoder().layers[0].register_forward_pre_hook(passes, with_kwargs=True)
+        )
+        found = [one.model(token, past_key_values=cache).logits for cache in caches]
+        noted.remove()
+        assert torch.equal(found[0], found[1])
+        assert torch.equal(found[0], found[2])
+        # A pass that broke off, one over the prompt as it was read, and one for each cache.
+        assert sorted(passes.tokens) == [1, 1, 1, 1, 150]
+        for cache in caches:
+            assert cache.get_seq_length() == 151
+            cache.close()
+
+
+class Passes:
+    """Notes how many tokens the passes bring to a layer."""
+
+    def __init__(self):
+        self.tokens = []
+
+    def __call__(self, layer, given, named):
+        self.tokens.append(given[0].shape[1])
+
+
+@torch.no_grad()
+def test_a_session_is_saved_where_the_drive_is_gone(machine, tmp_path):
+    with machine() as one:
+        one.ask("forward")
+        one.drive.pull_after(None)
+        cache = one.hill.new_cache()
+        logits = one.model(ids_of(), past_key_values=cache, logits_to_keep=1).logits
+        token = logits[:, -1].argmax(-1, keepdim=True)
+        one.drive.pull_after(0)
+        cache.save_session(tmp_path / "saved")
+        assert one.drive.counts["lost reads"]
+        resumed = one.hill.load_session(tmp_path / "saved")
+        found = [one.model(token, past_key_values=own).logits for own in (cache, resumed)]
+        assert torch.equal(*found)
+        cache.close()
+        resumed.close()
+
+
+@torch.no_grad()
+def test_a_cold_pool_that_fails_is_an_error_as_ever(machine, cold_dir, least_budget):
+    """Its drive has rows that nobody else has; the store's is whole."""
+    with machine(tiny=LARGE, dram_budget=ByteSize(least_budget(LARGE, 1500) + (1 << 20))) as one:
+        one.ask("forward")
+        one.drive.pull_after(None)
+        cache = one.hill.new_cache()
+        one.model(ids_of(), past_key_values=cache, logits_to_keep=1)
+        ids = ids_of(1300)
+        one.model(ids[:, :1200], past_key_values=cache, logits_to_keep=1)
+        one.drive.move(cold_dir)
+        one.drive.pull_after(0)
+        with pytest.raises(ColdPoolError, match="of the cold pool"):
+            one.model(ids[:, 1200:], past_key_values=cache)
+        cache.close()
