@@ -52,6 +52,7 @@ from hillinfer.native.library import native_library
 from hillinfer.projections.attachment import ProjectionAttachment
 from hillinfer.projections.ways import make_projections
 from hillinfer.reuse.model_prompts import ModelPrompts
+from hillinfer.secrecy.cold_pages import with_store
 from hillinfer.sessions.opening import SavedSession
 from hillinfer.sessions.writing import prepare_target
 from hillinfer.settings import Settings
@@ -261,6 +262,8 @@ def run(request: GenerateRequest, surroundings: Surroundings | None = None) -> R
         store, unused = opened_store(request.store, around.calls, console)
         if store is not None:
             opened.enter_context(store)
+            own = with_store(request.settings, store.places.cipher)
+            request = replace(request, settings=own)
         source = around.locate(request.model, console.print)
         with panics_unsaid():
             outline = ModelOutline.read(source, request.number_type)
