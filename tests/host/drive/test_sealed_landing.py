@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from engine_cases import SKIP, kernel_permits_rings
-from faulty_calls import Fault, FaultyCalls, Injection, WithoutNativeReads
+from faulty_calls import FAULTS, Fault, FaultyCalls, Injection, WithoutNativeReads
 from landings import CONTENT_BYTES, WAYS, SeenReads, file_of, land, random_content, rows_of
 from landings import wanted_rows as plain_rows
 from test_landing import CASES, flip, some
@@ -109,7 +109,8 @@ def test_a_row_without_a_tag_has_no_place(way, sealed):
 @pytest.mark.parametrize("row_bytes", [1024, 16_384])
 @pytest.mark.parametrize(
     ("kind", "index", "fault"),
-    [("read_done", 0, Fault.EIO), ("read_done", 5, Fault.SHORT), ("land", 0, Fault.EIO)],
+    [("read_done", 0, Fault.EIO), ("read_done", 5, Fault.SHORT)]
+    + [("land", 0, fault) for fault in FAULTS["land"]],
 )
 def test_what_is_read_again_is_opened_once(way, sealed, content, row_bytes, kind, index, fault):
     calls = FaultyCalls(Injection(kind, index, fault), delay_seconds=0.001)
