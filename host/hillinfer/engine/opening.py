@@ -36,6 +36,7 @@ from hillinfer.engine.cold_rows import ColdRows
 from hillinfer.engine.decode_step import NativeDecode
 from hillinfer.engine.selection import PrefetchPipeline, TokenSelection
 from hillinfer.errors import SettingsError, SetupWarning
+from hillinfer.extents.group_seals import GroupSeals
 from hillinfer.extents.recording import EngineSide
 from hillinfer.extents.shared_chunks import SharedChunks
 from hillinfer.gpu.attention import GpuSide
@@ -274,7 +275,8 @@ def open_parts(
             counters,
         )
         groups = GroupTable()
-        chunks = SharedChunks(store.others, groups)
+        seals = GroupSeals(accountant, GROUP_TOKENS * shape.row_bytes)
+        chunks = SharedChunks(store.others, groups, seals)
         shadow_store = ShadowStore(
             cold_dir,
             store.own_io_mode,

@@ -397,6 +397,9 @@ class ColdStore:
                 file.read(piece, offset)
                 if files[begin] == OWN_FILE:
                     self.pages.open(file, layer, piece, offset)
+                else:
+                    place = int(files[begin]), int(numbers[begin]), int(starts[begin])
+                    self.others.open(layer, *place, piece, offset)
                 wrong = None if stream is None else stream.wrong_row(piece)
                 if wrong is not None:
                     raise self._changed(layer, wrong)
@@ -462,7 +465,9 @@ class ColdStore:
                 sums,
                 wanted.coming,
                 part.starts,
-                self.pages.seals(layer) if part.file == OWN_FILE else None,
+                self.pages.seals(layer)
+                if part.file == OWN_FILE
+                else self.others.seals(part.file),
             ),
         )
         self._recorder.note(
