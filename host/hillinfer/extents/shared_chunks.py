@@ -207,7 +207,9 @@ class SharedChunks:
             if at < count:
                 self._groups.share(group)
         if missing:
-            self._seals.place({group: at for at, group in missing.items()}, chunk.pages, span.offset)
+            self._seals.place(
+                {group: at for at, group in missing.items()}, chunk.pages, span.offset
+            )
             layers = [span.offset + chunk.shape.rows_at(at) for at in range(chunk.shape.layers)]
             places = np.array(list(missing)) * chunk.shape.group_bytes
             self._others.place_in_all(

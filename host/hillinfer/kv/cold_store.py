@@ -465,9 +465,7 @@ class ColdStore:
                 sums,
                 wanted.coming,
                 part.starts,
-                self.pages.seals(layer)
-                if part.file == OWN_FILE
-                else self.others.seals(part.file),
+                self.pages.seals(layer) if part.file == OWN_FILE else self.others.seals(part.file),
             ),
         )
         self._recorder.note(

@@ -95,6 +95,8 @@ class ColdPages:
         pages, old = covered_pages(byte_count), len(self._tables)
         if pages <= old:
             return
+        # By an eighth at least: what grows in many small steps is not copied at each of them.
+        pages = max(pages, round_up(old + old // 8, _PAGES_AT_ONCE))
         # While one grows the old one is there as well.
         self._accountant.take(Part.OTHER, pages * TABLE_BYTES)
         larger = _Tables.of(pages)

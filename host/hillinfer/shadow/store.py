@@ -297,8 +297,8 @@ def shadow_bytes(spec: KernelSpec) -> int:
 def sealed_bytes(spec: KernelSpec, count: int) -> tuple[int, int]:
     """Return what sealing so many shadows on the drive takes in memory: a buffer, and tables."""
     size = shadow_bytes(spec)
-    # While the table of tags grows the old one is there as well.
-    return size, 2 * table_bytes(count * size)
+    # The table of tags grows by an eighth, and while it does the old one is there as well.
+    return size, 2 * table_bytes(count * size + count * size // 4)
 
 
 def _whole(shadow: NDArray[np.uint8], byte_count: int) -> memoryview:

@@ -4,8 +4,8 @@
 import os
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from generation_runs import SETTINGS
@@ -46,32 +46,30 @@ class Pool:
 
     @property
     def files(self):
-        """The descriptors of all files of the cold pool, with what is read of them otherwise."""
+        """Links to all files of the cold pool, with what is read of them otherwise."""
         parts = self.runtimes[-1].parts
         for layer in range(self.runtimes[-1].shape.layers):
             parts.store.settle_all(layer)
         parts.shadow_memory.settle()
-        links = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
-        here = str(parts.store.files[0].descriptor)
-        place = os.path.dirname(os.readlink(f"/proc/self/fd/{here}"))
-        return [one for one in links if os.path.dirname(_target(one)) == place]
+        place = target(link(parts.store.files[0])).parent
+        return [one for one in Path("/proc/self/fd").iterdir() if target(one).parent == place]
 
     @property
     def held(self):
         """All bytes that lie on the drive."""
-        found = []
-        for link in self.files:
-            descriptor = os.open(link, os.O_RDONLY)
-            found.append(os.pread(descriptor, os.fstat(descriptor).st_size, 0))
-            os.close(descriptor)
-        return found
+        return [one.read_bytes() for one in self.files]
 
 
-def _target(link):
+def link(file):
+    return Path(f"/proc/self/fd/{file.descriptor}")
+
+
+def target(one):
     try:
-        return os.readlink(link)
+        return one.readlink()
     except OSError:
-        return ""
+        # It lists itself, too.
+        return Path()
 
 
 @contextmanager
@@ -172,8 +170,8 @@ def test_what_is_written_again_is_sealed_anew(model, cold_dir):
     assert not (seen[0] - zeros) & (seen[1] - zeros)
 
 
-def flip(link, at):
-    descriptor = os.open(link, os.O_RDWR)
+def flip(one, at):
+    descriptor = os.open(one, os.O_RDWR)
     (byte,) = os.pread(descriptor, 1, at)
     os.pwrite(descriptor, bytes([byte ^ 1]), at)
     os.fsync(descriptor)
@@ -187,8 +185,8 @@ def test_a_flipped_bit_of_a_row_is_an_error_that_names_it(model, cold_dir):
         runtime = pool.runtimes[-1]
         assert pool.files
         # In the middle of the first layer's rows: the next prompt's tokens attend to all of them.
-        flip(f"/proc/self/fd/{runtime.parts.store.files[0].descriptor}", 600 * 128 + 5)
-        with pytest.raises(ColdPoolError, match="of rows of layer 0 .* are not what was written"):
+        flip(link(runtime.parts.store.files[0]), 600 * 128 + 5)
+        with pytest.raises(ColdPoolError, match=r"of rows of layer 0 .* are not what was written"):
             generation.read(ids_of(70))
 
 
@@ -196,10 +194,10 @@ def test_a_flipped_bit_of_a_shadow_is_an_error_that_names_it(model, cold_dir):
     with attached(model, cold_dir, "yes", STREAMED) as pool, torch.no_grad():
         generation = Generation(model, pool.attachment.new_cache(TOKENS + NEW), CHUNK)
         generation.read(ids_of())
-        rows = {str(one.descriptor) for one in pool.runtimes[-1].parts.store.files}
-        (shadows,) = [one for one in pool.files if os.path.basename(one) not in rows]
+        rows = {link(one) for one in pool.runtimes[-1].parts.store.files}
+        (shadows,) = set(pool.files) - rows
         flip(shadows, 70)
-        with pytest.raises(ColdPoolError, match="of key shadow .* are not what was written"):
+        with pytest.raises(ColdPoolError, match=r"of key shadow .* are not what was written"):
             list(generation.decode(Sampling(), NEW, frozenset()))
 
 
