@@ -211,6 +211,14 @@ SECRECY: tuple[Mutant, ...] = (
         (f"{_COLD}::test_an_erased_key_opens_nothing",),
     ),
     Mutant(
+        "pool-key-dumped",
+        "The key of a cold pool is in core dumps.",
+        f"{_HOST}/secrecy/locked_key.py",
+        "for advice in (mmap.MADV_DONTDUMP, _MADV_WIPEONFORK):",
+        "for advice in (_MADV_WIPEONFORK,):",
+        (f"{_TESTS}/secrecy/test_locked_key.py",),
+    ),
+    Mutant(
         "rows-written-plainly",
         "Rows of a sealed cold pool lie on the drive as they are.",
         f"{_HOST}/secrecy/cold_pages.py",

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -33,7 +34,7 @@ from hillinfer.cli.report import (
 )
 from hillinfer.cli.store import opened_store
 from hillinfer.engine.runtime import Runtime
-from hillinfer.errors import HillInferError, SessionError, without_python_names
+from hillinfer.errors import HillInferError, SessionError, SetupWarning, without_python_names
 from hillinfer.generate.answering import Answering, AnswerOptions, Generation, Progress
 from hillinfer.generate.prompt import DocumentPrompt, PromptForm, PromptStyle, QuestionPrompt
 from hillinfer.generate.run_report import (
@@ -262,7 +263,10 @@ def run(request: GenerateRequest, surroundings: Surroundings | None = None) -> R
         store, unused = opened_store(request.store, around.calls, console)
         if store is not None:
             opened.enter_context(store)
-            own = with_store(request.settings, store.places.cipher)
+            with warnings.catch_warnings():
+                # The attachment says it, where warnings are shown.
+                warnings.simplefilter("ignore", SetupWarning)
+                own = with_store(request.settings, store.places.cipher)
             request = replace(request, settings=own)
         source = around.locate(request.model, console.print)
         with panics_unsaid():

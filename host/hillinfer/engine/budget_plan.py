@@ -352,6 +352,6 @@ def _tag_bytes(shape: ModelShape, settings: Settings, rows: int) -> int:
         return 0
     grown = max(0, rows - TABLE_GROWTH_ROWS)
     own, old = table_bytes(rows * shape.row_bytes), table_bytes(grown * shape.row_bytes)
-    # Where rows lie in sealed extents these have tags of their own. One table is there twice while it
-    # grows, and not at the same time as one of slots.
+    # Where rows lie in sealed extents these have tags of their own. One table is there twice while
+    # it grows, and not at the same time as one of slots.
     return 2 * own * shape.layers + max(0, old - grown * _SLOT_TABLE_BYTES)

@@ -230,7 +230,8 @@ class SharedChunks:
         """
         if not self._seals.take_spare(run.pages):
             return False
-        self._seals.place(dict(zip(groups, range(run.at, CHUNK_GROUPS))), run.pages, span.offset)
+        numbers = {group: at for at, group in enumerate(groups, run.at)}
+        self._seals.place(numbers, run.pages, span.offset)
         with self._changing:
             shared = self._chunks.get((store, run.chunk))
             if shared is None:
