@@ -39,10 +39,11 @@ def model():
 
 @dataclass
 class Pool:
-    """An attachment in one of the ways, and the runtimes that it opened."""
+    """An attachment in one of the ways, the runtimes that it opened, and files that were open."""
 
     attachment: Attachment
     runtimes: list[Runtime]
+    before: set[Path]
 
     @property
     def files(self):
@@ -52,12 +53,20 @@ class Pool:
             parts.store.settle_all(layer)
         parts.shadow_memory.settle()
         place = target(link(parts.store.files[0])).parent
-        return [one for one in Path("/proc/self/fd").iterdir() if target(one).parent == place]
+        return [one for one in links() if target(one).parent == place and self.is_own(one)]
+
+    def is_own(self, one):
+        """Whether a file is none of a test before, whose error still holds it."""
+        return target(one) not in self.before
 
     @property
     def held(self):
         """All bytes that lie on the drive."""
         return [one.read_bytes() for one in self.files]
+
+
+def links():
+    return list(Path("/proc/self/fd").iterdir())
 
 
 def link(file):
@@ -76,6 +85,7 @@ def target(one):
 def attached(model, cold_dir, encryption, way=COLD, prompts_of=None, spare=0):
     """Attach as a line of the matrix says, with the cold pool kept in some way."""
     shape, runtimes = ModelShape.from_config(model.config, model.dtype), []
+    before = {target(one) for one in links()}
     chosen = Settings().changed(
         cold_dir=cold_dir, **(SETTINGS | {"dram_budget": 24 * MIB, "encrypt_cold_pool": encryption})
     )
@@ -92,7 +102,7 @@ def attached(model, cold_dir, encryption, way=COLD, prompts_of=None, spare=0):
 
     settings = settings.changed(dram_budget=ByteSize(budget))
     with Attachment(model, settings, open_runtime=opened, prompts=prompts_of) as hill:
-        yield Pool(hill, runtimes)
+        yield Pool(hill, runtimes, before)
 
 
 def ids_of(tokens=TOKENS):
