@@ -244,12 +244,12 @@ SECRECY: tuple[Mutant, ...] = (
         Built.NATIVE,
     ),
     Mutant(
-        "gaps-are-opened",
-        "Pages that lie between wanted ones are opened, too.",
+        "rows-behind-a-closed-page-are-wrong",
+        "A page that does not open makes rows wrong that lie behind it.",
         "host/native/landing.cpp",
-        "for (int64_t page = std::max(first, opened); page <= last; ++page) {",
-        "for (int64_t page = opened; page <= last; ++page) {",
-        (f"{_LANDING}::test_pages_in_between_that_nobody_wants_need_not_open",),
+        "            if (closed > first) {",
+        "            if (closed > 0) {",
+        (f"{_LANDING}::test_a_flipped_bit_is_told_of_the_first_row_of_its_page",),
         Built.NATIVE,
     ),
     Mutant(
