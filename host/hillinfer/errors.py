@@ -19,7 +19,8 @@ from enum import StrEnum
 # Options that are settings of the same name, but for the hyphens.
 _SETTINGS = (
     "alpha", "rule", "scope", "query", "shadow", "kept-sinks", "kept-recent", "max-selected",
-    "dram-budget", "pool-policy", "pool-sizes", "pool-timeline", "trace", "cold-dir", "device",
+    "dram-budget", "pool-policy", "pool-sizes", "pool-timeline", "trace", "cold-dir",
+    "encrypt-cold-pool", "device",
     "beta", "beta-model", "xclbin", "pynq-python", "block-rows", "prefetch-blocks",
     "block-tokens", "io", "io-threads",
 )  # fmt: skip

@@ -32,6 +32,17 @@ class IOChoice(StrEnum):
     THREADS = "threads"
 
 
+class Encryption(StrEnum):
+    """Whether files of the cold pool are sealed; it changes speed alone.
+
+    `auto` seals them beside an encrypted store, whose rows they hold.
+    """
+
+    AUTO = "auto"
+    YES = "yes"
+    NO = "no"
+
+
 class QuerySource(StrEnum):
     """The query that tokens are scored with; it changes which tokens are selected.
 
@@ -133,6 +144,9 @@ class Settings:
         begins it anew.
     cold_dir
         Directory on the drive that holds the cold pool; None for the user's cache directory.
+    encrypt_cold_pool
+        Whether the files of the cold pool are encrypted, under a key that is in memory alone; by
+        default beside an encrypted store.
     device
         Name in the table of devices: `nvme`, `golden`, `core`, `csim` or `xrt`; `pynq`
         with the package hillinfer-pynq.
@@ -174,6 +188,7 @@ class Settings:
     pool_timeline: Path | None = None
     trace: Path | None = None
     cold_dir: Path | None = None
+    encrypt_cold_pool: Encryption = Encryption.AUTO
     device: str = "nvme"
     beta: float | None = None
     beta_model: ModelName = ModelName.SCORES_THEN_ROWS
@@ -284,6 +299,7 @@ _CHOICES: dict[str, type[StrEnum]] = {
     "pool_sizes": PoolSizes,
     "beta_model": ModelName,
     "io": IOChoice,
+    "encrypt_cold_pool": Encryption,
 }
 # All others are counts.
 _TYPES: dict[str, Callable[[str, Any], Any]] = {

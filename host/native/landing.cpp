@@ -13,6 +13,10 @@
 namespace hillinfer {
 namespace {
 
+const PageSeal& seal_of(const Landing& landing, int64_t row) {
+    return landing.seals[landing.seals_groups ? row / kGroupTokens : 0];
+}
+
 // Runs are copied out as their reads come, while others are under way, by whichever thread has them.
 class Batch final : public Arrivals {
 public:
@@ -26,6 +30,9 @@ public:
     }
 
     void came(int64_t read) override {
+        if (landing_.seals) {
+            open(read);
+        }
         const int64_t run = plan_.run_of_read[size_t(read)];
         if (coming_[size_t(run)].fetch_sub(1, std::memory_order_acq_rel) == 1) {
             finish(plan_.runs[size_t(run)]);
@@ -40,7 +47,18 @@ public:
         }
     }
 
-    void finish_all() {
+    // After others have read what had not come, in the order of reads.
+    void finish_all(int64_t missing) {
+        if (landing_.seals) {
+            // Pages of the other reads are open.
+            int64_t next = 0;
+            for (size_t read = 0; read < plan_.addresses.size() && next < missing; ++read) {
+                if (plan_.addresses[read] == landing_.missing_addresses[next]) {
+                    open(int64_t(read));
+                    ++next;
+                }
+            }
+        }
         for (const Run& run : plan_.runs) {
             finish(run);
         }
@@ -72,6 +90,41 @@ private:
         }
     }
 
+    // Opens those pages of a read that wanted rows lie in: of others, which were read because they lie
+    // in between, nobody knows whether they are being written. Rows whose pages do not open are wrong.
+    void open(int64_t read) {
+        const Run& run = plan_.runs[size_t(plan_.run_of_read[size_t(read)])];
+        const int64_t begin = plan_.file_offsets[size_t(read)];
+        const int64_t end = begin + plan_.byte_counts[size_t(read)];
+        uint8_t* const bytes = reinterpret_cast<uint8_t*>(plan_.addresses[size_t(read)]);
+        const auto stop = sorted_.begin() + run.stop;
+        auto row = std::partition_point(
+            sorted_.begin() + run.first, stop,
+            [&](const WantedRow& one) { return one.offset + landing_.row_bytes <= begin; });
+        PageOpener* const opener = openers_.take();
+        // Pages of the read up to which they are open, and up to which one is not.
+        int64_t opened = 0, closed = 0;
+        for (; row != stop && row->offset < end; ++row) {
+            const PageSeal& seal = seal_of(landing_, row->row);
+            const int64_t first = (std::max(row->offset, begin) - begin) / kSealedPageBytes;
+            const int64_t last = (std::min(row->offset + landing_.row_bytes, end) - 1 - begin) /
+                                 kSealedPageBytes;
+            const int64_t before = (begin - seal.origin) / kSealedPageBytes;
+            for (int64_t page = std::max(first, opened); page <= last; ++page) {
+                opened = page + 1;
+                if (!opener || !opener->open(seal, before + page, bytes + page * kSealedPageBytes)) {
+                    closed = page + 1;
+                }
+            }
+            if (closed > first) {
+                note_wrong(row->index);
+            }
+        }
+        if (opener) {
+            openers_.give(opener);
+        }
+    }
+
     void note_wrong(int64_t index) {
         int64_t known = wrong_;
         while ((known < 0 || index < known) && !wrong_.compare_exchange_weak(known, index)) {
@@ -85,14 +138,25 @@ private:
     // Reads of each run that have not come.
     std::vector<std::atomic<int32_t>> coming_;
     std::atomic<int64_t> wrong_;
+    PageOpeners openers_;
 };
+
+bool is_sealed_there(const Landing& landing, int64_t row) {
+    if (landing.seals_groups && row / kGroupTokens >= landing.seal_count) {
+        return false;
+    }
+    const PageSeal& seal = seal_of(landing, row);
+    const int64_t offset = row_offset(row, landing.row_bytes, landing.starts) - seal.origin;
+    return seal.key && offset >= 0 && offset + landing.row_bytes <= seal.count * kSealedPageBytes;
+}
 
 bool is_placed(const Landing& landing) {
     for (int64_t i = 0; i < landing.count; ++i) {
         const int64_t row = landing.rows[i], place = landing.places[i];
         if (row < 0 || place < 0 || place >= landing.out_rows ||
             (landing.starts && row / kGroupTokens >= landing.start_count) ||
-            (landing.sums && row >= landing.sum_count)) {
+            (landing.sums && row >= landing.sum_count) ||
+            (landing.seals && !is_sealed_there(landing, row))) {
             return false;
         }
     }
@@ -116,6 +180,7 @@ Outcome land(const ReadWay& way, Landing& landing) {
     if (!is_placed(landing)) {
         return kMisplaced;
     }
+    const int64_t missing = landing.missing;
     landing.missing = 0;
     const std::vector<WantedRow> sorted = in_file_order(
         landing.rows, landing.count, landing.row_bytes, landing.starts);
@@ -135,7 +200,7 @@ Outcome land(const ReadWay& way, Landing& landing) {
         }
         Batch batch(landing, sorted, plan, attending ? &*attending : nullptr);
         if (landing.is_read) {
-            batch.finish_all();
+            batch.finish_all(missing);
         } else {
             results.resize(plan.file_offsets.size());
             const FileReads reads{int64_t(results.size()), plan.file_offsets.data(),

@@ -6,6 +6,7 @@
 #include "api.h"
 #include "attending.h"
 #include "file_reads.h"
+#include "page_cipher.h"
 
 namespace hillinfer {
 
@@ -31,7 +32,7 @@ struct Landing {
     // What was done so far.
     int64_t reads;
     int64_t byte_count;
-    int64_t wrong;  // The first of the rows whose checksum is another; below 0 where none is.
+    int64_t wrong;  // The first of the rows that are not as they were written; below 0 where none is.
     // Reads of the batch at `landed` that did not come whole: there is room for a batch's.
     int64_t missing;
     int64_t* missing_offsets;
@@ -41,11 +42,16 @@ struct Landing {
     // does. It is done when all of its rows are here.
     Attending* attending;
     const int64_t* numbers;
+    // What opens the pages that rows lie in: one for all of the file, or where `seals_groups` is set
+    // one for each group of 64 rows. Null where they are plain.
+    const PageSeal* seals;
+    int64_t seal_count;
+    int64_t seals_groups;
 };
 
 // Lands rows, batch after batch, until all are there or reads of a batch did not come whole. These are
 // `missing`; once they were read otherwise and `is_read` is set, the next call goes on. kMisplaced where
-// a row or place is nowhere; kLost where a ring did not give its reads back.
+// a row, a page or a place is nowhere; kLost where a ring did not give its reads back.
 Outcome land(const ReadWay& way, Landing& landing);
 
 }  // namespace hillinfer

@@ -3,13 +3,15 @@
 
 #include <dlfcn.h>
 
+#include <new>
+
 #include "api.h"
 
 namespace hillinfer {
 namespace {
 
-constexpr int64_t kPageBytes = 4096, kTagBytes = 16;
-constexpr int kNonceBytes = 12;
+constexpr int64_t kPageBytes = kSealedPageBytes, kTagBytes = 16;
+constexpr int kNonceBytes = 12, kNumberBytes = 8;
 // OpenSSL's EVP_CTRL_AEAD_GET_TAG and EVP_CTRL_AEAD_SET_TAG.
 constexpr int kGetTag = 0x10, kSetTag = 0x11;
 // The version whose functions are declared below; another one is not tried.
@@ -50,43 +52,29 @@ const Crypto& crypto() {
     return found;
 }
 
-// A cipher with its key; the nonce changes with each page.
-class Context {
-public:
-    Context(const Crypto& library, const uint8_t* key, int32_t seals)
-        : library_(library), context_(library.context_new()), seals_(seals) {
-        is_ready_ = context_ && library_.init(context_, library_.aes_256_gcm(), nullptr, key,
-                                              nullptr, seals_) == 1;
-    }
-    ~Context() {
-        if (context_) {
-            library_.context_free(context_);
-        }
-    }
-    Context(const Context&) = delete;
-    Context& operator=(const Context&) = delete;
+// Gives a context its cipher and key; the nonce changes with each page.
+bool keyed(void* context, const uint8_t* key, int32_t seals) {
+    return context && crypto().init(context, crypto().aes_256_gcm(), nullptr, key, nullptr, seals) == 1;
+}
 
-    bool is_ready() const { return is_ready_; }
-
-    bool page(uint64_t number, uint8_t* page, uint8_t* tag) {
-        uint8_t nonce[kNonceBytes] = {};
-        for (int i = 0; i < 8; ++i) {
-            nonce[kNonceBytes - 1 - i] = uint8_t(number >> 8 * i);
-        }
-        int size = 0;
-        return library_.init(context_, nullptr, nullptr, nullptr, nonce, seals_) == 1 &&
-               (seals_ || library_.control(context_, kSetTag, kTagBytes, tag) == 1) &&
-               library_.update(context_, page, &size, page, kPageBytes) == 1 &&
-               size == kPageBytes && library_.finish(context_, page + kPageBytes, &size) == 1 &&
-               (!seals_ || library_.control(context_, kGetTag, kTagBytes, tag) == 1);
+// Seals or opens a page in its place.
+bool pass_page(void* context, uint64_t number, uint32_t writes, uint8_t* page, uint8_t* tag,
+               int32_t seals) {
+    uint8_t nonce[kNonceBytes];
+    for (int i = 0; i < kNumberBytes; ++i) {
+        nonce[kNonceBytes - 1 - i] = uint8_t(number >> 8 * i);
     }
-
-private:
-    const Crypto& library_;
-    void* context_;
-    const int32_t seals_;
-    bool is_ready_ = false;
-};
+    for (int i = 0; i < kNonceBytes - kNumberBytes; ++i) {
+        nonce[kNonceBytes - kNumberBytes - 1 - i] = uint8_t(writes >> 8 * i);
+    }
+    const Crypto& library = crypto();
+    int size = 0;
+    return library.init(context, nullptr, nullptr, nullptr, nonce, seals) == 1 &&
+           (seals || library.control(context, kSetTag, kTagBytes, tag) == 1) &&
+           library.update(context, page, &size, page, kPageBytes) == 1 && size == kPageBytes &&
+           library.finish(context, page + kPageBytes, &size) == 1 &&
+           (!seals || library.control(context, kGetTag, kTagBytes, tag) == 1);
+}
 
 }  // namespace
 
@@ -96,17 +84,68 @@ int64_t cipher_pages(const PageRun& run) {
     if (!crypto().is_there) {
         return -1;
     }
-    Context context(crypto(), run.key, run.seals);
-    if (!context.is_ready()) {
-        return -1;
+    void* const context = crypto().context_new();
+    int64_t done = keyed(context, run.key, run.seals) ? 0 : -1;
+    while (done >= 0 && done < run.count &&
+           pass_page(context, uint64_t(run.first + done), run.writes ? run.writes[done] : 0,
+                     run.pages + done * kPageBytes, run.tags + done * kTagBytes, run.seals)) {
+        ++done;
     }
-    for (int64_t i = 0; i < run.count; ++i) {
-        if (!context.page(uint64_t(run.first + i), run.pages + i * kPageBytes,
-                          run.tags + i * kTagBytes)) {
-            return i;
+    if (context) {
+        crypto().context_free(context);
+    }
+    return done;
+}
+
+PageOpener::~PageOpener() {
+    if (context_) {
+        crypto().context_free(context_);
+    }
+}
+
+bool PageOpener::open(const PageSeal& seal, int64_t index, uint8_t* page) noexcept {
+    if (!crypto().is_there) {
+        return false;
+    }
+    if (!context_) {
+        context_ = crypto().context_new();
+    }
+    if (key_ != seal.key) {
+        key_ = nullptr;
+        if (!keyed(context_, seal.key, 0)) {
+            return false;
+        }
+        key_ = seal.key;
+    }
+    // The library takes a tag that it may write to, and does so where it seals.
+    return pass_page(context_, uint64_t(seal.first + index), seal.writes ? seal.writes[index] : 0,
+                     page, const_cast<uint8_t*>(seal.tags) + index * kTagBytes, 0);
+}
+
+PageOpeners::~PageOpeners() {
+    while (idle_) {
+        PageOpener* const next = idle_->next;
+        delete idle_;
+        idle_ = next;
+    }
+}
+
+PageOpener* PageOpeners::take() noexcept {
+    {
+        const std::lock_guard<std::mutex> lock(changing_);
+        if (idle_) {
+            PageOpener* const taken = idle_;
+            idle_ = taken->next;
+            return taken;
         }
     }
-    return run.count;
+    return new (std::nothrow) PageOpener;
+}
+
+void PageOpeners::give(PageOpener* opener) noexcept {
+    const std::lock_guard<std::mutex> lock(changing_);
+    opener->next = idle_;
+    idle_ = opener;
 }
 
 }  // namespace hillinfer

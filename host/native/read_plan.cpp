@@ -18,6 +18,10 @@ constexpr int64_t kMaxReadBytes = 256 * 1024;
 
 }  // namespace
 
+int64_t row_offset(int64_t row, int64_t row_bytes, const int64_t* starts) {
+    return starts ? starts[row / kGroupTokens] + row % kGroupTokens * row_bytes : row * row_bytes;
+}
+
 std::vector<WantedRow> in_file_order(const int64_t* rows, int64_t count, int64_t row_bytes,
                                      const int64_t* starts) {
     std::vector<WantedRow> sorted;
@@ -25,8 +29,7 @@ std::vector<WantedRow> in_file_order(const int64_t* rows, int64_t count, int64_t
     bool rising = true;
     for (int64_t i = 0; i < count; ++i) {
         const int64_t row = rows[i];
-        const int64_t offset =
-            starts ? starts[row / kGroupTokens] + row % kGroupTokens * row_bytes : row * row_bytes;
+        const int64_t offset = row_offset(row, row_bytes, starts);
         rising &= i == 0 || sorted.back().offset < offset;
         sorted.push_back({row, offset, i});
     }

@@ -32,8 +32,11 @@ struct ReadPlan {
     void cut();
 };
 
-// The rows in the order of the file; each comes once. `starts` says where each group of rows begins;
-// where it is null, row r lies at r * row_bytes.
+// Where a row lies in its file. `starts` says where each group of rows begins; where it is null, row r
+// lies at r * row_bytes.
+int64_t row_offset(int64_t row, int64_t row_bytes, const int64_t* starts);
+
+// The rows in the order of the file; each comes once.
 std::vector<WantedRow> in_file_order(const int64_t* rows, int64_t count, int64_t row_bytes,
                                      const int64_t* starts);
 

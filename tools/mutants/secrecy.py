@@ -10,6 +10,10 @@ _TESTS = "tests/host"
 _PAGES = f"{_TESTS}/secrecy/test_pages.py"
 _KEYS = f"{_TESTS}/secrecy/test_key_table.py"
 _STORE = f"{_TESTS}/store/test_sealed_store.py"
+_COLD = f"{_TESTS}/secrecy/test_cold_pages.py"
+_LANDING = f"{_TESTS}/drive/test_sealed_landing.py"
+_POOL = f"{_TESTS}/hf/test_sealed_pool.py"
+_IN_PLACE = f"{_TESTS}/reuse/test_opened_in_place.py"
 
 SECRECY: tuple[Mutant, ...] = (
     Mutant(
@@ -62,8 +66,8 @@ SECRECY: tuple[Mutant, ...] = (
         "native-nonce-of-the-first-page",
         "All pages of a run are sealed with the nonce of the first.",
         "host/native/page_cipher.cpp",
-        "if (!context.page(uint64_t(run.first + i), ",
-        "if (!context.page(uint64_t(run.first), ",
+        "pass_page(context, uint64_t(run.first + done), ",
+        "pass_page(context, uint64_t(run.first), ",
         (f"{_PAGES}::test_pages_are_sealed_as_the_library_seals_them",),
         Built.NATIVE,
     ),
@@ -71,8 +75,8 @@ SECRECY: tuple[Mutant, ...] = (
         "native-tag-not-compared",
         "The tags of pages that are opened are not compared.",
         "host/native/page_cipher.cpp",
-        "size == kPageBytes && library_.finish(context_, page + kPageBytes, &size) == 1 &&",
-        "size == kPageBytes && (!seals_ || library_.finish(context_, page, &size) == 1) &&",
+        "library.finish(context, page + kPageBytes, &size) == 1 &&",
+        "(!seals || library.finish(context, page, &size) == 1) &&",
         (
             f"{_PAGES}::test_a_flipped_bit_of_a_page_is_found",
             f"{_PAGES}::test_a_flipped_bit_of_a_tag_is_found",
@@ -150,5 +154,135 @@ SECRECY: tuple[Mutant, ...] = (
         '    return b"hillinfer key 1" + pool + about',
         '    return b"hillinfer key 1" + pool',
         (f"{_KEYS}::test_entries_that_changed_places_open_nothing",),
+    ),
+    Mutant(
+        "writes-not-in-the-nonce",
+        "A page of the cold pool that is written again has the nonce that it had.",
+        "host/native/page_cipher.cpp",
+        "= uint8_t(writes >> 8 * i);",
+        "= uint8_t(0 * writes);",
+        (
+            f"{_COLD}::test_no_two_pages_are_sealed_alike",
+            f"{_COLD}::test_a_page_of_an_older_write_another_place_or_file_does_not_open",
+        ),
+        Built.NATIVE,
+    ),
+    Mutant(
+        "writes-not-counted",
+        "Nobody counts how often a page of the cold pool was sealed.",
+        f"{_HOST}/secrecy/cold_pages.py",
+        "            writes += 1\n",
+        "",
+        (
+            f"{_COLD}::test_no_two_pages_are_sealed_alike",
+            f"{_POOL}::test_what_is_written_again_is_sealed_anew",
+        ),
+    ),
+    Mutant(
+        "files-of-one-number",
+        "Two files of a cold pool have the same nonces.",
+        f"{_HOST}/secrecy/cold_pages.py",
+        "self._first = number << _FILE_SHIFT",
+        "self._first = 0",
+        (f"{_COLD}::test_no_two_pages_are_sealed_alike",),
+    ),
+    Mutant(
+        "tags-lost-as-tables-grow",
+        "Pages that were sealed before a table of tags grew open no more.",
+        f"{_HOST}/secrecy/cold_pages.py",
+        "            larger.tags[:old] = self._tables.tags\n",
+        "",
+        (f"{_COLD}::test_tags_stay_while_tables_grow_and_are_counted",),
+    ),
+    Mutant(
+        "tags-not-counted",
+        "Nobody counts the tags of the cold pool.",
+        f"{_HOST}/secrecy/cold_pages.py",
+        "self._accountant.take(Part.OTHER, pages * TABLE_BYTES)",
+        "self._accountant.take(Part.OTHER, old * TABLE_BYTES)",
+        (f"{_COLD}::test_tags_stay_while_tables_grow_and_are_counted",),
+    ),
+    Mutant(
+        "pool-key-not-erased",
+        "The key of a cold pool stays in memory when it has ended.",
+        f"{_HOST}/secrecy/locked_key.py",
+        "        ctypes.memset(self.address, 0, KEY_BYTES)",
+        "        pass",
+        (f"{_COLD}::test_an_erased_key_opens_nothing",),
+    ),
+    Mutant(
+        "pool-key-dumped",
+        "The key of a cold pool is in core dumps.",
+        f"{_HOST}/secrecy/locked_key.py",
+        "for advice in (mmap.MADV_DONTDUMP, _MADV_WIPEONFORK):",
+        "for advice in (_MADV_WIPEONFORK,):",
+        (f"{_TESTS}/secrecy/test_locked_key.py",),
+    ),
+    Mutant(
+        "rows-written-plainly",
+        "Rows of a sealed cold pool lie on the drive as they are.",
+        f"{_HOST}/secrecy/cold_pages.py",
+        "            yield offset + begin, sealed.data",
+        "            yield offset + begin, piece",
+        (f"{_POOL}::test_no_row_and_no_shadow_is_found_on_the_drive",),
+    ),
+    Mutant(
+        "shadows-written-plainly",
+        "Key shadows of a sealed cold pool lie on the drive as they are.",
+        f"{_HOST}/shadow/store.py",
+        "        return self._sealed.data\n",
+        "        return memory\n",
+        (f"{_POOL}::test_no_row_and_no_shadow_is_found_on_the_drive",),
+    ),
+    Mutant(
+        "closed-page-is-right",
+        "Rows of a page that does not open are taken for right.",
+        "host/native/landing.cpp",
+        "            if (closed > first) {",
+        "            if (false) {",
+        (f"{_LANDING}::test_a_flipped_bit_is_told_of_the_first_row_of_its_page",),
+        Built.NATIVE,
+    ),
+    Mutant(
+        "rows-behind-a-closed-page-are-wrong",
+        "A page that does not open makes rows wrong that lie behind it.",
+        "host/native/landing.cpp",
+        "            if (closed > first) {",
+        "            if (closed > 0) {",
+        (f"{_LANDING}::test_a_flipped_bit_is_told_of_the_first_row_of_its_page",),
+        Built.NATIVE,
+    ),
+    Mutant(
+        "opened-twice",
+        "Reads that had come are opened once more when others were made again.",
+        "host/native/landing.cpp",
+        "if (plan_.addresses[read] == landing_.missing_addresses[next]) {",
+        "if (true) {",
+        (f"{_LANDING}::test_what_is_read_again_is_opened_once",),
+        Built.NATIVE,
+    ),
+    Mutant(
+        "sealed-files-named",
+        "A session is given the files of a sealed cold pool, which nobody can read.",
+        f"{_HOST}/kv/saved_sequences.py",
+        "        if self.store.pages.are_sealed:",
+        "        if False:",
+        (f"{_POOL}::test_a_session_saved_from_it_is_that_of_a_plain_one",),
+    ),
+    Mutant(
+        "plain-pool-beside-an-encrypted-store",
+        "Rows behind a prefix of an encrypted store lie plainly in the cold pool.",
+        f"{_HOST}/hf/attach.py",
+        "            self.settings = with_store(self.settings, prompts.cipher)",
+        "            pass",
+        (f"{_POOL}::test_a_pool_is_sealed_beside_an_encrypted_store",),
+    ),
+    Mutant(
+        "key-of-another-group",
+        "All groups of a sealed extent are opened with the key of the first.",
+        f"{_HOST}/extents/group_seals.py",
+        "part = pages.part(at)",
+        "part = pages.part(0)",
+        (f"{_IN_PLACE}::test_a_tail_is_filled_by_one",),
     ),
 )

@@ -23,7 +23,7 @@ from hillinfer.generate.special_tokens import SpecialTokens
 from hillinfer.kv.pool_policies import POOL_POLICIES, make_pool_policy
 from hillinfer.models.registry_model import DEFAULT_MODEL
 from hillinfer.secrecy.key_sources import key_source
-from hillinfer.settings import IOChoice, ModelName, QuestionReading, Settings
+from hillinfer.settings import Encryption, IOChoice, ModelName, QuestionReading, Settings
 from hillinfer.store.pool_files import insist
 from hillinfer.system.machine import NumberType
 from hillinfer.values import ByteSize, check_threads
@@ -339,6 +339,9 @@ def generate(
     cold_dir: Annotated[
         Path | None, typer.Option(help="Directory on the drive; by default in the user's cache.")
     ] = None,
+    encrypt_cold_pool: Annotated[
+        str, typer.Option(help=f"{', '.join(Encryption)}; auto: yes beside an encrypted store.")
+    ] = _DEFAULTS.encrypt_cold_pool.value,
     device: Annotated[
         str, typer.Option(help="What scores: nvme, golden, core, csim, xrt or pynq.")
     ] = _DEFAULTS.device,
@@ -439,6 +442,7 @@ def generate(
         pool_timeline=pool_timeline,
         trace=trace,
         cold_dir=cold_dir,
+        encrypt_cold_pool=encrypt_cold_pool,
         device=device,
         beta=beta,
         beta_model=beta_model,

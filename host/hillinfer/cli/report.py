@@ -69,6 +69,7 @@ def settings_facts(request: GenerateRequest, checked: CheckedRun) -> dict[str, A
         "block_rows": settings.block_rows,
         "prefetch_blocks": settings.prefetch_blocks,
         "block_tokens": settings.block_tokens,
+        "encrypt_cold_pool": settings.encrypt_cold_pool.value,
         "io": settings.io.value,
         "io_threads": settings.io_threads,
         "prefill_chunk": request.chunk_tokens,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -33,7 +34,7 @@ from hillinfer.cli.report import (
 )
 from hillinfer.cli.store import opened_store
 from hillinfer.engine.runtime import Runtime
-from hillinfer.errors import HillInferError, SessionError, without_python_names
+from hillinfer.errors import HillInferError, SessionError, SetupWarning, without_python_names
 from hillinfer.generate.answering import Answering, AnswerOptions, Generation, Progress
 from hillinfer.generate.prompt import DocumentPrompt, PromptForm, PromptStyle, QuestionPrompt
 from hillinfer.generate.run_report import (
@@ -52,6 +53,7 @@ from hillinfer.native.library import native_library
 from hillinfer.projections.attachment import ProjectionAttachment
 from hillinfer.projections.ways import make_projections
 from hillinfer.reuse.model_prompts import ModelPrompts
+from hillinfer.secrecy.cold_pages import with_store
 from hillinfer.sessions.opening import SavedSession
 from hillinfer.sessions.writing import prepare_target
 from hillinfer.settings import Settings
@@ -261,6 +263,11 @@ def run(request: GenerateRequest, surroundings: Surroundings | None = None) -> R
         store, unused = opened_store(request.store, around.calls, console)
         if store is not None:
             opened.enter_context(store)
+            with warnings.catch_warnings():
+                # The attachment says it, where warnings are shown.
+                warnings.simplefilter("ignore", SetupWarning)
+                own = with_store(request.settings, store.places.cipher)
+            request = replace(request, settings=own)
         source = around.locate(request.model, console.print)
         with panics_unsaid():
             outline = ModelOutline.read(source, request.number_type)

@@ -22,6 +22,26 @@ MAX_READ_BYTES = 256 * 1024
 
 
 @dataclass(frozen=True)
+class Seals:
+    """What opens sealed pages while they land, as the native library has it (`PageSeal`).
+
+    Parameters
+    ----------
+    address, count
+        Where the table lies, and its lines.
+    of_groups
+        1 where each group of 64 rows has a line, by its number; 0 where the file has one.
+    kept
+        What must live as long.
+    """
+
+    address: int
+    count: int
+    of_groups: int
+    kept: object
+
+
+@dataclass(frozen=True)
 class FileRows:
     """Rows of a file, and where each of them goes.
 
@@ -45,6 +65,8 @@ class FileRows:
     starts
         int64, contiguous: the byte of the file that each group of 64 rows starts at, as far as
         rows are wanted; None where they lie one behind the other.
+    seals
+        What opens the pages that they lie in; None where these are plain.
     """
 
     rows: NDArray[np.int64]
@@ -54,6 +76,7 @@ class FileRows:
     sums: NDArray[np.uint32] | None = None
     coming: Coming | None = None
     starts: NDArray[np.int64] | None = None
+    seals: Seals | None = None
 
     def __post_init__(self) -> None:
         if self.out.ndim != 2 or not self.out.flags.c_contiguous or self.out.shape[1] % 64:
@@ -90,8 +113,8 @@ class Landed:
     cost
         Reads, and the bytes they brought.
     wrong
-        The first of the rows, by its place among those wanted, whose checksum is another; None
-        where none is, or nobody looks.
+        The first of the rows, by its place among those wanted, whose checksum is another or whose
+        page does not open; None where none is, or nobody looks.
     """
 
     cost: ReadCost
@@ -144,6 +167,9 @@ class LandingTable:
             missing_counts=counts,
             attending=None if coming is None else ctypes.addressof(coming.run.table),
             numbers=None if numbers is None else numbers.ctypes.data,
+            seals=None if wanted.seals is None else wanted.seals.address,
+            seal_count=0 if wanted.seals is None else wanted.seals.count,
+            seals_groups=0 if wanted.seals is None else wanted.seals.of_groups,
         )
 
     @property

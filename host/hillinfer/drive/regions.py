@@ -9,11 +9,13 @@ from bisect import bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hillinfer.drive.files import IOMode
+from hillinfer.drive.landing import Seals
 from hillinfer.drive.shared_files import ReadFile, RowBase
 
 # --- Who owns groups ---
@@ -284,6 +286,27 @@ class WrittenElsewhere:
 WriteElsewhere = Callable[[NDArray[np.uint8]], list[WrittenElsewhere]]
 
 
+class FileSeals(Protocol):
+    """What opens the pages of groups that lie in files of others."""
+
+    @property
+    def seals(self) -> Seals:
+        """What the native library opens pages with, group by group."""
+
+    def open(self, file: ReadFile, group: int, start: int, piece: memoryview, offset: int) -> None:
+        """Open whole pages in their place, or raise the file's error.
+
+        Parameters
+        ----------
+        file
+            Where they were read.
+        group, start
+            The first of some groups one behind the other, and where in the file it begins.
+        piece, offset
+            The pages, and where in the file they begin.
+        """
+
+
 class OtherFiles:
     """The files that groups of a cold pool lie in beside its own, and which lie where.
 
@@ -304,6 +327,7 @@ class OtherFiles:
         self.placement = Placement(layers)
         self._layers, self._group_bytes = layers, group_bytes
         self._files: dict[int, tuple[Sequence[ReadFile], IOMode]] = {}
+        self._seals: dict[int, FileSeals] = {}
         # Of each base, by its first group, its number as a file.
         self._bases: dict[int, tuple[int, RowBase]] = {}
         self._numbers = count()
@@ -329,9 +353,22 @@ class OtherFiles:
         """Return a file of a layer by its number."""
         return self._files[number][0][layer]
 
-    def add_file(self, file: ReadFile, mode: IOMode) -> int:
+    def seals(self, number: int) -> Seals | None:
+        """Return what opens the pages of a file while rows land, None where they are plain."""
+        return self._seals[number].seals if number in self._seals else None
+
+    def open(
+        self, layer: int, number: int, group: int, start: int, piece: memoryview, offset: int
+    ) -> None:
+        """Open pages of a file where they are sealed; parameters as of `FileSeals`."""
+        if number in self._seals:
+            self._seals[number].open(self.file(layer, number), group, start, piece, offset)
+
+    def add_file(self, file: ReadFile, mode: IOMode, seals: FileSeals | None = None) -> int:
         """Return a number for a file that groups of all layers may lie in; its owner closes it."""
         number = next(self._numbers)
+        if seals is not None:
+            self._seals[number] = seals
         self._files[number] = [file] * self._layers, mode
         return number
 

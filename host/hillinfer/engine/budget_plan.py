@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from hillinfer.drive.checksums import ROW_SUM_BYTES
 from hillinfer.drive.files import PAGE_BYTES, round_up
+from hillinfer.drive.read_turns import QUANTUM_BYTES
 from hillinfer.errors import BudgetError
 from hillinfer.kv.hot_pool import SLOT_BYTES
 from hillinfer.kv.pool_policies import make_pool_policy
@@ -14,11 +15,13 @@ from hillinfer.kv.sequence import HIT_BYTES, observed_bytes, room_for
 from hillinfer.memory_budget import TABLE_GROWTH_ROWS
 from hillinfer.model_shape import ModelShape
 from hillinfer.scoring.layout import probe_bytes, score_bytes_per_token, scratch_bytes
-from hillinfer.settings import HOST_DEVICES, Settings
+from hillinfer.secrecy.cold_pages import table_bytes
+from hillinfer.settings import HOST_DEVICES, Encryption, Settings
+from hillinfer.shadow.leaving import LEAVING_SHADOWS
 from hillinfer.shadow.store import (
-    LEAVING_SHADOWS,
     STREAM_BUFFERS,
     held_bytes,
+    sealed_bytes,
     shadow_bytes,
     statistics_bytes,
 )
@@ -127,6 +130,8 @@ class BudgetPlan:
         `shadow_bytes`.
     narrower_shadows
         Formats of the key shadow that take less than this one.
+    encryption
+        Whether the cold pool is sealed, whose tags and buffers are among the others.
     """
 
     budget_bytes: int
@@ -139,6 +144,7 @@ class BudgetPlan:
     other_bytes: int
     device: DevicePart
     narrower_shadows: tuple[str, ...] = ()
+    encryption: Encryption = Encryption.NO
 
     @classmethod
     def for_context(
@@ -182,25 +188,32 @@ class BudgetPlan:
             # One slot table is there twice while it grows.
             + (rows * shape.layers + rows - TABLE_GROWTH_ROWS) * _SLOT_TABLE_BYTES
             + rows * shape.layers * ROW_SUM_BYTES
+            + _tag_bytes(shape, settings, rows)
+            + _tag_bytes(shape, settings, rows)
             + (hit_bytes(shape, tokens) + observed_bytes(shape, observed)) * sequences
             + score_bytes(spec, settings.scope, tokens),
             device=device,
+            encryption=settings.encrypt_cold_pool,
         )
 
     def streamed(self, spec: KernelSpec, layers: int, sequences: int) -> BudgetPlan:
         """Return the plan with so much of the shadow on the drive that half is left for rows."""
         one, held = shadow_bytes(spec), held_bytes(spec)
-        staging = self.staging_bytes + STREAM_BUFFERS * one
-        rows = max(self.kept_bytes, self.budget_bytes // 2)
-        fixed = rows + staging + self.other_bytes + self.device.probe_bytes
-        room = (self.budget_bytes - fixed) // held
+        staging, other = self.staging_bytes + STREAM_BUFFERS * one, self.other_bytes
         shadows = self.shadow_bytes // held
+        if self.encryption is Encryption.YES:
+            buffer, tags = sealed_bytes(spec, shadows)
+            staging, other = staging + buffer, other + tags
+        rows = max(self.kept_bytes, self.budget_bytes // 2)
+        fixed = rows + staging + other + self.device.probe_bytes
+        room = (self.budget_bytes - fixed) // held
         resident = min(max(room, _moving_shadows(layers, sequences)), shadows)
         return replace(
             self,
             shadow_bytes=resident * held,
             streamed_shadow_bytes=(shadows - resident) * one,
             staging_bytes=staging,
+            other_bytes=other,
         )
 
     def shadow_limit(self, spec: KernelSpec, layers: int, sequences: int) -> int:
@@ -324,4 +337,21 @@ def staging_bytes(shape: ModelShape, settings: Settings) -> int:
         + widened_bytes(shape, settings)
         + keys
         + scratch_bytes(spec)
+        + (sealing_bytes(write_back) if settings.encrypt_cold_pool is Encryption.YES else 0)
     )
+
+
+def sealing_bytes(write_back_bytes: int) -> int:
+    """Return the bytes of rows that are sealed before they are written."""
+    return round_up(min(QUANTUM_BYTES, write_back_bytes), PAGE_BYTES)
+
+
+def _tag_bytes(shape: ModelShape, settings: Settings, rows: int) -> int:
+    """Return the bytes of the tags of so many rows, as tables have them."""
+    if settings.encrypt_cold_pool is not Encryption.YES:
+        return 0
+    grown = max(0, rows - TABLE_GROWTH_ROWS)
+    own, old = table_bytes(rows * shape.row_bytes), table_bytes(grown * shape.row_bytes)
+    # Where rows lie in sealed extents these have tags of their own. One table is there twice while
+    # it grows, and not at the same time as one of slots.
+    return 2 * own * shape.layers + max(0, old - grown * _SLOT_TABLE_BYTES)

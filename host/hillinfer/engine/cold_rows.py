@@ -128,7 +128,7 @@ class ColdRows:
         rest = misses.part(misses.arrived, misses.count)
         most = self._buffers.rows
         # Between the reads of one set nothing is read ahead.
-        self._store.demand()
+        self._store.turns.demand()
         try:
             taken = 0
             for turn, (start, stop, own) in enumerate(
@@ -151,7 +151,7 @@ class ColdRows:
                     offered = self._keeper.offer_missed(entry, sequence, candidates)
                     self._buffers.lend(turn % 2, offered)
         finally:
-            self._store.satisfy()
+            self._store.turns.satisfy()
 
 
 def _candidates(

@@ -26,11 +26,17 @@ from hillinfer.drive.read_engines import ReadEngine
 from hillinfer.drive.regions import GroupTable
 from hillinfer.drive.shared_files import OpenFiles
 from hillinfer.engine.budget_growth import BudgetGrowth, FollowingBudget
-from hillinfer.engine.budget_plan import kernel_spec, staging_bytes, widened_bytes
+from hillinfer.engine.budget_plan import (
+    kernel_spec,
+    sealing_bytes,
+    staging_bytes,
+    widened_bytes,
+)
 from hillinfer.engine.cold_rows import ColdRows
 from hillinfer.engine.decode_step import NativeDecode
 from hillinfer.engine.selection import PrefetchPipeline, TokenSelection
 from hillinfer.errors import SettingsError, SetupWarning
+from hillinfer.extents.group_seals import GroupSeals
 from hillinfer.extents.recording import EngineSide
 from hillinfer.extents.shared_chunks import SharedChunks
 from hillinfer.gpu.attention import GpuSide
@@ -52,7 +58,8 @@ from hillinfer.schedule.kept_windows import DENSE_PASSES, KeptWindows, WindowKey
 from hillinfer.schedule.pass_windows import PassWindows
 from hillinfer.schedule.slack_table import SlackTable
 from hillinfer.scoring.scorer import ImportanceEvaluation, Scorer
-from hillinfer.settings import Settings
+from hillinfer.secrecy.cold_pages import PoolKey, SealedRowPages
+from hillinfer.settings import Encryption, Settings
 from hillinfer.shadow.memory import ShadowMemory
 from hillinfer.shadow.store import ShadowStore
 from hillinfer.statistics import Counters, LayerHits
@@ -73,8 +80,8 @@ class RuntimeParts:
         What is counted.
     timeline, recorder
         What is written down; the timeline is None where nobody asked for one.
-    calls, engine, store, shadow_store
-        The drive, and what is on it.
+    calls, engine, key, store, shadow_store
+        The drive, and what is on it; the key is None where that is plain.
     layout, spec
         How a row and a shadow are laid out.
     device
@@ -104,6 +111,7 @@ class RuntimeParts:
     recorder: Recorder
     calls: DriveCalls
     engine: ReadEngine
+    key: PoolKey | None
     store: ColdStore
     shadow_store: ShadowStore
     layout: RowLayout
@@ -141,6 +149,8 @@ class RuntimeParts:
             if self.device is not None:
                 ends.callback(self.device.close)
             ends.callback(self.windows.close)
+            if self.key is not None:
+                ends.callback(self.key.erase)
             ends.callback(self.engine.close)
             ends.callback(self.shadow_store.close)
             ends.callback(self.recording.chunks.close)
@@ -213,6 +223,11 @@ def open_parts(
         undone.callback(engine.close)
         if isinstance(scorer, DeviceScorer):
             share_by_rates(scorer, shape, settings, cold_dir, engine, shadow_limit_bytes)
+        key = None
+        if settings.encrypt_cold_pool is Encryption.YES:
+            key = PoolKey(accountant)
+            undone.callback(key.erase)
+        write_back_rows = round_up(settings.block_rows, GROUP_TOKENS)
         store = ColdStore(
             cold_dir,
             shape,
@@ -222,6 +237,14 @@ def open_parts(
             calls,
             recorder,
             RowSums(shape.layers, accountant),
+            pages=None
+            if key is None
+            else SealedRowPages(
+                key,
+                shape.layers,
+                shape.row_bytes,
+                sealing_bytes(write_back_rows * shape.row_bytes),
+            ),
         )
         undone.callback(store.close)
         if store.own_io_mode is IOMode.BUFFERED:
@@ -247,12 +270,13 @@ def open_parts(
         )
         write_back = WriteBack(
             store,
-            round_up(settings.block_rows, GROUP_TOKENS),
+            write_back_rows,
             shape.row_bytes,
             counters,
         )
         groups = GroupTable()
-        chunks = SharedChunks(store.others, groups)
+        seals = GroupSeals(accountant, GROUP_TOKENS * shape.row_bytes)
+        chunks = SharedChunks(store.others, groups, seals)
         shadow_store = ShadowStore(
             cold_dir,
             store.own_io_mode,
@@ -260,6 +284,7 @@ def open_parts(
             engine,
             calls,
             recorder,
+            None if key is None else key.file(),
         )
         undone.callback(shadow_store.close)
         shadow_memory = ShadowMemory(
@@ -362,6 +387,7 @@ def open_parts(
         recorder=recorder,
         calls=calls,
         engine=engine,
+        key=key,
         store=store,
         shadow_store=shadow_store,
         layout=layout,

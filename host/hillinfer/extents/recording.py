@@ -234,8 +234,10 @@ class Recording:
         written = []
         for run in self._writer.write(layer, first + skipped, rows[skipped * GROUP_TOKENS :]):
             begin, end = skipped + run.first, skipped + run.stop
+            own = groups[begin:end].tolist()
+            if not self._chunks.note_written(self._store, run, run.span, own):
+                continue
             self._numbers[(first + begin) // CHUNK_GROUPS] = run.chunk
-            self._chunks.note_written(self._store, run, run.span, groups[begin:end].tolist())
             file = self._chunks.file(self._store, run.span.drive)
             written.append(WrittenElsewhere(begin, end, file, run.offset))
         return written

@@ -13,6 +13,7 @@ import numpy as np
 from hillinfer.drive.regions import GroupTable, OtherFiles
 from hillinfer.drive.shared_files import Result
 from hillinfer.errors import ColdPoolError, HillInferError, reason_of
+from hillinfer.extents.group_seals import GroupSeals
 from hillinfer.shadow.segments import Segment
 from hillinfer.store.keys import CHUNK_GROUPS, CHUNK_TOKENS
 from hillinfer.store.pool_files import PoolFile, Span
@@ -112,10 +113,12 @@ class SharedChunks:
         Files of a cold pool that groups of chunks become part of.
     groups
         Hands out their numbers.
+    seals
+        Knows what opens those that are sealed.
     """
 
-    def __init__(self, others: OtherFiles, groups: GroupTable) -> None:
-        self._others, self._groups = others, groups
+    def __init__(self, others: OtherFiles, groups: GroupTable, seals: GroupSeals) -> None:
+        self._others, self._groups, self._seals = others, groups, seals
         self._chunks: dict[tuple[Store, int], _Shared] = {}
         self._of_group: dict[int, tuple[_Shared, int]] = {}
         self._files: dict[PoolFile, int] = {}
@@ -128,7 +131,8 @@ class SharedChunks:
         with self._changing:
             if file not in self._files:
                 rows = _PoolRows(file, drive, self)
-                self._files[file] = self._others.add_file(rows, file.io_mode)
+                seals = self._seals if store.places.cipher else None
+                self._files[file] = self._others.add_file(rows, file.io_mode, seals)
             return self._files[file]
 
     def has_groups(self, store: Store, chunk: StoredChunk, count: int) -> bool:
@@ -185,17 +189,27 @@ class SharedChunks:
             One that is being leased.
         count
             How many groups.
+
+        Raises
+        ------
+        BudgetError
+            Where there is no room for the tags of a sealed chunk.
         """
         span = chunk.record.span
         with self._changing:
             shared = self._chunks[store, chunk.record.number]
             # Its tail may be growing meanwhile.
             held = dict(shared.groups)
+        if any(at not in held for at in range(count)):
+            self._seals.make_room(chunk.pages)
         missing = {at: self._groups.take() for at in range(count) if at not in held}
         for at, group in held.items():
             if at < count:
                 self._groups.share(group)
         if missing:
+            self._seals.place(
+                {group: at for at, group in missing.items()}, chunk.pages, span.offset
+            )
             layers = [span.offset + chunk.shape.rows_at(at) for at in range(chunk.shape.layers)]
             places = np.array(list(missing)) * chunk.shape.group_bytes
             self._others.place_in_all(
@@ -209,8 +223,15 @@ class SharedChunks:
                 self._of_group[group] = shared, at
             return [shared.groups[at] for at in range(count)]
 
-    def note_written(self, store: Store, run: WrittenRun, span: Span, groups: list[int]) -> None:
-        """Learn that groups were written to a chunk that is being filled."""
+    def note_written(self, store: Store, run: WrittenRun, span: Span, groups: list[int]) -> bool:
+        """Learn that groups were written to a chunk that is being filled.
+
+        False where they cannot be read there, and have to lie elsewhere, too.
+        """
+        if not self._seals.take_spare(run.pages):
+            return False
+        numbers = {group: at for at, group in enumerate(groups, run.at)}
+        self._seals.place(numbers, run.pages, span.offset)
         with self._changing:
             shared = self._chunks.get((store, run.chunk))
             if shared is None:
@@ -218,6 +239,7 @@ class SharedChunks:
             for at, group in enumerate(groups, run.at):
                 shared.groups[at] = group
                 self._of_group[group] = shared, at
+        return True
 
     def note_published(self, store: Store, chunks: Sequence[StoredChunk]) -> None:
         """Learn that chunks were published, and leased once for this."""
@@ -262,6 +284,7 @@ class SharedChunks:
                     ended.append(shared)
         if left:
             self._others.leave(left)
+            self._seals.leave(left)
         _end(ended)
 
     def blame(self, drive: int, offset: int, error: Exception) -> None:
@@ -289,7 +312,9 @@ class SharedChunks:
         for end in list(self._ends.values()):
             end()
         with self._changing:
+            groups = list(self._of_group)
             ended, self._chunks, self._of_group = list(self._chunks.values()), {}, {}
+        self._seals.leave(groups)
         _end(ended)
 
 

@@ -46,6 +46,7 @@ from hillinfer.hf.prompts import CachePrompts, PromptStore
 from hillinfer.hf.stored_cache import StoredCache
 from hillinfer.model_shape import ModelShape
 from hillinfer.native.library import native_library
+from hillinfer.secrecy.cold_pages import with_store
 from hillinfer.sessions.fingerprint import ModelIdentity
 from hillinfer.sessions.manifest import Manifest
 from hillinfer.sessions.opening import SavedSession
@@ -105,6 +106,7 @@ class Attachment:
             raise UnsupportedFeatureError("this model is attached already: detach it first")
         self.model = model
         self.settings = with_named_query(settings, model.config.model_type)
+        self._seal_beside(prompts)
         self.calls = calls or DriveCalls()
         self._prompts = prompts
         self._plan, self._make_lane, self._open_runtime = plan, make_lane, open_runtime
@@ -156,6 +158,7 @@ class Attachment:
         expected_tokens = self._expected(expected_tokens)
         expectation = Expectation(expected_tokens, checked_count("sequences", sequences))
         with self._opening:
+            self._seal_beside(prompts)
             engine = self._joined(expectation)
             try:
                 family = engine.open_family(expectation)
@@ -294,6 +297,11 @@ class Attachment:
         self._engine, self._opened_for = weakref.ref(engine), wanted
         engine.join()
         return engine
+
+    def _seal_beside(self, prompts: PromptStore | None) -> None:
+        """Learn of a store whose rows caches of this attachment will hold from here on."""
+        if prompts is not None:
+            self.settings = with_store(self.settings, prompts.cipher)
 
     @staticmethod
     def _cache_with(

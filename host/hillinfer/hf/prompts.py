@@ -144,6 +144,10 @@ class Prompts(Protocol):
 class PromptStore(Protocol):
     """A store, as an attached model uses it."""
 
+    @property
+    def cipher(self) -> str:
+        """What it is encrypted by, empty where it is not."""
+
     def divided(self, chunk_tokens: int | None) -> Prompts:
         """Return it as prompts use it that are read in such chunks; None: in one pass."""
 

@@ -26,6 +26,7 @@ from hillinfer.drive.shared_files import ReadFile, RowBase
 from hillinfer.errors import ColdPoolError, HillInferError
 from hillinfer.model_shape import ModelShape
 from hillinfer.native.coming import Coming
+from hillinfer.secrecy.cold_pages import PlainRowPages, RowPages
 from hillinfer.statistics import Counters
 from hillinfer.trace.recorder import SILENT, Lane, ReadCost, Recorder
 from hillinfer_model.kernel_spec import GROUP_TOKENS
@@ -118,11 +119,15 @@ class ColdStore:
         None where nobody looks.
     ahead_bytes
         Most bytes that are read ahead at a time, which reads on demand wait for.
+    pages
+        How the own files are kept; plainly where None.
 
     Attributes
     ----------
     others
         Files that groups lie in beside the own ones.
+    pages
+        How the own ones are kept.
     turns
         Who has the drive: reads on demand, spills, reads ahead, and write-back in slack.
     """
@@ -138,8 +143,10 @@ class ColdStore:
         recorder: Recorder = SILENT,
         sums: RowSums | None = None,
         ahead_bytes: int = AHEAD_BYTES,
+        pages: RowPages | None = None,
     ) -> None:
         self._sums = sums
+        self.pages = pages or PlainRowPages()
         self._ahead_bytes = ahead_bytes
         self._recorder = recorder
         self._directory = directory
@@ -212,7 +219,7 @@ class ColdStore:
         return self._writer.submit(work)
 
     def cover(self, groups: int) -> None:
-        """Make room for the checksums of the groups below `groups`.
+        """Make room for checksums and tags of the groups below `groups`.
 
         Raises
         ------
@@ -221,6 +228,7 @@ class ColdStore:
         """
         if self._sums is not None:
             self._sums.cover(groups * GROUP_TOKENS)
+        self.pages.cover(groups)
 
     def fresh_files(self) -> list[ColdFile]:
         """Return an empty file for each layer, for this store or to `freeze` it with."""
@@ -301,7 +309,9 @@ class ColdStore:
                         continue
                     self._placement.forget(slice(layer, layer + 1), groups[begin:end])
                     piece = data[begin * self._group_bytes : end * self._group_bytes]
-                    self._write(file, layer, piece, int(groups[begin]) * self._group_bytes)
+                    start = int(groups[begin]) * self._group_bytes
+                    for offset, part in self.pages.as_written(layer, piece, start):
+                        self._write(file, layer, part, offset)
             except Exception as error:
                 self._failure = error
             finally:
@@ -341,14 +351,6 @@ class ColdStore:
             return ReadCost()
         self.settle(wanted.layer, wanted.groups)
         return self.turns.on_demand(partial(self._read_now, wanted))
-
-    def demand(self) -> None:
-        """Hold reads ahead back until `satisfy`, between several reads on demand."""
-        self.turns.demand()
-
-    def satisfy(self) -> None:
-        """Let reads ahead go on."""
-        self.turns.satisfy()
 
     def read_rows_ahead(self, wanted: WantedRows) -> Iterator[tuple[int, ReadCost]]:
         """Read rows piece by piece, giving way to reads on demand in between.
@@ -393,6 +395,11 @@ class ColdStore:
             while offset < last:
                 piece = self._buffer.data[: min(most, last - offset)]
                 file.read(piece, offset)
+                if files[begin] == OWN_FILE:
+                    self.pages.open(file, layer, piece, offset)
+                else:
+                    place = int(files[begin]), int(numbers[begin]), int(starts[begin])
+                    self.others.open(layer, *place, piece, offset)
                 wrong = None if stream is None else stream.wrong_row(piece)
                 if wrong is not None:
                     raise self._changed(layer, wrong)
@@ -458,6 +465,7 @@ class ColdStore:
                 sums,
                 wanted.coming,
                 part.starts,
+                self.pages.seals(layer) if part.file == OWN_FILE else self.others.seals(part.file),
             ),
         )
         self._recorder.note(

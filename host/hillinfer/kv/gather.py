@@ -418,7 +418,7 @@ class Gather:
                 filled, which = None, turn % 2
                 if len(run.rows):
                     if not is_demanding:
-                        self._store.demand()
+                        self._store.turns.demand()
                         is_demanding = True
                     # Nobody computes beside the first one, so no other thread need wake for it.
                     read = self._reader(layer, run, which) if reading is None else reading.result
@@ -434,7 +434,7 @@ class Gather:
                 yield run, filled, which
         finally:
             if is_demanding:
-                self._store.satisfy()
+                self._store.turns.satisfy()
 
     def _reader(self, layer: int, run: _Run, which: int) -> Callable[[], _Filled]:
         def read() -> _Filled:

@@ -321,6 +321,8 @@ class SequenceOpener:
         shadows: list[StoredShadow] = []
         rows: list[NDArray[np.uint8]] = []
         # Whatever the drive may refuse comes before anything of the sequence changes.
+        if part.chunk.pages.wants_tags:
+            stored.prefix.pages_of(part.chunk)
         if part.reads_shadow:
             _, plane = next(planes)
             shadows = [stored.slot.unpack(own) for own in plane]

@@ -285,6 +285,9 @@ class RowOwner:
 
     def holds_only(self, sequence: Sequence) -> bool:
         """Whether the files hold this sequence's groups in order, none before, none after."""
+        if self.store.pages.are_sealed:
+            # Nobody could read them once this process has ended.
+            return False
         in_order = sequence.groups == list(range(self.groups.groups))
         return in_order and not self.store.others.are_used and bool(sequence.groups)
 

@@ -109,12 +109,27 @@ class PageRun(ctypes.Structure):
     """Pages that are sealed or opened under one key; see host/native/page_cipher.h."""
 
     _fields_ = (
+        # Bytes, or where they lie.
         ("key", ctypes.c_char_p),
         ("pages", ctypes.c_void_p),
         ("tags", ctypes.c_void_p),
+        ("writes", ctypes.c_void_p),
         ("first", _LONG),
         ("count", _LONG),
         ("seals", _INT),
+    )
+
+
+class PageSeal(ctypes.Structure):
+    """Sealed pages of a file, one behind the other; see host/native/page_cipher.h."""
+
+    _fields_ = (
+        ("key", ctypes.c_void_p),
+        ("tags", ctypes.c_void_p),
+        ("writes", ctypes.c_void_p),
+        ("origin", _LONG),
+        ("count", _LONG),
+        ("first", _LONG),
     )
 
 
@@ -374,6 +389,9 @@ class Landing(ctypes.Structure):
         ("missing_counts", ctypes.c_void_p),
         ("attending", ctypes.c_void_p),
         ("numbers", ctypes.c_void_p),
+        ("seals", ctypes.c_void_p),
+        ("seal_count", _LONG),
+        ("seals_groups", _LONG),
     )
 
 

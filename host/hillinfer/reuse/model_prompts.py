@@ -71,6 +71,12 @@ class ModelPrompts:
         self._opened = None if isinstance(store, Store) else _opened(store)
         self._store = store if isinstance(store, Store) else self._opened
 
+    @property
+    def cipher(self) -> str:
+        """What the store is encrypted by, empty where it is not."""
+        assert self._store is not None
+        return self._store.places.cipher
+
     def divided(self, chunk_tokens: int | None) -> StoredPrompts:
         """Return the store as prompts use it that are read in such chunks; None: in one pass."""
         assert self._store is not None

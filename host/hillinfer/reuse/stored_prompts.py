@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from hillinfer.drive.files import aligned_buffer
 from hillinfer.errors import CacheUseError, SettingsError
+from hillinfer.extents.group_seals import can_open
 from hillinfer.extents.recording import EngineSide, Recording
 from hillinfer.generate.answering import Generation
 from hillinfer.generate.run_report import PassWay, StoreFacts
@@ -303,7 +304,7 @@ class StoredPrompts:
                 self._store, found, ids, tokens, self._slot, has_stored_codes(cache)
             )
             try:
-                if found.shape.tag_bytes:
+                if found.shape.tag_bytes and not can_open():
                     opened = self._copied(cache, stored)
                 else:
                     opened = cache.open_stored(stored)
@@ -336,10 +337,7 @@ class StoredPrompts:
         return self._ways.way(before, tokens)
 
     def _copied(self, cache: HillInferCache, stored: StoredRows) -> OpenedRows:
-        """Copy the first tokens of a sealed prompt into an empty cache: its rows cannot stay there.
-
-        The cold pool lies plainly on its drive, as it does for every cache.
-        """
+        """Copy the first tokens of a sealed prompt into an empty cache: it could not read them."""
         done, shape = 0, self._shape
         for number, chunk in enumerate(stored.prefix.chunks):
             groups = min(chunk.groups, stored.tokens // GROUP_TOKENS - number * CHUNK_GROUPS)

@@ -124,7 +124,7 @@ class SystemPages:
             raise ValueError(f"{tags.shape} tags for {pages.nbytes} bytes")
         if not (pages.flags.c_contiguous and tags.flags.c_contiguous):
             raise ValueError("pages and tags lie without gaps")
-        run = PageRun(key, pages.ctypes.data, tags.ctypes.data, first, len(tags), seals)
+        run = PageRun(key, pages.ctypes.data, tags.ctypes.data, None, first, len(tags), seals)
         return native_library().cipher_pages(run)
 
 

@@ -21,6 +21,7 @@ another chunk or of an older writer has another key, so its tag does not fit.
 
 from __future__ import annotations
 
+import ctypes
 import secrets
 import struct
 from collections.abc import Iterator
@@ -156,6 +157,25 @@ class PlainPages:
         """Leave the bytes as they are."""
 
 
+@dataclass(frozen=True)
+class SealedPart:
+    """What opens the pages of one slot of an extent.
+
+    Parameters
+    ----------
+    key_address
+        Where their key lies, as long as the cipher lives.
+    tags
+        uint8 (pages, 16), of all pages of the extent that are sealed one by one.
+    start
+        The byte of the extent that the first of them begins at; its number is 0.
+    """
+
+    key_address: int
+    tags: NDArray[np.uint8]
+    start: int
+
+
 class PageCipher:
     """Seals and opens the pages of one extent.
 
@@ -268,6 +288,20 @@ class PageCipher:
             tags = self._tags[first + start : first + stop]
             self._engine.open(self._page_key(epoch), first + start, own, tags)
             start = stop
+
+    @property
+    def tag_bytes(self) -> int:
+        """Bytes of all tags."""
+        return self._layout.tag_bytes
+
+    def part(self, slot: int) -> SealedPart:
+        """Return what opens the pages of a slot that was sealed, for who opens them natively."""
+        if self._tags is None:
+            raise ValueError("tags come first: take_tags")
+        key = ctypes.c_char_p(self._page_key(self._epochs[slot]))
+        address = ctypes.cast(key, ctypes.c_void_p).value
+        assert address is not None
+        return SealedPart(address, self._tags, self._layout.first * PAGE_BYTES)
 
     # --- inside ----------------------------------------------------------------------------
 

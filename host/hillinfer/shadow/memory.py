@@ -18,11 +18,10 @@ from hillinfer.memory_budget import Accountant, Part
 from hillinfer.scoring.layout import ProbeShadow, ShadowLayout, probe_bytes
 from hillinfer.scoring.scorer import SegmentShadow, StreamedShadow
 from hillinfer.shadow.arena import ShadowArena
+from hillinfer.shadow.leaving import LeavingShadows
 from hillinfer.shadow.segments import ResidentShadows, Segment, SegmentLayer
 from hillinfer.shadow.store import (
     NO_SINKS,
-    STREAM_BUFFERS,
-    LeavingShadows,
     ShadowStore,
     ShadowStream,
     statistics_bytes,
@@ -487,7 +486,7 @@ class ShadowMemory:
 
     def _streaming(self) -> ShadowStream:
         if self._stream is None:
-            self._accountant.take(Part.STAGING, STREAM_BUFFERS * self._store.slot_bytes)
+            self._accountant.take(Part.STAGING, self._store.streaming_bytes)
             self._announce()
             self._stream = ShadowStream(self._store, self._counters)
         return self._stream

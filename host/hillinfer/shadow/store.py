@@ -6,9 +6,8 @@ from __future__ import annotations
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,9 +21,9 @@ from hillinfer.drive.landing import MAX_READ_BYTES
 from hillinfer.drive.read_engines import ReadEngine
 from hillinfer.drive.regions import GroupTable
 from hillinfer.drive.shared_files import BaseMap, ReadFile, ShadowBase
-from hillinfer.errors import ColdPoolError
 from hillinfer.scoring.layout import probe_bytes
-from hillinfer.shadow.segments import SegmentLayer
+from hillinfer.secrecy.cold_pages import ColdPages, table_bytes
+from hillinfer.secrecy.library import WrongTagError
 from hillinfer.statistics import Counters
 from hillinfer.trace.recorder import SILENT, Lane, Recorder
 from hillinfer_model.kernel_spec import BEAT_BYTES, KernelSpec
@@ -56,6 +55,8 @@ class ShadowStore:
         How the drive is reached.
     recorder
         Notes how long reads and writes take.
+    pages
+        What seals the pages of the store's own file; None where they are plain.
     """
 
     def __init__(
@@ -66,7 +67,11 @@ class ShadowStore:
         engine: ReadEngine,
         calls: DriveCalls | None = None,
         recorder: Recorder = SILENT,
+        pages: ColdPages | None = None,
     ) -> None:
+        self._pages = pages
+        # Of the thread that writes.
+        self._sealed: NDArray[np.uint8] | None = None
         self._recorder = recorder
         self._directory = directory
         self._mode = mode
@@ -89,6 +94,12 @@ class ShadowStore:
     def slots_in_use(self) -> int:
         """Slots that somebody owns, those of bases too."""
         return self._slots.groups_in_use
+
+    @property
+    def streaming_bytes(self) -> int:
+        """Bytes of the buffers that shadows go through."""
+        sealing = 0 if self._pages is None else 1
+        return (STREAM_BUFFERS + sealing) * self.slot_bytes
 
     def add_base(self, base: ShadowBase) -> int | None:
         """Take a base in, and return its first slot, held until `let_base_go`.
@@ -125,8 +136,20 @@ class ShadowStore:
         return memory[: self._shape[0] * self._shape[1]].reshape(self._shape)
 
     def take(self) -> int:
-        """Return a slot that nobody owns, to be written."""
+        """Return a slot that nobody owns, to be written.
+
+        Raises
+        ------
+        BudgetError
+            Where there is no room for its tags.
+        """
         slot = self._slots.take()
+        if self._pages is not None:
+            try:
+                self._pages.cover((slot + 1) * self.slot_bytes)
+            except BaseException:
+                self._slots.give(slot)
+                raise
         self._sums.extend([_UNKNOWN] * (self._slots.groups - len(self._sums)))
         return slot
 
@@ -174,9 +197,14 @@ class ShadowStore:
             parts.append((file, self._reads(offsets, places[part.chosen])))
         return self._readers.submit(self._noted_reads, parts, into, slots)
 
-    def place(self, slot: int) -> tuple[int, int]:
-        """Return descriptor and offset of a shadow that was written or lies in the base."""
+    def place(self, slot: int) -> tuple[int, int] | None:
+        """Return descriptor and offset of a shadow that was written or lies in the base.
+
+        None where nobody can read it there, because it is sealed.
+        """
         first, base = self._bases.of(slot)
+        if base is None and self._pages is not None:
+            return None
         file = self._opened() if base is None else base.file
         return file.descriptor, (slot - first) * self.slot_bytes
 
@@ -199,7 +227,7 @@ class ShadowStore:
     def _noted_write(self, file: ColdFile, memory: memoryview, slot: int) -> None:
         self._sums[slot] = int(self._sums_of(np.frombuffer(memory, np.uint8), 1)[0])
         with self._recorder.span(Lane.WRITES, "shadow", bytes=len(memory)):
-            file.write(memory, slot * self.slot_bytes)
+            file.write(self._as_written(memory, slot), slot * self.slot_bytes)
 
     def _noted_reads(
         self,
@@ -211,11 +239,37 @@ class ShadowStore:
             size = int(reads.byte_counts.sum())
             with self._recorder.span(Lane.READS, "shadow", reads=len(reads), bytes=size):
                 self._engine.read(file, memory, reads)
+        self._open(memory, slots)
         for slot, found in zip(slots, self._sums_of(memory, len(slots)).tolist(), strict=True):
             if self._sums[slot] not in (_UNKNOWN, found):
                 first, base = self._bases.of(slot)
                 file = self._opened() if base is None else base.file
                 raise file.changed(self.slot_bytes, (slot - first) * self.slot_bytes)
+
+    def _as_written(self, memory: memoryview, slot: int) -> memoryview:
+        """Return a shadow as it goes to the drive."""
+        if self._pages is None:
+            return memory
+        if self._sealed is None:
+            self._sealed = aligned_buffer(self.slot_bytes)[: self.slot_bytes]
+        # It is scored with until the drive has it, so it stays as it is.
+        self._sealed[:] = np.frombuffer(memory, np.uint8)
+        self._pages.seal(slot * self.slot_bytes, self._sealed)
+        return self._sealed.data
+
+    def _open(self, memory: NDArray[np.uint8], slots: Sequence[int]) -> None:
+        """Open those shadows that were sealed, where they were read to."""
+        if self._pages is None:
+            return
+        for at, slot in enumerate(slots):
+            if self._bases.of(slot)[1] is not None:
+                continue
+            own = memory[at * self.slot_bytes : (at + 1) * self.slot_bytes]
+            try:
+                self._pages.open(slot * self.slot_bytes, own)
+            except WrongTagError as error:
+                changed = self._opened().changed(self.slot_bytes, slot * self.slot_bytes)
+                raise changed from error
 
     def _sums_of(self, memory: NDArray[np.uint8], count: int) -> NDArray[np.uint32]:
         shadows = memory[: count * self.slot_bytes].reshape(count, self.slot_bytes)
@@ -238,6 +292,13 @@ class ShadowStore:
 def shadow_bytes(spec: KernelSpec) -> int:
     """Return the bytes that the shadow of one segment in one layer takes, whole pages."""
     return round_up(spec.segment_bytes, PAGE_BYTES)
+
+
+def sealed_bytes(spec: KernelSpec, count: int) -> tuple[int, int]:
+    """Return what sealing so many shadows on the drive takes in memory: a buffer, and tables."""
+    size = shadow_bytes(spec)
+    # The table of tags grows by an eighth, and while it does the old one is there as well.
+    return size, 2 * table_bytes(count * size + count * size // 4)
 
 
 def _whole(shadow: NDArray[np.uint8], byte_count: int) -> memoryview:
@@ -369,92 +430,3 @@ def together_of(slot_bytes: int) -> int:
     while together > 1 and together * slot_bytes > MAX_READ_BYTES:
         together //= 2
     return together
-
-
-# --- Shadows that are being written ---
-
-# DRAM still holds them.
-LEAVING_SHADOWS = 4
-
-
-class LeavingShadows:
-    """Writes full shadows, a few at a time, and tells when DRAM may forget one.
-
-    Parameters
-    ----------
-    store
-        Where they go.
-    counters
-        Where bytes are counted.
-    written
-        Called with each that the drive has.
-    stays
-        Called with each that the drive did not take, and that has no slot any more.
-    """
-
-    def __init__(
-        self,
-        store: ShadowStore,
-        counters: Counters,
-        written: Callable[[SegmentLayer], None],
-        stays: Callable[[SegmentLayer], None],
-    ) -> None:
-        self._store = store
-        self._counters = counters
-        self._written = written
-        self._stays = stays
-        self._leaving: deque[tuple[SegmentLayer, Future[None]]] = deque()
-
-    def make_room(self) -> None:
-        """Wait until another may leave.
-
-        Raises
-        ------
-        ColdPoolError
-            Where one that left before could not be written.
-        """
-        while len(self._leaving) >= LEAVING_SHADOWS:
-            self._end_first()
-
-    def send(self, own: SegmentLayer) -> None:
-        """Begin to write a full shadow, for which there is room; it has a slot from here on."""
-        assert own.shadow is not None
-        slot = self._store.take()
-        try:
-            writing = self._store.write(slot, own.shadow)
-        except BaseException:
-            # A slot that nothing is written to must never be read.
-            self._store.give(slot)
-            raise
-        own.slot = slot
-        self._leaving.append((own, writing))
-        self._counters.shadow_write_bytes += self._store.slot_bytes
-
-    def end_done(self) -> None:
-        """Tell of those that are written by now."""
-        while self._leaving and self._leaving[0][1].done():
-            self._end_first()
-
-    def settle(self) -> None:
-        """Wait for all; raises as `make_room`."""
-        while self._leaving:
-            self._end_first()
-
-    def settle_quietly(self) -> None:
-        """Wait for all; what was not written is told by whoever still needs it."""
-        while self._leaving:
-            with suppress(ColdPoolError):
-                self._end_first()
-
-    def _end_first(self) -> None:
-        own, writing = self._leaving.popleft()
-        try:
-            writing.result()
-        except BaseException:
-            # Its codes stay in DRAM, so nothing is lost but the room that was hoped for.
-            assert own.slot is not None
-            self._store.give(own.slot)
-            own.slot = None
-            self._stays(own)
-            raise
-        self._written(own)

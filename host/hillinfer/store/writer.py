@@ -77,6 +77,8 @@ class WrittenRun:
         Which of its groups the first is.
     span, offset
         The chunk's extent, and the byte of its file that the first begins at.
+    pages
+        What the chunk's pages went through.
     """
 
     first: int
@@ -85,6 +87,7 @@ class WrittenRun:
     at: int
     span: Span
     offset: int
+    pages: Pages
 
 
 def _told_nobody(chunks: Sequence[StoredChunk]) -> None:
@@ -207,11 +210,13 @@ class PrefixWriter:
             part = rows[done * GROUP_TOKENS : (done + count) * GROUP_TOKENS]
             self._attempt(self._write_part, layer, position, at, part)
             own = self._open.get(position)
-            # What is sealed is not read as it lies.
-            if own is not None and not self._is_ended and not self._shape.tag_bytes:
-                offset = own.record.span.offset + self._shape.rows_at(layer, at)
+            if own is not None and not self._is_ended:
+                record = own.record
+                offset = record.span.offset + self._shape.rows_at(layer, at)
                 written.append(
-                    WrittenRun(done, done + count, own.record.number, at, own.record.span, offset)
+                    WrittenRun(
+                        done, done + count, record.number, at, record.span, offset, own.pages
+                    )
                 )
             done += count
         return written

@@ -75,3 +75,17 @@ def test_doctor_says_how_the_drive_is_read(cold_dir):
     if not kernel_permits_rings():
         pytest.skip(SKIP)
     assert drive_reads(cold_dir).found.startswith("io_uring, up to 64 reads in flight")
+
+
+def test_a_sealed_cold_pool_gives_the_same_tokens_and_is_reported(ask_tiny):
+    found = {}
+    for choice in ("no", "yes", "auto"):
+        _, report = ask_tiny(*LEAST, "--encrypt-cold-pool", choice)
+        assert report["settings"]["encrypt_cold_pool"] == choice
+        assert report["cold_reads"] > 0
+        found[choice] = report["answers"][0]["token_ids"]
+    assert found["yes"] == found["no"] == found["auto"]
+
+
+def test_an_unknown_way_to_keep_the_cold_pool_names_those_there_are(ask_wrongly):
+    assert "choose one of auto, yes, no" in ask_wrongly("--encrypt-cold-pool", "aes")

@@ -22,7 +22,7 @@ from hillinfer.kv.hot_pool import SLOT_BYTES
 from hillinfer.kv.pool_policies import POOL_POLICIES
 from hillinfer.kv.sequence import observed_bytes
 from hillinfer.model_shape import ModelShape, StoredType
-from hillinfer.settings import PoolSizes, Settings
+from hillinfer.settings import Encryption, PoolSizes, Settings
 from hillinfer.shadow.store import statistics_bytes
 
 
@@ -48,6 +48,7 @@ def contexts(draw):
         io_threads=2,
         pool_policy=draw(st.sampled_from(list(POOL_POLICIES))),
         pool_sizes=draw(st.sampled_from(PoolSizes)),
+        encrypt_cold_pool=draw(st.sampled_from([Encryption.YES, Encryption.NO])),
     )
     tokens = draw(st.integers(1, 200) | st.integers(1000, 1100))
     return shape, chosen, tokens, draw(st.integers(1, 3))

@@ -80,6 +80,7 @@ PLACEMENTS = {
     "paper-misses": Placement(0.05, {"pool_policy": "paper", "pool_sizes": "misses"}),
     "counts": Placement(0.1, {"pool_policy": "counts", "io_threads": 4}),
     "counts-misses": Placement(0.0, {"pool_policy": "counts", "pool_sizes": "misses"}),
+    "sealed": Placement(0.1, {"encrypt_cold_pool": "yes"}),
     "recent": Placement(0.6, {"pool_policy": "recent", "block_tokens": 256}),
     "recent-misses": Placement(0.2, {"pool_policy": "recent", "pool_sizes": "misses"}),
 }

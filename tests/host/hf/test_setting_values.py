@@ -23,7 +23,9 @@ COUNTS = (
     "block_tokens",
     "io_threads",
 )
-CHOICES = ("rule", "scope", "query", "shadow", "pool_sizes", "beta_model", "io")
+CHOICES = (
+    *("rule", "scope", "query", "shadow", "pool_sizes", "beta_model", "io", "encrypt_cold_pool"),
+)
 NAMES = ("pool_policy", "device")
 PATHS = ("pool_timeline", "trace", "cold_dir", "xclbin", "pynq_python")
 SIZES = ("dram_budget",)

@@ -89,10 +89,18 @@ def feed(runtime, sequence, tokens, seed):
     sequence.token_ids.extend([0] * tokens)
 
 
-@pytest.fixture(params=[("lru", None), ("paper", None), ("lru", HostLane)], ids=str)
+@pytest.fixture(
+    params=[("lru", None), ("paper", None), ("lru", HostLane), ("paper", None, "yes")], ids=str
+)
 def runtime(request, cold_dir):
-    policy, lane = request.param
-    settings = Settings().changed(alpha=0.1, block_rows=100, pool_policy=policy, io_threads=2)
+    policy, lane, *encryption = request.param
+    settings = Settings().changed(
+        alpha=0.1,
+        block_rows=100,
+        pool_policy=policy,
+        io_threads=2,
+        encrypt_cold_pool=encryption[0] if encryption else "no",
+    )
     limit = 4 * 70_000
     made = Runtime(
         SHAPE, settings, 12 << 20, cold_dir, shadow_limit_bytes=limit, lane=lane and lane()

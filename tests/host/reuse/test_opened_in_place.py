@@ -25,6 +25,7 @@ from hillinfer.model_shape import ModelShape
 from hillinfer.reuse.model_prompts import ModelPrompts
 from hillinfer.reuse.stored_prompts import StoredPrompts
 from hillinfer.reuse.ways import PassRates, Way
+from hillinfer.secrecy.key_sources import KeyFile
 from hillinfer.settings import Settings
 from hillinfer.shadow.store import STREAM_BUFFERS, shadow_bytes
 from hillinfer.store.keys import Reuse
@@ -40,10 +41,16 @@ TOKENS, STORED = 2500, 2432
 NEW = 6
 
 
+SEALED_TOO = pytest.mark.parametrize("store", ["plain", "encrypted"], indirect=True)
+
+
 @pytest.fixture
-def store(tmp_path):
-    Store.create(tmp_path / "store", 64 * MIB)
-    with Store(tmp_path / "store") as opened:
+def store(request, tmp_path):
+    """A store, with a key where a test wants it so."""
+    is_encrypted = getattr(request, "param", "plain") == "encrypted"
+    key = KeyFile(tmp_path / "key") if is_encrypted else None
+    Store.create(tmp_path / "store", 64 * MIB, key=key)
+    with Store(tmp_path / "store", key=key) as opened:
         yield opened
 
 
@@ -126,6 +133,7 @@ def attached_in(way, model, cold_dir):
     return Attachment(model, settings.changed(dram_budget=budget), open_runtime=opened)
 
 
+@SEALED_TOO
 @pytest.mark.parametrize("way", pairs(batch=(1,)), ids=str)
 def test_no_bit_depends_on_the_store(way, model, store, cold_dir):
     ids = ids_of(TOKENS)
@@ -172,6 +180,7 @@ def opened_pair(model, hill, store, ids):
     return found
 
 
+@SEALED_TOO
 def test_a_second_cache_reads_nothing_and_holds_nothing_twice(model, store, cold_dir):
     ids = ids_of(TOKENS)
     with attached(model, cold_dir) as hill, torch.no_grad():
@@ -198,6 +207,7 @@ def test_a_second_cache_reads_nothing_and_holds_nothing_twice(model, store, cold
         third.close()
 
 
+@SEALED_TOO
 def test_prompts_that_part_go_on_by_themselves(model, store, cold_dir):
     shared = ids_of(1500)
     ends = [ids_of(700, seed=seed) for seed in (3, 7)]
@@ -226,6 +236,7 @@ def test_prompts_that_part_go_on_by_themselves(model, store, cold_dir):
     assert store.statistics()["leases"] == store.statistics()["writing"] == 0
 
 
+@SEALED_TOO
 def test_rows_are_written_once(model, store, cold_dir):
     made = []
 
@@ -268,6 +279,7 @@ def test_chunks_are_found_while_the_prompt_is_being_read(model, store, cold_dir)
     assert seen == [2048] or seen == [1024]
 
 
+@SEALED_TOO
 def test_the_next_turn_of_a_conversation_goes_on_in_the_store(model, store, cold_dir):
     question = ids_of(1100)
     with attached(model, cold_dir) as hill, torch.no_grad():
@@ -289,6 +301,7 @@ def test_the_next_turn_of_a_conversation_goes_on_in_the_store(model, store, cold
     assert store.statistics()["chunks"] == 2
 
 
+@SEALED_TOO
 def test_a_session_is_saved_from_a_store(model, store, cold_dir, tmp_path):
     ids = ids_of(TOKENS)
     with attached(model, cold_dir) as hill, torch.no_grad():
@@ -328,6 +341,7 @@ def test_tokens_are_read_singly_where_that_is_sooner(model, store, cold_dir):
             generation.close()
 
 
+@SEALED_TOO
 def test_caches_of_another_shadow_share_rows(model, store, cold_dir):
     ids = ids_of(TOKENS)
     for shadow in (KeyMode.INT4, KeyMode.INT8, KeyMode.INT8):
@@ -340,6 +354,7 @@ def test_caches_of_another_shadow_share_rows(model, store, cold_dir):
     assert found == STORED
 
 
+@SEALED_TOO
 def test_a_tail_is_filled_by_one(model, store, cold_dir):
     shared = ids_of(1500)
     both = [shared + ids_of(200, seed=seed) for seed in (3, 7)]
@@ -425,6 +440,7 @@ FLIPS = {
 }
 
 
+@SEALED_TOO
 @pytest.mark.parametrize("name", FLIPS)
 def test_a_flipped_bit_reaches_no_token(name, model, store, cold_dir):
     number, place, found = FLIPS[name]
@@ -448,6 +464,7 @@ def test_a_flipped_bit_reaches_no_token(name, model, store, cold_dir):
     assert store.statistics()["leases"] == 0
 
 
+@SEALED_TOO
 @pytest.mark.parametrize("found", [0, STORED])
 def test_a_drive_that_goes_away_costs_no_bit(found, model, store, cold_dir):
     ids = ids_of(TOKENS)

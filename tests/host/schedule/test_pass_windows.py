@@ -144,7 +144,7 @@ def test_the_cold_pool_writes_in_slack_and_brings_the_same_rows(cold_dir):
     try:
         rows = aligned_buffer(64 * 64)[: 64 * 64].reshape(64, 64)
         rows[:] = torch.randint(0, 256, (64, 64), dtype=torch.uint8).numpy()
-        store.demand()
+        store.turns.demand()
         store.write_groups(0, np.arange(1), rows, lambda: None)
         out, every = np.zeros((64, 64), np.uint8), np.arange(64)
         # Between the reads of one who demands nothing is written, but what it wants itself is.
@@ -153,7 +153,7 @@ def test_the_cold_pool_writes_in_slack_and_brings_the_same_rows(cold_dir):
         # The twin.
         out[3, 5] ^= 1
         assert not np.array_equal(out, rows)
-        store.satisfy()
+        store.turns.satisfy()
         assert store.turns.counts()["spilled_bytes"] == rows.nbytes
         store.write_groups(0, np.arange(1, 2), rows, lambda: None)
         store.turns.hurry(lambda: None)
