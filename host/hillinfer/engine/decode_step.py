@@ -204,8 +204,8 @@ class NativeDecode:
                 if own is None:
                     return None
                 both.step.step = step
+                self._settle(layer, sequence, length)
                 with self._pools.attending:
-                    self._settle(layer, sequence, length)
                     started = time.perf_counter_ns()
                     is_hot = self._library.decode(
                         "hillinfer_decode_step",
@@ -288,8 +288,8 @@ class NativeDecode:
             decode()
             self._note_hits(layer, sequence)
 
+        self._settle(layer, sequence, length)
         with self._pools.attending:
-            self._settle(layer, sequence, length)
             started = time.perf_counter_ns()
             is_hot = False
             if landed is None:
@@ -435,7 +435,10 @@ class NativeDecode:
         return True
 
     def _settle(self, layer: int, sequence: Sequence, length: int) -> None:
-        """Wait until no row of a layer moves, and have room to count hits."""
+        """Wait until no row of a layer moves, and have room to count hits.
+
+        Not with `attending` held: rows may move behind an observer that waits for it.
+        """
         self._pools.settle(layer)
         if length > len(sequence.hits.counts[layer]):
             self._pools.cover_hits(sequence.hits, layer, length)

@@ -303,6 +303,7 @@ class Gather:
         addresses = np.zeros(len(positions), np.uint64)
         # Nothing gives hot rows up meanwhile: what the attention of another sequence has offered is
         # promoted by then, and nobody offers more.
+        self._pools.wait_for(layer)
         with self._pools.attending:
             self._pools.wait_for(layer)
             pool = self._pools.layers[layer]
@@ -337,6 +338,7 @@ class Gather:
             Returns runs, given all addresses and which positions are to be read on demand.
         """
         promoting: Future[tuple[int, int]] | None = None
+        self._pools.settle(layer)
         with self._pools.attending:
             addresses = self._keeper.begin_in_place(layer, sequence, positions, step)
             entry = LayerStep(step, layer, sequence.lengths[layer])

@@ -142,7 +142,9 @@ class HotPools:
         self._background = ThreadPoolExecutor(1, thread_name_prefix="hillinfer-pool")
         self._under_way: list[list[Exchange]] = [[] for _ in range(shape.layers)]
         self._failure: BaseException | None = None
-        # Held by whoever attends to rows in their slots, which must not move meanwhile.
+        # Held by whoever attends to rows in their slots, which must not move meanwhile. What moves is
+        # waited for before it is taken: the thread that moves rows also calls observers of earlier
+        # steps, and they may wait for it.
         self.attending = threading.RLock()
         accountant.on_shortage(self._make_room)
 
@@ -265,6 +267,7 @@ class HotPools:
             done(moved)
             return moved
 
+        self.settle(layer)
         # Nobody makes room meanwhile: slots would move under whoever attends to them.
         with self.attending:
             self._moments[layer] = moment
@@ -402,6 +405,7 @@ class HotPools:
 
     def _shrink(self, layers: Iterable[int]) -> None:
         """Let layers give back what they hold beyond their capacity."""
+        self._wait()
         with self.attending:
             self._wait()
             for layer in layers:
