@@ -142,9 +142,9 @@ class HotPools:
         self._background = ThreadPoolExecutor(1, thread_name_prefix="hillinfer-pool")
         self._under_way: list[list[Exchange]] = [[] for _ in range(shape.layers)]
         self._failure: BaseException | None = None
-        # Held by whoever attends to rows in their slots, which must not move meanwhile. What moves is
-        # waited for before it is taken: the thread that moves rows also calls observers of earlier
-        # steps, and they may wait for it.
+        # Held by whoever attends to rows in their slots, which must not move meanwhile. What moves
+        # is waited for before it is taken: the thread that moves rows also calls observers of
+        # earlier steps, and they may wait for it.
         self.attending = threading.RLock()
         accountant.on_shortage(self._make_room)
 
