@@ -3,7 +3,7 @@
 
 import pytest
 
-from hillinfer_bench.storing.goals import at_least, goals_text
+from hillinfer_bench.storing.goals import at_least, at_most, goals_text
 
 
 @pytest.mark.parametrize(
@@ -17,6 +17,18 @@ def test_what_is_possible_is_told_where_the_goal_lies_beyond_it(possible, told):
     assert line.endswith(told or "goal >= 50: not met")
 
 
+@pytest.mark.parametrize(
+    ("possible", "told"), [(0.8, "(no less than 0.8 is possible here: 80% of it)"), (0.7, None)]
+)
+def test_so_it_is_for_goals_that_are_a_bound_above(possible, told):
+    goal = at_most("share", 1.0, 0.75, [1.0, 1.0], allowed=possible)
+    assert not goal.is_met
+    assert goal.allowed == (possible if told else None)
+    line = goals_text([goal])
+    assert line.endswith(told or "goal <= 0.75: not met")
+
+
 def test_what_is_possible_makes_no_goal_met():
+    assert not at_most("share", 0.76, 0.75, allowed=0.76).is_met
     assert not at_least("speedup", 49.9, 50, allowed=49.9).is_met
     assert at_least("speedup", 50, 50, allowed=49.9).is_met

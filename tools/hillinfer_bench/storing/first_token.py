@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -42,6 +43,10 @@ class FirstToken:
         Of each round, in turn with those: computing the rest alone, behind rows that are in memory.
     read_seconds
         Of each round: looking up and reading alone, until the last row is in its place.
+    processor_seconds
+        Of each round: processor time of computing alone and of reading alone, of all threads.
+    cores
+        How many the process may use.
     bubble_seconds
         Of each round: what layers waited for rows.
     agrees
@@ -56,6 +61,8 @@ class FirstToken:
     stored_seconds: list[float]
     compute_seconds: list[float]
     read_seconds: list[float]
+    processor_seconds: list[float]
+    cores: int
     bubble_seconds: list[float]
     agrees: bool
     rivals: list[RivalRow]
@@ -68,8 +75,22 @@ class FirstToken:
     @property
     def allowed_seconds(self) -> float:
         """1.15 times the larger of reading and computing, and 50 ms."""
-        larger = max(median(self.compute_seconds), median(self.read_seconds))
-        return 1.15 * larger + 0.05
+        return 1.15 * self.larger_seconds + 0.05
+
+    @property
+    def larger_seconds(self) -> float:
+        """The larger of reading and computing: what a drive and a processor apart would need."""
+        return max(median(self.compute_seconds), median(self.read_seconds))
+
+    @property
+    def possible_seconds(self) -> float:
+        """What arithmetic allows: reading checks, widens and places rows on the same cores."""
+        return max(self.larger_seconds, median(self.processor_seconds) / self.cores)
+
+    def hidden_share(self, seconds: float) -> float:
+        """Return the share of the smaller of reading and computing that a first token hides."""
+        compute, read = median(self.compute_seconds), median(self.read_seconds)
+        return (compute + read - seconds) / min(compute, read)
 
 
 def measure_first_token(
@@ -109,7 +130,7 @@ def measure_first_token(
     seconds += time.perf_counter()
     expected = _next_token(generation)
     say(f"{len(ids)} tokens computed in {seconds:.1f} s")
-    stored, computed, read, waited = [], [], [], []
+    stored, computed, read, waited, busy = [], [], [], [], []
     agrees = True
     with Store(place) as store:
         prompts = StoredPrompts(store, model)
@@ -117,7 +138,7 @@ def measure_first_token(
         prompts.keep(own, ids[:held], seconds * held / len(ids))
         del full, generation
         for _ in range(rounds):
-            began = time.perf_counter()
+            began, spent = time.perf_counter(), time.process_time()
             cache = DynamicCache(config=model.config)
             tokens = prompts.load_into(cache, ids)
             for layer in cache.layers:
@@ -128,6 +149,7 @@ def measure_first_token(
             ended = time.perf_counter()
             read.append(loaded - began)
             computed.append(ended - loaded)
+            busy.append(time.process_time() - spent)
             before = prompts.loaded.bubble_seconds
             began = time.perf_counter()
             cache = DynamicCache(config=model.config)
@@ -138,7 +160,17 @@ def measure_first_token(
         assert not prompts.loaded.recomputed_tokens, store.counts.last_failure
         rivals = _rivals(place.with_name("rivals"), model, prompts, own, ids, expected, rounds)
     return FirstToken(
-        tokens, len(ids) - tokens, seconds, stored, computed, read, waited, agrees, rivals
+        tokens,
+        len(ids) - tokens,
+        seconds,
+        stored,
+        computed,
+        read,
+        busy,
+        len(os.sched_getaffinity(0)),
+        waited,
+        agrees,
+        rivals,
     )
 
 

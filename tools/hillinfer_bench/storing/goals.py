@@ -48,10 +48,11 @@ class StoreGoal:
 
     @property
     def share_of_allowed(self) -> float | None:
-        """What was reached of what arithmetic allows, for a goal from a limit on."""
+        """What was reached of what arithmetic allows: 1 is all of it."""
         if self.allowed is None or self.reached is None:
             return None
-        return self.reached / self.allowed
+        own, best = self.reached, self.allowed
+        return own / best if self.goal.startswith(">=") else best / own
 
 
 def at_least(
@@ -68,11 +69,18 @@ def at_least(
     return StoreGoal(name, f">= {limit:g}", limit, float(reached), met, noisy, allowed=beyond)
 
 
-def at_most(name: str, reached: float, limit: float, *rounds: Sequence[float]) -> StoreGoal:
+def at_most(
+    name: str,
+    reached: float,
+    limit: float,
+    *rounds: Sequence[float],
+    allowed: float | None = None,
+) -> StoreGoal:
     """Return a goal that is met up to a limit, where no rounds are noisy."""
     noisy = any(map(is_noisy, rounds))
     met = bool(reached <= limit) and not noisy
-    return StoreGoal(name, f"<= {limit:g}", limit, float(reached), met, noisy)
+    beyond = allowed if allowed is not None and allowed > limit else None
+    return StoreGoal(name, f"<= {limit:g}", limit, float(reached), met, noisy, allowed=beyond)
 
 
 def unmeasured(name: str, goal: str, why: str) -> StoreGoal:
@@ -95,7 +103,8 @@ def goals_text(goals: Sequence[StoreGoal]) -> str:
         reached = "" if one.reached is None else f"{one.reached:.3g}{noise}"
         why = f" ({one.why})" if one.why else ""
         if one.share_of_allowed is not None:
-            why = f" (at most {one.allowed:.3g} is possible here: {one.share_of_allowed:.0%} of it)"
+            bound = "at most" if one.goal.startswith(">=") else "no less than"
+            why = f" ({bound} {one.allowed:.3g} is possible here: {one.share_of_allowed:.0%} of it)"
         lines.append(f"{one.name:>28}  {reached:>10}  goal {one.goal}: {verdict}{why}")
     if any(one.is_noisy for one in goals):
         lines.append("!: rounds differ by more than a fifth; nothing counts as met then")
