@@ -17,6 +17,17 @@ _IN_PLACE = f"{_TESTS}/reuse/test_opened_in_place.py"
 
 SECRECY: tuple[Mutant, ...] = (
     Mutant(
+        "tags-counted-for-each-layer",
+        "A group's use of its extent's tags is counted for each layer, and given back once.",
+        "host/hillinfer/extents/group_seals.py",
+        "            users[pages] = users.get(pages, 0) + len(new)\n",
+        "            users[pages] = users.get(pages, 0) + len(groups)\n",
+        (
+            "tests/host/reuse/test_opened_in_place.py::"
+            "test_tags_are_counted_as_long_as_a_cache_has_their_rows",
+        ),
+    ),
+    Mutant(
         "new-file-of-nobody",
         "Of two processes that open a new store at once one takes its file for another store's.",
         f"{_HOST}/store/pool_files.py",

@@ -189,7 +189,6 @@ class BudgetPlan:
             + (rows * shape.layers + rows - TABLE_GROWTH_ROWS) * _SLOT_TABLE_BYTES
             + rows * shape.layers * ROW_SUM_BYTES
             + _tag_bytes(shape, settings, rows)
-            + _tag_bytes(shape, settings, rows)
             + (hit_bytes(shape, tokens) + observed_bytes(shape, observed)) * sequences
             + score_bytes(spec, settings.scope, tokens),
             device=device,

@@ -101,8 +101,10 @@ class GroupSeals:
         if not isinstance(pages, PageCipher):
             return
         with self._changing:
-            table = self._covering(max(groups, default=-1) + 1)
-            for group, at in groups.items():
+            # Each layer's rows of a group tell of it.
+            new = {group: at for group, at in groups.items() if group not in self._places}
+            table = self._covering(max(new, default=-1) + 1)
+            for group, at in new.items():
                 part = pages.part(at)
                 table[group] = (
                     part.key_address,
@@ -114,19 +116,25 @@ class GroupSeals:
                 )
                 self._places[group] = pages, origin
             users = dict(self._lines.users)
-            users[pages] = users.get(pages, 0) + len(groups)
+            users[pages] = users.get(pages, 0) + len(new)
             self._lines = _Lines(table, users)
 
     def leave(self, groups: Sequence[int]) -> None:
         """Forget groups that nobody reads any more."""
         with self._changing:
-            users = dict(self._lines.users)
+            users, left = dict(self._lines.users), set()
             for group in groups:
                 pages, _ = self._places.pop(group, (None, 0))
                 if pages is not None:
                     users[pages] -= 1
+                    left.add(pages)
                     self._lines.table[group] = 0
-            self._forget_unused(users)
+            # Those that there is only room for yet are another thread's, which places groups next.
+            for pages in left:
+                if not users[pages]:
+                    del users[pages]
+                    self._accountant.give(Part.OTHER, pages.tag_bytes)
+            self._lines = _Lines(self._lines.table, users)
 
     @property
     def seals(self) -> Seals:
@@ -165,9 +173,3 @@ class GroupSeals:
         larger = np.zeros((max(groups, 2 * len(table)), _WORDS), np.int64)
         larger[: len(table)] = table
         return larger
-
-    def _forget_unused(self, users: dict[PageCipher, int]) -> None:
-        for pages in [one for one, count in users.items() if not count]:
-            del users[pages]
-            self._accountant.give(Part.OTHER, pages.tag_bytes)
-        self._lines = _Lines(self._lines.table, users)

@@ -14,9 +14,10 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 
-from hillinfer.errors import UnsupportedFeatureError
+from hillinfer.errors import CacheUseError, UnsupportedFeatureError
 from hillinfer.extents.shared_chunks import StoredRowsError
 from hillinfer.hf.engine import Use
+from hillinfer.hf.features import NAME
 from hillinfer.hf.prompts import PromptCall
 from hillinfer.trace.recorder import ForwardSpans
 
@@ -366,3 +367,47 @@ def mask(
             "its ordinary cache"
         )
     return attention_mask
+
+
+# --- arguments of passes ---
+
+
+def check_arguments(module: Any, arguments: dict[str, Any]) -> None:
+    """Refuse arguments, and states of a model, that a pass with a cache of ours cannot have."""
+    if module.training:
+        raise UnsupportedFeatureError(
+            "the model is in training mode, which drops or changes its cache: call model.eval()"
+        )
+    if module.config._attn_implementation != NAME:
+        raise CacheUseError(
+            f"the model's attention was set to {module.config._attn_implementation!r} while "
+            f"HillInfer is attached, which then attends to nothing: call "
+            f"model.set_attn_implementation({NAME!r}), or detach, set it, and attach again"
+        )
+    wanted = arguments.get("output_attentions")
+    if getattr(module.config, "output_attentions", False) if wanted is None else wanted:
+        refuse_arguments({"output_attentions": True})
+    if arguments.get("use_cache") is False:
+        raise UnsupportedFeatureError(
+            "use_cache=False: all tokens would come again at every step and be stored again; leave "
+            "it out, or leave past_key_values out"
+        )
+    if arguments.get("input_ids") is None:
+        raise UnsupportedFeatureError(
+            "inputs_embeds: the cache keeps token ids to tell prompts apart; pass input_ids"
+        )
+    check_ids(arguments["input_ids"])
+
+
+def check_ids(ids: Any) -> None:
+    """Refuse what are no token ids (batch, tokens), and none at all."""
+    if not isinstance(ids, torch.Tensor) or ids.ndim != 2:
+        found = f"shape {tuple(ids.shape)}" if isinstance(ids, torch.Tensor) else type(ids).__name__
+        raise CacheUseError(
+            f"input_ids must be a tensor of (batch, tokens), not {found}: take what "
+            "tokenizer(texts, return_tensors='pt') gives"
+        )
+    if not ids.numel():
+        raise CacheUseError(
+            f"the prompt is empty (input_ids of shape {tuple(ids.shape)}): pass at least one token"
+        )

@@ -78,9 +78,7 @@ class HillInferCache(PassingCache):
         Both may go on independently, also in different threads; nothing is read or written for it.
         `copy.copy` and `copy.deepcopy` of a cache are forks.
         """
-        with self._alone(Use(sys._getframe())):
-            batch = self._batch.fork()
-            return self._beside(batch, list(self._index_lengths))
+        return self._regaining(self._forked)
 
     def __copy__(self) -> Self:
         return self.fork()
@@ -231,7 +229,9 @@ class HillInferCache(PassingCache):
             return recording
 
     def regain(self, error: StoredRowsError, model: Any) -> bool:
-        """Have a model compute rows that a store cannot give back; False where there are none.
+        """Have a model compute rows that a store cannot give back; False where nothing can.
+
+        Nothing can where rows lie in a session's files.
 
         They go to the cold pool's own files, in the places of those that are lost, so forks and
         other caches of the same prompt have them there, too. All else stays: shadows, hot rows, and
@@ -257,16 +257,12 @@ class HillInferCache(PassingCache):
             self._pass.end()
         coming = {} if plan is None else {id(one.sequence): one.tokens for one in plan.shares}
         is_dense = plan is not None and plan.tokens > 1
-        is_back = False
         for sequence, (_, made) in zip(self._batch.sequences(), self._batch.made, strict=True):
             whole = len(sequence.token_ids)
             follows = is_dense and made.dense == whole - coming.get(id(sequence), 0)
-            again = self._computed_again(
-                model, sequence, made.chunk, whole if follows else made.dense
-            )
-            is_back = again or is_back
-        if not is_back:
-            return False
+            dense = whole if follows else made.dense
+            if not self._compute_again(model, sequence, made.chunk, dense):
+                return False
         if self._prompts is not None:
             self._prompts.failed(str(error))
         if plan is not None and plan.start:
@@ -276,8 +272,10 @@ class HillInferCache(PassingCache):
                 self._forget_forward()
         return True
 
-    def _computed_again(self, model: Any, sequence: Sequence, chunk: int, dense: int) -> bool:
+    def _compute_again(self, model: Any, sequence: Sequence, chunk: int, dense: int) -> bool:
         """Read the first tokens of a sequence again, as far as any of their rows lie in a store.
+
+        None do where another cache of the prompt had them computed meanwhile.
 
         Parameters
         ----------
@@ -291,9 +289,11 @@ class HillInferCache(PassingCache):
         with self._alone_as_is(Use(sys._getframe())):
             self._runtime.settle()
             opener = self._runtime.parts.opener
+            if opener.continues_session(sequence):
+                return False
             stored = opener.stored_tokens(sequence)
             if not stored:
-                return False
+                return True
             size = chunk or _CHUNK_TOKENS
             # Whole passes: how many tokens one has shows in the bits of its rows.
             tokens = max(stored, min(-(-stored // size) * size, dense))
@@ -330,6 +330,11 @@ class HillInferCache(PassingCache):
         return self._runtime.settings
 
     # --- inside ----------------------------------------------------------------------------
+
+    def _forked(self) -> Self:
+        with self._alone(Use(sys._getframe())):
+            batch = self._batch.fork()
+            return self._beside(batch, list(self._index_lengths))
 
     def _regaining(self, act: Callable[[], _Result]) -> _Result:
         """Do something that reads rows back, once more where rows of a store had to be regained."""

@@ -3,15 +3,16 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import Any
 
 from transformers import PreTrainedModel
 
 from hillinfer.errors import ColdPoolError
-from hillinfer.hf.attention import AttachedCache
+from hillinfer.hf.attention import AttachedCache, check_ids
 from hillinfer.hf.engine import Use
-from hillinfer.hf.hooks import Guard, check_ids, named
+from hillinfer.hf.hooks import Guard, named, regaining
 from hillinfer.hf.prompts import PromptCall
 
 
@@ -39,9 +40,11 @@ class GuardedGenerate(Guard):
                 ids, mask = given.get("input_ids", given.get("inputs")), given.get("attention_mask")
                 if ids is not None:
                     check_ids(ids)
-                    cache.check_continues(ids, mask)
+                    check = functools.partial(cache.check_continues, ids, mask)
+                    regaining(cache, self._model, check)
                     call = PromptCall.of_generate(self._model, ids, given)
-                    cache.begin_prompt(ids, mask, call)
+                    begin = functools.partial(cache.begin_prompt, ids, mask, call)
+                    regaining(cache, self._model, begin)
                 return self._guarded(*args, **kwargs)
             except ColdPoolError as error:
                 raise ColdPoolError(

@@ -11,17 +11,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import FrameType
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from transformers import PreTrainedModel
 
-from hillinfer.errors import CacheUseError, SettingsError, UnsupportedFeatureError
+from hillinfer.errors import SettingsError
 from hillinfer.extents.shared_chunks import StoredRowsError
 from hillinfer.hf import attention
 from hillinfer.hf.attention import AttachedCache
 from hillinfer.hf.engine import Use
-from hillinfer.hf.features import NAME
 from hillinfer.hf.prompts import PromptCall, without_first
 from hillinfer.settings import QuerySource, Settings
 
@@ -58,6 +57,8 @@ def _no_hook() -> Any:
 
 _TORCH_CALLS = "torch.nn.modules.module"
 
+_Result = TypeVar("_Result")
+
 
 class ForwardHooks:
     """The hooks of a whole model.
@@ -89,22 +90,31 @@ class _Before(ModelHook):
         cache = arguments.get("past_key_values")
         if not isinstance(cache, AttachedCache):
             return None
-        _check_arguments(module, arguments)
+        attention.check_arguments(module, arguments)
         cache.check_dtype(cast(PreTrainedModel, module).dtype)
         mask, found = arguments.get("attention_mask"), 0
         if cache.takes_whole:
             call, ids = PromptCall.of_forward(module, arguments), arguments["input_ids"]
-            found = cache.begin_whole(ids, mask, arguments.get("position_ids"), call)
+            places = arguments.get("position_ids")
+            begin = functools.partial(cache.begin_whole, ids, mask, places, call)
+            found = regaining(cache, module, begin)
             if found:
                 arguments = without_first(arguments, found)
-        try:
-            begin_pass(cache, arguments)
-        except StoredRowsError as error:
-            # A pass that broke off before may have left half a group, whose rows are read back.
-            if not cache.regain(error, module):
-                raise
-            begin_pass(cache, arguments)
+        regaining(cache, module, functools.partial(begin_pass, cache, arguments))
         return ((), arguments) if found else None
+
+
+def regaining(cache: AttachedCache, model: Any, act: Callable[[], _Result]) -> _Result:
+    """Do something before a pass, once more where rows of a store had to be computed for it.
+
+    A pass that broke off before may have left half a group, whose rows are read back.
+    """
+    try:
+        return act()
+    except StoredRowsError as error:
+        if not cache.regain(error, model):
+            raise
+    return act()
 
 
 def begin_pass(cache: AttachedCache, arguments: dict[str, Any]) -> None:
@@ -138,47 +148,6 @@ class _After(ModelHook):
         # This hook is called for a pass that was refused at its beginning, too.
         if use is not None and use.is_of(forward_frame()):
             use.end()
-
-
-def _check_arguments(module: Any, arguments: dict[str, Any]) -> None:
-    """Refuse arguments, and states of a model, that a pass with a cache of ours cannot have."""
-    if module.training:
-        raise UnsupportedFeatureError(
-            "the model is in training mode, which drops or changes its cache: call model.eval()"
-        )
-    if module.config._attn_implementation != NAME:
-        raise CacheUseError(
-            f"the model's attention was set to {module.config._attn_implementation!r} while "
-            f"HillInfer is attached, which then attends to nothing: call "
-            f"model.set_attn_implementation({NAME!r}), or detach, set it, and attach again"
-        )
-    wanted = arguments.get("output_attentions")
-    if getattr(module.config, "output_attentions", False) if wanted is None else wanted:
-        attention.refuse_arguments({"output_attentions": True})
-    if arguments.get("use_cache") is False:
-        raise UnsupportedFeatureError(
-            "use_cache=False: all tokens would come again at every step and be stored again; leave "
-            "it out, or leave past_key_values out"
-        )
-    if arguments.get("input_ids") is None:
-        raise UnsupportedFeatureError(
-            "inputs_embeds: the cache keeps token ids to tell prompts apart; pass input_ids"
-        )
-    check_ids(arguments["input_ids"])
-
-
-def check_ids(ids: Any) -> None:
-    """Refuse what are no token ids (batch, tokens), and none at all."""
-    if not isinstance(ids, torch.Tensor) or ids.ndim != 2:
-        found = f"shape {tuple(ids.shape)}" if isinstance(ids, torch.Tensor) else type(ids).__name__
-        raise CacheUseError(
-            f"input_ids must be a tensor of (batch, tokens), not {found}: take what "
-            "tokenizer(texts, return_tensors='pt') gives"
-        )
-    if not ids.numel():
-        raise CacheUseError(
-            f"the prompt is empty (input_ids of shape {tuple(ids.shape)}): pass at least one token"
-        )
 
 
 def forward_frame() -> FrameType:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from hillinfer.drive.files import aligned_buffer
 from hillinfer.drive.regions import OWN_FILE, GroupTable
 from hillinfer.drive.shared_files import OpenFiles, RowBase, ShadowBase
+from hillinfer.errors import BudgetError
 from hillinfer.extents.shared_chunks import SharedChunks
 from hillinfer.extents.slot import ShadowSlot, StoredShadow
 from hillinfer.kv.cold_store import ColdStore, WantedRows
@@ -99,6 +100,10 @@ class _Part:
     segment: Segment | None
     is_open: bool
     reads_shadow: bool
+
+
+class _NoRoomForTagsError(Exception):
+    """The budget has no room for the tags of a sealed chunk: the prefix ends before it."""
 
 
 class SequenceOpener:
@@ -238,7 +243,7 @@ class SequenceOpener:
             try:
                 for part in parts:
                     read_bytes += self._take(sequence, stored, part, planes)
-            except (OSError, WrongBytesError) as error:
+            except (OSError, WrongBytesError, _NoRoomForTagsError) as error:
                 # What came before it is whole.
                 failure = error
         tokens = len(sequence.groups) * GROUP_TOKENS
@@ -251,11 +256,15 @@ class SequenceOpener:
 
     # --- stored prompts that cannot be read any more ---------------------------------------
 
+    def continues_session(self, sequence: Sequence) -> bool:
+        """Whether rows of a sequence lie in a session's files, which are never written."""
+        groups = np.array(sequence.groups, np.int64)
+        return bool(len(groups)) and self._store.others.in_base(groups)
+
     def stored_tokens(self, sequence: Sequence) -> int:
         """Return behind which token of a sequence no row lies in a store.
 
-        Its rows are written to no store any more from here on. 0 where it continues a session, the
-        files of which are never written.
+        Its rows are written to no store any more from here on.
 
         Raises
         ------
@@ -264,7 +273,7 @@ class SequenceOpener:
         """
         self._rows.settle_recording(sequence)
         groups = np.array(sequence.groups, np.int64)
-        if not len(groups) or self._store.others.in_base(groups):
+        if not len(groups):
             return 0
         own = [
             self._store.others.placement.of(layer, groups) for layer in range(self._shape.layers)
@@ -332,7 +341,10 @@ class SequenceOpener:
                 memory = aligned_buffer(size)[:size].reshape(-1, shape.row_bytes)
                 stored.prefix.read_groups(part.chunk, layer, 0, memory)
                 rows.append(memory)
-        numbers = self._chunks.open(stored.store, part.chunk, part.count)
+        try:
+            numbers = self._chunks.open(stored.store, part.chunk, part.count)
+        except BudgetError as error:
+            raise _NoRoomForTagsError(str(error)) from error
         sequence.append_groups(numbers)
         self._pools.cover(self._groups.groups * GROUP_TOKENS)
         self._store.cover(self._groups.groups)

@@ -18,6 +18,7 @@ from stored_ways import NEW_TOKENS, WAYS, Asked, ids_of
 from tiny_models import TinyModel
 
 from hillinfer.errors import ColdPoolError
+from hillinfer.extents.shared_chunks import StoredRowsError
 from hillinfer.reuse.model_prompts import ModelPrompts
 from hillinfer.store.pool_files import StoreFailedError, insist
 from hillinfer.store.store import Store
@@ -306,6 +307,71 @@ def test_what_is_computed_anew_is_there_for_every_cache_of_the_prompt(machine):
         for cache in caches:
             assert cache.get_seq_length() == 151
             cache.close()
+
+
+@torch.no_grad()
+def test_rows_that_another_cache_had_computed_are_back_for_all(machine):
+    """As where two threads meet the loss at once: the second finds nothing left to compute."""
+    with machine() as one:
+        one.ask("forward")
+        one.drive.pull_after(None)
+        cache = one.hill.new_cache()
+        logits = one.model(ids_of(), past_key_values=cache, logits_to_keep=1).logits
+        fork = cache.fork()
+        token = logits[:, -1].argmax(-1, keepdim=True)
+        one.drive.pull_after(0)
+        lost = StoredRowsError("rows are lost")
+        assert cache.regain(lost, one.model)
+        assert fork.regain(lost, one.model)
+        before = one.drive.counts["lost reads"]
+        found = [one.model(token, past_key_values=own).logits for own in (cache, fork)]
+        assert torch.equal(*found)
+        assert one.drive.counts["lost reads"] == before
+        for own in (cache, fork):
+            own.close()
+
+
+class StopHereError(Exception):
+    """Breaks a pass off."""
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("act", ["forward", "fork", "generate"])
+def test_a_pass_that_broke_off_is_taken_back_where_the_drive_is_gone(act, machine):
+    """A half group of its rows is in the store by then, and has to be read back."""
+    first, rest = ids_of()[:, :90], ids_of()[:, 90:]
+
+    def stop(*given):
+        raise StopHereError
+
+    def ended(one, cache):
+        whole = torch.cat([first, rest], 1)
+        if act == "generate":
+            return one.model.generate(
+                whole, past_key_values=cache, max_new_tokens=2, do_sample=False, pad_token_id=0
+            )
+        own = cache.fork() if act == "fork" else cache
+        return one.model(rest, past_key_values=own, logits_to_keep=1).logits
+
+    found, lost = [], []
+    # What the first round stores the others find, which rounds as they do.
+    for is_gone in (False, False, True):
+        with machine() as one:
+            one.drive.pull_after(None)
+            cache = one.hill.new_cache()
+            one.model(first, past_key_values=cache, logits_to_keep=1)
+            hook = one.model.lm_head.register_forward_pre_hook(stop)
+            with pytest.raises(StopHereError):
+                one.model(rest, past_key_values=cache, logits_to_keep=1)
+            hook.remove()
+            cache.await_stored()
+            if is_gone:
+                one.drive.pull_after(0)
+            found.append(ended(one, cache))
+            lost.append(one.drive.counts["lost reads"])
+            gc.collect()
+    assert torch.equal(found[2], found[1])
+    assert lost[2] > lost[1] == 0
 
 
 class Passes:

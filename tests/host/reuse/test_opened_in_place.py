@@ -21,6 +21,7 @@ from hillinfer.engine.budget_plan import kernel_spec
 from hillinfer.engine.runtime import Runtime
 from hillinfer.generate.answering import Generation, Sampling
 from hillinfer.hf.attach import Attachment
+from hillinfer.memory_budget import Part
 from hillinfer.model_shape import ModelShape
 from hillinfer.reuse.model_prompts import ModelPrompts
 from hillinfer.reuse.stored_prompts import StoredPrompts
@@ -133,8 +134,15 @@ def attached_in(way, model, cold_dir):
     return Attachment(model, settings.changed(dram_budget=budget), open_runtime=opened)
 
 
-@SEALED_TOO
-@pytest.mark.parametrize("way", pairs(batch=(1,)), ids=str)
+PAIRS = pairs(batch=(1,))
+# What opens pages is below all ways, so a third of them shows it.
+STORES_AND_WAYS = [
+    *(pytest.param("plain", way, id=f"plain-{way}") for way in PAIRS),
+    *(pytest.param("encrypted", way, id=f"encrypted-{way}") for way in PAIRS[::3]),
+]
+
+
+@pytest.mark.parametrize(("store", "way"), STORES_AND_WAYS, indirect=["store"])
 def test_no_bit_depends_on_the_store(way, model, store, cold_dir):
     ids = ids_of(TOKENS)
     with attached_in(way, model, cold_dir) as hill, torch.no_grad():
@@ -258,6 +266,28 @@ def test_rows_are_written_once(model, store, cold_dir):
         made[-1].parts.store.settle_all(0)
         assert own_blocks() > 0
         generation.close()
+
+
+@pytest.mark.parametrize("store", ["encrypted"], indirect=True)
+def test_tags_are_counted_as_long_as_a_cache_has_their_rows(model, store, cold_dir):
+    made, held = [], []
+
+    def opened(*given, **named):
+        made.append(Runtime(*given, **named))
+        return made[-1]
+
+    with Attachment(model, small(cold_dir), open_runtime=opened) as hill, torch.no_grad():
+        for seed in range(3):
+            generation = through(model, hill, store)
+            generation.read(ids_of(STORED, seed))
+            assert told(generation).stored_tokens == STORED
+            while_open = made[-1].memory_held()[Part.OTHER]
+            generation.close()
+            held.append(made[-1].memory_held()[Part.OTHER])
+            # The twin: they are counted meanwhile.
+            assert while_open > held[-1]
+    assert held[1] == held[0]
+    assert held[2] == held[0]
 
 
 def test_chunks_are_found_while_the_prompt_is_being_read(model, store, cold_dir):
