@@ -102,7 +102,7 @@ TRUST: tuple[Mutant, ...] = (
     Mutant(
         "another-attention-passes",
         "An attention implementation that was changed while attached attends to nothing of ours.",
-        f"{_HOST}/hf/hooks.py",
+        f"{_HOST}/hf/attention.py",
         "    if module.config._attn_implementation != NAME:",
         "    if False:",
         (f"{_TESTS}/hf/test_untold_passes.py::test_another_attention_implementation",),
