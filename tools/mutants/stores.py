@@ -84,6 +84,16 @@ STORES: tuple[Mutant, ...] = (
         (f"{_LOST}::test_a_drive_that_is_pulled_out_costs_no_token",),
     ),
     Mutant(
+        "attached-model-is-another",
+        "An attached model does not find what was stored of it while it was not.",
+        "host/hillinfer/reuse/described_model.py",
+        "        covered = covered.replaced\n",
+        "        pass\n",
+        (
+            f"{_TESTS}/reuse/test_prompts_of_attached_models.py::test_what_makes_other_bits_has_prompts_of_its_own",
+        ),
+    ),
+    Mutant(
         "regained-rows-of-nobody",
         "Rows that are computed again lie beside the places where caches look for them.",
         "host/hillinfer/kv/opened_sequences.py",

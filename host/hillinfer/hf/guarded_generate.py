@@ -7,8 +7,6 @@ import functools
 import sys
 from typing import Any
 
-from transformers import PreTrainedModel
-
 from hillinfer.errors import ColdPoolError
 from hillinfer.hf.attention import AttachedCache, check_ids
 from hillinfer.hf.engine import Use
@@ -19,14 +17,10 @@ from hillinfer.hf.prompts import PromptCall
 class GuardedGenerate(Guard):
     """Wraps `generate`, which slices ids before any forward pass could compare them.
 
-    Parameters
-    ----------
-    model
-        What is attached.
+    Parameters as in `Guard`.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        super().__init__(model, "generate")
+    _name = "generate"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Generate; a cache is refused first where the ids do not continue it."""

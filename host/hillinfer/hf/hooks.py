@@ -182,37 +182,42 @@ class Guard(ABC):
     ----------
     model
         What is attached.
-    name
-        Of the method.
+
+    Attributes
+    ----------
+    replaced
+        What the model's attributes had there before; None where nothing.
     """
 
-    def __init__(self, model: PreTrainedModel, name: str) -> None:
-        self._model, self._name = model, name
-        self._replaced = model.__dict__.get(name)
-        self._guarded: Callable[..., Any] = getattr(model, name)
+    _name: str
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = model
+        self.replaced: Callable[..., Any] | None = model.__dict__.get(self._name)
+        self._guarded: Callable[..., Any] = getattr(model, self._name)
         functools.update_wrapper(self, self._guarded)
-        setattr(model, name, self)
+        setattr(model, self._name, self)
 
     def remove(self) -> None:
         """Give the model back what it had."""
         delattr(self._model, self._name)
-        if self._replaced is not None:
-            setattr(self._model, self._name, self._replaced)
+        if self.replaced is not None:
+            setattr(self._model, self._name, self.replaced)
 
     @abstractmethod
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Do what the method does."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        if self._replaced is not None:
-            return copy.deepcopy(self._replaced, memo)
+        if self.replaced is not None:
+            return copy.deepcopy(self.replaced, memo)
         # The copy is there already, and has no attributes yet: this is its class's.
         copied = memo.get(id(self._model))
         return self if copied is None else getattr(copied, self._name)
 
     def __reduce__(self) -> Any:
-        if self._replaced is not None:
-            return _itself, (self._replaced,)
+        if self.replaced is not None:
+            return _itself, (self.replaced,)
         return getattr, (self._model, self._name)
 
 
@@ -224,16 +229,10 @@ class GuardedForward(Guard):
     """Wraps `forward`: a pass that meets stored rows which cannot be read is made again.
 
     A store that fails costs time and no pass, whoever makes it. The model computes the lost rows
-    first, in passes of their own.
-
-    Parameters
-    ----------
-    model
-        What is attached.
+    first, in passes of their own. Parameters as in `Guard`.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        super().__init__(model, "forward")
+    _name = "forward"
 
     # A compiler is to trace what is called, and not this.
     @functools.partial(torch.compiler.disable, recursive=False)

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from hillinfer.engine.budget_plan import kernel_spec
 from hillinfer.extents.slot import ShadowSlot
 from hillinfer.hf.cache import HillInferCache
-from hillinfer.hf.hooks import ModelHook
+from hillinfer.hf.hooks import GuardedForward, ModelHook, nothing
 from hillinfer.model_shape import ModelShape
 from hillinfer.sessions.fingerprint import Fingerprint, weights_digest
 from hillinfer.settings import Settings
@@ -96,14 +96,20 @@ def _told(module: torch.nn.Module) -> Iterator[object]:
     for hooks in (module._forward_pre_hooks, module._forward_hooks):
         yield [_name(one) for one in hooks.values() if not _is_looking_on(one)]
     covered: Callable[..., Any] | None = own.get("forward")
-    if covered is not None:
+    if isinstance(covered, GuardedForward):
+        # It changes nothing: an attached model has the rows of one that is not.
+        covered = covered.replaced
+    # A copy of an attached model has its class's.
+    if covered is not None and getattr(covered, "__func__", None) is not type(module).forward:
         held = getattr(covered, "__closure__", None) or ()
         yield [_name(covered), *(_name(type(cell.cell_contents)) for cell in held)]
 
 
 def _is_looking_on(hook: Any) -> bool:
     """Return whether a hook is known to leave a module's outputs as they are."""
-    return isinstance(hook, ModelHook) or getattr(hook, "__module__", "") == _COLLECTORS
+    if isinstance(hook, ModelHook) or hook is nothing:
+        return True
+    return getattr(hook, "__module__", "") == _COLLECTORS
 
 
 def _name(one: Any) -> str:

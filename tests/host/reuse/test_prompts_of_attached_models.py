@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where a store is named, every prompt of an attached model is looked up in it and stored."""
 
+import copy
 import os
 
 import pytest
@@ -9,7 +10,7 @@ from generation_runs import attached, bits, run
 from stored_ways import NEW_TOKENS, WAYS, ids_of
 from tiny_models import FAMILIES, TinyModel, prompts
 from torch.overrides import TorchFunctionMode
-from transformers import StoppingCriteria, StoppingCriteriaList
+from transformers import DynamicCache, StoppingCriteria, StoppingCriteriaList
 
 import hillinfer
 from hillinfer.errors import SettingsError
@@ -353,6 +354,18 @@ def test_what_makes_other_bits_has_prompts_of_its_own(store, cold_dir):
     assert found(model) == 0
     model = tiny().build()
     model.model.layers[1].mlp.lora_scale = 2.0
+    assert found(model) == 0
+    # What stands around an attached model's methods makes no other bits, nor does a copy of it.
+    model = tiny().build()
+    prompts_of = StoredPrompts(store, model)
+    assert prompts_of.load_into(DynamicCache(), ids[0].tolist()) == 128
+    with attached(model, cold_dir):
+        assert StoredPrompts(store, model).namespace == prompts_of.namespace
+        copied = copy.deepcopy(model)
+    assert StoredPrompts(store, copied).namespace == prompts_of.namespace
+    assert found(copied) == 128
+    whole = model.forward
+    model.forward = lambda *given, **named: whole(*given, **named)
     assert found(model) == 0
     model = tiny().build()
     covered = model.model.layers[0].mlp.forward
