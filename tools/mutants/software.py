@@ -25,21 +25,6 @@ _LIVED = (
         (f"{_SLOW}[a group is filled-all]",),
     ),
     Mutant(
-        "waits-for-rows-while-it-holds-them",
-        "A step holds what attends to rows while it waits for the thread that calls observers.",
-        "host/hillinfer/engine/decode_step.py",
-        """                self._settle(layer, sequence, length)
-                with self._pools.attending:
-""",
-        """                with self._pools.attending:
-                    self._settle(layer, sequence, length)
-""",
-        (
-            f"{_TESTS}/attention/test_hot_attention.py::"
-            "test_whoever_observes_a_step_may_wait_for_threads_that_move_rows",
-        ),
-    ),
-    Mutant(
         "hook-of-the-layer-before",
         "A query hook predicts with the weights of the layer that it stands on.",
         "host/hillinfer/hf/hooks.py",

@@ -68,14 +68,6 @@ STORES: tuple[Mutant, ...] = (
         (f"{_LOST}::test_rows_that_another_cache_had_computed_are_back_for_all",),
     ),
     Mutant(
-        "broken-pass-not-taken-back",
-        "What a pass that broke off left is not computed again where the next pass looks up first.",
-        "host/hillinfer/hf/hooks.py",
-        "            found = regaining(cache, module, begin)\n",
-        "            found = begin()\n",
-        (f"{_LOST}::test_a_pass_that_broke_off_is_taken_back_where_the_drive_is_gone",),
-    ),
-    Mutant(
         "found-tokens-forgotten-with-a-pass",
         "With a pass that lost rows broke off goes what the store had found for it.",
         "host/hillinfer/hf/cache.py",

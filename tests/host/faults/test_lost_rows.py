@@ -337,15 +337,17 @@ class StopHereError(Exception):
 
 @torch.no_grad()
 @pytest.mark.parametrize("act", ["forward", "fork", "generate"])
-def test_a_pass_that_broke_off_is_taken_back_where_the_drive_is_gone(act, machine):
+def test_a_pass_that_broke_off_is_taken_back_where_the_drive_is_gone(act, machine, least_budget):
     """A half group of its rows is in the store by then, and has to be read back."""
-    first, rest = ids_of()[:, :90], ids_of()[:, 90:]
+    whole = ids_of(1300)
+    first, rest = whole[:, :1180], whole[:, 1180:]
+    # Few rows are hot.
+    budget = ByteSize(least_budget(LARGE, 1500) + (1 << 20))
 
     def stop(*given):
         raise StopHereError
 
     def ended(one, cache):
-        whole = torch.cat([first, rest], 1)
         if act == "generate":
             return one.model.generate(
                 whole, past_key_values=cache, max_new_tokens=2, do_sample=False, pad_token_id=0
@@ -356,7 +358,7 @@ def test_a_pass_that_broke_off_is_taken_back_where_the_drive_is_gone(act, machin
     found, lost = [], []
     # What the first round stores the others find, which rounds as they do.
     for is_gone in (False, False, True):
-        with machine() as one:
+        with machine(tiny=LARGE, dram_budget=budget) as one:
             one.drive.pull_after(None)
             cache = one.hill.new_cache()
             one.model(first, past_key_values=cache, logits_to_keep=1)
@@ -370,7 +372,8 @@ def test_a_pass_that_broke_off_is_taken_back_where_the_drive_is_gone(act, machin
             found.append(ended(one, cache))
             lost.append(one.drive.counts["lost reads"])
             gc.collect()
-    assert torch.equal(found[2], found[1])
+    # Rows that are computed in other passes are rounded otherwise.
+    torch.testing.assert_close(found[2], found[1], rtol=0, atol=1e-2)
     assert lost[2] > lost[1] == 0
 
 

@@ -277,6 +277,8 @@ def test_tags_are_counted_as_long_as_a_cache_has_their_rows(model, store, cold_d
         return made[-1]
 
     with Attachment(model, small(cold_dir), open_runtime=opened) as hill, torch.no_grad():
+        # The engine stays as long as a cache is open.
+        other = through(model, hill, store)
         for seed in range(3):
             generation = through(model, hill, store)
             generation.read(ids_of(STORED, seed))
@@ -286,6 +288,8 @@ def test_tags_are_counted_as_long_as_a_cache_has_their_rows(model, store, cold_d
             held.append(made[-1].memory_held()[Part.OTHER])
             # The twin: they are counted meanwhile.
             assert while_open > held[-1]
+        other.close()
+    assert len(made) == 1
     assert held[1] == held[0]
     assert held[2] == held[0]
 
