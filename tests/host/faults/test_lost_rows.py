@@ -338,7 +338,7 @@ class StopHereError(Exception):
 @torch.no_grad()
 @pytest.mark.parametrize("act", ["forward", "fork", "generate"])
 def test_a_pass_that_broke_off_is_taken_back_where_the_drive_is_gone(act, machine, least_budget):
-    """A half group of its rows is in the store by then, and has to be read back."""
+    """What comes next goes on from before it, over rows that are computed again."""
     whole = ids_of(1300)
     first, rest = whole[:, :1180], whole[:, 1180:]
     # Few rows are hot.
