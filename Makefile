@@ -34,7 +34,7 @@ FUZZ_SECONDS ?= 600
 QUESTION ?= Which statement makes the listed identifiers be interpreted as globals?
 
 .DEFAULT_GOAL := help
-.PHONY: help setup scorer pyxrt xrt cross model run test test-kernels test-fast lint format quality pools store query faults drive space prefill csim cocotb formal synth hw_emu bitstream pynq-env doctor clean beta projections peers bench traces mutants fuzz attack
+.PHONY: help setup scorer pyxrt xrt cross model run test tests test-kernels test-fast lint format quality pools store query faults drive space prefill csim cocotb formal synth hw_emu bitstream pynq-env doctor clean beta projections peers bench traces mutants fuzz attack
 
 help: ## List every target
 	@awk -F ':.*## ' '/^[a-z_-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -58,7 +58,10 @@ run: model $(BUILD)/document.txt ## Answer a question over a long text with a qu
 	$(BIN)/hillinfer generate --prompt-file $(BUILD)/document.txt --question "$(QUESTION)" \
 		--max-new-tokens 96 --alpha 0.1 --shadow int4 --dram-budget 25% --report $(BUILD)/reports/run.json
 
-test: model lint $(if $(CI),xrt cross pynq-env) ## Run the test suite, all but the long tests of the kernels
+test: lint tests ## Check the code and run the test suite, all but the long tests of the kernels
+
+# By itself, so that `make --jobs=2 test` checks types while tests run.
+tests: model $(if $(CI),xrt cross pynq-env)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder -m "not kernels"
 
 test-kernels: model $(if $(CI),xrt pynq-env) ## Compile, simulate and prove kernels (an hour of two cores)

@@ -21,7 +21,7 @@ from hillinfer_bench.report.rows import MachineRates
 from hillinfer_bench.systems.case import Case, case_setting
 from hillinfer_bench.systems.kv_source import RandomKV
 from hillinfer_bench.systems.shapes import SHAPES
-from hillinfer_bench.systems.table import ALONE, JOINED
+from hillinfer_bench.systems.table import ALONE, FLOOR, JOINED
 
 CACHES, CONTEXT, WEIGHTS = 3, 600, 10**6
 
@@ -53,8 +53,10 @@ def test_both_ways_bring_each_cache_a_token_a_step(bed):
     done = []
     rows = {row.system: row for row in measure_joined(bed, Rates(), done.append)}
     assert done == sorted(done)
-    assert done[-1] == 2 * bed.setting.case.all_steps
-    together, alone = rows[JOINED], rows[ALONE]
+    assert done[-1] == 3 * bed.setting.case.all_steps
+    together, alone, floor = rows[JOINED], rows[ALONE], rows[FLOOR]
+    assert (floor.steps, floor.batch, floor.dram_read_bytes) == (3, CACHES, 0)
+    assert floor.limit_ms == pytest.approx(1e-12 * WEIGHTS)
     for row in (together, alone):
         assert (row.steps, len(row.step_ms)) == (3, 3)
         assert row.tokens_per_second == pytest.approx(CACHES * 1e3 / row.median_ms)
@@ -71,7 +73,7 @@ def test_both_ways_bring_each_cache_a_token_a_step(bed):
 
 def test_too_little_room_is_said_before_a_cache_is_made(bed):
     rows = measure_joined(bed, Rates(), free=FreeRoom(0, 1 << 40))
-    assert [row.system for row in rows] == [JOINED, ALONE]
+    assert [row.system for row in rows] == [JOINED, ALONE, FLOOR]
     assert all("of memory" in row.skipped for row in rows)
 
 
@@ -130,6 +132,14 @@ def test_the_report_has_both_rows_and_what_bytes_and_rates_allow(tmp_path):
     assert not any("no quality beside" in goal["row"] for goal in report["goals"])
     report["rows"][0]["held_bytes"] = report["rows"][0]["budget_bytes"] + 1
     assert "exceed budget_bytes" in report_faults(report)[0]
+
+
+@pytest.mark.parametrize(("floor", "of_it"), [(1e-3, None), (100.0, 3.1)])
+def test_no_more_is_allowed_than_the_loop_alone_leaves(floor, of_it):
+    rows = joined_rows()
+    modelled = joined_ratios(rows)[0].allowed
+    (ratio,) = joined_ratios([*rows, replace(rows[0], system=FLOOR, median_ms=floor)])
+    assert ratio.allowed == pytest.approx(of_it or modelled)
 
 
 @pytest.mark.parametrize(

@@ -61,8 +61,8 @@ def scenario(choice, chosen=SMALL):
 @pytest.mark.parametrize("below", [DriveCalls, PlainFileSystem])
 @pytest.mark.usefixtures("threads_of_python")
 def test_faults_give_right_tokens_or_clear_errors(places, below):
-    tally = run_io_faults(DocumentLife(scenario(IOChoice.THREADS)), places, below(), most=20)
-    assert_all_is_right(tally, 20)
+    tally = run_io_faults(DocumentLife(scenario(IOChoice.THREADS)), places, below(), most=12)
+    assert_all_is_right(tally, 12)
     assert tally.possible > tally.runs
     # The budget is small enough that rows are read back.
     assert tally.calls["preadv"] > 20
@@ -116,7 +116,7 @@ def test_an_engine_that_forgets_what_a_ring_did_not_bring_is_seen(
 @pytest.mark.usefixtures("threads_of_python")
 def test_faults_while_a_session_is_saved_and_used(places):
     life = SessionLife(scenario(IOChoice.THREADS))
-    assert_all_is_right(run_io_faults(life, places, DriveCalls(), most=20), 20)
+    assert_all_is_right(run_io_faults(life, places, DriveCalls(), most=12), 12)
 
 
 def test_a_store_that_ignores_a_failed_write_is_seen(places, monkeypatch, without_checksums):
@@ -156,8 +156,8 @@ def test_an_error_that_is_no_error_of_ours_is_seen(places):
 @pytest.mark.parametrize("choice", [IOChoice.THREADS, IOChoice.AUTO])
 def test_faults_while_a_shadow_is_streamed(places, choice):
     life = DocumentLife(scenario(choice, STREAMED))
-    tally = run_io_faults(life, places, DriveCalls(), most=20)
-    assert_nothing_is_wrong(tally, 20)
+    tally = run_io_faults(life, places, DriveCalls(), most=12)
+    assert_nothing_is_wrong(tally, 12)
     assert tally.shadow_write_bytes > 0
     assert tally.shadow_read_bytes > 0
 
@@ -194,7 +194,7 @@ def test_a_cache_that_goes_on_with_a_broken_pass_is_seen(places, monkeypatch):
 
     monkeypatch.setattr(HillInferCache, "_recover", forgets_nothing)
     life = DocumentLife(scenario(IOChoice.THREADS))
-    tally = run_io_faults(life, places, DriveCalls(), most=20)
+    tally = run_io_faults(life, places, DriveCalls(), most=12)
     assert tally.outcomes[Outcome.WRONG] + tally.outcomes[Outcome.UNCLEAR] > 0
 
 

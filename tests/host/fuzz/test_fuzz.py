@@ -42,7 +42,7 @@ def program(text, *arguments):
 
 
 def test_a_short_run_finds_nothing(tmp_path):
-    report, done = fuzz(tmp_path, "--inputs", 20)
+    report, done = fuzz(tmp_path, "--inputs", 10)
     assert report["found"] == [], done.stdout
     assert done.returncode == 0
     assert report["worked"] + report["refused"] == report["inputs"]

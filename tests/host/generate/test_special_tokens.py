@@ -196,7 +196,7 @@ def test_the_careful_way_is_the_quick_one_where_both_work(kind):
     tokenizer = wrapped(kind, STRIPPING)
     encoder = TextEncoder(tokenizer, SpecialTokens.TEXT)
 
-    @settings(max_examples=30, deadline=None)
+    @settings(max_examples=12, deadline=None)
     @given(st.lists(TEXTS.map(harmless), min_size=1, max_size=4), st.booleans())
     def check(pieces, special):
         rendered = tokenizer.apply_chat_template(
@@ -219,7 +219,7 @@ def test_planted_tokens_are_characters(kind):
     tokenizer = wrapped(kind)
     lossless = kind != "word pieces"
 
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=12, deadline=None)
     @given(
         st.lists(st.one_of(TEXTS, st.sampled_from(PLANTED)), min_size=1, max_size=8),
         st.sampled_from(PLANTED),

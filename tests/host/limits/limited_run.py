@@ -27,7 +27,7 @@ CONFIG = {
     "eos_token_id": None,
     "bos_token_id": None,
 }
-PROMPT, NEW = 2400, 6
+PROMPT, NEW = 1600, 6
 
 
 @torch.no_grad()

@@ -39,6 +39,8 @@ MIB = 1 << 20
 CHUNK = 128
 # Two chunks of the store, and a tail.
 TOKENS, STORED = 2500, 2432
+# One chunk, and a tail.
+FEW, FEW_STORED = 1300, 1280
 NEW = 6
 
 
@@ -83,7 +85,8 @@ def answer(model, generation, ids, tokens=NEW):
 
 
 def small(cold_dir, **changes):
-    chosen = SETTINGS | {"dram_budget": ByteSize(24 * MIB)}
+    # Long prompts in short passes: more rows at once than other tests attend to.
+    chosen = SETTINGS | {"dram_budget": ByteSize(24 * MIB), "block_rows": 192}
     return Settings().changed(cold_dir=cold_dir, **(chosen | changes))
 
 
@@ -97,11 +100,21 @@ def least(model, cold_dir):
     return ByteSize(Budget.LEAST.byte_count(shape, small(cold_dir), TOKENS + NEW, 2))
 
 
-def plain_answer(model, hill, ids):
-    generation = Generation(model, hill.new_cache(TOKENS + NEW), CHUNK)
-    found = answer(model, generation, ids)
-    generation.close()
-    return found
+@pytest.fixture(scope="module")
+def plain_answer(model):
+    """Returns what comes of a prompt without a store, which many tests compare with."""
+    known = {}
+
+    def of(hill, ids):
+        # All else may be as it likes: see test_placement_invariance.py.
+        key = (tuple(ids), hill.settings.alpha, hill.settings.shadow)
+        if key not in known:
+            generation = Generation(model, hill.new_cache(TOKENS + NEW), CHUNK)
+            known[key] = answer(model, generation, ids)
+            generation.close()
+        return known[key]
+
+    return of
 
 
 def stored(model, store):
@@ -130,7 +143,7 @@ def attached_in(way, model, cold_dir):
         return Runtime(shape_, settings, budget, directory, **given)
 
     settings = way.settings(small(cold_dir))
-    budget = ByteSize(way.budget.byte_count(shape, settings, TOKENS + NEW, 3))
+    budget = ByteSize(way.budget.byte_count(shape, settings, FEW + NEW, 3))
     return Attachment(model, settings.changed(dram_budget=budget), open_runtime=opened)
 
 
@@ -143,12 +156,12 @@ STORES_AND_WAYS = [
 
 
 @pytest.mark.parametrize(("store", "way"), STORES_AND_WAYS, indirect=["store"])
-def test_no_bit_depends_on_the_store(way, model, store, cold_dir):
-    ids = ids_of(TOKENS)
+def test_no_bit_depends_on_the_store(way, model, store, cold_dir, plain_answer):
+    ids = ids_of(FEW)
     with attached_in(way, model, cold_dir) as hill, torch.no_grad():
-        plain = plain_answer(model, hill, ids)
-        for found in (0, STORED // CHUNK * CHUNK):
-            generation = through(model, hill, store, TOKENS + NEW)
+        plain = plain_answer(hill, ids)
+        for found in (0, FEW_STORED):
+            generation = through(model, hill, store, FEW + NEW)
             assert answer(model, generation, ids) == plain
             facts = told(generation)
             assert (facts.found_tokens, facts.failure) == (found, "")
@@ -157,14 +170,14 @@ def test_no_bit_depends_on_the_store(way, model, store, cold_dir):
     assert store.statistics()["leases"] == 0
 
 
-def test_a_bit_of_a_row_changes_the_bits_of_an_answer(model, store, cold_dir):
+def test_a_bit_of_a_row_changes_the_bits_of_an_answer(model, store, cold_dir, plain_answer):
     """The twin: rows that are stored with one bit flipped, and checksums of these, are seen."""
     ids = ids_of(1100)
     full = DynamicCache()
     Generation(model, full, CHUNK).read(ids)
     full.layers[0].values.view(torch.int16)[0, 0, 1000, 5] ^= 1 << 9
     with attached(model, cold_dir, alpha=1.0) as hill, torch.no_grad():
-        plain = plain_answer(model, hill, ids)
+        plain = plain_answer(hill, ids)
         prompts_of = stored(model, store)
         assert prompts_of.keep(full, ids) == 1024
         generation = through(model, hill, store)
@@ -189,10 +202,10 @@ def opened_pair(model, hill, store, ids):
 
 
 @SEALED_TOO
-def test_a_second_cache_reads_nothing_and_holds_nothing_twice(model, store, cold_dir):
+def test_a_second_cache_reads_nothing_and_holds_nothing_twice(model, store, cold_dir, plain_answer):
     ids = ids_of(TOKENS)
     with attached(model, cold_dir) as hill, torch.no_grad():
-        plain = plain_answer(model, hill, ids)
+        plain = plain_answer(hill, ids)
         one, other = opened_pair(model, hill, store, ids)
         assert told(one).found_tokens == 0
         assert (told(other).found_tokens, told(other).read_bytes) == (2432, 0)
@@ -216,7 +229,7 @@ def test_a_second_cache_reads_nothing_and_holds_nothing_twice(model, store, cold
 
 
 @SEALED_TOO
-def test_prompts_that_part_go_on_by_themselves(model, store, cold_dir):
+def test_prompts_that_part_go_on_by_themselves(model, store, cold_dir, plain_answer):
     shared = ids_of(1500)
     ends = [ids_of(700, seed=seed) for seed in (3, 7)]
     with attached(model, cold_dir) as hill, torch.no_grad():
@@ -230,13 +243,13 @@ def test_prompts_that_part_go_on_by_themselves(model, store, cold_dir):
             assert told(generation).found_tokens == 1408
             going.append(generation)
         for generation, end in zip(going, ends, strict=True):
-            plain = plain_answer(model, hill, shared + end)
+            plain = plain_answer(hill, shared + end)
             assert list(generation.decode(Sampling(), NEW, frozenset())) == plain.tokens
         for generation in (first, *going):
             generation.close()
         for end in ends:
             again = through(model, hill, store)
-            plain = plain_answer(model, hill, shared + end)
+            plain = plain_answer(hill, shared + end)
             assert answer(model, again, shared + end) == plain
             assert told(again).found_tokens == 2176
             again.close()
@@ -314,7 +327,7 @@ def test_chunks_are_found_while_the_prompt_is_being_read(model, store, cold_dir)
 
 
 @SEALED_TOO
-def test_the_next_turn_of_a_conversation_goes_on_in_the_store(model, store, cold_dir):
+def test_the_next_turn_of_a_conversation_goes_on_in_the_store(model, store, cold_dir, plain_answer):
     question = ids_of(1100)
     with attached(model, cold_dir) as hill, torch.no_grad():
         first = through(model, hill, store)
@@ -324,7 +337,7 @@ def test_the_next_turn_of_a_conversation_goes_on_in_the_store(model, store, cold
         first.close()
         # What was said is read densely now, whatever rows it left behind.
         turn = question + said + ids_of(300, seed=9)
-        plain = plain_answer(model, hill, turn)
+        plain = plain_answer(hill, turn)
         second = through(model, hill, store)
         assert answer(model, second, turn) == plain
         facts = told(second)
@@ -336,10 +349,10 @@ def test_the_next_turn_of_a_conversation_goes_on_in_the_store(model, store, cold
 
 
 @SEALED_TOO
-def test_a_session_is_saved_from_a_store(model, store, cold_dir, tmp_path):
+def test_a_session_is_saved_from_a_store(model, store, cold_dir, tmp_path, plain_answer):
     ids = ids_of(TOKENS)
     with attached(model, cold_dir) as hill, torch.no_grad():
-        plain = plain_answer(model, hill, ids)
+        plain = plain_answer(hill, ids)
         for _ in range(2):
             generation = through(model, hill, store)
             generation.read(ids[:-1])
@@ -376,11 +389,11 @@ def test_tokens_are_read_singly_where_that_is_sooner(model, store, cold_dir):
 
 
 @SEALED_TOO
-def test_caches_of_another_shadow_share_rows(model, store, cold_dir):
+def test_caches_of_another_shadow_share_rows(model, store, cold_dir, plain_answer):
     ids = ids_of(TOKENS)
     for shadow in (KeyMode.INT4, KeyMode.INT8, KeyMode.INT8):
         with attached(model, cold_dir, shadow=shadow) as hill, torch.no_grad():
-            plain = plain_answer(model, hill, ids)
+            plain = plain_answer(hill, ids)
             generation = through(model, hill, store)
             assert answer(model, generation, ids) == plain
             found = told(generation).found_tokens
@@ -389,7 +402,7 @@ def test_caches_of_another_shadow_share_rows(model, store, cold_dir):
 
 
 @SEALED_TOO
-def test_a_tail_is_filled_by_one(model, store, cold_dir):
+def test_a_tail_is_filled_by_one(model, store, cold_dir, plain_answer):
     shared = ids_of(1500)
     both = [shared + ids_of(200, seed=seed) for seed in (3, 7)]
     with attached(model, cold_dir) as hill, torch.no_grad():
@@ -407,7 +420,7 @@ def test_a_tail_is_filled_by_one(model, store, cold_dir):
             assert reading.facts().stored_tokens == 1664 - 1408
             cache.close()
         for ids in both:
-            plain = plain_answer(model, hill, ids)
+            plain = plain_answer(hill, ids)
             again = through(model, hill, store)
             assert answer(model, again, ids) == plain
             assert told(again).found_tokens == 1664
@@ -438,11 +451,11 @@ def test_rows_made_under_selection_are_not_stored(model, store, cold_dir):
 # --- what fails ---
 
 
-def test_an_extent_that_is_read_stays(model, store, cold_dir):
+def test_an_extent_that_is_read_stays(model, store, cold_dir, plain_answer):
     ids = ids_of(TOKENS)
     failing = FailingCalls("none", 0)
     with attached(model, cold_dir, dram_budget=least(model, cold_dir)) as hill, torch.no_grad():
-        plain = plain_answer(model, hill, ids)
+        plain = plain_answer(hill, ids)
         with Store(store.places.directory, calls=failing) as own:
             failing.left = {"fdatasync": 0}
             generation = through(model, hill, own)
@@ -476,11 +489,11 @@ FLIPS = {
 
 @SEALED_TOO
 @pytest.mark.parametrize("name", FLIPS)
-def test_a_flipped_bit_reaches_no_token(name, model, store, cold_dir):
+def test_a_flipped_bit_reaches_no_token(name, model, store, cold_dir, plain_answer):
     number, place, found = FLIPS[name]
     ids = ids_of(TOKENS)
     with attached(model, cold_dir) as hill, torch.no_grad():
-        plain = plain_answer(model, hill, ids)
+        plain = plain_answer(hill, ids)
         first = through(model, hill, store)
         assert answer(model, first, ids) == plain
         first.close()
@@ -500,10 +513,10 @@ def test_a_flipped_bit_reaches_no_token(name, model, store, cold_dir):
 
 @SEALED_TOO
 @pytest.mark.parametrize("found", [0, STORED])
-def test_a_drive_that_goes_away_costs_no_bit(found, model, store, cold_dir):
+def test_a_drive_that_goes_away_costs_no_bit(found, model, store, cold_dir, plain_answer):
     ids = ids_of(TOKENS)
     with attached(model, cold_dir, dram_budget=least(model, cold_dir)) as hill, torch.no_grad():
-        plain = plain_answer(model, hill, ids)
+        plain = plain_answer(hill, ids)
         first = None
         if found:
             first = through(model, hill, store)
@@ -567,11 +580,13 @@ FAILURES = [
 
 
 @pytest.mark.parametrize(("kind", "first", "number"), FAILURES)
-def test_a_call_that_fails_costs_no_answer(kind, first, number, model, store, cold_dir):
+def test_a_call_that_fails_costs_no_answer(
+    kind, first, number, model, store, cold_dir, plain_answer
+):
     ids = ids_of(TOKENS)
     place = store.places.directory
     with attached(model, cold_dir) as hill, torch.no_grad():
-        plain = plain_answer(model, hill, ids)
+        plain = plain_answer(hill, ids)
         failing = FailingCalls("none", 0)
         with Store(place, calls=failing) as own:
             failing.left, failing.number = {kind: first}, number
@@ -622,7 +637,7 @@ with attached(model, Path(sys.argv[2])) as hill, torch.no_grad():
 @pytest.mark.parametrize(
     ("kind", "first"), [("pwrite", 5), ("pwrite", 43), ("fdatasync", 1), ("allocate", 1)]
 )
-def test_a_killed_reader_leaves_the_store_whole(kind, first, model, store, cold_dir):
+def test_a_killed_reader_leaves_the_store_whole(kind, first, model, store, cold_dir, plain_answer):
     ids, place = ids_of(TOKENS), store.places.directory
     arguments = [str(place), str(cold_dir), ":".join(sys.path), kind, str(first)]
     ended = subprocess.run([sys.executable, "-c", READER, *arguments], check=False)
@@ -632,7 +647,7 @@ def test_a_killed_reader_leaves_the_store_whole(kind, first, model, store, cold_
         assert facts["writing"] == facts["leases"] == 0
         assert own.verify(Parts.ALL).wrong == 0
         with attached(model, cold_dir) as hill, torch.no_grad():
-            plain = plain_answer(model, hill, ids)
+            plain = plain_answer(hill, ids)
             generation = through(model, hill, own)
             assert answer(model, generation, ids) == plain
             generation.close()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Caches of one engine that take their steps together, beside the same caches one after another."""
+"""Caches of one engine that take steps together, beside one after another and the loop's floor."""
 
 from __future__ import annotations
 
@@ -34,12 +34,27 @@ from hillinfer_bench.systems.case import Case
 from hillinfer_bench.systems.hillinfer_system import counted_by
 from hillinfer_bench.systems.kv_source import KVSource
 from hillinfer_bench.systems.system import Counted
-from hillinfer_bench.systems.table import ALONE, HILLINFER, JOINED, make_system
+from hillinfer_bench.systems.table import (
+    ALONE,
+    FLOOR,
+    HILLINFER,
+    JOINED,
+    dynamic_cache,
+    make_system,
+)
+
+# In which steps are taken, in turns.
+_WAYS = (JOINED, ALONE, FLOOR)
 
 
 def joined_tokens(case: Case) -> int:
-    """Return the tokens of each cache at the end: it takes all steps in both ways."""
+    """Return the tokens of each cache at the end: it takes all steps in both ways of its own."""
     return case.context + 2 * case.all_steps
+
+
+def joined_steps(case: Case) -> int:
+    """Return the steps that are taken in all ways."""
+    return len(_WAYS) * case.all_steps
 
 
 def measure_joined(
@@ -48,10 +63,11 @@ def measure_joined(
     advance: Callable[[int], None] = lambda done: None,
     free: FreeRoom | None = None,
 ) -> list[BenchRow]:
-    """Fill as many caches as the batch, let them decode in both ways in turns, return a row each.
+    """Fill as many caches as the batch, let them decode in turns, return a row for each way.
 
-    A step of either brings a token to every cache: together in one forward pass of the joined
+    A step of either way brings a token to every cache: together in one forward pass of the joined
     caches, or one cache after another, each by itself. All of them share one engine and one M0.
+    Beside them stands the floor of steps together: a batch with next to nothing to attend to.
 
     Parameters
     ----------
@@ -61,16 +77,13 @@ def measure_joined(
     rates
         For the limits, sampled between turns.
     advance
-        Called with the steps that were taken in both ways.
+        Called with the steps that were taken.
     free
         What there may be taken; None for what is free now.
     """
     setting, case = bed.setting, bed.setting.case
     dtype = str(setting.model.dtype).removeprefix("torch.")
-    blank = [
-        blank_row(case, name, dtype, setting.shape.layers, bed.all_layers)
-        for name in (JOINED, ALONE)
-    ]
+    blank = [blank_row(case, name, dtype, setting.shape.layers, bed.all_layers) for name in _WAYS]
     # They share one budget, as the sequences of one cache do.
     system = make_system(HILLINFER)
     reason = why_left_out(setting, [system], free or FreeRoom.read(setting.cold_dir))
@@ -85,14 +98,17 @@ def measure_joined(
     with ExitStack() as opened:
         hill = opened.enter_context(Attachment(setting.model, settings))
         caches = _filled(hill, bed, opened)
-        both = _take_turns(hill, caches, bed, advance, lambda: samples.append(rates.sample()))
+        ways = _take_turns(hill, caches, bed, advance, lambda: samples.append(rates.sample()))
         used = caches[0].engine.runtime.settings
         predicted = predicted_layers(caches[0], setting)
         held = resident_bytes() - before
     best = rates.start.best_of(samples)
     spec = kernel_spec(setting.shape, used)
     rows = []
-    for row, way, passes in zip(blank, both, (1, len(caches)), strict=True):
+    for row, way, passes in zip(blank, ways, (1, len(caches), 1), strict=True):
+        if row.system == FLOOR:
+            rows.append(with_figures(row, Counted(0, 0, 0, 0), way.seconds, bed.weight_bytes, best))
+            continue
         made = replace(
             row,
             chosen=f"{len(caches)} caches, shadow {used.key_mode.value}, {used.query.value} query",
@@ -108,7 +124,7 @@ def measure_joined(
 
 @dataclass
 class _Way:
-    """What caches did in one of the ways.
+    """What was done in one of the ways.
 
     Parameters
     ----------
@@ -164,11 +180,12 @@ def _take_turns(
     bed: Bed,
     advance: Callable[[int], None],
     between: Callable[[], None],
-) -> tuple[_Way, _Way]:
-    """Let all caches decode together and one after another in turns, and return what each did."""
+) -> list[_Way]:
+    """Take steps of all ways in turns, and return what was done in each."""
     model, case = bed.setting.model, bed.setting.case
-    ways = _Way(), _Way()
-    taken = 0
+    ways = [_Way() for _ in _WAYS]
+    nearly_empty = dynamic_cache(bed.setting)
+    taken = brought = 0
 
     def together(ids: torch.Tensor) -> None:
         model(**hill.join(caches).inputs(ids), use_cache=True, logits_to_keep=1)
@@ -177,13 +194,16 @@ def _take_turns(
         for cache, own in zip(caches, ids[:, None], strict=True):
             model(input_ids=own, past_key_values=cache, use_cache=True, logits_to_keep=1)
 
+    def floor(ids: torch.Tensor) -> None:
+        model(input_ids=ids, past_key_values=nearly_empty, use_cache=True, logits_to_keep=1)
+
     for turn in turns(len(ways), case.all_steps, case.turn, case.warm_up):
-        way, step_of = ways[turn.system], (together, alone)[turn.system]
+        way, step_of = ways[turn.system], (together, alone, floor)[turn.system]
         measured = turn.first >= case.warm_up
         between()
         before = _statistics(hill)
         for step in range(turn.first, turn.end):
-            ids = _ids(bed.source, taken, len(caches))
+            ids = _ids(bed.source, brought, len(caches))
             started = time.perf_counter()
             step_of(ids)
             if step + 1 == turn.end:
@@ -193,6 +213,8 @@ def _take_turns(
             if measured:
                 way.seconds.append(passed)
             taken += 1
+            # The caches have no token of the floor's.
+            brought += _WAYS[turn.system] != FLOOR
         if measured:
             way.spans.append((before, after))
         advance(taken)

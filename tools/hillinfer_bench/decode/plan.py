@@ -117,9 +117,13 @@ def _rivals() -> tuple[str, ...]:
     return tuple(name for name in RIVALS if "swap" not in name)
 
 
+# The part of a plan whose caches take steps together.
+JOINED_PART = "joined"
+
+
 def _joined_case(model: str, context: int, caches: int, share: float) -> Case:
     settings = (model, context, (JOINED,))
-    return Case(*settings, batch=caches, budget_share=share, steps=24, part="joined")
+    return Case(*settings, batch=caches, budget_share=share, steps=24, part=JOINED_PART)
 
 
 def _quick(real_model: str) -> Plan:

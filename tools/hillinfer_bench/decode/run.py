@@ -22,9 +22,9 @@ from hillinfer.models.sources import ModelSource, local_model
 from hillinfer.settings import QuerySource, Settings
 from hillinfer.system.files import check_outside, prepare_report
 from hillinfer.system.machine import ProcessorFacts
-from hillinfer_bench.decode.joined import joined_tokens, measure_joined
+from hillinfer_bench.decode.joined import joined_steps, joined_tokens, measure_joined
 from hillinfer_bench.decode.measuring import Bed, blank_row, measure_case
-from hillinfer_bench.decode.plan import check_one_traced, make_plan
+from hillinfer_bench.decode.plan import JOINED_PART, check_one_traced, make_plan
 from hillinfer_bench.decode.rates import RateProbe, RateSource
 from hillinfer_bench.decode.request import BenchRequest
 from hillinfer_bench.decode.room import PlanNeeds, why_no_model
@@ -48,7 +48,7 @@ from hillinfer_bench.systems.kv_source import LastQueries, PrefixKV, PromptQueri
 from hillinfer_bench.systems.replayed_selections import SelectionRecorder
 from hillinfer_bench.systems.shapes import SHAPES
 from hillinfer_bench.systems.system import BenchError
-from hillinfer_bench.systems.table import ALONE, JOINED, make_system
+from hillinfer_bench.systems.table import JOINED, make_system
 
 # Of the real text, shown to systems that weigh the prompt's attention: a group.
 OBSERVED_QUERIES = 64
@@ -123,7 +123,7 @@ def run(request: BenchRequest, say: Callable[[str], None], stage: Stage) -> str:
                 report = bench_report(rows, facts, rates.start, bench.checks, request.out)
                 write_bench_report(request.out, report)
     # A step of joined caches is none of a case's systems.
-    drawn = [row for row in rows if row.system not in (JOINED, ALONE)]
+    drawn = [row for row in rows if row.part != JOINED_PART]
     for name, figure in bench_figures(drawn, report["beta"]).items():
         picture = request.out.with_name(f"{request.out.stem}-{name}.png")
         save_figure(figure, picture)
@@ -186,7 +186,7 @@ class _Bench:
             try:
                 if case.systems == (JOINED,):
                     bed = self._joined_bed(model, case)
-                    with self.stage(case.model, 2 * case.all_steps) as advance:
+                    with self.stage(case.model, joined_steps(case)) as advance:
                         yield from measure_joined(bed, self.rates, advance)
                     continue
                 bed = self._bed(model, case)

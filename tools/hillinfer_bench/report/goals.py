@@ -428,7 +428,11 @@ _JOINED_BUDGETS = {"all rows in DRAM": (1.5, inf), "a quarter of the KV in DRAM"
 
 
 def joined_ratios(rows: Sequence[BenchRow]) -> list[Ratio]:
-    """Return how many times as fast caches decode together as one after another, per case."""
+    """Return how many times as fast caches decode together as one after another, per case.
+
+    What is allowed is what bytes and rates allow (modelled), or the model's loop alone where that
+    was measured and is less.
+    """
     found = []
     for row in rows:
         if row.system != JOINED or row.median_ms is None:
@@ -437,6 +441,10 @@ def joined_ratios(rows: Sequence[BenchRow]) -> list[Ratio]:
         for other in (one for one in alone if one.median_ms):
             value, flagged = _median(other) / row.median_ms, row.flagged or other.flagged
             allowed = _quotient(other.limit_ms, row.limit_ms)
+            for floor in rows:
+                if floor.case == row.case and floor.system == FLOOR and floor.median_ms:
+                    of_loop = _median(other) / floor.median_ms
+                    allowed = of_loop if allowed is None else min(allowed, of_loop)
             names = (JOINED_SPEEDUP, JOINED, row.name, other.name)
             found.append(Ratio(*names, value, row.context, row.alpha, flagged, allowed))
     return found

@@ -316,7 +316,8 @@ class Ratio:
     flagged
         A row behind it is.
     allowed
-        What bytes and rates allow, modelled; None where that is not told.
+        What bytes and rates allow, modelled, or the model's loop alone, measured; None where that
+        is not told.
     """
 
     name: str
