@@ -60,7 +60,7 @@ def _hillinfer(projections: str, **changes: Any) -> dict[str, Any]:
 
 
 # As `hillinfer generate` sets it where the user does not.
-_HILLINFER_VARIABLES = {"GOMP_SPINCOUNT": "30000"}
+_HILLINFER_VARIABLES = {"OMP_WAIT_POLICY": "passive"}
 # As vLLM sets them in processes that it starts and binds to cores (`utils/ompmultiprocessing.py`).
 _VLLM_VARIABLES = {"KMP_BLOCKTIME": "5", "KMP_TPAUSE": "0"}
 

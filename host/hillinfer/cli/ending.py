@@ -356,12 +356,6 @@ class _Messages(_Guarded):
 
 # --- Commands with subcommands ---
 
-# How often a thread of OpenMP's looks for work before it sleeps: some tenths of a millisecond, so
-# that it is awake for the next layer of a step and costs a busy machine little. OpenMP's default is
-# ten times as much and makes that machine twice as slow; sleeping at once makes a step of several
-# caches on an idle one half as long again.
-_SPINS = "30000"
-
 
 class Program:
     """A command of this project.
@@ -387,9 +381,9 @@ class Program:
         Without arguments, those of the process are taken; `surroundings` are what a subcommand
         reaches outside of itself, this machine's where None.
         """
-        # OpenMP reads this when torch is loaded, which is later.
-        if "OMP_WAIT_POLICY" not in os.environ:
-            os.environ.setdefault("GOMP_SPINCOUNT", _SPINS)
+        # Threads that spin while they wait for each other make a busy machine several times slower,
+        # and an idle one hardly faster. OpenMP reads this when torch is loaded, which is later.
+        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
         given = None if arguments is None else list(arguments)
 
         def command() -> object:

@@ -106,6 +106,7 @@ def measure_joined(
     spec = kernel_spec(setting.shape, used)
     rows = []
     for row, way, passes in zip(blank, ways, (1, len(caches), 1), strict=True):
+        row = replace(row, budget_bytes=setting.budget_bytes, rss_bytes=held)
         if row.system == FLOOR:
             rows.append(with_figures(row, Counted(0, 0, 0, 0), way.seconds, bed.weight_bytes, best))
             continue
@@ -113,8 +114,6 @@ def measure_joined(
             row,
             chosen=f"{len(caches)} caches, shadow {used.key_mode.value}, {used.query.value} query",
             shadow_used=used.key_mode.value,
-            budget_bytes=setting.budget_bytes,
-            rss_bytes=held,
             predicted_layers=predicted,
         )
         counted = way.counted(lambda one: counted_by(one, setting.shape, spec))
