@@ -23,6 +23,9 @@ _SOME_OF = {
     "[pynq-": ("-int4-",),
     "test_cycle_model_rtl.py::test_": ("[smollm2-135m-int4-weight_sum-",),
     "test_long_segments.py::test_": ("[csim]",),
+    # RTL behind the real XRT is shown with smaller kernels.
+    "test_hw_emu.py::test_the_real_model": ("[hls]",),
+    "[xrt-rtl": (),
 }
 
 

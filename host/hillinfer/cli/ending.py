@@ -370,8 +370,7 @@ class Program:
         description: str,
         commands: Sequence[Callable[..., None] | CommandGroup],
     ) -> None:
-        self._name = name
-        self._app = _app(description, commands)
+        self._name, self._description, self._commands = name, description, commands
 
     def __call__(self, arguments: Sequence[str] | None = None, surroundings: object = None) -> None:
         """Run the command and end the process.
@@ -388,11 +387,16 @@ class Program:
 
         def command() -> object:
             with shown_warnings():
-                return self._app(
+                return self._parser.main(
                     given, prog_name=self._name, standalone_mode=False, obj=surroundings
                 )
 
         sys.exit(run_to_end(command))
+
+    @functools.cached_property
+    def _parser(self) -> Any:
+        """What reads arguments; made once, because it looks at every subcommand's options."""
+        return typer.main.get_command(_app(self._description, self._commands))
 
 
 @dataclass(frozen=True)

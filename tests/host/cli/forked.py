@@ -244,12 +244,17 @@ def _serve(model):
     import torch
 
     from hillinfer.models.loader import load_model
+    from hillinfer_bench.cli.programs import main_of
 
     torch.set_num_threads(1)
     # Whatever loading and drawing import is there for every child.
     loaded = load_model(model)
     torch.zeros(2).softmax(-1).multinomial(1)
     loaded.tokenizer("a")
+    for command in ("generate", "decode"):
+        main_of([command])
+    import hillinfer.cli.run  # noqa: F401
+
     # Collecting garbage would touch, and so copy, every page of a child.
     gc.freeze()
     cases, results = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")

@@ -149,8 +149,7 @@ def run_kills(
         all(witness.shadow_bytes) or not life.scenario.streams,
         f"{life.name} streams no shadow: {witness.shadow_bytes}",
     )
-    threads = os.listdir("/proc/self/task")  # noqa: PTH208
-    _expect(len(threads) == 1, f"{len(threads)} threads run, and fork copies only one")
+    _expect(_threads() == 1, f"{_threads()} threads run, and fork copies only one")
     deaths = Deaths(life.name)
     started = time.perf_counter()
     first = Child(lambda send: life.live(model, places, DriveCalls(), Witness(send)))
@@ -328,6 +327,16 @@ def _line(descriptor: int) -> str:
             break
         said += piece
     return said.decode()
+
+
+def _threads() -> int:
+    """Return how many threads run; one that was joined may take a moment to be gone."""
+    until = time.monotonic() + 5
+    while (found := len(os.listdir("/proc/self/task"))) > 1:  # noqa: PTH208
+        if time.monotonic() > until:
+            break
+        time.sleep(0.01)
+    return found
 
 
 def _expect(holds: bool, message: str, deaths: Deaths | None = None) -> None:

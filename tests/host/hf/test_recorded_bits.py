@@ -37,6 +37,13 @@ RECORDED = {
     ("GenuineIntel", "avx512vnni"): _AVX512,
     # A Zen 4.
     ("AuthenticAMD", "avx512vnni"): _AVX512,
+    # A Zen 3.
+    ("AuthenticAMD", "avx2"): {
+        "150": "89977a5afd821513",
+        "1100": "48021d4875ecddfd",
+        "2300": "e1d59c8122266ae9",
+        "session": "22bc95080693f4c9",
+    },
 }
 
 

@@ -34,7 +34,7 @@ STREAMED = Way(Budget.LEAST, path=RowPath.STREAMED)
 
 @pytest.fixture(scope="module")
 def model():
-    return TinyModel(head_dim=32, dtype=torch.bfloat16).build()
+    return TinyModel(head_dim=32).build()
 
 
 @dataclass

@@ -116,7 +116,7 @@ def test_every_way_answers_alike_and_finds_what_it_stored(store, cold_dir, famil
 @pytest.mark.parametrize("chunk", [64, 48, 640])
 def test_exact_has_the_bits_of_an_unbroken_run(store, cold_dir, chunk):
     """48 and 640 divide no chunk of the store, which is 1,024 tokens."""
-    model, ids = tiny(head_dim=32, dtype=torch.bfloat16).build(), ids_of(2000)
+    model, ids = tiny(head_dim=32).build(), ids_of(2000)
     border = {64: 1984, 48: 1920, 640: 1920}[chunk]
 
     def answered(hill, ids):
@@ -149,7 +149,7 @@ def test_exact_has_the_bits_of_an_unbroken_run(store, cold_dir, chunk):
 
 
 def test_exact_goes_back_to_a_border_where_the_second_chunk_is_wrong(store, cold_dir):
-    model, ids = tiny(head_dim=32, dtype=torch.bfloat16).build(), ids_of(2000)
+    model, ids = tiny(head_dim=32).build(), ids_of(2000)
 
     def answered(hill):
         cache = hill.new_cache()
@@ -446,7 +446,7 @@ def test_a_padded_batch_holds_what_it_shares_once(store, cold_dir):
 
 
 def test_generate_computes_what_a_store_that_goes_away_had(store, cold_dir):
-    model, ids = tiny(head_dim=32, dtype=torch.bfloat16).build(), ids_of(2500)
+    model, ids = tiny(head_dim=32).build(), ids_of(2500)
     few = {"dram_budget": "3MiB", "alpha": 0.3}
 
     def answered(hill, **options):
