@@ -634,9 +634,7 @@ with attached(model, Path(sys.argv[2])) as hill, torch.no_grad():
 """
 
 
-@pytest.mark.parametrize(
-    ("kind", "first"), [("pwrite", 43), ("fdatasync", 1)]
-)
+@pytest.mark.parametrize(("kind", "first"), [("pwrite", 43), ("fdatasync", 1)])
 def test_a_killed_reader_leaves_the_store_whole(kind, first, model, store, cold_dir, plain_answer):
     ids, place = ids_of(TOKENS), store.places.directory
     arguments = [str(place), str(cold_dir), ":".join(sys.path), kind, str(first)]
