@@ -17,6 +17,7 @@ from hillinfer.secrecy.library import WrongTagError
 from hillinfer.secrecy.pages import Pages, Place
 from hillinfer.secrecy.store_keys import StoreKeys
 from hillinfer.store.database import Database, State
+from hillinfer.store.eviction import ChunkFacts, EvictionPolicy
 from hillinfer.store.extent import Header, Sheet, group_sums, read_sheets, shape_of
 from hillinfer.store.keys import CHUNK_TOKENS, UNIT_BYTES, ExtentShape
 from hillinfer.store.pool_files import PoolFile, Span, StoreError, place_of
@@ -55,7 +56,12 @@ class Found:
 
 
 def rebuild(
-    database: Database, files: Sequence[PoolFile], pool: bytes, keys: StoreKeys, now: float
+    database: Database,
+    files: Sequence[PoolFile],
+    pool: bytes,
+    keys: StoreKeys,
+    policy: EvictionPolicy,
+    now: float,
 ) -> int:
     """Fill an empty index with what the drives hold; return how many chunks that are.
 
@@ -67,6 +73,8 @@ def rebuild(
         Of a new index.
     files, pool, keys
         The store's.
+    policy
+        Says what chunks are worth, of which the index alone knew how often they were found.
     now
         The time, in seconds.
 
@@ -111,7 +119,10 @@ def rebuild(
                 (
                     namespaces[header.namespace], one.span.drive, one.span.unit, one.span.units,
                     header.generation, State.READY, header.key, parent, header.parent,
-                    header.position, header.groups, now, header.cost, header.turn, now,
+                    header.position, header.groups, now, header.cost, header.turn,
+                    policy.worth(
+                        ChunkFacts.of_stored(header.position, header.turn, header.cost, now), 0.0
+                    ),
                 ),
             )  # fmt: skip
             number = int(added.lastrowid or 0)

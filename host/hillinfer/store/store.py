@@ -110,7 +110,9 @@ class Store:
             self.files: Sequence[PoolFile] = tuple(files)
             pool, units = self.places.pool, [file.units for file in files]
             database = opened_database(
-                self.places, units, lambda new: rebuild(new, files, pool, self.keys, clock())
+                self.places,
+                units,
+                lambda new: rebuild(new, files, pool, self.keys, policy, clock()),
             )
             opened.callback(database.close)
             self.database, self.index = database, Index(database)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from stored_bytes import flip
 
+from hillinfer.store.eviction import EVICTION_POLICIES
 from hillinfer.store.keys import UNIT_BYTES, ExtentShape
 from hillinfer.store.pool_files import StoreError
 from hillinfer.store.prefix import WrongBytesError
@@ -136,6 +137,30 @@ def test_a_lost_index_is_made_anew_from_the_drives(place, how):
         put(store, space, prompt(6, 3000))
         assert check(store, space, prompt(6, 3000)) == 2944
         assert check(store, space, ids) == 4992
+
+
+@pytest.mark.parametrize("eviction", EVICTION_POLICIES)
+def test_what_an_index_made_anew_holds_does_not_outlive_all_that_comes(tmp_path, eviction):
+    # Of which a small store holds a few chunks. All take as long to compute, so older ones go.
+    def clock():
+        return 1e9
+
+    place, space = tmp_path / "small", namespace(row_bytes=4096)
+    Store.create(place, 64 * MIB)
+
+    def stored(seeds):
+        with Store(place, eviction=eviction, clock=clock) as store:
+            for seed in seeds:
+                put(store, space, prompt(seed, 1024))
+            return store.statistics()["chunks"]
+
+    assert stored([0, 1]) == 2
+    (place / "index.sqlite").unlink()
+    assert stored([2]) == 3
+    held = stored(range(3, 14))
+    assert 2 < held < 14
+    with Store(place, eviction=eviction, clock=clock) as store:
+        assert [check(store, space, prompt(seed, 1024)) for seed in (0, 1)] == [0, 0]
 
 
 def test_a_lost_index_is_not_made_anew_under_another_process(place):

@@ -24,6 +24,8 @@ from hillinfer_bench.storing.made_prompts import WrongTokensError, check, prompt
 _TOKENS = 1500
 _FOUND = _TOKENS // 64 * 64
 _REOPEN_SECONDS = 1.0
+# What was stored last stays. Others may give up what is new and takes little to compute.
+_EVICTION = "lru"
 # How often the index is lost, and before which call a process is killed at the latest.
 _LOST_SHARE = 0.2
 _REBUILD_CALLS, _WRITE_CALLS = 24, 120
@@ -118,7 +120,7 @@ def _opened(place: Path, calls: CountedCalls, clock: Callable[[], float]) -> Sto
     while True:
         try:
             # What was stored last stays: only older ones may be missing afterwards.
-            return Store(place, calls=calls, clock=clock)
+            return Store(place, eviction=_EVICTION, calls=calls, clock=clock)
         except StoreError as error:
             if "end them" not in str(error):
                 raise
@@ -194,7 +196,7 @@ def _ended(child: int, pipe: int, deadline: float) -> _Ended:
 
 def _look(place: Path, told: list[list[int]], losses: Losses) -> None:
     started = time.perf_counter()
-    with Store(place) as store:
+    with Store(place, eviction=_EVICTION) as store:
         seconds = time.perf_counter() - started
         losses.slowest_opening = max(losses.slowest_opening, seconds)
         if seconds > _REOPEN_SECONDS:
