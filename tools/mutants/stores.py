@@ -231,10 +231,10 @@ STORES: tuple[Mutant, ...] = (
         "rebuilt-worth-is-the-time",
         "What an index made anew holds outlives all that is stored after it.",
         "host/hillinfer/store/maintenance.py",
-        "policy.worth(\n                        ChunkFacts.of_stored(header.position, header.turn, header.cost, now), 0.0\n                    ),",
-        "now,",
+        "_facts_of(header, now), age=0.0)",
+        "_facts_of(header, now), age=now)",
         (
-            f"{_TESTS}/store/test_store_damage.py::test_what_an_index_made_anew_holds_does_not_outlive_all_that_comes"
+            f"{_TESTS}/store/test_store_damage.py::test_what_an_index_made_anew_holds_does_not_outlive_all_that_comes",
         ),
     ),
     Mutant(

@@ -45,11 +45,6 @@ class ChunkFacts:
     last: float
     now: float
 
-    @classmethod
-    def of_stored(cls, position: int, turn: int, cost: float, now: float) -> ChunkFacts:
-        """Return what is known of a chunk that is stored now and was never found."""
-        return cls(position, 0.0, turn, cost, now, now)
-
 
 HITS_HALF_LIFE = 3600.0
 """Seconds after which a hit counts for half."""

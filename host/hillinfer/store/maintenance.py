@@ -55,6 +55,10 @@ class Found:
         return cls(span, best.header, best.group_keys)
 
 
+def _facts_of(header: Header, now: float) -> ChunkFacts:
+    return ChunkFacts(header.position, 0.0, header.turn, header.cost, now, now)
+
+
 def rebuild(
     database: Database,
     files: Sequence[PoolFile],
@@ -120,9 +124,7 @@ def rebuild(
                     namespaces[header.namespace], one.span.drive, one.span.unit, one.span.units,
                     header.generation, State.READY, header.key, parent, header.parent,
                     header.position, header.groups, now, header.cost, header.turn,
-                    policy.worth(
-                        ChunkFacts.of_stored(header.position, header.turn, header.cost, now), 0.0
-                    ),
+                    policy.worth(_facts_of(header, now), age=0.0),
                 ),
             )  # fmt: skip
             number = int(added.lastrowid or 0)

@@ -439,4 +439,4 @@ class ExtentRoom:
 
     @staticmethod
     def _facts_of(header: Header, now: float) -> ChunkFacts:
-        return ChunkFacts.of_stored(header.position, header.turn, header.cost, now)
+        return ChunkFacts(header.position, 0.0, header.turn, header.cost, now, now)
