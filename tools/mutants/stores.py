@@ -231,8 +231,8 @@ STORES: tuple[Mutant, ...] = (
         "rebuilt-worth-is-the-time",
         "What an index made anew holds outlives all that is stored after it.",
         "host/hillinfer/store/maintenance.py",
-        "_facts_of(header, now), age=0.0)",
-        "_facts_of(header, now), age=now)",
+        "policy.worth(facts_of(header, now), age=0.0)",
+        "policy.worth(facts_of(header, now), age=now)",
         (
             f"{_TESTS}/store/test_store_damage.py::test_what_an_index_made_anew_holds_does_not_outlive_all_that_comes",
         ),

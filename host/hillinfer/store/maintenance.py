@@ -17,10 +17,11 @@ from hillinfer.secrecy.library import WrongTagError
 from hillinfer.secrecy.pages import Pages, Place
 from hillinfer.secrecy.store_keys import StoreKeys
 from hillinfer.store.database import Database, State
-from hillinfer.store.eviction import ChunkFacts, EvictionPolicy
+from hillinfer.store.eviction import EvictionPolicy
 from hillinfer.store.extent import Header, Sheet, group_sums, read_sheets, shape_of
 from hillinfer.store.keys import CHUNK_TOKENS, UNIT_BYTES, ExtentShape
 from hillinfer.store.pool_files import PoolFile, Span, StoreError, place_of
+from hillinfer.store.room import facts_of
 from hillinfer_model.kernel_spec import GROUP_TOKENS
 
 # Headers that are looked for at once, and sheets that are read at once.
@@ -53,10 +54,6 @@ class Found:
         best = max((one for _, one in sheets), key=lambda one: one.header.generation)
         span = Span(drive, unit, best.header.shape.units)
         return cls(span, best.header, best.group_keys)
-
-
-def _facts_of(header: Header, now: float) -> ChunkFacts:
-    return ChunkFacts(header.position, 0.0, header.turn, header.cost, now, now)
 
 
 def rebuild(
@@ -124,7 +121,7 @@ def rebuild(
                     namespaces[header.namespace], one.span.drive, one.span.unit, one.span.units,
                     header.generation, State.READY, header.key, parent, header.parent,
                     header.position, header.groups, now, header.cost, header.turn,
-                    policy.worth(_facts_of(header, now), age=0.0),
+                    policy.worth(facts_of(header, now), age=0.0),
                 ),
             )  # fmt: skip
             number = int(added.lastrowid or 0)

@@ -213,6 +213,11 @@ class Intake:
         return {}
 
 
+def facts_of(header: Header, now: float) -> ChunkFacts:
+    """Return what is known of a chunk that was never found since it was stored."""
+    return ChunkFacts(header.position, 0.0, header.turn, header.cost, now, now)
+
+
 class ExtentRoom:
     """Hands out extents, publishes what was written to them, and evicts.
 
@@ -314,7 +319,7 @@ class ExtentRoom:
         now, age = self._clock(), self._age()
         self._index.publish(
             [
-                (number, header, keys, self._policy.worth(self._facts_of(header, now), age))
+                (number, header, keys, self._policy.worth(facts_of(header, now), age))
                 for number, header, keys in written
             ],
             now,
@@ -436,7 +441,3 @@ class ExtentRoom:
 
     def _age(self) -> float:
         return self._retirement.age()
-
-    @staticmethod
-    def _facts_of(header: Header, now: float) -> ChunkFacts:
-        return ChunkFacts(header.position, 0.0, header.turn, header.cost, now, now)
