@@ -48,3 +48,13 @@ def threads_of_torch():
         after = sys.modules["torch"].get_num_threads()
         sys.modules["torch"].set_num_threads(before)
         assert after == before, f"torch was left with {after} threads, not {before}"
+
+
+@pytest.fixture(scope="session")
+def warm_python(tmp_path_factory):
+    """What starts Python where importing models' libraries takes no time; see warm.py."""
+    from warm import WarmPython
+
+    process = WarmPython(tmp_path_factory.mktemp("warm"))
+    yield process.command
+    process.close()

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the real command in this process: the same entry point as the installed script."""
+"""Runs the real command, in this process or as one of its own."""
 
 import io
 import json
+import resource
+import signal
+import subprocess
 import sys
 from dataclasses import dataclass
 
@@ -43,6 +46,35 @@ class Command:
                 main_of(arguments)([str(argument) for argument in arguments], around)
         out, err = self._capfd.readouterr()
         return Outcome(ended.value.code or 0, out, err)
+
+
+class Started:
+    """Starts the command as a process, with `subprocess`' own object to hold it."""
+
+    def __init__(self, python):
+        self._python = python
+
+    def __call__(self, *arguments, stderr=subprocess.PIPE, prepare=None):
+        program = "from hillinfer_command import main; main()"
+        return subprocess.Popen(
+            [*self._python, "-c", program, *(str(argument) for argument in arguments)],
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            preexec_fn=prepare or default_interrupts,
+        )
+
+
+def default_interrupts():
+    # A shell that started the tests in the background made every process ignore interrupts.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def files_of_one_page():
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+
+
+def files_of_320_rows():
+    resource.setrlimit(resource.RLIMIT_FSIZE, (320 * 128, 320 * 128))
 
 
 def read_report(file):

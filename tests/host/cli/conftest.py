@@ -17,6 +17,24 @@ def command(monkeypatch, capfd):
     return Command(monkeypatch, capfd)
 
 
+@pytest.fixture(scope="session")
+def forked(tiny_folder):
+    """The `hillinfer` command, forked where everything is imported and struck where a test says."""
+    from forked import Forked
+
+    process = Forked(tiny_folder)
+    yield process
+    process.close()
+
+
+@pytest.fixture
+def started(warm_python):
+    """The `hillinfer` command as a process of its own, to be called with arguments."""
+    from command import Started
+
+    return Started(warm_python)
+
+
 @pytest.fixture
 def _no_matplotlib(monkeypatch):
     """A machine without matplotlib."""

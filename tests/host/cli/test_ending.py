@@ -12,7 +12,6 @@ from forked import (
     NO_READER,
     READER_LEAVES,
     TERMINAL,
-    Forked,
 )
 
 # Every subcommand with something that ends it before it does anything.
@@ -41,13 +40,6 @@ DONE = {
     "specs-of-one": ("specs", "smollm2-135m"),
 }
 STATUS = {CLOSED: 2, FULL: 2, NO_READER: 141}
-
-
-@pytest.fixture(scope="module")
-def forked(tiny_folder):
-    process = Forked(tiny_folder)
-    yield process
-    process.close()
 
 
 @pytest.fixture

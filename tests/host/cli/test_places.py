@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 from command import read_report
-from forked import Forked
 
 import hillinfer
 from hillinfer.cli.preflight import Surroundings
@@ -371,13 +370,6 @@ def modes(folder):
         for path in folder.rglob("*")
         if stat.S_IMODE(path.lstat().st_mode) != (0o700 if path.is_dir() else 0o600)
     }
-
-
-@pytest.fixture(scope="module")
-def forked(tiny_folder):
-    process = Forked(tiny_folder)
-    yield process
-    process.close()
 
 
 @pytest.mark.parametrize("umask", UMASKS, ids=oct)

@@ -1,39 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command as a process of its own: interrupts, readers that leave, shared outputs."""
 
-import resource
 import signal
 import subprocess
-import sys
 
-from command import read_report
-
-COMMAND = (sys.executable, "-c", "from hillinfer_command import main; main()")
+from command import files_of_320_rows, files_of_one_page, read_report
 
 
-def default_interrupts():
-    # A shell that started the tests in the background made every process ignore interrupts.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
-def files_of_one_page():
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
-
-
-def files_of_320_rows():
-    resource.setrlimit(resource.RLIMIT_FSIZE, (320 * 128, 320 * 128))
-
-
-def started(*arguments, stderr=subprocess.PIPE, prepare=default_interrupts):
-    return subprocess.Popen(
-        [*COMMAND, *(str(argument) for argument in arguments)],
-        stdout=subprocess.PIPE,
-        stderr=stderr,
-        preexec_fn=prepare,
-    )
-
-
-def test_interrupt_keeps_text_and_report(tiny_folder, cold_dir, document, tmp_path):
+def test_interrupt_keeps_text_and_report(started, tiny_folder, cold_dir, document, tmp_path):
     report = tmp_path / "run.json"
     process = started(
         *("generate", "--model", tiny_folder, "--prompt-file", document, "--cold-dir", cold_dir),
@@ -52,7 +26,7 @@ def test_interrupt_keeps_text_and_report(tiny_folder, cold_dir, document, tmp_pa
     assert 0 < len(answer["token_ids"]) < 3000
 
 
-def test_reader_that_leaves_ends_the_command_quietly(tiny_folder, cold_dir, document):
+def test_reader_that_leaves_ends_the_command_quietly(started, tiny_folder, cold_dir, document):
     process = started(
         *("generate", "--model", tiny_folder, "--prompt-file", document, "--cold-dir", cold_dir),
         *("--max-new-tokens", 3000, "--dram-budget", "64MiB", "--threads", 1),
@@ -69,7 +43,7 @@ def test_reader_that_leaves_ends_the_command_quietly(tiny_folder, cold_dir, docu
     assert err.decode().splitlines()[-1].startswith("hillinfer: error: nobody reads")
 
 
-def test_interrupt_while_reading_ends_in_one_line(tiny_folder, cold_dir, tmp_path):
+def test_interrupt_while_reading_ends_in_one_line(started, tiny_folder, cold_dir, tmp_path):
     document = tmp_path / "long.txt"
     document.write_text("a cat sat on a mat. " * 200)
     process = started(
@@ -89,7 +63,7 @@ def test_interrupt_while_reading_ends_in_one_line(tiny_folder, cold_dir, tmp_pat
 
 
 def test_progress_does_not_cut_the_text_where_both_go_to_one_place(
-    tiny_folder, cold_dir, document, tmp_path
+    started, tiny_folder, cold_dir, document, tmp_path
 ):
     arguments = (
         *("generate", "--model", tiny_folder, "--prompt-file", document, "--cold-dir", cold_dir),
@@ -103,7 +77,9 @@ def test_progress_does_not_cut_the_text_where_both_go_to_one_place(
     assert text in together
 
 
-def test_a_drive_that_takes_no_more_ends_in_one_line(tiny_folder, cold_dir, document, tmp_path):
+def test_a_drive_that_takes_no_more_ends_in_one_line(
+    started, tiny_folder, cold_dir, document, tmp_path
+):
     report = tmp_path / "run.json"
     process = started(
         *("generate", "--model", tiny_folder, "--prompt-file", document, "--cold-dir", cold_dir),
@@ -125,7 +101,7 @@ def test_a_drive_that_takes_no_more_ends_in_one_line(tiny_folder, cold_dir, docu
 
 
 def test_a_drive_that_fills_up_while_answering_costs_no_text(
-    tiny_folder, cold_dir, document, tmp_path
+    started, tiny_folder, cold_dir, document, tmp_path
 ):
     report = tmp_path / "run.json"
     arguments = (
@@ -165,7 +141,7 @@ def test_a_drive_that_fills_up_while_answering_costs_no_text(
 
 
 def test_a_report_that_cannot_be_written_shows_before_anything_is_read(
-    tiny_folder, cold_dir, document
+    started, tiny_folder, cold_dir, document
 ):
     process = started(
         *("generate", "--model", tiny_folder, "--prompt-file", document, "--cold-dir", cold_dir),

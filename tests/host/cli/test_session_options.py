@@ -5,8 +5,7 @@ import subprocess
 
 import pytest
 import torch
-from command import read_report
-from test_process import files_of_one_page, started
+from command import files_of_one_page, read_report
 from tiny_folder import save_tiny
 from tiny_models import TinyModel
 
@@ -202,7 +201,7 @@ def test_a_session_saved_in_python_needs_its_document(
     assert report["session"]["reused_tokens"] == len(ids)
 
 
-def test_a_full_drive_while_saving_costs_no_answer(tiny_folder, tmp_path, cold_dir):
+def test_a_full_drive_while_saving_costs_no_answer(started, tiny_folder, tmp_path, cold_dir):
     # No group gets full, so the pool writes nothing, and two layers of open rows are too much.
     text = tmp_path / "short.txt"
     text.write_text("a cat sat on a red mat. ")
@@ -222,7 +221,7 @@ def test_a_full_drive_while_saving_costs_no_answer(tiny_folder, tmp_path, cold_d
     assert [entry.name for entry in tmp_path.iterdir()] == ["short.txt"]
 
 
-def test_another_process_answers(tiny_folder, long_document, tmp_path, cold_dir):
+def test_another_process_answers(started, tiny_folder, long_document, tmp_path, cold_dir):
     common = ("generate", "--model", tiny_folder, "--cold-dir", cold_dir, "--threads", 1)
     common = (*common, "--max-new-tokens", 12)
     first = started(

@@ -6,7 +6,6 @@ import time
 from xml.etree import ElementTree
 
 import pytest
-from test_process import started
 from trace_events import check, load, spans
 
 from hillinfer_bench.figures.trace_figures import TraceRecord
@@ -124,7 +123,7 @@ def test_a_place_that_cannot_be_written(command, document, tiny_folder):
 
 
 def test_a_killed_run_leaves_a_trace_with_a_picture(
-    command, tiny_folder, cold_dir, document, tmp_path
+    started, command, tiny_folder, cold_dir, document, tmp_path
 ):
     file = tmp_path / "t.json"
     process = started(

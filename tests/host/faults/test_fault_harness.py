@@ -3,7 +3,6 @@
 
 import json
 import subprocess
-import sys
 import textwrap
 from collections import Counter
 from dataclasses import replace
@@ -235,12 +234,12 @@ def test_clear_errors(places, message, clear):
     assert not any(is_clear(said, Injection("preadv", 0, fault), places) for fault in HARMLESS)
 
 
-def test_processes_killed_at_random_moments(tmp_path):
+def test_processes_killed_at_random_moments(tmp_path, warm_python):
     """In a process of its own, because only one without other threads may fork."""
     out = tmp_path / "kills.json"
     subprocess.run(
         [
-            *(sys.executable, FAULTS_TOOL, "--part", "kills", "--kills", "8"),
+            *(*warm_python, FAULTS_TOOL, "--part", "kills", "--kills", "8"),
             *("--drive", tmp_path / "drive", "--out", out),
         ],
         check=True,
@@ -254,7 +253,7 @@ def test_processes_killed_at_random_moments(tmp_path):
     assert list((tmp_path / "drive").iterdir()) == []
 
 
-def test_what_must_not_be_after_a_kill_is_seen(tmp_path):
+def test_what_must_not_be_after_a_kill_is_seen(tmp_path, warm_python):
     program = textwrap.dedent(
         """
         import json, sys
@@ -281,7 +280,7 @@ def test_what_must_not_be_after_a_kill_is_seen(tmp_path):
         (tmp_path / name).mkdir()
     done = subprocess.run(
         [
-            *(sys.executable, "-c", program, HERE.parent, HERE),
+            *(*warm_python, "-c", program, HERE.parent, HERE),
             *(tmp_path / "cold", tmp_path / "sessions"),
         ],
         stdout=subprocess.PIPE,

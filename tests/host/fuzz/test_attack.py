@@ -4,7 +4,6 @@
 import json
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -112,9 +111,9 @@ with tempfile.TemporaryDirectory() as folder, Commands() as commands:
 """
 
 
-def test_commands_of_the_attack_are_real_and_what_is_wrong_is_seen():
+def test_commands_of_the_attack_are_real_and_what_is_wrong_is_seen(warm_python):
     done = subprocess.run(
-        [sys.executable, "-c", ONE, ROOT / "tools"],
+        [*warm_python, "-c", ONE, ROOT / "tools"],
         stdout=subprocess.PIPE,
         check=True,
         timeout=300,

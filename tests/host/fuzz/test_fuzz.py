@@ -4,7 +4,6 @@
 import json
 import re
 import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
@@ -15,34 +14,47 @@ FUZZ = ROOT / "tools" / "fuzz.py"
 CORPUS = sorted((Path(__file__).parent / "corpus").glob("*.json"))
 
 
-def fuzz(tmp_path, *arguments):
+@pytest.fixture
+def fuzz(tmp_path, warm_python):
     """Run the fuzzer in a process of its own, because only one without other threads may fork."""
-    report = tmp_path / "fuzz.json"
-    done = subprocess.run(
-        [sys.executable, FUZZ, "--out", report, "--keep", tmp_path / "kept", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=900,
-    )
-    assert report.exists(), done.stderr
-    return json.loads(report.read_text()), done
+
+    def run(*arguments):
+        report = tmp_path / "fuzz.json"
+        done = subprocess.run(
+            [
+                *(*warm_python, FUZZ, "--out", report, "--keep", tmp_path / "kept"),
+                *map(str, arguments),
+            ],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=900,
+        )
+        assert report.exists(), done.stderr
+        return json.loads(report.read_text()), done
+
+    return run
 
 
-def program(text, *arguments):
+@pytest.fixture
+def program(warm_python):
     """Run a program that knows the fuzzer, and return what it prints as JSON."""
-    paths = f"import sys; sys.path[:0] = [{str(ROOT / 'tools')!r}]\n"
-    done = subprocess.run(
-        [sys.executable, "-c", paths + textwrap.dedent(text), *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        check=True,
-        timeout=300,
-    )
-    return json.loads(done.stdout)
+
+    def run(text, *arguments):
+        paths = f"import sys; sys.path[:0] = [{str(ROOT / 'tools')!r}]\n"
+        done = subprocess.run(
+            [*warm_python, "-c", paths + textwrap.dedent(text), *map(str, arguments)],
+            stdout=subprocess.PIPE,
+            check=True,
+            timeout=300,
+        )
+        return json.loads(done.stdout)
+
+    return run
 
 
-def test_a_short_run_finds_nothing(tmp_path):
-    report, done = fuzz(tmp_path, "--inputs", 10)
+def test_a_short_run_finds_nothing(fuzz):
+    report, done = fuzz("--inputs", 10)
     assert report["found"] == [], done.stdout
     assert done.returncode == 0
     assert report["worked"] + report["refused"] == report["inputs"]
@@ -52,9 +64,9 @@ def test_a_short_run_finds_nothing(tmp_path):
         assert counts["refused"], name
 
 
-def test_what_was_found_once_is_mended(tmp_path):
+def test_what_was_found_once_is_mended(fuzz):
     assert CORPUS
-    report, done = fuzz(tmp_path, "--replay", *CORPUS)
+    report, done = fuzz("--replay", *CORPUS)
     assert report["found"] == [], done.stdout
     assert report["inputs"] == len(CORPUS)
 
@@ -115,7 +127,7 @@ print(json.dumps({
 """
 
 
-def test_planted_defects_of_every_kind_are_found(tmp_path):
+def test_planted_defects_of_every_kind_are_found(tmp_path, program):
     (tmp_path / "scratch").mkdir()
     told = program(PLANTED, tmp_path / "scratch", tmp_path / "kept")
     assert told["kinds"] == [
@@ -182,7 +194,7 @@ print(json.dumps([*before, kinds("session", SOME), kinds("safetensors", range(2)
 """
 
 
-def test_defects_planted_in_the_product_are_found():
+def test_defects_planted_in_the_product_are_found(program):
     sessions, models, unchecked, spoiled = program(SPOILED)
     assert set(sessions) == {"worked", "refused"}
     # Rows that nobody verified have no checksums, so most of them are no wrong token but a defect.
@@ -210,7 +222,7 @@ print(json.dumps([*told, len(set(all_of(1)))]))
 """
 
 
-def test_a_seed_makes_the_same_inputs_in_every_process():
+def test_a_seed_makes_the_same_inputs_in_every_process(program):
     first, again, other, different = program(INPUTS)
     assert first == again == program(INPUTS)[0]
     assert other != first
@@ -228,7 +240,7 @@ print(json.dumps([before, of_message("no\\x1b[2J").kind, of_message("no").kind])
 """
 
 
-def test_a_line_that_the_command_would_not_make_printable_is_found():
+def test_a_line_that_the_command_would_not_make_printable_is_found(program):
     assert program(UNPRINTABLE) == ["refused", "message", "refused"]
 
 
@@ -243,7 +255,7 @@ print(json.dumps(_of_death(3, file).what))
 """
 
 
-def test_where_a_process_died_is_told_without_the_machines_paths(tmp_path):
+def test_where_a_process_died_is_told_without_the_machines_paths(tmp_path, program):
     what = program(DIED, tmp_path)
     assert what == 'exit 3: Traceback:\n  File "package/module.py", line 3, in run\nOSError'
 

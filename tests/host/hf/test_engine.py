@@ -4,7 +4,6 @@
 import dataclasses
 import json
 import subprocess
-import sys
 import threading
 import weakref
 from pathlib import Path
@@ -76,9 +75,9 @@ def cold_dir(tmp_path):
     return tmp_path
 
 
-def test_thirty_documents_take_the_threads_and_files_of_one(cold_dir):
+def test_thirty_documents_take_the_threads_and_files_of_one(cold_dir, warm_python):
     done = subprocess.run(
-        [sys.executable, "-c", CHILD, str(Path(__file__).parents[1]), str(cold_dir)],
+        [*warm_python, "-c", CHILD, str(Path(__file__).parents[1]), str(cold_dir)],
         capture_output=True,
         text=True,
         check=False,

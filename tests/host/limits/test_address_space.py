@@ -40,9 +40,9 @@ print(json.dumps(answers))
 """
 
 
-def answers(room, budget, cold_dir):
+def answers(python, room, budget, cold_dir):
     done = subprocess.run(
-        [sys.executable, "-c", CHILD, str(room), budget, cold_dir],
+        [*python, "-c", CHILD, str(room), budget, cold_dir],
         capture_output=True,
         text=True,
         check=False,
@@ -52,17 +52,17 @@ def answers(room, budget, cold_dir):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc says how much address space is used")
-def test_a_share_of_the_longest_context_is_reserved_as_far_as_it_goes(cold_dir):
+def test_a_share_of_the_longest_context_is_reserved_as_far_as_it_goes(cold_dir, warm_python):
     """A quarter of 131,072 tokens is 2 GiB; three hundred times that is more than any machine's."""
     for budget in ("25%", "30000%"):
-        free, limited = answers(ROOM, budget, cold_dir)
+        free, limited = answers(warm_python, ROOM, budget, cold_dir)
         assert isinstance(free, list)
         assert limited == free
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc says how much address space is used")
-def test_a_budget_in_bytes_that_cannot_be_reserved_is_refused(cold_dir):
-    _, limited = answers(ROOM, "4GiB", cold_dir)
+def test_a_budget_in_bytes_that_cannot_be_reserved_is_refused(cold_dir, warm_python):
+    _, limited = answers(warm_python, ROOM, "4GiB", cold_dir)
     assert limited.startswith("BudgetError: this system does not let "), limited
     assert "--dram-budget" in limited
     assert "ulimit -v" in limited

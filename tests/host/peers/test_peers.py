@@ -248,18 +248,24 @@ def test_one_context_tells_no_crossover_where_it_is_behind(tools):
     assert ahead == module.Crossover(module.CrossoverKind.BELOW, 100)
 
 
-def process(tools, tmp_path, script, seconds=60):
-    command = [sys.executable, str(script)]
-    return tools("peers.peer_process").PeerProcess(command, 1, seconds, tmp_path / "log")
+@pytest.fixture
+def process(tools, tmp_path, warm_python):
+    """Start a worker that finds the libraries imported."""
+
+    def start(script, seconds=60):
+        command = [*warm_python, str(script)]
+        return tools("peers.peer_process").PeerProcess(command, 1, seconds, tmp_path / "log")
+
+    return start
 
 
 def skipped_error(tools):
     return tools("peers.peer_environment").PeerSkippedError
 
 
-def test_a_worker_answers_an_error_and_goes_on(tools, tmp_path, tiny_folder):
+def test_a_worker_answers_an_error_and_goes_on(process, tools, tmp_path, tiny_folder):
     opening = {"op": "open", "model": str(tiny_folder), "threads": 1, "cache": "dynamic"}
-    with process(tools, tmp_path, TOOLS / "peers/transformers_worker.py") as worker:
+    with process(TOOLS / "peers/transformers_worker.py") as worker:
         with pytest.raises(skipped_error(tools), match="no_such_type"):
             worker.ask(opening | {"dtype": "no_such_type"})
         assert worker.ask(opening | {"dtype": "float32"})["kv"] == "float32"
@@ -281,12 +287,12 @@ def most_probable(folder, ids):
         return model(torch.tensor([ids])).logits[0].argmax(-1).tolist()
 
 
-def test_hillinfer_stops_where_rows_do_not_lie_in_dram(tools, tmp_path, tiny_folder):
+def test_hillinfer_stops_where_rows_do_not_lie_in_dram(process, tools, tmp_path, tiny_folder):
     ids = [number % 40 for number in range(404)]
     opening = {"op": "open", "model": str(tiny_folder), "threads": 1, "dtype": "float32"}
     opening |= {"positions": 408, "alpha": 0.1, "projections": "stock", "query": "auto"}
     request = {"op": "run", "prompt": ids[:400], "follow": ids[400:]}
-    with process(tools, tmp_path, TOOLS / "peers/hillinfer_worker.py") as worker:
+    with process(TOOLS / "peers/hillinfer_worker.py") as worker:
         worker.ask(opening | {"dram_budget": "4GiB"})
         assert worker.ask(request)["shadow"] == "int4"
         worker.ask(opening | {"dram_budget": least_bytes(tiny_folder, len(ids))})
@@ -335,17 +341,17 @@ def test_predictions_are_a_part_of_their_own(tools, tiny_folder):
     assert parts()["prediction"] < 200
 
 
-def test_a_worker_that_ends_or_hangs_is_told(tools, tmp_path):
+def test_a_worker_that_ends_or_hangs_is_told(process, tools, tmp_path):
     ends, hangs = tmp_path / "ends.py", tmp_path / "hangs.py"
     ends.write_text("raise SystemExit(3)")
     hangs.write_text("import sys\nfor line in sys.stdin: pass")
     with (
-        process(tools, tmp_path, ends) as worker,
+        process(ends) as worker,
         pytest.raises(skipped_error(tools), match="ended without an answer"),
     ):
         worker.ask({"op": "open"})
     with (
-        process(tools, tmp_path, hangs, seconds=0.5) as worker,
+        process(hangs, seconds=0.5) as worker,
         pytest.raises(skipped_error(tools), match="no answer within 0 s"),
     ):
         worker.ask({"op": "open"})

@@ -635,10 +635,12 @@ with attached(model, Path(sys.argv[2])) as hill, torch.no_grad():
 
 
 @pytest.mark.parametrize(("kind", "first"), [("pwrite", 43), ("fdatasync", 1)])
-def test_a_killed_reader_leaves_the_store_whole(kind, first, model, store, cold_dir, plain_answer):
+def test_a_killed_reader_leaves_the_store_whole(
+    kind, first, model, store, cold_dir, plain_answer, warm_python
+):
     ids, place = ids_of(TOKENS), store.places.directory
     arguments = [str(place), str(cold_dir), ":".join(sys.path), kind, str(first)]
-    ended = subprocess.run([sys.executable, "-c", READER, *arguments], check=False)
+    ended = subprocess.run([*warm_python, "-c", READER, *arguments], check=False)
     assert ended.returncode == -signal.SIGKILL
     with Store(place) as own:
         facts = own.statistics()

@@ -3,7 +3,6 @@
 
 import os
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -273,7 +272,7 @@ def test_shadows_without_room_in_memory_stay_in_the_session(attachment, cold_dir
     assert torch.equal(answer(attachment.model, again, ids), found)
 
 
-def test_another_process(attachment, saved, tmp_path):
+def test_another_process(attachment, saved, tmp_path, warm_python):
     here = Path(__file__).parent
     script = f"""
 import sys
@@ -286,7 +285,7 @@ model = TINY.build()
 with attached(model, {str(tmp_path)!r}) as hill:
     torch.save(answer(model, hill.load_session({str(saved)!r})), {str(tmp_path / "bits")!r})
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    done = subprocess.run([*warm_python, "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert torch.equal(torch.load(tmp_path / "bits"), unbroken(attachment))
 

@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -99,10 +98,10 @@ def cold(cold_dir):
         yield hill
 
 
-def test_thirty_sessions_of_a_deep_model_need_few_descriptors(tmp_path):
+def test_thirty_sessions_of_a_deep_model_need_few_descriptors(tmp_path, warm_python):
     """With other files in the place of some while they are read: only those fail."""
     done = subprocess.run(
-        [sys.executable, Path(__file__).with_name("thirty_sessions.py"), tmp_path],
+        [*warm_python, Path(__file__).with_name("thirty_sessions.py"), tmp_path],
         capture_output=True,
         text=True,
         check=False,
