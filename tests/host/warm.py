@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import gc
+import importlib
 import os
 import pickle
 import resource
@@ -30,6 +31,16 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LIMITS = tuple(
     getattr(resource, name)
     for name in ("RLIMIT_AS", "RLIMIT_CORE", "RLIMIT_CPU", "RLIMIT_FSIZE", "RLIMIT_NOFILE")
+)
+_MODULES = (
+    *("torch", "transformers", "transformers.generation.utils", "accelerate"),
+    *(
+        "hillinfer",
+        "hillinfer.cli.main",
+        "hillinfer.cli.run",
+        "hillinfer.store.store",
+        "hillinfer_bench.cli.programs",
+    ),
 )
 # Of a number on the way, in bytes.
 _LENGTH = 8
@@ -102,12 +113,11 @@ def _call(place, words):
 
 def _serve(place):
     """Fork a child for each caller until standard input ends; return what the child is to run."""
-    import torch  # noqa: F401
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer  # noqa: F401
-
-    import hillinfer_bench.cli.programs  # noqa: F401
-    from hillinfer.models import loader  # noqa: F401
-
+    for name in _MODULES:
+        importlib.import_module(name)
+    # Modules that wait to be asked for.
+    for name in ("AutoModelForCausalLM", "AutoTokenizer", "LlamaForCausalLM"):
+        getattr(sys.modules["transformers"], name)
     # Collecting garbage would touch, and so copy, every page of a child.
     gc.freeze()
     listening = socket.socket(socket.AF_UNIX)
