@@ -17,12 +17,17 @@ class NativeLibraryHook(BuildHookInterface[Any]):
     """Compiles the library; without a compiler the package installs, and says so when it is used."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Build before files are collected, and say for which platform the wheel then is."""
+        """Build before files are collected, and say for which platform the wheel then is.
+
+        Of an editable install only the library itself is wanted, which may be there already.
+        """
         spec = importlib.util.spec_from_file_location("build_native", _BUILDER)
         assert spec is not None
         assert spec.loader is not None
         builder = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(builder)
+        if version == "editable" and builder.is_current():
+            return
         try:
             library = builder.build()
         except (builder.BuildError, OSError) as error:

@@ -119,6 +119,14 @@ def build(target: Path = LIBRARY, compiler: str | None = None, machine: str | No
     return target
 
 
+def is_current() -> bool:
+    """Whether the library is there and newer than all that it is made of."""
+    sources = [Path(__file__), *SOURCES.iterdir()]
+    return LIBRARY.exists() and LIBRARY.stat().st_mtime >= max(
+        one.stat().st_mtime for one in sources
+    )
+
+
 def _run(command: list[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -6,7 +6,6 @@ import gc
 import importlib.util
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -64,11 +63,11 @@ def test_a_runtime_that_hoards_rows_is_seen(tool, cold_dir):
     assert grown(tool, cold_dir, Hoarder)["growth_bytes"] > 24 * MIB + SLACK
 
 
-def test_the_tool_writes_a_report(tmp_path, cold_dir):
+def test_the_tool_writes_a_report(tmp_path, cold_dir, warm_python):
     out = tmp_path / "space.json"
     arguments = ["--tokens", "2048", "--layers", "1", "--steps", "1", "--dram-budget", "40MiB"]
     subprocess.run(
-        [sys.executable, TOOL, *arguments, "--cold-dir", cold_dir, "--out", out], check=True
+        [*warm_python, TOOL, *arguments, "--cold-dir", cold_dir, "--out", out], check=True
     )
     report = json.loads(out.read_text())
     assert report["tokens"] == 2048
@@ -76,12 +75,12 @@ def test_the_tool_writes_a_report(tmp_path, cold_dir):
     assert len(report["growth_after_chunks"]) == 2
 
 
-def test_steps_at_rising_contexts(tmp_path, cold_dir):
+def test_steps_at_rising_contexts(tmp_path, cold_dir, warm_python):
     out = tmp_path / "lengths.json"
     arguments = ["--lengths", "2048", "4096", "--layers", "1", "--steps", "2", "--alpha", "0.5"]
     arguments += ["--max-selected", "64", "--dram-budget", "64MiB", "--scorer-mebibytes", "1"]
     ended = subprocess.run(
-        [sys.executable, TOOL, *arguments, "--cold-dir", cold_dir, "--out", out],
+        [*warm_python, TOOL, *arguments, "--cold-dir", cold_dir, "--out", out],
         check=True,
         capture_output=True,
         text=True,
@@ -116,11 +115,11 @@ def test_steps_at_rising_contexts(tmp_path, cold_dir):
     assert ended.stdout.count("not judged") == 4
 
 
-def test_a_shadow_that_would_be_streamed_is_refused(tmp_path, cold_dir):
+def test_a_shadow_that_would_be_streamed_is_refused(tmp_path, cold_dir, warm_python):
     out = tmp_path / "lengths.json"
     arguments = ["--lengths", "2048", "65536", "--layers", "1", "--dram-budget", "80MiB"]
     ended = subprocess.run(
-        [sys.executable, TOOL, *arguments, "--cold-dir", cold_dir, "--out", out],
+        [*warm_python, TOOL, *arguments, "--cold-dir", cold_dir, "--out", out],
         check=False,
         capture_output=True,
         text=True,
@@ -130,10 +129,10 @@ def test_a_shadow_that_would_be_streamed_is_refused(tmp_path, cold_dir):
     assert not out.exists()
 
 
-def test_contexts_that_fall_are_refused(tmp_path):
+def test_contexts_that_fall_are_refused(tmp_path, warm_python):
     arguments = ["--lengths", "4096", "2048", "--out", tmp_path / "space.json"]
     ended = subprocess.run(
-        [sys.executable, TOOL, *arguments], check=False, capture_output=True, text=True
+        [*warm_python, TOOL, *arguments], check=False, capture_output=True, text=True
     )
     assert ended.returncode == 2
     assert "--lengths [4096, 2048] must rise" in ended.stderr

@@ -3,6 +3,7 @@
 
 import importlib
 import json
+import shlex
 import subprocess
 import sys
 import time
@@ -29,16 +30,29 @@ def tools():
 
 
 @pytest.fixture(scope="module")
-def report(tools, tiny_folder, tmp_path_factory):
-    made = tmp_path_factory.mktemp("peers")
-    tools("peers_bench").main(
-        [
-            *("--model", str(tiny_folder), "--out", str(made / "peers.json"), "--rounds", "1"),
-            *("--build", str(made), "--dtype", "float32", "--new-tokens", "4", "--threads", "1"),
-            *("--contexts", *map(str, CONTEXTS), "--seconds", "900", "--peers", *HERE),
-        ]
+def bench(tools, tiny_folder, warm_python, tmp_path_factory):
+    """Run the tool and return its report; its workers find the libraries imported."""
+    python = tmp_path_factory.mktemp("bin") / "python"
+    python.write_text(f'#!/bin/sh\nexec {shlex.join(warm_python)} "$@"\n')
+    python.chmod(0o700)
+
+    def run(*arguments):
+        folder = tmp_path_factory.mktemp("peers")
+        places = ("--out", str(folder / "peers.json"), "--build", str(folder))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "executable", str(python))
+            tools("peers_bench").main(["--model", str(tiny_folder), *places, *arguments])
+        return json.loads((folder / "peers.json").read_text())
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def report(bench):
+    return bench(
+        *("--dtype", "float32", "--new-tokens", "4", "--threads", "1", "--rounds", "1"),
+        *("--contexts", *map(str, CONTEXTS), "--seconds", "900", "--peers", *HERE),
     )
-    return json.loads((made / "peers.json").read_text())
 
 
 @ONE_PROCESS
@@ -453,21 +467,16 @@ def test_idle_threads_wait_as_each_runtime_does(variables, monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def odd_report(tools, tiny_folder, tmp_path_factory):
+def odd_report(bench, tmp_path_factory):
     """A run with variables, and with a context that no text is long enough for."""
-    folder = tmp_path_factory.mktemp("odd")
-    words, out = folder / "text.txt", folder / "peers.json"
+    words = tmp_path_factory.mktemp("odd") / "text.txt"
     words.write_text("one two three four five " * 400)
-    tools("peers_bench").main(
-        [
-            *("--model", str(tiny_folder), "--out", str(out), "--build", str(folder)),
-            *("--dtype", "float32", "--contexts", "48", "1000000", "--rounds", "1"),
-            *("--threads", "1", "--new-tokens", "2", "--text", str(words)),
-            *("--peers", "hillinfer", "transformers static"),
-            *("--variables", "OMP_WAIT_POLICY=active", "GOMP_SPINCOUNT=0"),
-        ]
+    return bench(
+        *("--dtype", "float32", "--contexts", "48", "1000000", "--rounds", "1"),
+        *("--threads", "1", "--new-tokens", "2", "--text", str(words)),
+        *("--peers", "hillinfer", "transformers static"),
+        *("--variables", "OMP_WAIT_POLICY=active", "GOMP_SPINCOUNT=0"),
     )
-    return json.loads(out.read_text())
 
 
 def test_variables_that_are_given_reach_the_worker(tools, odd_report):
