@@ -22,6 +22,7 @@ from hillinfer.generate.prompt import PromptStyle, bounded, check_text, decoded,
 from hillinfer.generate.special_tokens import SpecialTokens
 from hillinfer.kv.pool_policies import POOL_POLICIES, make_pool_policy
 from hillinfer.models.registry_model import DEFAULT_MODEL
+from hillinfer.native.library import native_library
 from hillinfer.secrecy.key_sources import key_source
 from hillinfer.settings import Encryption, IOChoice, ModelName, QuestionReading, Settings
 from hillinfer.store.pool_files import insist
@@ -453,8 +454,6 @@ def generate(
         prefetch_blocks=prefetch_blocks,
     )
     make_pool_policy(pool_policy)
-    budget = None if dram_budget == _AUTO else ByteSize.parse(dram_budget)
-    sampling = Sampling(temperature, top_k, top_p, seed)
     from_session = session is not None and prompt_file is None and prompt is None
     if interactive and not from_session and reads_stdin(prompt_file, prompt):
         raise PromptError(
@@ -472,9 +471,9 @@ def generate(
         asking=Asking.INTERACTIVE if interactive else Asking.OPTIONS,
         question_reading=QuestionReading.SINGLY if sparse_question else QuestionReading.CHUNKS,
         max_new_tokens=max_new_tokens,
-        sampling=sampling,
+        sampling=Sampling(temperature, top_k, top_p, seed),
         settings=settings,
-        budget=budget,
+        budget=None if dram_budget == _AUTO else ByteSize.parse(dram_budget),
         chunk_tokens=prefill_chunk,
         threads=threads,
         report=report,
@@ -493,7 +492,8 @@ def generate(
         ),
         prompt_file=None if reads_stdin(prompt_file, prompt) else prompt_file,
     )
-    # torch and transformers take seconds to import: help and bad options do not wait for them.
+    # Importing torch takes seconds: bad options and an install without the library are told first.
+    native_library()
     quiet_transformers()
     from hillinfer.cli.run import run
 

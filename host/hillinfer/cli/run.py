@@ -49,7 +49,6 @@ from hillinfer.hf.attach import Attachment
 from hillinfer.hf.cache import HillInferCache
 from hillinfer.models.loader import LoadedModel, ModelOutline
 from hillinfer.models.sources import local_model
-from hillinfer.native.library import native_library
 from hillinfer.projections.attachment import ProjectionAttachment
 from hillinfer.projections.ways import make_projections
 from hillinfer.reuse.model_prompts import ModelPrompts
@@ -250,8 +249,6 @@ def run(request: GenerateRequest, surroundings: Surroundings | None = None) -> R
     console, around = error_console(), surroundings or Surroundings()
     if request.threads is not None:
         torch.set_num_threads(request.threads)
-    # Before anything is fetched or read.
-    native_library()
     _check_places(request)
     way = make_projections(request.projections)
     with ExitStack() as opened:

@@ -193,8 +193,7 @@ def flip(place, offset):
         file.write(bytes([byte ^ 4]))
 
 
-@pytest.mark.parametrize("layer", range(LAYERS))
-@pytest.mark.parametrize("chunk", range(3))
+@pytest.mark.parametrize(("chunk", "layer"), [(0, 0), (1, 1), (2, 2), (0, 3), (2, LAYERS - 1)])
 def test_a_flipped_bit_is_computed_anew_behind_what_is_right(known, place, chunk, layer):
     _, model, ids, held, _ = known
     with Store(place) as store:

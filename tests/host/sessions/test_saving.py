@@ -3,7 +3,6 @@
 
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -182,20 +181,20 @@ with attached(model, {cold!r}) as hill:
 
 
 @pytest.mark.parametrize("files", [0, 7])
-def test_a_kill_in_the_middle_leaves_no_session(attachment, cold_dir, tmp_path, files):
+def test_a_kill_in_the_middle_leaves_no_session(attachment, cold_dir, tmp_path, files, warm_python):
     here = Path(__file__).parent
     target = tmp_path / "session"
     script = SAVING.format(
         paths=[str(here), str(here.parent)], files=files, cold=str(cold_dir), target=str(target)
     )
-    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
+    process = subprocess.Popen([*warm_python, "-c", script], stdout=subprocess.PIPE)
     assert process.stdout.readline() == b"now\n"
     # What a living process writes is not swept.
     assert sweep(tmp_path) == []
     assert len(entries(tmp_path)) == 1
     process.send_signal(signal.SIGKILL)
-    process.wait(timeout=120)
-    process.stdout.close()
+    # It has ended where nobody can write there any more.
+    process.communicate(timeout=120)
     assert not target.exists()
     cache = attachment.new_cache()
     feed(attachment.model, cache, SHORT)

@@ -163,7 +163,9 @@ with store:
 """
 
 
-def test_processes_that_find_no_index_make_one_and_lose_nothing_of_each_other(tmp_path):
+def test_processes_that_find_no_index_make_one_and_lose_nothing_of_each_other(
+    tmp_path, warm_python
+):
     place = tmp_path / "store"
     Store.create(place, 64 * MIB)
     with Store(place) as store:
@@ -173,7 +175,7 @@ def test_processes_that_find_no_index_make_one_and_lose_nothing_of_each_other(tm
     left = place / ".hillinfer-0123456789abcdef01234567.scratch"
     left.mkdir(mode=0o700)
     (left / "index.sqlite").write_bytes(bytes(100))
-    command = [sys.executable, "-c", OPENER, str(place), ":".join(sys.path)]
+    command = [*warm_python, "-c", OPENER, str(place), ":".join(sys.path)]
     running = [
         subprocess.Popen([*command, str(30 + number)], stdout=subprocess.PIPE, text=True)
         for number in range(3)

@@ -165,8 +165,8 @@ with Store(sys.argv[1]) as store:
 """
 
 
-def test_processes_that_store_the_same_store_it_once(place):
-    command = [sys.executable, "-c", WRITER, str(place), ":".join(sys.path)]
+def test_processes_that_store_the_same_store_it_once(place, warm_python):
+    command = [*warm_python, "-c", WRITER, str(place), ":".join(sys.path)]
     running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
     assert [one.communicate()[0].strip() for one in running] == [""] * 3
     with Store(place) as store:
