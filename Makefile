@@ -189,10 +189,10 @@ $(VENV)/installed: pyproject.toml tools/pyproject.toml plugins/hillinfer_pynq/py
 	@$(PYTHON) -c 'import ensurepip, venv' || \
 		{ echo "Python lacks venv: on Debian, apt install python3-venv"; exit 2; }
 	$(PYTHON) -m venv $(VENV)
-	# Of thirteen thousand modules five hundred are ever imported: they are compiled here, at once.
+	# pip compiles modules one after the other: a minute that all cores share here.
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt \
 		-e '.[run,encryption,keyring,hls,rtl,xrt,figures,test,lint]' -e ./tools -e ./plugins/hillinfer_pynq
-	@$(BIN)/python -c 'import hillinfer.cli.run, hillinfer_bench.cli.programs'
+	-@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib
 	@touch $@
 
 # The lock's numpy has no wheels for Python 3.13 and newer.

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hillinfer.errors import SettingsError
+from hillinfer.pruning.schedule import Schedule
 from hillinfer.settings import Settings
 from hillinfer.values import ByteSize
 
@@ -14,9 +15,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from hillinfer.hf.attach import Attachment
+    from hillinfer.pruning.reading import Pruning
     from hillinfer.store.store import Store
 
-__all__ = ["ByteSize", "Settings", "Store", "attach"]
+__all__ = ["ByteSize", "Schedule", "Settings", "Store", "attach", "prune"]
 
 
 def __getattr__(name: str) -> Any:
@@ -88,3 +90,48 @@ def attach(
     except BaseException:
         prompts.close()
         raise
+
+
+def prune(
+    model: PreTrainedModel,
+    schedule: Schedule | str,
+    *,
+    ranker: str = "weights",
+    later: str = "keep",
+    chunk_tokens: int = 1024,
+) -> Pruning:
+    """Let a transformers model read prompts in stages, deeper layers with fewer of their tokens.
+
+    For ordinary caches, one sequence at a time; `.remove()` or a `with` block ends it.
+
+    Parameters
+    ----------
+    model
+        A decoder-only model, unmodified: Llama, Mistral, Qwen2, Qwen3 or OPT.
+    schedule
+        Which layers keep how much, such as ``"15:50%"``: from layer 15 on, half of the blocks of 64
+        tokens. Or the name of one in print, such as ``"llama-3.1-8b"``.
+    ranker
+        Which blocks stay: `weights`, what attention of the prompt's last tokens gives them;
+        `paper`, SlimInfer's unit scores; and others, see `hillinfer.pruning.rankers.RANKERS`.
+    later
+        What a turn behind an answer does: `keep`, go on with what was kept; `anew`, choose again
+        from hidden states of the first cut, which stay in memory.
+    chunk_tokens
+        Tokens that go through the deeper layers at once.
+
+    Raises
+    ------
+    SettingsError
+        Where the schedule fits no such model, or a name is unknown.
+    """
+    # transformers and torch load only when a model is there.
+    from hillinfer.pruning.rankers import make_ranker
+    from hillinfer.pruning.reading import LaterTurns, Pruning
+
+    chosen = Schedule.parse(schedule) if isinstance(schedule, str) else schedule
+    if later not in [*LaterTurns]:
+        raise SettingsError(f"later={later!r}: choose one of {', '.join(LaterTurns)}")
+    if chunk_tokens < 1:
+        raise SettingsError(f"chunk_tokens={chunk_tokens}: give 1 at least")
+    return Pruning(model, chosen, make_ranker(ranker), LaterTurns(later), chunk_tokens)

@@ -18,11 +18,11 @@ def command(monkeypatch, capfd):
 
 
 @pytest.fixture(scope="session")
-def forked(tiny_folder):
+def forked(tiny_folder, warm_python):
     """The `hillinfer` command, forked where everything is imported and struck where a test says."""
     from forked import Forked
 
-    process = Forked(tiny_folder)
+    process = Forked(warm_python, tiny_folder)
     yield process
     process.close()
 

@@ -68,9 +68,9 @@ class Ended:
 class Forked:
     """The process with everything imported, from the side of the tests."""
 
-    def __init__(self, model):
+    def __init__(self, python, model):
         self._process = subprocess.Popen(
-            [sys.executable, __file__, str(model)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [*python, __file__, str(model)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
 
     def __call__(self, *arguments, **changes):

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[3]
 def test_ci_requires_the_library(ci, required, tmp_path):
     venv = tmp_path / "venv"
     printed = subprocess.run(
-        ["make", "--dry-run", f"CI={ci}", f"VENV={venv}", f"{venv}/installed"],
+        ["make", "--dry-run", "--always-make", f"CI={ci}", f"VENV={venv}", f"{venv}/installed"],
         cwd=ROOT,
         capture_output=True,
         text=True,

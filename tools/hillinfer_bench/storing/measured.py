@@ -123,8 +123,10 @@ class Measured:
         if self.together is None:
             yield unmeasured("together_share_of_drive", ">= 0.9", self._why("together"))
         else:
-            both = self.together.stream_seconds, self.together.drive_seconds
-            yield at_least("together_share_of_drive", self.together.share_of_drive, 0.9, *both)
+            row = self.together
+            both, most = (row.stream_seconds, row.drive_seconds), row.possible_share
+            name, share = "together_share_of_drive", row.share_of_drive
+            yield at_least(name, share, 0.9, *both, allowed=most)
 
     def _of_model(self, peers: Sequence[dict[str, Any]]) -> Iterator[StoreGoal]:
         if self.model is None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -33,17 +34,29 @@ class TogetherRow:
         checksums.
     drive_seconds
         Of each round, in turn with those: as many bytes each, in plain reads of 1 MiB.
+    processor_seconds
+        Of each round: processor time of all streams, which compare checksums and nothing else.
+    cores
+        How many the processes may use.
     """
 
     processes: int
     byte_count: int
     stream_seconds: list[float]
     drive_seconds: list[float]
+    processor_seconds: list[float]
+    cores: int
 
     @property
     def share_of_drive(self) -> float:
         """Rate of the streams together over that of the plain reads, medians."""
         return median(self.drive_seconds) / median(self.stream_seconds)
+
+    @property
+    def possible_share(self) -> float:
+        """What arithmetic allows: all processor time of the streams on these cores."""
+        drive = median(self.drive_seconds)
+        return drive / max(drive, median(self.processor_seconds) / self.cores)
 
 
 def measure_together(
@@ -78,20 +91,23 @@ def measure_together(
             running.callback(own.send, _END)
             pipes.append(own)
         sizes = [int(pipe.recv()) for pipe in pipes]
-        streamed, plain = [], []
+        streamed, plain, spent = [], [], []
         for _ in range(rounds):
-            plain.append(_all(pipes, _PLAIN))
-            streamed.append(_all(pipes, _STREAM))
-    return TogetherRow(processes, sizes[0], streamed, plain)
+            plain.append(_all(pipes, _PLAIN)[0])
+            seconds, processor = _all(pipes, _STREAM)
+            streamed.append(seconds)
+            spent.append(processor)
+    cores = len(os.sched_getaffinity(0))
+    return TogetherRow(processes, sizes[0], streamed, plain, spent, cores)
 
 
-def _all(pipes: list[Connection], what: str) -> float:
+def _all(pipes: list[Connection], what: str) -> tuple[float, float]:
+    """Return the seconds that all of them took, and their processor time together."""
     started = time.perf_counter()
     for pipe in pipes:
         pipe.send(what)
-    for pipe in pipes:
-        pipe.recv()
-    return time.perf_counter() - started
+    spent = sum(float(pipe.recv()) for pipe in pipes)
+    return time.perf_counter() - started, spent
 
 
 def _serve(place: Path, space: Namespace, ids: list[int], pipe: Connection) -> None:
@@ -102,8 +118,9 @@ def _serve(place: Path, space: Namespace, ids: list[int], pipe: Connection) -> N
         with found:
             pipe.send(found.byte_count)
             while (what := pipe.recv()) != _END:
+                began = time.process_time()
                 if what == _PLAIN:
                     read_plainly(store, found)
                 else:
                     read_all(found)
-                pipe.send(what)
+                pipe.send(time.process_time() - began)

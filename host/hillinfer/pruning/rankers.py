@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which blocks of a prompt stay: one small class for each rule.
+
+A rule overrides `Ranker.scores` and gets a line in `RANKERS` and in the tests' table.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+
+from hillinfer.errors import SettingsError
+from hillinfer.pruning.schedule import BLOCK_TOKENS
+
+# Of a block's units, and the window of queries (SlimInfer section 3.2).
+UNIT_TOKENS, PAPER_WINDOW = 8, 4
+# Where nobody says where the question begins.
+DEFAULT_WINDOW = 32
+
+
+@dataclass(frozen=True)
+class Deciding:
+    """What the layer before a cut has of the tokens that are left.
+
+    Parameters
+    ----------
+    keys
+        (kv_heads, tokens, head_dim), as attention takes them.
+    queries
+        (query_heads, window, head_dim), of the prompt's last tokens.
+    scaling
+        What attention multiplies inner products with.
+    seed
+        Of the prompt, for rules that draw.
+    """
+
+    keys: torch.Tensor
+    queries: torch.Tensor
+    scaling: float
+    seed: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """How many are left."""
+        return self.keys.shape[1]
+
+    @property
+    def blocks(self) -> int:
+        """In how many blocks, the last one perhaps not full."""
+        return -(-self.tokens // BLOCK_TOKENS)
+
+
+class Ranker(ABC):
+    """Says how much a prompt's blocks matter to what comes."""
+
+    def window(self, question_tokens: int | None) -> int:
+        """Return how many of the prompt's last queries it looks at.
+
+        Parameters
+        ----------
+        question_tokens
+            How many of the last tokens are the question; None where nobody knows.
+        """
+        return question_tokens or DEFAULT_WINDOW
+
+    @abstractmethod
+    def scores(self, deciding: Deciding) -> torch.Tensor:
+        """Return a number for each block, float32 (blocks,): what is higher stays."""
+
+
+class UnitScores(Ranker):
+    """SlimInfer's rule: the best of a block's units by the mean query (equations 1 and 2).
+
+    A unit's key is the mean of its 8 keys; neither softmax nor scaling.
+    """
+
+    def window(self, question_tokens: int | None) -> int:
+        """Return the paper's four queries."""
+        return PAPER_WINDOW
+
+    def scores(self, deciding: Deciding) -> torch.Tensor:
+        """Return scores; see `Ranker`."""
+        units = _means(deciding.keys, UNIT_TOKENS)
+        return _blocks(_products(deciding, units), BLOCK_TOKENS // UNIT_TOKENS, torch.amax)
+
+
+class AveragePooling(UnitScores):
+    """A block's key is the mean of all its keys (SlimInfer's ablation)."""
+
+    def scores(self, deciding: Deciding) -> torch.Tensor:
+        """Return scores; see `Ranker`."""
+        return _products(deciding, _means(deciding.keys, BLOCK_TOKENS))
+
+
+class MaxPooling(UnitScores):
+    """A block's key is the greatest number of each channel of its keys (SlimInfer's ablation)."""
+
+    def scores(self, deciding: Deciding) -> torch.Tensor:
+        """Return scores; see `Ranker`."""
+        keys = _padded(deciding.keys, BLOCK_TOKENS, -torch.inf)
+        return _products(deciding, keys.unflatten(1, (-1, BLOCK_TOKENS)).amax(2))
+
+
+class SoftmaxWeights(Ranker):
+    """What attention of the window's queries gives to a block's tokens, over all heads."""
+
+    def scores(self, deciding: Deciding) -> torch.Tensor:
+        """Return scores; see `Ranker`."""
+        return _blocks(token_weights(deciding), BLOCK_TOKENS, torch.sum)
+
+
+class BestToken(Ranker):
+    """The most that attention gives to any one token of a block, as LazyLLM ranks tokens."""
+
+    def scores(self, deciding: Deciding) -> torch.Tensor:
+        """Return scores; see `Ranker`."""
+        return _blocks(token_weights(deciding), BLOCK_TOKENS, torch.amax)
+
+
+class Recent(Ranker):
+    """What came last."""
+
+    def scores(self, deciding: Deciding) -> torch.Tensor:
+        """Return scores; see `Ranker`."""
+        return torch.arange(deciding.blocks, dtype=torch.float32)
+
+
+class Random(Ranker):
+    """Whatever is drawn, the same for the same prompt."""
+
+    def scores(self, deciding: Deciding) -> torch.Tensor:
+        """Return scores; see `Ranker`."""
+        generator = torch.Generator().manual_seed(deciding.seed)
+        return torch.rand(deciding.blocks, generator=generator)
+
+
+RANKERS: MappingProxyType[str, Callable[[], Ranker]] = MappingProxyType(
+    {
+        "weights": SoftmaxWeights,
+        "paper": UnitScores,
+        "average": AveragePooling,
+        "max": MaxPooling,
+        "token": BestToken,
+        "recent": Recent,
+        "random": Random,
+    }
+)
+
+
+def make_ranker(name: str) -> Ranker:
+    """Return the rule of a name; raises SettingsError where there is none."""
+    if name not in RANKERS:
+        raise SettingsError(f"ranker={name!r}: choose one of {', '.join(RANKERS)}")
+    return RANKERS[name]()
+
+
+def token_weights(deciding: Deciding) -> torch.Tensor:
+    """Return what attention of the window gives to each token, float32 (tokens,).
+
+    Summed over the window's queries and all heads; each query sees the tokens up to its own.
+    """
+    keys, queries = deciding.keys.float(), deciding.queries.float()
+    grouped = queries.unflatten(0, (keys.shape[0], -1))
+    products = torch.einsum("ghwd,gnd->ghwn", grouped, keys) * deciding.scaling
+    window, tokens = queries.shape[1], keys.shape[1]
+    later = torch.ones(window, tokens, dtype=torch.bool).triu(tokens - window + 1)
+    return products.masked_fill_(later, -torch.inf).softmax(-1).sum((0, 1, 2))
+
+
+def kept_blocks(
+    scores: torch.Tensor, count: int, window_blocks: int
+) -> torch.Tensor:
+    """Return the numbers of the blocks that stay, in order, int64.
+
+    The first block and those of the window stay whatever their scores, and take no part in the
+    choice among the others.
+
+    Parameters
+    ----------
+    scores
+        Of a ranker.
+    count
+        How many are to stay; more do where the forced ones are more.
+    window_blocks
+        How many of the last blocks the window reaches into.
+    """
+    blocks = len(scores)
+    forced = torch.zeros(blocks, dtype=torch.bool)
+    forced[0] = True
+    forced[blocks - window_blocks :] = True
+    left = max(0, count - int(forced.sum()))
+    others = torch.where(forced, -torch.inf, scores.float().cpu())
+    # Of equal scores the earlier block stays.
+    best = torch.argsort(others, descending=True, stable=True)[:left]
+    forced[best] = True
+    return forced.nonzero().flatten()
+
+
+def _products(deciding: Deciding, keys: torch.Tensor) -> torch.Tensor:
+    """Return inner products of the mean query with keys (kv_heads, n, head_dim), mean over heads."""
+    mean = deciding.queries.float().mean(1).unflatten(0, (keys.shape[0], -1))
+    return torch.einsum("ghd,gnd->ghn", mean, keys.float()).mean((0, 1))
+
+
+def _means(keys: torch.Tensor, size: int) -> torch.Tensor:
+    """Return the means of each `size` keys; of the last one of those that there are."""
+    whole = keys.shape[1] // size * size
+    means = keys[:, :whole].float().unflatten(1, (-1, size)).mean(2)
+    if whole == keys.shape[1]:
+        return means
+    return torch.cat([means, keys[:, whole:].float().mean(1, keepdim=True)], 1)
+
+
+def _padded(keys: torch.Tensor, size: int, value: float) -> torch.Tensor:
+    missing = -keys.shape[1] % size
+    return torch.nn.functional.pad(keys.float(), (0, 0, 0, missing), value=value)
+
+
+def _blocks(
+    numbers: torch.Tensor, size: int, reduce: Callable[..., torch.Tensor]
+) -> torch.Tensor:
+    """Return one number for each `size` of them; the last for those that there are."""
+    worst = -torch.inf if reduce is torch.amax else 0.0
+    missing = -len(numbers) % size
+    padded = torch.nn.functional.pad(numbers, (0, missing), value=worst)
+    return reduce(padded.unflatten(0, (-1, size)), dim=1)
