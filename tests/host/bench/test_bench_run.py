@@ -29,7 +29,7 @@ def whole_run(tmp_path_factory, cold_dir):
     if probe_io_mode(cold_dir) is not IOMode.DIRECT:
         pytest.skip(f"{cold_dir} has no direct I/O: set TMPDIR to a directory on a drive")
     folder = save_tiny(
-        tmp_path_factory.mktemp("model"), TinyModel(heads="mha", head_dim=64, layers=12)
+        tmp_path_factory.mktemp("model"), TinyModel(heads="mha", head_dim=64, layers=6)
     )
     out = tmp_path_factory.mktemp("bench") / "reports" / "bench.json"
     said = []
@@ -233,9 +233,9 @@ def test_joined_caches_are_measured_in_two_budgets_beside_what_is_allowed(bench)
 
 def test_rows_say_how_many_layers_were_predicted(bench):
     _, report, _ = bench
-    real = {row["system"]: row for row in report["rows"] if row["layers"] == 12}
+    real = {row["system"]: row for row in report["rows"] if row["layers"] == 6}
     found = {name: row["predicted_layers"] for name, row in real.items()}
-    assert found["hillinfer"] == found["infinigen"] == found["leoam"] == 10
+    assert found["hillinfer"] == found["infinigen"] == found["leoam"] == 4
     assert found["full-memory"] == found["floor"] == 0
 
 
