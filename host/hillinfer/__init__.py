@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hillinfer.errors import SettingsError
-from hillinfer.pruning.schedule import Schedule
 from hillinfer.settings import Settings
 from hillinfer.values import ByteSize
 
@@ -16,17 +15,22 @@ if TYPE_CHECKING:
 
     from hillinfer.hf.attach import Attachment
     from hillinfer.pruning.reading import Pruning
+    from hillinfer.pruning.schedule import Schedule
     from hillinfer.store.store import Store
 
 __all__ = ["ByteSize", "Schedule", "Settings", "Store", "attach", "prune"]
 
 
 def __getattr__(name: str) -> Any:
-    # numpy and SQLite load only where a store is used.
+    # numpy and SQLite load only where they are used.
     if name == "Store":
         from hillinfer.store.store import Store
 
         return Store
+    if name == "Schedule":
+        from hillinfer.pruning.schedule import Schedule
+
+        return Schedule
     raise AttributeError(f"module 'hillinfer' has no attribute '{name}'")
 
 
@@ -128,6 +132,7 @@ def prune(
     # transformers and torch load only when a model is there.
     from hillinfer.pruning.rankers import make_ranker
     from hillinfer.pruning.reading import LaterTurns, Pruning
+    from hillinfer.pruning.schedule import Schedule
 
     chosen = Schedule.parse(schedule) if isinstance(schedule, str) else schedule
     if later not in [*LaterTurns]:

@@ -102,7 +102,8 @@ class MaxPooling(UnitScores):
     def scores(self, deciding: Deciding) -> torch.Tensor:
         """Return scores; see `Ranker`."""
         keys = _padded(deciding.keys, BLOCK_TOKENS, -torch.inf)
-        return _products(deciding, keys.unflatten(1, (-1, BLOCK_TOKENS)).amax(2))
+        heads, _, size = keys.shape
+        return _products(deciding, keys.reshape(heads, -1, BLOCK_TOKENS, size).amax(2))
 
 
 class SoftmaxWeights(Ranker):
@@ -164,16 +165,14 @@ def token_weights(deciding: Deciding) -> torch.Tensor:
     Summed over the window's queries and all heads; each query sees the tokens up to its own.
     """
     keys, queries = deciding.keys.float(), deciding.queries.float()
-    grouped = queries.unflatten(0, (keys.shape[0], -1))
+    grouped = queries.reshape(len(keys), -1, *queries.shape[1:])
     products = torch.einsum("ghwd,gnd->ghwn", grouped, keys) * deciding.scaling
     window, tokens = queries.shape[1], keys.shape[1]
     later = torch.ones(window, tokens, dtype=torch.bool).triu(tokens - window + 1)
     return products.masked_fill_(later, -torch.inf).softmax(-1).sum((0, 1, 2))
 
 
-def kept_blocks(
-    scores: torch.Tensor, count: int, window_blocks: int
-) -> torch.Tensor:
+def kept_blocks(scores: torch.Tensor, count: int, window_blocks: int) -> torch.Tensor:
     """Return the numbers of the blocks that stay, in order, int64.
 
     The first block and those of the window stay whatever their scores, and take no part in the
@@ -201,15 +200,15 @@ def kept_blocks(
 
 
 def _products(deciding: Deciding, keys: torch.Tensor) -> torch.Tensor:
-    """Return inner products of the mean query with keys (kv_heads, n, head_dim), mean over heads."""
-    mean = deciding.queries.float().mean(1).unflatten(0, (keys.shape[0], -1))
+    """Return inner products of the mean query with keys (kv_heads, n, head_dim), over all heads."""
+    mean = deciding.queries.float().mean(1).reshape(len(keys), -1, keys.shape[2])
     return torch.einsum("ghd,gnd->ghn", mean, keys.float()).mean((0, 1))
 
 
 def _means(keys: torch.Tensor, size: int) -> torch.Tensor:
     """Return the means of each `size` keys; of the last one of those that there are."""
     whole = keys.shape[1] // size * size
-    means = keys[:, :whole].float().unflatten(1, (-1, size)).mean(2)
+    means = keys[:, :whole].float().reshape(len(keys), -1, size, keys.shape[2]).mean(2)
     if whole == keys.shape[1]:
         return means
     return torch.cat([means, keys[:, whole:].float().mean(1, keepdim=True)], 1)
@@ -220,11 +219,9 @@ def _padded(keys: torch.Tensor, size: int, value: float) -> torch.Tensor:
     return torch.nn.functional.pad(keys.float(), (0, 0, 0, missing), value=value)
 
 
-def _blocks(
-    numbers: torch.Tensor, size: int, reduce: Callable[..., torch.Tensor]
-) -> torch.Tensor:
+def _blocks(numbers: torch.Tensor, size: int, reduce: Callable[..., torch.Tensor]) -> torch.Tensor:
     """Return one number for each `size` of them; the last for those that there are."""
     worst = -torch.inf if reduce is torch.amax else 0.0
     missing = -len(numbers) % size
     padded = torch.nn.functional.pad(numbers, (0, missing), value=worst)
-    return reduce(padded.unflatten(0, (-1, size)), dim=1)
+    return reduce(padded.reshape(-1, size), dim=1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads a prompt in stages on an unmodified model: all of it up to the first cut, then fewer tokens.
+"""Reads a prompt in stages on an unmodified model: deeper layers see fewer of its tokens.
 
 Chunks wait at the first cut as boundary states, hidden states that enter its layer. With the last
 chunk the layer before it decides which blocks stay, and what stays goes through the deeper layers,
@@ -330,7 +330,7 @@ class Pruning:
             assert window is not None
             chosen = self._chosen(cache, bounds[band] - 1, window, active, count)
             states, active = states[:, chosen], active[chosen]
-            kept.append(_blocks_of(active).unique())
+            kept.append(torch.unique_consecutive(_blocks_of(active)))
             document.positions.append(active)
             decided = time.perf_counter()
             out, window = self._through(
@@ -344,7 +344,14 @@ class Pruning:
             per_layer += [len(positions)] * (bounds[band + 1] - bounds[band])
         work = _work(self._decoder)
         limit = work.flops([tokens] * len(self.layers)) / work.flops(per_layer)
-        document.read = PrunedRead(per_layer, kept, limit, *spent, boundary_bytes)
+        document.read = PrunedRead(
+            tokens=per_layer,
+            kept=kept,
+            flop_limit=limit,
+            choosing_seconds=spent[0],
+            deep_seconds=spent[1],
+            boundary_bytes=boundary_bytes,
+        )
         return out[:, -self._chunk :]
 
     def _chosen(
@@ -355,11 +362,9 @@ class Pruning:
         positions = active[-window.shape[1] :]
         block = self._decoder.layers[layer]
         queries = self._predictor.predict(block, window, self._rotary(window, positions))
-        deciding = Deciding(
-            keys, queries[0], self._predictor.scaling(block), seed=keys.shape[1]
-        )
+        deciding = Deciding(keys, queries[0], self._predictor.scaling(block), seed=keys.shape[1])
         # Whole blocks go, so what is left of them lies together.
-        numbers, places = _blocks_of(active).unique(return_inverse=True)
+        numbers, places = torch.unique_consecutive(_blocks_of(active), return_inverse=True)
         reached = int(places[-1] - places[len(active) - window.shape[1]]) + 1
         stay = kept_blocks(self._ranker.scores(deciding), count, reached)
         assert len(numbers) == deciding.blocks
@@ -377,7 +382,10 @@ class Pruning:
         out, windows = [], []
         wanted = self._ranker.window(self._question)
         for start in range(0, states.shape[1], self._chunk):
-            hidden, places = states[:, start : start + self._chunk], positions[start:][: self._chunk]
+            hidden, places = (
+                states[:, start : start + self._chunk],
+                positions[start:][: self._chunk],
+            )
             own = dict(given)
             if "position_ids" in given:
                 own["position_ids"] = places.unsqueeze(0)
@@ -433,7 +441,7 @@ class _Layer(Guard):
 
     def __init__(self, pruning: Pruning, number: int, layer: nn.Module) -> None:
         self._pruning, self._number = weakref.proxy(pruning), number
-        super().__init__(layer)  # type: ignore[arg-type]
+        super().__init__(layer)
 
     def dense(self, hidden: torch.Tensor, given: dict[str, Any]) -> Any:
         """Do what the layer does."""
@@ -456,10 +464,9 @@ def _blocks_of(positions: torch.Tensor) -> torch.Tensor:
     return positions.div(BLOCK_TOKENS, rounding_mode="floor")
 
 
-def _work(decoder: nn.Module) -> LayerWork:
-    layer = decoder.layers[0]  # type: ignore[index]
-    weights = sum(one.weight.numel() for one in layer.modules() if isinstance(one, nn.Linear))
-    config: Any = decoder.config
+def _work(decoder: Any) -> LayerWork:
+    linear = [one for one in decoder.layers[0].modules() if isinstance(one, nn.Linear)]
+    weights, config = sum(one.weight.numel() for one in linear), decoder.config
     heads = config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     return LayerWork(weights, heads * head_dim)
