@@ -222,6 +222,40 @@ def storing(
     print(run(request, console.print, reading_view(console).stage))
 
 
+def slim(
+    model: Model = DEFAULT_MODEL,
+    contexts: Annotated[
+        list[int] | None, typer.Option(help="Tokens of timed prompts; 4096 and 7800 if none.")
+    ] = None,
+    documents: Annotated[int, typer.Option(help="Documents with needles, of each length.")] = 20,
+    lengths: Annotated[
+        list[int] | None, typer.Option(help="Tokens of documents; 2000 and 7000 if none.")
+    ] = None,
+    rounds: Annotated[int, typer.Option(help="Repetitions of each timed figure.")] = 3,
+    shapes: Annotated[
+        list[str] | None,
+        typer.Option(help="Timed with random weights: llama-3.2-1b, llama-3.1-8b; none if none."),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Where the figures go as JSON.")] = Path(
+        "build/reports/slim.json"
+    ),
+) -> None:
+    """Measure reading in stages: time to the first token beside FLOPs, answers about needles."""
+    quiet_transformers()
+    from hillinfer_bench.slim.run import SlimRequest, run
+
+    request = SlimRequest(
+        model,
+        out,
+        tuple(contexts or (4096, 7800)),
+        documents,
+        tuple(lengths or (2000, 7000)),
+        rounds,
+        tuple(shapes or ()),
+    )
+    print(run(request, error_console().print))
+
+
 def compare(
     files: Annotated[
         list[Path], typer.Argument(help="Reports of `decode`, as of two kinds of machine.")
@@ -302,5 +336,16 @@ def store_picture(
 main = Program(
     "hillinfer-bench",
     "Measures of HillInfer: decode beside rivals, selection quality, pools, traces, stores.",
-    (decode, quality, pools, traces, storing, compare, pool_picture, trace_picture, store_picture),
+    (
+        decode,
+        quality,
+        pools,
+        traces,
+        storing,
+        slim,
+        compare,
+        pool_picture,
+        trace_picture,
+        store_picture,
+    ),
 )

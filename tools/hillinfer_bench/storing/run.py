@@ -136,7 +136,7 @@ def run(
         step(
             "lookups", lambda: measure_lookups(place / "lookups", _LONG_TOKENS, 20 * request.rounds)
         )
-        # All that is timed comes before what takes long: whoever works on beside that spoils nothing.
+        # What is timed comes before what takes long, so that work beside that spoils nothing.
         step("model", lambda: _with_model(request, place, say))
         step("saved", lambda: _saved(say))
         step("kills", lambda: _staged(stage, "kills", request.kills, place, kills))

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One run of `hillinfer-bench slim`: its rows, its goals, and the report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from hillinfer.models.loader import load_model
+from hillinfer.system.files import prepare_report
+from hillinfer.system.machine import NumberType
+from hillinfer_bench.quality.texts import standard_library_samples
+from hillinfer_bench.report.kinds import MachineKind
+from hillinfer_bench.slim.needles import needle_document
+from hillinfer_bench.slim.quality import FULL, QualityRow, Way, measure_quality
+from hillinfer_bench.slim.speed import SpeedRow, measure_speed
+from hillinfer_bench.systems.shapes import SHAPES
+
+# Of SmolLM2-135M: what keeps its answers, and the paper's shares, which do not.
+GOOD, PAPERS = "15:50%", "9:25%,19:12.5%,28:6.25%"
+# Equal FLOPs for each rule, and the paper's schedule with the paper's rule.
+WAYS = (
+    Way(FULL),
+    Way(GOOD, "weights"),
+    Way(GOOD, "paper"),
+    Way(GOOD, "token"),
+    Way(GOOD, "recent"),
+    Way(GOOD, "random"),
+    Way(PAPERS, "paper"),
+)
+# Shapes with random weights: layers that are built, cuts, and tokens.
+_SHAPED = (("llama-3.2-1b", 3, "1:25%,2:12.5%", 16384),)
+_PAPER = ("llama-3.1-8b", 3, "1:8192,2:4096", 32768)
+
+
+@dataclass(frozen=True)
+class SlimRequest:
+    """Options of one run.
+
+    Parameters
+    ----------
+    model
+        The real model.
+    out
+        Where the JSON goes.
+    contexts
+        Tokens of prompts of the real model that are timed.
+    documents, lengths
+        How many documents with needles, and their tokens.
+    rounds
+        Of each timed figure.
+    shapes
+        Shapes with random weights that are timed, of `llama-3.2-1b` and `llama-3.1-8b`.
+    """
+
+    model: str
+    out: Path
+    contexts: tuple[int, ...]
+    documents: int
+    lengths: tuple[int, ...]
+    rounds: int
+    shapes: tuple[str, ...]
+
+
+def run(request: SlimRequest, say: Callable[[str], None]) -> str:
+    """Measure everything and return the table of goals.
+
+    Parameters
+    ----------
+    request
+        What to measure.
+    say
+        Takes a line of progress.
+    """
+    prepare_report(request.out, "--out")
+    loaded = load_model(request.model, NumberType.FLOAT32)
+    model = loaded.model
+    model.set_attn_implementation("sdpa")
+    rows: list[SpeedRow] = []
+    quality: list[QualityRow] = []
+    for tokens in request.contexts:
+        (sample,) = standard_library_samples(loaded.tokenizer, tokens - 1, 1)
+        ids = list(sample.token_ids)
+        for new_tokens in (1, 16):
+            schedules = (GOOD, PAPERS)
+            rows += measure_speed(
+                loaded.name, model, ids, schedules, request.rounds, new_tokens, say
+            )
+    for tokens in request.lengths:
+        documents = [
+            needle_document(loaded.tokenizer, tokens, seed) for seed in range(request.documents)
+        ]
+        quality += measure_quality(model, documents, WAYS, say)
+    kind = MachineKind.here(model.dtype)
+    del loaded, model
+    shaped = [one for one in _SHAPED if one[0] in request.shapes]
+    paper = [one for one in (_PAPER,) if one[0] in request.shapes]
+    shape_rows = [_of_shape(one, request.rounds, say) for one in (*shaped, *paper)]
+    rows += [row for own in shape_rows for row in own]
+    goals = goals_of(rows, quality)
+    record = {
+        "label": "measured",
+        **kind.as_record(),
+        "rival": "transformers' DynamicCache, sdpa, the same chunk, the whole prompt",
+        "rows": [
+            asdict(row) | {"flagged": row.flagged, "share_of_limit": row.share_of_limit}
+            for row in rows
+        ],
+        "paper_schedule": next(
+            (
+                {
+                    "shape": row.shape,
+                    "layers": row.layers,
+                    "context": row.context,
+                    "speedup": row.speedup,
+                    "flop_limit": row.flop_limit,
+                }
+                for row in rows
+                if row.shape == _PAPER[0] and row.schedule != FULL
+            ),
+            None,
+        ),
+        "quality": [asdict(row) for row in quality],
+        "second_question": [
+            {
+                "way": row.way,
+                "tokens": row.tokens,
+                "right": row.second_right,
+                "share_of_dense": row.second_share,
+            }
+            for row in quality
+            if row.second_share is not None
+        ],
+        "goals": goals,
+    }
+    request.out.write_text(json.dumps(record, indent=1))
+    return "\n".join(f"{one['goal']}: {one['reached']} ({one['met']})" for one in goals)
+
+
+def goals_of(rows: Sequence[SpeedRow], quality: Sequence[QualityRow]) -> list[dict[str, object]]:
+    """Return each goal beside what was reached; `met` is None where rounds say nothing."""
+    goals: list[dict[str, object]] = [
+        {
+            "goal": f"{row.shape}, {row.context} tokens, {row.schedule}: at least 0.90 of "
+            f"{row.flop_limit:.2f}",
+            "reached": round(row.share_of_limit, 3),
+            "met": None if row.flagged else row.share_of_limit >= 0.9,
+        }
+        for row in rows
+        if row.schedule != FULL and row.new_tokens == 1
+    ]
+    whole = {row.tokens: row for row in quality if row.way == FULL}
+    for row in quality:
+        if row.way == Way(GOOD, "weights").name:
+            full = whole[row.tokens]
+            goals += [
+                {
+                    "goal": f"{row.way}, {row.tokens} tokens: right at least {full.right} - 1",
+                    "reached": row.right,
+                    "met": row.right >= full.right - 1,
+                },
+                {
+                    "goal": f"{row.way}, {row.tokens} tokens, second question anew: right at "
+                    f"least {full.second_right} - 2",
+                    "reached": row.second_right,
+                    "met": (row.second_right or 0) >= (full.second_right or 0) - 2,
+                },
+            ]
+    return goals
+
+
+def _of_shape(
+    chosen: tuple[str, int, str, int], rounds: int, say: Callable[[str], None]
+) -> list[SpeedRow]:
+    name, layers, schedule, tokens = chosen
+    from dataclasses import replace
+
+    model = replace(SHAPES[name], layers=layers).build(tokens + 16, torch.float32)
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(1, 256, (tokens,), generator=generator).tolist()
+    return measure_speed(name, model, ids, (schedule,), rounds, 1, say)
