@@ -28,13 +28,16 @@ MUTANTS ?=
 # Options of `make store`: --mixed-seconds 1200 for twenty minutes of mixed load.
 STORE ?=
 
+# Options of `make slim`: --shapes llama-3.2-1b for a shape with random weights.
+SLIM ?=
+
 # How long `make fuzz` looks for what is read wrongly.
 FUZZ_SECONDS ?= 600
 
 QUESTION ?= Which statement makes the listed identifiers be interpreted as globals?
 
 .DEFAULT_GOAL := help
-.PHONY: help setup scorer pyxrt xrt cross model run test tests test-kernels test-fast lint format quality pools store query faults drive space prefill csim cocotb formal synth hw_emu bitstream pynq-env doctor clean beta projections peers bench traces mutants fuzz attack
+.PHONY: help setup scorer pyxrt xrt cross model run test tests test-kernels test-fast lint format quality pools store slim query faults drive space prefill csim cocotb formal synth hw_emu bitstream pynq-env doctor clean beta projections peers bench traces mutants fuzz attack
 
 help: ## List every target
 	@awk -F ':.*## ' '/^[a-z_-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -93,6 +96,9 @@ store: model ## Measure the store: rates, first token, lookups, damage (half an 
 	-$(BIN)/python tools/stored_peers.py --out $(BUILD)/reports/store_peers.json --build $(BUILD)/peers
 	$(BIN)/hillinfer-bench storing --out $(BUILD)/reports/store.json \
 		--peers $(BUILD)/reports/store_peers.json $(STORE)
+
+slim: model ## Measure reading in stages beside FLOPs, and which answers are left (SLIM=options)
+	$(BIN)/hillinfer-bench slim --out $(BUILD)/reports/slim.json $(SLIM)
 
 bench: model ## Measure decode beside rivals in one run (ten minutes; PLAN=quick, goals or full)
 	# A tool that fails leaves no older figures behind for the report.

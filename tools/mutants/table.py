@@ -7,6 +7,7 @@ from mutants.hardware import HARDWARE
 from mutants.mutant import Mutant
 from mutants.native import NATIVE
 from mutants.prompts import PROMPTS
+from mutants.pruning import PRUNING
 from mutants.secrecy import SECRECY
 from mutants.software import SOFTWARE
 from mutants.stores import STORES
@@ -20,4 +21,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *PROMPTS,
     *SECRECY,
     *STORES,
+    *PRUNING,
 )

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`hillinfer-bench slim` with a tiny model in the real one's place."""
+
+import json
+
+import pytest
+from tiny_folder import save_tiny
+from tiny_models import TinyModel
+
+from hillinfer.models.loader import load_model
+from hillinfer_bench.slim.needles import needle_document
+from hillinfer_bench.slim.quality import FULL
+from hillinfer_bench.slim.run import GOOD, PAPERS, WAYS, SlimRequest, run
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    """What a run said, and its report."""
+    folder = save_tiny(tmp_path_factory.mktemp("model"), TinyModel(layers=30))
+    out = tmp_path_factory.mktemp("slim") / "new" / "slim.json"
+    said = []
+    table = run(SlimRequest(str(folder), out, (320,), 1, (200,), 2, ()), said.append)
+    assert len(said) == 6 + len(WAYS)
+    return table, json.loads(out.read_text(encoding="utf-8"))
+
+
+def test_every_way_is_measured_beside_what_operations_allow(report):
+    table, told = report
+    assert len(table.splitlines()) == len(told["goals"])
+    assert told["label"] == "measured"
+    assert [(row["schedule"], row["new_tokens"]) for row in told["rows"]] == [
+        (schedule, new) for new in (1, 16) for schedule in (FULL, GOOD, PAPERS)
+    ]
+    for row in told["rows"]:
+        assert len(row["seconds"]) == 2
+        assert row["context"] == 320
+        assert (row["flop_limit"] > 1.2) == (row["schedule"] != FULL)
+        assert row["share_of_limit"] == pytest.approx(row["speedup"] / row["flop_limit"])
+        states = 320 * 32 * 4
+        assert row["boundary_bytes"] == (0 if row["schedule"] == FULL else states)
+    assert told["paper_schedule"] is None
+
+
+def test_every_way_is_asked_about_every_needle(report):
+    _, told = report
+    assert [row["way"] for row in told["quality"]] == [way.name for way in WAYS]
+    full, *others = told["quality"]
+    assert (full["flop_limit"], full["second_share"]) == (1, None)
+    for row in others:
+        assert row["documents"] == 1
+        assert 0 <= row["right"] <= 1
+        assert row["nll"] > 0
+        assert 0 < row["second_share"] < 1
+    assert len(told["second_question"]) == len(others)
+    named = [one["goal"] for one in told["goals"]]
+    assert sum("right at least" in one for one in named) == 2
+    assert sum("at least 0.90 of" in one for one in named) == 2
+
+
+def test_documents_are_the_same_for_the_same_seed(tiny_folder):
+    tokenizer = load_model(str(tiny_folder)).tokenizer
+    first, again, other = (needle_document(tokenizer, 1500, seed) for seed in (1, 1, 2))
+    assert first == again != other
+    text = tokenizer.decode(first.ids)
+    for question in first.questions:
+        number = tokenizer.decode([question.answer_ids[place] for place in question.digits])
+        assert number.isdigit()
+        assert number in text
