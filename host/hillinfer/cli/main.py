@@ -17,6 +17,7 @@ from hillinfer.cli.console import error_console, quiet_transformers
 from hillinfer.cli.documents import DOCUMENT_COMMANDS
 from hillinfer.cli.ending import CommandGroup, Program
 from hillinfer.cli.generate import generate
+from hillinfer.cli.prune import prune_profile
 from hillinfer.cli.store import COMMANDS
 from hillinfer.cli.store_keys import STORE_VARIABLE
 from hillinfer.doctor.diagnosis import diagnose
@@ -244,6 +245,7 @@ main = Program(
         fetch,
         models,
         specs,
+        prune_profile,
         CommandGroup(
             "store",
             "Keep what was read, for other runs, processes and days.",

@@ -342,7 +342,7 @@ class Pruning:
         per_layer = [tokens] * bounds[0]
         for band, positions in enumerate(document.positions):
             per_layer += [len(positions)] * (bounds[band + 1] - bounds[band])
-        work = _work(self._decoder)
+        work = layer_work(self._decoder)
         limit = work.flops([tokens] * len(self.layers)) / work.flops(per_layer)
         document.read = PrunedRead(
             tokens=per_layer,
@@ -464,7 +464,8 @@ def _blocks_of(positions: torch.Tensor) -> torch.Tensor:
     return positions.div(BLOCK_TOKENS, rounding_mode="floor")
 
 
-def _work(decoder: Any) -> LayerWork:
+def layer_work(decoder: Any) -> LayerWork:
+    """Return what a layer of a model's decoder computes."""
     linear = [one for one in decoder.layers[0].modules() if isinstance(one, nn.Linear)]
     weights, config = sum(one.weight.numel() for one in linear), decoder.config
     heads = config.num_attention_heads

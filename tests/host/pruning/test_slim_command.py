@@ -8,7 +8,7 @@ from tiny_folder import save_tiny
 from tiny_models import TinyModel
 
 from hillinfer.models.loader import load_model
-from hillinfer_bench.slim.needles import needle_document
+from hillinfer.pruning.needles import needle_document
 from hillinfer_bench.slim.quality import FULL
 from hillinfer_bench.slim.run import GOOD, PAPERS, WAYS, SlimRequest, run
 

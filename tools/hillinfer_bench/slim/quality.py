@@ -14,11 +14,11 @@ import torch
 from transformers import DynamicCache
 
 import hillinfer
+from hillinfer.pruning.needles import NeedleDocument, Question
+from hillinfer.pruning.profile import answer, read
 from hillinfer.pruning.reading import Pruning
-from hillinfer_bench.slim.needles import NeedleDocument, Question
 
 FULL = "full"
-CHUNK_TOKENS = 1024
 
 
 @dataclass(frozen=True)
@@ -174,22 +174,7 @@ def _answer(
             told.enter_context(pruning.prompt(len(ids), len(question.ids)))
         last = read(model, cache, ids[held:])
     seconds = time.process_time() - began
-    logits = [last]
-    # One at a time, as answers come: several at once would be a prompt of their own.
-    logits += [read(model, cache, [token]) for token in question.answer_ids]
-    chosen = torch.stack([logits[place] for place in question.digits]).log_softmax(-1)
-    wanted = torch.tensor([question.answer_ids[place] for place in question.digits])
-    right = bool((chosen.argmax(-1) == wanted).all())
-    return _Answered(right, float(-chosen[range(len(wanted)), wanted].mean()), seconds)
-
-
-def read(model: Any, cache: Any, ids: Sequence[int], chunk: int = CHUNK_TOKENS) -> torch.Tensor:
-    """Read tokens in chunks and return the logits behind the last one, float32 (vocabulary,)."""
-    for start in range(0, len(ids), chunk):
-        part = torch.tensor([ids[start : start + chunk]])
-        out = model(part, past_key_values=cache, logits_to_keep=1)
-    logits: torch.Tensor = out.logits[0, -1].float()
-    return logits
+    return _Answered(*answer(model, cache, question, last), seconds)
 
 
 def _leave(cache: DynamicCache, tokens: int) -> None:

@@ -11,11 +11,11 @@ from pathlib import Path
 import torch
 
 from hillinfer.models.loader import load_model
+from hillinfer.pruning.needles import needle_document
 from hillinfer.system.files import prepare_report
 from hillinfer.system.machine import NumberType
 from hillinfer_bench.quality.texts import standard_library_samples
 from hillinfer_bench.report.kinds import MachineKind
-from hillinfer_bench.slim.needles import needle_document
 from hillinfer_bench.slim.quality import FULL, QualityRow, Way, measure_quality
 from hillinfer_bench.slim.speed import SpeedRow, measure_speed
 from hillinfer_bench.systems.shapes import SHAPES

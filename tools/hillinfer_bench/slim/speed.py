@@ -14,8 +14,9 @@ import torch
 from transformers import DynamicCache
 
 import hillinfer
+from hillinfer.pruning.profile import read
 from hillinfer_bench.report.rows import LARGEST_SPREAD, Timing
-from hillinfer_bench.slim.quality import FULL, read
+from hillinfer_bench.slim.quality import FULL
 
 # Of the limit; attention takes longer per operation than linear layers do.
 _BEYOND = 1.1

@@ -9,6 +9,7 @@ from pydoc_data import topics
 from typing import Any
 
 from hillinfer.generate.prompt import DocumentPrompt
+from hillinfer.pruning.schedule import BLOCK_TOKENS
 
 _NAMES = ("Marlow", "Quince", "Tamsin", "Ferris", "Odette", "Bryony", "Caspar", "Delphine")
 # Tokens around a document that a needle keeps away from.
@@ -27,11 +28,14 @@ class Question:
         Of a whole answer, which is forced.
     digits
         Places of the number's tokens in the answer.
+    blocks
+        Of the document, that hold the number.
     """
 
     ids: list[int]
     answer_ids: list[int]
     digits: list[int]
+    blocks: range
 
 
 @dataclass(frozen=True)
@@ -83,19 +87,29 @@ def needle_document(tokenizer: Any, tokens: int, seed: int) -> NeedleDocument:
     for name, number in zip(names, numbers, strict=True):
         share = draw.uniform(_MARGIN, 1 - _MARGIN)
         filling.insert(round(share * len(filling)), f"The secret number of {name} is {number}.")
-    prompt = DocumentPrompt(tokenizer, "\n".join(filling) + "\n")
-    return NeedleDocument(
-        prompt.document_ids(),
-        (
-            _question(tokenizer, prompt, names[0], numbers[0]),
-            _question(tokenizer, prompt, names[1], numbers[1]),
-        ),
+    text = "\n".join(filling) + "\n"
+    prompt = DocumentPrompt(tokenizer, text)
+    ids = prompt.document_ids()
+    first, second = (
+        _question(tokenizer, prompt, name, number, _blocks_of(tokenizer, ids, number))
+        for name, number in zip(names, numbers, strict=True)
     )
+    return NeedleDocument(ids, (first, second))
 
 
-def _question(tokenizer: Any, prompt: DocumentPrompt, name: str, number: int) -> Question:
+def _blocks_of(tokenizer: Any, ids: list[int], number: int) -> range:
+    """Return the blocks that a number lies in, which no other one of the document is."""
+    digits = tokenizer(str(number), add_special_tokens=False)["input_ids"]
+    places = [at for at in range(len(ids)) if ids[at : at + len(digits)] == digits]
+    first = places[0] if places else 0
+    return range(first // BLOCK_TOKENS, (first + len(digits) - 1) // BLOCK_TOKENS + 1)
+
+
+def _question(
+    tokenizer: Any, prompt: DocumentPrompt, name: str, number: int, blocks: range
+) -> Question:
     asked = prompt.question_ids(f"What is the secret number of {name}?")
     before = tokenizer(f"The secret number of {name} is ", add_special_tokens=False)["input_ids"]
     digits = tokenizer(str(number), add_special_tokens=False)["input_ids"]
     places = list(range(len(before), len(before) + len(digits)))
-    return Question(asked, [*before, *digits], places)
+    return Question(asked, [*before, *digits], places, blocks)

@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""By which layer a model tells a prompt's blocks apart, and the schedule that follows.
+
+Numbers are hidden in documents and asked for. At each layer it is known which blocks hold the
+number, so how many of the best blocks must stay for it to stay is known, too, from one dense read.
+Schedules that the curve allows are then tried, because a block that stays is not an answer yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import mean
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import DynamicCache
+
+from hillinfer.errors import SettingsError
+from hillinfer.hf.hooks import predictor_of
+from hillinfer.pruning.needles import NeedleDocument, Question
+from hillinfer.pruning.rankers import Deciding, Ranker
+from hillinfer.pruning.reading import LaterTurns, Pruning, layer_work
+from hillinfer.pruning.schedule import BLOCK_TOKENS, Cut, Schedule
+from hillinfer.settings import QuerySource
+
+CHUNK_TOKENS = 1024
+# Shares that are tried, and by how much the curve must lie below one.
+_SHARES, _MARGIN = (0.25, 0.5), 0.8
+# Of documents: so many may need more blocks than are kept where a schedule is tried at all.
+_QUANTILE = 0.9
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Answers about needles, of one way to read.
+
+    Parameters
+    ----------
+    schedule
+        None where all of it is read.
+    right, questions
+        Questions of which every digit was the most probable one, and all.
+    nll
+        Mean negative log-likelihood of a digit, in nats.
+    flop_limit
+        How much faster reading may get, mean; 1 where all of it is read.
+    """
+
+    schedule: str | None
+    right: int
+    questions: int
+    nll: float
+    flop_limit: float
+
+
+@dataclass(frozen=True)
+class PruneProfile:
+    """What was found of one model.
+
+    Parameters
+    ----------
+    least_shares
+        Of each layer that may decide, from 0 on: the share of blocks that must stay so that the
+        needle does, in nine of ten questions.
+    tried
+        Reading all of it, and every schedule that the curve allows, fastest first.
+    schedule
+        The fastest that answers as many questions as a whole read, or one fewer, about as surely;
+        None where there is none.
+    """
+
+    least_shares: list[float]
+    tried: list[Answers]
+    schedule: str | None
+
+
+def make_profile(
+    model: Any,
+    documents: Sequence[NeedleDocument],
+    ranker: Ranker,
+    say: Callable[[str], None],
+) -> PruneProfile:
+    """Read documents with needles, whole and in stages.
+
+    Parameters
+    ----------
+    model
+        Of transformers, unmodified.
+    documents
+        Of the length that matters.
+    ranker
+        Chooses blocks.
+    say
+        Takes a line of progress.
+
+    Raises
+    ------
+    SettingsError
+        Where documents have too few blocks to tell anything.
+    """
+    if min(len(one.ids) for one in documents) < 8 * BLOCK_TOKENS:
+        raise SettingsError(
+            f"documents of fewer than {8 * BLOCK_TOKENS} tokens have too few blocks to choose among"
+        )
+    shares: list[list[float]] = []
+    whole: list[tuple[bool, float]] = []
+    for number, document in enumerate(documents, 1):
+        for question in document.questions:
+            cache = DynamicCache(config=model.config)
+            shares.append(_least_shares(model, cache, document, question, ranker))
+            whole.append(answer(model, cache, question, None))
+        say(f"{number} of {len(documents)} documents read whole")
+    curve = np.quantile(np.array(shares), _QUANTILE, axis=0).tolist()
+    full = Answers(None, sum(one[0] for one in whole), len(whole), mean(o[1] for o in whole), 1.0)
+    tried, chosen = [full], None
+    for schedule in candidates(curve, model, len(documents[0].ids)):
+        found = _tried(model, documents, schedule, ranker)
+        tried.append(found)
+        say(
+            f"{schedule}: {found.right} of {found.questions} right (whole {full.right}), NLL "
+            f"{found.nll:.2f} ({full.nll:.2f}), FLOPs allow {found.flop_limit:.2f}"
+        )
+        # The reference's bar: one question fewer, and 0.3 nats.
+        if found.right >= full.right - 1 and found.nll <= full.nll + 0.3:
+            chosen = str(schedule)
+            break
+    return PruneProfile(curve, tried, chosen)
+
+
+def candidates(curve: Sequence[float], model: Any, tokens: int) -> list[Schedule]:
+    """Return schedules of one cut that a curve allows, the fastest first.
+
+    Parameters
+    ----------
+    curve
+        `PruneProfile.least_shares`.
+    model
+        Whose layers these are.
+    tokens
+        Of a prompt, for which of two is faster.
+    """
+    found = []
+    for share in _SHARES:
+        for layer in range(1, len(curve)):
+            # The layer decides and those behind it that would decide instead are as sure.
+            if curve[layer - 1] <= share * _MARGIN:
+                found.append(Schedule((Cut(layer, share=share),)))
+                # The next layers only cost more.
+                break
+    work, layers = layer_work(model.get_decoder()), len(curve)
+    return sorted(found, key=lambda one: work.limit(one, tokens, layers), reverse=True)
+
+
+@torch.no_grad()
+def _least_shares(
+    model: Any, cache: Any, document: NeedleDocument, question: Question, ranker: Ranker
+) -> list[float]:
+    """Read a prompt whole; return for each layer which share of blocks keeps the needle."""
+    decoder = model.get_decoder()
+    read(model, cache, document.ids)
+    window = ranker.window(len(question.ids))
+    asked = torch.tensor([question.ids])
+    out = model(asked, past_key_values=cache, logits_to_keep=1, output_hidden_states=True)
+    tokens = len(document.ids) + len(question.ids)
+    predictor = predictor_of(model.config.model_type, QuerySource.PREDICTED)
+    assert predictor is not None
+    places = torch.arange(tokens)[-len(question.ids) :][-window:].unsqueeze(0)
+    found = []
+    for number, layer in enumerate(decoder.layers):
+        entering = out.hidden_states[number][:, -window:]
+        rotary = getattr(decoder, "rotary_emb", None)
+        turned = None if rotary is None else rotary(entering, position_ids=places)
+        queries = predictor.predict(layer, entering, turned)[0]
+        keys = cache.layers[number].keys[0]
+        scores = ranker.scores(Deciding(keys, queries, predictor.scaling(layer), seed=tokens))
+        worst = scores[list(question.blocks)].min()
+        found.append(float((scores >= worst).sum()) / len(scores))
+    return found
+
+
+@torch.no_grad()
+def _tried(
+    model: Any, documents: Sequence[NeedleDocument], schedule: Schedule, ranker: Ranker
+) -> Answers:
+    answers, limits = [], []
+    with Pruning(model, schedule, ranker, LaterTurns.KEEP, CHUNK_TOKENS) as pruning:
+        for document in documents:
+            for question in document.questions:
+                cache = DynamicCache(config=model.config)
+                with pruning.prompt(len(document.ids) + len(question.ids), len(question.ids)):
+                    read(model, cache, document.ids)
+                    last = read(model, cache, question.ids)
+                answers.append(answer(model, cache, question, last))
+                told = pruning.read_of(cache)
+                limits.append(1.0 if told is None else told.flop_limit)
+    right = sum(one[0] for one in answers)
+    return Answers(
+        str(schedule), right, len(answers), mean(one[1] for one in answers), mean(limits)
+    )
+
+
+@torch.no_grad()
+def answer(
+    model: Any, cache: Any, question: Question, last: torch.Tensor | None
+) -> tuple[bool, float]:
+    """Force an answer behind a prompt; return whether its digits were expected, and their NLL.
+
+    Parameters
+    ----------
+    model, cache
+        What has read the prompt.
+    question
+        What was asked.
+    last
+        Logits behind the prompt's last token; None where the answer's first token is no digit.
+    """
+    logits = [last]
+    # One at a time, as answers come: several at once would be a prompt of their own.
+    logits += [read(model, cache, [token]) for token in question.answer_ids]
+    of_digits = [one for place in question.digits if (one := logits[place]) is not None]
+    chosen = torch.stack(of_digits).log_softmax(-1)
+    wanted = torch.tensor([question.answer_ids[place] for place in question.digits])
+    right = bool((chosen.argmax(-1) == wanted).all())
+    return right, float(-chosen[range(len(wanted)), wanted].mean())
+
+
+@torch.no_grad()
+def read(model: Any, cache: Any, ids: Sequence[int]) -> torch.Tensor:
+    """Read tokens in chunks and return the logits behind the last one, float32 (vocabulary,)."""
+    for start in range(0, len(ids), CHUNK_TOKENS):
+        part = torch.tensor([ids[start : start + CHUNK_TOKENS]])
+        out = model(part, past_key_values=cache, logits_to_keep=1)
+    logits: torch.Tensor = out.logits[0, -1].float()
+    return logits
