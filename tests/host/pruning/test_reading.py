@@ -84,7 +84,7 @@ def turned(decoder, attention, projection, norm, normed, places):
     return (made * cosines[:, None] + other * sines[:, None])[0]
 
 
-@pytest.mark.parametrize("chunk", [None, 64, 200, 699, 5000])
+@pytest.mark.parametrize("chunk", [None, 64, 699])
 @pytest.mark.parametrize("ranker", ["weights", "paper"])
 @pytest.mark.parametrize("family", set(FAMILIES) - {"opt"})
 def test_a_prompt_keeps_what_the_reference_keeps_and_answers_as_it_does(family, ranker, chunk):
@@ -114,7 +114,8 @@ def test_chunks_change_no_choice(family):
     model = TinyModel(family, "mha", layers=5).build()
     with hillinfer.prune(model, SCHEDULE) as pruning:
         answers = []
-        for chunk in (None, 1, 64, 350):
+        # One by one, as decoded tokens come, is enough for one family.
+        for chunk in (None, 1 if family == "opt" else 33, 64, 350):
             cache = DynamicCache(config=model.config)
             tokens, logits = generated(model, IDS, cache, chunk)
             kept = [one.tolist() for one in pruning.read_of(cache).kept]
