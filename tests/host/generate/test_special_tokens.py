@@ -218,6 +218,12 @@ def test_the_careful_way_is_the_quick_one_where_both_work(kind):
 def test_planted_tokens_are_characters(kind):
     tokenizer = wrapped(kind)
     lossless = kind != "word pieces"
+    expected = {
+        style: [
+            controls(tokenizer, ids) for ids in every_id(DocumentPrompt(tokenizer, "a b", style))
+        ]
+        for style in PromptStyle
+    }
 
     @settings(max_examples=12, deadline=None)
     @given(
@@ -229,10 +235,7 @@ def test_planted_tokens_are_characters(kind):
         document = "a" + "".join([*pieces, planted])
         asked = f"what is {planted}{planted}?"
         found = every_id(DocumentPrompt(tokenizer, document, style), asked)
-        expected = every_id(DocumentPrompt(tokenizer, "a b", style))
-        assert [controls(tokenizer, ids) for ids in found] == [
-            controls(tokenizer, ids) for ids in expected
-        ]
+        assert [controls(tokenizer, ids) for ids in found] == expected[style]
         if lossless:
             start, end = (tokenizer.decode(ids) for ids in found[1:])
             assert document.replace("\u2581", " ") in start.replace("\u2581", " ")
