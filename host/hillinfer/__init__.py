@@ -130,8 +130,9 @@ def prune(
         Where the schedule fits no such model, or a name is unknown.
     """
     # transformers and torch load only when a model is there.
+    from hillinfer.pruning.passes import LaterTurns
     from hillinfer.pruning.rankers import make_ranker
-    from hillinfer.pruning.reading import LaterTurns, Pruning
+    from hillinfer.pruning.reading import Pruning
     from hillinfer.pruning.schedule import Schedule
 
     chosen = Schedule.parse(schedule) if isinstance(schedule, str) else schedule

@@ -53,6 +53,7 @@ def test_a_script_knows_its_place(python, tmp_path):
         ("raise SystemExit", 0, ""),
         ("1 / 0", 1, "ZeroDivisionError"),
         ("os._exit(9)", 9, ""),
+        ("raise KeyboardInterrupt", -signal.SIGINT, "KeyboardInterrupt"),
         ("os.kill(os.getpid(), signal.SIGSEGV)", -signal.SIGSEGV, ""),
         ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL, ""),
         ("import atexit; atexit.register(print, 'last', file=sys.stderr)", 0, "last\n"),

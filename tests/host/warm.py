@@ -6,7 +6,8 @@ per worker imports them and forks a child for each program. What a test starts i
 interpreter is this file: a small process that hands its streams, environment, directory and limits
 to the child, passes signals on to it and ends as it ended, so `subprocess` serves as ever.
 
-Not for tests of what importing does, nor of a process's own memory.
+Not for tests of what importing does, nor of a process's own memory. A program that is killed ends
+a moment after what its caller holds: `communicate` waits for it, `wait` does not.
 """
 
 from __future__ import annotations
@@ -89,17 +90,24 @@ def _call(place, words):
             "ignored": [one for one, handler in before.items() if handler is signal.SIG_IGN],
         }
     )
-    socket.send_fds(server, [len(told).to_bytes(_LENGTH, "little")], streams)
-    server.sendall(told)
-    child = int.from_bytes(_whole(server, _LENGTH), "little")
+    child, early = None, []
 
     def pass_on(number, frame):
+        if child is None:
+            early.append(number)
+            return
         with contextlib.suppress(ProcessLookupError):
             os.kill(child, number)
 
+    # Before anything is asked: a program may say that it runs before its number is known here.
     for one, handler in before.items():
         if handler is not signal.SIG_IGN:
             signal.signal(one, pass_on)
+    socket.send_fds(server, [len(told).to_bytes(_LENGTH, "little")], streams)
+    server.sendall(told)
+    child = int.from_bytes(_whole(server, _LENGTH), "little")
+    for number in early:
+        pass_on(number, None)
     # Whoever reads what the child writes sees the child's end, not this one's.
     for number in streams:
         os.close(number)
@@ -133,7 +141,12 @@ def _serve(place):
                 return None
             if one is listening:
                 caller, _ = listening.accept()
-                asked, streams = _asked(caller)
+                try:
+                    asked, streams = _asked(caller)
+                except (EOFError, OSError):
+                    # Killed before it had asked.
+                    caller.close()
+                    continue
                 child = os.fork()
                 if child == 0:
                     _become(asked, streams)
@@ -161,7 +174,8 @@ def _answer(caller, number):
 
 def _asked(caller):
     length, streams, _, _ = socket.recv_fds(caller, _LENGTH, 3)
-    assert len(length) == _LENGTH
+    if len(length) < _LENGTH:
+        raise EOFError
     return pickle.loads(_whole(caller, int.from_bytes(length, "little"))), streams
 
 
@@ -218,7 +232,8 @@ def _end(status):
     threading._shutdown()
     atexit._run_exitfuncs()
     if not isinstance(status, int | None):
-        print(status, file=sys.stderr)
+        if sys.stderr is not None:
+            print(status, file=sys.stderr)
         status = 1
     for stream in filter(None, (sys.stdout, sys.stderr)):
         try:
@@ -235,7 +250,7 @@ def _whole(server, length):
     while len(read) < length:
         piece = server.recv(length - len(read))
         if not piece:
-            os._exit(1)
+            raise EOFError("the other end was killed")
         read += piece
     return read
 
@@ -269,6 +284,10 @@ if __name__ == "__main__":
             _run(_words)
         except SystemExit as ended:
             _end(ended.code)
+        except KeyboardInterrupt:
+            traceback.print_exc()
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGINT)
         except BaseException:
             traceback.print_exc()
             _end(1)

@@ -36,6 +36,7 @@ from hillinfer.generate.answering import Sampling
 from hillinfer.generate.prompt import PromptStyle
 from hillinfer.generate.special_tokens import SpecialTokens
 from hillinfer.models.registry_model import DEFAULT_MODEL
+from hillinfer.native.library import native_library
 from hillinfer.secrecy.key_sources import key_source
 from hillinfer.settings import QuestionReading, Settings
 from hillinfer.store.keys import Namespace
@@ -120,7 +121,8 @@ def put(
         store=use,
         prompt_file=None if reads_stdin(prompt_file, prompt) else prompt_file,
     )
-    # torch and transformers take seconds to import: help and bad options do not wait for them.
+    # Importing torch takes seconds: bad options and an install without the library are told first.
+    native_library()
     quiet_transformers()
     from hillinfer.cli.run import run
 

@@ -195,7 +195,8 @@ class Guard(ABC):
         self._model = model
         self.replaced: Callable[..., Any] | None = model.__dict__.get(self._name)
         self._guarded: Callable[..., Any] = getattr(model, self._name)
-        functools.update_wrapper(self, self._guarded)
+        # Not its attributes: where it is a guard, too, those are its own.
+        functools.update_wrapper(self, self._guarded, updated=())
         setattr(model, self._name, self)
 
     def remove(self) -> None:

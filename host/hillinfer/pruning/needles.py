@@ -8,11 +8,14 @@ from dataclasses import dataclass
 from pydoc_data import topics
 from typing import Any
 
+from hillinfer.errors import SettingsError
 from hillinfer.generate.prompt import DocumentPrompt
 from hillinfer.pruning.schedule import BLOCK_TOKENS
 
 _NAMES = ("Marlow", "Quince", "Tamsin", "Ferris", "Odette", "Bryony", "Caspar", "Delphine")
-# Tokens around a document that a needle keeps away from.
+# More tokens than any tokenizer makes of four digits and what they stick to.
+_MOST_TOKENS = 12
+# The share of a document at either end that a needle keeps away from.
 _MARGIN = 0.1
 
 
@@ -70,7 +73,6 @@ def needle_document(tokenizer: Any, tokens: int, seed: int) -> NeedleDocument:
     """
     draw = random.Random(seed)
     names = draw.sample(_NAMES, 2)
-    numbers = [draw.randint(1000, 9999) for _ in names]
     lines = [
         line.strip()
         for name in sorted(topics.topics)
@@ -84,6 +86,8 @@ def needle_document(tokenizer: Any, tokens: int, seed: int) -> NeedleDocument:
         line = " ".join(lines[(start + len(filling)) % len(lines)].split())
         filling.append(line)
         size += len(tokenizer(line)["input_ids"]) + 1
+    text = "\n".join(filling)
+    numbers = draw.sample([one for one in range(1000, 10_000) if str(one) not in text], 2)
     for name, number in zip(names, numbers, strict=True):
         share = draw.uniform(_MARGIN, 1 - _MARGIN)
         filling.insert(round(share * len(filling)), f"The secret number of {name} is {number}.")
@@ -98,11 +102,24 @@ def needle_document(tokenizer: Any, tokens: int, seed: int) -> NeedleDocument:
 
 
 def _blocks_of(tokenizer: Any, ids: list[int], number: int) -> range:
-    """Return the blocks that a number lies in, which no other one of the document is."""
-    digits = tokenizer(str(number), add_special_tokens=False)["input_ids"]
-    places = [at for at in range(len(ids)) if ids[at : at + len(digits)] == digits]
-    first = places[0] if places else 0
-    return range(first // BLOCK_TOKENS, (first + len(digits) - 1) // BLOCK_TOKENS + 1)
+    """Return the blocks that a number lies in; it is in the text once.
+
+    Raises SettingsError where the tokens do not spell it.
+    """
+    text = str(number)
+    starts = [at for at in range(len(ids)) if text in tokenizer.decode(ids[at : at + _MOST_TOKENS])]
+    if not starts:
+        raise SettingsError(
+            f"the tokenizer spells {text} with other tokens than it reads: no needles can be "
+            "hidden for it"
+        )
+    first = starts[-1]
+    last = next(
+        end
+        for end in range(first, first + _MOST_TOKENS)
+        if text in tokenizer.decode(ids[first : end + 1])
+    )
+    return range(first // BLOCK_TOKENS, last // BLOCK_TOKENS + 1)
 
 
 def _question(

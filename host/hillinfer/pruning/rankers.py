@@ -168,7 +168,8 @@ def token_weights(deciding: Deciding) -> torch.Tensor:
     grouped = queries.reshape(len(keys), -1, *queries.shape[1:])
     products = torch.einsum("ghwd,gnd->ghwn", grouped, keys) * deciding.scaling
     window, tokens = queries.shape[1], keys.shape[1]
-    later = torch.ones(window, tokens, dtype=torch.bool).triu(tokens - window + 1)
+    every = torch.ones(window, tokens, dtype=torch.bool, device=keys.device)
+    later = every.triu(tokens - window + 1)
     return products.masked_fill_(later, -torch.inf).softmax(-1).sum((0, 1, 2))
 
 

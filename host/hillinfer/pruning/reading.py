@@ -9,126 +9,49 @@ turn may choose anew from the boundary states.
 
 from __future__ import annotations
 
+import threading
 import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
-from enum import StrEnum
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import DynamicCache, PreTrainedModel
 
-from hillinfer.errors import UnsupportedFeatureError
-from hillinfer.hf.hooks import Guard, named, predictor_of
+from hillinfer.errors import SettingsError, UnsupportedFeatureError
+from hillinfer.hf.features import check_model
+from hillinfer.hf.hooks import Guard, QueryPredictor, named, predictor_of
+from hillinfer.pruning.passes import ComingPrompt, Document, LaterTurns, Pass, PrunedRead
 from hillinfer.pruning.rankers import Deciding, Ranker, kept_blocks
 from hillinfer.pruning.schedule import BLOCK_TOKENS, LayerWork, Schedule
 from hillinfer.settings import QuerySource
 
 
-class LaterTurns(StrEnum):
-    """What is done when a prompt goes on behind an answer."""
+class _ThreadsOwn(threading.local):
+    """The pass that a thread is in."""
 
-    # The new tokens meet what was kept.
-    KEEP = "keep"
-    # All of it is chosen anew from boundary states, which stay in memory.
-    ANEW = "anew"
+    now: Pass | None = None
 
 
-@dataclass(frozen=True)
-class PrunedRead:
-    """What one prompt lost, and what reading it took.
-
-    Parameters
-    ----------
-    tokens
-        Of the prompt, in each layer.
-    kept
-        Blocks that each cut kept, int64; one tensor for each.
-    flop_limit
-        How much faster reading may have become.
-    choosing_seconds, deep_seconds
-        Choosing blocks, and taking what stayed through the layers behind the first cut.
-    boundary_bytes
-        Of boundary states, at most.
-    """
-
-    tokens: list[int]
-    kept: list[torch.Tensor]
-    flop_limit: float
-    choosing_seconds: float
-    deep_seconds: float
-    boundary_bytes: int
-
-
-@dataclass
-class _Document:
-    """What is known of one cache.
-
-    Parameters
-    ----------
-    length
-        Tokens of the first layer.
-    states
-        Boundary states (1, tokens, hidden_size) of all tokens; empty once nobody needs them.
-    window
-        What enters the deciding layer, of the last tokens.
-    positions
-        Of the tokens in each band behind the first cut, those of answers included.
-    read
-        Of the last prompt; None where nothing was pruned.
-    """
-
-    length: int = 0
-    states: list[torch.Tensor] = field(default_factory=list)
-    window: torch.Tensor | None = None
-    positions: list[torch.Tensor] = field(default_factory=list)
-    read: PrunedRead | None = None
-
-
-@dataclass
-class _Pass:
-    """A forward pass under way.
-
-    Parameters
-    ----------
-    document
-        Of its cache.
-    before, tokens
-        What the cache held, and what comes.
-    whole
-        Tokens that the prompt has at its end, where it is one; what comes behind it is none.
-    is_prompt
-        Whether these are tokens of a prompt, and not one that was just decoded.
-    deeper
-        Whether layers behind the first cut are still to run: not where a chunk waits, nor where
-        all of them were run at once.
-    """
-
-    document: _Document
-    before: int
-    tokens: int
-    whole: int
-    is_prompt: bool
-    deeper: bool = True
-
-
-_expected: ContextVar[int | None] = ContextVar("hillinfer_expected_prompt", default=None)
+_coming: ContextVar[ComingPrompt | None] = ContextVar("hillinfer_prompt_that_comes", default=None)
 
 
 class Pruning:
     """Makes a model read prompts in stages, with ordinary caches; a context manager that ends it.
 
     One sequence at a time, without padding. A prompt is a forward pass of several tokens, all
-    chunks of a call of `generate`, or what `prompt` says.
+    chunks of a call of `generate`, or what `prompt` says. Of its logits those of the last token
+    are there, and of no more than stayed. Threads may each use a cache of their own.
 
     Parameters
     ----------
     model
-        A decoder-only model of a family whose queries are known, unmodified.
+        A decoder-only model of a family whose queries are known, unmodified, with SDPA or eager
+        attention.
     schedule
         Which layers lose tokens.
     ranker
@@ -141,7 +64,9 @@ class Pruning:
     Raises
     ------
     SettingsError
-        Where the schedule has layers that the model has not, or the family is unknown.
+        Where the schedule has layers that the model has not.
+    UnsupportedFeatureError
+        Where the model's attention is another one, or it is pruned already.
     """
 
     def __init__(
@@ -152,16 +77,14 @@ class Pruning:
         later: LaterTurns = LaterTurns.KEEP,
         chunk_tokens: int = 1024,
     ) -> None:
+        check_model(model)
         decoder = model.get_decoder()
         schedule.check_layers(len(decoder.layers))
-        predictor = predictor_of(model.config.model_type, QuerySource.PREDICTED)
-        assert predictor is not None
         self.schedule = schedule
+        self._predictor, self._decoder = _predictor_of(model), decoder
         self._ranker, self._later, self._chunk = ranker, later, chunk_tokens
-        self._predictor, self._decoder = predictor, decoder
-        self._documents: weakref.WeakKeyDictionary[Any, _Document] = weakref.WeakKeyDictionary()
-        self._pass: _Pass | None = None
-        self._question: int | None = None
+        self._documents: weakref.WeakKeyDictionary[Any, Document] = weakref.WeakKeyDictionary()
+        self._own = _ThreadsOwn()
         self._guards: list[Guard] = [_Generate(model)]
         self.layers = [_Layer(self, number, one) for number, one in enumerate(decoder.layers)]
         self._guards += self.layers
@@ -173,9 +96,10 @@ class Pruning:
         self.remove()
 
     def remove(self) -> None:
-        """Give the model back as it was."""
+        """Give the model back as it was; harmless when done twice."""
         while self._guards:
             self._guards.pop().remove()
+        self.layers = []
 
     @contextmanager
     def prompt(self, tokens: int, question_tokens: int | None = None) -> Iterator[None]:
@@ -188,12 +112,11 @@ class Pruning:
         question_tokens
             How many of the last ones are the question, by whose queries blocks are chosen.
         """
-        token, self._question = _expected.set(tokens), question_tokens
+        token = _coming.set(ComingPrompt(tokens, question_tokens))
         try:
             yield
         finally:
-            _expected.reset(token)
-            self._question = None
+            _coming.reset(token)
 
     def read_of(self, cache: Any) -> PrunedRead | None:
         """Return what the last prompt of a cache lost; None where it lost nothing."""
@@ -208,11 +131,24 @@ class Pruning:
         if cache is None:
             return layer.dense(hidden, given)
         if number == 0:
-            self._pass = self._begin(cache, hidden, given)
-        now = self._pass
+            self._own.now = self._begin(cache, hidden, given)
+        now = self._own.now
         if now is None:
             return layer.dense(hidden, given)
-        first = self.schedule.cuts[0].layer
+        try:
+            out = self._run(now, number, layer, hidden, given)
+        except BaseException:
+            self._own.now = None
+            self._undo(now, cache)
+            raise
+        if number == len(self.layers) - 1:
+            self._own.now = None
+        return out
+
+    def _run(
+        self, now: Pass, number: int, layer: _Layer, hidden: torch.Tensor, given: dict[str, Any]
+    ) -> Any:
+        cache, first = given["past_key_values"], self.schedule.cuts[0].layer
         if number == first - 1:
             self._note_window(now, hidden)
         if number < first:
@@ -223,125 +159,139 @@ class Pruning:
             return hidden
         # Decoded tokens, and new ones behind what was kept, see what their own layer has.
         held = cache.get_seq_length(number)
-        return layer.dense(hidden, given | self._mask(given, hidden, held))
+        return layer.dense(hidden, given | self._mask(hidden, held))
 
-    def _begin(self, cache: Any, hidden: torch.Tensor, given: dict[str, Any]) -> _Pass | None:
+    def _begin(self, cache: Any, hidden: torch.Tensor, given: dict[str, Any]) -> Pass | None:
         """Return what a pass brings; None where it is none of ours."""
         tokens, before = hidden.shape[1], cache.get_seq_length()
+        coming = _coming.get() or ComingPrompt(0)
+        whole = max(coming.tokens, before + tokens)
+        if not before:
+            self._documents.pop(cache, None)
         document = self._documents.get(cache)
-        expected = _expected.get() or 0
-        whole = max(expected, before + tokens)
         if document is None:
+            if before and cache.get_seq_length(self.schedule.cuts[0].layer) != before:
+                raise UnsupportedFeatureError(
+                    f"prune: nothing is known of a cache with {before} tokens in its first layer "
+                    "and fewer in deeper ones: go on with the cache itself and not a copy, and "
+                    "with the pruning that read it"
+                )
             if before or not self.schedule.prunes(whole):
                 return None
-            document = self._documents.setdefault(cache, _Document())
-        self._check(cache, hidden, given)
+        _check(cache, hidden, given)
+        document = self._documents.setdefault(cache, Document())
         self._cut_back(document, cache, before)
-        return _Pass(document, before, tokens, whole, before < expected or tokens > 1)
+        is_prompt = before < coming.tokens if coming.tokens else tokens > 1
+        held = list(document.states), list(document.positions)
+        return Pass(document, before, tokens, whole, is_prompt, coming.question_tokens, held)
 
-    def _check(self, cache: Any, hidden: torch.Tensor, given: dict[str, Any]) -> None:
-        if not isinstance(cache, DynamicCache):
-            raise UnsupportedFeatureError(
-                f"prune: a prompt is read in stages into a DynamicCache, not a "
-                f"{type(cache).__name__}: pass past_key_values=DynamicCache(config=model.config)"
-            )
-        if hidden.shape[0] != 1:
-            raise UnsupportedFeatureError(
-                f"prune: {hidden.shape[0]} sequences at once would each keep other tokens: read "
-                "one at a time"
-            )
-        mask = given.get("attention_mask")
-        if mask is not None and mask.ndim == 4:
-            last = mask[0, 0, -1]
-            if not bool((last if mask.dtype == torch.bool else last == 0).all()):
-                raise UnsupportedFeatureError(
-                    "prune: the prompt is padded, and padding has no place among blocks: pass it "
-                    "without padding"
-                )
+    def _bands(self) -> list[range]:
+        """Return the layers of each band behind the first cut."""
+        bounds = [*(cut.layer for cut in self.schedule.cuts), len(self.layers)]
+        return [range(*two) for two in pairwise(bounds)]
 
-    def _cut_back(self, document: _Document, cache: Any, length: int) -> None:
+    def _cut_back(self, document: Document, cache: Any, length: int) -> None:
         """Forget what was cut off the first layer since the last pass, in the deeper ones, too."""
-        if length == document.length:
-            return
         if length > document.length:
             raise UnsupportedFeatureError(
                 f"prune: the cache has {length} tokens, of which {document.length} were read in "
                 "stages: use it with this model alone, or begin with an empty one"
             )
+        document.length = length
         if document.states:
             document.states = [torch.cat(document.states, 1)[:, :length]]
-        bounds = [*(cut.layer for cut in self.schedule.cuts), len(self.layers)]
-        for band, positions in enumerate(document.positions):
-            document.positions[band] = positions[positions < length]
-            for layer in range(bounds[band], bounds[band + 1]):
-                _shorten(cache.layers[layer], len(document.positions[band]))
-        document.length = length
+        for band, (positions, layers) in enumerate(
+            zip(document.positions, self._bands(), strict=False)
+        ):
+            document.positions[band] = left = positions[positions < length]
+            for layer in cache.layers[layers.start : layers.stop]:
+                if layer.get_seq_length() < len(left):
+                    self._lose(document, length)
+                    return
+                _shorten(layer, len(left))
 
-    def _note_window(self, now: _Pass, hidden: torch.Tensor) -> None:
-        wanted = self._ranker.window(self._question)
-        before = now.document.window if now.before else None
+    def _lose(self, document: Document, length: int) -> None:
+        """Go on where a cache was cropped, which takes as many rows from layers that have fewer."""
+        if self._later is LaterTurns.KEEP:
+            raise UnsupportedFeatureError(
+                f"prune: the cache was cropped to {length} tokens, and its deeper layers lost as "
+                'many rows, of tokens that are still there: use later="anew", which reads them '
+                "again, or begin with an empty cache"
+            )
+        # Whatever comes next, they are read anew.
+        document.positions, document.read = [], None
+
+    def _undo(self, now: Pass, cache: Any) -> None:
+        """Leave a cache as it was before a pass that broke off."""
+        document, (states, positions) = now.document, now.held
+        document.length, document.states = now.before, states
+        # A stage that was begun has emptied the deeper layers; they are read anew by what comes.
+        document.positions = positions if now.deeper else []
+        if not now.deeper:
+            document.read = None
+        for layer in cache.layers[: self.schedule.cuts[0].layer]:
+            _shorten(layer, now.before)
+        for band, layers in enumerate(self._bands()):
+            left = len(document.positions[band]) if document.positions else 0
+            for layer in cache.layers[layers.start : layers.stop]:
+                _shorten(layer, left)
+
+    def _note_window(self, now: Pass, hidden: torch.Tensor) -> None:
+        document, wanted = now.document, self._ranker.window(now.question_tokens)
+        before, gone = document.window, document.window_end - now.before
+        if before is not None and gone:
+            # What was cut off, or of a pass that broke off, is no part of it.
+            before = before[:, : before.shape[1] - gone] if 0 < gone < before.shape[1] else None
         joined = hidden if before is None else torch.cat([before, hidden], 1)
-        now.document.window = joined[:, -wanted:].clone()
+        document.window = joined[:, -wanted:].clone()
+        document.window_end = now.before + now.tokens
 
     def _reach_cut(
-        self, now: _Pass, cache: Any, hidden: torch.Tensor, given: dict[str, Any]
+        self, now: Pass, cache: Any, hidden: torch.Tensor, given: dict[str, Any]
     ) -> torch.Tensor:
         """Let a chunk wait, or take the whole prompt through the deeper layers."""
         document, length = now.document, now.before + now.tokens
         keeps = self._later is LaterTurns.ANEW
         is_first = not document.positions
         if is_first or keeps:
-            document.states.append(hidden)
+            document.states = [*document.states, hidden]
         document.length = length
         if not is_first and not (now.is_prompt and keeps):
             # Their rows come behind those that were kept.
-            new = torch.arange(now.before, length)
+            new = torch.arange(now.before, length, device=hidden.device)
             document.positions = [torch.cat([one, new]) for one in document.positions]
             return hidden
         now.deeper = False
         if length < now.whole:
             return hidden
-        held = document.states
-        try:
-            return self._deepen(document, cache, given)
-        except BaseException:
-            # As before this pass; whatever comes next, the deeper layers are read anew.
-            first = self.schedule.cuts[0].layer
-            for number, layer in enumerate(cache.layers):
-                _shorten(layer, now.before if number < first else 0)
-            document.states = [torch.cat(held, 1)[:, : now.before]]
-            document.positions, document.length, document.read = [], now.before, None
-            raise
+        return self._deepen(now, cache, given)
 
-    def _deepen(self, document: _Document, cache: Any, given: dict[str, Any]) -> torch.Tensor:
+    def _deepen(self, now: Pass, cache: Any, given: dict[str, Any]) -> torch.Tensor:
         """Choose, and take what stays through band after band; return the last chunk's end."""
+        document = now.document
         states = torch.cat(document.states, 1)
         boundary_bytes = states.nbytes
         document.states = [states] if self._later is LaterTurns.ANEW else []
-        tokens, cuts = states.shape[1], self.schedule.cuts
-        bounds = [*(cut.layer for cut in cuts), len(self.layers)]
-        for layer in range(bounds[0], bounds[-1]):
-            _shorten(cache.layers[layer], 0)
-        active, window = torch.arange(tokens), document.window
+        tokens, bands = states.shape[1], self._bands()
+        for layer in cache.layers[bands[0].start :]:
+            _shorten(layer, 0)
+        active, window = torch.arange(tokens, device=states.device), document.window
         document.positions, kept, spent = [], [], [0.0, 0.0]
-        out = states
-        for band, count in enumerate(self.schedule.kept_blocks(tokens)):
+        for band, count in zip(bands, self.schedule.kept_blocks(tokens), strict=True):
             began = time.perf_counter()
             assert window is not None
-            chosen = self._chosen(cache, bounds[band] - 1, window, active, count)
+            chosen = self._chosen(cache, band.start - 1, window, active, count)
             states, active = states[:, chosen], active[chosen]
             kept.append(torch.unique_consecutive(_blocks_of(active)))
             document.positions.append(active)
             decided = time.perf_counter()
-            out, window = self._through(
-                states, active, range(bounds[band], bounds[band + 1]), cache, given
-            )
-            states = out
+            wanted = self._ranker.window(now.question_tokens)
+            states, window = self._through(states, active, band, cache, given, wanted)
             spent[0] += decided - began
             spent[1] += time.perf_counter() - decided
-        per_layer = [tokens] * bounds[0]
-        for band, positions in enumerate(document.positions):
-            per_layer += [len(positions)] * (bounds[band + 1] - bounds[band])
+        per_layer = [tokens] * bands[0].start
+        for band, positions in zip(bands, document.positions, strict=True):
+            per_layer += [len(positions)] * len(band)
         work = layer_work(self._decoder)
         limit = work.flops([tokens] * len(self.layers)) / work.flops(per_layer)
         document.read = PrunedRead(
@@ -352,7 +302,7 @@ class Pruning:
             deep_seconds=spent[1],
             boundary_bytes=boundary_bytes,
         )
-        return out[:, -self._chunk :]
+        return states[:, -self._chunk :]
 
     def _chosen(
         self, cache: Any, layer: int, window: torch.Tensor, active: torch.Tensor, count: int
@@ -361,14 +311,15 @@ class Pruning:
         keys = cache.layers[layer].keys[0]
         positions = active[-window.shape[1] :]
         block = self._decoder.layers[layer]
-        queries = self._predictor.predict(block, window, self._rotary(window, positions))
-        deciding = Deciding(keys, queries[0], self._predictor.scaling(block), seed=keys.shape[1])
+        queries = self._predictor.predict(block, window, self._rotary(window, positions))[0]
+        scaling = self._predictor.scaling(block)
+        deciding = Deciding(keys, queries.to(keys.device), scaling, seed=keys.shape[1])
         # Whole blocks go, so what is left of them lies together.
         numbers, places = torch.unique_consecutive(_blocks_of(active), return_inverse=True)
         reached = int(places[-1] - places[len(active) - window.shape[1]]) + 1
         stay = kept_blocks(self._ranker.scores(deciding), count, reached)
         assert len(numbers) == deciding.blocks
-        return torch.isin(places, stay).nonzero().flatten()
+        return torch.isin(places, stay.to(places.device)).nonzero().flatten()
 
     def _through(
         self,
@@ -377,21 +328,21 @@ class Pruning:
         band: range,
         cache: Any,
         given: dict[str, Any],
+        wanted: int,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Take tokens through a band's layers; return their states and its last layer's window."""
         out, windows = [], []
-        wanted = self._ranker.window(self._question)
         for start in range(0, states.shape[1], self._chunk):
             hidden, places = (
                 states[:, start : start + self._chunk],
-                positions[start:][: self._chunk],
+                positions[start : start + self._chunk],
             )
             own = dict(given)
             if "position_ids" in given:
                 own["position_ids"] = places.unsqueeze(0)
             if given.get("position_embeddings") is not None:
                 own["position_embeddings"] = self._rotary(hidden, places)
-            own |= self._mask(given, hidden, start)
+            own |= self._mask(hidden, start)
             for number in band:
                 if number == band[-1]:
                     windows.append(hidden[:, -wanted:])
@@ -405,14 +356,14 @@ class Pruning:
         rotary = getattr(self._decoder, "rotary_emb", None)
         return None if rotary is None else rotary(hidden, position_ids=positions.unsqueeze(0))
 
-    def _mask(self, given: dict[str, Any], hidden: torch.Tensor, held: int) -> dict[str, Any]:
+    def _mask(self, hidden: torch.Tensor, held: int) -> dict[str, Any]:
         """Return the mask of tokens that come behind `held` of their layer; none where none is."""
         tokens = hidden.shape[1]
         if tokens == 1 or (held == 0 and self._decoder.config._attn_implementation == "sdpa"):
             # SDPA is causal by itself where as many keys come as queries.
             return {"attention_mask": None}
         lowest = torch.finfo(hidden.dtype).min
-        mask = torch.full((tokens, held + tokens), lowest, dtype=hidden.dtype)
+        mask = hidden.new_full((tokens, held + tokens), lowest)
         return {"attention_mask": mask.triu(held + 1)[None, None]}
 
 
@@ -422,16 +373,27 @@ class _Generate(Guard):
     _name = "generate"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Generate; forward passes learn how many tokens the prompt has."""
+        """Generate; forward passes learn how many tokens the prompt has.
+
+        Raises UnsupportedFeatureError where tokens are to be taken back at every step.
+        """
         given = named(self._guarded, args, kwargs)
-        ids = given.get("input_ids", given.get("inputs"))
-        if _expected.get() is not None or not isinstance(ids, torch.Tensor):
+        for name in ("assistant_model", "prompt_lookup_num_tokens"):
+            if given.get(name) is not None:
+                raise UnsupportedFeatureError(
+                    f"prune: {name} asks for logits of tokens that are dropped: call generate "
+                    "without it"
+                )
+        ids, mask = given.get("input_ids", given.get("inputs")), given.get("attention_mask")
+        if _coming.get() is not None or not isinstance(ids, torch.Tensor):
             return self._guarded(*args, **kwargs)
-        token = _expected.set(ids.shape[1])
+        # Ids may be those of new tokens alone; the mask then covers all.
+        of_mask = mask.shape[-1] if isinstance(mask, torch.Tensor) else 0
+        token = _coming.set(ComingPrompt(max(ids.shape[1], of_mask)))
         try:
             return self._guarded(*args, **kwargs)
         finally:
-            _expected.reset(token)
+            _coming.reset(token)
 
 
 class _Layer(Guard):
@@ -440,7 +402,7 @@ class _Layer(Guard):
     _name = "forward"
 
     def __init__(self, pruning: Pruning, number: int, layer: nn.Module) -> None:
-        self._pruning, self._number = weakref.proxy(pruning), number
+        self._pruning, self._number = pruning, number
         super().__init__(layer)
 
     def dense(self, hidden: torch.Tensor, given: dict[str, Any]) -> Any:
@@ -452,6 +414,51 @@ class _Layer(Guard):
         given = named(self._guarded, args, kwargs)
         hidden = given.pop("hidden_states")
         return self._pruning.run(self._number, self, hidden, given)
+
+
+def _predictor_of(model: PreTrainedModel) -> QueryPredictor:
+    """Return what makes queries of a model's layers; refuse what cannot be read in stages."""
+    kind = model.config._attn_implementation
+    if kind not in ("sdpa", "eager"):
+        raise UnsupportedFeatureError(
+            f"prune: the model's attention is {kind!r}, and each band needs a mask of its own: "
+            "call model.set_attn_implementation('sdpa'), or detach HillInfer first"
+        )
+    if any(isinstance(one.__dict__.get("forward"), _Layer) for one in model.get_decoder().layers):
+        raise UnsupportedFeatureError(
+            "prune: the model is pruned already: end that one with .remove() first"
+        )
+    try:
+        predictor = predictor_of(model.config.model_type, QuerySource.PREDICTED)
+    except SettingsError as error:
+        raise SettingsError(
+            f"prune: nothing makes the queries of {model.config.model_type} models: take one of "
+            "Llama, Mistral, Qwen2, Qwen3 or OPT"
+        ) from error
+    assert predictor is not None
+    return predictor
+
+
+def _check(cache: Any, hidden: torch.Tensor, given: dict[str, Any]) -> None:
+    """Refuse a pass that cannot be read in stages; raises UnsupportedFeatureError."""
+    if not isinstance(cache, DynamicCache):
+        raise UnsupportedFeatureError(
+            f"prune: a prompt is read in stages into a DynamicCache, not a "
+            f"{type(cache).__name__}: pass past_key_values=DynamicCache(config=model.config)"
+        )
+    if hidden.shape[0] != 1:
+        raise UnsupportedFeatureError(
+            f"prune: {hidden.shape[0]} sequences at once would each keep other tokens: read "
+            "one at a time"
+        )
+    mask = given.get("attention_mask")
+    if mask is not None and mask.ndim == 4:
+        last = mask[0, 0, -1]
+        if not bool((last if mask.dtype == torch.bool else last == 0).all()):
+            raise UnsupportedFeatureError(
+                "prune: the prompt is padded, and padding has no place among blocks: pass it "
+                "without padding"
+            )
 
 
 def _shorten(layer: Any, tokens: int) -> None:

@@ -2,7 +2,9 @@
 """Reading in stages, through transformers' own calls and with its own caches."""
 
 import copy
+import gc
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -86,10 +88,14 @@ def turned(decoder, attention, projection, norm, normed, places):
 
 @pytest.mark.parametrize("chunk", [None, 64, 699])
 @pytest.mark.parametrize("ranker", ["weights", "paper"])
-@pytest.mark.parametrize("family", set(FAMILIES) - {"opt"})
-def test_a_prompt_keeps_what_the_reference_keeps_and_answers_as_it_does(family, ranker, chunk):
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("family", [one for one in FAMILIES if one != "opt"])
+def test_a_prompt_keeps_what_the_reference_keeps_and_answers_as_it_does(
+    family, attention, ranker, chunk
+):
     model = TinyModel(family, layers=5).build()
-    with hillinfer.prune(model, SCHEDULE, ranker=ranker) as pruning:
+    model.set_attn_implementation(attention)
+    with hillinfer.prune(model, SCHEDULE, ranker=ranker, chunk_tokens=100) as pruning:
         logits, kept = reference_of(model, pruning, ranker)
         cache = DynamicCache(config=model.config)
         _, found = generated(model, IDS, cache, chunk)
@@ -257,6 +263,104 @@ def test_what_is_cut_off_is_cut_off_everywhere(later):
     torch.testing.assert_close(logits, plain, atol=2e-4, rtol=2e-4)
 
 
+def test_a_crop_takes_rows_that_are_still_wanted_and_that_is_said_or_mended():
+    """`crop` takes as many rows from layers that have fewer of them behind the place."""
+    model = TINY.build()
+    longer = torch.cat([IDS[:, :300], ANSWER], 1)
+    with hillinfer.prune(model, SCHEDULE, later="anew") as pruning:
+        cache, fresh = (DynamicCache(config=model.config) for _ in range(2))
+        generated(model, IDS, cache, new=1)
+        cache.crop(-(TOKENS - 300))
+        found, logits = generated(model, longer, cache)
+        expected, plain = generated(model, longer, fresh)
+        assert lengths(cache) == lengths(fresh)
+        assert pruning.read_of(cache).tokens == pruning.read_of(fresh).tokens
+        assert found == expected
+        torch.testing.assert_close(logits, plain, atol=2e-4, rtol=2e-4)
+        # What was just decoded lies in all layers, so nothing is lost.
+        generated(model, longer, cache, new=4)
+        cache.crop(-3)
+        assert lengths(cache)[4] > 0
+        generated(model, torch.cat([longer, ANSWER], 1), cache)
+    with hillinfer.prune(model, SCHEDULE):
+        cache = DynamicCache(config=model.config)
+        generated(model, IDS, cache, new=1)
+        cache.crop(-(TOKENS - 300))
+        with pytest.raises(UnsupportedFeatureError, match="deeper layers lost as many rows"):
+            generated(model, longer, cache)
+
+
+@pytest.mark.parametrize("later", ["keep", "anew"])
+def test_a_cache_that_was_emptied_begins_anew(later):
+    model = TINY.build()
+    with hillinfer.prune(model, SCHEDULE, later=later) as pruning:
+        cache = DynamicCache(config=model.config)
+        expected, _ = generated(model, IDS, cache)
+        cut_back(cache, 0)
+        assert generated(model, IDS, cache)[0] == expected
+        assert pruning.read_of(cache).tokens[0] == TOKENS
+        cut_back(cache, 0)
+        generated(model, ANSWER, cache)
+        assert pruning.read_of(cache) is None
+        assert len(set(lengths(cache))) == 1
+
+
+@pytest.mark.parametrize("question", [3, 40])
+def test_a_short_question_is_not_ranked_by_what_was_cut_off(question):
+    model = TINY.build()
+    other, _ = prompts([40], seed=11)
+    with hillinfer.prune(model, SCHEDULE, later="anew") as pruning:
+        kept = []
+        for before in (ANSWER, other):
+            cache = DynamicCache(config=model.config)
+            generated(model, torch.cat([IDS, before], 1), cache, new=9)
+            cut_back(cache, TOKENS)
+            generated(model, torch.cat([IDS, ANSWER[:, :question]], 1), cache, new=1)
+            kept.append([one.tolist() for one in pruning.read_of(cache).kept])
+    assert kept[0] == kept[1]
+
+
+def test_caches_without_a_config_and_new_ids_alone_are_as_good():
+    model = TINY.build()
+    with hillinfer.prune(model, SCHEDULE, later="anew"):
+        cache, plain = DynamicCache(config=model.config), DynamicCache()
+        expected, _ = generated(model, IDS, cache, 200, new=1)
+        assert generated(model, IDS, plain, 200, new=1)[0] == expected
+        assert lengths(plain) == lengths(cache)
+        longer = torch.cat([IDS, ANSWER], 1)
+        whole, _ = generated(model, longer, cache, 16)
+        # Where the mask covers everything, ids may be those that are new.
+        out = model.generate(
+            ANSWER, attention_mask=torch.ones_like(longer), past_key_values=plain,
+            prefill_chunk_size=16, do_sample=False, max_new_tokens=NEW, pad_token_id=0,
+        )  # fmt: skip
+        assert out[0, ANSWER.shape[1] :].tolist() == whole
+        assert lengths(plain) == lengths(cache)
+
+
+def test_threads_read_caches_of_their_own():
+    model = TINY.build()
+    texts = [prompts([TOKENS], seed=seed)[0] for seed in range(4)]
+    with hillinfer.prune(model, SCHEDULE) as pruning:
+        alone = [generated(model, ids, DynamicCache(config=model.config), 64)[0] for ids in texts]
+        caches = [DynamicCache(config=model.config) for _ in texts]
+        with ThreadPoolExecutor(4) as pool:
+            pairs = zip(texts, caches, strict=True)
+            answers = pool.map(lambda two: generated(model, *two, 64)[0], pairs)
+            assert list(answers) == alone
+        assert all(pruning.read_of(cache) is not None for cache in caches)
+
+
+def test_bfloat16_models_are_read_in_stages():
+    model = TinyModel(layers=5, dtype=torch.bfloat16).build()
+    with hillinfer.prune(model, SCHEDULE, chunk_tokens=100) as pruning:
+        cache = DynamicCache(config=model.config)
+        whole, _ = generated(model, IDS, cache)
+        again = DynamicCache(config=model.config)
+        assert generated(model, IDS, again, 100)[0][:2] == whole[:2]
+        assert pruning.read_of(cache).tokens == pruning.read_of(again).tokens
+
+
 # --- what breaks off ---
 
 
@@ -287,19 +391,106 @@ def test_a_pass_that_breaks_off_in_a_stage_can_be_made_again(number, chunk):
         with pytest.raises(StruckError):
             generated(model, IDS, cache, chunk)
         hook.remove()
-        if number < 2:
-            # An ordinary cache does not forget by itself what a shallow layer took of it.
-            cut_back(cache, 300)
-        else:
-            assert lengths(cache)[2:] == [0] * 3
+        assert lengths(cache)[2:] == [0] * 3
         held = cache.get_seq_length()
+        assert lengths(cache)[:2] == [held] * 2
         assert held == (600 if number >= 2 and chunk else 300 if chunk else 0)
         assert pruning.read_of(cache) is None
         found, _ = generated(model, IDS, cache, chunk)
     assert found == expected
 
 
+@pytest.mark.parametrize("number", range(5))
+def test_a_token_that_breaks_off_is_in_no_layer(number):
+    model = TINY.build()
+    with hillinfer.prune(model, SCHEDULE), torch.no_grad():
+        cache = DynamicCache(config=model.config)
+        expected, _ = generated(model, IDS, cache, new=8)
+        cut_back(cache, TOKENS)
+        first, _ = generated(model, IDS, DynamicCache(config=model.config), new=1)
+        whole = DynamicCache(config=model.config)
+        generated(model, IDS, whole, new=9)
+
+        def strike(module, given):
+            raise StruckError
+
+        hook = model.get_decoder().layers[number].mlp.register_forward_pre_hook(strike)
+        with pytest.raises(StruckError):
+            model(torch.tensor([first]), past_key_values=cache)
+        hook.remove()
+        assert cache.get_seq_length() == TOKENS
+        assert lengths(cache)[0] == TOKENS
+        assert generated(model, IDS, DynamicCache(config=model.config), new=8)[0] == expected
+        found, token = [], torch.tensor([first])
+        for _ in range(8):
+            found.append(int(token))
+            token = model(token, past_key_values=cache).logits[:, -1].argmax(-1, keepdim=True)
+        assert found == expected
+        assert lengths(cache) == lengths(whole)
+
+
 # --- refusals ---
+
+
+def test_a_second_pruning_and_other_attentions_are_refused(cold_dir):
+    model = TINY.build()
+    with (
+        hillinfer.prune(model, SCHEDULE),
+        pytest.raises(UnsupportedFeatureError, match="pruned already"),
+    ):
+        hillinfer.prune(model, SCHEDULE)
+    with (
+        hillinfer.attach(model, cold_dir=cold_dir),
+        pytest.raises(UnsupportedFeatureError, match="or detach HillInfer first"),
+    ):
+        hillinfer.prune(model, SCHEDULE)
+    sliding = TinyModel("mistral", layers=5).build()
+    sliding.config.sliding_window = 64
+    with pytest.raises(UnsupportedFeatureError, match="sliding"):
+        hillinfer.prune(sliding, SCHEDULE)
+
+
+def test_attaching_to_a_pruned_model_and_taking_both_off_leaves_it_as_it_was(cold_dir):
+    model = TINY.build()
+    plain, _ = generated(model, IDS)
+    pruning = hillinfer.prune(model, SCHEDULE)
+    with hillinfer.attach(model, cold_dir=cold_dir) as hill:
+        with pytest.raises(UnsupportedFeatureError, match="not a HillInferCache"):
+            generated(model, IDS, hill.new_cache(), 100)
+        # What is too short to lose a block is none of its business.
+        generated(model, ANSWER, hill.new_cache())
+    pruning.remove()
+    pruning.remove()
+    assert generated(model, IDS)[0] == plain
+
+
+@pytest.mark.parametrize("option", ["assistant_model", "prompt_lookup_num_tokens"])
+def test_drafts_are_refused(option):
+    model = TINY.build()
+    given = {"assistant_model": model, "prompt_lookup_num_tokens": 4}[option]
+    with (
+        hillinfer.prune(model, SCHEDULE),
+        pytest.raises(UnsupportedFeatureError, match=f"{option} asks for logits"),
+    ):
+        model.generate(IDS, max_new_tokens=4, pad_token_id=0, **{option: given})
+
+
+def test_a_copy_of_a_pruned_cache_is_refused():
+    model = TINY.build()
+    with hillinfer.prune(model, SCHEDULE):
+        cache = DynamicCache(config=model.config)
+        generated(model, IDS, cache)
+        with pytest.raises(UnsupportedFeatureError, match="the cache itself and not a copy"):
+            generated(model, torch.cat([IDS, ANSWER], 1), copy.deepcopy(cache))
+
+
+def test_whoever_keeps_nothing_of_it_still_has_a_model_that_works():
+    model = TINY.build()
+    with hillinfer.prune(model, SCHEDULE):
+        expected, _ = generated(model, IDS)
+    hillinfer.prune(model, SCHEDULE)
+    gc.collect()
+    assert generated(model, IDS)[0] == expected
 
 
 def test_several_sequences_are_refused():

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is known of a prompt, of the cache it is read into, and of the pass under way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import torch
+
+
+class LaterTurns(StrEnum):
+    """What is done when a prompt goes on behind an answer."""
+
+    # The new tokens meet what was kept.
+    KEEP = "keep"
+    # All of it is chosen anew from boundary states, which stay in memory.
+    ANEW = "anew"
+
+
+@dataclass(frozen=True)
+class PrunedRead:
+    """What one prompt lost, and what reading it took.
+
+    Parameters
+    ----------
+    tokens
+        Of the prompt, in each layer.
+    kept
+        Blocks that each cut kept, int64; one tensor for each.
+    flop_limit
+        How much faster reading may have become.
+    choosing_seconds, deep_seconds
+        Choosing blocks, and taking what stayed through the layers behind the first cut.
+    boundary_bytes
+        Of boundary states, at most.
+    """
+
+    tokens: list[int]
+    kept: list[torch.Tensor]
+    flop_limit: float
+    choosing_seconds: float
+    deep_seconds: float
+    boundary_bytes: int
+
+
+@dataclass(frozen=True)
+class ComingPrompt:
+    """What is known of a prompt before it comes.
+
+    Parameters
+    ----------
+    tokens
+        At its end, with all that the cache holds already.
+    question_tokens
+        How many of the last ones are the question; None where nobody knows.
+    """
+
+    tokens: int
+    question_tokens: int | None = None
+
+
+@dataclass
+class Document:
+    """What is known of one cache, of passes that got through.
+
+    Parameters
+    ----------
+    length
+        Tokens of the first layer.
+    states
+        Boundary states (1, tokens, hidden_size) of all tokens; empty once nobody needs them.
+    window
+        What enters the deciding layer, of the last tokens of passes so far; None for none.
+    window_end
+        Tokens up to the window's last one.
+    positions
+        Of the tokens in each band behind the first cut, those of answers included; empty where
+        deeper layers are to be read.
+    read
+        Of the last prompt; None where nothing was pruned.
+    """
+
+    length: int = 0
+    states: list[torch.Tensor] = field(default_factory=list)
+    window: torch.Tensor | None = None
+    window_end: int = 0
+    positions: list[torch.Tensor] = field(default_factory=list)
+    read: PrunedRead | None = None
+
+
+@dataclass
+class Pass:
+    """A forward pass under way.
+
+    Parameters
+    ----------
+    document
+        Of its cache.
+    before, tokens
+        What the cache held, and what comes.
+    whole
+        Tokens that the prompt has at its end, where it is one; what comes behind it is none.
+    is_prompt
+        Whether these are tokens of a prompt, and not one that was just decoded.
+    question_tokens
+        As in `ComingPrompt`.
+    held
+        Boundary states and positions of the document before this pass.
+    deeper
+        Whether layers behind the first cut are still to run: not where a chunk waits, nor where
+        all of them were run at once.
+    """
+
+    document: Document
+    before: int
+    tokens: int
+    whole: int
+    is_prompt: bool
+    question_tokens: int | None
+    held: tuple[list[torch.Tensor], list[torch.Tensor]]
+    deeper: bool = True
