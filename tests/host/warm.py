@@ -7,7 +7,8 @@ interpreter is this file: a small process that hands its streams, environment, d
 to the child, passes signals on to it and ends as it ended, so `subprocess` serves as ever.
 
 Not for tests of what importing does, nor of a process's own memory. A program that is killed ends
-a moment after what its caller holds: `communicate` waits for it, `wait` does not.
+a moment after what its caller holds: `communicate` waits for its output's end, which is not yet that
+of its locks, and `wait` for nothing.
 """
 
 from __future__ import annotations

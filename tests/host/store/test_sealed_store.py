@@ -454,12 +454,12 @@ with Store(sys.argv[1], eviction="lru", key=KeyFile(Path(sys.argv[4]))) as store
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_killed_writer_loses_nothing_that_was_published(tmp_path, key, seed, warm_python):
+def test_a_killed_writer_loses_nothing_that_was_published(tmp_path, key, seed):
     place, space = tmp_path / "small", namespace()
     Store.create(place, 64 * MIB, key=key)
     numbers = np.random.default_rng(seed)
     for turn in range(3):
-        command = [*warm_python, "-c", WRITER, str(place), ":".join(sys.path)]
+        command = [sys.executable, "-c", WRITER, str(place), ":".join(sys.path)]
         running = [
             subprocess.Popen(
                 [*command, str(first), str(key.path)], stdout=subprocess.PIPE, text=True

@@ -184,7 +184,7 @@ with Store(sys.argv[1], eviction="lru") as store:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_killed_writer_loses_nothing_that_was_published(tmp_path, seed, warm_python):
+def test_a_killed_writer_loses_nothing_that_was_published(tmp_path, seed):
     place = tmp_path / "small"
     Store.create(place, 64 * MIB)
     space = namespace()
@@ -192,7 +192,7 @@ def test_a_killed_writer_loses_nothing_that_was_published(tmp_path, seed, warm_p
     for turn in range(3):
         running = [
             subprocess.Popen(
-                [*warm_python, "-c", WRITER, str(place), ":".join(sys.path), str(first)],
+                [sys.executable, "-c", WRITER, str(place), ":".join(sys.path), str(first)],
                 stdout=subprocess.PIPE,
                 text=True,
             )
