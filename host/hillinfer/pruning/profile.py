@@ -146,10 +146,9 @@ def candidates(curve: Sequence[float], model: Any, tokens: int) -> list[Schedule
     found = []
     for share in _SHARES:
         for layer in range(1, len(curve)):
-            # The layer decides and those behind it that would decide instead are as sure.
             if curve[layer - 1] <= share * _MARGIN:
                 found.append(Schedule((Cut(layer, share=share),)))
-                # The next layers only cost more.
+                # A later cut with the same share would only cost more.
                 break
     work, layers = layer_work(model.get_decoder()), len(curve)
     return sorted(found, key=lambda one: work.limit(one, tokens, layers), reverse=True)

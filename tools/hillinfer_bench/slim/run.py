@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -177,8 +177,6 @@ def _of_shape(
     chosen: tuple[str, int, str, int], rounds: int, say: Callable[[str], None]
 ) -> list[SpeedRow]:
     name, layers, schedule, tokens = chosen
-    from dataclasses import replace
-
     model = replace(SHAPES[name], layers=layers).build(tokens + 16, torch.float32)
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(1, 256, (tokens,), generator=generator).tolist()
