@@ -74,13 +74,13 @@ test-fast: $(VENV)/installed ## Run the tests that need no real model
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder -m "not model and not kernels"
 
 lint: $(VENV)/installed ## Check style, types and formatting
-	$(BIN)/ruff check sw_model host plugins hw tests tools
-	$(BIN)/ruff format --check sw_model host plugins hw tests tools
+	$(BIN)/ruff check sw_model host plugins hw tests tools hatch_build.py
+	$(BIN)/ruff format --check sw_model host plugins hw tests tools hatch_build.py
 	$(BIN)/mypy
 
 format: $(VENV)/installed ## Format all sources
-	$(BIN)/ruff check --fix sw_model host plugins hw tests tools
-	$(BIN)/ruff format sw_model host plugins hw tests tools
+	$(BIN)/ruff check --fix sw_model host plugins hw tests tools hatch_build.py
+	$(BIN)/ruff format sw_model host plugins hw tests tools hatch_build.py
 
 quality: model ## Compare selection rules and shadows with the full cache (a quarter of an hour)
 	$(BIN)/hillinfer-bench quality --out $(BUILD)/reports/quality.json

@@ -14,7 +14,7 @@ _BUILDER = Path(__file__).parent / "tools" / "build_native.py"
 
 
 class NativeLibraryHook(BuildHookInterface[Any]):
-    """Compiles the library; without a compiler the package installs, and says so when it is used."""
+    """Compiles the library; without a compiler the package installs and says so when used."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Build before files are collected, and say for which platform the wheel then is.
@@ -31,7 +31,9 @@ class NativeLibraryHook(BuildHookInterface[Any]):
         try:
             library = builder.build()
         except (builder.BuildError, OSError) as error:
-            self.app.display_warning(f"native library: not built, and nothing generates without it: {error}")
+            self.app.display_warning(
+                f"native library: not built, and nothing generates without it: {error}"
+            )
             return
         build_data["artifacts"].append(str(library.relative_to(self.root)))
         build_data["pure_python"] = False

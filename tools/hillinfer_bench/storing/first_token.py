@@ -130,7 +130,11 @@ def measure_first_token(
     seconds += time.perf_counter()
     expected = _next_token(generation)
     say(f"{len(ids)} tokens computed in {seconds:.1f} s")
-    stored, computed, read, waited, busy = [], [], [], [], []
+    stored: list[float] = []
+    computed: list[float] = []
+    read: list[float] = []
+    waited: list[float] = []
+    busy: list[float] = []
     agrees = True
     with Store(place) as store:
         prompts = StoredPrompts(store, model)
