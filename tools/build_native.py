@@ -38,6 +38,7 @@ COMMON: dict[str, list[str]] = {
     "file_reads": [],
     "landing": [],
     "page_cipher": [],
+    "prefix_keys": [],
     "promotion": [],
     "read_plan": [],
     "ring": [],

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "page_cipher.h"
 
-#include <dlfcn.h>
-
 #include <new>
 
 #include "api.h"
+#include "libcrypto.h"
 
 namespace hillinfer {
 namespace {
@@ -14,10 +13,6 @@ constexpr int64_t kPageBytes = kSealedPageBytes, kTagBytes = 16;
 constexpr int kNonceBytes = 12, kNumberBytes = 8;
 // OpenSSL's EVP_CTRL_AEAD_GET_TAG and EVP_CTRL_AEAD_SET_TAG.
 constexpr int kGetTag = 0x10, kSetTag = 0x11;
-// The version whose functions are declared below; another one is not tried.
-constexpr const char* kLibrary = "libcrypto.so.3";
-
-// What is used of it, declared here so that a build needs no headers of it.
 struct Crypto {
     void* (*context_new)() = nullptr;
     void (*context_free)(void*) = nullptr;
@@ -29,8 +24,7 @@ struct Crypto {
     bool is_there = false;
 
     Crypto() {
-        // Never closed: what it keeps for its threads must outlive them.
-        void* library = dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
+        void* library = libcrypto();
         is_there = library && take(library, "EVP_CIPHER_CTX_new", context_new) &&
                    take(library, "EVP_CIPHER_CTX_free", context_free) &&
                    take(library, "EVP_aes_256_gcm", aes_256_gcm) &&
@@ -38,12 +32,6 @@ struct Crypto {
                    take(library, "EVP_CipherUpdate", update) &&
                    take(library, "EVP_CipherFinal_ex", finish) &&
                    take(library, "EVP_CIPHER_CTX_ctrl", control);
-    }
-
-    template <class Function>
-    static bool take(void* library, const char* name, Function& function) {
-        function = reinterpret_cast<Function>(dlsym(library, name));
-        return function != nullptr;
     }
 };
 

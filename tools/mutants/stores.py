@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from mutants.mutant import Mutant
+from mutants.mutant import Built, Mutant
 
 _TESTS = "tests/host"
 _REUSE = f"{_TESTS}/reuse/test_opened_in_place.py"
@@ -244,5 +244,14 @@ STORES: tuple[Mutant, ...] = (
         'JOIN below b ON c.parent_key = b.key "\n                "AND c.parent = b.id) "',
         'JOIN below b ON c.parent_key = b.id "\n                "AND c.parent = b.id) "',
         (f"{_TESTS}/store/test_lookup.py::test_what_follows_a_quarantined_chunk_goes_first",),
+    ),
+    Mutant(
+        "native-key-of-the-group-alone",
+        "A prefix' key, hashed by the library, forgets the groups in between.",
+        "host/native/prefix_keys.cpp",
+        "        before = keys + done * kKeyBytes;\n",
+        "",
+        ("tests/host/store/test_lookup.py::test_a_key_is_sha256_of_the_key_before_and_its_group",),
+        Built.NATIVE,
     ),
 )

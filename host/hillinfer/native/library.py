@@ -67,7 +67,8 @@ HOW_TO_BUILD = (
     "tree or install HillInfer again"
 )
 
-_INTERFACE_VERSION = 14
+_INTERFACE_VERSION = 15
+_KEY_BYTES = 32
 _POINTER = ctypes.c_void_p
 _INT = ctypes.c_int32
 _LONG = ctypes.c_int64
@@ -133,6 +134,7 @@ _SIGNATURES = {
     "hillinfer_find_rows": (_LONG, [*[_POINTER] * 3, _LONG, _INT, _POINTER]),
     "hillinfer_has_page_cipher": (_INT, []),
     "hillinfer_cipher_pages": (_LONG, [ctypes.POINTER(PageRun)]),
+    "hillinfer_prefix_keys": (_INT, [ctypes.c_char_p, _POINTER, _LONG, _LONG, ctypes.c_char_p]),
     "hillinfer_copy_rows": (None, [_POINTER, _LONG, _LONG, _POINTER]),
     # Every layer calls these at every step: a plain address takes a tenth of a reference's time.
     "hillinfer_store_token": (_LONG, [*[_POINTER] * 2, _INT, _POINTER, _LONG, _POINTER, _LONG]),
@@ -421,6 +423,20 @@ class NativeLibrary:
         if done < 0:
             raise NativeError("hillinfer_cipher_pages failed: there is no libcrypto that does it")
         return done
+
+    def prefix_keys(self, before: bytes, groups: NDArray[np.uint8]) -> bytes | None:
+        """Return the chain of SHA-256 over groups, 32 bytes each; None without a libcrypto.
+
+        `before` is the key of what comes before the first group, 32 bytes; `groups` is uint8
+        (groups, bytes), contiguous. Raises ValueError where they are not.
+        """
+        if len(before) != _KEY_BYTES or groups.ndim != 2 or not groups.flags.c_contiguous:
+            raise ValueError(f"a key of {len(before)} bytes before groups of {groups.shape}")
+        keys = ctypes.create_string_buffer(_KEY_BYTES * len(groups) or 1)
+        done = self.functions.hillinfer_prefix_keys(
+            before, groups.ctypes.data, groups.shape[1], len(groups), keys
+        )
+        return keys.raw[: _KEY_BYTES * len(groups)] if done == 1 else None
 
     def decode(self, name: str, *arguments: int | None) -> bool:
         """Call one of the functions of decode_step.h; return whether all rows are in memory.

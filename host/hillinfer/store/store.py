@@ -16,9 +16,10 @@ from hillinfer.errors import HillInferError, reason_of, way_out
 from hillinfer.metrics import StoreCounts, StoreMeter, store_metrics
 from hillinfer.secrecy.key_sources import KeySource, WithoutKey
 from hillinfer.secrecy.library import SecrecyError
+from hillinfer.secrecy.pages import PlainPages
 from hillinfer.store.database import Chunk, opened_database
 from hillinfer.store.eviction import DEFAULT_EVICTION, Turns, make_eviction_policy
-from hillinfer.store.extent import SheetReader
+from hillinfer.store.extent import Sheet, SheetReader
 from hillinfer.store.index import Index
 from hillinfer.store.keys import (
     CHUNK_GROUPS,
@@ -393,20 +394,16 @@ class Store:
             own_ids = data[first * _GROUP_BYTES : (first + groups) * _GROUP_BYTES]
             expected.append(Expected(digest, keys[first - 1] if first else root, own_keys, own_ids))
         kept: list[StoredChunk] = []
+        sealed, plain = bool(self.keys.tag_bytes), PlainPages()
         try:
             sheets = self._sheets.of([chunk for chunk, _ in leased], expected)
             for (chunk, groups), wanted, found in zip(leased, expected, sheets, strict=True):
-                own = [
-                    (sheet, slot, covered)
-                    for slot, sheet in found
-                    if (covered := sheet.covered_of(wanted))
-                ]
-                if not own:
+                newest = _newest(found, wanted)
+                if newest is None:
                     self._quarantine(chunk, "what its drive says of it")
                     break
-                # The newer one, where both are of the prompt.
-                sheet, slot, covered = max(own, key=lambda one: one[0].header.generation)
-                pages = sheet.pages(place_of(chunk.span, self.places.pool))
+                slot, sheet, covered = newest
+                pages = sheet.pages(place_of(chunk.span, self.places.pool)) if sealed else plain
                 kept.append(StoredChunk(chunk, sheet, slot, covered, pages))
                 if covered < groups:
                     break
@@ -453,3 +450,17 @@ class Store:
             raise StoreError(
                 "this store was opened before the process forked: open it again in the child"
             )
+
+
+def _newest(sheets: Sequence[tuple[int, Sheet]], wanted: Expected) -> tuple[int, Sheet, int] | None:
+    """Return the newer one of a chunk's sheets that are of a prompt.
+
+    Its slot comes before it, and how many groups of the prompt it covers behind it; None where none
+    is of the prompt.
+    """
+    best = None
+    for slot, sheet in sheets:
+        covered = sheet.covered_of(wanted)
+        if covered and (best is None or sheet.header.generation > best[1].header.generation):
+            best = slot, sheet, covered
+    return best

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is found again takes no read of a drive, and is never what lay there before."""
 
+import hashlib
 import subprocess
 import sys
 
 import numpy as np
 import pytest
 
+from hillinfer.native.library import NativeLibrary
 from hillinfer.secrecy.key_sources import KeyFile
 from hillinfer.store.keys import group_keys, token_words
 from hillinfer.store.store import Store
@@ -96,6 +98,24 @@ def test_every_lease_ends(place, key):
         with store.find(space, ids), store.find(space, ids[:2048]):
             assert store.statistics()["leases"] == 4
         assert store.statistics()["leases"] == 0
+
+
+@pytest.mark.parametrize("library", ["with libcrypto", "without"])
+def test_a_key_is_sha256_of_the_key_before_and_its_group(library, monkeypatch):
+    if library == "without":
+        monkeypatch.setattr(NativeLibrary, "prefix_keys", lambda *given: None)
+    ids, before = prompt(6, 1000), b"x" * 32
+    expected = []
+    for start in range(0, 960, 64):
+        group = np.array(ids[start : start + 64], "<u4").tobytes()
+        before = hashlib.sha256(before + group).digest()
+        expected.append(before)
+    assert group_keys(b"x" * 32, ids) == expected
+    ids[70] ^= 1
+    changed = group_keys(b"x" * 32, ids)
+    assert changed[0] == expected[0]
+    assert not set(changed[1:]) & set(expected)
+    assert group_keys(b"x" * 32, ids[:63]) == []
 
 
 @pytest.mark.parametrize("kind", [list, tuple, np.array, lambda ids: np.array(ids, np.uint32)])
