@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import sys
+from array import array
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -192,12 +193,13 @@ class StoredCache(HillInferCache):
         if length:
             return 0
         pads = left_padding(mask) if mask is not None else [0] * len(ids)
-        keys = [(pad, tuple(row[pad:])) for pad, row in zip(pads, ids.tolist(), strict=True)]
         if rows == 1 and not pads[0]:
-            store = prompts.store
-            reading = store.open(self, keys[0][1])
+            # Numbers of Python for each would take longer than finding them.
+            words = array("I", ids[0].to("cpu", torch.int32).numpy().tobytes())
+            reading = prompts.store.open(self, words)
             prompts.brought(reading.facts(), reading if reading.is_asked else None)
         else:
+            keys = [(pad, tuple(row[pad:])) for pad, row in zip(pads, ids.tolist(), strict=True)]
             prompts.brought(self._fill_rows(prompts.store, keys, chunk_tokens))
         self._batch.filled(chunk_tokens)
         held: int = self.get_seq_length()

@@ -9,10 +9,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hillinfer.drive.calls import DriveCalls
 from hillinfer.drive.leftovers import ScratchPath, sweep
@@ -70,8 +69,8 @@ class State(IntEnum):
     TOMBED = 4
 
 
-@dataclass(frozen=True)
-class Chunk:
+# A tuple, because a lookup makes one for every chunk.
+class Chunk(NamedTuple):
     """What the index knows of a chunk.
 
     Parameters

@@ -163,6 +163,10 @@ class Sheet:
         filled = self.ids[: self.header.groups * GROUP_TOKENS]
         return group_keys(self.header.parent, filled, self.sealing.hash_key)
 
+    @cached_property
+    def _id_bytes(self) -> bytes:
+        return self.ids.tobytes()
+
     def covered_of(self, wanted: Expected) -> int:
         """Return how many groups of a prompt it covers: all that it has and are wanted, or none.
 
@@ -174,8 +178,8 @@ class Sheet:
         same = (
             header.namespace == wanted.namespace
             and header.parent == wanted.parent
-            and self.ids[:size].tobytes() == wanted.ids[: size * TOKEN_TYPE.itemsize]
-            and self.group_keys[:groups] == list(wanted.keys[:groups])
+            and self._id_bytes.startswith(wanted.ids[: size * TOKEN_TYPE.itemsize])
+            and self.group_keys[:groups] == wanted.keys[:groups]
         )
         return groups if same else 0
 
@@ -380,8 +384,8 @@ class SheetCache:
 
 
 def _memory_of(sheet: Sheet) -> int:
-    # Its body, its keys and what Python takes for the rest.
-    return sheet.header.shape.body_bytes + 3072
+    # Its body, its token numbers once more, its keys and what Python takes for the rest.
+    return sheet.header.shape.body_bytes + sheet.ids.nbytes + 3072
 
 
 class SheetReader:

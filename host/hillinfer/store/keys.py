@@ -201,7 +201,8 @@ def token_words(ids: Sequence[int] | NDArray[np.uint32]) -> NDArray[np.uint32]:
     """
     if not isinstance(ids, np.ndarray):
         # Three times as fast as numpy is with a list, and a lookup waits for it.
-        ids = np.frombuffer(array("I", ids), np.uint32)
+        words = ids if isinstance(ids, array) and ids.typecode == "I" else array("I", ids)
+        ids = np.frombuffer(words, np.uint32)
     return np.ascontiguousarray(ids, TOKEN_TYPE)
 
 
@@ -255,10 +256,10 @@ class Expected(NamedTuple):
 
     namespace: bytes
     parent: bytes
-    keys: Sequence[bytes]
+    keys: list[bytes]
     ids: bytes
 
-    def keys_of(self, parent: bytes, groups: int, ids: bytes) -> Sequence[bytes] | None:
+    def keys_of(self, parent: bytes, groups: int, ids: bytes) -> list[bytes] | None:
         """Return the keys of a chunk's groups where its token numbers begin as these do.
 
         None where they are others, or more. Equal numbers behind an equal key have equal keys.

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -233,8 +234,8 @@ def _write_new(path: Path, data: bytes, calls: DriveCalls) -> None:
 # --- Files of drives ---
 
 
-@dataclass(frozen=True)
-class Span:
+# A tuple, because a lookup makes one for every chunk.
+class Span(NamedTuple):
     """A run of a pool file.
 
     Parameters
